@@ -1,0 +1,926 @@
+"""Run folders: configuration, resumable stages, metrics.
+
+Everything a run leaves lies in one folder:
+
+    config.json               technique, configuration, versions; its presence makes the folder a run
+    lock                      held with flock while a process works here; the kernel lets go of it on any death
+    metrics/STAGE.jsonl       one line per logged step; only values that a resumed run repeats bit for bit
+    timings.jsonl             wall-clock seconds and rates, which no two runs share
+    state/STAGE-000040.pt     resume state of an unfinished stage, the last two; .json beside it commits it
+    stages/STAGE.json         the result of a finished stage, with the hash of its metrics
+    tensorboard/STAGE/        the same metrics as events
+
+What makes SIGKILL at any moment safe: a state file counts only once its manifest exists, a manifest appears by one
+rename, and it records how long the metrics file was. On resume the metrics are cut back to that length, so the steps
+that the dead process logged after its last checkpoint are logged again, the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import fcntl
+import hashlib
+import inspect
+import json
+import math
+import os
+import platform
+import random
+import resource
+import subprocess
+import sys
+import textwrap
+import time
+import types
+import typing
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+class RunError(Exception):
+    """A one-line message that says what to do. The command line prints it and exits with code 2."""
+
+
+# ---------------------------------------------------------------------------------------------- configuration
+
+
+def fill(cls: type[T], toml: dict | None, sets: Iterable[str] = ()) -> T:
+    """An instance of the (nested) dataclass `cls` from a TOML table, then `key.sub=value` strings on top.
+
+    Raises RunError for an unknown key (with near matches), a value of the wrong type, a value outside a Literal,
+    and for a ValueError from the dataclass's own `__post_init__`.
+    """
+    tree: dict = json.loads(json.dumps(toml or {}, default=str))
+    for item in sets:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise RunError(f"--set expects KEY=VALUE, got {item!r}")
+        *groups, last = key.strip().split(".")
+        table = tree
+        for group in groups:
+            table = table.setdefault(group, {})
+            if not isinstance(table, dict):
+                raise RunError(f"--set {key.strip()}: {group!r} is a value, not a group of keys")
+        table[last] = _Word(value.strip())
+    known = [key for key, *_ in describe(cls)]
+    return _build(cls, tree, "", None, known)
+
+
+def describe(cls: type) -> list[tuple[str, str, Any, str]]:
+    """(dotted key, type, default, docstring line) of every field of a nested dataclass, in order of definition."""
+    rows = []
+    docs, hints = _field_docs(cls), typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        kind, default = hints[field.name], _default(field)
+        if dataclasses.is_dataclass(kind):
+            for key, text, value, doc in describe(kind):
+                if default is not dataclasses.MISSING:
+                    value = _follow(default, key)
+                rows.append((f"{field.name}.{key}", text, value, doc))
+        else:
+            value = None if default is dataclasses.MISSING else default
+            rows.append((field.name, _type_name(kind), value, docs.get(field.name, "")))
+    return rows
+
+
+class _Word(str):
+    """A value typed on the command line: to be read as whatever type the field has."""
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _follow(instance: Any, dotted: str) -> Any:
+    for name in dotted.split("."):
+        instance = getattr(instance, name)
+    return instance
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The first line of the string literal under each field."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
+        except (OSError, TypeError, SyntaxError):
+            continue
+        for field, text in zip(body, body[1:]):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
+                    docs[field.target.id] = " ".join(text.value.value.split())
+    return docs
+
+
+def _type_name(kind: Any) -> str:
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return " or ".join(str(choice) for choice in typing.get_args(kind))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(part) for part in typing.get_args(kind))
+    if origin in (tuple, list):
+        inner = [part for part in typing.get_args(kind) if part is not Ellipsis]
+        return "a list of " + _type_name(inner[0]) if inner else "a list"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
+    return names.get(kind) or getattr(kind, "__name__", str(kind))
+
+
+def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -> T:
+    hints, values = typing.get_type_hints(cls), {}
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for name in tree:
+        if name not in fields:
+            key = prefix + name
+            near = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+            near = near or [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]][:3]
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known keys: {', '.join(known)}"
+            raise RunError(f"unknown key {key!r}; {hint}")
+    for name, field in fields.items():
+        default = getattr(base, name) if base is not None else _default(field)
+        kind, key = hints[name], prefix + name
+        if dataclasses.is_dataclass(kind):
+            table = tree.get(name, {})
+            if not isinstance(table, dict):
+                raise RunError(f"{key} is a group of keys, not a value; set {key}.KEY instead")
+            inner = None if default is dataclasses.MISSING else default
+            values[name] = _build(kind, table, key + ".", inner, known)
+        elif name in tree:
+            values[name] = _coerce(kind, tree[name], key)
+        elif default is dataclasses.MISSING:
+            raise RunError(f"{key} has no default; give it with --set {key}=VALUE")
+        else:
+            values[name] = default
+    try:
+        return cls(**values)
+    except (ValueError, AssertionError) as error:
+        raise RunError(f"{(prefix + ': ') if prefix else ''}{' '.join(str(error).split())}") from None
+
+
+def _coerce(kind: Any, value: Any, key: str) -> Any:
+    """`value`, from TOML or from the command line, as type `kind`."""
+    origin, word = typing.get_origin(kind), isinstance(value, _Word)
+    wrong = RunError(f"{key} expects {_type_name(kind)}, got {str(value)!r}")
+    if origin in (typing.Union, types.UnionType):
+        parts = typing.get_args(kind)
+        if type(None) in parts and (value is None or (word and value.lower() in ("none", "null", ""))):
+            return None
+        for part in parts:
+            if part is not type(None):
+                try:
+                    return _coerce(part, value, key)
+                except RunError:
+                    continue
+        raise wrong
+    if origin is Literal:
+        for choice in typing.get_args(kind):
+            if (word and str(choice) == value) or (type(value) is type(choice) and value == choice):
+                return choice
+        raise wrong
+    if origin in (tuple, list):
+        inner = [part for part in typing.get_args(kind) if part is not Ellipsis]
+        if word:
+            value = [_Word(part.strip()) for part in value.strip("()[]").split(",") if part.strip()]
+        if not isinstance(value, list):
+            raise wrong
+        if origin is tuple and Ellipsis not in typing.get_args(kind) and len(value) != len(inner):
+            raise RunError(f"{key} expects {len(inner)} values, got {len(value)}")
+        same = len(inner) == 1
+        return origin(_coerce(inner[0 if same else i], part, key) for i, part in enumerate(value))
+    if kind is bool:
+        if word and value.lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+            return value.lower() in ("true", "yes", "on", "1")
+        if isinstance(value, bool):
+            return value
+        raise wrong
+    if kind in (int, float):
+        if isinstance(value, bool) or not isinstance(value, (int, float, _Word)):
+            raise wrong
+        try:
+            number = float(value)
+            if not math.isfinite(number):
+                raise wrong
+            if kind is float:
+                return number
+            if word:
+                try:
+                    return int(value)
+                except ValueError:
+                    pass
+        except (ValueError, OverflowError):
+            raise wrong from None
+        if number != int(number):
+            raise wrong
+        return int(value) if isinstance(value, int) else int(number)
+    if kind is str or kind is Path:
+        if not isinstance(value, str):
+            raise wrong
+        return kind(str(value))
+    raise wrong
+
+
+# -------------------------------------------------------------------------------------------------- the machine
+
+
+def machine() -> dict:
+    """What a measurement should carry: processor, cores, memory, versions, commit. No host name, no paths."""
+    import numpy
+    import torch
+
+    model = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    facts = {
+        "cpu": model,
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(memory, 1),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "commit": _commit(),
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name(0)
+    return facts
+
+
+def _commit() -> str | None:
+    """The checked-out commit of this source tree, with "+changes" when it has been edited; None outside Git."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        ask = ["git", "-C", str(root)]
+        head = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        status = subprocess.run([*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if head.returncode != 0:
+        return None
+    return head.stdout.strip()[:12] + ("+changes" if status.stdout.strip() else "")
+
+
+def peak_memory_gib() -> float:
+    """Largest resident size of this process so far, in GiB."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def pack_rng() -> dict:
+    """The state of Python's, NumPy's and torch's global generators, as plain values and tensors."""
+    import numpy
+    import torch
+
+    name, keys, *rest = numpy.random.get_state()
+    state = {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype("int64")), *rest),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def restore_rng(state: dict) -> None:
+    """Puts the generators back to where `pack_rng` found them."""
+    import torch
+
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = state["numpy"]
+    import numpy
+
+    numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+# ------------------------------------------------------------------------------------------------ files on disk
+
+
+def atomic_write(path: str | Path, content: bytes | str) -> None:
+    """Writes `path` so that at every moment it holds either all of the old content or all of the new."""
+    path = Path(path)
+    temporary = path.with_name(f".tmp-{path.name}")
+    with open(temporary, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _hash_file(path: Path, length: int | None = None) -> str:
+    """SHA-256 of the first `length` bytes of a file (all of it by default)."""
+    digest, left = hashlib.sha256(), math.inf if length is None else length
+    with open(path, "rb") as file:
+        while left > 0 and (block := file.read(int(min(1 << 20, left)))):
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()
+
+
+class _HashingFile:
+    """What torch.save writes into: passes on to `file` and hashes what it was given, not what the disk kept."""
+
+    def __init__(self, file: typing.BinaryIO) -> None:
+        self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
+
+    def write(self, block: bytes) -> int:
+        self.digest.update(block)
+        self.bytes += len(block)
+        return self.file.write(block)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it; tensors and NumPy scalars become numbers, NaN and infinity null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# ----------------------------------------------------------------------------------------------------- the run
+
+_held_locks: set[int] = set()
+
+
+def _drop_locks_in_child() -> None:
+    # A forked worker shares the lock; if it outlived its parent, the folder would stay locked.
+    for handle in _held_locks:
+        os.close(handle)
+    _held_locks.clear()
+
+
+os.register_at_fork(after_in_child=_drop_locks_in_child)
+
+
+class Run:
+    """An open run folder. Use `Run.open`; close it, or use it in a `with` statement."""
+
+    def __init__(self, root: Path, technique: str, config: Any, lock: int, resumed: bool, cadence: float) -> None:
+        self.root, self.technique, self.config = root, technique, config
+        self.resumed, self.checkpoint_seconds = resumed, cadence
+        self._lock: int | None = lock
+        self._stages: list[Stage] = []
+
+    @classmethod
+    def open(cls, out: str | Path, technique: str, config: Any, resume: bool = False,
+             checkpoint_seconds: float = 20.0) -> Run:
+        """Takes the folder `out` for a run of `technique` with the dataclass `config`.
+
+        Raises RunError, with nothing written, when the folder is in use, holds another run (or one that `resume`
+        was not asked for), or holds something that is no run.
+        """
+        out = Path(out)
+        again = f"choose another --out, or delete {out}"
+        if out.exists() and not out.is_dir():
+            raise RunError(f"{out} is a file; choose a folder with --out")
+        if out.is_dir():
+            there = {entry.name for entry in out.iterdir() if not entry.name.startswith(".tmp-")} - {"lock"}
+            if there and "config.json" not in there:
+                raise RunError(f"{out} is not empty and holds no run; choose another --out")
+            if there:
+                before = cls._read_config(out)
+                if (out / "lock").exists():
+                    os.close(cls._take_lock(out))
+                if not resume:
+                    raise RunError(f"{out} already holds a run; --resume goes on with it, or {again}")
+                cls._compare(before, technique, config, out)
+        out.mkdir(parents=True, exist_ok=True)
+        lock = cls._take_lock(out)
+        resumed = (out / "config.json").exists()
+        try:
+            if resumed:
+                before = cls._read_config(out)
+                if not resume:  # another process was quicker
+                    raise RunError(f"{out} already holds a run; --resume goes on with it, or {again}")
+                cls._compare(before, technique, config, out)
+            for folder in ("metrics", "state", "stages", "checkpoints"):
+                (out / folder).mkdir(exist_ok=True)
+            if not resumed:
+                record = {"technique": technique, "config": _plain(config), "machine": machine()}
+                atomic_write(out / "config.json", json.dumps(record, indent=1) + "\n")
+        except BaseException:
+            os.close(lock)
+            raise
+        _held_locks.add(lock)
+        return cls(out, technique, config, lock, resumed, checkpoint_seconds)
+
+    @staticmethod
+    def _take_lock(out: Path) -> int:
+        handle = os.open(out / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise RunError(f"output folder {out} is in use by another run; wait for it or choose another --out") \
+                from None
+        return handle
+
+    @staticmethod
+    def _read_config(out: Path) -> dict:
+        path = out / "config.json"
+        try:
+            record = json.loads(path.read_text())
+            if not isinstance(record, dict) or not {"technique", "config"} <= set(record):
+                raise ValueError("it is not the configuration of a run")
+            return record
+        except ValueError as error:
+            raise RunError(f"{path} is damaged ({error}); choose another --out") from None
+
+    @staticmethod
+    def _compare(before: dict, technique: str, config: Any, out: Path) -> None:
+        if before["technique"] != technique:
+            raise RunError(f"{out} holds a run of {before['technique']}, not of {technique}; choose another --out")
+        old, new = _flatten(before["config"]), _flatten(_plain(config))
+        for key in [*new, *(key for key in old if key not in new)]:
+            if old.get(key, "nothing") != new.get(key, "nothing"):
+                raise RunError(f"{out} was started with {key} = {old.get(key, 'nothing')}, not "
+                               f"{new.get(key, 'nothing')}; resume with the same settings or choose another --out")
+
+    def path(self, *parts: str) -> Path:
+        """A path inside the run folder; its parent is made."""
+        path = self.root.joinpath(*parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def stage(self, name: str, total: float, unit: str = "tokens") -> Stage:
+        """The stage `name`, whose progress counts up to `total` steps and whose speed is told in `unit`s a second.
+
+        Raises RunError when the stage is finished but its files no longer are what it left.
+        """
+        stage = Stage(self, name, total, unit)
+        self._stages.append(stage)
+        return stage
+
+    def seconds(self) -> dict[str, float]:
+        """Wall-clock seconds by stage, interruptions left out, work that had to be repeated included."""
+        spent: dict[str, float] = {}
+        for line in _whole_lines(self.root / "timings.jsonl"):
+            spent[line["stage"]] = max(spent.get(line["stage"], 0.0), line["seconds"])
+        return spent
+
+    def close(self) -> None:
+        """Stops the progress bar and lets go of the folder."""
+        for stage in self._stages:
+            stage.close()
+        if self._lock is not None:
+            _held_locks.discard(self._lock)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flatten(value, f"{prefix}.{key}" if prefix else key)
+    return flat
+
+
+def _whole_lines(path: Path) -> list[dict]:
+    """The JSON lines of a file; a torn or foreign line is passed over. For files that nothing depends on."""
+    lines = []
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        return lines
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            lines.append(value)
+    return lines
+
+
+class Stage:
+    """One resumable part of a run. The pattern, which a kill at any moment cannot break:
+
+        stage = run.stage("rl", total=200)
+        if stage.finished:
+            return stage.result()
+        state = stage.restore()                        # None: begin at the beginning
+        for step in range(state["step"] if state else 0, 200):
+            ...
+            stage.log(step + 1, loss=loss)
+            stage.progress(step + 1, tokens, loss=loss)
+            if stage.due():
+                stage.save({"step": step + 1, "model": model.state_dict(), "rng": pack_rng()}, step + 1)
+        stage.finish({"loss": loss})
+
+    States hold tensors, numbers, strings, NumPy arrays, and dicts, lists and tuples of these.
+    """
+
+    def __init__(self, run: Run, name: str, total: float, unit: str) -> None:
+        self.run, self.name, self.total, self.unit = run, name, total, unit
+        self.metrics_path = run.root / "metrics" / f"{name}.jsonl"
+        self._record_path = run.root / "stages" / f"{name}.json"
+        self._before = run.seconds().get(name, 0.0)
+        self._opened = self._saved_at = time.perf_counter()
+        self._kept: list[Path] = []
+        self._metrics: typing.BinaryIO | None = None
+        self._digest, self._offset = hashlib.sha256(), 0
+        self._board: Any = None
+        self._closed = False
+        self._show = _Progress(self)
+        self._record: dict | None = None
+        if self._record_path.exists():
+            self._record = self._check_finished()
+            self._drop_states(keep=[])
+
+    # -- a finished stage
+
+    @property
+    def finished(self) -> bool:
+        """Whether an earlier process (or this one) brought the stage to its end."""
+        return self._record is not None
+
+    def result(self) -> dict:
+        """What `finish` was given, as JSON brings it back."""
+        if self._record is None:
+            raise RuntimeError(f"stage {self.name} is not finished")
+        return self._record["result"]
+
+    def finish(self, result: dict, files: Iterable[str | Path] = ()) -> dict:
+        """Ends the stage with `result` and forgets its resume states; returns the result as JSON brings it back.
+
+        `files` (or folders) in the run folder that the stage made are recorded with their hashes, and checked
+        before a resumed run relies on them.
+        """
+        self._begin()
+        os.fsync(self._metrics.fileno())
+        paths = []
+        for path in map(Path, files):
+            paths += sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        record = {
+            "stage": self.name,
+            "result": _plain(result),
+            "files": {
+                str(path.relative_to(self.run.root)): {"bytes": size, "sha256": digest}
+                for path, size, digest in [
+                    (self.metrics_path, self._offset, self._digest.hexdigest()),
+                    *((path, path.stat().st_size, _hash_file(path)) for path in paths),
+                ]
+            },
+        }
+        self._show.last()
+        self._note_time(finished=True, peak_memory_gib=round(peak_memory_gib(), 3))
+        atomic_write(self._record_path, json.dumps(record, indent=1) + "\n")
+        self._record = json.loads(json.dumps(record))
+        self._drop_states(keep=[])
+        self.close()
+        return self._record["result"]
+
+    def _check_finished(self) -> dict:
+        record = self._record_path
+        try:
+            found = json.loads(record.read_text())
+            expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in found["files"].items()}
+            found["result"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{record} is damaged ({error}); delete it to run stage {self.name} again") from None
+        for name, (size, digest) in expected.items():
+            if wrong := _what_is_wrong(self.run.root / name, size, digest):
+                raise RunError(f"{self.run.root / name} is damaged ({wrong}); delete {record} to run stage "
+                               f"{self.name} again")
+        return found
+
+    # -- resume states
+
+    def _states(self) -> list[Path]:
+        """Manifests of the saved states, newest first."""
+        folder = self.run.root / "state"
+        found = [path for path in folder.glob(f"{self.name}-*.json") if path.stem[len(self.name) + 1:].isdigit()]
+        return sorted(found, key=lambda path: -int(path.stem[len(self.name) + 1:]))
+
+    def _drop_states(self, keep: list[Path]) -> None:
+        folder, names = self.run.root / "state", {path.stem for path in keep}
+        for manifest in self._states():  # manifests first: a state without one does not count
+            if manifest.stem not in names:
+                manifest.unlink()
+        for state in folder.glob(f"{self.name}-*.pt"):
+            if state.stem not in names and state.stem[len(self.name) + 1:].isdigit():
+                state.unlink()
+
+    def restore(self) -> dict | None:
+        """The newest undamaged state, or None at the beginning; the metrics file is cut back to fit it.
+
+        A damaged state is named on stderr with what is wrong. Raises RunError when states exist and none is whole.
+        """
+        damaged: list[str] = []
+        for manifest in self._states():
+            state = manifest.with_suffix(".pt")
+            try:
+                record = json.loads(manifest.read_text())
+                size, digest = record["bytes"], record["sha256"]
+                offset, prefix = record["metrics_bytes"], record["metrics_sha256"]
+            except (ValueError, KeyError, TypeError) as error:
+                damaged.append(f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error})")
+                continue
+            if wrong := _what_is_wrong(state, size, digest):
+                damaged.append(f"checkpoint {state} is damaged ({wrong})")
+                continue
+            if wrong := _what_is_wrong(self.metrics_path, offset, prefix, prefix=True):
+                damaged.append(f"metrics {self.metrics_path} are damaged ({wrong}) for checkpoint {state}")
+                continue
+            loaded = _load(state)
+            for line in damaged:
+                _warn(f"error: {line}; going on from {state.name}")
+            self._kept = [manifest]
+            self._begin(offset, record["step"])
+            return loaded
+        if damaged:
+            # Two lines would hide which file to act on; the newest one's story is the one to tell.
+            raise RunError(f"{damaged[0]}, and no earlier one is whole; delete {self.run.root / 'state'}/"
+                           f"{self.name}-* to start stage {self.name} again")
+        self._begin()
+        return None
+
+    def save(self, state: dict, step: int) -> None:
+        """Makes `state` the one that a resumed run goes on from; the one before it is kept too."""
+        import torch
+
+        self._begin()
+        os.fsync(self._metrics.fileno())
+        manifest = self.run.root / "state" / f"{self.name}-{int(step):06d}.json"
+        path, temporary = manifest.with_suffix(".pt"), manifest.with_name(f".tmp-{manifest.stem}.pt")
+        with open(temporary, "wb") as file:
+            hashing = _HashingFile(file)
+            torch.save(state, hashing)
+            file.flush()
+            os.fsync(file.fileno())
+        manifest.unlink(missing_ok=True)  # of an earlier attempt at this step, which would not fit the new file
+        os.replace(temporary, path)
+        record = {
+            "step": int(step),
+            "bytes": hashing.bytes,
+            "sha256": hashing.digest.hexdigest(),
+            "metrics_bytes": self._offset,
+            "metrics_sha256": self._digest.hexdigest(),
+        }
+        atomic_write(manifest, json.dumps(record) + "\n")
+        self._kept = [kept for kept in self._kept if kept != manifest][-1:] + [manifest]
+        self._drop_states(keep=self._kept)
+        self._saved_at = time.perf_counter()
+
+    def due(self) -> bool:
+        """Whether the last save is `checkpoint_seconds` ago. Saving changes no result, so the clock may decide."""
+        return time.perf_counter() - self._saved_at >= self.run.checkpoint_seconds
+
+    # -- metrics
+
+    def _begin(self, offset: int = 0, step: int = 0) -> None:
+        """Opens the metrics file cut to `offset` bytes; a stage that was not restored begins with an empty one."""
+        if self._metrics is not None:
+            return
+        if self._record is not None or self._closed:
+            raise RuntimeError(f"stage {self.name} is over")
+        self._metrics = open(self.metrics_path, "ab", buffering=0)
+        self._metrics.truncate(offset)
+        self._offset = offset
+        with open(self.metrics_path, "rb") as file:
+            self._digest = hashlib.sha256(file.read())
+        self._step = step
+
+    def log(self, step: int, **metrics: Any) -> None:
+        """One line of metrics: values that depend on configuration and step only, never on the clock."""
+        self._begin()
+        plain = _plain(metrics)
+        line = (json.dumps({"step": int(step), **plain}) + "\n").encode()
+        self._metrics.write(line)
+        self._digest.update(line)
+        self._offset += len(line)
+        if self._board is None:
+            self._board = _open_board(self.run.root / "tensorboard" / self.name, self._step)
+        for name, value in plain.items() if self._board else ():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                self._board.add_scalar(f"{self.name}/{name}", value, int(step))
+
+    def progress(self, step: float, rate_units: float | None = None, **shown: Any) -> None:
+        """Moves the progress bar to `step` of the total.
+
+        `rate_units`: how many `unit`s (tokens) the stage has handled so far, for the speed; by default `step`.
+        `shown`: what else the line tells, such as loss or reward; numbers are shortened.
+        """
+        self._show.update(step, step if rate_units is None else rate_units, shown)
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds spent in this stage, earlier processes included."""
+        return self._before + time.perf_counter() - self._opened
+
+    def _note_time(self, **facts: Any) -> None:
+        line = json.dumps({"stage": self.name, "seconds": round(self.seconds, 3), **facts}) + "\n"
+        with open(self.run.root / "timings.jsonl", "ab", buffering=0) as file:
+            if file.tell() and not _ends_with_newline(self.run.root / "timings.jsonl"):
+                line = "\n" + line
+            file.write(line.encode())
+
+    def close(self) -> None:
+        """Stops the bar and closes the files; what was saved stays."""
+        self._closed = True
+        self._show.stop()
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        if self._board:
+            self._board.close()
+            self._board = None
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> str:
+    """Why the file is not the one that was written; empty when it is. `prefix`: only its beginning has to be."""
+    if not path.exists():
+        return "it is missing"
+    length = path.stat().st_size
+    if length < size:
+        return f"it is cut short: {length} of {size} bytes"
+    if length > size and not prefix:
+        return f"it has {length} bytes instead of {size}"
+    if _hash_file(path, size) != digest:
+        return "its content has changed: the SHA-256 differs from the recorded one"
+    return ""
+
+
+def _load(path: Path) -> dict:
+    """A saved state. Only tensors and plain values are read back: a shared run folder cannot run code."""
+    import numpy
+    import torch
+
+    arrays = [numpy.ndarray, numpy.dtype, *(type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdSU"),
+              numpy.zeros(1).__reduce__()[0], numpy.float64(0).__reduce__()[0]]
+    with torch.serialization.safe_globals(arrays):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _open_board(folder: Path, step: int) -> Any:
+    """TensorBoard's writer, or False where it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return False
+    return SummaryWriter(str(folder), purge_step=step or None)
+
+
+# ------------------------------------------------------------------------------------------------ the live line
+
+
+class _Progress:
+    """A rich bar on a terminal; elsewhere a plain line every few seconds."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.bar, self.task = stage, None, None
+        self.first: tuple[float, float] | None = None
+        self.window: deque[tuple[float, float]] = deque(maxlen=64)
+        self.step, self.shown = 0.0, {}
+        self.drawn = self.noted = -math.inf
+
+    def update(self, step: float, units: float, shown: dict[str, Any]) -> None:
+        now = time.perf_counter()
+        self.step, self.shown = step, {**self.shown, **shown}
+        if self.first is None:
+            self.first = (self.stage._opened, step)
+        if not self.window or now - self.window[-1][0] > 0.25:
+            self.window.append((now, units))
+        if now - self.noted >= 2.0:
+            self.noted = now
+            self.stage._note_time(step=step, rate=round(self.rate(), 1), unit=self.stage.unit)
+        if sys.stdout.isatty():
+            if now - self.drawn >= 0.1:
+                self.drawn = now
+                self.draw()
+        elif now - self.drawn >= 5.0:
+            self.drawn = now
+            self.print_line()
+
+    def rate(self) -> float:
+        """Units a second over the last window of updates."""
+        if len(self.window) < 2:
+            return 0.0
+        (start, before), (end, after) = self.window[0], self.window[-1]
+        return max(after - before, 0.0) / max(end - start, 1e-9)
+
+    def left(self) -> str:
+        start, before = self.first or (0.0, 0.0)
+        done = self.step - before
+        if self.step >= self.stage.total:
+            return _clock(0)
+        if done <= 0:
+            return "-:--"
+        return _clock((self.stage.total - self.step) * (time.perf_counter() - start) / done)
+
+    def words(self) -> str:
+        rate = self.rate()
+        speed = f"{_short(rate)} {self.stage.unit}/s" if rate else ""
+        return "  ".join(filter(None, [speed, *(f"{key} {_short(value)}" for key, value in self.shown.items())]))
+
+    def percent(self) -> float:
+        return 100.0 if not self.stage.total else min(100.0, 100.0 * self.step / self.stage.total)
+
+    def draw(self) -> None:
+        if self.bar is None:
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            self.bar = Progress(
+                TextColumn("[bold]{task.description:>6}"), BarColumn(24), TextColumn("{task.percentage:>3.0f}%"),
+                TextColumn("{task.fields[clock]}"), TextColumn("{task.fields[words]}"), refresh_per_second=8,
+            )
+            self.bar.start()
+            self.task = self.bar.add_task(self.stage.name, total=self.stage.total or 1, clock="", words="")
+        self.bar.update(self.task, completed=min(self.step, self.stage.total or 1), words=self.words(),
+                        clock=f"{_clock(self.stage.seconds)} < {self.left()}")
+
+    def print_line(self) -> None:
+        print(f"{self.stage.name:>6} {self.percent():3.0f}%  {_clock(self.stage.seconds)} < {self.left()}  "
+              f"{self.words()}", flush=True)
+
+    def last(self) -> None:
+        """The finished stage's line, which stays."""
+        self.step = self.stage.total
+        if sys.stdout.isatty():
+            self.draw()
+        else:
+            self.print_line()
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def _short(value: Any) -> str:
+    """A number in few characters; a rate of 12345 reads 12.3k."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if letter == 'k' else limit):.1f}{letter}"
+    return str(value) if isinstance(value, int) else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
