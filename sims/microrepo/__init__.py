@@ -1,0 +1,33 @@
+"""The small world: generated Python repositories in which a tiny coding agent learns to repair a function.
+
+    task = generate(random.Random(0), "train")     a repository with one missing body
+    session = Session(task)                        the agent's view of it: prompt, step, done, verify
+    documents(rng)                                 text for continued pretraining
+    demonstration(task, rng)                       a scripted agent's turns, for supervised fine-tuning
+"""
+
+from sims.microrepo.corpus import NoiseConfig, demonstration, document, documents, mutate, transcript
+from sims.microrepo.environment import Environment, Reward
+from sims.microrepo.evaluator import EvaluationError
+from sims.microrepo.session import Session
+from sims.microrepo.task import Case, Module, Split, Task, WorldConfig, generate, held_out
+
+__all__ = [
+    "Case",
+    "Environment",
+    "EvaluationError",
+    "Module",
+    "NoiseConfig",
+    "Reward",
+    "Session",
+    "Split",
+    "Task",
+    "WorldConfig",
+    "demonstration",
+    "document",
+    "documents",
+    "generate",
+    "held_out",
+    "mutate",
+    "transcript",
+]

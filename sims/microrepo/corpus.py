@@ -1,0 +1,178 @@
+"""Texts to learn the small world from: documents for continued pretraining, demonstrations for fine-tuning.
+
+A document begins like a task. Without that a small model never learns to copy file names out of a prompt.
+
+A demonstration is an episode of a scripted agent: it reads, writes, tests and finishes. Demonstrations can be made
+imperfect on purpose. The policy then learns to answer a failing test, and reinforcement learning finds faults to
+remove and alternatives to choose from.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from random import Random
+
+from sims.microrepo import evaluator
+from sims.microrepo.evaluator import EvaluationError
+from sims.microrepo.language import draw_first, reference, translate
+from sims.microrepo.session import Session
+from sims.microrepo.task import Case, Task, WorldConfig, generate
+
+__all__ = ["NoiseConfig", "demonstration", "document", "documents", "mutate", "transcript"]
+
+
+@dataclass(frozen=True)
+class NoiseConfig:
+    """Probabilities with which a demonstration departs from the clean episode. All zero: clean."""
+
+    useless_read: float = 0.15
+    """Reads a file that the task does not need."""
+    parallel_reads: float = 0.3
+    """Reads two helpers in one turn instead of one after the other; no fault, but another way to act."""
+    invalid_call: float = 0.1
+    """Misspells a call and gets an error."""
+    skip_read: float = 0.1
+    """Writes without having read a helper, guessing what it does."""
+    wrong_body: float = 0.2
+    """Writes a body with one slip in it."""
+    untested: float = 0.3
+    """After a body that is wrong: finishes without a test, and so never learns of it."""
+    skip_test: float = 0.2
+    """After a body that is right: finishes without a test."""
+    stop_early: float = 0.05
+    """Finishes before anything is written."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not 0 <= getattr(self, field.name) <= 1:
+                raise ValueError(f"{field.name} is a probability, got {getattr(self, field.name)}")
+
+    @classmethod
+    def clean(cls) -> "NoiseConfig":
+        """No noise: the episode that always succeeds, one call per turn."""
+        return cls(**{field.name: 0.0 for field in fields(cls)})
+
+
+def document(task: Task, rng: Random | None = None) -> str:
+    """The task and its solution as text: prompt line, helpers, then the target with its body inlined.
+
+    With `rng`, half of the documents of a task that has distractors show one of them in front."""
+    shown = [*task.helpers, task.target]
+    distractors = [name for name in task.files if name not in shown]
+    if rng is not None and distractors and rng.random() < 0.5:
+        shown.insert(0, distractors[int(rng.random() * len(distractors))])
+    modules = (task.files[name].source(name, f"return {task.files[name].expr}") for name in shown)
+    return "\n".join((task.prompt, *modules)) + "\n"
+
+
+def documents(rng: Random, config: WorldConfig | None = None) -> Iterator[str]:
+    """Endless documents of training tasks. No function in them, distractors included, is held out."""
+    while True:
+        yield document(generate(rng, "train", config=config), rng)
+
+
+TOKENS = re.compile(r"\*\*|//|[-+*]|max|min|\b[abc]\b|\d+")
+ALIKE = (("+", "-", "*", "//"), ("max", "min"), ("a", "b", "c"), tuple("0123456789"))
+
+
+def mutate(expr: str, args: Sequence[str], rng: Random) -> str:
+    """`expr` with one operator, function, argument or digit replaced by another of its kind.
+
+    It always parses, may compute the same function all the same, and may divide by zero."""
+    token = rng.choice(list(TOKENS.finditer(expr)))
+    text = token.group()
+    if text == "**":
+        choices = ["*", "+", "//"]
+    else:
+        kind = next(kind for kind in ALIKE if text in kind)
+        choices = [other for other in kind if other != text and (other not in "abc" or other in args)]
+    return expr[: token.start()] + rng.choice(choices) + expr[token.end() :]
+
+
+def _fails(body: str, task: Task, cases: Sequence[Case]) -> bool:
+    try:
+        parsed = evaluator.parse(body, task.files[task.target].args)
+        return any(parsed.evaluate(case.inputs) != case.want for case in cases)
+    except EvaluationError:
+        return True
+
+
+def _wrong(task: Task, rng: Random, cases: Sequence[Case]) -> str | None:
+    """A body with one slip that `cases` reveal, or None when none was found."""
+    module = task.files[task.target]
+    for _ in range(20):
+        body = f"return {mutate(module.expr, module.args, rng)}"
+        if _fails(body, task, cases):
+            return body
+    return None
+
+
+def _guess(task: Task, unread: str, rng: Random, cases: Sequence[Case]) -> str | None:
+    """A body for which helper `unread` was made up, or None when every guess happened to be right."""
+    module = task.files[task.target]
+    known = {name: translate(task.files[name].doc) for name in task.helpers}
+    for _ in range(20):
+        known[unread] = reference(unread, draw_first(rng, module.args, 0.5))
+        body = f"return {translate(module.doc, known).code}"
+        if _fails(body, task, cases):
+            return body
+    return None
+
+
+def demonstration(task: Task, rng: Random, noise: NoiseConfig | None = None) -> list[str]:
+    """The turns of a scripted agent that solves `task`, as well as `noise` lets it. The last is always `done`."""
+    noise = noise or NoiseConfig()
+    target, needed = task.target, [*task.helpers]
+    write = f"write {target}\n    "
+    turns = [f"read {target}"]
+    if rng.random() < noise.stop_early:
+        return [*turns, "done"]
+
+    unread = rng.choice(needed) if needed and rng.random() < noise.skip_read else None
+    reads = [f"read {name}" for name in needed if name != unread]
+    turns += ["\n".join(reads)] if len(reads) > 1 and rng.random() < noise.parallel_reads else reads
+    others = [name for name in task.files if name != target and name not in needed]
+    if others and rng.random() < noise.useless_read:
+        turns.insert(rng.randrange(len(turns) + 1), f"read {rng.choice(others)}")
+
+    untested = rng.random() < noise.untested
+    revealing = task.hidden_tests if untested else task.visible_tests
+    slip = None
+    if unread is not None:
+        slip = _guess(task, unread, rng, revealing)
+    elif rng.random() < noise.wrong_body:
+        slip = _wrong(task, rng, revealing)
+    if slip is not None:
+        turns.append(write + slip)
+        if not untested:
+            turns.append("test")
+    if slip is None or not untested:
+        turns += [f"read {unread}"] if unread is not None else []
+        turns.append(write + task.answer)
+        turns += ["test"] if rng.random() >= noise.skip_test else []
+    turns.append("done")
+    if rng.random() < noise.invalid_call:
+        position = rng.randrange(len(turns))
+        turns.insert(position, _misspell(turns[position], rng))
+    return turns
+
+
+def _misspell(turn: str, rng: Random) -> str:
+    """The turn's first line with two neighbouring letters of its first word exchanged."""
+    line = turn.split("\n")[0]
+    spots = [i for i in range(len(line.split(" ")[0]) - 1) if line[i] != line[i + 1]]
+    i = rng.choice(spots)
+    return line[:i] + line[i + 1] + line[i] + line[i + 2 :]
+
+
+def transcript(task: Task, turns: Sequence[str]) -> list[tuple[str, str]]:
+    """The episode that `turns` lead to, as ("env" | "agent", text), beginning with the prompt.
+
+    Each agent entry is followed by the answer, which is empty after `done`; turns after the end are left out."""
+    session = Session(task)
+    episode = [("env", session.prompt)]
+    for turn in turns:
+        if session.done:
+            break
+        episode += [("agent", turn), ("env", session.step(turn))]
+    return episode

@@ -1,0 +1,188 @@
+"""Runs what an untrusted policy wrote, without running Python.
+
+A body is simple assignments followed by one `return`. It is checked as text (length, alphabet, nesting, long
+numbers), parsed to a syntax tree, checked against a whitelist of nodes, and then walked; nothing is ever compiled
+to code or handed to `eval`. There are no loops and every node is visited at most once, so the number of nodes
+bounds the work, and the size of each number is bounded before it is computed. Whatever the text is, the outcome
+is an integer or an `EvaluationError` whose message is short enough to be shown to the agent.
+"""
+
+import ast
+import operator
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Body", "EvaluationError", "parse"]
+
+MAX_CHARACTERS = 400
+MAX_NESTING = 20
+MAX_DEPTH = 40
+MAX_NODES = 200
+MAX_DIGITS = 12
+MAX_BITS = 4096
+
+ALPHABET = re.compile(r"[A-Za-z0-9_+\-*/%()<>=!,. \n]*")
+FILE_NAME = re.compile(r"m\d+")
+FUNCTIONS = {"max": max, "min": min, "abs": abs}
+ARITHMETIC = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+COMPARISONS = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+class EvaluationError(ValueError):
+    """The body is not allowed, or has no value for these arguments; the message is one short line."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """A checked function body, ready to be evaluated."""
+
+    args: tuple[str, ...]
+    statements: tuple[ast.Assign | ast.Return, ...]
+
+    def evaluate(self, inputs: Sequence[int]) -> int:
+        """The value returned for `inputs` (one integer per argument); truth values count as 0 and 1.
+
+        Raises EvaluationError where Python would raise, and where a number grows beyond 4,096 bits."""
+        values = dict(zip(self.args, inputs, strict=True))
+        for statement in self.statements:
+            value = _evaluate(statement.value, values)
+            if isinstance(statement, ast.Return):
+                return value
+            values[statement.targets[0].id] = value
+        raise EvaluationError("no return")
+
+
+def parse(text: str, args: Sequence[str]) -> Body:
+    """Checks `text`, a function body without its indentation, for a function of `args`.
+
+    Raises EvaluationError when it is anything but assignments and a final return of integer arithmetic."""
+    _check_text(text)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            statements = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise EvaluationError("does not parse") from None
+    if not statements or not isinstance(statements[-1], ast.Return):
+        raise EvaluationError("no return")
+    if sum(1 for statement in statements for _ in ast.walk(statement)) > MAX_NODES:
+        raise EvaluationError("too long")
+    known = set(args)
+    for statement in statements[:-1]:
+        if not isinstance(statement, ast.Assign):
+            raise EvaluationError(f"{_name(statement)} is not allowed")
+        if len(statement.targets) != 1 or not isinstance(statement.targets[0], ast.Name):
+            raise EvaluationError("assign to one name")
+        if statement.targets[0].id in FUNCTIONS:
+            raise EvaluationError(f"{statement.targets[0].id} is a function")
+        _check(statement.value, known, 0)
+        known.add(statement.targets[0].id)
+    _check(statements[-1].value, known, 0)
+    return Body(tuple(args), tuple(statements))
+
+
+def _check_text(text: str) -> None:
+    if len(text) > MAX_CHARACTERS:
+        raise EvaluationError("too long")
+    if not ALPHABET.fullmatch(text):
+        raise EvaluationError("character not allowed")
+    nesting = 0
+    for character in text:
+        nesting += (character == "(") - (character == ")")
+        if nesting > MAX_NESTING:
+            raise EvaluationError("too deep")
+    if re.search(rf"[0-9_]{{{MAX_DIGITS + 1}}}", text):
+        raise EvaluationError("number too large")
+
+
+def _name(node: ast.AST | None) -> str:
+    return "nothing" if node is None else type(node).__name__.lower()
+
+
+def _check(node: ast.expr | None, known: set[str], depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise EvaluationError("too deep")
+    match node:
+        case ast.Constant(value=value) if type(value) is int:
+            parts = []
+        case ast.Name(id=name):
+            if name not in known:
+                raise EvaluationError(f"unknown name {name[:12]}")
+            parts = []
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in ARITHMETIC:
+            parts = [left, right]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            parts = [operand]
+        case ast.Compare(left=left, ops=signs, comparators=rest) if all(type(s) in COMPARISONS for s in signs):
+            parts = [left, *rest]
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            parts = [test, body, orelse]
+        case ast.Call(func=ast.Name(id=name), args=parts, keywords=[]):
+            if FILE_NAME.fullmatch(name):
+                raise EvaluationError(f"calls {name[:12]}")
+            if name not in FUNCTIONS:
+                raise EvaluationError(f"unknown name {name[:12]}")
+            if (name == "abs") != (len(parts) == 1) or not parts:
+                raise EvaluationError(f"{name} of {len(parts)}")
+        case _:
+            raise EvaluationError(f"{_name(node)} is not allowed")
+    for part in parts:
+        _check(part, known, depth + 1)
+
+
+def _evaluate(node: ast.expr, values: dict[str, int]) -> int:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return values[name]
+        case ast.BinOp(left=left, op=sign, right=right):
+            return _arithmetic(type(sign), _evaluate(left, values), _evaluate(right, values))
+        case ast.UnaryOp(operand=operand):
+            return -_evaluate(operand, values)
+        case ast.Compare(left=left, ops=signs, comparators=rest):
+            x = _evaluate(left, values)
+            for sign, part in zip(signs, rest, strict=True):
+                y = _evaluate(part, values)
+                if not COMPARISONS[type(sign)](x, y):
+                    return 0
+                x = y
+            return 1
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return _evaluate(body if _evaluate(test, values) else orelse, values)
+        case ast.Call(func=ast.Name(id=name), args=parts):
+            return FUNCTIONS[name](*[_evaluate(part, values) for part in parts])
+    raise EvaluationError(f"{_name(node)} is not allowed")
+
+
+def _arithmetic(sign: type[ast.operator], x: int, y: int) -> int:
+    """`x sign y`; the size of the result is bounded before it is computed."""
+    bits = max(x.bit_length(), y.bit_length()) + 1
+    if sign is ast.Mult:
+        bits = x.bit_length() + y.bit_length()
+    elif sign is ast.Pow:
+        if y < 0:
+            raise EvaluationError("negative power")
+        bits = x.bit_length() * y
+    if bits > MAX_BITS:
+        raise EvaluationError("number too large")
+    try:
+        return ARITHMETIC[sign](x, y)
+    except ZeroDivisionError:
+        raise EvaluationError("division by zero") from None

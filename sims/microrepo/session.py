@@ -1,0 +1,145 @@
+"""One episode in the small world: the agent's calls, their answers, and the final judgement.
+
+A turn is one call per line; several calls in one turn are carried out in order, and their answers joined by
+newlines. An answer never ends in a newline and is kept short, because the agent pays for its tokens.
+
+    read m3         the file: signature, docstring, and its body if it has one
+    write m3        the lines that follow and begin with four spaces become its body: "ok" or "error: ..."
+    test            "passed 3 of 3" or "passed 1 of 3: m3(2, 5) is 9, want 12"
+    done            ends the episode, says nothing
+"""
+
+from sims.microrepo import evaluator
+from sims.microrepo.environment import Reward
+from sims.microrepo.evaluator import Body, EvaluationError
+from sims.microrepo.task import Case, Task
+
+__all__ = ["Session"]
+
+INDENT = "    "
+MAX_CALLS = 16
+
+
+class Session:
+    """An `Environment` for one task. Equal turns give equal answers, so an episode can be replayed."""
+
+    def __init__(self, task: Task, max_turns: int = 12) -> None:
+        if max_turns < 1:
+            raise ValueError(f"max_turns must be at least 1, got {max_turns}")
+        self.task = task
+        self.max_turns = max_turns
+        self.prompt = task.prompt
+        self.turns = 0
+        self._text: str | None = None
+        self._body: Body | None = None
+        self._finished = False
+        self._tested = False
+        self._counts = dict.fromkeys(("calls", "invalid_calls", "reads", "writes", "test_runs"), 0)
+
+    @property
+    def done(self) -> bool:
+        """Whether the agent has finished or its turns are used up."""
+        return self._finished or self.turns >= self.max_turns
+
+    def step(self, text: str) -> str:
+        """Carries out one turn. Raises RuntimeError when the episode is over."""
+        if self.done:
+            raise RuntimeError("the episode is over")
+        self.turns += 1
+        lines = [line.rstrip() for line in text.split("\n")]
+        answers, calls, position = [], 0, 0
+        while position < len(lines) and not self._finished:
+            line, position = lines[position], position + 1
+            if not line:
+                continue
+            calls += 1
+            if calls > MAX_CALLS:
+                answers.append(self._invalid("too many calls"))
+                break
+            start = position
+            if line.startswith("write "):
+                while position < len(lines) and lines[position].startswith(INDENT):
+                    position += 1
+            answers.append(self._call(line, lines[start:position]))
+        if not calls:
+            answers.append(self._invalid("no call"))
+        return "\n".join(answer for answer in answers if answer)
+
+    def verify(self) -> Reward:
+        """Puts the body as it stands to the hidden tests."""
+        tests = self.task.hidden_tests
+        passed = sum(self._complaint(case) is None for case in tests)
+        return Reward(
+            tests=float(passed == len(tests)),
+            passed=passed / len(tests),
+            turns=self.turns,
+            tested=self._tested,
+            finished=self._finished,
+            **self._counts,
+        )
+
+    def _call(self, line: str, body: list[str]) -> str:
+        match line.split(" "):
+            case ["read", name]:
+                return self._read(name)
+            case ["write", name]:
+                return self._write(name, "\n".join(part[len(INDENT) :] for part in body))
+            case ["test"]:
+                return self._test()
+            case ["done"]:
+                self._finished = True
+                self._counts["calls"] += 1
+                return ""
+        return self._invalid("no such call")
+
+    def _invalid(self, reason: str) -> str:
+        self._counts["calls"] += 1
+        self._counts["invalid_calls"] += 1
+        return f"error: {reason}"
+
+    def _valid(self, kind: str) -> None:
+        self._counts["calls"] += 1
+        self._counts[kind] += 1
+
+    def _read(self, name: str) -> str:
+        module = self.task.files.get(name)
+        if module is None:
+            return self._invalid("no such file")
+        self._valid("reads")
+        return module.source(name, self._text if name == self.task.target else f"return {module.expr}")
+
+    def _write(self, name: str, text: str) -> str:
+        if name not in self.task.files:
+            return self._invalid("no such file")
+        if name != self.task.target:
+            return self._invalid(f"{name} is not the file to fix")
+        try:
+            self._body = evaluator.parse(text, self.task.files[name].args)
+        except EvaluationError as error:
+            return self._invalid(str(error))
+        self._valid("writes")
+        self._text, self._tested = text, False
+        return "ok"
+
+    def _test(self) -> str:
+        self._valid("test_runs")
+        self._tested = self._body is not None
+        complaints = [self._complaint(case) for case in self.task.visible_tests]
+        wrong = [complaint for complaint in complaints if complaint is not None]
+        summary = f"passed {len(complaints) - len(wrong)} of {len(complaints)}"
+        return f"{summary}: {wrong[0]}" if wrong else summary
+
+    def _complaint(self, case: Case) -> str | None:
+        """What is wrong with the body on this case, or None."""
+        if self._body is None:
+            return "no body"
+        call = f"{self.task.target}({', '.join(map(str, case.inputs))})"
+        try:
+            value = self._body.evaluate(case.inputs)
+        except EvaluationError as error:
+            return f"{call} fails, {error}"
+        return None if value == case.want else f"{call} is {_short(value)}, want {_short(case.want)}"
+
+
+def _short(value: int) -> str:
+    return str(value) if abs(value) < 10**9 else "large"

@@ -1,0 +1,222 @@
+"""Tasks of the small world: a repository of 2-6 one-function files, one of which has lost its body.
+
+The reward world of a tiny coding agent. All it is told is `repo m2 m3 m7 fix m3`; even the docstring must be
+read. At depth 0 the docstring says all, at depth 1 it refers to one helper and at depth 2 to two, whose bodies
+must be read and inlined, because a body may not call across files.
+
+Held out is a fifth of all *functions*, not of all spellings: an expression belongs to the side that a hash of its
+values at fixed points assigns. In a held-out task the target and every helper are held out; in a training task
+nothing is, distractors included. So an agent that solves held-out tasks has composed, not remembered.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from random import Random
+from typing import Literal, NamedTuple, get_args
+
+from sims.microrepo import evaluator
+from sims.microrepo.language import BINARY, Expression, combine, draw_first, draw_step, reference
+
+__all__ = ["Case", "Module", "Split", "Task", "WorldConfig", "generate", "held_out"]
+
+Split = Literal["train", "heldout"]
+NAMES = tuple(f"m{i}" for i in range(10))
+SIGNATURES = (("a", "b"), ("a", "b", "c"))
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """What tasks look like. Ranges are inclusive."""
+
+    depth_mix: tuple[float, float, float] = (0.45, 0.35, 0.20)
+    """Probabilities of depth 0, 1 and 2 when no depth is asked for."""
+    files: tuple[int, int] = (2, 6)
+    """Files in a repository; a task that needs more than drawn has exactly as many as it needs."""
+    operations: tuple[int, int] = (1, 3)
+    """Operations of a depth 0 target and of a distractor."""
+    helper_operations: tuple[int, int] = (1, 2)
+    """Operations of a helper."""
+    one_helper_steps: tuple[int, int] = (0, 2)
+    """Steps that a depth 1 target adds to its helper."""
+    two_helper_steps: tuple[int, int] = (0, 1)
+    """Steps that a depth 2 target adds after it has joined its helpers."""
+    digits: float = 0.5
+    """Probability that an operation with two operands has a digit as one of them."""
+    three_arguments: float = 0.5
+    """Probability of the signature (a, b, c) instead of (a, b)."""
+
+    def __post_init__(self) -> None:
+        if len(self.depth_mix) != 3 or min(self.depth_mix) < 0 or sum(self.depth_mix) <= 0:
+            raise ValueError(f"depth_mix must be three non-negative weights, got {self.depth_mix}")
+        bounds = {"files": (1, 10), "operations": (1, 4), "helper_operations": (1, 3)}
+        bounds |= {"one_helper_steps": (0, 3), "two_helper_steps": (0, 3)}
+        for name, (least, most) in bounds.items():
+            low, high = getattr(self, name)
+            if not least <= low <= high <= most:
+                raise ValueError(f"{name} must be a range within {least}..{most}, got {(low, high)}")
+        for name in ("digits", "three_arguments"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a probability, got {getattr(self, name)}")
+
+
+class Module(NamedTuple):
+    """One file: a function called like the file."""
+
+    args: tuple[str, ...]
+    doc: str
+    """The docstring: a phrase of `sims.microrepo.language`."""
+    expr: str
+    """What the function returns, helpers inlined. For the target this is the answer, which no session shows."""
+
+    def source(self, name: str, body: str | None) -> str:
+        """The file's text, without a final newline; `body` is None where it is missing."""
+        text = f'def {name}({", ".join(self.args)}):\n    """{self.doc}"""'
+        return text if body is None else text + "".join(f"\n    {line}" for line in body.split("\n"))
+
+
+class Case(NamedTuple):
+    """One test: arguments and the value wanted."""
+
+    inputs: tuple[int, ...]
+    want: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """A repository and the file in it to fix."""
+
+    files: dict[str, Module]
+    """All files by name, in the order in which the prompt names them."""
+    target: str
+    """Name of the file whose body is missing."""
+    depth: int
+    """How many helpers the target's docstring refers to."""
+    helpers: tuple[str, ...]
+    """The files that the target's docstring refers to, in its order."""
+
+    @property
+    def prompt(self) -> str:
+        """All that the agent sees at first: names."""
+        return f"repo {' '.join(self.files)} fix {self.target}"
+
+    @property
+    def answer(self) -> str:
+        """A right body."""
+        return f"return {self.files[self.target].expr}"
+
+    @cached_property
+    def key(self) -> str:
+        """Identifies prompt and contents, so that a training run can refuse to reuse a task."""
+        contents = (f"{name}({','.join(m.args)}) {m.doc}: {m.expr}" for name, m in self.files.items())
+        return "\n".join((self.prompt, *contents))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @cached_property
+    def _cases(self) -> tuple[tuple[Case, ...], tuple[Case, ...]]:
+        module = self.files[self.target]
+        body, size = evaluator.parse(self.answer, module.args), len(module.args)
+        rng = Random(blake2b(self.key.encode(), digest_size=8).digest())
+        visible = dict.fromkeys(tuple(rng.sample(range(10), size)) for _ in range(8))
+        visible = list(visible)[:3]
+        # Few bits of a function are decided by any one input: comparisons and small digits near zero, signs and
+        # halves by mixed small numbers, powers and missing arguments by large ones.
+        hidden = {(0, 0, 0)[:size]: None, (1, 1, 1)[:size]: None, (997, -501, 64)[:size]: None}
+        for spread, count in ((2, 8), (12, 17), (100, 24)):
+            while len(hidden) < count:
+                hidden[tuple(rng.randint(-spread, spread) for _ in range(size))] = None
+            for inputs in visible:
+                hidden.pop(inputs, None)
+        while len(hidden) < 24:
+            hidden[tuple(rng.randint(-100, -1) for _ in range(size))] = None
+        return tuple(
+            tuple(Case(inputs, body.evaluate(inputs)) for inputs in group) for group in (visible, hidden)
+        )
+
+    @property
+    def visible_tests(self) -> tuple[Case, ...]:
+        """The three tests that the agent may run: small arguments, different within a test."""
+        return self._cases[0]
+
+    @property
+    def hidden_tests(self) -> tuple[Case, ...]:
+        """The 24 tests that decide the reward; none of them is visible."""
+        return self._cases[1]
+
+
+def held_out(expression: Expression) -> bool:
+    """Whether the function that `expression` computes belongs to the held-out fifth, in every process alike."""
+    digest = blake2b(repr(expression.values).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % 5 == 0
+
+
+def _between(rng: Random, bounds: tuple[int, int]) -> int:
+    return bounds[0] + int(rng.random() * (bounds[1] - bounds[0] + 1))
+
+
+def _extend(rng: Random, start: Expression | None, args: tuple[str, ...], count: int, config: WorldConfig):
+    """`start`, or a first operation where it is None, grown by random steps to `count` operations in all."""
+    expression = start
+    for _ in range(count):
+        if expression is None:
+            expression = draw_first(rng, args, config.digits)
+        else:
+            expression = draw_step(rng, expression, args, config.digits)
+    return expression
+
+
+def _draw(rng: Random, args: tuple[str, ...], bounds: tuple[int, int], wanted: bool | None, config: WorldConfig):
+    """A random expression on the wanted side of the split (None: either). The number of operations is drawn once,
+    before anything is rejected: otherwise rejection would change its distribution."""
+    count = _between(rng, bounds)
+    while True:
+        expression = _extend(rng, None, args, count, config)
+        if not expression.trivial and (wanted is None or held_out(expression) is wanted):
+            return expression
+
+
+def _draw_target(rng: Random, args: tuple[str, ...], helpers: dict[str, Expression], wanted: bool, config: WorldConfig):
+    """The target of a task with helpers, or None when these helpers seem to admit none."""
+    mentions = [reference(name, helper) for name, helper in helpers.items()]
+    steps = _between(rng, config.one_helper_steps if len(mentions) == 1 else config.two_helper_steps)
+    for _ in range(50):
+        start = mentions[0]
+        if len(mentions) == 2:
+            start = combine(BINARY[int(rng.random() * len(BINARY))], *mentions)
+        expression = _extend(rng, start, args, steps, config)
+        if not expression.trivial and held_out(expression) is wanted:
+            return expression
+    return None
+
+
+def generate(rng: Random, split: Split, depth: int | None = None, config: WorldConfig | None = None) -> Task:
+    """A random task of `split`; equal generators in equal states give equal tasks.
+
+    Raises ValueError for an unknown split or depth."""
+    config = config or WorldConfig()
+    if split not in get_args(Split):
+        raise ValueError(f"split must be one of {get_args(Split)}, got {split!r}")
+    if depth not in (None, 0, 1, 2):
+        raise ValueError(f"depth must be 0, 1, 2 or None, got {depth!r}")
+    if depth is None:
+        depth = rng.choices((0, 1, 2), config.depth_mix)[0]
+    wanted = split == "heldout"
+    count = max(_between(rng, config.files), depth + 1)
+    target, *others = rng.sample(NAMES, count)
+    args = SIGNATURES[rng.random() < config.three_arguments]
+    found = None
+    while found is None:
+        helpers = {name: _draw(rng, args, config.helper_operations, wanted, config) for name in others[:depth]}
+        if depth:
+            found = _draw_target(rng, args, helpers, wanted, config)
+        else:
+            found = _draw(rng, args, config.operations, wanted, config)
+    modules = {target: Module(args, found.phrase, found.code)}
+    modules |= {name: Module(args, e.phrase, e.code) for name, e in helpers.items()}
+    for name in others[depth:]:
+        signature = SIGNATURES[rng.random() < config.three_arguments]
+        e = _draw(rng, signature, config.operations, None if wanted else False, config)
+        modules[name] = Module(signature, e.phrase, e.code)
+    return Task({name: modules[name] for name in sorted(modules)}, target, depth, tuple(helpers))
