@@ -1,0 +1,173 @@
+"""KL regularisation: three ways to estimate KL(π‖π_ref) from sampled tokens, and what each one's gradient really does.
+
+Paper: Composer 2 technical report (arXiv:2603.24477v2), §4.1 and Figure 4. The estimators are John Schulman's
+("Approximating KL divergence", 2020). What happens when they are differentiated: arXiv:2510.01555.
+
+With tokens x ~ q = π (the policy that sampled) and r = p(x)/q(x), p = π_ref:
+
+    KL(q‖p) = E_q[−log r]      k1 = −log r      k2 = (log r)² / 2      k3 = (r − 1) − log r
+
+k1 and k3 are unbiased. k2 is not. k3 is never negative and has the smaller variance while p and q are close, but r is
+exponential in the log-ratio, so its variance explodes once they part. The report therefore uses k1.
+
+The trap is the gradient. With the samples held fixed (what backward() through `token_kl` does),
+
+    E_q[∇k1] = 0              k1 as a loss term regularises nothing: it adds noise and no pull
+    E_q[∇k2] = ∇KL(q‖p)       right, although the *value* of k2 is biased
+    E_q[∇k3] = ∇KL(p‖q)       the other KL, although the *value* of k3 is unbiased
+
+So k1 belongs in the reward, detached, where the score function E_q[k1·∇log q] = ∇KL(q‖p) gives it its gradient.
+All of this needs x ~ π. Tokens sampled by an older policy μ need the importance weight π(x)/μ(x); and multiplying k3 by
+a ratio whose *value* is one still changes its gradient, because the ratio's gradient is not zero.
+
+Where this file departs from the paper
+1. The report speaks of sequences. Here everything is per token; sum over a rollout's tokens for the sequence's k1
+   (exact, by the chain rule of probability; a sum of k3 over tokens is not the k3 of the sequence).
+2. k3 is computed as expm1(log r) − log r. Written as r − 1 − log r, float32 loses every digit once |log r| < 3e-4.
+   The rounding error that remains is a few ulp of max(|log r|, r). Nothing is clamped: k3 of a huge ratio is huge.
+3. `exact_kl` sums over the vocabulary. The report estimates only; we have the logits and want the oracle.
+4. `gaussian_oracle` adds the closed forms behind Figure 4, which the report draws without stating them.
+
+Run it
+    etude run kl --scale small      about a second; the same as: python -m ref.kl
+    etude run kl --scale full       scaled/kl.py, or a clear answer while that does not exist
+
+Glossary
+    symbol      variable    shape       where
+    log π(x)    logp        any, [B,T]  log-prob of the sampled token under the policy, nats
+    log π_ref   ref_logp    same        the same token under the reference, nats
+    log r       log_ratio   same        ref_logp − logp
+    π, π_ref    logits      [..., V]    unnormalised log-probs, `exact_kl`
+    u = m²      u           scalar      squared distance of the two Gaussians, Figure 4
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["KINDS", "token_kl", "exact_kl", "gaussian_oracle", "crossing"]
+
+KINDS = ("k1", "k2", "k3")
+
+
+def token_kl(logp: Float[Tensor, "*shape"], ref_logp: Float[Tensor, "*shape"], kind: str) -> Float[Tensor, "*shape"]:
+    """Per-token estimate of KL(π‖π_ref) in nats, for tokens sampled from π. Elementwise and differentiable.
+
+    `kind` is "k1", "k2" or "k3". Read the trap above before you call backward() on the result: for a term in the
+    reward use k1 on detached log-probs, for a term in the loss use k2.
+    A token that the reference calls impossible (ref_logp = −inf) gives inf for every kind. A token that the policy
+    itself calls impossible cannot have been sampled, and gives inf or NaN rather than a number made up.
+    Raises ValueError for another kind.
+    """
+    log_ratio = ref_logp - logp
+    if kind == "k1":
+        return -log_ratio
+    if kind == "k2":
+        return log_ratio.square() / 2
+    if kind == "k3":
+        return torch.expm1(log_ratio) - log_ratio
+    raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+
+
+def exact_kl(logits: Float[Tensor, "*batch V"], ref_logits: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+    """KL(π‖π_ref) in nats at each position, summed over the vocabulary, in float32 or wider.
+
+    Tokens that π forbids (logit −inf) contribute nothing to the value or to the gradient, whatever the reference
+    says; a token that π allows and π_ref forbids makes the divergence what it is, infinite.
+    """
+    wide = torch.promote_types(torch.promote_types(logits.dtype, ref_logits.dtype), torch.float32)
+    logp, ref_logp = logits.to(wide).log_softmax(-1), ref_logits.to(wide).log_softmax(-1)
+    probs = logp.exp()
+    # 0·log 0 = 0. Masking both factors before they are multiplied keeps NaN out of the backward pass as well.
+    forbidden = probs == 0
+    log_ratio = ref_logp.masked_fill(forbidden, 0) - logp.masked_fill(forbidden, 0)
+    return -(probs * log_ratio).sum(-1)
+
+
+def gaussian_oracle(m: float) -> dict[str, tuple[float, float]]:
+    """(mean, variance) of the exact KL and of k1, k2, k3, for q = N(0, 1) and p = N(m, 1); nats and nats².
+
+    log r = m·x − m²/2 is Gaussian with mean −u/2 and variance u, from which every entry follows.
+    """
+    u = m * m
+    return {
+        "exact": (u / 2, 0.0),
+        "k1": (u / 2, u),
+        "k2": (u / 2 + u * u / 8, u * u / 2 + u**3 / 4),
+        "k3": (u / 2, math.expm1(u) - u if u < 700 else math.inf),
+    }
+
+
+def crossing() -> float:
+    """The KL, in nats, below which k3 has less variance than k1 on the Gaussian pair: e^u = 1 + 2u, KL = u/2 = 0.628.
+
+    Newton's method from the right, where expm1(u) − 2u is convex and increasing, so it cannot overshoot.
+    """
+    u = 2.0
+    for _ in range(20):
+        u -= (math.expm1(u) - 2 * u) / (math.exp(u) - 2)
+    return u / 2
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Figure 4 by sampling, and the gradient trap by enumeration."""
+
+    divergences: tuple[float, ...] = (0.01, 0.05, 0.1, 0.25, 0.5, 0.6, 0.7, 1.0, 1.5)
+    """True KLs, in nats, of the Gaussian pairs that are sampled."""
+    samples: int = 1_000_000
+    """Samples drawn for each pair."""
+    vocab_size: int = 32
+    """Tokens of the softmax pair on which the three expected gradients are enumerated."""
+    seed: int = 0
+    """Seed of every random number drawn."""
+
+
+def _expected_gradients(vocab_size: int, generator: torch.Generator) -> dict[str, float]:
+    """How far E_q[∇k] lies from ∇KL(q‖p) for each kind, relative to it; exact sums over the vocabulary, no sampling."""
+    logits, ref_logits = torch.randn(2, vocab_size, dtype=torch.float64, generator=generator)
+    logits.requires_grad_()
+    (right,) = torch.autograd.grad(exact_kl(logits, ref_logits), logits)
+    figures = {}
+    for kind in KINDS:
+        logp = logits.log_softmax(-1)
+        value = (logp.detach().exp() * token_kl(logp, ref_logits.log_softmax(-1), kind)).sum()
+        (got,) = torch.autograd.grad(value, logits)
+        figures[f"loss_gradient_{kind}_norm"] = (got.norm() / right.norm()).item()
+        figures[f"loss_gradient_{kind}_error"] = ((got - right).norm() / right.norm()).item()
+    logp = logits.log_softmax(-1)
+    reward = token_kl(logp, ref_logits.log_softmax(-1), "k1").detach()
+    (got,) = torch.autograd.grad((logp.detach().exp() * reward * logp).sum(), logits)
+    return figures | {"reward_gradient_k1_error": ((got - right).norm() / right.norm()).item()}
+
+
+def demo(config: Demo = Demo(), log: Callable[..., None] = lambda step, total, **metrics: None) -> dict[str, float]:
+    """Measured bias and variance of k1, k2, k3 over a sweep of divergences, where k3 stops winning, and the trap."""
+    generator = torch.Generator().manual_seed(config.seed)
+    figures: dict[str, float] = {}
+    gaps: list[tuple[float, float]] = []
+    for step, kl in enumerate(config.divergences, 1):
+        m = math.sqrt(2 * kl)
+        # One sample in each of many equally likely strata: k3's variance hangs on rare x that plain sampling misses.
+        strata = torch.arange(config.samples) + torch.rand(config.samples, dtype=torch.float64, generator=generator)
+        x = torch.special.ndtri(strata / config.samples)
+        logp, ref_logp = -x.square() / 2, -(x - m).square() / 2
+        row = {}
+        for kind in KINDS:
+            estimate = token_kl(logp, ref_logp, kind)
+            row[f"{kind}_bias"], row[f"{kind}_variance"] = estimate.mean().item() - kl, estimate.var().item()
+        figures |= {f"{name}@{kl:g}": value for name, value in row.items()}
+        gaps.append((kl, math.log(row["k3_variance"] / row["k1_variance"])))
+        log(step, len(config.divergences), kl=kl, **row)
+    for (kl_a, gap_a), (kl_b, gap_b) in zip(gaps, gaps[1:]):
+        if gap_a < 0 <= gap_b:
+            figures["crossing_measured"] = kl_a + (kl_b - kl_a) * gap_a / (gap_a - gap_b)
+    return figures | {"crossing_exact": crossing()} | _expected_gradients(config.vocab_size, generator)
+
+
+if __name__ == "__main__":
+    print(demo())

@@ -1,0 +1,174 @@
+"""The nonlinear length penalty: effort costs less per unit the more a task already took.
+
+Paper: Composer 2 technical report (arXiv:2603.24477v2), §4.2 and Figure 6.
+
+    C_{k,q}(x) = ((1 + kx)^{1−q} − 1) / (k(1 − q))          C'(x) = (1 + kx)^{−q}
+
+x is a weighted sum of what a rollout spent: thinking tokens, tokens of tool calls, tokens of tool outputs, tokens of the
+final message, number of tool calls, number of turns. C starts with slope one and flattens. On an easy task, where x is
+small, each further step costs nearly its full price, so the policy learns to be quick; on a hard task the next step is
+almost free, so it keeps its room to think. Because turns carry a weight of their own, the same work done in fewer turns
+is cheaper: this is what teaches parallel tool calls.
+
+    q → 1         ln(1 + kx) / k                     q = 0 or k → 0    x itself, a plain linear price
+    q > 1         bounded by 1 / (k(q − 1))          0 < q ≤ 1         concave, but it grows without bound
+
+Where this file departs from the paper
+1. The formula as printed is 0/0 at both limits and loses all its digits near them (at q = 1 + 1e-12 three to five are left).
+   We use the same function with the limits taken out, ψ(y) = log1p(y)/y and φ(z) = expm1(z)/z, both 1 at zero:
+       C = x · ψ(kx) · φ((1 − q)·log1p(kx))
+   accurate to 1e-12 relative everywhere, one formula, no threshold at which branches meet.
+2. The report gives neither k, q nor the weights. `EffortWeights` holds our choice, in token equivalents.
+3. Negative x, k or q raise an error: the curve would be convex or complex there, and a reward that pays for
+   spending is the kind of fault that training finds before its author does.
+
+Run it
+    etude run length_penalty --scale small      a second; the same as: python -m ref.length_penalty
+    etude run length_penalty --scale full       scaled/length_penalty.py, or a clear answer while that does not exist
+
+Glossary
+    symbol      variable    unit                where
+    x           x           token equivalents   §4.2, `effort`
+    k           k           1 / unit of x       how soon the curve bends: at x = 1/k the slope is 2^{−q}
+    q           q           –                   how much it bends
+    C_{k,q}     cost        unit of x           `length_penalty`
+    C'          –           –                   `marginal_cost`
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["length_penalty", "marginal_cost", "Effort", "EffortWeights", "effort"]
+
+Number = float | np.ndarray | np.floating | Tensor
+
+
+def _log_growth(x: Number, k: float, q: float) -> tuple[Tensor, Tensor]:
+    """x in float64 and log(1 + kx), after the checks that both public curves share."""
+    if not (0 <= k < math.inf and 0 <= q < math.inf):
+        raise ValueError(f"k and q must be finite and not negative; got k={k}, q={q}")
+    wide = torch.as_tensor(x, dtype=torch.float64)
+    if not bool((wide >= 0).all()):
+        raise ValueError("effort x must not be negative or NaN")
+    return wide, torch.log1p(k * wide)
+
+
+def _like(result: Tensor, x: Number) -> Number:
+    """`result` as the caller's kind of number: tensor (in its own float dtype), array or Python float."""
+    if isinstance(x, Tensor):
+        return result.to(x.dtype) if x.is_floating_point() else result
+    return result.numpy() if isinstance(x, np.ndarray) else result.item()
+
+
+def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator with the value 1 where the denominator is 0; gradients stay finite there too."""
+    zero = denominator == 0
+    return torch.where(zero, 1.0, numerator / denominator.masked_fill(zero, 1.0))
+
+
+def length_penalty(x: Number, k: float, q: float) -> Number:
+    """C_{k,q}(x), in the unit of x, for a number, an array or a tensor; computed in float64, differentiable in x.
+
+    k ≥ 0 per unit of x, q ≥ 0. Relative error below 1e-12 at every k and q, the limits included (§4.2).
+    Returns what it was given: float for a number, array for an array, tensor of its own dtype for a tensor.
+    Raises ValueError for negative x, k or q.
+    """
+    wide, growth = _log_growth(x, k, q)
+    z = (1 - q) * growth
+    return _like(wide * _ratio(growth, k * wide) * _ratio(torch.expm1(z), z), x)
+
+
+def marginal_cost(x: Number, k: float, q: float) -> Number:
+    """C'(x) = (1 + kx)^{−q}: the price of one more unit after x. Arguments and errors as for `length_penalty`."""
+    _, growth = _log_growth(x, k, q)
+    return _like(torch.exp(-q * growth), x)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What one rollout spent, in the six terms of §4.2."""
+
+    thinking_tokens: float = 0
+    """Tokens of reasoning before an answer or a call."""
+    tool_call_tokens: float = 0
+    """Tokens the policy wrote to call tools."""
+    tool_output_tokens: float = 0
+    """Tokens that tools returned into the context."""
+    final_message_tokens: float = 0
+    """Tokens of the last message to the user."""
+    tool_calls: float = 0
+    """Number of tool calls."""
+    turns: float = 0
+    """Number of turns; several calls made in parallel share one."""
+
+
+@dataclass(frozen=True)
+class EffortWeights:
+    """Price of one unit of each term, in token equivalents. The report is silent: these defaults are our choice."""
+
+    thinking_tokens: float = 1.0
+    """A generated token costs one, whatever it is for."""
+    tool_call_tokens: float = 1.0
+    """As above."""
+    tool_output_tokens: float = 0.1
+    """Read, not generated: prefill is cheaper than decoding by about this much."""
+    final_message_tokens: float = 1.0
+    """As above."""
+    tool_calls: float = 20.0
+    """Running a tool."""
+    turns: float = 100.0
+    """A round trip, which the user waits for; the reason to call tools in parallel."""
+
+
+def effort(counts: Effort, weights: EffortWeights = EffortWeights()) -> float:
+    """x = Σ weight · count over the six terms, in token equivalents. Raises ValueError for a negative count or weight."""
+    price, total = asdict(weights), 0.0
+    for name, count in asdict(counts).items():
+        if not (count >= 0 and price[name] >= 0):
+            raise ValueError(f"{name}: count and weight must not be negative; got {count} and {price[name]}")
+        total += price[name] * count
+    return total
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The curves of Figure 6, their limits, and what they pay for."""
+
+    k: float = 0.01
+    """Bend of the curve, per token equivalent."""
+    exponents: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
+    """Values of q, one curve each."""
+    efforts: tuple[float, ...] = (10.0, 100.0, 1000.0, 10000.0)
+    """Efforts x at which each curve is read."""
+    files: int = 6
+    """Files that the two example rollouts read, one a turn or all in one turn."""
+    seed: int = 0
+    """Unused: nothing here is random."""
+
+
+def demo(config: Demo = Demo(), log: Callable[..., None] = lambda step, total, **metrics: None) -> dict[str, float]:
+    """Cost and marginal cost along each curve; the printed formula's error near q = 1; serial against parallel calls."""
+    figures: dict[str, float] = {}
+    for step, q in enumerate(config.exponents, 1):
+        for x in config.efforts:
+            figures[f"cost_q{q:g}@{x:g}"] = float(length_penalty(x, config.k, q))
+            figures[f"marginal_q{q:g}@{x:g}"] = float(marginal_cost(x, config.k, q))
+        log(step, len(config.exponents), q=q, cost=figures[f"cost_q{q:g}@{config.efforts[-1]:g}"])
+    xs, q = torch.linspace(config.efforts[0], config.efforts[-1], 1000, dtype=torch.float64), 1 + 1e-12
+    printed = ((1 + config.k * xs) ** (1 - q) - 1) / (config.k * (1 - q))
+    figures["printed_formula_error_near_q1"] = (printed / length_penalty(xs, config.k, q) - 1).abs().max().item()
+    reads = {"tool_call_tokens": 12 * config.files, "tool_output_tokens": 300 * config.files, "tool_calls": config.files}
+    serial, parallel = (effort(Effort(turns=turns, **reads)) for turns in (config.files, 1))
+    for q in config.exponents:
+        saved = length_penalty(serial, config.k, q) - length_penalty(parallel, config.k, q)
+        figures[f"parallel_saving_q{q:g}"] = float(saved)
+    return figures
+
+
+if __name__ == "__main__":
+    print(demo())
