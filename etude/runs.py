@@ -29,6 +29,7 @@ import os
 import platform
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -45,6 +46,10 @@ T = TypeVar("T")
 
 class RunError(Exception):
     """A one-line message that says what to do. The command line prints it and exits with code 2."""
+
+
+class Interrupted(Exception):
+    """The user stopped a run; the message says how to go on. The command line exits with code 130."""
 
 
 # ---------------------------------------------------------------------------------------------- configuration
@@ -406,6 +411,7 @@ class Run:
         self.root, self.technique, self.config = root, technique, config
         self.resumed, self.checkpoint_seconds = resumed, cadence
         self._lock: int | None = lock
+        self._made: list[Path] = []
         self._stages: list[Stage] = []
 
     @classmethod
@@ -431,6 +437,7 @@ class Run:
                 if not resume:
                     raise RunError(f"{out} already holds a run; --resume goes on with it, or {again}")
                 cls._compare(before, technique, config, out)
+        made = [folder for folder in (out, *out.parents) if not folder.exists()]
         out.mkdir(parents=True, exist_ok=True)
         lock = cls._take_lock(out)
         resumed = (out / "config.json").exists()
@@ -449,7 +456,9 @@ class Run:
             os.close(lock)
             raise
         _held_locks.add(lock)
-        return cls(out, technique, config, lock, resumed, checkpoint_seconds)
+        run = cls(out, technique, config, lock, resumed, checkpoint_seconds)
+        run._made = made
+        return run
 
     @staticmethod
     def _take_lock(out: Path) -> int:
@@ -513,6 +522,22 @@ class Run:
             _held_locks.discard(self._lock)
             os.close(self._lock)
             self._lock = None
+
+    def abandon(self) -> None:
+        """Removes what this run made, when it was new and came to nothing: no finished stage, nothing to resume."""
+        if self.resumed or any(self.root.glob("stages/*.json")) or any(self.root.glob("state/*.json")):
+            return
+        for stage in self._stages:
+            stage.close()
+        for name in ("metrics", "state", "stages", "checkpoints", "tensorboard"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        for name in ("config.json", "timings.jsonl", "lock"):
+            (self.root / name).unlink(missing_ok=True)
+        for folder in self._made:
+            try:
+                folder.rmdir()
+            except OSError:
+                break
 
     def __enter__(self) -> Run:
         return self

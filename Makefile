@@ -1,0 +1,26 @@
+# make small   plays the whole recipe here, into runs/small (again after an interruption: goes on)
+# make test    runs every test
+# make .venv   only installs; PY chooses the Python, for instance: make small PY=python3.12
+
+PY ?= python3
+BIN := .venv/bin
+
+.PHONY: small test .venv
+.DEFAULT_GOAL := small
+
+small: .venv/.installed
+	$(BIN)/etude run recipe --scale small --out runs/small $(if $(wildcard runs/small/config.json),--resume)
+
+test: .venv/.installed
+	$(BIN)/python -m pytest
+
+.venv: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "etude needs Python 3.11 or newer, but '$(PY)' is not; name one: make $(or $(MAKECMDGOALS),small) PY=python3.12" >&2; exit 1; }
+	@$(PY) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "'$(PY)' cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	test -x $(BIN)/python || $(PY) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[test]'
+	@touch $@

@@ -1,0 +1,104 @@
+"""The table technique → source, code, experiment, lesson. The command line, the README and the tests read it.
+
+A path stands here only once the file exists; a test walks the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Technique:
+    """One technique of the recipe and where its parts lie, as paths from the root of the repository."""
+
+    name: str
+    """What `etude run NAME` takes."""
+    title: str
+    """What it is, in one line."""
+    source: str
+    """Section of the Composer 2 technical report (arXiv:2603.24477v2), or the paper that is followed."""
+    ref: str | None = None
+    """The file to read."""
+    scaled: str | None = None
+    """The same on many ranks."""
+    kernel: str | None = None
+    """The Triton kernel behind it."""
+    sim: str | None = None
+    """The experiment that shows what the source claims."""
+    lesson: str | None = None
+    """The lesson that teaches it."""
+    figure: str | None = None
+    """The measurement that the README quotes."""
+    tests: tuple[str, ...] = ()
+    """Tests of meaning."""
+
+    @property
+    def module(self) -> str | None:
+        """Import name of the reference file, or of the experiment where there is none."""
+        path = self.ref or self.sim
+        return path.removesuffix(".py").replace("/", ".") if path else None
+
+
+TECHNIQUES: tuple[Technique, ...] = (
+    Technique(
+        name="recipe",
+        title="the whole recipe: data, CPT, MTP, RL, evaluation and report",
+        source="Composer 2",
+        sim="sims/recipe.py",
+    ),
+    Technique(
+        name="cpt",
+        title="continued pretraining in phases, and codebase perplexity",
+        source="§3.1, App. B",
+        ref="ref/cpt.py",
+    ),
+    Technique(
+        name="muon",
+        title="Muon: orthogonalised momentum for matrices",
+        source="Composer 2.5",
+        ref="ref/muon.py",
+    ),
+    Technique(
+        name="mtp",
+        title="multi-token prediction, self-distilled, and speculative decoding",
+        source="§3.1",
+        ref="ref/mtp.py",
+    ),
+    Technique(
+        name="dr-grpo",
+        title="Dr. GRPO: group advantages without length or deviation bias",
+        source="§4.1",
+        ref="ref/dr_grpo.py",
+    ),
+    Technique(
+        name="kl",
+        title="KL estimators k1, k2, k3: value, variance, gradient",
+        source="§4.1, Fig. 4",
+        ref="ref/kl.py",
+    ),
+    Technique(
+        name="length-penalty",
+        title="nonlinear length penalty",
+        source="§4.2, Fig. 6",
+        ref="ref/length_penalty.py",
+    ),
+)
+
+
+def find(name: str) -> Technique | None:
+    """The technique of that name; underscores count as hyphens."""
+    return next((technique for technique in TECHNIQUES if technique.name == name.replace("_", "-")), None)
+
+
+def table() -> str:
+    """The catalogue as the Markdown table that the README holds."""
+    columns = ("ref", "scaled", "kernel", "sim", "lesson", "figure")
+    rows = ["| technique | what | source | " + " | ".join(columns) + " |", "|" + "---|" * (3 + len(columns))]
+    for technique in TECHNIQUES:
+        links = []
+        for column in columns:
+            path = getattr(technique, column)
+            links.append(f"[{path.rpartition('/')[2]}]({path})" if path else "–")
+        rows.append(f"| `{technique.name}` | {technique.title} | {technique.source} | " + " | ".join(links) + " |")
+    return "\n".join(rows)

@@ -1,0 +1,284 @@
+"""The command line. Thin: words in, one call into a room, a table out.
+
+Errors that a user can mend are one line on stderr and exit code 2; nothing that lay on disk is touched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from etude import catalog
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+                  help="The Composer 2 recipe, small and whole. Begin with: etude run recipe --scale small")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed; results go to results/.")
+app.add_typer(bench_app, name="bench")
+
+
+@app.command("list")
+def list_techniques() -> None:
+    """The techniques and their files."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("technique", "what", "source", "read", box=None, header_style="bold", pad_edge=False)
+    for technique in catalog.TECHNIQUES:
+        table.add_row(technique.name, technique.title, technique.source, technique.ref or technique.sim or "–")
+    Console().print(table)
+
+
+@app.command("run", add_help_option=False)
+def run_technique(
+    context: typer.Context,
+    technique: Annotated[Optional[str], typer.Argument(help="A name from `etude list`; `recipe` is all of it.")] = None,
+    scale: Annotated[str, typer.Option(help="small: this machine, minutes. full: many ranks.")] = "small",
+    out: Annotated[Optional[Path], typer.Option(help="Output folder.", show_default="runs/TECHNIQUE")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
+    config: Annotated[Optional[Path], typer.Option(help="TOML file with settings.", metavar="FILE")] = None,
+    sets: Annotated[Optional[list[str]], typer.Option("--set", help="One setting; repeatable; beats --config.",
+                                                      metavar="KEY=VALUE")] = None,
+    seed: Annotated[Optional[int], typer.Option(help="Same as --set seed=N.")] = None,
+    corpus: Annotated[Optional[Path], typer.Option(help="Folder of code to train on.",
+                                                   show_default="Python's standard library")] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+    help: Annotated[bool, typer.Option("--help", help="Show this, and the settings of TECHNIQUE.")] = False,
+) -> None:
+    """Run TECHNIQUE and leave everything it made in the output folder."""
+    from etude.runs import RunError
+
+    if technique is None:
+        print(context.get_help())
+        if not help:
+            raise RunError("name a technique; `etude list` shows them")
+        return
+    entry = catalog.find(technique)
+    if entry is None:
+        names = [known.name for known in catalog.TECHNIQUES]
+        near = difflib.get_close_matches(technique, names, n=1)
+        guess = f"did you mean {near[0]}? There are" if near else "there are"
+        raise RunError(f"unknown technique {technique!r}; {guess}: {', '.join(names)}")
+    if help:
+        print(context.get_help())
+        _print_settings(entry)
+        return
+    if scale not in ("small", "full"):
+        raise RunError(f"--scale expects small or full, got {scale!r}")
+    if scale == "full":
+        raise RunError(f"{entry.name} has no full scale yet: its scaled path is not written; use --scale small")
+    if corpus is not None and entry.name != "recipe":
+        raise RunError(f"{entry.name} reads no corpus; leave --corpus out")
+    out = out or Path("runs") / entry.name
+    wanted = _read_toml(config)
+    given = list(sets or [])
+    if seed is not None:
+        given.append(f"seed={seed}")
+    if corpus is not None:
+        _check_corpus(corpus)
+        given.append(f"data.corpus={corpus}")
+    if resume:
+        wanted = _merge(_stored_config(out, entry.name), wanted)
+    _play(entry, out, wanted, given, resume, checkpoint_seconds)
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure speed; results go to results/."""
+
+
+@bench_app.command("model")
+def bench_model() -> None:
+    """Training tokens/s of ref.model against transformers' Qwen3Moe, timed alternately."""
+    importlib.import_module("etude.bench").model()
+
+
+def _config_class(entry: catalog.Technique) -> type:
+    module = importlib.import_module(entry.module)
+    return module.Recipe if entry.name == "recipe" else module.Demo
+
+
+def _play(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume: bool, cadence: float) -> None:
+    """Opens the run, plays the technique, prints what came out."""
+    from etude import runs
+
+    config = runs.fill(_config_class(entry), toml, sets)
+    with runs.Run.open(out, entry.name, config, resume, cadence) as run:
+        try:
+            module = importlib.import_module(entry.module)
+            if entry.name == "recipe":
+                module.run(run, config)
+                _finish_recipe(run)
+            else:
+                _finish_demo(run, _demo(run, module.demo, config))
+        except (runs.RunError, OSError):
+            run.abandon()
+            raise
+        except KeyboardInterrupt:
+            run.close()
+            raise runs.Interrupted(f"interrupted; go on with: etude run {entry.name} --out {out} --resume") from None
+
+
+def _demo(run: Any, demo: Any, config: Any) -> dict:
+    """The result of a technique's demonstration, its progress shown and logged."""
+    stage = run.stage("demo", total=1, unit="steps")
+    if stage.finished:
+        return stage.result()
+
+    def log(step: int, total: int, **metrics: Any) -> None:
+        stage.total = total
+        stage.log(step, **metrics)
+        stage.progress(step, **metrics)
+
+    return stage.finish(demo(config, log))
+
+
+def _finish_demo(run: Any, result: dict) -> None:
+    from etude import runs
+
+    record = {"technique": run.technique, "config": json.loads((run.root / "config.json").read_text())["config"],
+              "machine": runs.machine(), "seconds": run.seconds(), "result": result}
+    runs.atomic_write(run.root / "report.json", json.dumps(record, indent=1) + "\n")
+    _print_result(run.technique, result)
+    print(f"report: {run.root / 'report.json'}")
+
+
+def _print_result(title: str, result: dict) -> None:
+    """Plain entries as one table; every list of like dicts as a table of its own."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console, plain = Console(), Table("result", "value", box=None, header_style="bold", title=title, title_justify="left")
+    grids = []
+    for key, value in result.items():
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            grid = Table(*value[0], box=None, header_style="bold", title=key, title_justify="left")
+            for row in value:
+                grid.add_row(*(_cell(row.get(column)) for column in value[0]))
+            grids.append(grid)
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                plain.add_row(f"{key}.{name}", _cell(inner))
+        else:
+            plain.add_row(key, _cell(value))
+    if plain.row_count:
+        console.print(plain)
+    for grid in grids:
+        console.print(grid)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return " ".join(_cell(part) for part in value)
+    return "–" if value is None else str(value)
+
+
+def _finish_recipe(run: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from etude import report
+
+    html, record = report.write(run.root)
+    rows = report.before_after(json.loads(record.read_text()))
+    if rows:
+        table = Table("held-out tasks", "before RL", "after RL", "difference", box=None, header_style="bold")
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+    print(f"report: {html} and {record}")
+    if (run.root / "checkpoints" / "final").is_dir():
+        print(f"model:  {run.root / 'checkpoints' / 'final'}")
+
+
+def _print_settings(entry: catalog.Technique) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from etude import runs
+
+    table = Table("setting", "default", "what", box=None, header_style="bold", title="Settings for --set and --config",
+                  title_justify="left")
+    for key, kind, default, doc in runs.describe(_config_class(entry)):
+        table.add_row(key, _cell(list(default) if isinstance(default, tuple) else default), doc or kind)
+    Console().print(table)
+
+
+def _read_toml(path: Path | None) -> dict:
+    from etude.runs import RunError
+
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} is not valid TOML: {error}") from None
+
+
+def _stored_config(out: Path, technique: str) -> dict:
+    """The settings a run began with, so that --resume need not repeat them."""
+    try:
+        record = json.loads((out / "config.json").read_text())
+        return record["config"] if record["technique"] == technique else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # Run.open says what is wrong with it
+
+
+def _merge(below: dict, above: dict) -> dict:
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _check_corpus(path: Path) -> None:
+    from etude.runs import RunError
+
+    if not path.exists():
+        raise RunError(f"corpus {path} does not exist; give a folder of code with --corpus")
+    if not path.is_dir():
+        raise RunError(f"corpus {path} is not a folder; give a folder of code with --corpus")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise RunError(f"corpus {path} cannot be read; change its permissions or choose another --corpus")
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    return " ".join(message.split())
+
+
+def main() -> None:
+    """Entry point: turns errors into one line and an exit code."""
+    try:
+        code = app(standalone_mode=False, prog_name="etude")
+        sys.exit(code if isinstance(code, int) else 0)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:  # anything that is not for the user to mend goes on as a traceback
+        from etude.runs import Interrupted, RunError
+
+        if isinstance(error, Interrupted):
+            print(error, file=sys.stderr)
+            sys.exit(130)
+        if not isinstance(error, (RunError, OSError)) and not hasattr(error, "format_message"):
+            raise
+        if message := _one_line(error):  # empty after a bare `etude`, which has printed its help
+            print(f"error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
