@@ -2,9 +2,9 @@
 
 A document begins like a task. Without that a small model never learns to copy file names out of a prompt.
 
-A demonstration is an episode of a scripted agent: it reads, writes, tests and finishes. Demonstrations can be made
-imperfect on purpose. The policy then learns to answer a failing test, and reinforcement learning finds faults to
-remove and alternatives to choose from.
+A demonstration is an episode of a scripted agent: it reads, writes, tests and finishes. Demonstrations can be
+made imperfect on purpose. The policy then learns to answer a failing test, and reinforcement learning finds
+faults to remove and alternatives to choose from.
 """
 
 import re
@@ -120,7 +120,7 @@ def _guess(task: Task, unread: str, rng: Random, cases: Sequence[Case]) -> str |
 
 
 def demonstration(task: Task, rng: Random, noise: NoiseConfig | None = None) -> list[str]:
-    """The turns of a scripted agent that solves `task`, as well as `noise` lets it. The last is always `done`."""
+    """The turns of a scripted agent that solves `task` as well as `noise` lets it; the last is `done`."""
     noise = noise or NoiseConfig()
     target, needed = task.target, [*task.helpers]
     write = f"write {target}\n    "
@@ -168,7 +168,7 @@ def _misspell(turn: str, rng: Random) -> str:
 def transcript(task: Task, turns: Sequence[str]) -> list[tuple[str, str]]:
     """The episode that `turns` lead to, as ("env" | "agent", text), beginning with the prompt.
 
-    Each agent entry is followed by the answer, which is empty after `done`; turns after the end are left out."""
+    Each agent entry is followed by the answer, empty after `done`; turns after the end are left out."""
     session = Session(task)
     episode = [("env", session.prompt)]
     for turn in turns:

@@ -49,7 +49,7 @@ class Environment(Protocol):
         """Whether the episode is over; `step` must not be called any more."""
 
     def step(self, text: str) -> str:
-        """Carries out the calls of one turn and returns what they said. No text raises; wrong ones are answered.
+        """Carries out the calls of one turn and returns what they said; a wrong call is answered, too.
 
         Raises RuntimeError when the episode is over."""
 

@@ -1,10 +1,10 @@
 """Runs what an untrusted policy wrote, without running Python.
 
 A body is simple assignments followed by one `return`. It is checked as text (length, alphabet, nesting, long
-numbers), parsed to a syntax tree, checked against a whitelist of nodes, and then walked; nothing is ever compiled
-to code or handed to `eval`. There are no loops and every node is visited at most once, so the number of nodes
-bounds the work, and the size of each number is bounded before it is computed. Whatever the text is, the outcome
-is an integer or an `EvaluationError` whose message is short enough to be shown to the agent.
+numbers), parsed to a syntax tree, checked against a whitelist of nodes, and then walked; nothing is ever
+compiled to code or handed to `eval`. There are no loops and every node is visited at most once, so the number
+of nodes bounds the work, and the size of each number is bounded before it is computed. Whatever the text is,
+the outcome is an integer or an `EvaluationError` whose message is short enough to be shown to the agent.
 """
 
 import ast
@@ -120,6 +120,8 @@ def _check(node: ast.expr | None, known: set[str], depth: int) -> None:
         raise EvaluationError("too deep")
     match node:
         case ast.Constant(value=value) if type(value) is int:
+            if value >= 10**MAX_DIGITS:  # hexadecimal gets past the check of the text
+                raise EvaluationError("number too large")
             parts = []
         case ast.Name(id=name):
             if name not in known:
@@ -129,7 +131,7 @@ def _check(node: ast.expr | None, known: set[str], depth: int) -> None:
             parts = [left, right]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             parts = [operand]
-        case ast.Compare(left=left, ops=signs, comparators=rest) if all(type(s) in COMPARISONS for s in signs):
+        case ast.Compare(left=left, ops=signs, comparators=rest) if {*map(type, signs)} <= COMPARISONS.keys():
             parts = [left, *rest]
         case ast.IfExp(test=test, body=body, orelse=orelse):
             parts = [test, body, orelse]

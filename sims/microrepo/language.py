@@ -6,11 +6,12 @@
     step   := plus X | minus X | times X | larger X | smaller X | double | square | half
 
 A phrase is read strictly from left to right, and the code grows in the same order: `a plus b then double` is
-`(a + b) * 2`. That keeps the translation within reach of a model with under a million parameters. In place of an
-atom the first operation may name another file (`m7 minus m2`): its body is inlined there.
+`(a + b) * 2`. That keeps the translation within reach of a model with under a million parameters. In place of
+an atom the first operation may name another file (`m7 minus m2`), and `m7` alone is a first operation too:
+the body of that file is inlined there.
 
-Every expression carries its values at eight fixed points. They identify the function that it computes, whatever
-its spelling, so that `a + b` and `b + a` can never land on two sides of a split (`sims.microrepo.task.held_out`).
+Every expression carries its values at eight fixed points. They identify the function that it computes,
+whatever its spelling: `a + b` and `b + a` are never on two sides of a split (`sims.microrepo.task.held_out`).
 """
 
 import operator
@@ -19,8 +20,18 @@ from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
-__all__ = ["BINARY", "UNARY", "Expression", "atom", "combine", "draw_first", "draw_step", "reference", "transform",
-           "translate"]  # fmt: skip
+__all__ = [
+    "BINARY",
+    "UNARY",
+    "Expression",
+    "atom",
+    "combine",
+    "draw_first",
+    "draw_step",
+    "reference",
+    "transform",
+    "translate",
+]
 
 PROBES = ((3, 8, -6, 0, 13, -7, 1, 25), (5, 2, 1, -9, 13, -12, 0, -3), (7, -4, 4, 11, -2, 6, 20, -15))
 COLUMNS = dict(zip("abc", PROBES, strict=True))

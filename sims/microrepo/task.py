@@ -1,12 +1,12 @@
 """Tasks of the small world: a repository of 2-6 one-function files, one of which has lost its body.
 
-The reward world of a tiny coding agent. All it is told is `repo m2 m3 m7 fix m3`; even the docstring must be
-read. At depth 0 the docstring says all, at depth 1 it refers to one helper and at depth 2 to two, whose bodies
-must be read and inlined, because a body may not call across files.
+All that the agent is told is `repo m2 m3 m7 fix m3`; even the docstring must be read. At depth 0 the
+docstring says all, at depth 1 it refers to one helper and at depth 2 to two, whose bodies must be read and
+inlined, because a body may not call across files.
 
-Held out is a fifth of all *functions*, not of all spellings: an expression belongs to the side that a hash of its
-values at fixed points assigns. In a held-out task the target and every helper are held out; in a training task
-nothing is, distractors included. So an agent that solves held-out tasks has composed, not remembered.
+Held out is a fifth of all *functions*, not of all spellings: an expression belongs to the side that a hash of
+its values at fixed points assigns. In a held-out task the target and every helper are held out; in a training
+task nothing is, distractors included. So an agent that solves held-out tasks has composed, not remembered.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from sims.microrepo.language import BINARY, Expression, combine, draw_first, dra
 __all__ = ["Case", "Module", "Split", "Task", "WorldConfig", "generate", "held_out"]
 
 Split = Literal["train", "heldout"]
+VISIBLE, HIDDEN = 3, 32
 NAMES = tuple(f"m{i}" for i in range(10))
 SIGNATURES = (("a", "b"), ("a", "b", "c"))
 
@@ -67,7 +68,7 @@ class Module(NamedTuple):
     doc: str
     """The docstring: a phrase of `sims.microrepo.language`."""
     expr: str
-    """What the function returns, helpers inlined. For the target this is the answer, which no session shows."""
+    """What the function returns, helpers inlined; for the target it is the answer, which no session shows."""
 
     def source(self, name: str, body: str | None) -> str:
         """The file's text, without a final newline; `body` is None where it is missing."""
@@ -119,18 +120,17 @@ class Task:
         module = self.files[self.target]
         body, size = evaluator.parse(self.answer, module.args), len(module.args)
         rng = Random(blake2b(self.key.encode(), digest_size=8).digest())
-        visible = dict.fromkeys(tuple(rng.sample(range(10), size)) for _ in range(8))
-        visible = list(visible)[:3]
-        # Few bits of a function are decided by any one input: comparisons and small digits near zero, signs and
-        # halves by mixed small numbers, powers and missing arguments by large ones.
+        visible: dict[tuple[int, ...], None] = {}
+        while len(visible) < VISIBLE:
+            visible[tuple(rng.sample(range(10), size))] = None
+        # Which inputs tell two functions apart? Near zero small digits decide; mixed small numbers show signs
+        # and halves; in `max(a * a, b)` one argument must be large where another is small.
         hidden = {(0, 0, 0)[:size]: None, (1, 1, 1)[:size]: None, (997, -501, 64)[:size]: None}
-        for spread, count in ((2, 8), (12, 17), (100, 24)):
+        for spreads, count in (((2,), 8), ((12,), 20), ((2, 12, 100, 1000), HIDDEN)):
             while len(hidden) < count:
-                hidden[tuple(rng.randint(-spread, spread) for _ in range(size))] = None
-            for inputs in visible:
-                hidden.pop(inputs, None)
-        while len(hidden) < 24:
-            hidden[tuple(rng.randint(-100, -1) for _ in range(size))] = None
+                inputs = tuple(rng.randint(-spread, spread) for spread in rng.choices(spreads, k=size))
+                if inputs not in visible:
+                    hidden[inputs] = None
         return tuple(
             tuple(Case(inputs, body.evaluate(inputs)) for inputs in group) for group in (visible, hidden)
         )
@@ -142,12 +142,12 @@ class Task:
 
     @property
     def hidden_tests(self) -> tuple[Case, ...]:
-        """The 24 tests that decide the reward; none of them is visible."""
+        """The 32 tests that decide the reward; none of them is visible."""
         return self._cases[1]
 
 
 def held_out(expression: Expression) -> bool:
-    """Whether the function that `expression` computes belongs to the held-out fifth, in every process alike."""
+    """Whether the function that `expression` computes is in the held-out fifth, in every process alike."""
     digest = blake2b(repr(expression.values).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 5 == 0
 
@@ -156,7 +156,9 @@ def _between(rng: Random, bounds: tuple[int, int]) -> int:
     return bounds[0] + int(rng.random() * (bounds[1] - bounds[0] + 1))
 
 
-def _extend(rng: Random, start: Expression | None, args: tuple[str, ...], count: int, config: WorldConfig):
+def _extend(
+    rng: Random, start: Expression | None, args: tuple[str, ...], count: int, config: WorldConfig
+) -> Expression:
     """`start`, or a first operation where it is None, grown by random steps to `count` operations in all."""
     expression = start
     for _ in range(count):
@@ -167,20 +169,27 @@ def _extend(rng: Random, start: Expression | None, args: tuple[str, ...], count:
     return expression
 
 
-def _draw(rng: Random, args: tuple[str, ...], bounds: tuple[int, int], wanted: bool | None, config: WorldConfig):
-    """A random expression on the wanted side of the split (None: either). The number of operations is drawn once,
-    before anything is rejected: otherwise rejection would change its distribution."""
-    count = _between(rng, bounds)
+def _draw(
+    rng: Random, args: tuple[str, ...], bounds: tuple[int, int], wanted: bool | None, config: WorldConfig
+) -> Expression:
+    """A random expression on the wanted side of the split (None: either)."""
+    count = _between(rng, bounds)  # before anything is rejected: else the sides would differ in length
     while True:
         expression = _extend(rng, None, args, count, config)
         if not expression.trivial and (wanted is None or held_out(expression) is wanted):
             return expression
 
 
-def _draw_target(rng: Random, args: tuple[str, ...], helpers: dict[str, Expression], wanted: bool, config: WorldConfig):
+def _draw_target(
+    rng: Random,
+    args: tuple[str, ...],
+    helpers: dict[str, Expression],
+    steps: int,
+    wanted: bool,
+    config: WorldConfig,
+) -> Expression | None:
     """The target of a task with helpers, or None when these helpers seem to admit none."""
     mentions = [reference(name, helper) for name, helper in helpers.items()]
-    steps = _between(rng, config.one_helper_steps if len(mentions) == 1 else config.two_helper_steps)
     for _ in range(50):
         start = mentions[0]
         if len(mentions) == 2:
@@ -206,11 +215,13 @@ def generate(rng: Random, split: Split, depth: int | None = None, config: WorldC
     count = max(_between(rng, config.files), depth + 1)
     target, *others = rng.sample(NAMES, count)
     args = SIGNATURES[rng.random() < config.three_arguments]
+    steps = _between(rng, config.one_helper_steps if depth == 1 else config.two_helper_steps)
     found = None
     while found is None:
-        helpers = {name: _draw(rng, args, config.helper_operations, wanted, config) for name in others[:depth]}
+        drawn = (_draw(rng, args, config.helper_operations, wanted, config) for _ in range(depth))
+        helpers = dict(zip(others, drawn, strict=False))
         if depth:
-            found = _draw_target(rng, args, helpers, wanted, config)
+            found = _draw_target(rng, args, helpers, steps, wanted, config)
         else:
             found = _draw(rng, args, config.operations, wanted, config)
     modules = {target: Module(args, found.phrase, found.code)}
