@@ -50,7 +50,8 @@ def test_mutated_bodies_are_found_out():
         task = generate(rng, "train")
         module = task.files[task.target]
         session = Session(task)
-        answer = session.step(f"write {task.target}\n    return {mutate(module.expr, module.args, rng)}\ntest")
+        body = f"return {mutate(module.expr, module.args, rng)}"
+        answer = session.step(f"write {task.target}\n    {body}\ntest")
         assert answer.startswith("ok\npassed ")
         caught += session.verify().tests == 0.0
     assert caught > 380

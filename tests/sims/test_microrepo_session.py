@@ -120,7 +120,7 @@ def test_a_flood_of_calls_is_cut():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.one_of(st.text(max_size=40), st.sampled_from([RIGHT, "test", "read m3", "write m3\n    "]))))
+@given(st.lists(st.text(max_size=40) | st.sampled_from([RIGHT, "test", "read m3", "write m3\n    "])))
 def test_no_text_breaks_a_session(turns):
     session = Session(TASK)
     for turn in turns:
@@ -201,7 +201,7 @@ words = st.sampled_from(
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.one_of(st.text(), st.lists(words).map("".join), st.lists(words).map("".join).map("return {}".format)))
+@given(st.text() | st.lists(words).map("".join) | st.lists(words).map("".join).map("return {}".format))
 @example("return ()")
 @example("return a<b<0")
 def test_any_text_is_a_number_or_a_refusal(text):
