@@ -1,0 +1,265 @@
+"""Continued pretraining: from a folder of code to a model that has read it (Composer 2 report §3.1, Appendix B).
+
+The report: a code-dominated mix; the bulk of compute at a short context, then a shorter long-context phase, then a short
+SFT; held-out *codebase perplexity* (files of a repository concatenated alphabetically, negative log-likelihood summed over a
+rolling window) follows progress. This file holds what those phases share: reading a corpus, the tokenizer, packing,
+the schedule, the loss and the perplexity. `sims/recipe.py` strings the phases together.
+
+Departures:
+1. The base model is random weights: at this size pretraining and its continuation are the same act.
+2. Muon with AdamW (as Composer 2.5 does) instead of AdamW alone; `optimizer = "adamw"` gives the report's.
+3. The schedule (warm-up, stable, decay) is ours; the report names none. MiniCPM (arXiv:2404.06395, §4) is its source.
+4. bfloat16 over float32 masters instead of MXFP8 (that is issue `low precision`).
+5. Context lengths are 128 and 256 tokens, not 32k and 256k.
+
+    etude run cpt --scale small            a few hundred steps on part of the standard library
+    etude run recipe --scale small         the whole
+
+| paper | here | shape |
+|---|---|---|
+| tokens of a packed row | `ids` | R T |
+| document of a token (attention stays inside) | `doc` | R T, −1 for padding |
+| learning-rate factor | `wsd(step, …)` | scalar |
+| codebase NLL | `codebase_nll(…).nll` | nats, summed |
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ref.model import Transformer
+
+__all__ = [
+    "SPECIAL_TOKENS",
+    "CodebaseNLL",
+    "Corpus",
+    "codebase_nll",
+    "hold_out_codebase",
+    "next_token_loss",
+    "pack",
+    "read_corpus",
+    "train_tokenizer",
+    "wsd",
+]
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|env|>", "<|agent|>")
+"""End of a document; the environment speaks; the agent speaks."""
+
+CODE = r" ?\w+|\n *| ?[^\s\w]+|\s+"
+"""Pieces that byte-pair merges may not cross: a word with its blank, a newline with the indentation behind it, punctuation."""
+
+
+@dataclass
+class Corpus:
+    """Text files of a folder, in alphabetical order of their paths."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    """Relative path → text."""
+    skipped: Counter = field(default_factory=Counter)
+    """Reason → number of files left out: empty, huge, binary, encoding, unreadable, vendored."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(text.encode()) for text in self.files.values())
+
+
+def read_corpus(root: str | Path, suffixes: Sequence[str] = (), exclude: Sequence[str] = (), max_bytes: int = 1 << 20) -> Corpus:
+    """Every text file below `root`; hidden folders (.git) and folders named in `exclude` are not entered.
+
+    `suffixes`: only these (with the dot); none means all. A file is skipped and counted, never fatal, when it is empty,
+    larger than `max_bytes`, binary (a NUL byte), not UTF-8, or unreadable. Links are not followed: a corpus cannot loop.
+    """
+    corpus, root = Corpus(), Path(root)
+    for path in sorted(walk(root, frozenset(exclude)), key=lambda p: p.relative_to(root).as_posix()):
+        if suffixes and path.suffix not in suffixes:
+            continue
+        try:
+            size = path.stat().st_size
+            if size > max_bytes:
+                corpus.skipped["huge"] += 1
+                continue
+            data = path.read_bytes()
+        except OSError:
+            corpus.skipped["unreadable"] += 1
+            continue
+        if not data.strip():
+            corpus.skipped["empty"] += 1
+        elif b"\0" in data:
+            corpus.skipped["binary"] += 1
+        else:
+            try:
+                corpus.files[path.relative_to(root).as_posix()] = data.decode("utf-8").replace("\r\n", "\n")
+            except UnicodeDecodeError:
+                corpus.skipped["encoding"] += 1
+    return corpus
+
+
+def walk(folder: Path, exclude: frozenset[str]) -> Iterable[Path]:
+    """Regular files below a folder; unreadable folders are passed over."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        if entry.is_symlink() or entry.name.startswith(".") or entry.name in exclude:
+            continue
+        if entry.is_dir():
+            yield from walk(entry, exclude)
+        elif entry.is_file():
+            yield entry
+
+
+def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus, Corpus]:
+    """(name, training part, held-out codebase): the top-level folder whose size is nearest to `share` of the corpus, if one
+    holds at least a third and at most five times that; else every k-th file. ValueError if fewer than two files are there."""
+    if len(corpus.files) < 2:
+        raise ValueError(f"the corpus has {len(corpus.files)} usable text files; at least two are needed to hold one out")
+    sizes: Counter = Counter()
+    for name, text in corpus.files.items():
+        if "/" in name:
+            sizes[name.split("/")[0]] += len(text)
+    wanted = share * sum(map(len, corpus.files.values()))
+    fit = [top for top, size in sizes.items() if wanted / 3 <= size <= 5 * wanted]
+    if fit:
+        name = min(fit, key=lambda top: (abs(sizes[top] - wanted), top))
+        held = {f for f in corpus.files if f.split("/")[0] == name and "/" in f}
+    else:
+        every = max(2, round(1 / share))
+        held = set(list(corpus.files)[every // 2 :: every] or [max(corpus.files)])
+        name = f"{len(held)} files"
+    rest = {f: text for f, text in corpus.files.items() if f not in held}
+    return name, Corpus(rest, corpus.skipped), Corpus({f: corpus.files[f] for f in sorted(held)})
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int):
+    """Byte-level BPE (Hugging Face `tokenizers.Tokenizer`) with `SPECIAL_TOKENS` first. Any text round-trips exactly."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(CODE), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def pack(documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_rows: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of `length` tokens from whole documents, first fit among `open_rows`; only a document longer than a row is cut.
+
+    Returns ids [R, T] int32 and doc [R, T] int32: the documents of a row numbered from 0, −1 where `pad` fills up.
+    """
+    done: list[list[Sequence[int]]] = []
+    rows: list[list[Sequence[int]]] = []
+    room: list[int] = []
+    for document in documents:
+        for start in range(0, len(document), length):
+            piece = document[start : start + length]
+            at = next((i for i, free in enumerate(room) if free >= len(piece)), None)
+            if at is None:
+                if len(rows) == open_rows:
+                    fullest = min(range(len(room)), key=room.__getitem__)
+                    done.append(rows.pop(fullest))
+                    room.pop(fullest)
+                rows.append([])
+                room.append(length)
+                at = len(rows) - 1
+            rows[at].append(piece)
+            room[at] -= len(piece)
+    done += rows
+    ids, doc = np.full((len(done), length), pad, np.int32), np.full((len(done), length), -1, np.int32)
+    for r, row in enumerate(done):
+        at = 0
+        for number, piece in enumerate(row):
+            ids[r, at : at + len(piece)], doc[r, at : at + len(piece)] = piece, number
+            at += len(piece)
+    return ids, doc
+
+
+def wsd(step: int, total: int, warmup: int, decay: int) -> float:
+    """Warm-up, stable, decay: factor of the learning rate at `step` (0-based) of `total`; linear up over `warmup` steps, one,
+    then linear down over the last `decay` steps, reaching 1/decay at the last."""
+    return min(1.0, (step + 1) / max(warmup, 1), (total - step) / max(decay, 1))
+
+
+def next_token_loss(
+    model: Transformer, hidden: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"], doc: Int[Tensor, "B T"] | None = None,
+    weight: Tensor | None = None,
+) -> tuple[Float[Tensor, ""], int | float]:
+    """Summed negative log-likelihood (nats) of every token given those before it in its document, and how many were scored.
+
+    `weight` [B, T] bool or float scales the loss of token t (SFT: 1 on the agent's own tokens). Divide by a *global* count, never
+    by a local mean, or micro-batches of unequal size weigh their tokens unequally."""
+    logp = model.logprob(hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    scored = torch.ones_like(ids[:, 1:], dtype=logp.dtype)
+    if doc is not None:
+        scored *= (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
+    if weight is not None:
+        scored *= weight[:, 1:]
+    return -(logp * scored.flatten()).sum(), scored.sum().item()
+
+
+@dataclass(frozen=True)
+class CodebaseNLL:
+    """How surprising a codebase is."""
+
+    nll: float
+    """Sum of −log p over all scored tokens, nats."""
+    tokens: int
+    """Scored tokens."""
+    bytes: int
+    """UTF-8 bytes of the concatenated files."""
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll per token); depends on the tokenizer."""
+        return math.exp(self.nll / self.tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """nll in bits per byte of source; comparable between tokenizers."""
+        return self.nll / self.bytes / math.log(2)
+
+
+@torch.no_grad()
+def codebase_nll(
+    model: Transformer, tokenizer, path: str | Path | Corpus, window: int = 256, stride: int | None = None, max_tokens: int | None = None,
+    batch: int = 32,
+) -> CodebaseNLL:
+    """Codebase perplexity (report Appendix B): files concatenated in alphabetical order, the NLL of every token but the first,
+    each under a window of at most `window` tokens that moves by `stride` (half a window unless told), so that a token has at
+    least window − stride tokens of context once the text is that long.
+
+    `path`: a folder (read by `read_corpus`) or a `Corpus`. `max_tokens` scores only the beginning. ValueError if nothing can
+    be scored.
+    """
+    corpus = path if isinstance(path, Corpus) else read_corpus(path)
+    text = "\n".join(corpus.files[name] for name in sorted(corpus.files))
+    ids = torch.tensor(tokenizer.encode(text).ids[: max_tokens or None])
+    stride = stride or window // 2
+    if len(ids) < 2 or not 1 <= stride < window:
+        raise ValueError(f"nothing to score: {len(ids)} tokens, window {window}, stride {stride}")
+    size = len(text.encode()) if not max_tokens else len(tokenizer.decode(ids.tolist()).encode())
+    # Full windows start at multiples of the stride; the last one is pulled back so that it ends with the text.
+    width = min(window, len(ids))
+    starts = list(range(0, len(ids) - width, stride)) + [len(ids) - width]
+    total, scored_to = 0.0, 1
+    for first in range(0, len(starts), batch):
+        some = starts[first : first + batch]
+        rows = torch.stack([ids[s : s + width] for s in some])
+        out = model(rows, logits=False)
+        logp = model.logprob(out.hidden[:, :-1].flatten(0, 1), rows[:, 1:].flatten()).view(len(some), -1)
+        for start, row in zip(some, logp, strict=True):
+            total -= row[scored_to - start - 1 :].double().sum().item()
+            scored_to = start + width
+    return CodebaseNLL(total, len(ids) - 1, size)

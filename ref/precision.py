@@ -1,0 +1,49 @@
+"""Mixed precision by master weights: compute in bfloat16, remember in float32 (arXiv:1710.03740).
+
+The network that runs (`Masters.model`) holds weights in the compute dtype. Behind each stands a float32 master that the
+optimisers see. A step copies gradients up, lets the optimisers move the masters, and copies the rounded result down. With
+learning rates near 1e-6 most bfloat16 weights do not change in a step at all, though their masters do.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Masters"]
+
+
+class Masters:
+    """Float32 masters for every parameter of `model`, which is converted to `dtype` in place of a copy.
+
+    `masters` is a module of the same structure and names: give its parameters to the optimisers and save its state.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.bfloat16):
+        self.masters = model.float()
+        self.model = copy.deepcopy(model).to(dtype)
+        self.pairs = list(zip(self.masters.parameters(), self.model.parameters(), strict=True))
+
+    @torch.no_grad()
+    def step(self, optimisers: list[torch.optim.Optimizer], max_norm: float = 1.0) -> Tensor:
+        """Apply the gradients that `model` has gathered, clipped to a global norm, and clear them.
+
+        Returns the norm before clipping. Raises FloatingPointError when it is not finite: the step is not taken."""
+        used = [(m, w) for m, w in self.pairs if w.grad is not None]
+        for master, work in used:
+            master.grad = work.grad.to(torch.float32)
+            work.grad = None
+        norm = nn.utils.clip_grad_norm_([m for m, _ in used], max_norm)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"gradient norm is {norm.item()}; the step was not taken")
+        for optimiser in optimisers:
+            optimiser.step()
+        self.copy_down()
+        for master, _ in used:
+            master.grad = None
+        return norm
+
+    @torch.no_grad()
+    def copy_down(self) -> None:
+        """Round the masters into the working weights, after a step or after loading a state."""
+        torch._foreach_copy_([w for _, w in self.pairs], [m for m, _ in self.pairs])

@@ -1,0 +1,147 @@
+"""The policy server in miniature: it samples rollouts from its own copy of the weights, in its own dtype.
+
+Inference and training are two engines in this recipe (Composer 2 report §4.1, §6.2): the trainer optimises float32 masters,
+the sampler decodes with whatever copy it was last sent. Every token therefore comes back with the log-probability and the
+policy version it was sampled under and with the experts that its position was routed to; the trainer needs the first for
+importance ratios, the second for staleness and the third for router replay.
+
+Where this file departs from a real server (vLLM, SGLang):
+1. All rows of a batch share one position. A step feeds every row its next token: a token of the prompt or of an observation,
+   if one is waiting, else the one just sampled. There is no prefill, no paging and no padding mask; a finished row is dropped
+   by compacting the batch.
+2. The environment answers synchronously, inside the loop: at this size an answer costs microseconds.
+
+    sampler = Sampler(model, dtype=torch.bfloat16)
+    rollouts = sampler.rollout(conversations, max_len=192, generator=torch.Generator().manual_seed(0))
+
+| paper | here | shape |
+|---|---|---|
+| behaviour policy μ | the sampler's copy | – |
+| log μ(a_t) | `Rollout.logp` | T, zero where the token was given |
+| replayed routing | `Rollout.experts` | T−1 L K |
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ref.model import KVCache, Transformer
+
+__all__ = ["Conversation", "Rollout", "Sampler", "sample"]
+
+
+class Conversation(Protocol):
+    """The other side of a rollout, in tokens."""
+
+    prompt: list[int]
+    """Tokens that open the context."""
+    stop: int
+    """Token with which the policy ends its turn."""
+
+    def reply(self, turn: list[int]) -> list[int] | None:
+        """Answer to a turn (its stop token left out) in tokens, or None when the conversation is over."""
+
+
+@dataclass
+class Rollout:
+    """One conversation as the policy lived it. T tokens in all."""
+
+    tokens: Int[Tensor, "T"]
+    """Prompt, sampled tokens and observations in order."""
+    sampled: Bool[Tensor, "T"]
+    """True where the policy chose the token."""
+    logp: Float[Tensor, "T"]
+    """Log-probability (nats) of a sampled token under the distribution it was drawn from; zero elsewhere."""
+    version: Int[Tensor, "T"]
+    """Version of the weights that drew the token; −1 where it was given."""
+    experts: Int[Tensor, "T-1 L K"]
+    """Experts that position t was routed to while predicting token t+1; L = 0 for a dense model."""
+    finished: bool
+    """False when max_len cut the rollout off."""
+
+
+def sample(logits: Float[Tensor, "B V"], temperature: float, generator: torch.Generator | None):
+    """Tokens [B] drawn from softmax(logits / temperature) by inverting the cumulative distribution, and their log-probabilities
+    [B] under it (float32). Temperature 0 is greedy: the first maximum, with log-probability 0."""
+    if temperature == 0:
+        return logits.argmax(-1), torch.zeros(len(logits))
+    logp = (logits.float() / temperature).log_softmax(-1)
+    mass = logp.exp().double().cumsum(-1)
+    u = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64) * mass[:, -1:]
+    token = torch.searchsorted(mass, u, right=True).clamp_(max=logits.shape[-1] - 1)
+    return token[:, 0], logp.gather(1, token)[:, 0]
+
+
+class Sampler:
+    """Holds a copy of a policy and plays conversations with it in batches."""
+
+    def __init__(self, model: Transformer, dtype: torch.dtype = torch.bfloat16, version: int = 0):
+        self.model = copy.deepcopy(model).to(dtype).requires_grad_(False)
+        self.dtype, self.version = dtype, version
+
+    @torch.no_grad()
+    def load(self, model: Transformer, version: int) -> None:
+        """Take over the weights of `model`, rounded to the sampler's dtype."""
+        for mine, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
+            mine.copy_(theirs)
+        self.version = version
+
+    @torch.inference_mode()
+    def rollout(
+        self,
+        conversations: Sequence[Conversation],
+        max_len: int,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> list[Rollout]:
+        """Play all conversations to their end or to `max_len` tokens, in one batch; results in the order given."""
+        B, config = len(conversations), self.model.config
+        known = torch.tensor([min(len(c.prompt), max_len) for c in conversations])  # tokens of a row that are decided
+        tokens = torch.zeros(B, max_len, dtype=torch.long)
+        for row, c in enumerate(conversations):
+            tokens[row, : known[row]] = torch.tensor(c.prompt[:max_len])
+        sampled = torch.zeros(B, max_len, dtype=torch.bool)
+        logp = torch.zeros(B, max_len)
+        layers = config.num_hidden_layers if config.num_experts else 0
+        experts = torch.zeros(B, max_len, layers, config.num_experts_per_tok, dtype=torch.int16)
+        turn_start, finished = known.tolist(), [False] * B
+
+        cache = KVCache(config, B, max_len, self.dtype)
+        rows, live = torch.arange(B), torch.ones(B, dtype=torch.bool)  # the rows of the batch; those not over
+        t = 0
+        while live.any() and t < max_len - 1:
+            # One token a step, or as many as every row already knows: the common length of the prompts goes in one pass.
+            n = min(max(t + 1, int(known[rows[live]].min())), max_len - 1)
+            out = self.model(tokens[rows, t:n], cache=cache, logits=False)
+            if layers:
+                experts[rows, t:n] = torch.stack(out.experts, 1).to(torch.int16).view(len(rows), n - t, layers, -1)
+            t = n
+            free = (live & (known[rows] == t)).nonzero()[:, 0]
+            if len(free):
+                drawn, drawn_logp = sample(self.model.head(out.hidden[free, -1]), temperature, generator)
+                speakers = rows[free]
+                tokens[speakers, t], sampled[speakers, t], logp[speakers, t] = drawn, True, drawn_logp
+                known[speakers] = t + 1
+                for at, row, token in zip(free.tolist(), speakers.tolist(), drawn.tolist(), strict=True):
+                    if token != conversations[row].stop:
+                        continue
+                    answer = conversations[row].reply(tokens[row, turn_start[row] : t].tolist())
+                    if answer is None:
+                        live[at], finished[row] = False, True
+                        continue
+                    turn_start[row] = known[row] = min(t + 1 + len(answer), max_len)
+                    tokens[row, t + 1 : turn_start[row]] = torch.tensor(answer[: max_len - t - 1], dtype=torch.long)
+            # A row that is over still costs its share of every step, dropping it a copy of the cache: drop them in tenths.
+            if live.sum() <= 0.9 * len(rows):
+                cache.select(live.nonzero()[:, 0])
+                rows, live = rows[live], torch.ones(int(live.sum()), dtype=torch.bool)
+        version = torch.where(sampled, self.version, -1)
+        return [
+            Rollout(tokens[b, :k], sampled[b, :k], logp[b, :k], version[b, :k], experts[b, : k - 1], finished[b])
+            for b, k in enumerate(known.tolist())
+        ]
