@@ -1,9 +1,10 @@
-"""Four pieces of the network with their gradients written out, because a small model spends its time between the products.
+"""Four pieces of the network with their gradients written out, because a small model spends its time between
+the products.
 
-Autograd would build each from eight to twenty element-wise calls and save their results; written out, forward and backward
-take about a third of the time on a CPU (`etude bench model` measures the whole). Each is also what a fused kernel of the
-scaled path computes, so the formulas below are the ones to check a kernel against. All are exact: `gradcheck` in float64
-holds every one to its definition, and tests hold them to autograd's.
+Autograd would build each from eight to twenty element-wise calls and save their results; written out, forward
+and backward take about a third of the time on a CPU (`etude bench model` measures the whole). Each is also
+what a fused kernel of the scaled path computes, so the formulas below are the ones to check a kernel against.
+All are exact: `gradcheck` in float64 holds every one to its definition, and tests hold them to autograd's.
 
 | function | value | gradient |
 |---|---|---|
@@ -72,8 +73,9 @@ class NormRope(Function):
 
 
 def norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """QK-norm, then rotary embedding: x [B, T, H, d], weight [H, d], cos and sin [(B,) T, 1, d] as `rope_table` gives them
-    (the sine's first half negated, so that turning is y·cos + swap(y)·sin, the swap being a roll by d/2)."""
+    """QK-norm, then rotary embedding: x [B, T, H, d], weight [H, d], cos and sin [(B,) T, 1, d] as
+    `rope_table` gives them (the sine's first half negated, so that turning is y·cos + swap(y)·sin, the swap
+    being a roll by d/2)."""
     return NormRope.apply(x, weight, cos, sin, eps)
 
 
@@ -90,7 +92,8 @@ class ExpertsSwiGLU(Function):
         up = F.grouped_mm(rows, w13.transpose(1, 2), offs=ends)
         gate, value = up.chunk(2, -1)
         inner = F.silu(gate).mul_(value)
-        # Back in token order a token's K results lie side by side: a gather and a product, no scatter, the same sum each run.
+        # Back in token order a token's K results lie side by side: a gather and a product instead of a
+        # scatter, and the same sum each run.
         y = F.grouped_mm(inner, w2.transpose(1, 2), offs=ends).index_select(0, back).view(N, K, -1)
         ctx.save_for_backward(rows, gates, w13, w2, order, back, tokens, ends, up, inner, y)
         return (y * gates.unsqueeze(2)).sum(1)
@@ -114,8 +117,8 @@ class ExpertsSwiGLU(Function):
 
 
 def experts_swiglu(x: Tensor, gates: Tensor, w13: Tensor, w2: Tensor, experts: Tensor) -> Tensor:
-    """Mixture of SwiGLU experts on sorted tokens: x [N, D], gates [N, K], w13 [E, 2I, D] (gate rows above up rows), w2 [E, D, I],
-    experts [N, K] int64 → [N, D]. No loop over tokens or experts, no synchronisation."""
+    """Mixture of SwiGLU experts on sorted tokens: x [N, D], gates [N, K], w13 [E, 2I, D] (gate rows above up
+    rows), w2 [E, D, I], experts [N, K] int64 → [N, D]. No loop over tokens or experts, no synchronisation."""
     return ExpertsSwiGLU.apply(x, gates, w13, w2, experts)
 
 
@@ -146,6 +149,6 @@ class LinearLogprob(Function):
 
 
 def linear_logprob(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int = 1024) -> Tensor:
-    """Log-probability in nats (float32 or wider) of targets [N] under softmax(hidden [N, D] · weight [V, D]ᵀ), `chunk` rows at a
-    time: the N × V logits never exist at once, in either direction."""
+    """Log-probability in nats (float32 or wider) of targets [N] under softmax(hidden [N, D] · weight [V,
+    D]ᵀ), `chunk` rows at a time: the N × V logits never exist at once, in either direction."""
     return LinearLogprob.apply(hidden, weight, targets, chunk)

@@ -1,18 +1,19 @@
 """Qwen3-MoE, written to be read: one file from token ids to logits.
 
 The published scaling study of the recipe uses Qwen3-Coder-30B-A3B (Composer 2 report §3.1, Appendix B), whose
-architecture is that of Qwen3-30B-A3B (arXiv:2505.09388). This is the same network at any size; `Config.tiny()` trains on
-a laptop, `Config.qwen3_30b_a3b()` has 30,532,122,624 parameters of which a token uses 3,353,032,704.
+architecture is that of Qwen3-30B-A3B (arXiv:2505.09388). This is the same network at any size;
+`Config.tiny()` trains on a laptop, `Config.qwen3_30b_a3b()` has 30,532,122,624 parameters of which a token
+uses 3,353,032,704.
 
 Where this file departs from `transformers`' Qwen3Moe, whose logits it matches within 1e-5 in float32:
-1. The three projections of attention are one product, and the QK-norm of queries and keys is one norm over the heads of
-   both: at small width a layer's time is the number of calls, not of FLOPs.
-2. Experts see their tokens sorted: one `grouped_mm` up, one down. Nothing loops over tokens. A handful of tokens (decoding)
-   takes the other road: all experts in one batched product, with a gate of zero for those not chosen, because sorting
-   four rows costs more than multiplying them.
-3. Routing can be watched and overruled: every forward pass returns router logits and chosen experts, and accepts the
-   experts of another engine (router replay, report §6.2). Gates are recomputed from this router's own scores, so the
-   gradient still reaches it.
+1. The three projections of attention are one product, and the QK-norm of queries and keys is one norm over
+   the heads of both: at small width a layer's time is the number of calls, not of FLOPs.
+2. Experts see their tokens sorted: one `grouped_mm` up, one down. Nothing loops over tokens. A handful of
+   tokens (decoding) takes the other road: all experts in one batched product, with a gate of zero for those
+   not chosen, because sorting four rows costs more than multiplying them.
+3. Routing can be watched and overruled: every forward pass returns router logits and chosen experts, and
+   accepts the experts of another engine (router replay, report §6.2). Gates are recomputed from this router's
+   own scores, so the gradient still reaches it.
 4. A dense model is the case `num_experts = 0` (it is saved and loaded as Qwen3).
 
 | paper | here | shape |
@@ -27,16 +28,20 @@ Checkpoints are Hugging Face folders: see `ref/checkpoint.py`.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ref.checkpoint import CheckpointError, load_extra, read_config, read_tensors, write_checkpoint
 from ref.gradients import experts_swiglu, linear_logprob, norm_rope, rms_norm
 
-__all__ = ["Block", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss"]
+__all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss",
+           "load_extra", "load_hf", "save_hf"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,14 +100,15 @@ class Config:
     def qwen3_30b_a3b(cls) -> "Config":
         """Qwen3-30B-A3B, the network of the published scaling study."""
         return cls(
-            vocab_size=151_936, hidden_size=2048, num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4,
-            head_dim=128, intermediate_size=6144, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
-            rope_theta=1e6, max_position_embeddings=32_768, tie_word_embeddings=False, router_aux_loss_coef=0.001,
-            initializer_range=0.02,
+            vocab_size=151_936, hidden_size=2048, num_hidden_layers=48, num_attention_heads=32,
+            num_key_value_heads=4, head_dim=128, intermediate_size=6144, num_experts=128, num_experts_per_tok=8,
+            moe_intermediate_size=768, rope_theta=1e6, max_position_embeddings=32_768, tie_word_embeddings=False,
+            router_aux_loss_coef=0.001, initializer_range=0.02,
         )  # fmt: skip
 
     def parameters(self, active: bool = False) -> int:
-        """Parameters in all, or (active) those that one token's forward pass uses, embedding table included."""
+        """Parameters in all, or (active) those that one token's forward pass uses, embedding table
+        included."""
         D, d = self.hidden_size, self.head_dim
         attention = 2 * D * d * (self.num_attention_heads + self.num_key_value_heads) + 2 * d
         if self.num_experts:
@@ -117,11 +123,14 @@ class Config:
 class KVCache:
     """Keys and values of every layer for a batch whose rows share one position.
 
-    `length` tokens are held; appending beyond `max_len` raises. `truncate(n)` forgets all after the first n (speculative
-    decoding rejects tokens so); `select(rows)` keeps some rows (finished rollouts leave the batch).
+    `length` tokens are held; appending beyond `max_len` raises. `truncate(n)` forgets all after the first n
+    (speculative decoding rejects tokens so); `select(rows)` keeps some rows (finished rollouts leave the
+    batch).
     """
 
-    def __init__(self, config: Config, batch: int, max_len: int, dtype=torch.float32, layers: int | None = None):
+    def __init__(
+        self, config: Config, batch: int, max_len: int, dtype=torch.float32, layers: int | None = None
+    ):
         shape = (batch, config.num_key_value_heads, max_len, config.head_dim)
         layers = config.num_hidden_layers if layers is None else layers
         self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(layers)]
@@ -129,7 +138,8 @@ class KVCache:
         self.length, self.max_len = 0, max_len
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k, v [B, Hkv, T, d] behind the first `length` positions of one layer; return all up to there."""
+        """Write k, v [B, Hkv, T, d] behind the first `length` positions of one layer; return all up to
+        there."""
         end = self.length + k.shape[2]
         if end > self.max_len:
             raise ValueError(f"KV cache is full: {end} positions asked of {self.max_len}")
@@ -157,9 +167,11 @@ class RMSNorm(nn.Module):
 
 
 def rope_table(config: Config, positions: Int[Tensor, "*B T"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [*B, T, 1, d] of position · theta^(−2i/d) (RoFormer, arXiv:2104.09864), the i-th pair being (i, i + d/2).
+    """cos and sin [*B, T, 1, d] of position · theta^(−2i/d) (RoFormer, arXiv:2104.09864), the i-th pair being
+    (i, i + d/2).
 
-    The sine of the first half carries the minus sign of the rotation, so that turning is `x·cos + swap(x)·sin`.
+    The sine of the first half carries the minus sign of the rotation, so that turning is `x·cos +
+    swap(x)·sin`.
     """
     i = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=positions.device)
     angle = positions[..., None, None].float() * (1.0 / config.rope_theta ** (i / config.head_dim))
@@ -191,12 +203,16 @@ class Attention(nn.Module):
         return self.o_proj(attend(q, k, v, mask).transpose(1, 2).reshape(B, T, -1))
 
 
-def attend(q: Float[Tensor, "B H T d"], k: Float[Tensor, "B G S d"], v: Float[Tensor, "B G S d"], mask) -> Tensor:
+def attend(
+    q: Float[Tensor, "B H T d"], k: Float[Tensor, "B G S d"], v: Float[Tensor, "B G S d"], mask
+) -> Tensor:
     """softmax(q kᵀ/√d) v, H/G query heads to a key head. `mask` comes from `attention_mask`."""
     B, H, T, d = q.shape
     G, S = k.shape[1:3]
     if mask is not None and mask.dtype == torch.bool or T > 1 and mask is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=H != G)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=H != G
+        )
     q, k, v = q.reshape(B * G, H // G * T, d), k.reshape(B * G, S, d), v.reshape(B * G, S, d)
     if mask is None:
         weights = torch.bmm(q * d**-0.5, k.transpose(1, 2))
@@ -225,11 +241,14 @@ class MoE(nn.Module):
         super().__init__()
         self.top_k, self.normalise = c.num_experts_per_tok, c.norm_topk_prob
         self.gate = nn.Linear(c.hidden_size, c.num_experts, bias=False)
-        self.gate_up_proj = nn.Parameter(torch.empty(c.num_experts, 2 * c.moe_intermediate_size, c.hidden_size))
+        self.gate_up_proj = nn.Parameter(
+            torch.empty(c.num_experts, 2 * c.moe_intermediate_size, c.hidden_size)
+        )
         self.down_proj = nn.Parameter(torch.empty(c.num_experts, c.hidden_size, c.moe_intermediate_size))
 
     def route(self, x: Float[Tensor, "N D"], experts: Int[Tensor, "N K"] | None):
-        """Router logits [N, E], gates [N, K], experts [N, K]: this router's own top-k, or the ones supplied."""
+        """Router logits [N, E], gates [N, K], experts [N, K]: this router's own top-k, or the ones
+        supplied."""
         logits = self.gate(x)
         probs = logits.float().softmax(-1)
         if experts is None:
@@ -308,9 +327,13 @@ class Transformer(nn.Module):
 
     def head(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Logits of final hidden states."""
-        return F.linear(hidden, (self.embed_tokens if self.config.tie_word_embeddings else self.lm_head).weight)
+        return F.linear(
+            hidden, (self.embed_tokens if self.config.tie_word_embeddings else self.lm_head).weight
+        )
 
-    def logprob(self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, "N"], chunk: int = 1024) -> Float[Tensor, "N"]:
+    def logprob(
+        self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, "N"], chunk: int = 1024
+    ) -> Float[Tensor, "N"]:
         """Log-probability (nats, float32) of each target under the head's distribution at the same row."""
         table = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
         return linear_logprob(hidden, table.weight, targets, chunk)
@@ -324,8 +347,9 @@ class Transformer(nn.Module):
         experts: list[Int[Tensor, "N K"]] | None = None,
         logits: bool = True,
     ) -> Output:
-        """positions default to 0..T−1 behind the cache; `doc` numbers the documents packed in a row, and attention stays
-        inside a document; `experts` (per layer) replace the router's choice; `logits=False` leaves the head out."""
+        """positions default to 0..T−1 behind the cache; `doc` numbers the documents packed in a row, and
+        attention stays inside a document; `experts` (per layer) replace the router's choice; `logits=False`
+        leaves the head out."""
         start = cache.length if cache is not None else 0
         T = ids.shape[1]
         if positions is None:
@@ -346,15 +370,15 @@ class Transformer(nn.Module):
 
 
 EXPLICIT_ATTENTION = 512 * 512
-"""On a CPU, up to this many query-key pairs a head, attention is two plain products with its weights stored: forward and
-backward take a fifth of the flash kernel's time at T = 128. Query heads of a group stand one below another and share one
-product with their keys, so grouped-query attention repeats nothing."""
+"""On a CPU, up to this many query-key pairs a head, attention is two plain products with its weights stored:
+forward and backward take a fifth of the flash kernel's time at T = 128. Query heads of a group stand one
+below another and share one product with their keys, so grouped-query attention repeats nothing."""
 
 
 def attention_mask(config: Config, T: int, start: int, doc: Tensor | None, like: Tensor) -> Tensor | None:
-    """Who may look at whom: T queries behind `start` cached keys. None where all keys are seen (one query) or where plain
-    causal attention is left to the library; an additive bias [1 or B·G, H/G·T, S] for the explicit product; else a Boolean
-    mask [B, 1, T, S]."""
+    """Who may look at whom: T queries behind `start` cached keys. None where all keys are seen (one query) or
+    where plain causal attention is left to the library; an additive bias [1 or B·G, H/G·T, S] for the
+    explicit product; else a Boolean mask [B, 1, T, S]."""
     if doc is not None and start:
         raise ValueError("packed documents and a filled KV cache do not go together")
     S = start + T
@@ -373,7 +397,8 @@ def attention_mask(config: Config, T: int, start: int, doc: Tensor | None, like:
 
 @torch.no_grad()
 def initialise(module: nn.Module, config: Config) -> None:
-    """Normal weights; the two outputs into the residual stream are scaled by 1/sqrt(2 L) so that depth keeps its variance."""
+    """Normal weights; the two outputs into the residual stream are scaled by 1/sqrt(2 L) so that depth keeps
+    its variance."""
     residual = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
     for name, p in module.named_parameters():
         if p.is_meta or p.ndim < 2:
@@ -382,11 +407,40 @@ def initialise(module: nn.Module, config: Config) -> None:
 
 
 def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> Float[Tensor, ""]:
-    """Switch Transformer's balance loss (arXiv:2101.03961, eq. 4), mean over layers: E · Σ_e f_e · P_e, f_e the share of
-    assignments that expert e received (Σ f = 1) and P_e its mean probability. 1 when balanced, E when one expert takes all."""
+    """Switch Transformer's balance loss (arXiv:2101.03961, eq. 4), mean over layers: E · Σ_e f_e · P_e, f_e
+    the share of assignments that expert e received (Σ f = 1) and P_e its mean probability. 1 when balanced, E
+    when one expert takes all."""
     total = router_logits[0].new_zeros((), dtype=torch.float32)
     for logits, chosen in zip(router_logits, experts, strict=True):
         E = logits.shape[-1]
         share = torch.bincount(chosen.flatten(), minlength=E).float() / chosen.numel()
         total = total + E * (share * logits.float().softmax(-1).mean(0)).sum()
     return total / len(router_logits)
+
+
+def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The network in a Hugging Face folder of a Qwen3-MoE or Qwen3 model, its weights converted to `dtype`.
+
+    Raises CheckpointError (a ValueError), one line naming the file or tensor at fault."""
+    fields = read_config(Path(path))
+    try:
+        config = Config(**fields)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{Path(path) / 'config.json'}: {error}") from None
+    with torch.device("meta"):
+        model = Transformer(config)
+    shapes = {name: tuple(p.shape) for name, p in model.state_dict().items()}
+    model.load_state_dict(read_tensors(Path(path), shapes, dtype), assign=True)
+    return model
+
+
+def save_hf(
+    model: Transformer,
+    path: str | Path,
+    max_shard_bytes: int = 5 * 2**30,
+    extra: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Writes the network as a Hugging Face folder, whole or not at all: an existing folder is replaced only
+    once the new one is complete, and its other files (tokenizer.json) are kept. `extra` tensors go to a file
+    of their own, for `load_extra`."""
+    write_checkpoint(path, asdict(model.config), model.state_dict(), max_shard_bytes, extra)
