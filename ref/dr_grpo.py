@@ -1,36 +1,41 @@
 """Dr. GRPO: policy gradients from groups of rollouts, without the two normalisations that bias them.
 
-Papers: Composer 2 technical report (arXiv:2603.24477v2), §4.1; Dr. GRPO (arXiv:2503.20783), §3; the clipped surrogate is
-PPO's (arXiv:1707.06347), its asymmetric clip DAPO's (arXiv:2503.14476).
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §4.1; Dr. GRPO (arXiv:2503.20783), §3; the clipped
+surrogate is PPO's (arXiv:1707.06347), its asymmetric clip DAPO's (arXiv:2503.14476).
 
-A prompt gets N rollouts. A rollout's advantage is its reward minus its group's mean. The loss is PPO's surrogate, summed
-over every token the policy wrote and divided by one number that the caller chose beforehand:
+A prompt gets N rollouts. A rollout's advantage is its reward minus its group's mean. The loss is PPO's
+surrogate, summed over every token the policy wrote and divided by one number that the caller chose
+beforehand:
 
-    A_{g,i} = R_{g,i} − mean_j R_{g,j}                                                                        (1)
-    ρ_t     = π(o_t | o_<t) / μ(o_t | o_<t)                                                                   (2)
-    L       = −(1/budget) Σ_{b,t} mask_{b,t} · min( ρ_t A_b, clip(ρ_t, 1 − clip_low, 1 + clip_high) A_b )     (3)
+    A_{g,i} = R_{g,i} − mean_j R_{g,j}                                                                 (1)
+    ρ_t     = π(o_t | o_<t) / μ(o_t | o_<t)                                                            (2)
+    L       = −(1/budget) Σ_{b,t} mask_{b,t} · min(ρ_t A_b, clip(ρ_t, 1 − clip_low, 1 + clip_high) A_b)  (3)
 
 What GRPO does and this does not, and why
-a. No division by the rollout's own length. It looks like a harmless mean, but it pays a short right answer more per
-   token than a long one and blames a long wrong answer less, so wrong answers grow. The gradient is then no
-   gradient of the expected reward.
-b. No division by the group's standard deviation. In a group where nearly every rollout is right, the deviation is tiny
-   and a small difference in behaviour (a length penalty, say) is blown up to full size.
+a. No division by the rollout's own length. It looks like a harmless mean, but it pays a short right answer
+   more per token than a long one and blames a long wrong answer less, so wrong answers grow. The gradient is
+   then no gradient of the expected reward.
+b. No division by the group's standard deviation. In a group where nearly every rollout is right, the
+   deviation is tiny and a small difference in behaviour (a length penalty, say) is blown up to full size.
+
 Overlong rollouts are *not* masked: they are what the policy did, and they get the reward they earned.
 
-The trap is the denominator. `budget` must be the same number for every micro-batch and every rank of a step, for example
-rollouts × longest allowed response. A mean over this micro-batch's own tokens would weigh tokens by their company; then
-changing the micro-batch size changes the gradient. Here gradients of micro-batches add up to the gradient of the whole.
+The trap is the denominator. `budget` must be the same number for every micro-batch and every rank of a step,
+for example rollouts × longest allowed response. A mean over this micro-batch's own tokens would weigh tokens
+by their company; then changing the micro-batch size changes the gradient. Here gradients of micro-batches add
+up to the gradient of the whole.
 
 Where this file departs from the papers
-1. The mean includes the rollout itself, as in (1); so the expected gradient is (N − 1)/N times the true one, its
-   direction right. (Leave-one-out, RLOO, removes the factor, and nothing else.)
-2. The report is on-policy "as far as possible" and does not print its surrogate. ρ with a wide clip is our choice;
-   clip_low = clip_high = inf is plain importance sampling, and at ρ = 1 all of these have the same gradient.
-3. The clip acts on log ρ, where it is the same function, so a ratio that overflows on the clipped side cannot turn
-   into 0 · inf = NaN in the backward pass.
-4. The mean is taken relative to the group's first reward: a group of equal rewards then has advantage zero exactly,
-   whatever the rounding (the plain mean of three 0.1s is not 0.1), and Adam does not turn 1e-17 into a full step.
+1. The mean includes the rollout itself, as in (1); so the expected gradient is (N − 1)/N times the true one,
+   its direction right. (Leave-one-out, RLOO, removes the factor, and nothing else.)
+2. The report is on-policy "as far as possible" and does not print its surrogate. ρ with a wide clip is our
+   choice; clip_low = clip_high = inf is plain importance sampling, and at ρ = 1 all of these have the same
+   gradient.
+3. The clip acts on log ρ, where it is the same function, so a ratio that overflows on the clipped side cannot
+   turn into 0 · inf = NaN in the backward pass.
+4. The mean is taken relative to the group's first reward: a group of equal rewards then has advantage zero
+   exactly, whatever the rounding (in float64 the plain mean of three 0.1s is not 0.1), and Adam does not turn
+   1e-17 into a full step.
 
 Run it
     etude run dr_grpo --scale small      a few seconds; the same as: python -m ref.dr_grpo
@@ -42,7 +47,7 @@ Glossary
     A            advantages      [B]      (1); B = G·N rows once flattened
     log π(o_t)   logp            [B, T]   nats, with gradient
     log μ(o_t)   behavior_logp   [B, T]   nats, as recorded when the token was sampled; a constant
-    mask         mask            [B, T]   true on tokens the policy wrote; false on prompt, tool output, padding
+    mask         mask            [B, T]   true where the policy wrote; not on prompt, tool output, padding
     ρ            ratio           [B, T]   (2)
     1/budget     budget          scalar   (3), global
 """
@@ -60,7 +65,7 @@ __all__ = ["group_advantages", "policy_loss", "ratio_statistics"]
 
 
 def group_advantages(rewards: Float[Tensor, "G N"], *, baseline: str = "mean") -> Float[Tensor, "G N"]:
-    """Reward minus the group's mean (1), in the rewards' own unit; a group of equal rewards gives exact zeros.
+    """Reward minus the group's mean (1), in the rewards' own unit; equal rewards give exact zeros.
 
     Raises ValueError for a baseline other than "mean".
     """
@@ -76,14 +81,14 @@ def policy_loss(
     advantages: Float[Tensor, " B"],
     mask: Shaped[Tensor, "B T"],
     *,
-    budget: float,
+    budget: int | float,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> Float[Tensor, ""]:
     """The loss (3), a scalar to minimise: −Σ mask · min(ρA, clip(ρ)A) / budget.
 
-    Gradient flows through `logp` only. `mask` is boolean, or a weight per token. Where it is zero the other arguments
-    may hold anything, NaN and inf included, and contribute exactly nothing to the value and to the gradient.
+    Gradient flows through `logp` only. `mask` is boolean, or a weight per token. Where it is zero the other
+    arguments may hold anything, NaN and inf included, and contribute exactly nothing to value and gradient.
     `clip_low` or `clip_high` = inf takes that side of the clip away. Raises ValueError unless budget > 0.
     """
     if not budget > 0:
@@ -99,14 +104,14 @@ def ratio_statistics(
     advantages: Float[Tensor, " B"],
     mask: Shaped[Tensor, "B T"],
     *,
-    n_tokens: float,
+    n_tokens: int | float,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> dict[str, Float[Tensor, ""]]:
-    """How far π has moved from μ on these tokens, as sums over the mask divided by the global `n_tokens`; no gradient.
+    """How far π has moved from μ on these tokens, as sums over the mask divided by the global `n_tokens`.
 
-    `mean_ratio` (one in expectation, if μ's log-probs are right), `clip_fraction` (tokens whose gradient the clip
-    removes), `approx_kl` (k3 estimate of KL(μ‖π), nats: here the samples are μ's).
+    `mean_ratio` (one in expectation, if μ's log-probs are right), `clip_fraction` (tokens whose gradient the
+    clip removes), `approx_kl` (k3 estimate of KL(μ‖π), nats: here the samples are μ's). No gradient.
     """
     with torch.no_grad():
         log_ratio, advantage, weight = _select(logp, behavior_logp, advantages, mask)
@@ -118,10 +123,11 @@ def ratio_statistics(
         }
 
 
-def _select(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """log ρ, A and the weight of every token, float32 or wider, with zeros in place of all that the mask leaves out.
+def _select(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """log ρ, A and the weight of every token, float32 or wider, zero wherever the mask is.
 
-    Selected before any arithmetic: NaN · 0 is NaN, in the backward pass too, so multiplying by the mask is not enough.
+    Selected before any arithmetic: NaN · 0 is NaN, in the backward pass too, so multiplying by the mask is
+    not enough.
     """
     wide = torch.promote_types(logp.dtype, torch.float32)
     live = mask != 0
@@ -130,7 +136,7 @@ def _select(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tenso
 
 
 def _pessimistic(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """log of the ratio that min(ρA, clip(ρ)A) picks: at most 1 + clip_high where A ≥ 0, at least 1 − clip_low where A < 0."""
+    """log of the ratio that min(ρA, clip(ρ)A) picks: ≤ 1 + clip_high for A ≥ 0, ≥ 1 − clip_low for A < 0."""
     floor = math.log1p(-clip_low) if clip_low < 1 else -math.inf
     return torch.where(advantage >= 0, log_ratio.clamp(max=math.log1p(clip_high)), log_ratio.clamp(min=floor))
 
@@ -158,7 +164,7 @@ class Demo:
 
 
 def _words(letters: int, length: int) -> tuple[Tensor, Tensor]:
-    """All words [W, T] (symbol `letters` ends one and pads the rest) and their masks [W, T], the end included."""
+    """All words [W, T] (symbol `letters` ends one and pads the rest) and masks [W, T], the end included."""
     rows = []
     for n in range(length + 1):
         rows += [word + (letters,) * (length - n) for word in itertools.product(range(letters), repeat=n)]
@@ -167,17 +173,19 @@ def _words(letters: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 def _word_logp(logits: Tensor, words: Tensor) -> Tensor:
-    """log π of each symbol [P, W, T] under tables of logits [P, T, previous, symbol]; a word starts after an end."""
+    """log π of each symbol [P, W, T] under logits [P, T, previous, symbol]; a word starts after an end."""
     previous = torch.cat([torch.full_like(words[:, :1], logits.shape[-1] - 1), words[:, :-1]], 1)
     return logits.log_softmax(-1)[:, torch.arange(words.shape[1]), previous, words]
 
 
-def demo(config: Demo = Demo(), log: Callable[..., None] = lambda step, total, **metrics: None) -> dict[str, float]:
+def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
     """Compare sampled gradients with the exact one, then train.
 
-    The easy prompt accepts every word, the hard one wants the first two letters both; each symbol costs `price`.
-    Returns the exact expected reward before and after, the cosine between the mean of many sampled gradients and the
-    true gradient, and how large the easy prompt's part is (truth = 1): for (3), for a division by length, by deviation.
+    The easy prompt accepts every word, the hard one wants the first two letters both; each symbol costs
+    `price`.
+    Returns the exact expected reward before and after, the cosine between the mean of many sampled gradients
+    and the true gradient, and how large the easy prompt's part is (truth = 1): for (3), for a division by
+    length, by deviation.
     """
     generator = torch.Generator().manual_seed(config.seed)
     words, mask = _words(config.letters, config.length)

@@ -1,4 +1,4 @@
-"""KL regularisation: three ways to estimate KL(π‖π_ref) from sampled tokens, and what each one's gradient really does.
+"""KL regularisation: three estimates of KL(π‖π_ref) from sampled tokens, and what their gradients really do.
 
 Paper: Composer 2 technical report (arXiv:2603.24477v2), §4.1 and Figure 4. The estimators are John Schulman's
 ("Approximating KL divergence", 2020). What happens when they are differentiated: arXiv:2510.01555.
@@ -7,8 +7,8 @@ With tokens x ~ q = π (the policy that sampled) and r = p(x)/q(x), p = π_ref:
 
     KL(q‖p) = E_q[−log r]      k1 = −log r      k2 = (log r)² / 2      k3 = (r − 1) − log r
 
-k1 and k3 are unbiased. k2 is not. k3 is never negative and has the smaller variance while p and q are close, but r is
-exponential in the log-ratio, so its variance explodes once they part. The report therefore uses k1.
+k1 and k3 are unbiased. k2 is not. k3 is never negative and has the smaller variance while p and q are close,
+but r is exponential in the log-ratio, so its variance explodes once they part. The report therefore uses k1.
 
 The trap is the gradient. With the samples held fixed (what backward() through `token_kl` does),
 
@@ -16,15 +16,18 @@ The trap is the gradient. With the samples held fixed (what backward() through `
     E_q[∇k2] = ∇KL(q‖p)       right, although the *value* of k2 is biased
     E_q[∇k3] = ∇KL(p‖q)       the other KL, although the *value* of k3 is unbiased
 
-So k1 belongs in the reward, detached, where the score function E_q[k1·∇log q] = ∇KL(q‖p) gives it its gradient.
-All of this needs x ~ π. Tokens sampled by an older policy μ need the importance weight π(x)/μ(x); and multiplying k3 by
-a ratio whose *value* is one still changes its gradient, because the ratio's gradient is not zero.
+So k1 belongs in the reward, detached, where the score function E_q[k1·∇log q] = ∇KL(q‖p) gives it its
+gradient. All of this needs x ~ π. Tokens sampled by an older policy μ need the importance weight π(x)/μ(x),
+and that changes gradients even where its *value* is one, because its gradient is not zero: E_q[∇(π/μ · k3)] is
+∇KL(q‖p) again, the right one.
 
 Where this file departs from the paper
-1. The report speaks of sequences. Here everything is per token; sum over a rollout's tokens for the sequence's k1
-   (exact, by the chain rule of probability; a sum of k3 over tokens is not the k3 of the sequence).
-2. k3 is computed as expm1(log r) − log r. Written as r − 1 − log r, float32 loses every digit once |log r| < 3e-4.
-   The rounding error that remains is a few ulp of max(|log r|, r). Nothing is clamped: k3 of a huge ratio is huge.
+1. The report speaks of sequences. Here everything is per token; sum over a rollout's tokens for the
+   sequence's k1 (exact, by the chain rule of probability; a sum of k3 over tokens is not the k3 of the
+   sequence).
+2. k3 is computed as expm1(log r) − log r. Written as r − 1 − log r, float32 loses every digit once |log r| <
+   3e-4. The rounding error that remains is a few ulp of max(|log r|, r). Nothing is clamped: k3 of a huge
+   ratio is huge.
 3. `exact_kl` sums over the vocabulary. The report estimates only; we have the logits and want the oracle.
 4. `gaussian_oracle` adds the closed forms behind Figure 4, which the report draws without stating them.
 
@@ -54,13 +57,16 @@ __all__ = ["KINDS", "token_kl", "exact_kl", "gaussian_oracle", "crossing"]
 KINDS = ("k1", "k2", "k3")
 
 
-def token_kl(logp: Float[Tensor, "*shape"], ref_logp: Float[Tensor, "*shape"], kind: str) -> Float[Tensor, "*shape"]:
+def token_kl(
+    logp: Float[Tensor, "*shape"], ref_logp: Float[Tensor, "*shape"], kind: str
+) -> Float[Tensor, "*shape"]:
     """Per-token estimate of KL(π‖π_ref) in nats, for tokens sampled from π. Elementwise and differentiable.
 
-    `kind` is "k1", "k2" or "k3". Read the trap above before you call backward() on the result: for a term in the
-    reward use k1 on detached log-probs, for a term in the loss use k2.
-    A token that the reference calls impossible (ref_logp = −inf) gives inf for every kind. A token that the policy
-    itself calls impossible cannot have been sampled, and gives inf or NaN rather than a number made up.
+    `kind` is "k1", "k2" or "k3". Read the trap above before you call backward() on the result: for a term in
+    the reward use k1 on detached log-probs, for a term in the loss use k2.
+    A token that the reference calls impossible (ref_logp = −inf) gives inf for every kind. A token that the
+    policy itself calls impossible cannot have been sampled, and gives inf or NaN rather than a number made
+    up.
     Raises ValueError for another kind.
     """
     log_ratio = ref_logp - logp
@@ -73,11 +79,13 @@ def token_kl(logp: Float[Tensor, "*shape"], ref_logp: Float[Tensor, "*shape"], k
     raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
 
 
-def exact_kl(logits: Float[Tensor, "*batch V"], ref_logits: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+def exact_kl(
+    logits: Float[Tensor, "*batch V"], ref_logits: Float[Tensor, "*batch V"]
+) -> Float[Tensor, "*batch"]:
     """KL(π‖π_ref) in nats at each position, summed over the vocabulary, in float32 or wider.
 
-    Tokens that π forbids (logit −inf) contribute nothing to the value or to the gradient, whatever the reference
-    says; a token that π allows and π_ref forbids makes the divergence what it is, infinite.
+    Tokens that π forbids (logit −inf) contribute nothing to the value or to the gradient, whatever the
+    reference says; a token that π allows and π_ref forbids makes the divergence what it is, infinite.
     """
     wide = torch.promote_types(torch.promote_types(logits.dtype, ref_logits.dtype), torch.float32)
     logp, ref_logp = logits.to(wide).log_softmax(-1), ref_logits.to(wide).log_softmax(-1)
@@ -103,7 +111,8 @@ def gaussian_oracle(m: float) -> dict[str, tuple[float, float]]:
 
 
 def crossing() -> float:
-    """The KL, in nats, below which k3 has less variance than k1 on the Gaussian pair: e^u = 1 + 2u, KL = u/2 = 0.628.
+    """The KL, in nats, below which k3 has less variance than k1 on the Gaussian pair: e^u = 1 + 2u, KL = u/2
+    = 0.628.
 
     Newton's method from the right, where expm1(u) − 2u is convex and increasing, so it cannot overshoot.
     """
@@ -128,7 +137,7 @@ class Demo:
 
 
 def _expected_gradients(vocab_size: int, generator: torch.Generator) -> dict[str, float]:
-    """How far E_q[∇k] lies from ∇KL(q‖p) for each kind, relative to it; exact sums over the vocabulary, no sampling."""
+    """How far E_q[∇k] lies from ∇KL(q‖p) for each kind, relative to it; exact sums, no sampling."""
     logits, ref_logits = torch.randn(2, vocab_size, dtype=torch.float64, generator=generator)
     logits.requires_grad_()
     (right,) = torch.autograd.grad(exact_kl(logits, ref_logits), logits)
@@ -145,16 +154,16 @@ def _expected_gradients(vocab_size: int, generator: torch.Generator) -> dict[str
     return figures | {"reward_gradient_k1_error": ((got - right).norm() / right.norm()).item()}
 
 
-def demo(config: Demo = Demo(), log: Callable[..., None] = lambda step, total, **metrics: None) -> dict[str, float]:
-    """Measured bias and variance of k1, k2, k3 over a sweep of divergences, where k3 stops winning, and the trap."""
+def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
+    """Measured bias and variance of k1, k2, k3 over a sweep of KLs, where k3 stops winning, and the trap."""
     generator = torch.Generator().manual_seed(config.seed)
     figures: dict[str, float] = {}
     gaps: list[tuple[float, float]] = []
     for step, kl in enumerate(config.divergences, 1):
         m = math.sqrt(2 * kl)
-        # One sample in each of many equally likely strata: k3's variance hangs on rare x that plain sampling misses.
-        strata = torch.arange(config.samples) + torch.rand(config.samples, dtype=torch.float64, generator=generator)
-        x = torch.special.ndtri(strata / config.samples)
+        # One sample in each of many equally likely strata: k3's variance hangs on rare x that samples miss.
+        within = torch.rand(config.samples, dtype=torch.float64, generator=generator)
+        x = torch.special.ndtri((torch.arange(config.samples) + within) / config.samples)
         logp, ref_logp = -x.square() / 2, -(x - m).square() / 2
         row = {}
         for kind in KINDS:

@@ -4,18 +4,19 @@ Paper: Composer 2 technical report (arXiv:2603.24477v2), §4.2 and Figure 6.
 
     C_{k,q}(x) = ((1 + kx)^{1−q} − 1) / (k(1 − q))          C'(x) = (1 + kx)^{−q}
 
-x is a weighted sum of what a rollout spent: thinking tokens, tokens of tool calls, tokens of tool outputs, tokens of the
-final message, number of tool calls, number of turns. C starts with slope one and flattens. On an easy task, where x is
-small, each further step costs nearly its full price, so the policy learns to be quick; on a hard task the next step is
-almost free, so it keeps its room to think. Because turns carry a weight of their own, the same work done in fewer turns
-is cheaper: this is what teaches parallel tool calls.
+x is a weighted sum of what a rollout spent: thinking tokens, tokens of tool calls, tokens of tool outputs,
+tokens of the final message, number of tool calls, number of turns. C starts with slope one and flattens. On
+an easy task, where x is small, each further step costs nearly its full price, so the policy learns to be
+quick; on a hard task the next step is almost free, so it keeps its room to think. Because turns carry a
+weight of their own, the same work done in fewer turns is cheaper: this is what teaches parallel tool calls.
 
     q → 1         ln(1 + kx) / k                     q = 0 or k → 0    x itself, a plain linear price
     q > 1         bounded by 1 / (k(q − 1))          0 < q ≤ 1         concave, but it grows without bound
 
 Where this file departs from the paper
-1. The formula as printed is 0/0 at both limits and loses all its digits near them (at q = 1 + 1e-12 three to five are left).
-   We use the same function with the limits taken out, ψ(y) = log1p(y)/y and φ(z) = expm1(z)/z, both 1 at zero:
+1. The formula as printed is 0/0 at both limits and loses its digits near them (three to five remain at q = 1
+   + 1e-12). We use the same function with the limits taken out, ψ(y) = log1p(y)/y and φ(z) = expm1(z)/z, both
+   1 at zero:
        C = x · ψ(kx) · φ((1 − q)·log1p(kx))
    accurate to 1e-12 relative everywhere, one formula, no threshold at which branches meet.
 2. The report gives neither k, q nor the weights. `EffortWeights` holds our choice, in token equivalents.
@@ -24,7 +25,7 @@ Where this file departs from the paper
 
 Run it
     etude run length_penalty --scale small      a second; the same as: python -m ref.length_penalty
-    etude run length_penalty --scale full       scaled/length_penalty.py, or a clear answer while that does not exist
+    etude run length_penalty --scale full       scaled/length_penalty.py, or a clear answer until it exists
 
 Glossary
     symbol      variable    unit                where
@@ -45,10 +46,10 @@ from torch import Tensor
 
 __all__ = ["length_penalty", "marginal_cost", "Effort", "EffortWeights", "effort"]
 
-Number = float | np.ndarray | np.floating | Tensor
+Number = int | float | np.ndarray | np.floating | Tensor
 
 
-def _log_growth(x: Number, k: float, q: float) -> tuple[Tensor, Tensor]:
+def _log_growth(x: Number, k: int | float, q: int | float) -> tuple[Tensor, Tensor]:
     """x in float64 and log(1 + kx), after the checks that both public curves share."""
     if not (0 <= k < math.inf and 0 <= q < math.inf):
         raise ValueError(f"k and q must be finite and not negative; got k={k}, q={q}")
@@ -66,13 +67,13 @@ def _like(result: Tensor, x: Number) -> Number:
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator with the value 1 where the denominator is 0; gradients stay finite there too."""
+    """numerator / denominator, and 1 where the denominator is 0; gradients stay finite there too."""
     zero = denominator == 0
     return torch.where(zero, 1.0, numerator / denominator.masked_fill(zero, 1.0))
 
 
-def length_penalty(x: Number, k: float, q: float) -> Number:
-    """C_{k,q}(x), in the unit of x, for a number, an array or a tensor; computed in float64, differentiable in x.
+def length_penalty(x: Number, k: int | float, q: int | float) -> Number:
+    """C_{k,q}(x), in the unit of x, for a number, an array or a tensor; in float64, differentiable in x.
 
     k ≥ 0 per unit of x, q ≥ 0. Relative error below 1e-12 at every k and q, the limits included (§4.2).
     Returns what it was given: float for a number, array for an array, tensor of its own dtype for a tensor.
@@ -83,8 +84,8 @@ def length_penalty(x: Number, k: float, q: float) -> Number:
     return _like(wide * _ratio(growth, k * wide) * _ratio(torch.expm1(z), z), x)
 
 
-def marginal_cost(x: Number, k: float, q: float) -> Number:
-    """C'(x) = (1 + kx)^{−q}: the price of one more unit after x. Arguments and errors as for `length_penalty`."""
+def marginal_cost(x: Number, k: int | float, q: int | float) -> Number:
+    """C'(x) = (1 + kx)^{−q}: the price of one more unit. Arguments and errors as for `length_penalty`."""
     _, growth = _log_growth(x, k, q)
     return _like(torch.exp(-q * growth), x)
 
@@ -93,23 +94,23 @@ def marginal_cost(x: Number, k: float, q: float) -> Number:
 class Effort:
     """What one rollout spent, in the six terms of §4.2."""
 
-    thinking_tokens: float = 0
+    thinking_tokens: int | float = 0
     """Tokens of reasoning before an answer or a call."""
-    tool_call_tokens: float = 0
+    tool_call_tokens: int | float = 0
     """Tokens the policy wrote to call tools."""
-    tool_output_tokens: float = 0
+    tool_output_tokens: int | float = 0
     """Tokens that tools returned into the context."""
-    final_message_tokens: float = 0
+    final_message_tokens: int | float = 0
     """Tokens of the last message to the user."""
-    tool_calls: float = 0
+    tool_calls: int | float = 0
     """Number of tool calls."""
-    turns: float = 0
+    turns: int | float = 0
     """Number of turns; several calls made in parallel share one."""
 
 
 @dataclass(frozen=True)
 class EffortWeights:
-    """Price of one unit of each term, in token equivalents. The report is silent: these defaults are our choice."""
+    """Price of one unit of each term, in token equivalents. The report is silent; these are our choice."""
 
     thinking_tokens: float = 1.0
     """A generated token costs one, whatever it is for."""
@@ -126,7 +127,7 @@ class EffortWeights:
 
 
 def effort(counts: Effort, weights: EffortWeights = EffortWeights()) -> float:
-    """x = Σ weight · count over the six terms, in token equivalents. Raises ValueError for a negative count or weight."""
+    """x = Σ weight · count over the six terms, in token equivalents. ValueError if one is negative."""
     price, total = asdict(weights), 0.0
     for name, count in asdict(counts).items():
         if not (count >= 0 and price[name] >= 0):
@@ -151,8 +152,8 @@ class Demo:
     """Unused: nothing here is random."""
 
 
-def demo(config: Demo = Demo(), log: Callable[..., None] = lambda step, total, **metrics: None) -> dict[str, float]:
-    """Cost and marginal cost along each curve; the printed formula's error near q = 1; serial against parallel calls."""
+def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
+    """Cost and marginal cost along each curve; the printed formula near q = 1; parallel calls."""
     figures: dict[str, float] = {}
     for step, q in enumerate(config.exponents, 1):
         for x in config.efforts:
@@ -161,9 +162,10 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda step, total, *
         log(step, len(config.exponents), q=q, cost=figures[f"cost_q{q:g}@{config.efforts[-1]:g}"])
     xs, q = torch.linspace(config.efforts[0], config.efforts[-1], 1000, dtype=torch.float64), 1 + 1e-12
     printed = ((1 + config.k * xs) ** (1 - q) - 1) / (config.k * (1 - q))
-    figures["printed_formula_error_near_q1"] = (printed / length_penalty(xs, config.k, q) - 1).abs().max().item()
-    reads = {"tool_call_tokens": 12 * config.files, "tool_output_tokens": 300 * config.files, "tool_calls": config.files}
-    serial, parallel = (effort(Effort(turns=turns, **reads)) for turns in (config.files, 1))
+    error = (printed / length_penalty(xs, config.k, q) - 1).abs().max()
+    figures["printed_formula_error_near_q1"] = error.item()
+    n = config.files
+    serial, parallel = (effort(Effort(0, 12 * n, 300 * n, 0, tool_calls=n, turns=turns)) for turns in (n, 1))
     for q in config.exponents:
         saved = length_penalty(serial, config.k, q) - length_penalty(parallel, config.k, q)
         figures[f"parallel_saving_q{q:g}"] = float(saved)
