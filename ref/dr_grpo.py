@@ -155,6 +155,8 @@ class Demo:
     """N: rollouts per group."""
     price: float = 0.02
     """Taken from the reward for every symbol written."""
+    gradient_samples: int = 60_000
+    """Rollouts behind each of the gradients that are compared with the exact one."""
     steps: int = 150
     """Optimiser steps."""
     lr: float = 0.05
@@ -215,7 +217,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     (exact,) = torch.autograd.grad(start, logits)
     figures = {"reward_before": start.item()}
     for name, weigh in variants.items():
-        (got,) = torch.autograd.grad(-sampled_loss(100_000 // config.rollouts, weigh), logits)
+        (got,) = torch.autograd.grad(-sampled_loss(config.gradient_samples // config.rollouts, weigh), logits)
         figures[f"gradient_cosine_{name}"] = ((got * exact).sum() / (got.norm() * exact.norm())).item()
         figures[f"gradient_scale_{name}"] = ((got * exact).sum() / exact.square().sum()).item()
         figures[f"easy_share_{name}"] = (got[0].norm() / got.norm() / (exact[0].norm() / exact.norm())).item()
