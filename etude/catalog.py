@@ -52,36 +52,42 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="continued pretraining in phases, and codebase perplexity",
         source="§3.1, App. B",
         ref="ref/cpt.py",
+        tests=("tests/ref/test_cpt.py",),
     ),
     Technique(
         name="muon",
         title="Muon: orthogonalised momentum for matrices",
         source="Composer 2.5",
         ref="ref/muon.py",
+        tests=("tests/ref/test_muon.py",),
     ),
     Technique(
         name="mtp",
         title="multi-token prediction, self-distilled, and speculative decoding",
         source="§3.1",
         ref="ref/mtp.py",
+        tests=("tests/ref/test_mtp.py",),
     ),
     Technique(
         name="dr-grpo",
         title="Dr. GRPO: group advantages without length or deviation bias",
         source="§4.1",
         ref="ref/dr_grpo.py",
+        tests=("tests/ref/test_dr_grpo.py",),
     ),
     Technique(
         name="kl",
         title="KL estimators k1, k2, k3: value, variance, gradient",
         source="§4.1, Fig. 4",
         ref="ref/kl.py",
+        tests=("tests/ref/test_kl.py",),
     ),
     Technique(
         name="length-penalty",
         title="nonlinear length penalty",
         source="§4.2, Fig. 6",
         ref="ref/length_penalty.py",
+        tests=("tests/ref/test_length_penalty.py",),
     ),
 )
 
@@ -100,5 +106,7 @@ def table() -> str:
         for column in columns:
             path = getattr(technique, column)
             links.append(f"[{path.rpartition('/')[2]}]({path})" if path else "–")
-        rows.append(f"| `{technique.name}` | {technique.title} | {technique.source} | " + " | ".join(links) + " |")
+        rows.append(
+            f"| `{technique.name}` | {technique.title} | {technique.source} | " + " | ".join(links) + " |"
+        )
     return "\n".join(rows)

@@ -18,8 +18,12 @@ import typer
 
 from etude import catalog
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
-                  help="The Composer 2 recipe, small and whole. Begin with: etude run recipe --scale small")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="The Composer 2 recipe, small and whole. Begin with: etude run recipe --scale small",
+)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed; results go to results/.")
 app.add_typer(bench_app, name="bench")
 
@@ -32,28 +36,44 @@ def list_techniques() -> None:
 
     table = Table("technique", "what", "source", "read", box=None, header_style="bold", pad_edge=False)
     for technique in catalog.TECHNIQUES:
-        table.add_row(technique.name, technique.title, technique.source, technique.ref or technique.sim or "–")
+        table.add_row(
+            technique.name, technique.title, technique.source, technique.ref or technique.sim or "–"
+        )
     Console().print(table)
 
 
 @app.command("run", add_help_option=False)
 def run_technique(
     context: typer.Context,
-    technique: Annotated[Optional[str], typer.Argument(help="A name from `etude list`; `recipe` is all of it.")] = None,
+    technique: Annotated[
+        Optional[str], typer.Argument(help="A name from `etude list`; `recipe` is all of it.")
+    ] = None,
     scale: Annotated[str, typer.Option(help="small: this machine, minutes. full: many ranks.")] = "small",
     out: Annotated[Optional[Path], typer.Option(help="Output folder.", show_default="runs/TECHNIQUE")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
-    config: Annotated[Optional[Path], typer.Option(help="TOML file with settings.", metavar="FILE")] = None,
-    sets: Annotated[Optional[list[str]], typer.Option("--set", help="One setting; repeatable; beats --config.",
-                                                      metavar="KEY=VALUE")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the output folder.")
+    ] = False,
+    config: Annotated[
+        Optional[Path], typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")
+    ] = None,
+    sets: Annotated[
+        Optional[list[str]],
+        typer.Option("--set", help="One setting; repeatable; beats --config.", metavar="KEY=VALUE"),
+    ] = None,
     seed: Annotated[Optional[int], typer.Option(help="Same as --set seed=N.")] = None,
-    corpus: Annotated[Optional[Path], typer.Option(help="Folder of code to train on.",
-                                                   show_default="Python's standard library")] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+    corpus: Annotated[
+        Optional[Path],
+        typer.Option(
+            help="Folder of code to train on.", readable=False, show_default="Python's standard library"
+        ),
+    ] = None,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)
+    ] = 20.0,
     help: Annotated[bool, typer.Option("--help", help="Show this, and the settings of TECHNIQUE.")] = False,
 ) -> None:
     """Run TECHNIQUE and leave everything it made in the output folder."""
-    from etude.runs import RunError
+    from etude.runs import RunError, describe
 
     if technique is None:
         print(context.get_help())
@@ -73,9 +93,9 @@ def run_technique(
     if scale not in ("small", "full"):
         raise RunError(f"--scale expects small or full, got {scale!r}")
     if scale == "full":
-        raise RunError(f"{entry.name} has no full scale yet: its scaled path is not written; use --scale small")
-    if corpus is not None and entry.name != "recipe":
-        raise RunError(f"{entry.name} reads no corpus; leave --corpus out")
+        raise RunError(
+            f"{entry.name} has no full scale yet: its scaled path is not written; use --scale small"
+        )
     out = out or Path("runs") / entry.name
     wanted = _read_toml(config)
     given = list(sets or [])
@@ -83,7 +103,10 @@ def run_technique(
         given.append(f"seed={seed}")
     if corpus is not None:
         _check_corpus(corpus)
-        given.append(f"data.corpus={corpus}")
+        keys = [key for key, *_ in describe(_config_class(entry)) if key.rpartition(".")[2] == "corpus"]
+        if not keys:
+            raise RunError(f"{entry.name} reads no corpus; leave --corpus out")
+        given.append(f"{keys[0]}={corpus}")
     if resume:
         wanted = _merge(_stored_config(out, entry.name), wanted)
     _play(entry, out, wanted, given, resume, checkpoint_seconds)
@@ -105,7 +128,9 @@ def _config_class(entry: catalog.Technique) -> type:
     return module.Recipe if entry.name == "recipe" else module.Demo
 
 
-def _play(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume: bool, cadence: float) -> None:
+def _play(
+    entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume: bool, cadence: float
+) -> None:
     """Opens the run, plays the technique, prints what came out."""
     from etude import runs
 
@@ -123,7 +148,9 @@ def _play(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resu
             raise
         except KeyboardInterrupt:
             run.close()
-            raise runs.Interrupted(f"interrupted; go on with: etude run {entry.name} --out {out} --resume") from None
+            raise runs.Interrupted(
+                f"interrupted; go on with: etude run {entry.name} --out {out} --resume"
+            ) from None
 
 
 def _demo(run: Any, demo: Any, config: Any) -> dict:
@@ -143,23 +170,38 @@ def _demo(run: Any, demo: Any, config: Any) -> dict:
 def _finish_demo(run: Any, result: dict) -> None:
     from etude import runs
 
-    record = {"technique": run.technique, "config": json.loads((run.root / "config.json").read_text())["config"],
-              "machine": runs.machine(), "seconds": run.seconds(), "result": result}
+    record = {
+        "technique": run.technique,
+        "config": json.loads((run.root / "config.json").read_text())["config"],
+        "machine": runs.machine(),
+        "seconds": run.seconds(),
+        "result": result,
+    }
     runs.atomic_write(run.root / "report.json", json.dumps(record, indent=1) + "\n")
     _print_result(run.technique, result)
     print(f"report: {run.root / 'report.json'}")
 
 
 def _print_result(title: str, result: dict) -> None:
-    """Plain entries as one table; every list of like dicts as a table of its own."""
+    """Plain entries as one table; lists of like dicts and entries named `measure@x` as their own."""
     from rich.console import Console
     from rich.table import Table
 
-    console, plain = Console(), Table("result", "value", box=None, header_style="bold", title=title, title_justify="left")
+    console, plain = (
+        Console(),
+        Table("result", "value", box=None, header_style="bold", title=title, title_justify="left"),
+    )
     grids = []
+    curves: dict[str, dict[str, Any]] = {}
     for key, value in result.items():
+        if "@" in key:
+            measure, _, x = key.partition("@")
+            curves.setdefault(x, {"at": x})[measure] = value
+    plain_entries = {key: value for key, value in result.items() if "@" not in key}
+    for key, value in [*([("by value", list(curves.values()))] if curves else []), *plain_entries.items()]:
         if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-            grid = Table(*value[0], box=None, header_style="bold", title=key, title_justify="left")
+            grid = Table(*value[0], box=None, header_style="bold", title_justify="left")
+            grid.title = None if key == "by value" else key
             for row in value:
                 grid.add_row(*(_cell(row.get(column)) for column in value[0]))
             grids.append(grid)
@@ -206,8 +248,15 @@ def _print_settings(entry: catalog.Technique) -> None:
 
     from etude import runs
 
-    table = Table("setting", "default", "what", box=None, header_style="bold", title="Settings for --set and --config",
-                  title_justify="left")
+    table = Table(
+        "setting",
+        "default",
+        "what",
+        box=None,
+        header_style="bold",
+        title="Settings for --set and --config",
+        title_justify="left",
+    )
     for key, kind, default, doc in runs.describe(_config_class(entry)):
         table.add_row(key, _cell(list(default) if isinstance(default, tuple) else default), doc or kind)
     Console().print(table)

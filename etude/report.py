@@ -1,7 +1,7 @@
 """The report of a run: `report.json` with every result, `report.html` with pictures, in one file each.
 
-Reads what the stages left in the run folder and shows what there is: a run that stopped half way has half a report.
-The page needs nothing from outside: pictures are inside it, and there is no script.
+Reads what the stages left in the run folder and shows what there is: a run that stopped half way has
+half a report. The page needs nothing from outside: pictures are inside it, and there is no script.
 """
 
 from __future__ import annotations
@@ -19,18 +19,24 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend has to be chosen first)
 import numpy as np  # noqa: E402
+from matplotlib.ticker import LogLocator, NullFormatter  # noqa: E402
 
-#: Okabe and Ito's colours, which people with any colour vision tell apart.
+# Okabe and Ito's colours, which people with any colour vision tell apart.
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 BEFORE, AFTER = "#9AA5B1", BLUE
 
 
-def bootstrap(values: Any, statistic: Callable[[np.ndarray], float] = np.mean, n: int = 2000, seed: int = 0,
-              level: float = 0.95) -> dict[str, float]:
+def bootstrap(
+    values: Any,
+    statistic: Callable[[np.ndarray], float] = np.mean,
+    n: int = 2000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> dict[str, float]:
     """The statistic of `values` with its percentile bootstrap interval: {value, low, high}.
 
-    values: array whose first axis is what was drawn independently (the tasks); the rest travels with it, so the
-    samples of one task stay together. Raises ValueError when it is empty.
+    values: array whose first axis is what was drawn independently (the tasks); the rest travels with it, so
+    the samples of one task stay together. Raises ValueError when it is empty.
     """
     values = np.asarray(values)
     if len(values) == 0:
@@ -77,7 +83,7 @@ def collect(root: Path) -> dict:
     }
 
 
-#: Key, name, number format, and whether more is better (None: neither).
+# Key, name, number format, and whether more is better (None: neither).
 _MEASURES = (
     ("success", "success, sampled", "{:.3f}", True),
     ("best_of_8", "best of 8", "{:.3f}", True),
@@ -89,18 +95,24 @@ _MEASURES = (
 
 
 def before_after(record: dict) -> list[tuple[str, str, str, str]]:
-    """Rows (measure, before, after, difference) with intervals as text; empty when there was no evaluation."""
+    """Rows (measure, before, after, difference) with intervals as text; empty without an evaluation."""
     result = record.get("stages", {}).get("eval", {})
     before, after, difference = (result.get(key) or {} for key in ("before", "after", "difference"))
     rows = []
     for key, name, form, _ in _MEASURES:
         if key in before or key in after:
-            rows.append((name, _interval(before.get(key), form), _interval(after.get(key), form),
-                         _interval(difference.get(key), form.replace(":", ":+"))))
+            rows.append(
+                (
+                    name,
+                    _interval(before.get(key), form),
+                    _interval(after.get(key), form),
+                    _interval(difference.get(key), form.replace(":", ":+")),
+                )
+            )
     return rows
 
 
-# --------------------------------------------------------------------------------------------- reading a run
+# ------------------------------------------------------------------------------------------- reading a run
 
 
 def _json(path: Path) -> dict:
@@ -151,8 +163,11 @@ def _interval(value: Any, form: str = "{:.3f}") -> str:
 
 def _series(lines: list[dict], y: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
     """The points of metric `y` against `x`, from the lines that have it."""
-    points = [(line.get(x, line["step"]), line[y]) for line in lines
-              if isinstance(line.get(y), (int, float)) and "step" in line]
+    points = [
+        (line.get(x, line["step"]), line[y])
+        for line in lines
+        if isinstance(line.get(y), (int, float)) and "step" in line
+    ]
     array = np.array(points, dtype=float).reshape(-1, 2)
     return array[:, 0], array[:, 1]
 
@@ -167,7 +182,7 @@ def _smooth(values: np.ndarray, width: int) -> np.ndarray:
     return (total[high] - total[low]) / (high - low)
 
 
-# -------------------------------------------------------------------------------------------------- pictures
+# ------------------------------------------------------------------------------------------------ pictures
 
 
 def _axes(title: str, x: str, y: str, size: tuple[float, float] = (5.0, 3.1)) -> tuple[Any, Any]:
@@ -187,24 +202,42 @@ def _picture(figure: Any, alt: str, words: str) -> str:
     figure.savefig(buffer, format="png", dpi=144, metadata={"Software": None})
     plt.close(figure)
     data = base64.b64encode(buffer.getvalue()).decode()
-    return (f'<figure><img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
-            f"<figcaption>{words}</figcaption></figure>")
+    return (
+        f'<figure><img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{words}</figcaption></figure>"
+    )
 
 
 def _tokens_axis(axes: Any) -> None:
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M" if abs(value) >= 1e6
-                                   else f"{value / 1e3:g}k" if value else "0")
+    axes.xaxis.set_major_formatter(
+        lambda value, _: f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k" if value else "0"
+    )
 
 
-def _line(axes: Any, lines: list[dict], y: str, colour: str, label: str | None, x: str = "step", smooth: int = 0,
-          style: str = "-") -> np.ndarray:
+def _line(
+    axes: Any,
+    lines: list[dict],
+    y: str,
+    colour: str,
+    label: str | None,
+    x: str = "step",
+    smooth: int = 0,
+    style: str = "-",
+) -> np.ndarray:
     """The smoothed curve over its faint raw points; returns the raw values."""
     xs, ys = _series(lines, y, x)
     if len(xs):
         if smooth > 1:
             axes.plot(xs, ys, color=colour, alpha=0.25, linewidth=0.8)
-        axes.plot(xs, _smooth(ys, smooth), style, color=colour, label=label, linewidth=1.8,
-                  marker="o" if len(xs) == 1 else None)
+        axes.plot(
+            xs,
+            _smooth(ys, smooth),
+            style,
+            color=colour,
+            label=label,
+            linewidth=1.8,
+            marker="o" if len(xs) == 1 else None,
+        )
     return ys
 
 
@@ -218,40 +251,69 @@ def _cpt_pictures(metrics: dict) -> list[str]:
             _line(axes, part, "loss", phases.get(phase, PURPLE), phase, "tokens", max(1, len(part) // 25))
         axes.legend(frameon=False, title="phase")
         _tokens_axis(axes)
-        found.append(_picture(figure, "loss against tokens by phase", "Steep at first, flatter with the decay of the "
-                     "learning rate. Each phase has data of its own, so a jump where the colour changes is no fault: "
-                     "SFT counts action tokens only."))
+        found.append(
+            _picture(
+                figure,
+                "loss against tokens by phase",
+                "Steep at first, flatter with the decay of the "
+                "learning rate. Each phase has data of its own, so a jump where the colour changes is no "
+                "fault: SFT counts action tokens only.",
+            )
+        )
     xs, ys = _series(lines, "codebase_ppl", "tokens")
     if len(xs):
         figure, axes = _axes("Held-out codebase", "tokens", "perplexity per token")
         axes.plot(xs, ys, "o-", color=BLUE, linewidth=1.8, markersize=4)
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
         _tokens_axis(axes)
-        found.append(_picture(figure, "codebase perplexity against tokens", f"Perplexity on code that training never "
-                     f"saw: {ys[0]:.1f} at first, {ys.min():.1f} at its best, {ys[-1]:.1f} at the end. It may rise "
-                     f"again in the last phase, which trains on the agent's work and no longer on plain code."))
+        found.append(
+            _picture(
+                figure,
+                "codebase perplexity against tokens",
+                f"Perplexity on code that training never "
+                f"saw: {ys[0]:.1f} at first, {ys.min():.1f} at its best, {ys[-1]:.1f} at the end. "
+                f"It may rise again in the last phase, which trains on the agent's work only.",
+            )
+        )
     return found
 
 
 def _mtp_pictures(metrics: dict) -> list[str]:
     lines, found = metrics.get("mtp", []), []
-    depths = sorted({int(key[3:]) for line in lines for key in line if key.startswith("kl_") and key[3:].isdigit()})
+    depths = sorted(
+        {int(key[3:]) for line in lines for key in line if key.startswith("kl_") and key[3:].isdigit()}
+    )
     colours = [BLUE, ORANGE, GREEN, PURPLE, SKY, RED]
     for prefix, title, y, words in (
-        ("kl", "MTP: distance from the main head", "KL, nats",
-         "How far each draft layer is from the main head's distribution. All should fall; a deeper layer, which "
-         "guesses further ahead, stays higher."),
-        ("agree", "MTP: agreement with the main head", "share of positions",
-         "How often a draft layer's first choice is the main head's. The higher, the more drafted tokens are kept."),
+        (
+            "kl",
+            "MTP: distance from the main head",
+            "KL, nats",
+            "How far each draft layer is from the main head's distribution. All should fall; a deeper layer, "
+            "which guesses further ahead, stays higher.",
+        ),
+        (
+            "agree",
+            "MTP: agreement with the main head",
+            "share of positions",
+            "How often a draft layer's first choice is the main head's. The higher, the more are kept.",
+        ),
     ):
         if not any(len(_series(lines, f"{prefix}_{depth}")[0]) for depth in depths):
             continue
         figure, axes = _axes(title, "step", y)
         for depth in depths:
-            _line(axes, lines, f"{prefix}_{depth}", colours[(depth - 1) % 6], f"depth {depth}",
-                  smooth=max(1, len(lines) // 25))
+            _line(
+                axes,
+                lines,
+                f"{prefix}_{depth}",
+                colours[(depth - 1) % 6],
+                f"depth {depth}",
+                smooth=max(1, len(lines) // 25),
+            )
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False)
         found.append(_picture(figure, title, words))
@@ -267,40 +329,79 @@ def _rl_pictures(metrics: dict) -> list[str]:
         success = _line(axes, lines, "success", BLUE, "success", smooth=width)
         axes.legend(frameon=False)
         tenth = max(1, len(success) // 10)
-        told = (f" Success went from {success[:tenth].mean():.2f} over the first tenth of the steps to "
-                f"{success[-tenth:].mean():.2f} over the last.") if len(success) else ""
-        found.append(_picture(figure, "reward and success by RL step", "Every step plays prompts never seen before, "
-                     "so this curve cannot rise by memory. Reward lies under success by the penalties." + told))
+        told = (
+            (
+                f" Success went from {success[:tenth].mean():.2f} over the first tenth of the steps to "
+                f"{success[-tenth:].mean():.2f} over the last."
+            )
+            if len(success)
+            else ""
+        )
+        found.append(
+            _picture(
+                figure,
+                "reward and success by RL step",
+                "Every step plays prompts never seen before, "
+                "so this curve cannot rise by memory. Reward lies under success by the penalties." + told,
+            )
+        )
     for y, title, unit, words in (
-        ("tokens", "RL: length of a rollout", "tokens", "The length penalty pulls it down; a crash towards zero "
-         "would mean that the agent gives up early."),
-        ("invalid_calls", "RL: invalid calls", "per rollout", "Calls that the world could not understand. They cost "
-         "reward and should not grow."),
-        ("kl", "RL: distance from the reference", "k1, nats", "How far the policy has moved from where RL began. A "
-         "slow rise is learning; a jump is trouble."),
-        ("entropy", "RL: entropy", "nats per token", "What is left of the policy's uncertainty. Near zero it no "
-         "longer explores."),
+        (
+            "tokens",
+            "RL: length of a rollout",
+            "tokens",
+            "The length penalty pulls it down; a crash towards zero "
+            "would mean that the agent gives up early.",
+        ),
+        (
+            "invalid_calls",
+            "RL: invalid calls",
+            "per rollout",
+            "Calls that the world could not understand. They cost reward and should not grow.",
+        ),
+        (
+            "kl",
+            "RL: distance from the reference",
+            "k1, nats",
+            "How far the policy has moved from where RL began. A slow rise is learning; a jump is trouble.",
+        ),
+        (
+            "entropy",
+            "RL: entropy",
+            "nats per token",
+            "What is left of the policy's uncertainty. Near zero it no longer explores.",
+        ),
     ):
         if len(_series(lines, y)[0]):
             figure, axes = _axes(title, "step", unit)
             _line(axes, lines, y, BLUE, None, smooth=width)
             if y in ("tokens", "invalid_calls", "entropy"):
-                axes.set_ylim(bottom=0)
+                axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
             found.append(_picture(figure, title, words))
     return found
 
 
 def _bars(axes: Any, names: list[str], before: list, after: list) -> None:
     places = np.arange(len(names))
-    for shift, values, colour, label in ((-0.2, before, BEFORE, "before RL"), (0.2, after, AFTER, "after RL")):
+    for shift, values, colour, label in (
+        (-0.2, before, BEFORE, "before RL"),
+        (0.2, after, AFTER, "after RL"),
+    ):
         kept = [(place, _triple(value)) for place, value in zip(places, values) if _triple(value)]
         if not kept:
             continue
         xs = np.array([place for place, _ in kept]) + shift
         middle, low, high = np.array([triple for _, triple in kept], dtype=float).T
         axes.bar(xs, middle, 0.38, color=colour, label=label)
-        axes.errorbar(xs, middle, [np.maximum(middle - low, 0), np.maximum(high - middle, 0)], fmt="none",
-                      ecolor="#333", capsize=3, linewidth=1)
+        axes.errorbar(
+            xs,
+            middle,
+            [np.maximum(middle - low, 0), np.maximum(high - middle, 0)],
+            fmt="none",
+            ecolor="#333",
+            capsize=3,
+            linewidth=1,
+        )
         for x, value, top in zip(xs, middle, high):
             axes.text(x, top + 0.01, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
     axes.set_xticks(places, names)
@@ -323,39 +424,79 @@ def _moved(difference: Any) -> str:
 def _eval_pictures(result: dict) -> list[str]:
     before, after, found = result.get("before") or {}, result.get("after") or {}, []
     difference = result.get("difference") or {}
-    keys = [(key, name) for key, name in (("success", "sampled"), ("greedy", "greedy"), ("best_of_8", "best of 8"))
-            if key in before or key in after]
+    keys = [
+        (key, name)
+        for key, name in (("success", "sampled"), ("greedy", "greedy"), ("best_of_8", "best of 8"))
+        if key in before or key in after
+    ]
     if keys:
         figure, axes = _axes("Success on held-out tasks", "", "share of tasks")
-        _bars(axes, [name for _, name in keys], [before.get(key) for key, _ in keys],
-              [after.get(key) for key, _ in keys])
+        _bars(
+            axes,
+            [name for _, name in keys],
+            [before.get(key) for key, _ in keys],
+            [after.get(key) for key, _ in keys],
+        )
         axes.set_ylim(0, 1.08)
-        found.append(_picture(figure, "success before and after RL", f"Whiskers: 95% bootstrap over "
-                     f"{result.get('tasks', 'the')} tasks. Sampled success {_moved(difference.get('success'))}, "
-                     f"best of 8 {_moved(difference.get('best_of_8'))}, greedy {_moved(difference.get('greedy'))}. "
-                     f"Where sampled rises and best of 8 does not, RL made likely what was already within reach."))
+        found.append(
+            _picture(
+                figure,
+                "success before and after RL",
+                f"Whiskers: 95% bootstrap over "
+                f"{result.get('tasks', 'the')} tasks. Sampled success {_moved(difference.get('success'))}, "
+                f"best of 8 {_moved(difference.get('best_of_8'))}, "
+                f"greedy {_moved(difference.get('greedy'))}. "
+                f"Where sampled rises and best of 8 does not, RL made likely what was already within reach.",
+            )
+        )
     depths = sorted({*(before.get("by_depth") or {}), *(after.get("by_depth") or {})})
     if depths:
-        figure, axes = _axes("Sampled success by depth", "files whose code must be read, beside the task's", "share")
-        pick = [[((part.get("by_depth") or {}).get(depth) or {}).get("success") for depth in depths]
-                for part in (before, after)]
+        figure, axes = _axes(
+            "Sampled success by depth", "files whose code must be read, beside the task's", "share"
+        )
+        pick = [
+            [((part.get("by_depth") or {}).get(depth) or {}).get("success") for depth in depths]
+            for part in (before, after)
+        ]
         _bars(axes, [f"depth {depth}" for depth in depths], *pick)
         axes.set_xlabel("")
         axes.set_ylim(0, 1.08)
-        found.append(_picture(figure, "success by depth", "Depth 0: the docstring says all. Deeper tasks refer to "
-                     "helpers in other files, which must be read and worked in."))
+        found.append(
+            _picture(
+                figure,
+                "success by depth",
+                "Depth 0: the docstring says all. Deeper tasks refer to "
+                "helpers in other files, which must be read and worked in.",
+            )
+        )
     if before.get("pass_at_k") or after.get("pass_at_k"):
         figure, axes = _axes("pass@k", "k samples", "share of tasks solved at least once")
-        for part, colour, label, style in ((before, BEFORE, "before RL", "s-"), (after, AFTER, "after RL", "o-")):
+        for part, colour, label, style in (
+            (before, BEFORE, "before RL", "s-"),
+            (after, AFTER, "after RL", "o-"),
+        ):
             values = [_triple(value) for value in part.get("pass_at_k") or []]
             if values and all(values):
-                axes.plot(range(1, len(values) + 1), [value[0] for value in values], style, color=colour, label=label,
-                          linewidth=1.8, markersize=4)
+                axes.plot(
+                    range(1, len(values) + 1),
+                    [value[0] for value in values],
+                    style,
+                    color=colour,
+                    label=label,
+                    linewidth=1.8,
+                    markersize=4,
+                )
         axes.set_ylim(0, 1.02)
         axes.legend(frameon=False, loc="lower right")
-        found.append(_picture(figure, "pass at k before and after RL", "The left end is what one try gives, the right "
-                     "end what the policy can reach. Curves that meet at the right: RL sharpened; a gap that stays: "
-                     "RL widened."))
+        found.append(
+            _picture(
+                figure,
+                "pass at k before and after RL",
+                "The left end is what one try gives, the right "
+                "end what the policy can reach. Curves that meet at the right: RL sharpened; a gap that "
+                "stays: RL widened.",
+            )
+        )
     return found
 
 
@@ -376,8 +517,14 @@ def _speculative_pictures(result: dict) -> list[str]:
         told += f" ({_triple(plain)[0]:.0f} → {_triple(fast)[0]:.0f} tokens/s at batch 1)"
     if _triple(speculative.get("tokens_per_cycle")):
         told += f", {_triple(speculative['tokens_per_cycle'])[0]:.2f} tokens per pass of the model"
-    return [_picture(figure, "acceptance by depth", told + ". The text stays exactly what plain decoding gives; only "
-                     "the time changes. Each further token is kept less often.")]
+    return [
+        _picture(
+            figure,
+            "acceptance by depth",
+            told + ". The text stays exactly what plain decoding gives; only "
+            "the time changes. Each further token is kept less often.",
+        )
+    ]
 
 
 def _time_picture(seconds: dict[str, float]) -> list[str]:
@@ -391,21 +538,28 @@ def _time_picture(seconds: dict[str, float]) -> list[str]:
     for place, name in enumerate(names[::-1]):
         axes.text(seconds[name], place, f" {seconds[name]:.0f}", va="center", fontsize=9)
     axes.margins(x=0.12)
-    return [_picture(figure, "seconds by stage", f"Together {sum(seconds.values()) / 60:.1f} minutes, interruptions "
-                     f"left out.")]
+    return [
+        _picture(
+            figure,
+            "seconds by stage",
+            f"Together {sum(seconds.values()) / 60:.1f} minutes, interruptions left out.",
+        )
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------ page
+# ---------------------------------------------------------------------------------------------------- page
 
 _STYLE = """
 :root{color-scheme:light}*{box-sizing:border-box}
-body{margin:0;font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;color:#1b2733;background:#f5f7f9}
+body{margin:0;font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
+color:#1b2733;background:#f5f7f9}
 main{max-width:1060px;margin:0 auto;padding:24px 16px 64px}
 h1{font-size:1.7rem;line-height:1.2;margin:.2em 0}h2{font-size:1.2rem;margin:2.2em 0 .7em}
 p{max-width:70ch}.lead{color:#4a5a6a;margin-top:.2em}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:20px 0}
 .card,figure,.box{background:#fff;border:1px solid #dfe5ea;border-radius:10px}
-.card{padding:12px 14px}.card b{display:block;font-size:1.4rem;line-height:1.25}.card span{color:#4a5a6a;font-size:.86rem}
+.card{padding:12px 14px}.card b{display:block;font-size:1.4rem;line-height:1.25}
+.card span{color:#4a5a6a;font-size:.86rem}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:16px}
 figure{margin:0;padding:12px}figure img{width:100%;height:auto;display:block}
 figcaption{font-size:.9rem;color:#38485a;margin-top:6px}
@@ -413,8 +567,8 @@ figcaption{font-size:.9rem;color:#38485a;margin-top:6px}
 table{border-collapse:collapse;width:100%;font-size:.92rem}
 th,td{text-align:left;padding:7px 14px 7px 0;border-bottom:1px solid #eaeef2;vertical-align:top}
 tr:last-child td{border-bottom:0}td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
-pre{background:#fff;border:1px solid #dfe5ea;border-radius:10px;padding:12px;overflow-x:auto;white-space:pre-wrap;
-overflow-wrap:anywhere;font:.84rem/1.5 ui-monospace,SFMono-Regular,Menlo,monospace}
+pre{background:#fff;border:1px solid #dfe5ea;border-radius:10px;padding:12px;overflow-x:auto;
+white-space:pre-wrap;overflow-wrap:anywhere;font:.84rem/1.5 ui-monospace,SFMono-Regular,Menlo,monospace}
 details{margin:8px 0}summary{cursor:pointer}.note{color:#4a5a6a;font-size:.9rem}
 @media(max-width:480px){main{padding:16px 12px 48px}h1{font-size:1.4rem}figure{padding:8px}
 th,td{padding-right:10px}table.wide td.n{white-space:normal}}
@@ -427,8 +581,11 @@ def _page(record: dict, metrics: dict[str, list[dict]]) -> str:
     parts = [f"<h1>{_title(record)}</h1>", f'<p class="lead">{_machine_words(record)}</p>', _cards(record)]
     parts += _section("Before and after", [_before_after_table(record)], _eval_pictures(result))
     parts += _section("Reinforcement learning", [], _rl_pictures(metrics))
-    parts += _section("Continued pretraining", [_data_words(stages.get("data", {})), _codebase_table(result)],
-                      _cpt_pictures(metrics))
+    parts += _section(
+        "Continued pretraining",
+        [_data_words(stages.get("data", {})), _codebase_table(result)],
+        _cpt_pictures(metrics),
+    )
     parts += _section("Multi-token prediction", [], _mtp_pictures(metrics) + _speculative_pictures(result))
     parts += _section("A rollout", _examples(result), [])
     parts += _section("The run", [], _time_picture(record["seconds"]))
@@ -437,9 +594,11 @@ def _page(record: dict, metrics: dict[str, list[dict]]) -> str:
         parts.append(f'<p class="note">Not finished when this was written: {", ".join(missing)}.</p>')
     settings = html.escape(json.dumps(record.get("config"), indent=1))
     parts.append(f"<details><summary>Settings</summary><pre>{settings}</pre></details>")
-    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>etude: {_title(record)}</title>'
-            f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head>'
-            f"<body><main>\n" + "\n".join(filter(None, parts)) + "\n</main></body></html>\n")
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>etude: {_title(record)}</title>'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head>'
+        f"<body><main>\n" + "\n".join(filter(None, parts)) + "\n</main></body></html>\n"
+    )
 
 
 def _title(record: dict) -> str:
@@ -450,11 +609,13 @@ def _title(record: dict) -> str:
 def _machine_words(record: dict) -> str:
     machine = record.get("machine") or {}
     seed = (record.get("config") or {}).get("seed")
-    words = [f"{machine.get('cpu')}, {machine.get('cores')} cores" if machine.get("cpu") else "",
-             f"Python {machine['python']}" if machine.get("python") else "",
-             f"torch {machine['torch']}" if machine.get("torch") else "",
-             f"seed {seed}" if seed is not None else "",
-             f"commit {machine['commit']}" if machine.get("commit") else ""]
+    words = [
+        f"{machine.get('cpu')}, {machine.get('cores')} cores" if machine.get("cpu") else "",
+        f"Python {machine['python']}" if machine.get("python") else "",
+        f"torch {machine['torch']}" if machine.get("torch") else "",
+        f"seed {seed}" if seed is not None else "",
+        f"commit {machine['commit']}" if machine.get("commit") else "",
+    ]
     return html.escape(" · ".join(filter(None, words)))
 
 
@@ -463,7 +624,10 @@ def _cards(record: dict) -> str:
     result = record["stages"].get("eval", {})
     before, after = (result.get(key) or {} for key in ("before", "after"))
     cards = []
-    for key, name in (("success", "sampled success, before → after RL"), ("best_of_8", "best of 8, before → after RL")):
+    for key, name in (
+        ("success", "sampled success, before → after RL"),
+        ("best_of_8", "best of 8, before → after RL"),
+    ):
         if _triple(before.get(key)) and _triple(after.get(key)):
             cards.append((f"{_triple(before[key])[0]:.2f} → {_triple(after[key])[0]:.2f}", name))
     speedup = _triple((result.get("speculative") or {}).get("speedup"))
@@ -478,8 +642,11 @@ def _cards(record: dict) -> str:
         cards.append((f"{record['peak_memory_gib']:.1f} GiB", "memory at its peak"))
     if not cards:
         return ""
-    return '<div class="cards">' + "".join(f'<div class="card"><b>{value}</b><span>{name}</span></div>'
-                                           for value, name in cards) + "</div>"
+    return (
+        '<div class="cards">'
+        + "".join(f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in cards)
+        + "</div>"
+    )
 
 
 def _section(title: str, blocks: list[str], figures: list[str]) -> list[str]:
@@ -491,9 +658,14 @@ def _section(title: str, blocks: list[str], figures: list[str]) -> list[str]:
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
+    rows = [[cell.replace(", ", ",\u00a0") for cell in row] for row in rows]  # an interval stays on one line
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td{' class=n' if i else ''}>{html.escape(cell)}</td>"
-                                    for i, cell in enumerate(row)) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{' class=n' if i else ''}>{html.escape(cell)}</td>" for i, cell in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
     return f'<div class="box"><table class="wide"><tr>{head}</tr>{body}</table></div>'
 
 
@@ -502,10 +674,14 @@ def _before_after_table(record: dict) -> str:
     result = record["stages"].get("eval", {})
     if not rows:
         return ""
-    words = (f"{result['tasks']} held-out tasks, {result.get('samples', '?')} samples each; "
-             if result.get("tasks") else "")
-    return (f"<p>{html.escape(words)}brackets are 95% bootstrap intervals over tasks.</p>"
-            + _table(["", "before RL", "after RL", "difference"], [list(row) for row in rows]))
+    words = (
+        f"{result['tasks']} held-out tasks, {result.get('samples', '?')} samples each; "
+        if result.get("tasks")
+        else ""
+    )
+    return f"<p>{html.escape(words)}brackets are 95% bootstrap intervals over tasks.</p>" + _table(
+        ["", "before RL", "after RL", "difference"], [list(row) for row in rows]
+    )
 
 
 def _data_words(data: dict) -> str:
@@ -525,8 +701,14 @@ def _data_words(data: dict) -> str:
 
 
 def _codebase_table(result: dict) -> str:
-    rows = [[str(row.get("checkpoint", "?")), _interval(row.get("perplexity"), "{:.2f}"),
-             _interval(row.get("bits_per_byte"), "{:.3f}")] for row in result.get("codebase") or []]
+    rows = [
+        [
+            str(row.get("checkpoint", "?")),
+            _interval(row.get("perplexity"), "{:.2f}"),
+            _interval(row.get("bits_per_byte"), "{:.3f}"),
+        ]
+        for row in result.get("codebase") or []
+    ]
     return _table(["checkpoint", "codebase perplexity", "bits per byte"], rows) if rows else ""
 
 
@@ -537,7 +719,9 @@ def _examples(result: dict) -> list[str]:
         if not isinstance(transcript, str):
             transcript = "\n".join(map(str, transcript))
         label = "solved" if example.get("success") else "not solved"
-        found.append(f"<details{' open' if not found else ''}><summary><b>{label}</b>: "
-                     f"{html.escape(str(example.get('prompt', '')).strip())}</summary>"
-                     f"<pre>{html.escape(transcript)}</pre></details>")
+        found.append(
+            f"<details{' open' if not found else ''}><summary><b>{label}</b>: "
+            f"{html.escape(str(example.get('prompt', '')).strip())}</summary>"
+            f"<pre>{html.escape(transcript)}</pre></details>"
+        )
     return found

@@ -3,16 +3,16 @@
 Everything a run leaves lies in one folder:
 
     config.json               technique, configuration, versions; its presence makes the folder a run
-    lock                      held with flock while a process works here; the kernel lets go of it on any death
+    lock                      held with flock by the process at work; the kernel lets go of it on any death
     metrics/STAGE.jsonl       one line per logged step; only values that a resumed run repeats bit for bit
     timings.jsonl             wall-clock seconds and rates, which no two runs share
     state/STAGE-000040.pt     resume state of an unfinished stage, the last two; .json beside it commits it
     stages/STAGE.json         the result of a finished stage, with the hash of its metrics
     tensorboard/STAGE/        the same metrics as events
 
-What makes SIGKILL at any moment safe: a state file counts only once its manifest exists, a manifest appears by one
-rename, and it records how long the metrics file was. On resume the metrics are cut back to that length, so the steps
-that the dead process logged after its last checkpoint are logged again, the same.
+What makes SIGKILL at any moment safe: a state file counts only once its manifest exists, a manifest appears
+by one rename, and it records how long the metrics file was. On resume the metrics are cut back to that
+length, so the steps that the dead process logged after its last checkpoint are logged again, the same.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import inspect
 import json
 import math
 import os
+import pickle
 import platform
 import random
 import resource
@@ -52,13 +53,13 @@ class Interrupted(Exception):
     """The user stopped a run; the message says how to go on. The command line exits with code 130."""
 
 
-# ---------------------------------------------------------------------------------------------- configuration
+# ------------------------------------------------------------------------------------------- configuration
 
 
 def fill(cls: type[T], toml: dict | None, sets: Iterable[str] = ()) -> T:
     """An instance of the (nested) dataclass `cls` from a TOML table, then `key.sub=value` strings on top.
 
-    Raises RunError for an unknown key (with near matches), a value of the wrong type, a value outside a Literal,
+    Raises RunError for an unknown key (with near matches), a value of the wrong type or outside a Literal,
     and for a ValueError from the dataclass's own `__post_init__`.
     """
     tree: dict = json.loads(json.dumps(toml or {}, default=str))
@@ -78,7 +79,7 @@ def fill(cls: type[T], toml: dict | None, sets: Iterable[str] = ()) -> T:
 
 
 def describe(cls: type) -> list[tuple[str, str, Any, str]]:
-    """(dotted key, type, default, docstring line) of every field of a nested dataclass, in order of definition."""
+    """(dotted key, type, default, docstring line) of every field of a nested dataclass, in order."""
     rows = []
     docs, hints = _field_docs(cls), typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -147,7 +148,9 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
         if name not in fields:
             key = prefix + name
             near = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
-            near = near or [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]][:3]
+            near = (
+                near or [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]][:3]
+            )
             hint = f"did you mean {' or '.join(near)}?" if near else f"known keys: {', '.join(known)}"
             raise RunError(f"unknown key {key!r}; {hint}")
     for name, field in fields.items():
@@ -233,7 +236,7 @@ def _coerce(kind: Any, value: Any, key: str) -> Any:
     raise wrong
 
 
-# -------------------------------------------------------------------------------------------------- the machine
+# --------------------------------------------------------------------------------------------- the machine
 
 
 def machine() -> dict:
@@ -268,14 +271,16 @@ def machine() -> dict:
 
 
 def _commit() -> str | None:
-    """The checked-out commit of this source tree, with "+changes" when it has been edited; None outside Git."""
+    """The checked-out commit of this source, with "+changes" when it has been edited; None outside Git."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
     try:
         ask = ["git", "-C", str(root)]
         head = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        status = subprocess.run([*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+        status = subprocess.run(
+            [*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     if head.returncode != 0:
@@ -320,7 +325,7 @@ def restore_rng(state: dict) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-# ------------------------------------------------------------------------------------------------ files on disk
+# ------------------------------------------------------------------------------------------- files on disk
 
 
 def atomic_write(path: str | Path, content: bytes | str) -> None:
@@ -354,7 +359,7 @@ def _hash_file(path: Path, length: int | None = None) -> str:
 
 
 class _HashingFile:
-    """What torch.save writes into: passes on to `file` and hashes what it was given, not what the disk kept."""
+    """What torch.save writes into: passes on to `file`, hashing what it was given, not what the disk kept."""
 
     def __init__(self, file: typing.BinaryIO) -> None:
         self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
@@ -389,7 +394,7 @@ def _warn(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# ----------------------------------------------------------------------------------------------------- the run
+# ------------------------------------------------------------------------------------------------- the run
 
 _held_locks: set[int] = set()
 
@@ -407,7 +412,9 @@ os.register_at_fork(after_in_child=_drop_locks_in_child)
 class Run:
     """An open run folder. Use `Run.open`; close it, or use it in a `with` statement."""
 
-    def __init__(self, root: Path, technique: str, config: Any, lock: int, resumed: bool, cadence: float) -> None:
+    def __init__(
+        self, root: Path, technique: str, config: Any, lock: int, resumed: bool, cadence: float
+    ) -> None:
         self.root, self.technique, self.config = root, technique, config
         self.resumed, self.checkpoint_seconds = resumed, cadence
         self._lock: int | None = lock
@@ -415,12 +422,18 @@ class Run:
         self._stages: list[Stage] = []
 
     @classmethod
-    def open(cls, out: str | Path, technique: str, config: Any, resume: bool = False,
-             checkpoint_seconds: float = 20.0) -> Run:
+    def open(
+        cls,
+        out: str | Path,
+        technique: str,
+        config: Any,
+        resume: bool = False,
+        checkpoint_seconds: float = 20.0,
+    ) -> Run:
         """Takes the folder `out` for a run of `technique` with the dataclass `config`.
 
-        Raises RunError, with nothing written, when the folder is in use, holds another run (or one that `resume`
-        was not asked for), or holds something that is no run.
+        Raises RunError, with nothing written, when the folder is in use, holds another run (or one that
+        `resume` was not asked for), or holds something that is no run.
         """
         out = Path(out)
         again = f"choose another --out, or delete {out}"
@@ -447,11 +460,11 @@ class Run:
                 if not resume:  # another process was quicker
                     raise RunError(f"{out} already holds a run; --resume goes on with it, or {again}")
                 cls._compare(before, technique, config, out)
-            for folder in ("metrics", "state", "stages", "checkpoints"):
-                (out / folder).mkdir(exist_ok=True)
-            if not resumed:
+            if not resumed:  # before anything else is made: it is what tells a run from a stranger's folder
                 record = {"technique": technique, "config": _plain(config), "machine": machine()}
                 atomic_write(out / "config.json", json.dumps(record, indent=1) + "\n")
+            for folder in ("metrics", "state", "stages", "checkpoints"):
+                (out / folder).mkdir(exist_ok=True)
         except BaseException:
             os.close(lock)
             raise
@@ -467,8 +480,9 @@ class Run:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
-            raise RunError(f"output folder {out} is in use by another run; wait for it or choose another --out") \
-                from None
+            raise RunError(
+                f"output folder {out} is in use by another run; wait for it or choose another --out"
+            ) from None
         return handle
 
     @staticmethod
@@ -485,12 +499,16 @@ class Run:
     @staticmethod
     def _compare(before: dict, technique: str, config: Any, out: Path) -> None:
         if before["technique"] != technique:
-            raise RunError(f"{out} holds a run of {before['technique']}, not of {technique}; choose another --out")
+            raise RunError(
+                f"{out} holds a run of {before['technique']}, not of {technique}; choose another --out"
+            )
         old, new = _flatten(before["config"]), _flatten(_plain(config))
         for key in [*new, *(key for key in old if key not in new)]:
             if old.get(key, "nothing") != new.get(key, "nothing"):
-                raise RunError(f"{out} was started with {key} = {old.get(key, 'nothing')}, not "
-                               f"{new.get(key, 'nothing')}; resume with the same settings or choose another --out")
+                raise RunError(
+                    f"{out} was started with {key} = {old.get(key, 'nothing')}, not "
+                    f"{new.get(key, 'nothing')}; resume with the same settings or choose another --out"
+                )
 
     def path(self, *parts: str) -> Path:
         """A path inside the run folder; its parent is made."""
@@ -499,7 +517,7 @@ class Run:
         return path
 
     def stage(self, name: str, total: float, unit: str = "tokens") -> Stage:
-        """The stage `name`, whose progress counts up to `total` steps and whose speed is told in `unit`s a second.
+        """The stage `name`: its progress counts up to `total` steps, its speed is told in `unit`s a second.
 
         Raises RunError when the stage is finished but its files no longer are what it left.
         """
@@ -524,7 +542,7 @@ class Run:
             self._lock = None
 
     def abandon(self) -> None:
-        """Removes what this run made, when it was new and came to nothing: no finished stage, nothing to resume."""
+        """Removes what this run made, when it was new and left no finished stage and nothing to resume."""
         if self.resumed or any(self.root.glob("stages/*.json")) or any(self.root.glob("state/*.json")):
             return
         for stage in self._stages:
@@ -621,7 +639,7 @@ class Stage:
         return self._record["result"]
 
     def finish(self, result: dict, files: Iterable[str | Path] = ()) -> dict:
-        """Ends the stage with `result` and forgets its resume states; returns the result as JSON brings it back.
+        """Ends the stage with `result`, forgets its resume states; returns the result as JSON brings it back.
 
         `files` (or folders) in the run folder that the stage made are recorded with their hashes, and checked
         before a resumed run relies on them.
@@ -657,11 +675,15 @@ class Stage:
             expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in found["files"].items()}
             found["result"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{record} is damaged ({error}); delete it to run stage {self.name} again") from None
+            raise RunError(
+                f"{record} is damaged ({error}); delete it to run stage {self.name} again"
+            ) from None
         for name, (size, digest) in expected.items():
             if wrong := _what_is_wrong(self.run.root / name, size, digest):
-                raise RunError(f"{self.run.root / name} is damaged ({wrong}); delete {record} to run stage "
-                               f"{self.name} again")
+                raise RunError(
+                    f"{self.run.root / name} is damaged ({wrong}); delete {record} to run stage "
+                    f"{self.name} again"
+                )
         return found
 
     # -- resume states
@@ -669,8 +691,10 @@ class Stage:
     def _states(self) -> list[Path]:
         """Manifests of the saved states, newest first."""
         folder = self.run.root / "state"
-        found = [path for path in folder.glob(f"{self.name}-*.json") if path.stem[len(self.name) + 1:].isdigit()]
-        return sorted(found, key=lambda path: -int(path.stem[len(self.name) + 1:]))
+        found = [
+            path for path in folder.glob(f"{self.name}-*.json") if path.stem[len(self.name) + 1 :].isdigit()
+        ]
+        return sorted(found, key=lambda path: -int(path.stem[len(self.name) + 1 :]))
 
     def _drop_states(self, keep: list[Path]) -> None:
         folder, names = self.run.root / "state", {path.stem for path in keep}
@@ -678,13 +702,13 @@ class Stage:
             if manifest.stem not in names:
                 manifest.unlink()
         for state in folder.glob(f"{self.name}-*.pt"):
-            if state.stem not in names and state.stem[len(self.name) + 1:].isdigit():
+            if state.stem not in names and state.stem[len(self.name) + 1 :].isdigit():
                 state.unlink()
 
     def restore(self) -> dict | None:
         """The newest undamaged state, or None at the beginning; the metrics file is cut back to fit it.
 
-        A damaged state is named on stderr with what is wrong. Raises RunError when states exist and none is whole.
+        A damaged state is named on stderr with what is wrong. Raises RunError when states exist, none whole.
         """
         damaged: list[str] = []
         for manifest in self._states():
@@ -694,7 +718,9 @@ class Stage:
                 size, digest = record["bytes"], record["sha256"]
                 offset, prefix = record["metrics_bytes"], record["metrics_sha256"]
             except (ValueError, KeyError, TypeError) as error:
-                damaged.append(f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error})")
+                damaged.append(
+                    f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error})"
+                )
                 continue
             if wrong := _what_is_wrong(state, size, digest):
                 damaged.append(f"checkpoint {state} is damaged ({wrong})")
@@ -710,8 +736,10 @@ class Stage:
             return loaded
         if damaged:
             # Two lines would hide which file to act on; the newest one's story is the one to tell.
-            raise RunError(f"{damaged[0]}, and no earlier one is whole; delete {self.run.root / 'state'}/"
-                           f"{self.name}-* to start stage {self.name} again")
+            raise RunError(
+                f"{damaged[0]}, and no earlier one is whole; delete {self.run.root / 'state'}/"
+                f"{self.name}-* to start stage {self.name} again"
+            )
         self._begin()
         return None
 
@@ -728,7 +756,9 @@ class Stage:
             torch.save(state, hashing)
             file.flush()
             os.fsync(file.fileno())
-        manifest.unlink(missing_ok=True)  # of an earlier attempt at this step, which would not fit the new file
+        manifest.unlink(
+            missing_ok=True
+        )  # of an earlier attempt at this step, which would not fit the new file
         os.replace(temporary, path)
         record = {
             "step": int(step),
@@ -743,13 +773,13 @@ class Stage:
         self._saved_at = time.perf_counter()
 
     def due(self) -> bool:
-        """Whether the last save is `checkpoint_seconds` ago. Saving changes no result, so the clock may decide."""
+        """Whether the last save is `checkpoint_seconds` ago. Saving changes no result; the clock decides."""
         return time.perf_counter() - self._saved_at >= self.run.checkpoint_seconds
 
     # -- metrics
 
     def _begin(self, offset: int = 0, step: int = 0) -> None:
-        """Opens the metrics file cut to `offset` bytes; a stage that was not restored begins with an empty one."""
+        """Opens the metrics file cut to `offset` bytes; a stage not restored begins with an empty one."""
         if self._metrics is not None:
             return
         if self._record is not None or self._closed:
@@ -778,7 +808,7 @@ class Stage:
     def progress(self, step: float, rate_units: float | None = None, **shown: Any) -> None:
         """Moves the progress bar to `step` of the total.
 
-        `rate_units`: how many `unit`s (tokens) the stage has handled so far, for the speed; by default `step`.
+        `rate_units`: how many `unit`s (tokens) the stage has handled so far, for the speed; else `step`.
         `shown`: what else the line tells, such as loss or reward; numbers are shortened.
         """
         self._show.update(step, step if rate_units is None else rate_units, shown)
@@ -814,7 +844,7 @@ def _ends_with_newline(path: Path) -> bool:
 
 
 def _what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> str:
-    """Why the file is not the one that was written; empty when it is. `prefix`: only its beginning has to be."""
+    """Why the file is not the one written; empty when it is. `prefix`: only its beginning has to be."""
     if not path.exists():
         return "it is missing"
     length = path.stat().st_size
@@ -832,10 +862,20 @@ def _load(path: Path) -> dict:
     import numpy
     import torch
 
-    arrays = [numpy.ndarray, numpy.dtype, *(type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdSU"),
-              numpy.zeros(1).__reduce__()[0], numpy.float64(0).__reduce__()[0]]
-    with torch.serialization.safe_globals(arrays):
-        return torch.load(path, map_location="cpu", weights_only=True)
+    arrays = [
+        numpy.ndarray,
+        numpy.dtype,
+        *(type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdSU"),
+        numpy.zeros(1).__reduce__()[0],
+        numpy.float64(0).__reduce__()[0],
+    ]
+    try:
+        with torch.serialization.safe_globals(arrays):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise RunError(
+            f"checkpoint {path} holds more than tensors and plain values; it is not loaded"
+        ) from None
 
 
 def _open_board(folder: Path, step: int) -> Any:
@@ -847,7 +887,7 @@ def _open_board(folder: Path, step: int) -> Any:
     return SummaryWriter(str(folder), purge_step=step or None)
 
 
-# ------------------------------------------------------------------------------------------------ the live line
+# ------------------------------------------------------------------------------------------- the live line
 
 
 class _Progress:
@@ -897,7 +937,9 @@ class _Progress:
     def words(self) -> str:
         rate = self.rate()
         speed = f"{_short(rate)} {self.stage.unit}/s" if rate else ""
-        return "  ".join(filter(None, [speed, *(f"{key} {_short(value)}" for key, value in self.shown.items())]))
+        return "  ".join(
+            filter(None, [speed, *(f"{key} {_short(value)}" for key, value in self.shown.items())])
+        )
 
     def percent(self) -> float:
         return 100.0 if not self.stage.total else min(100.0, 100.0 * self.step / self.stage.total)
@@ -905,19 +947,34 @@ class _Progress:
     def draw(self) -> None:
         if self.bar is None:
             from rich.progress import BarColumn, Progress, TextColumn
+            from rich.table import Column
 
             self.bar = Progress(
-                TextColumn("[bold]{task.description:>6}"), BarColumn(24), TextColumn("{task.percentage:>3.0f}%"),
-                TextColumn("{task.fields[clock]}"), TextColumn("{task.fields[words]}"), refresh_per_second=8,
+                TextColumn("[bold]{task.description:>6}", table_column=Column(no_wrap=True, min_width=6)),
+                BarColumn(16),
+                TextColumn("{task.percentage:>3.0f}%", table_column=Column(no_wrap=True, min_width=4)),
+                TextColumn("{task.fields[clock]}", table_column=Column(no_wrap=True, min_width=11)),
+                TextColumn(
+                    "{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+                ),
+                expand=True,
+                refresh_per_second=8,
             )
             self.bar.start()
             self.task = self.bar.add_task(self.stage.name, total=self.stage.total or 1, clock="", words="")
-        self.bar.update(self.task, completed=min(self.step, self.stage.total or 1), words=self.words(),
-                        clock=f"{_clock(self.stage.seconds)} < {self.left()}")
+        self.bar.update(
+            self.task,
+            completed=min(self.step, self.stage.total or 1),
+            words=self.words(),
+            clock=f"{_clock(self.stage.seconds)} < {self.left()}",
+        )
 
     def print_line(self) -> None:
-        print(f"{self.stage.name:>6} {self.percent():3.0f}%  {_clock(self.stage.seconds)} < {self.left()}  "
-              f"{self.words()}", flush=True)
+        print(
+            f"{self.stage.name:>6} {self.percent():3.0f}%  {_clock(self.stage.seconds)} < {self.left()}  "
+            f"{self.words()}",
+            flush=True,
+        )
 
     def last(self) -> None:
         """The finished stage's line, which stays."""

@@ -1,0 +1,208 @@
+"""The command line as a user meets it: bad input costs one line and touches nothing."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from etude import catalog, cli
+from etude.runs import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def call(*arguments: object, cwd: Path = ROOT, **extra: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **extra}
+    return subprocess.run(
+        [sys.executable, "-m", "etude.cli", *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def ask(capsys, *arguments: object) -> tuple[int, str, str]:
+    """The same in this process: exit code, stdout, stderr."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["etude", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+    captured = capsys.readouterr()
+    return left.value.code, captured.out, captured.err
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    return {
+        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))
+    }
+
+
+BAD = [
+    (["run", "krl"], "unknown technique 'krl'; did you mean kl?"),
+    (["run", "zebra"], "unknown technique 'zebra'; there are: recipe"),
+    (["run", "kl", "--scale", "huge"], "--scale expects small or full, got 'huge'"),
+    (["run", "kl", "--scale", "full"], "scaled path is not"),
+    (["run", "recipe", "--scale", "full"], "scaled path is not"),
+    (["run", "kl", "--seed", "x"], "--seed"),
+    (["run", "kl", "--checkpoint-seconds", "-1"], "--checkpoint-seconds"),
+    (["run", "kl", "--bogus"], "--bogus"),
+    (["run", "kl", "--set", "sed=1"], "unknown key 'sed'"),
+    (["run", "kl", "--set", "seed"], "KEY=VALUE"),
+    (["run", "kl", "--set", "seed=many"], "seed expects a whole number"),
+    (["run", "kl", "--config", "missing.toml"], "missing.toml"),
+    (["run", "kl", "--config", "bad.toml"], "bad.toml is not valid TOML"),
+    (["run", "kl", "--config", "latin.toml"], "latin.toml is not valid TOML"),
+    (["run", "kl", "--config", "."], "Is a directory"),
+    (["run", "kl", "--corpus", "."], "reads no corpus"),
+    (["run", "recipe", "--corpus", "missing"], "corpus missing does not exist"),
+    (["run", "recipe", "--corpus", "bad.toml"], "is not a folder"),
+    (["run", "recipe", "--set", "nonsense.key=1"], "unknown key 'nonsense"),
+    (["run", "kl", "--out", "bad.toml"], "bad.toml is a file"),
+    (["run", "kl", "--out", "other"], "holds no run"),
+    (["run", "kl", "--out", "other", "--resume"], "holds no run"),
+    (["run", "kl", "--out", "bad.toml/below"], "bad.toml"),
+    (["frob"], "frob"),
+    (["bench", "frob"], "frob"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD, ids=[" ".join(arguments) for arguments, _ in BAD])
+def test_bad_input(arguments, says, tmp_path, monkeypatch, capsys):
+    (tmp_path / "bad.toml").write_text("seed = = 1")
+    (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    monkeypatch.chdir(tmp_path)
+    before = tree(tmp_path)
+    code, _, error = ask(capsys, *arguments)
+    assert code == 2
+    assert error.count("\n") == 1 and error.startswith("error: ") and says in error
+    assert tree(tmp_path) == before
+
+
+def test_bad_input_from_outside():
+    """Once as a real process: nothing but the line on stderr, no traceback, no stdout."""
+    done = call("run", "krl")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1 and "did you mean kl?" in done.stderr
+
+
+def test_unreadable_corpus(tmp_path, capsys, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed")  # also true for root
+    code, _, error = ask(capsys, "run", "recipe", "--corpus", tmp_path / "closed", "--out", tmp_path / "out")
+    assert (
+        code == 2 and error.count("\n") == 1 and "cannot be read" in error and not (tmp_path / "out").exists()
+    )
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [PermissionError(13, "Permission denied", "corpus/a.py"), OSError(28, "No space left on device")],
+    ids=["permission", "disk full"],
+)
+def test_an_operating_system_error_is_one_line(tmp_path, capsys, monkeypatch, failure):
+    import ref.kl
+
+    def fail(config, log):
+        raise failure
+
+    monkeypatch.setattr(ref.kl, "demo", fail)
+    code, _, error = ask(capsys, "run", "kl", "--out", tmp_path / "out")
+    assert (
+        code == 2 and error.count("\n") == 1 and failure.strerror in error and not (tmp_path / "out").exists()
+    )
+
+
+def test_folder_in_use(tmp_path, capsys):
+    config = cli._config_class(catalog.find("kl"))()
+    with Run.open(tmp_path, "kl", config):
+        before = tree(tmp_path)
+        for extra in ((), ("--resume",)):
+            code, _, error = ask(capsys, "run", "kl", "--out", tmp_path, *extra)
+            assert code == 2 and error.count("\n") == 1 and "in use by another run" in error
+        assert tree(tmp_path) == before
+
+
+def test_an_error_on_the_way_leaves_no_half_run(tmp_path, capsys, monkeypatch):
+    import ref.kl
+    from etude.runs import RunError
+
+    def fail(config, log):
+        log(1, 2, loss=1.0)
+        raise RunError("the corpus is empty; choose another --corpus")
+
+    monkeypatch.setattr(ref.kl, "demo", fail)
+    code, _, error = ask(capsys, "run", "kl", "--out", tmp_path / "out")
+    assert (code, error) == (2, "error: the corpus is empty; choose another --corpus\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bug_is_not_hidden(tmp_path, monkeypatch):
+    import ref.kl
+
+    monkeypatch.setattr(ref.kl, "demo", lambda config, log: {}["missing"])
+    monkeypatch.setattr(sys, "argv", ["etude", "run", "kl", "--out", str(tmp_path / "out")])
+    with pytest.raises(KeyError):
+        cli.main()
+
+
+def test_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    import ref.kl
+
+    def interrupt(config, log):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ref.kl, "demo", interrupt)
+        code, _, error = ask(capsys, "run", "kl", "--out", tmp_path / "out", "--seed", 5)
+    assert code == 130 and error == f"interrupted; go on with: etude run kl --out {tmp_path}/out --resume\n"
+    monkeypatch.setattr(ref.kl, "demo", lambda config, log: {"seed": config.seed})
+    code, out, error = ask(
+        capsys, "run", "kl", "--out", tmp_path / "out", "--resume"
+    )  # the seed is remembered
+    assert code == 0 and json.loads((tmp_path / "out" / "report.json").read_text())["result"] == {"seed": 5}
+    code, _, error = ask(capsys, "run", "kl", "--out", tmp_path / "out", "--resume", "--seed", 6)
+    assert code == 2 and "seed = 5, not 6" in error
+
+
+def test_a_demonstration(tmp_path, capsys):
+    """etude run kl: progress, a table, report.json; a second --resume shows the same without computing."""
+    out = tmp_path / "out"
+    code, shown, error = ask(capsys, "run", "kl", "--out", out)
+    assert (code, error) == (0, "")
+    assert f"report: {out}/report.json" in shown and "result" in shown
+    record = json.loads((out / "report.json").read_text())
+    assert record["technique"] == "kl" and record["result"] and record["machine"]["cores"] >= 1
+    began = time.perf_counter()
+    assert ask(capsys, "run", "kl", "--out", out, "--resume")[0] == 0
+    assert time.perf_counter() - began < 2
+    code, _, error = ask(capsys, "run", "kl", "--out", out)
+    assert code == 2 and "already holds a run" in error
+
+
+def test_list_and_help(capsys):
+    code, shown, _ = ask(capsys, "list")
+    assert code == 0 and all(technique.name in shown for technique in catalog.TECHNIQUES)
+    code, shown, _ = ask(capsys, "run", "kl", "--help")
+    assert code == 0 and "--checkpoint-seconds" in shown and "setting" in shown and "seed" in shown
+    code, shown, _ = ask(capsys, "--help")
+    assert code == 0 and "run" in shown and "bench" in shown
+
+
+def test_help_is_quick_because_torch_stays_out():
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "etude.cli", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "recipe" in done.stdout
+    assert not any(name in done.stderr for name in (" torch\n", "matplotlib\n", "transformers\n"))

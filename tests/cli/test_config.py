@@ -1,0 +1,114 @@
+"""Settings: filling a nested dataclass from TOML and --set, and saying what is wrong with them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from etude.runs import RunError, describe, fill
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where text comes from."""
+
+    corpus: str | None = None
+    """Folder to read."""
+    limit: int = 10
+    """Largest file."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of it."""
+
+    seed: int = 0
+    """Seed of everything."""
+    lr: float = 1e-3
+    """Learning
+    rate."""
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """Which optimizer."""
+    packed: bool = True
+    """Pack documents."""
+    depths: tuple[float, ...] = (0.5, 0.5)
+    folder: Path = Path("x")
+    data: Data = field(default_factory=lambda: Data(limit=99))
+    level: Literal[1, 2] = 1
+
+    def __post_init__(self):
+        if self.lr <= 0:
+            raise ValueError("lr must be positive")
+
+
+def test_defaults_of_the_outer_class_win():
+    assert fill(Settings, None) == Settings()
+    assert fill(Settings, {"data": {"corpus": "y"}}).data == Data("y", 99)
+
+
+def test_set_beats_toml():
+    toml = {"seed": 1, "data": {"limit": 5}, "depths": [1, 2, 3]}
+    filled = fill(
+        Settings, toml, ["seed=2", "data.corpus=a=b", "lr=3", "packed=no", "optimizer=adamw", "level=2"]
+    )
+    assert filled == Settings(2, 3.0, "adamw", False, (1.0, 2.0, 3.0), Path("x"), Data("a=b", 5), 2)
+    assert toml["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("seed=1_000", 1000),
+        ("seed=1e3", 1000),
+        ("seed=-3", -3),
+        ("seed=12345678901234567890", 12345678901234567890),
+    ],
+)
+def test_whole_numbers(text, value):
+    assert fill(Settings, None, [text]).seed == value
+
+
+def test_none_and_lists():
+    assert fill(Settings, {"data": {"corpus": "x"}}, ["data.corpus=none"]).data.corpus is None
+    assert fill(Settings, None, ["depths=1,0.5"]).depths == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("toml", "sets", "says"),
+    [
+        ({}, ["sed=1"], "did you mean seed"),
+        ({}, ["data.corpsu=1"], "did you mean data.corpus"),
+        ({"corpus": "x"}, [], "did you mean data.corpus"),
+        ({}, ["zzz=1"], "known keys: seed, lr"),
+        ({"data": 3}, [], "data is a group of keys"),
+        ({}, ["data=3"], "data is a group of keys"),
+        ({}, ["seed.a=3"], "seed expects a whole number"),
+        ({"seed": 3}, ["seed.a=3"], "is a value, not a group"),
+        ({}, ["seed"], "KEY=VALUE"),
+        ({}, ["=3"], "KEY=VALUE"),
+        ({}, ["seed=x"], "seed expects a whole number, got 'x'"),
+        ({"seed": 1.5}, [], "seed expects a whole number"),
+        ({"seed": True}, [], "seed expects a whole number"),
+        ({"seed": "1"}, [], "seed expects a whole number"),
+        ({}, ["lr=nan"], "lr expects a number"),
+        ({}, ["lr=-1"], "lr must be positive"),
+        ({"packed": 1}, [], "packed expects true or false"),
+        ({}, ["optimizer=sgd"], "optimizer expects muon or adamw, got 'sgd'"),
+        ({"level": "1"}, [], "level expects 1 or 2"),
+        ({"depths": [1, "x"]}, [], "depths expects a number"),
+        ({"data": {"corpus": 3}}, [], "data.corpus expects text or none"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(toml, sets, says):
+    with pytest.raises(RunError) as raised:
+        fill(Settings, toml, sets)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_describe():
+    rows = {key: (kind, default, doc) for key, kind, default, doc in describe(Settings)}
+    assert rows["data.limit"] == ("a whole number", 99, "Largest file.")
+    assert rows["lr"][2] == "Learning rate."
+    assert rows["optimizer"][0] == "muon or adamw"
+    assert list(rows)[:2] == ["seed", "lr"]

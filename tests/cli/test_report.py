@@ -1,0 +1,240 @@
+"""The report: intervals that cover, pages that stand alone, whole or half runs."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from etude import report
+
+
+def interval(value, width=0.03):
+    return {"value": value, "low": value - width, "high": value + width}
+
+
+def write_run(root):
+    """A run folder as the recipe leaves it, with invented numbers."""
+    draw = np.random.default_rng(0)
+    for folder in ("metrics", "stages"):
+        (root / folder).mkdir(parents=True)
+    (root / "config.json").write_text(
+        json.dumps(
+            {
+                "technique": "recipe",
+                "config": {"seed": 0, "data": {"corpus": None}},
+                "machine": {
+                    "cpu": "A <Processor>",
+                    "cores": 2,
+                    "python": "3.11",
+                    "torch": "2.13.0",
+                    "commit": "abc",
+                },
+            }
+        )
+    )
+
+    def lines(name, rows):
+        (root / "metrics" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def stage(name, result):
+        (root / "stages" / f"{name}.json").write_text(
+            json.dumps({"stage": name, "result": result, "files": {}})
+        )
+
+    phases = ["short"] * 200 + ["long"] * 60 + ["sft"] * 60
+    cpt = [
+        {
+            "step": i + 1,
+            "tokens": (i + 1) * 8192,
+            "phase": phase,
+            "lr": 0.02,
+            "loss": 1.2 + 5 * np.exp(-i / 40) + 0.1 * draw.normal(),
+        }
+        for i, phase in enumerate(phases)
+    ]
+    cpt += [
+        {"step": i, "tokens": i * 8192, "codebase_ppl": 20 + 900 * np.exp(-i / 50), "codebase_bpb": 2.0}
+        for i in range(0, 321, 40)
+    ]
+    lines("cpt", sorted(cpt, key=lambda row: row["step"]))
+    lines(
+        "mtp",
+        [
+            {
+                "step": i,
+                "tokens": i * 4096,
+                "loss": 1.0,
+                **{f"kl_{d}": 0.2 * d + np.exp(-i / 30) for d in (1, 2, 3)},
+                **{f"agree_{d}": 0.95 - 0.1 * d - 0.5 * np.exp(-i / 30) for d in (1, 2, 3)},
+            }
+            for i in range(1, 100)
+        ],
+    )
+    lines(
+        "rl",
+        [
+            {
+                "step": i,
+                "reward": 0.3 + 0.004 * i + 0.1 * draw.normal(),
+                "success": 0.35 + 0.004 * i,
+                "tokens": 90 - 0.1 * i,
+                "turns": 3.1,
+                "invalid_calls": 0.1,
+                "kl": 0.001 * i,
+                "entropy": 0.4,
+            }
+            for i in range(1, 91)
+        ],
+    )
+    measure = {
+        "success": interval(0.42),
+        "best_of_8": interval(0.75),
+        "greedy": interval(0.55),
+        "tokens": interval(92.0, 2),
+        "turns": interval(3.2),
+        "invalid_calls": interval(0.12),
+        "pass_at_k": [0.42 + 0.047 * k for k in range(8)],
+        "by_depth": {
+            str(d): {"success": interval(0.6 - 0.2 * d), "best_of_8": interval(0.8)} for d in range(3)
+        },
+    }
+    after = {
+        **measure,
+        "success": interval(0.66),
+        "pass_at_k": [interval(0.66 + 0.015 * k) for k in range(8)],
+        "best_of_8": interval(0.77),
+        "greedy": interval(0.68),
+    }
+    stage(
+        "data",
+        {
+            "files": 1234,
+            "bytes": 10**7,
+            "tokens": 3 * 10**6,
+            "skipped": {"binary": 3, "empty": 9, "huge": 0},
+            "heldout": {"name": "json", "files": 5, "bytes": 60000},
+            "vocab_size": 1024,
+            "world_documents": 20000,
+        },
+    )
+    stage("cpt", {"loss": 1.2})
+    stage("mtp", {})
+    stage("rl", {})
+    stage(
+        "eval",
+        {
+            "tasks": 300,
+            "samples": 8,
+            "before": measure,
+            "after": after,
+            "difference": {
+                "success": {"value": 0.24, "low": 0.2, "high": 0.28},
+                "greedy": interval(0.13),
+                "best_of_8": {"value": 0.02, "low": -0.02, "high": 0.06},
+                "tokens": interval(-3.0, 1.0),
+            },
+            "codebase": [
+                {"checkpoint": "cpt", "perplexity": 21.3, "bits_per_byte": 1.9},
+                {"checkpoint": "final", "perplexity": 24.8, "bits_per_byte": 2.0},
+            ],
+            "speculative": {
+                "acceptance": [0.93, 0.85, 0.72],
+                "tokens_per_cycle": 3.1,
+                "plain_tokens_per_s": 410.0,
+                "speculative_tokens_per_s": 860.0,
+                "speedup": {"median": 2.1, "low": 2.0, "high": 2.2},
+            },
+            "examples": [
+                {
+                    "prompt": "repo m2 m3 m7 fix m3",
+                    "success": True,
+                    "transcript": '<read m3>\ndef f(a, b):\n    """double a plus b"""\n' * 4,
+                },
+                {"prompt": "repo m1 fix m1", "success": False, "transcript": "<b>no</b>"},
+            ],
+        },
+    )
+    seconds = {"data": 12.0, "cpt": 140.0, "mtp": 60.0, "rl": 180.0, "eval": 70.0}
+    (root / "timings.jsonl").write_text(
+        "".join(
+            json.dumps({"stage": name, "seconds": value, "finished": True, "peak_memory_gib": 1.7}) + "\n"
+            for name, value in seconds.items()
+        )
+        + '{"stage": "rl", "sec'
+    )
+    return root
+
+
+def test_the_whole_report(tmp_path):
+    page, data = report.write(write_run(tmp_path / "run"))
+    text, record = page.read_text(), json.loads(data.read_text())
+    assert text.count("<figure>") == 14 == text.count("data:image/png;base64,")
+    assert record["total_seconds"] == 462.0 and record["peak_memory_gib"] == 1.7
+    assert record["stages"]["eval"]["tasks"] == 300
+    assert "best of 8 did not change measurably (+0.02 [-0.02, +0.06])" in text
+    assert "Sampled success rose by 0.24 [0.20, 0.28]" in text
+    assert "0.660 [0.630,\u00a00.690]" in text and "2.10 [2.00, 2.20]×" in text
+    assert "skipped: 3 binary, 9 empty" in text
+    assert "Not finished" not in text
+
+
+def test_the_page_stands_alone_and_escapes(tmp_path):
+    text = report.write(write_run(tmp_path / "run"))[0].read_text()
+    assert not re.search(r"https?://|<script|<link|@import|url\(", text)
+    assert "<b>no</b>" not in text and "&lt;b&gt;no&lt;/b&gt;" in text and "A &lt;Processor&gt;" in text
+    assert 'name="viewport"' in text and text.count("<figcaption>") == text.count("alt=")
+
+
+@pytest.mark.parametrize("missing", ["cpt", "eval", "timings", "all"])
+def test_half_a_run_has_half_a_report(tmp_path, missing):
+    root = write_run(tmp_path / "run")
+    for path in [
+        *root.glob("metrics/*"),
+        *root.glob("stages/*"),
+        root / "timings.jsonl",
+        root / "config.json",
+    ]:
+        if missing in (path.stem, "all"):
+            path.unlink()
+    page, data = report.write(root)
+    record = json.loads(data.read_text())
+    assert ("Not finished" in page.read_text()) == (missing != "timings")
+    assert bool(report.before_after(record)) == (missing not in ("eval", "all"))
+
+
+def test_thin_and_torn_results(tmp_path):
+    """Plain numbers for intervals, one logged step, an empty evaluation, a torn line: shown, not fatal."""
+    root = write_run(tmp_path / "run")
+    (root / "metrics" / "rl.jsonl").write_text(
+        '{"step": 1, "reward": 0.5, "success": null}\n{"step": 2, "rew'
+    )
+    (root / "metrics" / "cpt.jsonl").write_text("")
+    (root / "stages" / "eval.json").write_text(json.dumps({"before": {"success": 0.5}, "after": None}))
+    page, data = report.write(root)
+    assert "reward and success by RL step" in page.read_text()
+    assert report.before_after(json.loads(data.read_text())) == [("success, sampled", "0.500", "–", "–")]
+
+
+def test_bootstrap_covers_the_truth():
+    """A 95% interval of a mean holds the true mean in about 95 of 100 draws, tasks being the unit."""
+    draw, held = np.random.default_rng(1), 0
+    for seed in range(200):
+        tasks = draw.beta(0.5, 0.8, size=100)
+        samples = draw.random((100, 8)) < tasks[:, None]
+        found = report.bootstrap(samples, n=300, seed=seed)
+        held += found["low"] <= 0.5 / 1.3 <= found["high"]
+    assert 0.90 <= held / 200 <= 0.99
+
+
+def test_bootstrap_resamples_tasks_not_samples():
+    """Eight copies of one answer are one observation: the interval must not shrink by √8."""
+    values = np.random.default_rng(0).random((50, 1)) < 0.5
+    once, eight = report.bootstrap(values), report.bootstrap(np.repeat(values, 8, axis=1))
+    assert once == pytest.approx(eight)
+    assert report.bootstrap(values, seed=0) == once
+
+
+def test_bootstrap_of_nothing():
+    with pytest.raises(ValueError):
+        report.bootstrap([])

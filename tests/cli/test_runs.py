@@ -1,0 +1,423 @@
+"""Run folders: who may open one, what a kill leaves, what damage is named."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from etude import runs
+from etude.runs import Run, RunError
+
+ROOT = Path(__file__).resolve().parents[2]
+LOOP = Path(__file__).with_name("loop.py")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    seed: int = 0
+    name: str = "x"
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def lasting(folder: Path) -> dict[str, bytes]:
+    """What two runs of the same configuration must share."""
+    return {
+        name: data
+        for name, data in tree(folder).items()
+        if name.startswith(("metrics/", "stages/", "state/"))
+    }
+
+
+def play(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(LOOP), *map(str, arguments)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr == "", done.stderr  # a kill is no damage: nothing is said
+    return done
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    play(out)
+    return lasting(out)
+
+
+# -------------------------------------------------------------------------------------------- who may open
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
+    (tmp_path / "letter.txt").write_text("dear")
+    before = tree(tmp_path)
+    for resume in (False, True):
+        with pytest.raises(RunError, match="holds no run"):
+            Run.open(tmp_path, "kl", Settings(), resume)
+    assert tree(tmp_path) == before
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunError, match="is a file"):
+        Run.open(tmp_path / "file", "kl", Settings())
+
+
+def test_a_run_is_not_begun_twice(tmp_path):
+    Run.open(tmp_path / "run", "kl", Settings()).close()
+    before = tree(tmp_path)
+    with pytest.raises(RunError, match="--resume"):
+        Run.open(tmp_path / "run", "kl", Settings())
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("technique", "settings", "says"),
+    [
+        ("muon", Settings(), "holds a run of kl, not of muon"),
+        ("kl", Settings(seed=4), "started with seed = 0, not 4"),
+        ("kl", Settings(name="y", seed=1), "seed = 0, not 1"),
+    ],
+)
+def test_resume_with_other_settings(tmp_path, technique, settings, says):
+    Run.open(tmp_path, "kl", Settings()).close()
+    before = tree(tmp_path)
+    with pytest.raises(RunError, match=says):
+        Run.open(tmp_path, technique, settings, resume=True)
+    assert tree(tmp_path) == before
+
+
+def test_damaged_configuration_is_named(tmp_path):
+    Run.open(tmp_path, "kl", Settings()).close()
+    (tmp_path / "config.json").write_text('{"technique"')
+    with pytest.raises(RunError, match="config.json is damaged"):
+        Run.open(tmp_path, "kl", Settings(), resume=True)
+
+
+def test_resume_of_nothing_begins(tmp_path):
+    with Run.open(tmp_path / "deep" / "new", "kl", Settings(), resume=True) as run:
+        assert not run.resumed and run.stage("a", 1).restore() is None
+
+
+def test_lock_is_held_and_let_go(tmp_path):
+    run = Run.open(tmp_path, "kl", Settings())
+    for resume in (False, True):
+        with pytest.raises(RunError, match="in use by another run"):
+            Run.open(tmp_path, "kl", Settings(), resume)
+    run.close()
+    Run.open(tmp_path, "kl", Settings(), resume=True).close()
+
+
+def test_lock_does_not_outlive_the_killed_owner_in_a_forked_child(tmp_path):
+    program = (
+        "import os, sys, time\nfrom tests.cli.loop import Loop\nfrom etude.runs import Run\n"
+        "run = Run.open(sys.argv[1], 'loop', Loop())\n"
+        "child = os.fork()\n"
+        "if child == 0:\n    time.sleep(30)\n    os._exit(0)\n"
+        "print(child, flush=True)\ntime.sleep(30)\n"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "run")],
+        env=ENVIRONMENT,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child = int(owner.stdout.readline())
+    try:
+        with pytest.raises(RunError, match="in use"):
+            Run.open(tmp_path / "run", "loop", Settings(), resume=True)
+        owner.kill(), owner.wait()
+        with pytest.raises(RunError, match="started with"):  # past the lock: only the settings differ
+            Run.open(tmp_path / "run", "loop", Settings(), resume=True)
+    finally:
+        os.kill(child, 9)
+
+
+def test_abandon_leaves_nothing_of_a_run_that_came_to_nothing(tmp_path):
+    run = Run.open(tmp_path / "a" / "b", "kl", Settings())
+    run.stage("one", 3).log(1, loss=1.0)
+    run.abandon()
+    run.close()
+    assert not (tmp_path / "a").exists()
+    run = Run.open(tmp_path / "a", "kl", Settings())
+    run.stage("one", 1).finish({})
+    run.abandon()
+    run.close()
+    assert (tmp_path / "a" / "stages" / "one.json").exists()
+
+
+# --------------------------------------------------------------------------------------------------- kills
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_anywhere_and_resumed(tmp_path, uninterrupted, seed):
+    """SIGKILL at random moments, again and again, until it is through: the same bytes as without."""
+    out = tmp_path / "run"
+    done = play(out, "--kills", 8, "--seed", seed)
+    assert done.stdout.count("begun") >= 3  # most of the kills hit a run at work
+    assert lasting(out) == uninterrupted
+
+
+@pytest.mark.parametrize("moment", ["state written", "state renamed", "manifest written", "stage recorded"])
+def test_killed_between_two_steps_of_a_save(tmp_path, moment, capfd):
+    """The four gaps of a commit, each hit exactly: what is on disk then loads."""
+
+    class Killed(BaseException):
+        pass
+
+    real_replace, seen = os.replace, []
+
+    def replace(source, target):
+        seen.append(Path(target).name)
+        hit = {
+            "state written": "a-000002.pt",
+            "manifest written": "a-000002.json",
+            "stage recorded": "a.json",
+        }
+        if Path(target).name == hit.get(moment):
+            raise Killed
+        real_replace(source, target)
+        if moment == "state renamed" and Path(target).name == "a-000002.pt":
+            raise Killed
+
+    patch = pytest.MonkeyPatch()
+    run = Run.open(tmp_path, "kl", Settings())
+    stage = run.stage("a", 3)
+    with patch.context() as context:
+        context.setattr(runs.os, "replace", replace)
+        with pytest.raises(Killed):
+            for step in (1, 2, 3):
+                stage.log(step, value=step)
+                stage.save({"step": step}, step)
+            stage.finish({})
+    run.close()
+    with Run.open(tmp_path, "kl", Settings(), resume=True) as run:
+        stage = run.stage("a", 3)
+        step = stage.restore()["step"]
+        assert step == (3 if moment == "stage recorded" else 1)
+        for later in range(step, 3):
+            stage.log(later + 1, value=later + 1)
+        assert [json.loads(line)["value"] for line in stage.metrics_path.read_text().splitlines()] == [
+            1,
+            2,
+            3,
+        ]
+        stage.finish({"done": True})
+    assert not list((tmp_path / "state").glob("a-*"))
+    assert capfd.readouterr().err == ""
+
+
+# -------------------------------------------------------------------------------------------------- damage
+
+
+def interrupted(out: Path) -> Path:
+    """A run whose stage has states at steps 20 and 30 and metrics up to 33."""
+    with Run.open(out, "kl", Settings()) as run:
+        stage = run.stage("rl", 40)
+        for step in range(1, 34):
+            stage.log(step, loss=1 / step)
+            if step % 10 == 0:
+                stage.save({"step": step, "weight": torch.full((100,), float(step))}, step)
+    assert {p.name for p in (out / "state").glob("*")} == {
+        f"rl-0000{n}0.{e}" for n in "23" for e in ("pt", "json")
+    }
+    return out
+
+
+def cut(path: Path, keep: float) -> None:
+    os.truncate(path, int(path.stat().st_size * keep))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda out: cut(out / "state/rl-000030.pt", 0.5), "rl-000030.pt is damaged (it is cut short"),
+        (lambda out: cut(out / "state/rl-000030.pt", 0), "rl-000030.pt is damaged (it is cut short: 0 of"),
+        (lambda out: flip(out / "state/rl-000030.pt"), "rl-000030.pt is damaged (its content has changed"),
+        (lambda out: (out / "state/rl-000030.pt").unlink(), "rl-000030.pt is damaged (it is missing"),
+        (
+            lambda out: cut(out / "state/rl-000030.json", 0.5),
+            "rl-000030.pt is damaged (its manifest rl-000030.json",
+        ),
+        (
+            lambda out: cut(out / "state/rl-000030.json", 0),
+            "rl-000030.pt is damaged (its manifest rl-000030.json",
+        ),
+        (lambda out: cut(out / "metrics/rl.jsonl", 0.7), "metrics/rl.jsonl are damaged (it is cut short"),
+        (lambda out: (out / "state/rl-000030.pt").write_bytes(b"x" * 9999999), "instead of"),
+    ],
+    ids=["half", "empty", "bit", "missing", "manifest half", "manifest empty", "metrics", "longer"],
+)
+def test_damage_is_named_and_the_previous_state_loads(tmp_path, capfd, harm, says):
+    out = interrupted(tmp_path / "run")
+    harm(out)
+    with Run.open(out, "kl", Settings(), resume=True) as run:
+        stage = run.stage("rl", 40)
+        state = stage.restore()
+        error = capfd.readouterr().err
+        assert state["step"] == 20 and state["weight"].eq(20.0).all()
+        assert error.count("\n") == 1 and says in error and "going on from rl-000020.pt" in error
+        assert len(stage.metrics_path.read_text().splitlines()) == 20
+        for step in range(21, 36):
+            stage.log(step, loss=1 / step)
+            if step == 25:
+                stage.save({"step": 25}, 25)
+    assert {p.name for p in (out / "state").glob("*")} == {
+        f"rl-0000{n}.{e}" for n in (20, 25) for e in ("pt", "json")
+    }
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda out: [cut(path, 0.5) for path in (out / "state").glob("*.pt")],
+        lambda out: [cut(path, 0.5) for path in (out / "state").glob("*.json")],
+        lambda out: cut(out / "metrics/rl.jsonl", 0.1),
+        lambda out: (out / "metrics/rl.jsonl").unlink(),
+        lambda out: flip_first(out / "metrics/rl.jsonl"),
+    ],
+    ids=["states", "manifests", "metrics cut", "metrics gone", "metrics changed"],
+)
+def test_no_whole_state_left(tmp_path, capfd, harm):
+    out = interrupted(tmp_path / "run")
+    harm(out)
+    before = tree(out)
+    with Run.open(out, "kl", Settings(), resume=True) as run:
+        with pytest.raises(RunError, match=r"damaged.*no earlier one is whole; delete .*rl-\*"):
+            run.stage("rl", 40).restore()
+    assert tree(out) == before
+    for path in (out / "state").glob("rl-*"):  # what the message says to do
+        path.unlink()
+    with Run.open(out, "kl", Settings(), resume=True) as run:
+        assert run.stage("rl", 40).restore() is None
+        assert (out / "metrics/rl.jsonl").read_bytes() == b""
+
+
+def flip_first(path: Path) -> None:
+    path.write_bytes(b"[" + path.read_bytes()[1:])
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda out: cut(out / "metrics/a.jsonl", 0.9), "metrics/a.jsonl is damaged (it is cut short"),
+        (lambda out: flip_first(out / "metrics/a.jsonl"), "metrics/a.jsonl is damaged (its content"),
+        (lambda out: cut(out / "stages/a.json", 0.9), "stages/a.json is damaged"),
+        (
+            lambda out: cut(out / "checkpoints/a/model.bin", 0.5),
+            "checkpoints/a/model.bin is damaged (it is cut short",
+        ),
+    ],
+)
+def test_a_finished_stage_is_checked(tmp_path, harm, says):
+    with Run.open(tmp_path, "kl", Settings()) as run:
+        stage = run.stage("a", 1)
+        stage.log(1, loss=0.5)
+        run.path("checkpoints", "a", "model.bin").write_bytes(b"123456")
+        stage.finish({"x": 1.5}, files=[tmp_path / "checkpoints" / "a"])
+    with Run.open(tmp_path, "kl", Settings(), resume=True) as run:
+        assert run.stage("a", 1).finished and run.stage("a", 1).result() == {"x": 1.5}
+    harm(tmp_path)
+    with Run.open(tmp_path, "kl", Settings(), resume=True) as run:
+        with pytest.raises(RunError) as raised:
+            run.stage("a", 1)
+    assert says in str(raised.value) and "delete" in str(raised.value) and "\n" not in str(raised.value)
+
+
+# --------------------------------------------------------------------------------------------- small print
+
+
+def test_metrics_are_exact_and_valid_json(tmp_path):
+    with Run.open(tmp_path, "kl", Settings()) as run:
+        stage = run.stage("a", 2)
+        stage.log(1, pi=0.1 + 0.2, t=torch.tensor(3), n=numpy.float32(0.5), bad=float("nan"), many=[1.0, 2])
+        stage.save({}, 1)
+        with pytest.raises(RuntimeError, match="not finished"):
+            stage.result()
+        stage.finish({"array": numpy.arange(2)})
+        with pytest.raises(RuntimeError, match="over"):
+            stage.log(2, pi=0)
+    line = (tmp_path / "metrics" / "a.jsonl").read_text()
+    assert line == '{"step": 1, "pi": 0.30000000000000004, "t": 3, "n": 0.5, "bad": null, "many": [1.0, 2]}\n'
+    assert list((tmp_path / "tensorboard" / "a").glob("events*"))
+
+
+def test_random_generators_come_back(tmp_path):
+    def draw():
+        return random.random(), float(numpy.random.rand()), float(torch.rand(())), float(numpy.random.randn())
+
+    with Run.open(tmp_path, "kl", Settings()) as run:
+        draw()
+        run.stage("a", 2).save(
+            {"rng": runs.pack_rng(), "own": numpy.random.default_rng(3).bit_generator.state}, 1
+        )
+        expected = draw()
+    with Run.open(tmp_path, "kl", Settings(), resume=True) as run:
+        draw()
+        state = run.stage("a", 2).restore()
+        runs.restore_rng(state["rng"])
+        assert draw() == expected
+        assert state["own"] == numpy.random.default_rng(3).bit_generator.state
+
+
+def test_a_state_cannot_run_code(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    with Run.open(tmp_path / "run", "kl", Settings()) as run:
+        run.stage("a", 2).save({"x": Evil()}, 1)
+    with Run.open(tmp_path / "run", "kl", Settings(), resume=True) as run:
+        with pytest.raises(RunError, match="a-000001.pt"):
+            run.stage("a", 2).restore()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_seconds_add_up_over_resumes(tmp_path):
+    for _ in range(2):
+        with Run.open(tmp_path, "kl", Settings(), resume=True) as run:
+            stage = run.stage("a", 2)
+            time.sleep(0.03)
+            stage.progress(1)
+    assert 0.05 < run.seconds()["a"] < 5
+
+
+def test_due_follows_the_clock(tmp_path):
+    with Run.open(tmp_path, "kl", Settings(), checkpoint_seconds=0.05) as run:
+        stage = run.stage("a", 2)
+        assert not stage.due()
+        time.sleep(0.06)
+        assert stage.due()
+        stage.save({}, 1)
+        assert not stage.due()
+
+
+def test_atomic_write_keeps_the_old_content_on_failure(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    runs.atomic_write(path, "old")
+    monkeypatch.setattr(runs.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError):
+        runs.atomic_write(path, b"new")
+    assert path.read_text() == "old"
+
+
+def test_machine_tells_no_names():
+    facts = json.dumps(runs.machine())
+    assert str(ROOT) not in facts and os.uname().nodename not in runs.machine().values()
+    assert runs.peak_memory_gib() > 0.05

@@ -1,0 +1,25 @@
+"""Runtime shape checking, deterministic kernels, and memory that is NaN until it is written."""
+
+import os
+
+import jaxtyping
+import pytest
+import torch
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+hook = jaxtyping.install_import_hook(["ref"], "beartype.beartype")
+torch.set_num_threads(max(1, min(2, os.cpu_count() or 1)))
+# Both together make torch.empty hand out NaN: what reads memory that nobody wrote is seen.
+torch.use_deterministic_algorithms(True)
+torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))

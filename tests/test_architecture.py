@@ -1,0 +1,148 @@
+"""The arrows between the rooms point one way, and the catalogue names what exists."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from etude import catalog
+
+ROOT = Path(__file__).resolve().parent.parent
+STDLIB = set(sys.stdlib_module_names)
+ROOMS = {"ref", "kernels", "scaled", "sims", "lessons", "etude", "app"}
+# What the two strict rooms may import beside the standard library, and which rooms each may know.
+LIBRARIES = {
+    "ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "tokenizers"},
+    "kernels": {"torch", "triton", "jaxtyping"},
+}
+MAY = {
+    "ref": {"ref"},
+    "kernels": {"kernels"},
+    "scaled": {"scaled", "ref", "kernels"},
+    "sims": {"sims", "ref", "etude.runs"},
+    "lessons": {"ref", "sims", "scaled"},
+    "etude/catalog.py": set(),
+    "etude/runs.py": set(),
+    "etude/report.py": set(),
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that the file imports, anywhere in it, also by importlib with a literal name."""
+    return imported(path.read_text(encoding="utf-8"), path.relative_to(ROOT).parent.parts)
+
+
+def imported(source: str, package: tuple[str, ...]) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {f"{module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "importlib.import_module",
+            "__import__",
+        ):
+            if node.args and isinstance(node.args[0], ast.Constant):
+                found.add(node.args[0].value)
+    return found
+
+
+def room_of(path: Path) -> str:
+    name = path.relative_to(ROOT).as_posix()
+    return name if name in MAY else name.partition("/")[0]
+
+
+def files() -> list[Path]:
+    return sorted(p for room in ROOMS for p in [*(ROOT / room).rglob("*.py"), *ROOT.glob(f"{room}.py")])
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_arrows(path):
+    room = room_of(path)
+    for module in imports(path):
+        top = module.partition(".")[0]
+        if top in ROOMS:
+            if path.name != "cli.py":
+                assert not module.startswith(("etude.cli", "app")), f"nothing imports {module}"
+            if room in MAY:
+                allowed = any(module == arrow or module.startswith(arrow + ".") for arrow in MAY[room])
+                assert allowed, f"{room} may not import {module}"
+        elif room in LIBRARIES and top not in STDLIB:
+            assert top in LIBRARIES[room], f"{room} may not import {module}"
+
+
+def test_a_technique_is_read_by_itself():
+    """A reference file may import the network, but no other technique: it says all that it does."""
+    techniques = {t.ref.removesuffix(".py").replace("/", ".") for t in catalog.TECHNIQUES if t.ref}
+    for name in techniques:
+        found = imports(ROOT / (name.replace(".", "/") + ".py"))
+        others = {
+            m for m in found for other in techniques - {name} if m == other or m.startswith(other + ".")
+        }
+        assert not others, f"{name} imports {others}"
+
+
+def test_the_walker_sees_relative_nested_and_dynamic_imports():
+    source = "def f():\n from ..x import y\n from . import z\n import a.b\n importlib.import_module('app')\n"
+    assert imported(source, ("sims", "microrepo")) == {"sims.x.y", "sims.microrepo.z", "a.b", "app"}
+
+
+@pytest.mark.parametrize("technique", catalog.TECHNIQUES, ids=lambda technique: technique.name)
+def test_catalogue(technique):
+    paths = [getattr(technique, column) for column in ("ref", "scaled", "kernel", "sim", "lesson", "figure")]
+    for path in filter(None, [*paths, *technique.tests]):
+        assert (ROOT / path).is_file(), f"{technique.name} names {path}, which does not exist"
+    module = importlib.import_module(technique.module)
+    if technique.name == "recipe":
+        assert list(inspect.signature(module.run).parameters)[:2] == ["run", "config"]
+        return
+    assert technique.tests, "a technique comes with tests of meaning"
+    assert all(hasattr(module, name) for name in module.__all__)
+    assert dataclasses.is_dataclass(module.Demo) and module.Demo.__dataclass_params__.frozen
+    assert list(inspect.signature(module.demo).parameters) == ["config", "log"]
+
+
+def test_names_are_unique_and_found():
+    names = [technique.name for technique in catalog.TECHNIQUES]
+    assert len(set(names)) == len(names)
+    assert catalog.find("dr_grpo") is catalog.find("dr-grpo") is not None
+    assert catalog.find("nothing") is None
+
+
+def test_readme_holds_the_table():
+    assert catalog.table() in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_readme_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("order", ["import kernels, transformers", "import transformers, kernels"])
+def test_kernels_beside_transformers(order):
+    """transformers probes for a package of that name and must not take ours for it."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{order}\n"
+        "from transformers import Qwen3MoeForCausalLM\n"
+        "from transformers.utils import is_kernels_available\n"
+        f"assert kernels.__file__.startswith({str(ROOT)!r}), kernels.__file__\n"
+        "assert not is_kernels_available()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT.parent)
+    assert done.returncode == 0, done.stderr
+
+
+def test_empty_memory_is_poisoned():
+    assert torch.empty(1000).isnan().all()
+    assert (torch.empty(10, dtype=torch.int64) == torch.iinfo(torch.int64).max).all()
