@@ -17,8 +17,8 @@ The trap is the gradient. With the samples held fixed (what backward() through `
     E_q[∇k3] = ∇KL(p‖q)       the other KL, although the *value* of k3 is unbiased
 
 So k1 belongs in the reward, detached, where the score function E_q[k1·∇log q] = ∇KL(q‖p) gives it its
-gradient. All of this needs x ~ π. Tokens sampled by an older policy μ need the importance weight π(x)/μ(x),
-and that changes gradients even where its *value* is one, because its gradient is not zero: E_q[∇(π/μ · k3)] is
+gradient. All of this needs x ~ π. Tokens of an older policy μ need the importance weight π(x)/μ(x), and
+that changes gradients even where its *value* is one, because its gradient is not zero: E_q[∇(π/μ · k3)] is
 ∇KL(q‖p) again, the right one.
 
 Where this file departs from the paper

@@ -90,7 +90,7 @@ def newton_schulz(
 class Muon(torch.optim.Optimizer):
     """Muon, equations (1)–(3), for parameters [..., m, n] whose leading dimensions are separate matrices.
 
-    `lr` η is the spectral norm of one step, before the factor sqrt(max(1, m/n)); `weight_decay` λ is decoupled.
+    `lr` η is the spectral norm of one step, before the factor in (3); `weight_decay` λ is decoupled.
     The iteration runs in `ns_dtype` (None: the parameter's own). Parameters without a gradient stay put.
     Raises ValueError for a parameter of fewer than two dimensions: give vectors to AdamW.
     """
@@ -235,8 +235,7 @@ def _regression_loss(config: Demo, name: str, lr: float, rotated: bool) -> float
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """Singular values after (1) in float32 and bfloat16; then Muon and AdamW on a regression, each at its
-    best rate.
+    """Singular values after (1) in float32 and bfloat16; Muon and AdamW on a regression, each at its best.
 
     AdamW scales every weight by itself, which is the right thing when rare directions are rare *inputs*. Turn
     the same problem by a rotation and that help is gone. Muon cannot tell the two problems apart.

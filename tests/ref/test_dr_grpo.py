@@ -25,7 +25,9 @@ def test_advantages_by_hand():
 
 
 @given(
-    value=st.floats(-1e6, 1e6, width=32), n=st.integers(1, 33), dtype=st.sampled_from([torch.float32, torch.float64])
+    value=st.floats(-1e6, 1e6, width=32),
+    n=st.integers(1, 33),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
 )
 @settings(deadline=None)
 def test_a_group_of_equal_rewards_has_advantage_exactly_zero(value, n, dtype):
@@ -78,8 +80,8 @@ def test_one_token_by_hand(ratio, advantage, value, slope):
 
 @pytest.mark.parametrize(
     "ratio, advantage, low, high, value",
-    [(1.5, 1.0, 0.2, 0.28, -1.28), (1.5, 1.0, 0.2, INF, -1.5), (0.5, -1.0, 0.3, 0.2, 0.7), (0.01, -1.0, INF, 0.2, 0.01),
-     (0.01, -1.0, 1.0, 0.2, 0.01), (1.0, 1.0, 0.0, 0.0, -1.0)],
+    [(1.5, 1.0, 0.2, 0.28, -1.28), (1.5, 1.0, 0.2, INF, -1.5), (0.5, -1.0, 0.3, 0.2, 0.7),
+     (0.01, -1.0, INF, 0.2, 0.01), (0.01, -1.0, 1.0, 0.2, 0.01), (1.0, 1.0, 0.0, 0.0, -1.0)],
 )  # fmt: skip
 def test_each_side_of_the_clip_is_its_own(ratio, advantage, low, high, value):
     ones = torch.ones(1, 1, dtype=torch.bool)

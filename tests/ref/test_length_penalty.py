@@ -1,4 +1,4 @@
-"""The penalty against its printed formula at 400 digits, its limits and shape, and the six terms of effort."""
+"""The penalty against its printed formula at 700 digits, its limits and shape, the six terms of effort."""
 
 import math
 
@@ -13,7 +13,7 @@ from ref.length_penalty import Demo, Effort, EffortWeights, demo, effort, length
 
 
 def oracle(x: float, k: float, q: float) -> mpmath.mpf:
-    """The formula as printed. 700 digits, because k = 1e-300 puts the answer 300 digits behind the one in 1 + kx."""
+    """The formula as printed. 700 digits, because k = 1e-300 hides the answer 300 digits behind 1 + kx."""
     with mpmath.workdps(700):
         x, k, q = mpmath.mpf(x), mpmath.mpf(k), mpmath.mpf(q)
         if k == 0 or q == 0:

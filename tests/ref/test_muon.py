@@ -1,4 +1,4 @@
-"""The iteration against its polynomial on singular values; the optimiser against a plain one and against torch's."""
+"""The iteration against its polynomial on singular values; the optimiser against a plain one and torch's."""
 
 import io
 
@@ -59,7 +59,8 @@ def test_rotating_the_gradient_rotates_the_update(shape):
     G = randn(*shape)
     left = torch.linalg.qr(randn(shape[-2], shape[-2], seed=1)).Q
     right = torch.linalg.qr(randn(shape[-1], shape[-1], seed=2)).Q
-    torch.testing.assert_close(newton_schulz(left @ G @ right), left @ newton_schulz(G) @ right, atol=1e-9, rtol=0)
+    want = left @ newton_schulz(G) @ right
+    torch.testing.assert_close(newton_schulz(left @ G @ right), want, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -97,7 +98,7 @@ def test_bfloat16_is_at_most_twice_as_wrong_as_the_published_code_in_bfloat16(sh
 
 
 def plain_muon(params, grads_of_steps, lr, momentum, nesterov, weight_decay):
-    """Equations (2) and (3), one matrix at a time, as someone would write them who never heard of batching."""
+    """Equations (2) and (3), one matrix at a time, as one would write them without batching."""
     params = [p.clone() for p in params]
     buffers = [torch.zeros_like(p) for p in params]
     for grads in grads_of_steps:
@@ -128,7 +129,7 @@ def test_ten_steps_are_those_of_a_plain_implementation(nesterov, weight_decay):
         for p, g in zip(params, row):
             p.grad = g
         optimizer.step()
-        assert all(g is None or torch.equal(g, k) for g, k in zip(row, kept)), "gradients are read, not written"
+        assert all(g is None or torch.equal(g, k) for g, k in zip(row, kept)), "gradients are only read"
     for got, want in zip(params, plain_muon(start, grads, 0.05, 0.9, nesterov, weight_decay)):
         torch.testing.assert_close(got.detach(), want, rtol=1e-10, atol=1e-11)
 
