@@ -223,7 +223,10 @@ def _regression_loss(config: Demo, name: str, lr: float, rotated: bool) -> float
     spread = torch.diag(torch.arange(1, config.columns + 1) ** -config.decay)
     spread, target = (spread @ basis, target @ basis) if rotated else (spread, target)
     weight = nn.Parameter(torch.zeros_like(target))
-    optimizer = Muon([weight]) if name == "muon" else torch.optim.AdamW([weight], weight_decay=0, fused=True)
+    if name == "muon":
+        optimizer = Muon([weight], ns_dtype=None)
+    else:
+        optimizer = torch.optim.AdamW([weight], weight_decay=0.0, fused=True)
     for step in range(config.steps):
         optimizer.param_groups[0]["lr"] = lr * (1 - step / config.steps)
         x = torch.randn(config.batch, config.columns, generator=generator) @ spread
