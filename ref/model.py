@@ -173,8 +173,9 @@ def rope_table(config: Config, positions: Int[Tensor, "*B T"], dtype: torch.dtyp
     The sine of the first half carries the minus sign of the rotation, so that turning is `x·cos +
     swap(x)·sin`.
     """
-    i = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=positions.device)
-    angle = positions[..., None, None].float() * (1.0 / config.rope_theta ** (i / config.head_dim))
+    wide = torch.promote_types(dtype, torch.float32)
+    i = torch.arange(0, config.head_dim, 2, dtype=wide, device=positions.device)
+    angle = positions[..., None, None].to(wide) * (1.0 / config.rope_theta ** (i / config.head_dim))
     cos, sin = angle.cos(), angle.sin()
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
