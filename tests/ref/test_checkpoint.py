@@ -31,7 +31,7 @@ def equal(a: Transformer, b: Transformer) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
 
 
-# ------------------------------------------------------------------------------------------------- round trips
+# ------------------------------------------------------------------------------ round trips
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -114,7 +114,7 @@ def test_extra_tensors(tmp_path, model):
     assert load_extra(tmp_path / "m") == {}, "they belonged to the checkpoint that was replaced"
 
 
-# ------------------------------------------------------------------------------------------------- replacing
+# ------------------------------------------------------------------------------ replacing
 
 
 def test_other_files_stay_and_old_shards_go(tmp_path, model):
@@ -177,7 +177,7 @@ def test_a_file_in_the_way_is_not_touched(tmp_path, model):
     assert (tmp_path / "m").read_text() == "mine"
 
 
-# ------------------------------------------------------------------------------------------------- faults
+# ------------------------------------------------------------------------------ faults
 
 UNSUPPORTED = {
     "other model": ({"model_type": "llama"}, "model_type 'llama' is not supported"),

@@ -68,9 +68,10 @@ def scramble(network: torch.nn.Module) -> torch.nn.Module:
 def theirs_of(c: Config) -> torch.nn.Module:
     """transformers' own network of the same shape, weights its own."""
     shape = dict(
-        vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_hidden_layers, head_dim=c.head_dim,
-        num_attention_heads=c.num_attention_heads, num_key_value_heads=c.num_key_value_heads, rms_norm_eps=c.rms_norm_eps,
-        intermediate_size=c.intermediate_size, tie_word_embeddings=c.tie_word_embeddings, max_position_embeddings=64,
+        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
+        num_hidden_layers=c.num_hidden_layers, num_attention_heads=c.num_attention_heads, head_dim=c.head_dim,
+        num_key_value_heads=c.num_key_value_heads, rms_norm_eps=c.rms_norm_eps,
+        tie_word_embeddings=c.tie_word_embeddings, max_position_embeddings=64,
         rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
     )  # fmt: skip
     if not c.num_experts:
@@ -100,7 +101,7 @@ def same(a, b, atol=1e-10):
     torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
-# ------------------------------------------------------------------------------------------------- transformers
+# ------------------------------------------------------------------------------ transformers
 
 
 @slow_to_draw
@@ -166,7 +167,7 @@ def test_bfloat16_is_as_close_to_float64_as_transformers(tmp_path):
     assert (out - exact.logits).abs().mean() <= bound
 
 
-# ------------------------------------------------------------------------------------------------- parameter counts
+# ------------------------------------------------------------------------------ parameter counts
 
 
 def counted(c: Config) -> int:
@@ -221,7 +222,7 @@ def test_impossible_shapes_are_refused(wrong, message):
         Config.tiny(**wrong)
 
 
-# ------------------------------------------------------------------------------------------------- key-value cache
+# ------------------------------------------------------------------------------ key-value cache
 
 
 def in_chunks(model, ids, cache, sizes) -> torch.Tensor:
@@ -269,7 +270,7 @@ def test_full_cache_says_so():
         model(ids, cache=KVCache(c, 2, 8, torch.float64))
 
 
-# ------------------------------------------------------------------------------------------------- packed documents
+# ------------------------------------------------------------------------------ packed documents
 
 
 @slow_to_draw
@@ -305,7 +306,7 @@ def test_packing_behind_a_cache_is_refused():
         model(ids, cache=cache, doc=torch.zeros_like(ids))
 
 
-# ------------------------------------------------------------------------------------------------- roads of equal length
+# ------------------------------------------------------------------------------ roads of equal length
 
 
 @slow_to_draw
@@ -370,7 +371,7 @@ def test_two_runs_give_the_same_bits():
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-# ------------------------------------------------------------------------------------------------- routing
+# ------------------------------------------------------------------------------ routing
 
 
 @slow_to_draw

@@ -1,0 +1,218 @@
+"""Hand-written gradients: exact in float64 (gradcheck), those of autograd, and no worse in bfloat16 than
+plain composition."""
+
+from dataclasses import dataclass
+from typing import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ref.gradients import experts_swiglu, linear_logprob, norm_rope, rms_norm
+
+EPS = 1e-5
+
+
+# The definitions, as one would write them without caring for time.
+
+
+def plain_rms_norm(x, weight):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x = x.to(wide)
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)).to(weight.dtype) * weight
+
+
+def plain_norm_rope(x, weight, cos, sin):
+    y = plain_rms_norm(x, weight)
+    a, b = y.chunk(2, -1)
+    return y * cos + torch.cat((b, a), -1) * sin
+
+
+def plain_experts(x, gates, w13, w2, experts):
+    y = torch.zeros_like(x)
+    for n in range(x.shape[0]):
+        for k in range(experts.shape[1]):
+            e = experts[n, k]
+            gate, up = (w13[e] @ x[n]).chunk(2)
+            row = gates[n, k] * (w2[e] @ (F.silu(gate) * up))
+            y = y.index_add(0, torch.tensor([n]), row[None])
+    return y
+
+
+def plain_logprob(hidden, weight, targets):
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    return F.linear(hidden, weight).to(wide).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+
+
+@dataclass
+class Case:
+    fast: Callable
+    plain: Callable
+    inputs: Callable
+    """() → tensors that want a gradient, then those that do not."""
+    rest: Callable = tuple
+
+
+def randn(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def turned(*shape):
+    """The same as `randn`, lying otherwise in memory."""
+    return randn(*reversed(shape)).permute(*reversed(range(len(shape))))
+
+
+def angles(*shape):
+    angle = randn(*shape)
+    return torch.cat((angle.cos(), angle.cos()), -1), torch.cat((-angle.sin(), angle.sin()), -1)
+
+
+def mixture(N, K, E, D=4, I=3, make=randn, allowed=None):
+    allowed = range(E) if allowed is None else allowed
+    chosen = torch.stack([torch.tensor(list(allowed))[torch.randperm(len(allowed))[:K]] for _ in range(N)])
+    gates = torch.rand(N, K, dtype=torch.float64)
+    return Case(
+        experts_swiglu,
+        plain_experts,
+        lambda: (make(N, D), gates.clone(), make(E, 2 * I, D), make(E, D, I)),
+        lambda: (chosen,),
+    )
+
+
+def norm(*shape, make=randn):
+    return Case(
+        lambda x, w: rms_norm(x, w, EPS), plain_rms_norm, lambda: (make(*shape), randn(shape[-1]) + 1)
+    )
+
+
+def rope(B, T, H, d, make=randn, per_row=False):
+    table = angles(*([B] if per_row else []), T, 1, d // 2)
+    return Case(
+        lambda x, w, c, s: norm_rope(x, w, c, s, EPS),
+        plain_norm_rope,
+        lambda: (make(B, T, H, d), randn(H, d) + 1),
+        lambda: table,
+    )
+
+
+def head(N, V, D=4, chunk=3, make=randn):
+    targets = torch.randint(0, V, (N,))
+    return Case(
+        lambda h, w, t: linear_logprob(h, w, t, chunk),
+        plain_logprob,
+        lambda: (make(N, D), make(V, D)),
+        lambda: (targets,),
+    )
+
+
+CASES = {
+    "norm": lambda: norm(5, 7),
+    "norm of one": lambda: norm(1, 1, 3),
+    "norm, turned": lambda: norm(3, 2, 5, make=turned),
+    "rope": lambda: rope(2, 3, 4, 6),
+    "rope of one": lambda: rope(1, 1, 1, 2),
+    "rope, positions by row": lambda: rope(2, 3, 2, 4, per_row=True),
+    "rope, turned": lambda: rope(2, 3, 4, 2, make=turned),
+    "mixture": lambda: mixture(7, 2, 3),
+    "mixture of all": lambda: mixture(5, 3, 3),
+    "mixture of one expert": lambda: mixture(4, 1, 1),
+    "mixture, one token": lambda: mixture(1, 2, 5),
+    "mixture, idle experts": lambda: mixture(6, 2, 6, allowed=[1, 4]),
+    "mixture, groups longer than the padding": lambda: mixture(45, 2, 2, D=2, I=1),
+    "mixture, turned": lambda: mixture(5, 2, 3, make=turned),
+    "head": lambda: head(7, 5),
+    "head, one row": lambda: head(1, 3),
+    "head, whole chunks": lambda: head(6, 4),
+    "head, turned": lambda: head(5, 6, make=turned),
+}
+
+
+def with_gradients(function, inputs, rest, seed=7):
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    y = function(*leaves, *rest)
+    torch.manual_seed(seed)
+    weight = torch.randn(y.shape, dtype=torch.float64).to(y.dtype)
+    return [y.detach(), *torch.autograd.grad(y, leaves, weight)]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_gradcheck(case):
+    case = case()
+    leaves = [x.requires_grad_() for x in case.inputs()]
+    rest = case.rest()
+    assert torch.autograd.gradcheck(lambda *x: case.fast(*x, *rest), leaves)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_equals_autograd_of_the_definition(case):
+    case = case()
+    inputs, rest = case.inputs(), case.rest()
+    fast, plain = (with_gradients(f, inputs, rest) for f in (case.fast, case.plain))
+    for ours, theirs in zip(fast, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+WIDE = {
+    "norm": lambda: norm(300, 128),
+    "rope": lambda: rope(4, 33, 6, 32),
+    "mixture": lambda: mixture(40, 2, 4, D=64, I=48),
+    "head": lambda: head(96, 200, D=64, chunk=32),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", WIDE.values(), ids=WIDE)
+def test_low_precision_errs_at_most_twice_as_much(case, dtype):
+    """Value and every gradient against float64, root mean square, beside the plain composition's error."""
+    case = case()
+    inputs = [(x * (0.2 if x.ndim == 3 else 1)).to(dtype) for x in case.inputs()]
+    rest = [x.to(dtype) if x.is_floating_point() else x for x in case.rest()]
+    wide = [x.double() for x in inputs], [x.double() if x.is_floating_point() else x for x in rest]
+    exact = with_gradients(case.plain, *wide)
+    fast, plain = (with_gradients(f, inputs, rest) for f in (case.fast, case.plain))
+    for truth, ours, theirs in zip(exact, fast, plain, strict=True):
+        assert ours.dtype == theirs.dtype
+        errors = [(x - truth).square().mean().sqrt() for x in (ours, theirs)]
+        assert errors[0] <= 2 * errors[1], f"{errors[0]:.2e} against {errors[1]:.2e}"
+
+
+def test_an_idle_experts_weights_get_zero_not_garbage():
+    case = mixture(6, 2, 6, allowed=[1, 4])
+    _, _, _, d_w13, d_w2 = with_gradients(case.fast, case.inputs(), case.rest())
+    for e in (0, 2, 3, 5):
+        assert (d_w13[e] == 0).all() and (d_w2[e] == 0).all()
+    assert d_w13[1].abs().sum() > 0 and d_w2[4].abs().sum() > 0
+
+
+def test_norm_is_of_unit_mean_square_and_ignores_scale():
+    x = randn(4, 50)
+    y = rms_norm(x, torch.ones(50, dtype=torch.float64), 0.0)
+    torch.testing.assert_close(y.square().mean(-1), torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(rms_norm(1000 * x, torch.ones(50, dtype=torch.float64), 0.0), y)
+    (d,) = torch.autograd.grad((rms_norm(x.requires_grad_(), y[0].detach(), 0.0) * y).sum(), x)
+    assert (d * x).sum(-1).abs().max() < 1e-10, "no gradient along x itself"
+
+
+def test_turning_keeps_length():
+    x, (cos, sin) = randn(2, 3, 4, 6), angles(3, 1, 3)
+    y = norm_rope(x, torch.ones(4, 6, dtype=torch.float64), cos, sin, 0.0)
+    torch.testing.assert_close(y.square().sum(-1), torch.full((2, 3, 4), 6.0, dtype=torch.float64))
+
+
+def test_logprob_of_a_uniform_head_and_its_push():
+    hidden, weight = torch.zeros(3, 4).requires_grad_(), torch.ones(8, 4)
+    logp = linear_logprob(hidden, weight, torch.tensor([0, 3, 7]))
+    torch.testing.assert_close(logp, torch.full((3,), -torch.log(torch.tensor(8.0)).item()))
+    hidden, weight = torch.eye(4).requires_grad_(), torch.zeros(8, 4, requires_grad=True)
+    linear_logprob(hidden, weight, torch.tensor([0, 1, 2, 3])).sum().backward()
+    torch.testing.assert_close(weight.grad[:4], torch.eye(4) - 1 / 8)
+    torch.testing.assert_close(weight.grad[4:], torch.full((4, 4), -1 / 8))
+
+
+def test_sure_tokens_keep_their_gradient_in_bfloat16():
+    """1 − p for a token of probability 0.999 lies far below bfloat16's step at 1."""
+    hidden = torch.ones(1, 1, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.tensor([[7.0], [0.0]], dtype=torch.bfloat16)
+    linear_logprob(hidden, weight, torch.tensor([0])).sum().backward()
+    p = torch.tensor([7.0, 0.0], dtype=torch.float64).softmax(0)[1].item()
+    assert abs(hidden.grad.item() / (7 * p) - 1) < 0.01
