@@ -10,7 +10,6 @@ import base64
 import html
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +23,6 @@ from matplotlib.ticker import LogLocator, NullFormatter  # noqa: E402
 # Okabe and Ito's colours, which people with any colour vision tell apart.
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 BEFORE, AFTER = "#9AA5B1", BLUE
-
-
-def bootstrap(
-    values: Any,
-    statistic: Callable[[np.ndarray], float] = np.mean,
-    n: int = 2000,
-    seed: int = 0,
-    level: float = 0.95,
-) -> dict[str, float]:
-    """The statistic of `values` with its percentile bootstrap interval: {value, low, high}.
-
-    values: array whose first axis is what was drawn independently (the tasks); the rest travels with it, so
-    the samples of one task stay together. Raises ValueError when it is empty.
-    """
-    values = np.asarray(values)
-    if len(values) == 0:
-        raise ValueError("bootstrap needs at least one value")
-    draw = np.random.default_rng(seed)
-    drawn = [float(statistic(values[draw.integers(0, len(values), len(values))])) for _ in range(n)]
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return {"value": float(statistic(values)), "low": float(low), "high": float(high)}
 
 
 def write(run_root: str | Path) -> tuple[Path, Path]:
@@ -82,6 +60,9 @@ def collect(root: Path) -> dict:
         "stages": stages,
     }
 
+
+# The stages of the recipe in their order.
+STAGES = ("data", "cpt", "mtp", "long", "sft", "rl", "eval", "decode")
 
 # Key, name, number format, and whether more is better (None: neither).
 _MEASURES = (
@@ -172,6 +153,33 @@ def _series(lines: list[dict], y: str, x: str = "step") -> tuple[np.ndarray, np.
     return array[:, 0], array[:, 1]
 
 
+def _joined(metrics: dict, *stages: str) -> tuple[list[dict], list[tuple[str, int]]]:
+    """The lines of stages that train one after another, steps and tokens counted through; where each began."""
+    joined: list[dict] = []
+    borders, step, tokens = [], 0, 0
+    for stage in stages:
+        lines = [line for line in metrics.get(stage, []) if isinstance(line.get("step"), int)]
+        if not lines:
+            continue
+        borders.append((stage, step))
+        own = [line.get("tokens") or 0 for line in lines]
+        joined += [
+            {**line, "step": line["step"] + step, "tokens": count + tokens, "phase": line.get("phase", stage)}
+            for line, count in zip(lines, own, strict=True)
+        ]
+        step, tokens = joined[-1]["step"], tokens + max(own)
+    return joined, borders
+
+
+def _evaluation(record: dict) -> dict:
+    """The result of the evaluation, with the timed decoding, which is a stage of its own."""
+    stages = record["stages"]
+    result = dict(stages.get("eval", {}))
+    if stages.get("decode"):
+        result["speculative"] = stages["decode"]
+    return result
+
+
 def _smooth(values: np.ndarray, width: int) -> np.ndarray:
     """Centred moving average; the window shrinks at both ends."""
     if width < 2 or len(values) < 3:
@@ -242,7 +250,7 @@ def _line(
 
 
 def _cpt_pictures(metrics: dict) -> list[str]:
-    lines, found = metrics.get("cpt", []), []
+    (lines, _), found = _joined(metrics, "cpt", "long", "sft"), []
     phases = {"short": BLUE, "long": ORANGE, "sft": GREEN}
     if len(_series(lines, "loss")[0]):
         figure, axes = _axes("Continued pretraining: loss", "tokens", "nats per token")
@@ -282,11 +290,7 @@ def _cpt_pictures(metrics: dict) -> list[str]:
 
 
 def _mtp_pictures(metrics: dict) -> list[str]:
-    lines, found = metrics.get("mtp", []), []
-    depths = sorted(
-        {int(key[3:]) for line in lines for key in line if key.startswith("kl_") and key[3:].isdigit()}
-    )
-    colours = [BLUE, ORANGE, GREEN, PURPLE, SKY, RED]
+    found, colours = [], [BLUE, ORANGE, GREEN, PURPLE, SKY, RED]
     for prefix, title, y, words in (
         (
             "kl",
@@ -299,22 +303,21 @@ def _mtp_pictures(metrics: dict) -> list[str]:
             "agree",
             "MTP: agreement with the main head",
             "share of positions",
-            "How often a draft layer's first choice is the main head's. The higher, the more are kept.",
+            "How often a draft layer's first choice is the main head's. The higher, the more drafts are kept.",
         ),
     ):
-        if not any(len(_series(lines, f"{prefix}_{depth}")[0]) for depth in depths):
+        own = {stage: [line for line in lines if f"{prefix}_1" in line] for stage, lines in metrics.items()}
+        lines, borders = _joined(own, "mtp", "long", "sft", "rl")
+        if not lines:
             continue
         figure, axes = _axes(title, "step", y)
-        for depth in depths:
-            _line(
-                axes,
-                lines,
-                f"{prefix}_{depth}",
-                colours[(depth - 1) % 6],
-                f"depth {depth}",
-                smooth=max(1, len(lines) // 25),
-            )
-        axes.set_ylim(bottom=0)
+        for depth in range(1, 1 + sum(key.startswith(f"{prefix}_") for key in lines[0])):
+            colour, width = colours[(depth - 1) % 6], max(1, len(lines) // 25)
+            _line(axes, lines, f"{prefix}_{depth}", colour, f"depth {depth}", smooth=width)
+        axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
+        for name, border in borders:
+            axes.axvline(border, color="#B8C2CC", linewidth=0.8, linestyle=":")
+            axes.text(border, 1.0, f" {name}", transform=axes.get_xaxis_transform(), va="top", fontsize=8)
         axes.legend(frameon=False)
         found.append(_picture(figure, title, words))
     return found
@@ -366,8 +369,8 @@ def _rl_pictures(metrics: dict) -> list[str]:
             "How far the policy has moved from where RL began. A slow rise is learning; a jump is trouble.",
         ),
         (
-            "entropy",
-            "RL: entropy",
+            "nll",
+            "RL: entropy, by samples",
             "nats per token",
             "What is left of the policy's uncertainty. Near zero it no longer explores.",
         ),
@@ -375,7 +378,7 @@ def _rl_pictures(metrics: dict) -> list[str]:
         if len(_series(lines, y)[0]):
             figure, axes = _axes(title, "step", unit)
             _line(axes, lines, y, BLUE, None, smooth=width)
-            if y in ("tokens", "invalid_calls", "entropy"):
+            if y in ("tokens", "invalid_calls", "nll"):
                 axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
             found.append(_picture(figure, title, words))
     return found
@@ -517,18 +520,19 @@ def _speculative_pictures(result: dict) -> list[str]:
         told += f" ({_triple(plain)[0]:.0f} → {_triple(fast)[0]:.0f} tokens/s at batch 1)"
     if _triple(speculative.get("tokens_per_cycle")):
         told += f", {_triple(speculative['tokens_per_cycle'])[0]:.2f} tokens per pass of the model"
+    share = _triple(speculative.get("identical"))
+    same = f" Greedy text was the same with and without drafts in {share[0]:.1%} of the tasks." if share else ""
     return [
         _picture(
             figure,
             "acceptance by depth",
-            told + ". The text stays exactly what plain decoding gives; only "
-            "the time changes. Each further token is kept less often.",
+            told + ". Each further token is kept less often." + same,
         )
     ]
 
 
 def _time_picture(seconds: dict[str, float]) -> list[str]:
-    order = [name for name in ("data", "cpt", "mtp", "rl", "eval") if name in seconds]
+    order = [name for name in STAGES if name in seconds]
     names = order + [name for name in seconds if name not in order]
     if not names:
         return []
@@ -560,7 +564,7 @@ p{max-width:70ch}.lead{color:#4a5a6a;margin-top:.2em}
 .card,figure,.box{background:#fff;border:1px solid #dfe5ea;border-radius:10px}
 .card{padding:12px 14px}.card b{display:block;font-size:1.4rem;line-height:1.25}
 .card span{color:#4a5a6a;font-size:.86rem}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:16px}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,440px),1fr));gap:16px}
 figure{margin:0;padding:12px}figure img{width:100%;height:auto;display:block}
 figcaption{font-size:.9rem;color:#38485a;margin-top:6px}
 .box{overflow-x:auto;padding:4px 12px}
@@ -577,7 +581,7 @@ th,td{padding-right:10px}table.wide td.n{white-space:normal}}
 
 def _page(record: dict, metrics: dict[str, list[dict]]) -> str:
     stages = record["stages"]
-    result = stages.get("eval", {})
+    result = _evaluation(record)
     parts = [f"<h1>{_title(record)}</h1>", f'<p class="lead">{_machine_words(record)}</p>', _cards(record)]
     parts += _section("Before and after", [_before_after_table(record)], _eval_pictures(result))
     parts += _section("Reinforcement learning", [], _rl_pictures(metrics))
@@ -589,7 +593,7 @@ def _page(record: dict, metrics: dict[str, list[dict]]) -> str:
     parts += _section("Multi-token prediction", [], _mtp_pictures(metrics) + _speculative_pictures(result))
     parts += _section("A rollout", _examples(result), [])
     parts += _section("The run", [], _time_picture(record["seconds"]))
-    missing = [name for name in ("data", "cpt", "mtp", "rl", "eval") if name not in stages]
+    missing = [name for name in STAGES if name not in stages]
     if missing:
         parts.append(f'<p class="note">Not finished when this was written: {", ".join(missing)}.</p>')
     settings = html.escape(json.dumps(record.get("config"), indent=1))
@@ -621,7 +625,7 @@ def _machine_words(record: dict) -> str:
 
 def _cards(record: dict) -> str:
     """The few numbers that a reader wants first."""
-    result = record["stages"].get("eval", {})
+    result = _evaluation(record)
     before, after = (result.get(key) or {} for key in ("before", "after"))
     cards = []
     for key, name in (

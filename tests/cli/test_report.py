@@ -1,4 +1,4 @@
-"""The report: intervals that cover, pages that stand alone, whole or half runs."""
+"""The report: pages that stand alone, of whole and of half runs."""
 
 import json
 import re
@@ -42,35 +42,24 @@ def write_run(root):
             json.dumps({"stage": name, "result": result, "files": {}})
         )
 
-    phases = ["short"] * 200 + ["long"] * 60 + ["sft"] * 60
-    cpt = [
-        {
-            "step": i + 1,
-            "tokens": (i + 1) * 8192,
-            "phase": phase,
-            "lr": 0.02,
-            "loss": 1.2 + 5 * np.exp(-i / 40) + 0.1 * draw.normal(),
+    def distances(i):
+        return {f"kl_{d}": 0.2 * d + np.exp(-i / 30) for d in (1, 2, 3)} | {
+            f"agree_{d}": 0.95 - 0.1 * d - 0.5 * np.exp(-i / 30) for d in (1, 2, 3)
         }
-        for i, phase in enumerate(phases)
-    ]
-    cpt += [
-        {"step": i, "tokens": i * 8192, "codebase_ppl": 20 + 900 * np.exp(-i / 50), "codebase_bpb": 2.0}
-        for i in range(0, 321, 40)
-    ]
-    lines("cpt", sorted(cpt, key=lambda row: row["step"]))
-    lines(
-        "mtp",
-        [
-            {
-                "step": i,
-                "tokens": i * 4096,
-                "loss": 1.0,
-                **{f"kl_{d}": 0.2 * d + np.exp(-i / 30) for d in (1, 2, 3)},
-                **{f"agree_{d}": 0.95 - 0.1 * d - 0.5 * np.exp(-i / 30) for d in (1, 2, 3)},
-            }
-            for i in range(1, 100)
-        ],
-    )
+
+    began = 0
+    for name, phase, steps in (("cpt", "short", 200), ("long", "long", 60), ("sft", "sft", 60)):
+        rows = []
+        for i in range(1, steps + 1):
+            loss = 1.2 + 5 * np.exp(-(began + i) / 40) + 0.1 * draw.normal()
+            rows.append({"step": i, "tokens": i * 8192, "phase": phase, "lr": 0.02, "loss": loss})
+            if name != "cpt":
+                rows[-1] |= distances(100 + i)
+            if i % 20 == 0:
+                rows[-1] |= {"codebase_ppl": 20 + 900 * np.exp(-(began + i) / 50), "codebase_bpb": 2.0}
+        lines(name, rows)
+        began += steps
+    lines("mtp", [{"step": i, "tokens": i * 4096, "mtp_loss": 1.0, **distances(i)} for i in range(1, 100)])
     lines(
         "rl",
         [
@@ -82,7 +71,7 @@ def write_run(root):
                 "turns": 3.1,
                 "invalid_calls": 0.1,
                 "kl": 0.001 * i,
-                "entropy": 0.4,
+                "nll": 0.4,
             }
             for i in range(1, 91)
         ],
@@ -118,9 +107,8 @@ def write_run(root):
             "world_documents": 20000,
         },
     )
-    stage("cpt", {"loss": 1.2})
-    stage("mtp", {})
-    stage("rl", {})
+    for name in ("cpt", "mtp", "long", "sft", "rl"):
+        stage(name, {"steps": 60})
     stage(
         "eval",
         {
@@ -138,13 +126,6 @@ def write_run(root):
                 {"checkpoint": "cpt", "perplexity": 21.3, "bits_per_byte": 1.9},
                 {"checkpoint": "final", "perplexity": 24.8, "bits_per_byte": 2.0},
             ],
-            "speculative": {
-                "acceptance": [0.93, 0.85, 0.72],
-                "tokens_per_cycle": 3.1,
-                "plain_tokens_per_s": 410.0,
-                "speculative_tokens_per_s": 860.0,
-                "speedup": {"median": 2.1, "low": 2.0, "high": 2.2},
-            },
             "examples": [
                 {
                     "prompt": "repo m2 m3 m7 fix m3",
@@ -153,6 +134,17 @@ def write_run(root):
                 },
                 {"prompt": "repo m1 fix m1", "success": False, "transcript": "<b>no</b>"},
             ],
+        },
+    )
+    stage(
+        "decode",
+        {
+            "acceptance": [0.93, 0.85, 0.72],
+            "identical": 1.0,
+            "tokens_per_cycle": 3.1,
+            "plain_tokens_per_s": 410.0,
+            "speculative_tokens_per_s": 860.0,
+            "speedup": {"median": 2.1, "low": 2.0, "high": 2.2},
         },
     )
     seconds = {"data": 12.0, "cpt": 140.0, "mtp": 60.0, "rl": 180.0, "eval": 70.0}
@@ -175,6 +167,7 @@ def test_the_whole_report(tmp_path):
     assert "best of 8 did not change measurably (+0.02 [-0.02, +0.06])" in text
     assert "Sampled success rose by 0.24 [0.20, 0.28]" in text
     assert "0.660 [0.630,\u00a00.690]" in text and "2.10 [2.00, 2.20]×" in text
+    assert "with and without drafts in 100.0% of the tasks" in text
     assert "skipped: 3 binary, 9 empty" in text
     assert "Not finished" not in text
 
@@ -203,6 +196,20 @@ def test_half_a_run_has_half_a_report(tmp_path, missing):
     assert bool(report.before_after(record)) == (missing not in ("eval", "all"))
 
 
+def test_stages_that_train_one_after_another_are_counted_through():
+    metrics = {
+        "cpt": [{"step": 1, "tokens": 10}, {"step": 2, "tokens": 20, "phase": "short"}],
+        "sft": [{"step": 1, "tokens": 5}],
+    }
+    joined, borders = report._joined(metrics, "cpt", "long", "sft")
+    assert [(line["step"], line["tokens"], line["phase"]) for line in joined] == [
+        (1, 10, "cpt"),
+        (2, 20, "short"),
+        (3, 25, "sft"),
+    ]
+    assert borders == [("cpt", 0), ("sft", 2)]
+
+
 def test_thin_and_torn_results(tmp_path):
     """Plain numbers for intervals, one logged step, an empty evaluation, a torn line: shown, not fatal."""
     root = write_run(tmp_path / "run")
@@ -214,27 +221,3 @@ def test_thin_and_torn_results(tmp_path):
     page, data = report.write(root)
     assert "reward and success by RL step" in page.read_text()
     assert report.before_after(json.loads(data.read_text())) == [("success, sampled", "0.500", "–", "–")]
-
-
-def test_bootstrap_covers_the_truth():
-    """A 95% interval of a mean holds the true mean in about 95 of 100 draws, tasks being the unit."""
-    draw, held = np.random.default_rng(1), 0
-    for seed in range(200):
-        tasks = draw.beta(0.5, 0.8, size=100)
-        samples = draw.random((100, 8)) < tasks[:, None]
-        found = report.bootstrap(samples, n=300, seed=seed)
-        held += found["low"] <= 0.5 / 1.3 <= found["high"]
-    assert 0.90 <= held / 200 <= 0.99
-
-
-def test_bootstrap_resamples_tasks_not_samples():
-    """Eight copies of one answer are one observation: the interval must not shrink by √8."""
-    values = np.random.default_rng(0).random((50, 1)) < 0.5
-    once, eight = report.bootstrap(values), report.bootstrap(np.repeat(values, 8, axis=1))
-    assert once == pytest.approx(eight)
-    assert report.bootstrap(values, seed=0) == once
-
-
-def test_bootstrap_of_nothing():
-    with pytest.raises(ValueError):
-        report.bootstrap([])

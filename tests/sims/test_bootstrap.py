@@ -1,0 +1,30 @@
+"""Bootstrap intervals: they cover the truth, and tasks are what is drawn."""
+
+import numpy as np
+import pytest
+
+from sims.statistics import bootstrap
+
+
+def test_bootstrap_covers_the_truth():
+    """A 95% interval of a mean holds the true mean in about 95 of 100 draws, tasks being the unit."""
+    draw, held = np.random.default_rng(1), 0
+    for seed in range(200):
+        tasks = draw.beta(0.5, 0.8, size=100)
+        samples = draw.random((100, 8)) < tasks[:, None]
+        found = bootstrap(samples, n=300, seed=seed)
+        held += found["low"] <= 0.5 / 1.3 <= found["high"]
+    assert 0.90 <= held / 200 <= 0.99
+
+
+def test_bootstrap_resamples_tasks_not_samples():
+    """Eight copies of one answer are one observation: the interval must not shrink by √8."""
+    values = np.random.default_rng(0).random((50, 1)) < 0.5
+    once, eight = bootstrap(values), bootstrap(np.repeat(values, 8, axis=1))
+    assert once == pytest.approx(eight)
+    assert bootstrap(values, seed=0) == once
+
+
+def test_bootstrap_of_nothing():
+    with pytest.raises(ValueError):
+        bootstrap([])
