@@ -132,9 +132,10 @@ def _play(
     entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume: bool, cadence: float
 ) -> None:
     """Opens the run, plays the technique, prints what came out."""
-    from etude import runs
+    from etude import process, runs
 
     config = runs.fill(_config_class(entry), toml, sets)
+    process.keep_freed_memory()
     with runs.Run.open(out, entry.name, config, resume, cadence) as run:
         try:
             module = importlib.import_module(entry.module)

@@ -24,7 +24,7 @@ Where this file departs from a real server (vLLM, SGLang):
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,6 +35,7 @@ from ref.model import KVCache, Transformer
 __all__ = ["Conversation", "Rollout", "Sampler", "sample"]
 
 
+@runtime_checkable
 class Conversation(Protocol):
     """The other side of a rollout, in tokens."""
 

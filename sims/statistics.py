@@ -1,0 +1,33 @@
+"""Estimates with their uncertainty: what every experiment quotes."""
+
+from collections.abc import Callable
+from math import comb
+from typing import Any
+
+import numpy as np
+
+__all__ = ["bootstrap", "pass_at_k"]
+
+
+def bootstrap(
+    values: Any, statistic: Callable[[np.ndarray], float] = np.mean, n: int = 2000, seed: int = 0, level: float = 0.95
+) -> dict[str, float]:
+    """The statistic of `values` with its percentile bootstrap interval: {value, low, high}.
+
+    values: array whose first axis is what was drawn independently (the tasks); the rest travels with it, so the samples of one
+    task stay together. Raises ValueError when it is empty."""
+    values = np.asarray(values, dtype=float)
+    if len(values) == 0:
+        raise ValueError("bootstrap needs at least one value")
+    draw = np.random.default_rng(seed)
+    drawn = [float(statistic(values[draw.integers(0, len(values), len(values))])) for _ in range(n)]
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return {"value": float(statistic(values)), "low": float(low), "high": float(high)}
+
+
+def pass_at_k(successes: Any, n: int, k: int) -> np.ndarray:
+    """Unbiased estimate, per task, that at least one of k rollouts succeeds, from c successes among n (arXiv:2107.03374, eq. 1):
+    1 − C(n−c, k)/C(n, k). ValueError unless 1 ≤ k ≤ n."""
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@k needs 1 ≤ k ≤ n; got k={k}, n={n}")
+    return np.array([1.0 - comb(n - int(c), k) / comb(n, k) for c in np.ravel(successes)])
