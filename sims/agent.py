@@ -114,9 +114,10 @@ def pay(episode: Episode, payment: Payment) -> dict[str, float]:
     return {"tests": verdict.tests, "effort": -cost, "invalid": -invalid, "reward": verdict.tests - cost - invalid}
 
 
-def pad(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor, Tensor]:
-    """ids [B, T], mask [B, T] (True on sampled tokens) and behaviour log-probs [B, T] of rollouts of unequal length."""
-    T = max(len(r.tokens) for r in rollouts)
+def pad(rollouts: Sequence[Rollout], multiple: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """ids [B, T], mask [B, T] (True on sampled tokens) and behaviour log-probs [B, T] of rollouts of unequal length; T
+    is rounded up to `multiple`."""
+    T = -(-max(len(r.tokens) for r in rollouts) // multiple) * multiple
     ids = torch.zeros(len(rollouts), T, dtype=torch.long)
     mask, logp = torch.zeros(len(rollouts), T, dtype=torch.bool), torch.zeros(len(rollouts), T)
     for row, r in enumerate(rollouts):

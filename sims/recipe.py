@@ -54,7 +54,7 @@ class Data:
 class Training:
     """Optimisation of the supervised phases."""
 
-    tokens: int = 1_500_000
+    tokens: int = 1_200_000
     """Tokens of the short-context phase."""
     length: int = 128
     """Context of the short phase."""
@@ -71,7 +71,9 @@ class Training:
     adamw_lr: float = 3e-3
     """Learning rate of AdamW."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Compute dtype of training and sampling; masters are float32."""
+    """Compute dtype of training; masters are float32."""
+    sampler_dtype: Literal["bfloat16", "float32"] = "float32"
+    """Dtype of the sampler's copy of the weights. On a CPU the products of one decoding step are so small that float32 is faster."""
     perplexity_every: int = 60
     """Steps between two looks at codebase perplexity."""
     perplexity_tokens: int = 16_384
@@ -86,8 +88,8 @@ class Sft:
     """Episodes of the scripted agent."""
     epochs: int = 5
     """Passes over them."""
-    rows: int = 32
-    """Episodes per optimiser step."""
+    rows: int = 10
+    """Packed rows of `training.long_length` tokens per optimiser step; a row holds about three episodes."""
     muon_lr: float = 0.005
     """Learning rate of Muon."""
     adamw_lr: float = 1e-3
@@ -110,6 +112,8 @@ class Mtp:
     """Muon's learning rate for the layers' matrices."""
     weight: float = 1.0
     """Weight of the distillation loss in the joint phases."""
+    rl_every: int = 2
+    """The layers follow the policy in every so many RL steps."""
 
 
 @dataclass(frozen=True)
@@ -480,22 +484,22 @@ def lengthen(run: Run, config: Recipe) -> None:
 def finetune(run: Run, config: Recipe) -> None:
     """SFT on demonstrations, loss on the agent's own tokens; MTP layers go along."""
     s = config.sft
-    per_epoch = max(1, s.demonstrations // s.rows)
+    language, length = language_of(run), config.training.long_length
+    shown = [demonstration_tokens(language, *episode) for episode in itertools.islice(shown_episodes(config), s.demonstrations)]
+    # Token and "is it the agent's own" travel through the packer as one number.
+    packed, doc = cpt.pack([[2 * t + mine for t, mine in zip(*e, strict=True)] for e in shown], length, pad=0)
+    B = min(s.rows, len(packed))
+    per_epoch = len(packed) // B
     steps = per_epoch * s.epochs
     stage = run.stage("sft", total=steps)
     if stage.finished:
         return
-    language = language_of(run)
-    shown = [demonstration_tokens(language, *episode) for episode in itertools.islice(shown_episodes(config), s.demonstrations)]
 
     def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
-        order = np.random.default_rng([config.seed, step // per_epoch]).permutation(len(shown))
-        rows = [shown[i] for i in order[step % per_epoch * s.rows :][: s.rows]]
-        T = max(len(ids) for ids, _ in rows)
-        ids, doc, own = torch.zeros(len(rows), T, dtype=torch.long), torch.full((len(rows), T), -1), torch.zeros(len(rows), T)
-        for r, (tokens, mine) in enumerate(rows):
-            ids[r, : len(tokens)], doc[r, : len(tokens)], own[r, : len(tokens)] = torch.tensor(tokens), 0, torch.tensor(mine).float()
-        return ids, doc, own
+        order = np.random.default_rng([config.seed, step // per_epoch]).permutation(len(packed))
+        rows = order[step % per_epoch * B :][:B]
+        both = torch.from_numpy(packed[rows].astype(np.int64))
+        return both // 2, torch.from_numpy(doc[rows].astype(np.int64)), (both % 2).float()
 
     learner = Learner(config, *load_checkpoint(run, config, "cpt"), s.muon_lr, s.adamw_lr)
     train(stage, config, learner, batch, steps, lambda step: cpt.wsd(step, steps, 5, steps // 2), "sft")
@@ -521,7 +525,7 @@ def reinforce(run: Run, config: Recipe) -> None:
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
     reference = load_checkpoint(run, config, "sft", with_mtp=False)[0].to(learner.dtype)
-    sampler = Sampler(learner.trunk.model, learner.dtype)
+    sampler = Sampler(learner.trunk.model, getattr(torch, t.sampler_dtype))
 
     state = stage.restore()
     first = learner.restore(state) if state else 0
@@ -567,36 +571,37 @@ def improve(config: Recipe, learner: Learner, reference: Transformer, episodes: 
     r = config.rl
     G, N = r.prompts, r.rollouts
     paid = [pay(e, r.payment) for e in episodes]
-    ids, mask, behavior = pad([e.rollout for e in episodes])
-    drift = reference_kl(reference, ids, mask, behavior)
+    ids, mask, behavior = pad([e.rollout for e in episodes], multiple=32)
+    lengths = torch.tensor([len(e.rollout.tokens) for e in episodes])
+    # Micro-batches of like length waste little padding; few distinct shapes, because each new one costs its compilation.
+    batches = [(rows, -(-int(lengths[rows].max()) // 32) * 32) for rows in lengths.argsort(stable=True).split(32)]
+    drift = torch.zeros(len(episodes))
+    for rows, T in batches:
+        drift[rows] = reference_kl(reference, ids[rows, :T], mask[rows, :T], behavior[rows, :T])
     rewards = torch.tensor([p["reward"] for p in paid]) - r.payment.kl * drift
     if r.shuffle_rewards:
-        rewards = rewards[torch.randperm(len(rewards), generator=torch.Generator().manual_seed(hash_seed(config.seed, "shuffle", step)))]
+        generator = torch.Generator().manual_seed(hash_seed(config.seed, "shuffle", step))
+        rewards = rewards[torch.randperm(len(rewards), generator=generator)]
     advantages = dr_grpo.group_advantages(rewards.view(G, N)).flatten()
-    budget = float(G * N * r.budget_tokens)
+    budget = float(G * N * r.budget_tokens)  # constant, so that the micro-batches' losses add up to the whole batch's
 
-    model, lengths = learner.trunk.model, (mask | (torch.arange(ids.shape[1]) < 1)).int().argmax(1)
-    lengths = torch.tensor([len(e.rollout.tokens) for e in episodes])
-    order, total, entropy, ratio = lengths.argsort(stable=True), 0.0, 0.0, []
-    mtp_sum, mtp_count = 0.0, 0.0
-    # Micro-batches of like length waste no padding; the constant budget makes their losses add up to the whole batch's.
-    for rows in order.split(32):
-        T = int(lengths[rows].max())
+    model, total, gap, mtp_sum, mtp_count = learner.trunk.model, 0.0, 0.0, 0.0, 0.0
+    for rows, T in batches:
         some, keep = ids[rows, :T], mask[rows, :T]
-        doc = torch.where(torch.arange(T) < lengths[rows, None], 0, -1)
         out = model(some, logits=False)
         logp = model.logprob(out.hidden[:, :-1].flatten(0, 1), some[:, 1:].flatten()).view(len(rows), -1)
         loss = dr_grpo.policy_loss(logp, behavior[rows, 1:T], advantages[rows], keep[:, 1:], budget=budget,
                                    clip_low=r.clip_low, clip_high=r.clip_high)  # fmt: skip
         loss.backward()
         total += loss.item()
-        ratio.append(((logp.detach() - behavior[rows, 1:T]) * keep[:, 1:]).abs().sum().item())
-        if learner.mtp is not None:
+        gap += ((logp.detach() - behavior[rows, 1:T]) * keep[:, 1:]).abs().sum().item()
+        if learner.mtp is not None and step % config.mtp.rl_every == 0:
+            doc = torch.where(torch.arange(T) < lengths[rows, None], 0, -1)
             distilled, count, _ = mtp_loss(learner.mtp.model, model, out, some, doc, keep.float())
             (config.mtp.weight * distilled / mask.sum()).backward()
             mtp_sum, mtp_count = mtp_sum + distilled.item(), mtp_count + count
     norm = learner.trunk.step(learner.optimizers)
-    if learner.mtp is not None:
+    if mtp_count:
         learner.mtp.step(learner.mtp_optimizers)
 
     verdicts = [e.verdict for e in episodes]
@@ -612,6 +617,6 @@ def improve(config: Recipe, learner: Learner, reference: Transformer, episodes: 
         "tokens": own / len(episodes), "turns": mean(v.turns for v in verdicts),
         "invalid_calls": mean(v.invalid_calls for v in verdicts), "tested": mean(float(v.tested) for v in verdicts),
         "effort": mean(p["effort"] for p in paid), "kl": mean(drift.tolist()), "loss": total,
-        "nll": -(behavior.sum().item() / own), "mismatch": sum(ratio) / own, "grad_norm": norm.item(),
-        "finished": mean(float(e.rollout.finished) for e in episodes), "mtp_loss": mtp_sum / max(mtp_count, 1),
+        "nll": -(behavior.sum().item() / own), "mismatch": gap / own, "grad_norm": norm.item(),
+        "finished": mean(float(e.rollout.finished) for e in episodes), **({"mtp_loss": mtp_sum / mtp_count} if mtp_count else {}),
     }  # fmt: skip
