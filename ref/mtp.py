@@ -36,7 +36,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from ref.model import Block, Config, KVCache, Output, RMSNorm, Transformer, attention_mask, initialise, rope_table
+from ref.model import Block, Config, Output, RMSNorm, Transformer, attention_mask, initialise, rope_table
+from ref.model_decode import Stack, unit
 
 __all__ = ["MTP", "Decoder", "Generation", "MTPConfig", "accept", "mtp_loss", "plain_generate", "speculative_generate"]
 
@@ -245,8 +246,20 @@ class Generation:
     """Guesses offered at each depth."""
     accepted: list[int] = field(default_factory=list)
     """Guesses that stood, at each depth."""
+    recalled: list[int] = field(default_factory=list)
+    """Drafts offered at each place of a turn's first pass by `recall`."""
+    recalled_accepted: list[int] = field(default_factory=list)
+    """Those of them that stood."""
     seconds: float = 0.0
     """Wall-clock time, prefill included."""
+
+    def __add__(self, other: "Generation") -> "Generation":
+        """Both, one after the other."""
+        sums = {}
+        for name, mine in vars(self).items():
+            theirs, counts = getattr(other, name), isinstance(mine, list) and name != "tokens"
+            sums[name] = [a + b for a, b in zip(mine, theirs, strict=True)] if counts else mine + theirs
+        return Generation(**sums)
 
     @property
     def tokens_per_cycle(self) -> float:
@@ -262,10 +275,11 @@ class Decoder:
     """One context, decoded at batch 1 with a KV cache; speculatively where `mtp` is given.
 
         decoder = Decoder(model, mtp, max_len=256)
-        decoder.feed(prompt)                      given tokens: a prompt, an observation
-        turn = decoder.generate(stop, max_new=64) list of new tokens, the stop token included
-        decoder.total                             a Generation that sums all turns since the last reset()
-    """
+        decoder.feed(prompt)                        given tokens: a prompt, an observation
+        turn = decoder.generate(stop, max_new=64)   new tokens, the stop token included
+        decoder.total                               a Generation that sums all turns since the last reset()
+
+    The weights are copied, in `dtype`, when it is made: after an optimiser step make a new one."""
 
     def __init__(
         self,
@@ -276,24 +290,41 @@ class Decoder:
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
         draft_len: int | None = None,
+        recall: int = 0,
+        dtype: torch.dtype = torch.float32,
     ):
+        """`draft_len`: MTP layers used (all). `recall`: drafts of a turn's first pass, where the layers have no hidden state to start from
+        yet: the first tokens of the turn that last followed the same one to four tokens, in this decoder's life (0: none)."""
         depth = 0 if mtp is None else mtp.mtp.depth if draft_len is None else draft_len
         if mtp is not None and not 1 <= depth <= mtp.mtp.depth:
             raise ValueError(f"draft_len must lie between 1 and {mtp.mtp.depth}, got {draft_len}")
-        self.model, self.mtp, self.depth, self.max_len = model, mtp, depth, max_len
-        self.temperature, self.generator = temperature, generator
-        dtype = model.embed_tokens.weight.dtype
-        self.cache = KVCache(model.config, 1, max_len, dtype)
-        self.mtp_cache = None if mtp is None else KVCache(mtp.config, 1, max_len, dtype, depth)
-        self.prenorm = torch.zeros(1, max_len, model.config.hidden_size, dtype=dtype)
+        self.depth, self.max_len, self.temperature, self.generator = depth, max_len, temperature, generator
+        self.recall, self.turns = recall, {}
+        table = model.embed_tokens if model.config.tie_word_embeddings else model.lm_head
+        with torch.no_grad():
+            self.trunk = Stack(model.config, list(model.layers), max_len, dtype)
+            self.eps = self.trunk.eps
+            self.embedding = model.embed_tokens.weight.to(dtype)
+            self.head, self.norm = table.weight.to(dtype).t().contiguous(), model.norm.weight.to(dtype)
+            layers = list(mtp.layers[:depth]) if mtp is not None else []
+            self.drafter = Stack(mtp.config, [layer.block for layer in layers], max_len, dtype) if layers else None
+            # W·[h; e] is one product for h; the other half is known for every token of the vocabulary.
+            self.entrances = []
+            for layer in layers:
+                of_h, of_e = layer.eh_proj.weight.to(dtype).chunk(2, 1)
+                tokens = unit(self.embedding, self.eps) * layer.enorm.weight.to(dtype) @ of_e.t()
+                entrance = (of_h * layer.hnorm.weight.to(dtype)).t().contiguous()
+                self.entrances.append((entrance, tokens, layer.norm.weight.to(dtype)))
+        self.prenorm = torch.zeros(max_len, model.config.hidden_size, dtype=dtype, device=self.embedding.device)
         self.reset()
 
     def reset(self) -> None:
         """Forget the context and the counts."""
         self.tokens: list[int] = []
-        self.cache.truncate(0)
-        self.settled = 0  # positions at which every MTP layer saw only tokens that stand
-        self.total = Generation(drafted=[0] * self.depth, accepted=[0] * self.depth)
+        self.seen = 0  # positions the trunk has run, all on tokens that stand
+        self.settled = 0  # positions at which every MTP layer has
+        zeros = [[0] * n for n in (self.depth, self.depth, self.recall, self.recall)]
+        self.total = Generation([], 0, *zeros)
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Append given tokens; the next `generate` runs them in one pass. ValueError beyond max_len."""
@@ -307,67 +338,74 @@ class Decoder:
         if not self.tokens:
             raise ValueError("nothing to continue: feed at least one token")
         started, begin = time.perf_counter(), len(self.tokens)
-        end = min(self.max_len, begin + (self.max_len if max_new is None else max_new))
-        draft, q = [], None
+        end = self.max_len if max_new is None else min(self.max_len, begin + max_new)
+        contexts = [tuple(self.tokens[-n:]) for n in range(min(4, begin), 0, -1)]
+        draft = next((self.turns[c] for c in contexts if c in self.turns), [])[: max(0, min(self.recall, end - begin - 1))]
+        q, offered, stood = None, self.total.recalled, self.total.recalled_accepted
         while len(self.tokens) < end:
             known = len(self.tokens)
-            logits = self.trunk(draft)
-            taken, token = self.verify(logits, draft, q)
+            taken, token = self.verify(self.run_trunk(draft), draft, q)
             new = [*draft[:taken], token]
             if stop in new:
                 new = new[: new.index(stop) + 1]
+            taken = min(taken, len(new))
             self.tokens += new
-            self.cache.truncate(len(self.tokens) - 1)
-            stood = min(taken, len(new))
-            # Layer k saw, at the last positions, the drafts before its own: where they fell it runs again.
-            if draft and len(draft) == self.depth:
-                self.settled = max(0, known - 1 - max(0, self.depth - 1 - stood))
-            for k in range(len(draft)):
-                self.total.drafted[k] += 1
-                self.total.accepted[k] += k < stood
+            self.seen = known + len(new) - 1
             self.total.cycles += 1
+            for k in range(len(draft)):
+                offered[k] += 1
+                stood[k] += k < taken
+            if offered is self.total.drafted and len(draft) == self.depth:
+                # Near the end layer k saw the drafts before its own: of the last D−1 positions those where a draft fell are void.
+                self.settled = max(0, known - 1 - max(0, self.depth - 1 - taken))
             if new[-1] == stop:
                 break
             room = min(self.depth, end - len(self.tokens) - 1)
-            draft, q = self.guess(room) if room > 0 else ([], None)
+            draft, q = self.guess(room, stop) if room > 0 else ([], None)
+            offered, stood = self.total.drafted, self.total.accepted
         new = self.tokens[begin:]
+        if self.recall:
+            self.turns.update((context, new) for context in contexts)
         self.total.tokens += new
         self.total.seconds += time.perf_counter() - started
         return new
 
-    def trunk(self, draft: list[int]) -> Tensor:
-        """Run what the trunk has not seen and the drafts; logits from the last known token on."""
-        start = self.cache.length
-        out = self.model(torch.tensor([self.tokens[start:] + draft]), cache=self.cache, logits=False)
-        self.prenorm[:, start : self.cache.length] = out.prenorm
-        return self.model.head(out.hidden[0, len(self.tokens) - 1 - start :])
+    def run_trunk(self, draft: list[int]) -> Float[Tensor, "d1 V"]:
+        """The tokens the trunk has not run, then the drafts, in one pass; logits from the last known token on."""
+        start, known = self.seen, len(self.tokens)
+        ids = torch.tensor(self.tokens[start:] + draft, device=self.embedding.device)
+        x = self.trunk.run(F.embedding(ids, self.embedding), *self.trunk.frame(start, len(ids)))
+        if self.depth:
+            self.prenorm[start : start + len(x)] = x
+        return torch.mm(unit(x[known - 1 - start :], self.eps) * self.norm, self.head)
 
-    def guess(self, n: int) -> tuple[list[int], Tensor | None]:
-        """n drafts, and the distributions they were drawn from (None when greedy)."""
+    def guess(self, n: int, stop: int | None) -> tuple[list[int], Tensor | None]:
+        """Up to n drafts, none behind `stop`, and the distributions [n, V] they were drawn from (None when greedy)."""
         start, end = self.settled, len(self.tokens) - 1
-        self.mtp_cache.truncate(start)
-        rope = rope_table(self.mtp.config, torch.arange(start, end), self.prenorm.dtype)
-        mask = attention_mask(self.mtp.config, end - start, start, None, self.prenorm)
-        x, draft, qs = self.prenorm[:, start:end], [], []
-        for k, layer in enumerate(self.mtp.layers[:n], 1):
-            ids = torch.tensor([(self.tokens + draft)[start + k : end + k]])
-            x = layer(x, self.model.embed_tokens(ids), rope, mask, self.mtp_cache, k - 1)
-            logits = self.model.head(layer.norm(x[0, -1:]))
+        ids, x, qs = self.tokens[start:], self.prenorm[start:end], []
+        mask, blocks = self.drafter.frame(start, end - start)
+        for k, (entrance, tokens, norm) in enumerate(self.entrances[:n], 1):
+            at = torch.tensor(ids[k : k + end - start], device=x.device)
+            x = torch.addmm(F.embedding(at, tokens), unit(x, self.eps), entrance)
+            x = self.drafter.run(x, mask, blocks[k - 1 : k])
+            logits = torch.mm(unit(x[-1:], self.eps) * norm, self.head)
             if self.temperature:
-                qs.append((logits[0].float() / self.temperature).softmax(-1))
-                draft.append(invert(qs[-1], torch.rand((), generator=self.generator, dtype=torch.float64).item()))
+                qs.append((logits[0] / self.temperature).softmax(-1))
+                ids.append(invert(qs[-1], torch.rand((), generator=self.generator, dtype=torch.float64).item()))
             else:
-                draft.append(int(logits.argmax(-1)))
-        if n == self.depth:
-            self.mtp_cache.length = end
-        return draft, torch.stack(qs) if qs else None
+                ids.append(int(logits.argmax(-1)))
+            if ids[-1] == stop:
+                break
+        return ids[end - start + 1 :], torch.stack(qs) if qs else None
 
     def verify(self, logits: Tensor, draft: list[int], q: Tensor | None) -> tuple[int, int]:
         """(drafts that stand, the token after them)."""
         if self.temperature:
-            p = (logits.float() / self.temperature).softmax(-1)
+            p = (logits / self.temperature).softmax(-1)
             u = torch.rand(len(draft) + 1, generator=self.generator, dtype=torch.float64).tolist()
-            return accept(p, q if draft else p[:0], draft, u)
+            if q is None:  # recalled drafts are certain
+                q = F.one_hot(torch.tensor(draft, dtype=torch.long, device=p.device), p.shape[-1]).to(p.dtype)
+            return accept(p, q, draft, u)
         best = logits.argmax(-1).tolist()
         taken = next((k for k, x in enumerate(draft) if x != best[k]), len(draft))
         return taken, best[taken]
@@ -406,3 +444,95 @@ def plain_generate(
     return speculative_generate(
         model, None, prompt, max_new_tokens, temperature=temperature, generator=generator, stop=stop
     )
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Learns generated code by the character, distils layers from it, and decodes with and without them."""
+
+    steps: int = 240
+    """Optimiser steps of the trunk (AdamW)."""
+    mtp_steps: int = 160
+    """Optimiser steps of the layers, atop the frozen trunk."""
+    batch: int = 16
+    """Rows a step."""
+    length: int = 96
+    """Characters a row."""
+    lr: float = 4e-3
+    """Learning rate of both; it falls linearly to zero."""
+    mtp: MTPConfig = MTPConfig(depth=3, intermediate_size=128)
+    """Shape of the layers."""
+    prompts: int = 12
+    """Contexts continued by each way of decoding, alternately."""
+    new_tokens: int = 96
+    """Characters continued."""
+    temperature: float = 1.0
+    """Of the sampled half; the other is greedy."""
+    seed: int = 0
+    """Seed of text, weights and sampling."""
+
+
+def functions(generator: torch.Generator, length: int) -> Tensor:
+    """`length` characters (code points below 128) of small Python functions, each used on the line that follows it."""
+    text = ""
+    while len(text) < length:
+        a, b, name, op = (int(torch.randint(n, (), generator=generator)) for n in (10, 10, 6, 3))
+        name, (sign, result) = "abcdef"[name] * 2, (("+", a + b), ("-", a - b), ("*", a * b))[op]
+        text += f"def {name}(x):\\n    return x {sign} {b}\\nassert {name}({a}) == {result}\\n"
+    return torch.tensor([ord(c) for c in text[:length]])
+
+
+def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
+    """Acceptance by depth, tokens a pass and measured speed-up of speculative decoding, greedy and sampled."""
+    generator = torch.Generator().manual_seed(config.seed)
+    torch.manual_seed(config.seed)
+    shape = Config(
+        vocab_size=128, hidden_size=64, num_hidden_layers=4, head_dim=16, num_experts=4, moe_intermediate_size=64
+    )
+    model = Transformer(shape)
+    mtp, figures, total = MTP(shape, config.mtp), {}, config.steps + config.mtp_steps
+    for module, first, last in ((model, 0, config.steps), (mtp, config.steps, total)):
+        optimizer = torch.optim.AdamW(module.parameters(), config.lr, betas=(0.9, 0.95))
+        for step in range(first, last):
+            optimizer.param_groups[0]["lr"] = config.lr * (last - step) / (last - first)
+            ids = torch.stack([functions(generator, config.length) for _ in range(config.batch)])
+            if module is model:
+                out = model(ids, logits=False)
+                loss = -model.logprob(out.hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).mean()
+                figures["nll"] = loss.item()
+            else:
+                with torch.no_grad():
+                    out = model(ids, logits=False)
+                loss, count, stats = mtp_loss(mtp, model, out, ids)
+                loss, figures = loss / count, figures | stats
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if step % 10 == 9:
+                log(step + 1, total, **figures)
+    for name, temperature in (("greedy", 0.0), ("sampled", config.temperature)):
+        runs: dict[str, Generation] = {}
+        ways = {"plain": Decoder(model, temperature=temperature, generator=generator),
+                "speculative": Decoder(model, mtp, temperature=temperature, generator=generator)}  # fmt: skip
+        for _ in range(config.prompts):
+            prompt = functions(generator, 40).tolist()
+            for way, decoder in ways.items():
+                decoder.reset()
+                decoder.feed(prompt)
+                decoder.generate(max_new=config.new_tokens)
+                runs[way] = runs[way] + decoder.total if way in runs else decoder.total
+        plain, fast = runs["plain"], runs["speculative"]
+        if temperature == 0:
+            figures["greedy_identical"] = float(plain.tokens == fast.tokens)
+        figures |= {f"{name}_acceptance_{k}": share for k, share in enumerate(fast.acceptance, 1)}
+        figures |= {
+            f"{name}_tokens_per_pass": fast.tokens_per_cycle,
+            f"{name}_plain_ms_per_token": 1e3 * plain.seconds / len(plain.tokens),
+            f"{name}_speculative_ms_per_token": 1e3 * fast.seconds / len(fast.tokens),
+            f"{name}_speed_up": plain.seconds / len(plain.tokens) / (fast.seconds / len(fast.tokens)),
+        }
+    return figures
+
+
+if __name__ == "__main__":
+    print(demo())
