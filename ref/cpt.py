@@ -24,8 +24,9 @@ Departures:
 """
 
 import math
+import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +35,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ref.model import Transformer
+from ref.model import Config, Transformer
 
 __all__ = [
     "SPECIAL_TOKENS",
@@ -263,3 +264,72 @@ def codebase_nll(
             total -= row[scored_to - start - 1 :].double().sum().item()
             scored_to = start + width
     return CodebaseNLL(total, len(ids) - 1, size)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A very small network reads part of a corpus; the perplexity of a codebase that it never saw falls."""
+
+    corpus: str | None = None
+    """Folder of code; none: the standard library's `email`, `json`, `asyncio`, `logging` and their neighbours."""
+    steps: int = 120
+    """Optimiser steps of 2,048 tokens."""
+    length: int = 128
+    """Context."""
+    hidden_size: int = 64
+    """Width of the network, which has two layers of four experts."""
+    vocab_size: int = 512
+    """Tokens of the byte-level BPE."""
+    looks: int = 4
+    """How often perplexity is measured."""
+    lr: float = 3e-3
+    """AdamW's learning rate."""
+    seed: int = 0
+    """Seed of weights and order."""
+
+
+def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
+    """Codebase perplexity and bits per byte of the held-out part along training."""
+    torch.manual_seed(config.seed)
+    if config.corpus is None:
+        corpus = read_corpus(sysconfig.get_paths()["stdlib"], (".py",), ("site-packages", "test", "tests", "idlelib", "lib2to3"))
+        corpus = Corpus({n: t for n, t in corpus.files.items() if "/" in n and n < "f"}, corpus.skipped)
+    else:
+        corpus = read_corpus(config.corpus)
+    _, train, held = hold_out_codebase(corpus)
+    tokenizer = train_tokenizer((text[:20_000] for text in train.files.values()), config.vocab_size)
+    rows, wanted = 2048 // config.length, config.steps * 2048
+    documents, total = [], 0
+    for text in train.files.values():
+        documents.append([*tokenizer.encode(text).ids, 0])
+        total += len(documents[-1])
+        if total > wanted:
+            break
+    ids, doc = (torch.from_numpy(a.astype(np.int64)) for a in pack(documents, config.length))
+    order = torch.randperm(len(ids))
+    model = Transformer(Config.tiny(
+        tokenizer.get_vocab_size(), hidden_size=config.hidden_size, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        num_experts=4, moe_intermediate_size=64,
+    ))  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    figures = {}
+    steps = min(config.steps, len(order) // rows)
+    for step in range(steps + 1):
+        if step % max(1, steps // config.looks) == 0 or step == steps:
+            found = codebase_nll(model, tokenizer, held, config.length, max_tokens=8192)
+            figures[f"perplexity@{step * 2048}"], figures[f"bits_per_byte@{step * 2048}"] = found.perplexity, found.bits_per_byte
+            log(step, steps, perplexity=found.perplexity)
+        if step == steps:
+            break
+        some = order[step * rows : (step + 1) * rows]
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * wsd(step, steps, steps // 10, steps // 3)
+        loss, count = next_token_loss(model, model(ids[some], doc=doc[some], logits=False).hidden, ids[some], doc[some])
+        (loss / count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return figures
+
+
+if __name__ == "__main__":
+    print(demo())

@@ -54,7 +54,7 @@ class Data:
 class Training:
     """Optimisation of the supervised phases."""
 
-    tokens: int = 1_200_000
+    tokens: int = 1_000_000
     """Tokens of the short-context phase."""
     length: int = 128
     """Context of the short phase."""
@@ -250,15 +250,14 @@ def data(run: Run, config: Recipe) -> None:
     end = tokenizer.token_to_id("<|endoftext|>")
     files = list(train.files.values())
     rng.shuffle(files)
-    code = itertools.chain.from_iterable([*e.ids, end] for text in files for e in [tokenizer.encode(text)])
+    code = iter(code_pieces(tokenizer, files, total * (1 - c.world_share), t.long_length, end, rng))
     modules = iter([[*e.ids, end] for e in tokenizer.encode_batch(world)])
     stage.progress(3)
     paths = [folder / "tokenizer.json"]
     counts = {}
     for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
         pieces = list(take(modules, tokens * c.world_share))
-        stream = list(itertools.islice(code, int(tokens * (1 - c.world_share))))
-        pieces += [stream[i : i + length] for i in range(0, len(stream), length)]
+        pieces += take(code, tokens * (1 - c.world_share))
         ids, doc = cpt.pack(pieces, length, end)
         order = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))
         paths.append(folder / f"{phase}.npz")
@@ -273,6 +272,20 @@ def data(run: Run, config: Recipe) -> None:
         "tokens": sum(counts.values()), "vocab_size": tokenizer.get_vocab_size(), "world_documents": len(world),
         "heldout": {"name": name, "files": len(held.files), "bytes": held.bytes},
     }, paths)  # fmt: skip
+
+
+def code_pieces(tokenizer, files: Iterable[str], tokens: float, length: int, end: int, rng: random.Random) -> list[list[int]]:
+    """Shuffled pieces of at most `length` tokens, `tokens` in all, from the beginnings of files in the order given. No file
+    gives more than 64 pieces: a large table or a manual of one project would otherwise be a phase's whole diet."""
+    pieces: list[list[int]] = []
+    for text in files:
+        ids = [*tokenizer.encode(text[: 256 * length]).ids, end]
+        pieces += [ids[i : i + length] for i in range(0, len(ids), length)][:64]
+        tokens -= min(len(ids), 64 * length)
+        if tokens <= 0:
+            break
+    rng.shuffle(pieces)
+    return pieces
 
 
 def take(pieces: Iterable[list[int]], tokens: float) -> Iterable[list[int]]:

@@ -1,0 +1,188 @@
+"""Corpus, tokenizer, packing, schedule, loss and codebase perplexity."""
+
+import json as json_package
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ref import cpt
+from ref.model import Config, Transformer, save_hf
+
+TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4,
+            moe_intermediate_size=32)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return cpt.train_tokenizer([Path(cpt.__file__).read_text()] * 2, 400)
+
+
+# --------------------------------------------------------------------------------------------------- corpus
+
+
+def test_bad_files_are_counted_and_good_ones_read(tmp_path):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "good.py").write_bytes("x = 'ä'\r\n".encode())
+    (tmp_path / "b.py").write_text("y = 1\n")
+    (tmp_path / "empty.py").write_text(" \n")
+    (tmp_path / "binary.py").write_bytes(b"a\0b")
+    (tmp_path / "latin.py").write_bytes("# \xe4".encode("latin-1"))
+    (tmp_path / "huge.py").write_text("z" * 2000)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config.py").write_text("hidden")
+    (tmp_path / "skip").mkdir()
+    (tmp_path / "skip" / "c.py").write_text("skipped")
+    os.symlink(tmp_path, tmp_path / "loop")
+    os.symlink(tmp_path / "nowhere", tmp_path / "dangling.py")
+    os.mkfifo(tmp_path / "pipe.py")
+    corpus = cpt.read_corpus(tmp_path, (".py",), ("skip",), max_bytes=1000)
+    assert corpus.files == {"b.py": "y = 1\n", "pkg/good.py": "x = 'ä'\n"}
+    assert corpus.skipped == {"empty": 1, "binary": 1, "encoding": 1, "huge": 1}
+
+
+def test_files_come_in_alphabetical_order_of_their_paths(tmp_path):
+    for name in ("b/z.py", "a.py", "b.py", "a/y.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert list(cpt.read_corpus(tmp_path).files) == sorted(["b/z.py", "a.py", "b.py", "a/y.py"])
+
+
+def test_one_folder_of_the_right_size_is_held_out():
+    files = {f"big/{i}.py": "x" * 1000 for i in range(90)} | {f"small/{i}.py": "y" * 1000 for i in range(4)} | {"top.py": "z" * 5000}
+    name, train, held = cpt.hold_out_codebase(cpt.Corpus(files), 0.04)
+    assert name == "small" and set(held.files) == {f"small/{i}.py" for i in range(4)}
+    assert set(train.files) | set(held.files) == set(files) and not set(train.files) & set(held.files)
+
+
+@given(st.integers(2, 200), st.floats(0.01, 0.5))
+def test_a_flat_corpus_is_split_by_files(n, share):
+    files = {f"f{i:03}.py": f"text {i}" for i in range(n)}
+    _, train, held = cpt.hold_out_codebase(cpt.Corpus(files), share)
+    assert train.files and held.files and {**train.files, **held.files} == files and not train.files.keys() & held.files.keys()
+
+
+@pytest.mark.parametrize("files", [{}, {"only.py": "x"}])
+def test_too_small_a_corpus_says_so(files):
+    with pytest.raises(ValueError, match="at least two"):
+        cpt.hold_out_codebase(cpt.Corpus(files))
+
+
+# ------------------------------------------------------------------------------------------------ tokenizer
+
+
+@given(st.text())
+@settings(max_examples=200)
+def test_any_text_round_trips(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_special_tokens_come_first_and_are_single(tokenizer):
+    for number, token in enumerate(cpt.SPECIAL_TOKENS):
+        assert tokenizer.token_to_id(token) == number and tokenizer.encode(token).ids == [number]
+
+
+# -------------------------------------------------------------------------------------------------- packing
+
+
+@given(st.lists(st.lists(st.integers(1, 9), max_size=40), max_size=60), st.integers(1, 24), st.integers(1, 5))
+def test_packing_keeps_every_token_and_cuts_only_long_documents(documents, length, open_rows):
+    ids, doc = cpt.pack(documents, length, pad=0, open_rows=open_rows)
+    pieces = []
+    for row, number in zip(ids, doc, strict=True):
+        assert all(a <= b or b == -1 for a, b in zip(number, number[1:], strict=False))  # documents in order, padding last
+        pieces += [tuple(row[number == n]) for n in range(number.max() + 1)]
+        assert (row[number < 0] == 0).all()
+    expected = [tuple(d[i : i + length]) for d in documents for i in range(0, len(d), length)]
+    assert sorted(pieces) == sorted(expected)
+
+
+def test_packing_wastes_less_than_one_row_at_a_time():
+    lengths = np.random.default_rng(0).integers(30, 100, 2000).tolist()
+    ids, doc = cpt.pack([[1] * n for n in lengths], 128)
+    rows, room = 0, 0
+    for n in lengths:  # next fit: begin a row whenever the document does not fit the current one
+        rows, room = (rows + 1, 128 - n) if n > room else (rows, room - n)
+    assert (doc >= 0).sum() == sum(lengths) and len(ids) < 0.9 * rows
+
+
+# ------------------------------------------------------------------------------------------ schedule and loss
+
+
+@given(st.integers(1, 300), st.integers(0, 50), st.integers(0, 300))
+def test_schedule_rises_stays_and_falls(total, warmup, decay):
+    factors = [cpt.wsd(s, total, warmup, decay) for s in range(total)]
+    assert all(0 < f <= 1 for f in factors)
+    top = factors.index(max(factors))
+    assert factors[: top + 1] == sorted(factors[: top + 1]) and factors[top:] == sorted(factors[top:], reverse=True)
+    if decay and warmup + decay <= total:
+        assert factors[-1] == pytest.approx(1 / decay)
+
+
+def test_loss_by_hand():
+    """Uniform logits: every scored token costs ln V; the first token of each document and the padding are not scored."""
+    model = Transformer(Config.tiny(50, **TINY))
+    with torch.no_grad():
+        model.embed_tokens.weight.zero_()
+    ids = torch.tensor([[3, 4, 5, 6, 7, 8]])
+    doc = torch.tensor([[0, 0, 0, 1, 1, -1]])
+    loss, count = cpt.next_token_loss(model, model(ids, doc=doc, logits=False).hidden, ids, doc)
+    assert count == 3 and loss.item() == pytest.approx(3 * math.log(50), rel=1e-6)
+    weight = torch.tensor([[1.0, 0, 1, 1, 0, 1]])
+    loss, count = cpt.next_token_loss(model, model(ids, doc=doc, logits=False).hidden, ids, doc, weight)
+    assert count == 1 and loss.item() == pytest.approx(math.log(50), rel=1e-6)
+
+
+# ----------------------------------------------------------------------------------------- codebase perplexity
+
+
+@pytest.mark.parametrize("window, stride, batch", [(64, 32, 7), (64, 63, 4), (50, 1, 32), (4096, 2048, 2)])
+def test_codebase_nll_is_the_sum_transformers_gives_on_the_same_windows(tmp_path, tokenizer, window, stride, batch):
+    """On the source of a real package, `json`: each token under the window that the definition names, one forward pass each."""
+    from transformers import AutoModelForCausalLM
+
+    package = Path(json_package.__file__).parent
+    model = Transformer(Config.tiny(tokenizer.get_vocab_size(), **TINY, max_position_embeddings=4096))
+    save_hf(model, tmp_path / "hf")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    limit = 260 if stride == 1 else 1500
+    found = cpt.codebase_nll(model, tokenizer, package, window, stride, max_tokens=limit, batch=batch)
+    text = "\n".join(p.read_text() for p in sorted(package.glob("*.py")))
+    ids = torch.tensor(tokenizer.encode(text).ids[:limit])
+    total, scored, start = 0.0, 1, 0
+    while scored < len(ids):
+        start = min(start, max(0, len(ids) - window))
+        end = min(start + window, len(ids))
+        with torch.no_grad():
+            logp = theirs(ids[None, start:end]).logits[0].double().log_softmax(-1)
+        total -= sum(logp[t - start - 1, ids[t]].item() for t in range(scored, end))
+        scored, start = end, start + stride
+    assert found.tokens == len(ids) - 1
+    assert found.nll == pytest.approx(total, rel=1e-6)
+    assert found.bytes == len(tokenizer.decode(ids.tolist()).encode())
+
+
+def test_files_are_concatenated_alphabetically(tmp_path, tokenizer):
+    model = Transformer(Config.tiny(tokenizer.get_vocab_size(), **TINY))
+    for name, text in (("b.py", "second = 2\n"), ("a.py", "first = 1\n")):
+        (tmp_path / name).write_text(text)
+    one = cpt.codebase_nll(model, tokenizer, cpt.Corpus({"all": "first = 1\n\nsecond = 2\n"}), 32)
+    assert cpt.codebase_nll(model, tokenizer, tmp_path, 32) == one
+    assert one.bits_per_byte == pytest.approx(one.nll / one.bytes / math.log(2))
+    assert one.perplexity == pytest.approx(math.exp(one.nll / one.tokens))
+
+
+def test_nothing_to_score_says_so(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="nothing to score"):
+        cpt.codebase_nll(Transformer(Config.tiny(tokenizer.get_vocab_size(), **TINY)), tokenizer, tmp_path)
+
+
+def test_the_demonstration_learns():
+    found = cpt.demo(cpt.Demo(steps=24, looks=2))
+    looks = [v for k, v in found.items() if k.startswith("perplexity")]
+    assert looks[-1] < looks[0] / 2
