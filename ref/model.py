@@ -38,7 +38,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ref.checkpoint import CheckpointError, load_extra, read_config, read_tensors, write_checkpoint
-from ref.gradients import experts_swiglu, linear_logprob, norm_rope, rms_norm
+from ref.gradients import attend, experts_swiglu, linear_logprob, rms_norm, turned_heads
 
 __all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss",
            "load_extra", "load_hf", "save_hf"]  # fmt: skip
@@ -192,34 +192,25 @@ class Attention(nn.Module):
 
     def forward(self, x, rope, mask, cache: KVCache | None, layer: int) -> Tensor:
         B, T, _ = x.shape
-        H, G = self.heads, self.kv_heads
+        H, G, d = self.heads, self.kv_heads, self.head_dim
         weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
-        qk, v = F.linear(x, weight).view(B, T, H + 2 * G, self.head_dim).split((H + G, G), 2)
-        scale = torch.cat((self.q_norm.weight.expand(H, -1), self.k_norm.weight.expand(G, -1)))
-        qk = norm_rope(qk, scale, *rope, self.q_norm.eps)
-        q, k = qk.transpose(1, 2).split((H, G), 1)
-        v = v.transpose(1, 2)
+        qkv = F.linear(x, weight).view(B, T, H + 2 * G, d)
+        # The scores' factor 1/√d goes into the queries' norm.
+        norm = torch.cat((self.q_norm.weight.mul(d**-0.5).expand(H, d), self.k_norm.weight.expand(G, d)))
+        q, k, v = turned_heads(qkv, norm, *rope, G, self.q_norm.eps)
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        return self.o_proj(attend(q, k, v, mask).transpose(1, 2).reshape(B, T, -1))
-
-
-def attend(
-    q: Float[Tensor, "B H T d"], k: Float[Tensor, "B G S d"], v: Float[Tensor, "B G S d"], mask
-) -> Tensor:
-    """softmax(q kᵀ/√d) v, H/G query heads to a key head. `mask` comes from `attention_mask`."""
-    B, H, T, d = q.shape
-    G, S = k.shape[1:3]
-    if mask is not None and mask.dtype == torch.bool or T > 1 and mask is None:
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=H != G
-        )
-    q, k, v = q.reshape(B * G, H // G * T, d), k.reshape(B * G, S, d), v.reshape(B * G, S, d)
-    if mask is None:
-        weights = torch.bmm(q * d**-0.5, k.transpose(1, 2))
-    else:
-        weights = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=d**-0.5)
-    return torch.bmm(weights.softmax(-1), v).view(B, H, T, d)
+        if mask is not None and mask.dtype == torch.bool or T > 1 and mask is None:
+            y = (
+                F.scaled_dot_product_attention(
+                    q.view(B, H, T, d), k, v, mask, is_causal=mask is None, scale=1.0, enable_gqa=H != G
+                )
+                .transpose(1, 2)
+                .flatten(2)
+            )
+        else:
+            y = attend(q, k, v, mask)
+        return self.o_proj(y)
 
 
 class MLP(nn.Module):
@@ -251,19 +242,17 @@ class MoE(nn.Module):
         """Router logits [N, E], gates [N, K], experts [N, K]: this router's own top-k, or the ones
         supplied."""
         logits = self.gate(x)
-        probs = logits.float().softmax(-1)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if experts is None:
-            gates, experts = probs.topk(self.top_k, -1)
-        else:
-            gates = probs.gather(-1, experts)
-        if self.normalise:
-            gates = gates / gates.sum(-1, keepdim=True)
-        return logits, gates.to(x.dtype), experts
+            experts = wide.topk(self.top_k, -1)[1]
+        chosen = wide.gather(-1, experts)
+        mass = (chosen if self.normalise else wide).logsumexp(-1, keepdim=True)
+        return logits, (chosen - mass).exp().to(x.dtype), experts
 
     def forward(self, x: Float[Tensor, "N D"], experts=None) -> tuple[Tensor, Tensor, Tensor]:
         logits, gates, experts = self.route(x, experts)
         N, E = logits.shape
-        if N * self.top_k <= 4 * E and not torch.is_grad_enabled():
+        if N * self.top_k <= 16 * E and not torch.is_grad_enabled():
             y = self.all_experts(x, gates, experts)
         else:
             y = experts_swiglu(x, gates, self.gate_up_proj, self.down_proj, experts)

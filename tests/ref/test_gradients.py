@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ref.gradients import experts_swiglu, linear_logprob, norm_rope, rms_norm
+from ref.gradients import attend, experts_swiglu, linear_logprob, rms_norm, turned_heads
 
 EPS = 1e-5
 
@@ -22,10 +22,19 @@ def plain_rms_norm(x, weight):
     return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)).to(weight.dtype) * weight
 
 
-def plain_norm_rope(x, weight, cos, sin):
-    y = plain_rms_norm(x, weight)
+def plain_turned_heads(qkv, weight, cos, sin, kv_heads):
+    C = len(weight)
+    y = plain_rms_norm(qkv[:, :, :C], weight)
     a, b = y.chunk(2, -1)
-    return y * cos + torch.cat((b, a), -1) * sin
+    y = y * cos + torch.cat((b, a), -1) * sin
+    q, k = y.transpose(1, 2).split((C - kv_heads, kv_heads), 1)
+    return q.unflatten(1, (kv_heads, -1)), k, qkv[:, :, C:].transpose(1, 2)
+
+
+def plain_attend(q, k, v, bias):
+    B, G, R, T, _ = q.shape
+    scores = torch.einsum("bgrtd,bgsd->bgrts", q, k) + bias.expand(B * G, -1, -1).view(B, G, R, T, -1)
+    return torch.einsum("bgrts,bgsd->btgrd", scores.softmax(-1), v).flatten(2)
 
 
 def plain_experts(x, gates, w13, w2, experts):
@@ -85,13 +94,24 @@ def norm(*shape, make=randn):
     )
 
 
-def rope(B, T, H, d, make=randn, per_row=False):
+def rope(B, T, G, R, d, make=randn, per_row=False):
     table = angles(*([B] if per_row else []), T, 1, d // 2)
     return Case(
-        lambda x, w, c, s: norm_rope(x, w, c, s, EPS),
-        plain_norm_rope,
-        lambda: (make(B, T, H, d), randn(H, d) + 1),
+        lambda x, w, c, s: turned_heads(x, w, c, s, G, EPS),
+        lambda x, w, c, s: plain_turned_heads(x, w, c, s, G),
+        lambda: (make(B, T, G * (R + 2), d), randn(G * (R + 1), d) + 1),
         lambda: table,
+    )
+
+
+def attention(B, G, R, T, S, d, make=randn, per_row=False):
+    bias = randn(B * G if per_row else 1, R * T, S)
+    bias[..., 1:][torch.rand(bias[..., 1:].shape) < 0.3] = float("-inf")
+    return Case(
+        attend,
+        plain_attend,
+        lambda: (make(B, G, R, T, d), make(B, G, S, d), make(B, G, S, d)),
+        lambda: (bias,),
     )
 
 
@@ -109,10 +129,14 @@ CASES = {
     "norm": lambda: norm(5, 7),
     "norm of one": lambda: norm(1, 1, 3),
     "norm, turned": lambda: norm(3, 2, 5, make=turned),
-    "rope": lambda: rope(2, 3, 4, 6),
-    "rope of one": lambda: rope(1, 1, 1, 2),
-    "rope, positions by row": lambda: rope(2, 3, 2, 4, per_row=True),
-    "rope, turned": lambda: rope(2, 3, 4, 2, make=turned),
+    "heads": lambda: rope(2, 3, 2, 2, 6),
+    "heads, one": lambda: rope(1, 1, 1, 1, 2),
+    "heads, positions by row": lambda: rope(2, 3, 1, 3, 4, per_row=True),
+    "heads, turned": lambda: rope(2, 3, 2, 1, 2, make=turned),
+    "attention": lambda: attention(2, 2, 2, 3, 4, 5),
+    "attention, one": lambda: attention(1, 1, 1, 1, 1, 1),
+    "attention, masks by row": lambda: attention(3, 2, 1, 2, 3, 4, per_row=True),
+    "attention, turned": lambda: attention(2, 1, 3, 2, 2, 3, make=turned),
     "mixture": lambda: mixture(7, 2, 3),
     "mixture of all": lambda: mixture(5, 3, 3),
     "mixture of one expert": lambda: mixture(4, 1, 1),
@@ -129,10 +153,11 @@ CASES = {
 
 def with_gradients(function, inputs, rest, seed=7):
     leaves = [x.detach().requires_grad_() for x in inputs]
-    y = function(*leaves, *rest)
+    results = function(*leaves, *rest)
+    results = results if isinstance(results, tuple) else (results,)
     torch.manual_seed(seed)
-    weight = torch.randn(y.shape, dtype=torch.float64).to(y.dtype)
-    return [y.detach(), *torch.autograd.grad(y, leaves, weight)]
+    weights = [torch.randn(y.shape, dtype=torch.float64).to(y.dtype) for y in results]
+    return [*(y.detach() for y in results), *torch.autograd.grad(results, leaves, weights)]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -154,7 +179,8 @@ def test_equals_autograd_of_the_definition(case):
 
 WIDE = {
     "norm": lambda: norm(300, 128),
-    "rope": lambda: rope(4, 33, 6, 32),
+    "heads": lambda: rope(4, 33, 2, 2, 32),
+    "attention": lambda: attention(4, 2, 2, 33, 33, 32),
     "mixture": lambda: mixture(40, 2, 4, D=64, I=48),
     "head": lambda: head(96, 200, D=64, chunk=32),
 }
@@ -193,10 +219,21 @@ def test_norm_is_of_unit_mean_square_and_ignores_scale():
     assert (d * x).sum(-1).abs().max() < 1e-10, "no gradient along x itself"
 
 
-def test_turning_keeps_length():
-    x, (cos, sin) = randn(2, 3, 4, 6), angles(3, 1, 3)
-    y = norm_rope(x, torch.ones(4, 6, dtype=torch.float64), cos, sin, 0.0)
-    torch.testing.assert_close(y.square().sum(-1), torch.full((2, 3, 4), 6.0, dtype=torch.float64))
+def test_turning_keeps_length_and_leaves_values():
+    x, (cos, sin) = randn(2, 3, 8, 6), angles(3, 1, 3)
+    q, k, v = turned_heads(x, torch.ones(6, 6, dtype=torch.float64), cos, sin, 2, 0.0)
+    for y in (q, k):
+        torch.testing.assert_close(y.square().sum(-1), torch.full(y.shape[:-1], 6.0, dtype=torch.float64))
+    torch.testing.assert_close(v, x[:, :, 6:].transpose(1, 2))
+
+
+def test_attention_to_one_key_is_its_value():
+    q, k, v = randn(1, 1, 2, 3, 4), randn(1, 1, 3, 4), randn(1, 1, 3, 4)
+    bias = torch.full((3, 3), float("-inf"), dtype=torch.float64).fill_diagonal_(0.0).repeat(2, 1)[None]
+    y = attend(q, k, v, bias).view(3, 2, 4)
+    torch.testing.assert_close(y, v[0, 0][:, None].expand(-1, 2, -1))
+    uniform = attend(torch.zeros_like(q), k, v, torch.zeros_like(bias)).view(3, 2, 4)
+    torch.testing.assert_close(uniform, v[0, 0].mean(0).expand(3, 2, 4))
 
 
 def test_logprob_of_a_uniform_head_and_its_push():
