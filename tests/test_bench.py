@@ -1,0 +1,87 @@
+"""The benchmark runs, and shows no speed when what it times computes something else."""
+
+import json
+
+import pytest
+import torch
+
+from etude import bench
+from etude.process import keep_freed_memory
+from etude.runs import RunError
+from ref.model import Transformer
+
+SMALL = dict(batch=2, length=8, dtypes=("float32",), rounds=2)
+
+
+def test_bench_model_writes_what_it_prints(tmp_path, capsys):
+    record = bench.model(tmp_path, **SMALL)
+    [path] = tmp_path.iterdir()
+    assert path.name.startswith("model-") and json.loads(path.read_text()) == record
+    shown = capsys.readouterr().out
+    for result in record["results"]:
+        assert (
+            set(result["tokens_per_second"]) == set(result["gate"]["loss"])
+            and len(result["gate"]["loss"]) == 5
+        )
+        assert f"{result['ratio']:.2f} times their fastest" in shown
+    assert {"cpu", "cores", "torch", "transformers", "commit"} <= set(record["machine"])
+
+
+@pytest.mark.parametrize("spoil, message", [(2.0, "the loss of etude is"), (-1.0, "the loss of etude is")])
+def test_a_wrong_loss_shows_no_speed(monkeypatch, capsys, spoil, message):
+    right = Transformer.logprob
+    monkeypatch.setattr(
+        Transformer,
+        "logprob",
+        lambda self, h, t: right(self, h, t) * (spoil if h.dtype == torch.float32 else 1),
+    )
+    with pytest.raises(RunError, match=message):
+        bench.model(None, **SMALL)
+    assert "tokens/s" not in capsys.readouterr().out
+
+
+def test_a_wrong_gradient_shows_no_speed(monkeypatch, capsys):
+    right = Transformer.logprob
+
+    def stale(self, hidden, targets):
+        logp = right(self, hidden, targets)
+        return logp + 0.1 * (logp - logp.detach()) if hidden.dtype == torch.float32 else logp
+
+    monkeypatch.setattr(Transformer, "logprob", stale)
+    with pytest.raises(RunError, match="relative error of the gradient"):
+        bench.model(None, **SMALL)
+    assert "tokens/s" not in capsys.readouterr().out
+
+
+def test_unknown_dtype():
+    with pytest.raises(RunError, match="dtype expects bfloat16 or float32, got 'int8'"):
+        bench.model(None, dtypes=("int8",))
+
+
+def test_batches_repeat_or_do_not():
+    for fresh in (True, False):
+        ids = bench.batches(50, 2, 4, fresh)
+        assert torch.equal(next(ids), next(ids)) != fresh
+
+
+def test_the_order_turns():
+    seen = []
+    bench.take_turns(
+        {name: lambda ids, name=name: seen.append(name) or 1.0 for name in "abc"}, iter(range(9)), 2
+    )
+    assert "".join(seen) == "abcbcacababc"
+
+
+def test_kept_memory_is_used_again():
+    """After a large buffer is freed, the next one of its size takes its place, without new pages."""
+    if not keep_freed_memory():
+        return
+    import resource
+
+    def faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(2**24)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    assert min(faults() for _ in range(3)) < 1000  # 64 MiB fresh from the kernel are 16384 pages of 4 KiB
