@@ -112,6 +112,23 @@ def run_technique(
     _play(entry, out, wanted, given, resume, checkpoint_seconds)
 
 
+@app.command("results")
+def results(
+    runs: Annotated[list[Path], typer.Argument(help="Finished runs of the recipe, one a seed.")],
+    control: Annotated[Optional[list[Path]], typer.Option(help="Finished run with shuffled rewards; repeatable.")] = None,
+    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/recipe-small.json"),
+) -> None:
+    """Gather what RL gained over several seeds; print it as a table and write it with its machine and commit."""
+    from etude.runs import atomic_write
+    from sims import gain
+
+    found = gain.gather(runs, control or [])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(out, json.dumps(found, indent=1) + "\n")
+    print(gain.table(found))
+    print(f"results: {out}")
+
+
 @bench_app.callback()
 def bench() -> None:
     """Measure speed; results go to results/."""

@@ -85,7 +85,7 @@ def play(
 class Payment:
     """What an episode is paid for (report §4.2: tests, effort, behaviour)."""
 
-    effort_price: float = 0.0005
+    effort_price: float = 0.0002
     """Reward that a unit of penalised effort costs."""
     k: float = 0.01
     """Curvature of the length penalty C_{k,q} per unit of effort."""
@@ -95,7 +95,7 @@ class Payment:
     """Price of tokens, calls and turns in units of effort."""
     invalid_call: float = 0.05
     """Reward that each invalid call costs."""
-    kl: float = 0.02
+    kl: float = 0.005
     """β: reward that a nat of k1 against the policy before RL costs, summed over the rollout."""
 
 

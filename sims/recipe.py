@@ -84,9 +84,9 @@ class Training:
 class Sft:
     """Supervised fine-tuning on imperfect demonstrations."""
 
-    demonstrations: int = 1000
+    demonstrations: int = 700
     """Episodes of the scripted agent."""
-    epochs: int = 5
+    epochs: int = 4
     """Passes over them."""
     rows: int = 10
     """Packed rows of `training.long_length` tokens per optimiser step; a row holds about three episodes."""
@@ -126,7 +126,7 @@ class Rl:
     """Groups per step (G); a prompt is never used twice."""
     rollouts: int = 8
     """Rollouts per group (N)."""
-    lr: float = 3e-4
+    lr: float = 4e-4
     """Adam's learning rate; 1e-3 destroys the policy."""
     warmup: int = 5
     """Steps over which the learning rate rises."""
@@ -144,6 +144,8 @@ class Rl:
     """Constant that stands for a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO divides by no length)."""
     payment: Payment = field(default_factory=Payment)
     """Prices of effort, invalid calls and drift."""
+    depth_mix: tuple[float, float, float] = (0.3, 0.5, 0.2)
+    """Shares of depth 0, 1 and 2 among RL tasks: harder ones are upsampled (report §4.1); evaluation keeps the world's mix."""
     shuffle_rewards: bool = False
     """Control: rewards are permuted over the batch, so that they say nothing about the rollout they are given to."""
     gate: float = 0.10
@@ -208,9 +210,10 @@ STDLIB_EXCLUDE = ("site-packages", "test", "tests", "lib2to3", "idlelib", "turtl
 def task_stream(config: Recipe, use: str) -> Iterable[Task]:
     """Endless tasks for one use (demonstrations, rl, evaluation), each with its own generator; no key comes twice."""
     rng = random.Random(f"{config.seed}-{use}")
+    world = replace(config.world, depth_mix=config.rl.depth_mix) if use == "rl" else config.world
     seen: set[str] = set()
     while True:
-        task = generate(rng, "heldout" if use == "evaluation" else "train", config=config.world)
+        task = generate(rng, "heldout" if use == "evaluation" else "train", config=world)
         if task.key not in seen:
             seen.add(task.key)
             yield task

@@ -1,0 +1,83 @@
+"""What RL gained, over several seeds, beside the control whose rewards say nothing.
+
+    etude run recipe --out runs/seed0 --seed 0          and 1, and 2
+    etude run recipe --out runs/shuffled0 --seed 0 --set rl.shuffle_rewards=true
+    etude results runs/seed0 runs/seed1 runs/seed2 --control runs/shuffled0
+
+Evaluation tasks differ from seed to seed, and so do corpus order, weights, demonstrations and RL tasks: a seed is a whole
+repetition of the recipe.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from etude.runs import RunError, machine
+
+__all__ = ["gather", "table"]
+
+FIGURES = (
+    ("success", "success, sampled"),
+    ("best_of_8", "best of 8"),
+    ("greedy", "success, greedy"),
+    ("tokens", "tokens per rollout"),
+    ("turns", "turns"),
+    ("invalid_calls", "invalid calls"),
+)
+
+
+def read(root: Path, shuffled: bool) -> dict:
+    """The evaluation of a finished run. RunError when the folder is none, or is (not) a control."""
+    try:
+        config = json.loads((root / "config.json").read_text())["config"]
+        found = json.loads((root / "stages" / "eval.json").read_text())["result"]
+        seconds = [json.loads(line) for line in (root / "timings.jsonl").read_text().splitlines()]
+        decode = json.loads((root / "stages" / "decode.json").read_text())["result"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{root} is no finished run of the recipe ({error}); give folders that `etude run recipe` has finished") from None
+    if config["rl"]["shuffle_rewards"] != shuffled:
+        kind = "a control (rl.shuffle_rewards=true): give it with --control" if not shuffled else "not a control: its rewards are not shuffled"
+        raise RunError(f"{root} is {kind}")
+    finished = [line for line in seconds if line.get("finished")]
+    return {
+        "seed": config["seed"], "before": found["before"], "after": found["after"], "difference": found["difference"],
+        "tasks": found["tasks"], "codebase": found["codebase"], "decode": decode,
+        "seconds": round(sum(line["seconds"] for line in finished), 1),
+        "peak_memory_gib": max(line["peak_memory_gib"] for line in finished),
+    }  # fmt: skip
+
+
+def gather(runs: Sequence[Path], controls: Sequence[Path]) -> dict:
+    """All runs and controls with their intervals, and mean ± standard deviation of every difference over the seeds."""
+    main, control = [read(Path(r), False) for r in runs], [read(Path(r), True) for r in controls]
+    return {
+        "command": "etude run recipe --scale small --seed SEED", "control_command": "… --set rl.shuffle_rewards=true",
+        "machine": machine(), "runs": main, "control": control,
+        "over_seeds": {
+            name: {
+                part: {"mean": float(np.mean(values)), "sd": float(np.std(values, ddof=1)) if len(values) > 1 else None}
+                for part in ("before", "after", "difference")
+                for values in [[run[part][name]["value"] for run in main]]
+            }
+            for name, _ in FIGURES
+        },
+    }  # fmt: skip
+
+
+def table(found: dict) -> str:
+    """Markdown: before → after with 95% intervals (bootstrap over tasks), a column a run, the controls last."""
+    columns = [(f"seed {run['seed']}", run) for run in found["runs"]]
+    columns += [(f"control, seed {run['seed']}", run) for run in found["control"]]
+    lines = ["| held-out tasks | " + " | ".join(name for name, _ in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+
+    def cell(run: dict, name: str) -> str:
+        digits = 1 if name == "tokens" else 2
+        parts = [run[when][name] for when in ("before", "after")]
+        words = " → ".join(f"{p['value']:.{digits}f} [{p['low']:.{digits}f}, {p['high']:.{digits}f}]" for p in parts)
+        d = run["difference"][name]
+        return f"{words}; {d['value']:+.{digits + 1}f} [{d['low']:+.{digits + 1}f}, {d['high']:+.{digits + 1}f}]"
+
+    lines += [f"| {title} | " + " | ".join(cell(run, name) for _, run in columns) + " |" for name, title in FIGURES]
+    return "\n".join(lines)

@@ -1,0 +1,121 @@
+"""The agent's side of the world: contexts, payment, batches of rollouts, and the RL step's meaning."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from ref import cpt, kl
+from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
+from ref.model import Config, Transformer
+from ref.sampler import Rollout, Sampler
+from sims.agent import Episode, Language, Payment, demonstration_tokens, pad, pay, play, reference_kl
+from sims.microrepo import NoiseConfig, Session, demonstration, documents, generate
+from sims.statistics import pass_at_k
+
+TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4,
+            moe_intermediate_size=32)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def language():
+    return Language(cpt.train_tokenizer(itertools.islice(documents(random.Random(0)), 300), 400))
+
+
+def replay(language, task, ids, own):
+    """Feed a demonstration's own tokens through an episode as the sampler would; the context must be the same tokens."""
+    episode = Episode(language, Session(task))
+    context, turn = list(episode.prompt), []
+    for token, mine in zip(ids[len(context) :], own[len(context) :], strict=True):
+        if not mine:
+            continue
+        context.append(token)
+        if token != episode.stop:
+            turn.append(token)
+            continue
+        answer, turn = episode.reply(turn), []
+        if answer is None:
+            break
+        context += answer
+    return episode, context
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_demonstrations_and_rollouts_are_the_same_tokens(language, seed):
+    rng = random.Random(seed)
+    task = generate(rng, "train")
+    ids, own = demonstration_tokens(language, task, demonstration(task, rng, NoiseConfig()))
+    episode, context = replay(language, task, ids, own)
+    assert context == ids and len(own) == len(ids)
+    assert ids[: len(episode.prompt)] == episode.prompt and not any(own[: len(episode.prompt)])
+    assert ids[-1] == language.env and own[-1]
+
+
+def test_clean_demonstrations_are_paid_in_full(language):
+    rng = random.Random(3)
+    task = generate(rng, "heldout", depth=1)
+    ids, own = demonstration_tokens(language, task, demonstration(task, rng, NoiseConfig.clean()))
+    episode, _ = replay(language, task, ids, own)
+    own = torch.tensor(own)
+    episode.rollout = Rollout(torch.tensor(ids), own, own * -1.0, own.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True)
+    payment = Payment(effort_price=0.001, k=0.02, q=0.5, invalid_call=0.1)
+    paid = pay(episode, payment)
+    counts = Effort(tool_call_tokens=int(own.sum()), tool_output_tokens=len(ids) - len(episode.prompt) - int(own.sum()),
+                    tool_calls=5, turns=5)  # fmt: skip  read, read, write, test, done
+    assert paid["tests"] == 1 and paid["invalid"] == 0
+    assert paid["effort"] == -0.001 * length_penalty(effort(counts, payment.weights), 0.02, 0.5)
+    assert paid["reward"] == pytest.approx(1 + paid["effort"])
+
+
+def test_invalid_calls_cost(language):
+    task = generate(random.Random(1), "train")
+    episode = Episode(language, Session(task))
+    for turn in ("raed m1", "done"):
+        episode.reply(list(language.encode(turn)))
+    ids = torch.tensor(episode.prompt)
+    none = torch.zeros(len(ids), dtype=torch.bool)
+    episode.rollout = Rollout(ids, none, none * 0.0, none.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True)
+    paid = pay(episode, Payment(effort_price=0.0, invalid_call=0.25, weights=EffortWeights()))
+    assert paid["tests"] == 0 and paid["reward"] == -0.25
+
+
+def test_play_keeps_groups_together_and_repeats(language):
+    model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
+    tasks = list(itertools.islice((generate(random.Random(i), "train") for i in itertools.count()), 3))
+
+    def once(batch):
+        generator = torch.Generator().manual_seed(5)
+        return play(Sampler(model, torch.float32), language, tasks, 4, 48, 3, generator, batch=batch)
+
+    first, second = once(256), once(256)
+    assert [e.group for e in first] == [0] * 4 + [1] * 4 + [2] * 4
+    assert all(torch.equal(a.rollout.tokens, b.rollout.tokens) and torch.equal(a.rollout.logp, b.rollout.logp)
+               for a, b in zip(first, second, strict=True))  # fmt: skip
+    assert all(e.rollout.tokens[: len(e.prompt)].tolist() == e.prompt and len(e.rollout.tokens) <= 48 for e in first)
+
+
+def test_padding_and_reference_kl_by_hand(language):
+    model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
+    reference = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
+    tasks = [generate(random.Random(i), "train") for i in range(2)]
+    episodes = play(Sampler(model, torch.float32), language, tasks, 2, 40, 3, torch.Generator().manual_seed(0))
+    ids, mask, behavior = pad([e.rollout for e in episodes], multiple=16)
+    assert ids.shape[1] % 16 == 0 and mask.sum() == sum(int(e.rollout.sampled.sum()) for e in episodes)
+    found = reference_kl(reference, ids, mask, behavior)
+    for value, episode in zip(found, episodes, strict=True):
+        r = episode.rollout
+        with torch.no_grad():
+            logp = reference(r.tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, r.tokens[1:, None])[:, 0]
+        expected = kl.token_kl(r.logp[1:], logp, "k1")[r.sampled[1:]].sum()
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_pass_at_k_is_the_mean_over_all_subsets():
+    for n, c in ((8, 3), (5, 0), (5, 5), (6, 1)):
+        outcomes = [1] * c + [0] * (n - c)
+        for k in range(1, n + 1):
+            subsets = [max(s) for s in itertools.combinations(outcomes, k)]
+            assert pass_at_k([c], n, k)[0] == pytest.approx(sum(subsets) / len(subsets), abs=1e-12)
+    with pytest.raises(ValueError):
+        pass_at_k([1], 8, 9)

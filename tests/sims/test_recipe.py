@@ -1,0 +1,138 @@
+"""The whole recipe at a size of seconds: it ends, its checkpoints open elsewhere, and no kill changes a number."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from etude.runs import fill
+from ref.model import load_hf
+from sims import recipe
+from sims.agent import Language
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "etude.cli", "run", "recipe", "--config", str(ROOT / "tests/smoke.toml"), "--out", str(out), *more]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """An uninterrupted run."""
+    out = tmp_path_factory.mktemp("recipe") / "whole"
+    done = subprocess.run(command(out), cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def deterministic(out: Path) -> dict[str, bytes]:
+    """Everything that two runs of one configuration must share: metrics, results, weights. Not the clock's readings."""
+    found = {str(p.relative_to(out)): p.read_bytes() for p in sorted((out / "metrics").glob("*.jsonl"))}
+    found |= {str(p.relative_to(out)): p.read_bytes() for p in sorted((out / "checkpoints").rglob("*.safetensors"))}
+    return found | {p.name: p.read_bytes() for p in sorted((out / "stages").glob("*.json")) if p.stem != "decode"}
+
+
+def test_every_stage_leaves_its_result(whole):
+    assert {p.stem for p in (whole / "stages").glob("*.json")} == {"data", "cpt", "mtp", "long", "sft", "rl", "eval", "decode"}
+    report = json.loads((whole / "report.json").read_text())
+    assert (whole / "report.html").read_text().startswith("<!")
+    assert 0 <= report["stages"]["eval"]["before"]["success"]["value"] <= 1
+    rl = [json.loads(line) for line in (whole / "metrics/rl.jsonl").read_text().splitlines()]
+    assert len(rl) == 6 and all(np.isfinite(v) for line in rl for v in line.values())
+    cpt_loss = [json.loads(line)["loss"] for line in (whole / "metrics/cpt.jsonl").read_text().splitlines()]
+    assert cpt_loss[-1] < cpt_loss[0] - 1
+
+
+def test_the_final_checkpoint_opens_in_transformers_with_the_same_logits(whole):
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    path = whole / "checkpoints/final"
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
+    ids = torch.tensor([tokenizer.encode("def m3(a, b):\n    return max(a, b)\n")])
+    with torch.no_grad():
+        torch.testing.assert_close(load_hf(path)(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kills_at_any_moment_change_nothing(whole, tmp_path, seed):
+    """SIGKILL at random moments of the life of the process, then --resume, until it ends: bit for bit the uninterrupted run."""
+    rng, out, kills = random.Random(seed), tmp_path / "killed", 0
+    while True:
+        # Every step is a checkpoint, so that a kill may also hit a half-written one.
+        process = subprocess.Popen(command(out, "--resume", "--checkpoint-seconds", "0"), cwd=ROOT,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
+        try:
+            _, err = process.communicate(timeout=rng.uniform(3.5, 7.0) if kills < 4 else 300)
+            assert process.returncode == 0, err.decode()
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            kills += 1
+    assert kills > 0
+    expected, found = deterministic(whole), deterministic(out)
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if found[name] != expected[name]] == []
+
+
+def test_a_truncated_checkpoint_is_named_and_the_previous_one_goes_on(whole, tmp_path):
+    out = tmp_path / "cut"
+    process = subprocess.Popen(command(out, "--checkpoint-seconds", "0"), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 120
+    while len(list(out.glob("state/*.json"))) < 2 and time.time() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    newest = max(out.glob("state/*.json")).with_suffix(".pt")
+    newest.write_bytes(newest.read_bytes()[:-100])
+    done = subprocess.run(command(out, "--resume"), cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0
+    assert f"{newest.name} is damaged" in done.stderr and "going on from" in done.stderr
+    assert deterministic(out) == deterministic(whole)
+
+
+def test_a_truncated_model_is_named(whole, tmp_path):
+    import shutil
+
+    shutil.copytree(whole / "checkpoints/final", tmp_path / "final")
+    file = tmp_path / "final/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match="model.safetensors"):
+        load_hf(tmp_path / "final")
+
+
+def test_tasks_are_never_used_twice():
+    config = recipe.Recipe()
+    uses = {use: [next_.key for next_, _ in zip(recipe.task_stream(config, use), range(400), strict=False)]
+            for use in ("rl", "demonstrations", "evaluation")}  # fmt: skip
+    assert all(len(set(keys)) == 400 for keys in uses.values())
+    assert not set(uses["evaluation"]) & set(uses["rl"]) and not set(uses["evaluation"]) & set(uses["demonstrations"])
+
+
+def test_smoke_settings_are_settings():
+    import tomllib
+
+    assert fill(recipe.Recipe, tomllib.loads((ROOT / "tests/smoke.toml").read_text())).rl.steps == 6
+
+
+def test_world_words_are_single_tokens_in_the_small_run():
+    """File names and digits must be one token each, or a small model cannot copy them (the run's own tokenizer recipe)."""
+    import itertools
+
+    from ref import cpt
+    from sims.microrepo import documents
+
+    code = [Path(cpt.__file__).read_text(), Path(recipe.__file__).read_text()] * 3
+    tokenizer = cpt.train_tokenizer([*code, *itertools.islice(documents(random.Random(0)), 4000)], 1024)
+    language = Language(tokenizer)
+    for word in [f" m{i}" for i in range(10)] + [f" {d}" for d in range(10)] + ["\n    ", " max", " min", '"""']:
+        assert len(language.encode(word)) == 1, word
