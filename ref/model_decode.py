@@ -3,7 +3,7 @@
 A pass over one to forty tokens of a small network spends its time between the products, and on fetching weights. `Stack` runs
 the blocks of `ref.model` (the trunk's, or those of multi-token-prediction layers) on the rows of one context. What it does differently:
 1. Norm weights are multiplied into the products behind them, 1/√d into the query norm, QK-norm weights into the rotary tables;
-   gate beside up, and all weights transposed, as `mm` likes them.
+   and all weights are laid out as the products like them.
 2. Rotary tables and the causal mask are computed once for `max_len` positions.
 3. Keys and values of a layer share one cache: one copy a pass.
 4. All experts are multiplied, in one product, with a gate of zero for those not chosen, as `ref.model` does for a handful of
@@ -20,13 +20,18 @@ from torch import Tensor
 
 from ref.model import Block, Config, rope_table
 
-__all__ = ["Stack", "unit"]
+__all__ = ["Stack", "copied", "unit"]
 
 
 def unit(x: Tensor, eps: Tensor) -> Tensor:
     """x / √(mean x² + ε) over the last dimension: RMSNorm without its weight."""
     norm = torch.linalg.vector_norm(x, 2, -1, True)
     return torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_().mul(x)
+
+
+def copied(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous copy in another dtype that no optimiser step reaches."""
+    return weight.detach().to(dtype).clone(memory_format=torch.contiguous_format)
 
 
 class Stack:
@@ -44,26 +49,30 @@ class Stack:
                 a, mlp = block.self_attn, block.mlp
                 before, after = block.input_layernorm.weight.float(), block.post_attention_layernorm.weight.float()
                 qkv = torch.cat((a.q_proj.weight, a.k_proj.weight, a.v_proj.weight)).float() * before
-                scale = torch.cat((a.q_norm.weight.expand(H, -1) * d**-0.5, a.k_norm.weight.expand(G, -1))).float()
+                q_norm, k_norm = a.q_norm.weight.float() * d**-0.5, a.k_norm.weight.float()
+                scale = torch.cat((q_norm.expand(H, -1), k_norm.expand(G, -1)))
                 tables.append(torch.stack((scale * cos, scale.roll(d // 2, -1) * sin)))
                 if self.experts:
-                    gate_up = (mlp.gate_up_proj.float() * after).unflatten(1, (2, -1)).transpose(0, 1).flatten(0, 2)
-                    router, down = mlp.gate.weight.float() * after, mlp.down_proj.transpose(1, 2).flatten(0, 1)
+                    gate_up = mlp.gate_up_proj.unflatten(1, (2, -1)).transpose(0, 1).flatten(1, 2)
+                    router, down = (mlp.gate.weight.float() * after).t(), mlp.down_proj.transpose(0, 1).flatten(1)
                 else:
-                    gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).float() * after
-                    router, down = None, mlp.down_proj.weight.t()
-                columns = (qkv.t(), a.o_proj.weight.t(), None if router is None else router.t(), gate_up.t(), down)
-                self.weights.append([None if w is None else w.to(dtype).contiguous() for w in columns])
+                    gate_up = torch.stack((mlp.gate_proj.weight, mlp.up_proj.weight))
+                    router, down = None, mlp.down_proj.weight
+                gate_up = (gate_up.float() * after).transpose(1, 2)
+                laid_out = (qkv.t(), a.o_proj.weight.t(), router, gate_up, down)
+                self.weights.append([None if w is None else copied(w, dtype) for w in laid_out])
         self.tables = torch.stack(tables).to(dtype)  # L 2 max_len H+G d
         self.kv = torch.zeros(len(blocks), max_len, 2 * G, d, dtype=dtype, device=device)
         self.eps = torch.tensor(config.rms_norm_eps, dtype=dtype, device=device)
-        self.mask = torch.full((max_len, max_len), float("-inf"), dtype=dtype, device=device).triu_(1)
+        mask = torch.full((max_len, max_len), float("-inf"), dtype=dtype, device=device).triu_(1)
+        self.mask = mask.repeat_interleave(H // G, 0)  # query heads of a group stand together, row by row
 
     def frame(self, start: int, count: int) -> tuple[Tensor | None, list[tuple]]:
         """What the blocks need to know of rows start … start+count−1, cut out once for all blocks: the mask, and per block its
         weights, rotary tables, and views of its cache (to be written, keys up to here, values up to here)."""
         end, G = start + count, self.kv_heads
-        mask = self.mask[start:end, :end].repeat(self.heads // G, 1) if count > 1 else None
+        group = self.heads // G
+        mask = self.mask[start * group : end * group, :end] if count > 1 else None
         cos, sin = self.tables[:, :, start:end].unbind(1)
         kv = self.kv[:, :end]
         keys, values = kv[:, :, :G].permute(0, 2, 3, 1), kv[:, :, G:].transpose(1, 2)
@@ -79,16 +88,16 @@ class Stack:
             y = unit(qk, self.eps)
             torch.addcmul(y * cos, y.roll(d // 2, -1), sin, out=qk)
             fresh.copy_(heads[:, H:])
-            q = heads[:, :H].transpose(0, 1).reshape(G, H // G * N, d)
+            q = heads[:, :H].view(N, G, -1, d).transpose(0, 1).reshape(G, -1, d)
             scores = torch.bmm(q, k) if mask is None else torch.baddbmm(mask, q, k)
-            y = torch.bmm(scores.softmax(-1), v).view(H, N, d).transpose(0, 1).reshape(N, H * d)
+            y = torch.bmm(scores.softmax(-1), v).view(G, N, -1).transpose(0, 1).reshape(N, -1)
             x = torch.addmm(x, y, o)
             y = unit(x, self.eps)
-            gate, up = torch.mm(y, gate_up).chunk(2, -1)
-            inner = F.silu(gate).mul_(up)
+            gate, up = torch.bmm(y.expand(2, -1, -1), gate_up).unbind(0)
+            inner = F.silu(gate, inplace=True).mul_(up)
             if router is not None:
-                inner = (inner.view(N, self.experts, -1) * self.gates(torch.mm(y, router))).view(N, -1)
-            x = torch.addmm(x, inner, down)
+                inner.view(N, self.experts, -1).mul_(self.gates(torch.mm(y, router)))
+            x = F.linear(inner, down).add_(x)
         return x
 
     def gates(self, logits: Float[Tensor, "N E"]) -> Float[Tensor, "N E 1"]:

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ref.model import Block, Config, Output, RMSNorm, Transformer, attention_mask, initialise, rope_table
-from ref.model_decode import Stack, unit
+from ref.model_decode import Stack, copied, unit
 
 __all__ = ["MTP", "Decoder", "Generation", "MTPConfig", "accept", "mtp_loss", "plain_generate", "speculative_generate"]
 
@@ -304,8 +304,8 @@ class Decoder:
         with torch.no_grad():
             self.trunk = Stack(model.config, list(model.layers), max_len, dtype)
             self.eps = self.trunk.eps
-            self.embedding = model.embed_tokens.weight.to(dtype)
-            self.head, self.norm = table.weight.to(dtype).t().contiguous(), model.norm.weight.to(dtype)
+            self.embedding, self.norm = copied(model.embed_tokens.weight, dtype), copied(model.norm.weight, dtype)
+            self.head = copied(table.weight.t(), dtype)
             layers = list(mtp.layers[:depth]) if mtp is not None else []
             self.drafter = Stack(mtp.config, [layer.block for layer in layers], max_len, dtype) if layers else None
             # W·[h; e] is one product for h; the other half is known for every token of the vocabulary.
@@ -313,8 +313,8 @@ class Decoder:
             for layer in layers:
                 of_h, of_e = layer.eh_proj.weight.to(dtype).chunk(2, 1)
                 tokens = unit(self.embedding, self.eps) * layer.enorm.weight.to(dtype) @ of_e.t()
-                entrance = (of_h * layer.hnorm.weight.to(dtype)).t().contiguous()
-                self.entrances.append((entrance, tokens, layer.norm.weight.to(dtype)))
+                entrance = copied((of_h * layer.hnorm.weight.to(dtype)).t(), dtype)
+                self.entrances.append((entrance, tokens, copied(layer.norm.weight, dtype)))
         self.prenorm = torch.zeros(max_len, model.config.hidden_size, dtype=dtype, device=self.embedding.device)
         self.reset()
 
