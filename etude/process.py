@@ -1,7 +1,17 @@
-"""What a process that computes with tensors on a CPU should ask of its C library first."""
+"""The process and its machine: what to ask of the C library, what a measurement should carry, random generators."""
+
+from __future__ import annotations
 
 import ctypes
+import os
 import platform
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["keep_freed_memory", "machine", "pack_rng", "peak_memory_gib", "restore_rng"]
 
 
 def keep_freed_memory() -> bool:
@@ -21,3 +31,89 @@ def keep_freed_memory() -> bool:
         return False
     mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of malloc.h
     return mallopt(mmap_threshold, 2**30) == 1 and mallopt(trim_threshold, 2**31 - 1) == 1
+
+
+def machine() -> dict:
+    """What a measurement should carry: processor, cores, memory, versions, commit. No host name, no paths."""
+    import numpy
+    import torch
+
+    model = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    facts = {
+        "cpu": model,
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(memory, 1),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "commit": _commit(),
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name(0)
+    return facts
+
+
+def _commit() -> str | None:
+    """The checked-out commit of this source, with "+changes" when it has been edited; None outside Git."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        ask = ["git", "-C", str(root)]
+        head = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        status = subprocess.run(
+            [*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if head.returncode != 0:
+        return None
+    return head.stdout.strip()[:12] + ("+changes" if status.stdout.strip() else "")
+
+
+def peak_memory_gib() -> float:
+    """Largest resident size of this process so far, in GiB."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def pack_rng() -> dict:
+    """The state of Python's, NumPy's and torch's global generators, as plain values and tensors."""
+    import numpy
+    import torch
+
+    name, keys, *rest = numpy.random.get_state()
+    state = {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype("int64")), *rest),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def restore_rng(state: dict) -> None:
+    """Puts the generators back to where `pack_rng` found them."""
+    import torch
+
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = state["numpy"]
+    import numpy
+
+    numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])

@@ -17,313 +17,38 @@ length, so the steps that the dead process logged after its last checkpoint are 
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import difflib
 import fcntl
 import hashlib
-import inspect
 import json
 import math
 import os
 import pickle
-import platform
-import random
-import resource
 import shutil
-import subprocess
 import sys
-import textwrap
 import time
-import types
 import typing
-from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+from etude.process import machine, pack_rng, peak_memory_gib, restore_rng
+from etude.progress import Progress
+from etude.settings import Interrupted, RunError, describe, fill
 
-
-class RunError(Exception):
-    """A one-line message that says what to do. The command line prints it and exits with code 2."""
-
-
-class Interrupted(Exception):
-    """The user stopped a run; the message says how to go on. The command line exits with code 130."""
-
-
-# ------------------------------------------------------------------------------------------- configuration
-
-
-def fill(cls: type[T], toml: dict | None, sets: Iterable[str] = ()) -> T:
-    """An instance of the (nested) dataclass `cls` from a TOML table, then `key.sub=value` strings on top.
-
-    Raises RunError for an unknown key (with near matches), a value of the wrong type or outside a Literal,
-    and for a ValueError from the dataclass's own `__post_init__`.
-    """
-    tree: dict = json.loads(json.dumps(toml or {}, default=str))
-    for item in sets:
-        key, equals, value = item.partition("=")
-        if not equals or not key.strip():
-            raise RunError(f"--set expects KEY=VALUE, got {item!r}")
-        *groups, last = key.strip().split(".")
-        table = tree
-        for group in groups:
-            table = table.setdefault(group, {})
-            if not isinstance(table, dict):
-                raise RunError(f"--set {key.strip()}: {group!r} is a value, not a group of keys")
-        table[last] = _Word(value.strip())
-    known = [key for key, *_ in describe(cls)]
-    return _build(cls, tree, "", None, known)
-
-
-def describe(cls: type) -> list[tuple[str, str, Any, str]]:
-    """(dotted key, type, default, docstring line) of every field of a nested dataclass, in order."""
-    rows = []
-    docs, hints = _field_docs(cls), typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        kind, default = hints[field.name], _default(field)
-        if dataclasses.is_dataclass(kind):
-            for key, text, value, doc in describe(kind):
-                if default is not dataclasses.MISSING:
-                    value = _follow(default, key)
-                rows.append((f"{field.name}.{key}", text, value, doc))
-        else:
-            value = None if default is dataclasses.MISSING else default
-            rows.append((field.name, _type_name(kind), value, docs.get(field.name, "")))
-    return rows
-
-
-class _Word(str):
-    """A value typed on the command line: to be read as whatever type the field has."""
-
-
-def _default(field: dataclasses.Field) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
-def _follow(instance: Any, dotted: str) -> Any:
-    for name in dotted.split("."):
-        instance = getattr(instance, name)
-    return instance
-
-
-def _field_docs(cls: type) -> dict[str, str]:
-    """The first line of the string literal under each field."""
-    docs: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
-        except (OSError, TypeError, SyntaxError):
-            continue
-        for field, text in zip(body, body[1:]):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
-                    docs[field.target.id] = " ".join(text.value.value.split())
-    return docs
-
-
-def _type_name(kind: Any) -> str:
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        return " or ".join(str(choice) for choice in typing.get_args(kind))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type_name(part) for part in typing.get_args(kind))
-    if origin in (tuple, list):
-        inner = [part for part in typing.get_args(kind) if part is not Ellipsis]
-        return "a list of " + _type_name(inner[0]) if inner else "a list"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
-    return names.get(kind) or getattr(kind, "__name__", str(kind))
-
-
-def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -> T:
-    hints, values = typing.get_type_hints(cls), {}
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    for name in tree:
-        if name not in fields:
-            key = prefix + name
-            near = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
-            near = (
-                near or [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]][:3]
-            )
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known keys: {', '.join(known)}"
-            raise RunError(f"unknown key {key!r}; {hint}")
-    for name, field in fields.items():
-        default = getattr(base, name) if base is not None else _default(field)
-        kind, key = hints[name], prefix + name
-        if dataclasses.is_dataclass(kind):
-            table = tree.get(name, {})
-            if not isinstance(table, dict):
-                raise RunError(f"{key} is a group of keys, not a value; set {key}.KEY instead")
-            inner = None if default is dataclasses.MISSING else default
-            values[name] = _build(kind, table, key + ".", inner, known)
-        elif name in tree:
-            values[name] = _coerce(kind, tree[name], key)
-        elif default is dataclasses.MISSING:
-            raise RunError(f"{key} has no default; give it with --set {key}=VALUE")
-        else:
-            values[name] = default
-    try:
-        return cls(**values)
-    except (ValueError, AssertionError) as error:
-        raise RunError(f"{(prefix + ': ') if prefix else ''}{' '.join(str(error).split())}") from None
-
-
-def _coerce(kind: Any, value: Any, key: str) -> Any:
-    """`value`, from TOML or from the command line, as type `kind`."""
-    origin, word = typing.get_origin(kind), isinstance(value, _Word)
-    wrong = RunError(f"{key} expects {_type_name(kind)}, got {str(value)!r}")
-    if origin in (typing.Union, types.UnionType):
-        parts = typing.get_args(kind)
-        if type(None) in parts and (value is None or (word and value.lower() in ("none", "null", ""))):
-            return None
-        for part in parts:
-            if part is not type(None):
-                try:
-                    return _coerce(part, value, key)
-                except RunError:
-                    continue
-        raise wrong
-    if origin is Literal:
-        for choice in typing.get_args(kind):
-            if (word and str(choice) == value) or (type(value) is type(choice) and value == choice):
-                return choice
-        raise wrong
-    if origin in (tuple, list):
-        inner = [part for part in typing.get_args(kind) if part is not Ellipsis]
-        if word:
-            value = [_Word(part.strip()) for part in value.strip("()[]").split(",") if part.strip()]
-        if not isinstance(value, list):
-            raise wrong
-        if origin is tuple and Ellipsis not in typing.get_args(kind) and len(value) != len(inner):
-            raise RunError(f"{key} expects {len(inner)} values, got {len(value)}")
-        same = len(inner) == 1
-        return origin(_coerce(inner[0 if same else i], part, key) for i, part in enumerate(value))
-    if kind is bool:
-        if word and value.lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
-            return value.lower() in ("true", "yes", "on", "1")
-        if isinstance(value, bool):
-            return value
-        raise wrong
-    if kind in (int, float):
-        if isinstance(value, bool) or not isinstance(value, (int, float, _Word)):
-            raise wrong
-        try:
-            number = float(value)
-            if not math.isfinite(number):
-                raise wrong
-            if kind is float:
-                return number
-            if word:
-                try:
-                    return int(value)
-                except ValueError:
-                    pass
-        except (ValueError, OverflowError):
-            raise wrong from None
-        if number != int(number):
-            raise wrong
-        return int(value) if isinstance(value, int) else int(number)
-    if kind is str or kind is Path:
-        if not isinstance(value, str):
-            raise wrong
-        return kind(str(value))
-    raise wrong
-
-
-# --------------------------------------------------------------------------------------------- the machine
-
-
-def machine() -> dict:
-    """What a measurement should carry: processor, cores, memory, versions, commit. No host name, no paths."""
-    import numpy
-    import torch
-
-    model = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    facts = {
-        "cpu": model,
-        "cores": cores,
-        "threads": torch.get_num_threads(),
-        "memory_gib": round(memory, 1),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "commit": _commit(),
-    }
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name(0)
-    return facts
-
-
-def _commit() -> str | None:
-    """The checked-out commit of this source, with "+changes" when it has been edited; None outside Git."""
-    root = Path(__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        return None
-    try:
-        ask = ["git", "-C", str(root)]
-        head = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        status = subprocess.run(
-            [*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if head.returncode != 0:
-        return None
-    return head.stdout.strip()[:12] + ("+changes" if status.stdout.strip() else "")
-
-
-def peak_memory_gib() -> float:
-    """Largest resident size of this process so far, in GiB."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-
-
-def pack_rng() -> dict:
-    """The state of Python's, NumPy's and torch's global generators, as plain values and tensors."""
-    import numpy
-    import torch
-
-    name, keys, *rest = numpy.random.get_state()
-    state = {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(keys.astype("int64")), *rest),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def restore_rng(state: dict) -> None:
-    """Puts the generators back to where `pack_rng` found them."""
-    import torch
-
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = state["numpy"]
-    import numpy
-
-    numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
-
+__all__ = [
+    "Interrupted",
+    "Run",
+    "RunError",
+    "Stage",
+    "atomic_write",
+    "describe",
+    "fill",
+    "machine",
+    "pack_rng",
+    "peak_memory_gib",
+    "restore_rng",
+]
 
 # ------------------------------------------------------------------------------------------- files on disk
 
@@ -619,7 +344,7 @@ class Stage:
         self._digest, self._offset = hashlib.sha256(), 0
         self._board: Any = None
         self._closed = False
-        self._show = _Progress(self)
+        self._show = Progress(self)
         self._record: dict | None = None
         if self._record_path.exists():
             self._record = self._check_finished()
@@ -885,124 +610,3 @@ def _open_board(folder: Path, step: int) -> Any:
     except ImportError:
         return False
     return SummaryWriter(str(folder), purge_step=step or None)
-
-
-# ------------------------------------------------------------------------------------------- the live line
-
-
-class _Progress:
-    """A rich bar on a terminal; elsewhere a plain line every few seconds."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage, self.bar, self.task = stage, None, None
-        self.first: tuple[float, float] | None = None
-        self.window: deque[tuple[float, float]] = deque(maxlen=64)
-        self.step, self.shown = 0.0, {}
-        self.drawn = self.noted = -math.inf
-
-    def update(self, step: float, units: float, shown: dict[str, Any]) -> None:
-        now = time.perf_counter()
-        self.step, self.shown = step, {**self.shown, **shown}
-        if self.first is None:
-            self.first = (self.stage._opened, step)
-        if not self.window or now - self.window[-1][0] > 0.25:
-            self.window.append((now, units))
-        if now - self.noted >= 2.0:
-            self.noted = now
-            self.stage._note_time(step=step, rate=round(self.rate(), 1), unit=self.stage.unit)
-        if sys.stdout.isatty():
-            if now - self.drawn >= 0.1:
-                self.drawn = now
-                self.draw()
-        elif now - self.drawn >= 5.0:
-            self.drawn = now
-            self.print_line()
-
-    def rate(self) -> float:
-        """Units a second over the last window of updates."""
-        if len(self.window) < 2:
-            return 0.0
-        (start, before), (end, after) = self.window[0], self.window[-1]
-        return max(after - before, 0.0) / max(end - start, 1e-9)
-
-    def left(self) -> str:
-        start, before = self.first or (0.0, 0.0)
-        done = self.step - before
-        if self.step >= self.stage.total:
-            return _clock(0)
-        if done <= 0:
-            return "-:--"
-        return _clock((self.stage.total - self.step) * (time.perf_counter() - start) / done)
-
-    def words(self) -> str:
-        rate = self.rate()
-        speed = f"{_short(rate)} {self.stage.unit}/s" if rate else ""
-        return "  ".join(
-            filter(None, [speed, *(f"{key} {_short(value)}" for key, value in self.shown.items())])
-        )
-
-    def percent(self) -> float:
-        return 100.0 if not self.stage.total else min(100.0, 100.0 * self.step / self.stage.total)
-
-    def draw(self) -> None:
-        if self.bar is None:
-            from rich.progress import BarColumn, Progress, TextColumn
-            from rich.table import Column
-
-            self.bar = Progress(
-                TextColumn("[bold]{task.description:>6}", table_column=Column(no_wrap=True, min_width=6)),
-                BarColumn(16),
-                TextColumn("{task.percentage:>3.0f}%", table_column=Column(no_wrap=True, min_width=4)),
-                TextColumn("{task.fields[clock]}", table_column=Column(no_wrap=True, min_width=11)),
-                TextColumn(
-                    "{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
-                ),
-                expand=True,
-                refresh_per_second=8,
-            )
-            self.bar.start()
-            self.task = self.bar.add_task(self.stage.name, total=self.stage.total or 1, clock="", words="")
-        self.bar.update(
-            self.task,
-            completed=min(self.step, self.stage.total or 1),
-            words=self.words(),
-            clock=f"{_clock(self.stage.seconds)} < {self.left()}",
-        )
-
-    def print_line(self) -> None:
-        print(
-            f"{self.stage.name:>6} {self.percent():3.0f}%  {_clock(self.stage.seconds)} < {self.left()}  "
-            f"{self.words()}",
-            flush=True,
-        )
-
-    def last(self) -> None:
-        """The finished stage's line, which stays."""
-        self.step = self.stage.total
-        if sys.stdout.isatty():
-            self.draw()
-        else:
-            self.print_line()
-
-    def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
-
-
-def _clock(seconds: float) -> str:
-    whole = int(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
-
-
-def _short(value: Any) -> str:
-    """A number in few characters; a rate of 12345 reads 12.3k."""
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= limit:
-            return f"{value / (1e3 if letter == 'k' else limit):.1f}{letter}"
-    return str(value) if isinstance(value, int) else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

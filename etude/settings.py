@@ -1,0 +1,208 @@
+"""Settings of a technique: a frozen dataclass, filled from TOML and from `--set key=value`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import json
+import math
+import textwrap
+import types
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+__all__ = ["Interrupted", "RunError", "describe", "fill"]
+
+T = TypeVar("T")
+
+
+class RunError(Exception):
+    """A one-line message that says what to do. The command line prints it and exits with code 2."""
+
+
+class Interrupted(Exception):
+    """The user stopped a run; the message says how to go on. The command line exits with code 130."""
+
+
+def fill(cls: type[T], toml: dict | None, sets: Iterable[str] = ()) -> T:
+    """An instance of the (nested) dataclass `cls` from a TOML table, then `key.sub=value` strings on top.
+
+    Raises RunError for an unknown key (with near matches), a value of the wrong type or outside a Literal,
+    and for a ValueError from the dataclass's own `__post_init__`.
+    """
+    tree: dict = json.loads(json.dumps(toml or {}, default=str))
+    for item in sets:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise RunError(f"--set expects KEY=VALUE, got {item!r}")
+        *groups, last = key.strip().split(".")
+        table = tree
+        for group in groups:
+            table = table.setdefault(group, {})
+            if not isinstance(table, dict):
+                raise RunError(f"--set {key.strip()}: {group!r} is a value, not a group of keys")
+        table[last] = _Word(value.strip())
+    known = [key for key, *_ in describe(cls)]
+    return _build(cls, tree, "", None, known)
+
+
+def describe(cls: type) -> list[tuple[str, str, Any, str]]:
+    """(dotted key, type, default, docstring line) of every field of a nested dataclass, in order."""
+    rows = []
+    docs, hints = _field_docs(cls), typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        kind, default = hints[field.name], _default(field)
+        if dataclasses.is_dataclass(kind):
+            for key, text, value, doc in describe(kind):
+                if default is not dataclasses.MISSING:
+                    value = _follow(default, key)
+                rows.append((f"{field.name}.{key}", text, value, doc))
+        else:
+            value = None if default is dataclasses.MISSING else default
+            rows.append((field.name, _type_name(kind), value, docs.get(field.name, "")))
+    return rows
+
+
+class _Word(str):
+    """A value typed on the command line: to be read as whatever type the field has."""
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _follow(instance: Any, dotted: str) -> Any:
+    for name in dotted.split("."):
+        instance = getattr(instance, name)
+    return instance
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The first line of the string literal under each field."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
+        except (OSError, TypeError, SyntaxError):
+            continue
+        for field, text in zip(body, body[1:]):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
+                    docs[field.target.id] = " ".join(text.value.value.split())
+    return docs
+
+
+def _type_name(kind: Any) -> str:
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return " or ".join(str(choice) for choice in typing.get_args(kind))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(part) for part in typing.get_args(kind))
+    if origin in (tuple, list):
+        inner = [part for part in typing.get_args(kind) if part is not Ellipsis]
+        return "a list of " + _type_name(inner[0]) if inner else "a list"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
+    return names.get(kind) or getattr(kind, "__name__", str(kind))
+
+
+def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -> T:
+    hints, values = typing.get_type_hints(cls), {}
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for name in tree:
+        if name not in fields:
+            key = prefix + name
+            near = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+            near = (
+                near or [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]][:3]
+            )
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known keys: {', '.join(known)}"
+            raise RunError(f"unknown key {key!r}; {hint}")
+    for name, field in fields.items():
+        default = getattr(base, name) if base is not None else _default(field)
+        kind, key = hints[name], prefix + name
+        if dataclasses.is_dataclass(kind):
+            table = tree.get(name, {})
+            if not isinstance(table, dict):
+                raise RunError(f"{key} is a group of keys, not a value; set {key}.KEY instead")
+            inner = None if default is dataclasses.MISSING else default
+            values[name] = _build(kind, table, key + ".", inner, known)
+        elif name in tree:
+            values[name] = _coerce(kind, tree[name], key)
+        elif default is dataclasses.MISSING:
+            raise RunError(f"{key} has no default; give it with --set {key}=VALUE")
+        else:
+            values[name] = default
+    try:
+        return cls(**values)
+    except (ValueError, AssertionError) as error:
+        raise RunError(f"{(prefix + ': ') if prefix else ''}{' '.join(str(error).split())}") from None
+
+
+def _coerce(kind: Any, value: Any, key: str) -> Any:
+    """`value`, from TOML or from the command line, as type `kind`."""
+    origin, word = typing.get_origin(kind), isinstance(value, _Word)
+    wrong = RunError(f"{key} expects {_type_name(kind)}, got {str(value)!r}")
+    if origin in (typing.Union, types.UnionType):
+        parts = typing.get_args(kind)
+        if type(None) in parts and (value is None or (word and value.lower() in ("none", "null", ""))):
+            return None
+        for part in parts:
+            if part is not type(None):
+                try:
+                    return _coerce(part, value, key)
+                except RunError:
+                    continue
+        raise wrong
+    if origin is Literal:
+        for choice in typing.get_args(kind):
+            if (word and str(choice) == value) or (type(value) is type(choice) and value == choice):
+                return choice
+        raise wrong
+    if origin in (tuple, list):
+        inner = [part for part in typing.get_args(kind) if part is not Ellipsis]
+        if word:
+            value = [_Word(part.strip()) for part in value.strip("()[]").split(",") if part.strip()]
+        if not isinstance(value, list):
+            raise wrong
+        if origin is tuple and Ellipsis not in typing.get_args(kind) and len(value) != len(inner):
+            raise RunError(f"{key} expects {len(inner)} values, got {len(value)}")
+        same = len(inner) == 1
+        return origin(_coerce(inner[0 if same else i], part, key) for i, part in enumerate(value))
+    if kind is bool:
+        if word and value.lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+            return value.lower() in ("true", "yes", "on", "1")
+        if isinstance(value, bool):
+            return value
+        raise wrong
+    if kind in (int, float):
+        if isinstance(value, bool) or not isinstance(value, (int, float, _Word)):
+            raise wrong
+        try:
+            number = float(value)
+            if not math.isfinite(number):
+                raise wrong
+            if kind is float:
+                return number
+            if word:
+                try:
+                    return int(value)
+                except ValueError:
+                    pass
+        except (ValueError, OverflowError):
+            raise wrong from None
+        if number != int(number):
+            raise wrong
+        return int(value) if isinstance(value, int) else int(number)
+    if kind is str or kind is Path:
+        if not isinstance(value, str):
+            raise wrong
+        return kind(str(value))
+    raise wrong
