@@ -93,7 +93,7 @@ class Payment:
     """Exponent of the length penalty; 0 is linear, larger bends more."""
     weights: EffortWeights = field(default_factory=lambda: EffortWeights(tool_call_tokens=1.0, tool_output_tokens=0.1, tool_calls=2.0, turns=4.0))
     """Price of tokens, calls and turns in units of effort."""
-    invalid_call: float = 0.05
+    invalid_call: float = 0.03
     """Reward that each invalid call costs."""
     kl: float = 0.005
     """β: reward that a nat of k1 against the policy before RL costs, summed over the rollout."""

@@ -84,7 +84,7 @@ class Training:
 class Sft:
     """Supervised fine-tuning on imperfect demonstrations."""
 
-    demonstrations: int = 700
+    demonstrations: int = 1000
     """Episodes of the scripted agent."""
     epochs: int = 4
     """Passes over them."""
@@ -126,7 +126,7 @@ class Rl:
     """Groups per step (G); a prompt is never used twice."""
     rollouts: int = 8
     """Rollouts per group (N)."""
-    lr: float = 4e-4
+    lr: float = 3e-4
     """Adam's learning rate; 1e-3 destroys the policy."""
     warmup: int = 5
     """Steps over which the learning rate rises."""
