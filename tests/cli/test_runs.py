@@ -122,8 +122,9 @@ def test_lock_does_not_outlive_the_killed_owner_in_a_forked_child(tmp_path):
         "import os, sys, time\nfrom tests.cli.loop import Loop\nfrom etude.runs import Run\n"
         "run = Run.open(sys.argv[1], 'loop', Loop())\n"
         "child = os.fork()\n"
-        "if child == 0:\n    time.sleep(30)\n    os._exit(0)\n"
-        "print(child, flush=True)\ntime.sleep(30)\n"
+        # The child speaks, not the owner: only then has it let go of what it inherited.
+        "if child == 0:\n    print(os.getpid(), flush=True)\n    time.sleep(30)\n    os._exit(0)\n"
+        "time.sleep(30)\n"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "run")],
