@@ -1,4 +1,4 @@
-"""Four pieces of the network with their gradients written out, because a small model spends its time between
+"""Five pieces of the network with their gradients written out, because a small model spends its time between
 the products.
 
 Autograd would build each from eight to twenty element-wise calls and save their results; written out, forward
@@ -9,7 +9,8 @@ All are exact: `gradcheck` in float64 holds every one to its definition, and tes
 | function | value | gradient |
 |---|---|---|
 | `rms_norm` | y = x̂·w, x̂ = x/√(mean x² + ε) | dx = r(ŷ − x̂·mean(ŷ·x̂)), ŷ = dy·w, r = 1/√(…); dw = Σ dy·x̂ |
-| `norm_rope` | R(x̂·w), R turns pairs by the position's angle | the same with dy ← R⁻¹ dy |
+| `turned_heads` | R(x̂·w), R turns pairs by the position's angle | the same with dy ← R⁻¹ dy |
+| `attend` | softmax(q kᵀ + bias) v, its weights p stored | ds = p∘(dp − Σ p∘dp), dp = dy vᵀ |
 | `experts_swiglu` | Σ_k g_k · W2_e(silu(W1_e x)·W3_e x) over a token's experts e | products grouped by expert (dgrad, wgrad) |
 | `linear_logprob` | log softmax(W h)[t] | dh = (W[t] − Wᵀp)·g, dW = Σ g(1_t − p)hᵀ, p = softmax(W h) computed again |
 """
@@ -54,60 +55,39 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return RMSNormFunction.apply(x, weight, eps)
 
 
-def chunks(rows: int, numbers_per_row: int) -> list[slice]:
-    """Slices of so many rows that a pass over one finds in the processor's cache what the pass before left
-    there."""
-    step = max(1, CACHED // numbers_per_row)
-    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
-
-
-CACHED = 2**18
-"""Numbers in a chunk: two or three such buffers fit in a core's second-level cache."""
-
-
 class TurnedHeads(Function):
     @staticmethod
     def forward(ctx, qkv, weight, cos, sin, kv_heads, eps):
         B, T, _, d = qkv.shape
         C, G = len(weight), kv_heads
-        R, half = C // G - 1, d // 2
-        cos_w, sin_w = cos * weight, sin * weight.roll(half, -1)
-        q, k, v = (qkv.new_empty(B, G, n, T, d) for n in (R, 1, 1))
-        r = qkv.new_empty(B, T, C, 1)
-        for at in chunks(B, T * C * d):
-            x = qkv[at, :, :C]
-            r[at] = inverse_rms(x, eps)
-            z = x * (cos_w if cos.ndim == 3 else cos_w[at])
-            z.addcmul_(x.roll(half, -1), sin_w if sin.ndim == 3 else sin_w[at])
-            for heads, some in ((slice(0, C - G), q), (slice(C - G, C), k)):
-                by_group = (part[:, :, heads].unflatten(2, (G, -1)) for part in (z, r[at]))
-                torch.mul(*by_group, out=some[at].permute(0, 3, 1, 2, 4))
-            v[at].permute(0, 3, 1, 2, 4).copy_(qkv[at, :, C:].unsqueeze(3))
+        q, k, v = (qkv.new_empty(B, G, n, T, d) for n in (C // G - 1, 1, 1))
+        x = qkv[:, :, :C]
+        r = inverse_rms(x, eps).to(x.dtype)
+        z = x * (cos * weight)
+        z.addcmul_(x.roll(d // 2, -1), sin * weight.roll(d // 2, -1))
+        for heads, some in ((slice(0, C - G), q), (slice(C - G, C), k)):
+            by_group = (part[:, :, heads].unflatten(2, (G, -1)) for part in (z, r))
+            torch.mul(*by_group, out=some.permute(0, 3, 1, 2, 4))
+        v.permute(0, 3, 1, 2, 4).copy_(qkv[:, :, C:].unsqueeze(3))
         ctx.save_for_backward(qkv, weight, cos, sin, r)
         return q, k.squeeze(2), v.squeeze(2)
 
     @staticmethod
     def backward(ctx, dq, dk, dv):
         qkv, weight, cos, sin, r = ctx.saved_tensors
-        B, T, _, d = qkv.shape
-        C, G, half = len(weight), dk.shape[1], d // 2
-        back = sin.roll(half, -1)
-        d_qkv = torch.empty_like(qkv)
-        dw = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        for at in chunks(B, T * C * d):
-            x = qkv[at, :, :C]
-            g = torch.empty_like(x)
-            for heads, some in ((slice(0, C - G), dq), (slice(C - G, C), dk.unsqueeze(2))):
-                out = g[:, :, heads].unflatten(2, (G, -1))
-                torch.mul(some[at].permute(0, 3, 1, 2, 4), r[at, :, heads].unflatten(2, (G, -1)), out=out)
-            u = g * (cos if cos.ndim == 3 else cos[at])
-            u.addcmul_(g.roll(half, -1), back if back.ndim == 3 else back[at])
-            along = u * x
-            dw += along.flatten(0, 1).sum(0)
-            scale = (along * weight).sum(-1, keepdim=True).mul_(-1.0 / d).mul_(r[at].square())
-            torch.addcmul(u.mul_(weight), x, scale, out=d_qkv[at, :, :C])
-            d_qkv[at, :, C:].unsqueeze(3).copy_(dv[at].unsqueeze(2).permute(0, 3, 1, 2, 4))
-        return d_qkv, dw.to(weight.dtype), None, None, None, None
+        C, G, d = len(weight), dk.shape[1], qkv.shape[3]
+        d_qkv, x = torch.empty_like(qkv), qkv[:, :, :C]
+        g = torch.empty_like(x)
+        for heads, some in ((slice(0, C - G), dq), (slice(C - G, C), dk.unsqueeze(2))):
+            out = g[:, :, heads].unflatten(2, (G, -1))
+            torch.mul(some.permute(0, 3, 1, 2, 4), r[:, :, heads].unflatten(2, (G, -1)), out=out)
+        u = (g * cos).addcmul_(g.roll(d // 2, -1), sin.roll(d // 2, -1))
+        along = u * x
+        dw = along.flatten(0, 1).sum(0)
+        scale = (along * weight).sum(-1, keepdim=True).mul_(-1.0 / d).mul_(r.square())
+        torch.addcmul(u.mul_(weight), x, scale, out=d_qkv[:, :, :C])
+        d_qkv[:, :, C:].unsqueeze(3).copy_(dv.unsqueeze(2).permute(0, 3, 1, 2, 4))
+        return d_qkv, dw, None, None, None, None
 
 
 def turned_heads(
@@ -124,149 +104,117 @@ def turned_heads(
 
 class Attend(Function):
     @staticmethod
-    def forward(ctx, q, k, v, bias):
+    def forward(ctx, q, k, v, bias, block):
         B, G, R, T, d = q.shape
-        S = k.shape[2]
-        rows, k, v = q.reshape(B * G, R * T, d), k.reshape(B * G, S, d), v.reshape(B * G, S, d)
-        out = q.new_empty(B, T, G * R * d)
-        weights = q.new_empty(B * G, R * T, S)
-        for at in chunks(B, G * R * T * S):
-            some = slice(at.start * G, at.stop * G)
+        out, ctx.blocks, weights = q.new_empty(B, T, G, R, d), query_blocks(T, k.shape[2], block), []
+        for rows, seen in ctx.blocks:
+            x = q[:, :, :, rows].reshape(B * G, -1, d)
+            y, z = (t[:, :, :seen].flatten(0, 1) for t in (k, v))
             if bias is None:
-                scores = torch.bmm(rows[some], k[some].transpose(1, 2))
+                p = torch.bmm(x, y.transpose(1, 2))
             else:
-                scores = torch.baddbmm(
-                    bias if len(bias) == 1 else bias[some], rows[some], k[some].transpose(1, 2)
-                )
-            torch.softmax(scores, -1, out=weights[some])
-            y = torch.bmm(weights[some], v[some])
-            out[at].view(-1, T, G, R, d).copy_(y.view(-1, G, R, T, d).permute(0, 3, 1, 2, 4))
-        ctx.save_for_backward(rows, k, v, weights)
-        ctx.shape = q.shape
-        return out
+                some = bias.unflatten(1, (R, T))[:, :, rows, :seen].flatten(1, 2)
+                p = torch.baddbmm(some, x, y.transpose(1, 2))
+            weights.append(torch.softmax(p, -1, out=p))
+            out[:, rows] = torch.bmm(p, z).view(B, G, R, -1, d).permute(0, 3, 1, 2, 4)
+        ctx.save_for_backward(q, k, v, *weights)
+        return out.flatten(2)
 
     @staticmethod
     def backward(ctx, dout):
-        rows, k, v, weights = ctx.saved_tensors
-        B, G, R, T, d = ctx.shape
-        dq, dk, dv = torch.empty_like(rows), torch.empty_like(k), torch.empty_like(v)
-        for at in chunks(B, G * R * T * k.shape[1]):
-            some = slice(at.start * G, at.stop * G)
-            p = weights[some]
-            dy = dout[at].view(-1, T, G, R, d).permute(0, 2, 3, 1, 4).reshape(-1, R * T, d)
-            ds = torch.bmm(dy, v[some].transpose(1, 2))
+        q, k, v, *weights = ctx.saved_tensors
+        B, G, R, _, d = q.shape
+        dout = dout.unflatten(2, (G, R, d)).permute(0, 2, 3, 1, 4)
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for (rows, seen), p in zip(ctx.blocks, weights, strict=True):
+            x, dy = (t[:, :, :, rows].reshape(B * G, -1, d) for t in (q, dout))
+            y, z = (t[:, :, :seen].flatten(0, 1) for t in (k, v))
+            ds = torch.bmm(dy, z.transpose(1, 2))
             ds = torch.ops.aten._softmax_backward_data(ds, p, -1, p.dtype)
-            torch.bmm(ds, k[some], out=dq[some])
-            torch.bmm(ds.transpose(1, 2), rows[some], out=dk[some])
-            torch.bmm(p.transpose(1, 2), dy, out=dv[some])
-        return dq.view(B, G, R, T, d), dk.view(B, G, -1, d), dv.view(B, G, -1, d), None
+            dq[:, :, :, rows] = torch.bmm(ds, y).view(B, G, R, -1, d)
+            dk[:, :, :seen] += torch.bmm(ds.transpose(1, 2), x).unflatten(0, (B, G))
+            dv[:, :, :seen] += torch.bmm(p.transpose(1, 2), dy).unflatten(0, (B, G))
+        return dq, dk, dv, None, None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+def query_blocks(T: int, S: int, block: int) -> list[tuple[slice, int]]:
+    """The T queries behind S − T older keys in blocks, each with the number of keys that its last one sees:
+    of four blocks' products, three eighths need not be computed."""
+    return [(slice(t, min(t + block, T)), S - T + min(t + block, T)) for t in range(0, T, block)]
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool = False, block: int = 128
+) -> Tensor:
     """softmax(q kᵀ + bias) v with its weights stored: q [B, G, R, T, d] (scaled already; the R query heads
     that share a key head stand one below another, so that nothing is repeated), k and v [B, G, S, d], bias [1
-    or B·G, R·T, S] → [B, T, G·R·d]."""
-    return Attend.apply(q, k, v, bias)
+    or B·G, R·T, S] → [B, T, G·R·d]. `causal` promises that the bias hides from each query all keys behind its
+    own; scores are then computed for `block` queries at a time, without the keys that none of them sees."""
+    return Attend.apply(q, k, v, bias, block if causal else q.shape[3])
 
 
-class Bunches:
-    """The N·K rows of a mixture sorted by expert, experts of like load side by side, so that a bunch of them
-    is one batched product. Groups are padded to the largest of their bunch and that to a multiple of `pad`:
-    in bfloat16 on a CPU a product's code is compiled for each new shape (by oneDNN, in 1.5 ms; the product
-    itself takes 0.05), and unpadded groups are new shapes in every step."""
+class Groups:
+    """The N·K rows of a mixture, ordered by expert. Each group is padded to a multiple of `pad` rows: in
+    bfloat16 on a CPU a product's code is compiled for each new shape (by oneDNN, in 1.5 ms; the product
+    itself takes 0.1), and unpadded groups are new shapes in every step."""
 
     def __init__(self, experts: Tensor, num_experts: int):
         N, K = experts.shape
         flat = experts.flatten()
         pad = 2 ** max(4, (N * K // num_experts // 16).bit_length() - 1)
-        load, self.experts = torch.bincount(flat, minlength=num_experts).sort(descending=True, stable=True)
-        """Experts, the busiest first."""
-        self.members, self.lengths = [], []
-        """Of every bunch, how many experts it holds and how many rows each of them has."""
-        for size in load.tolist():
-            if size and (not self.lengths or size < 0.75 * self.lengths[-1]):
-                self.members.append(0)
-                self.lengths.append(-(-size // pad) * pad)
-            if size:
-                self.members[-1] += 1
-        starts, total = [], 0
-        for members, length in zip(self.members, self.lengths, strict=True):
-            starts += range(total, total + members * length, length)
-            total += members * length
-        start = torch.tensor(starts + [0] * (num_experts - len(starts)), device=flat.device)
-        # The j-th of the rows in expert order belongs at start[its expert] + j − (rows of the experts before).
-        order = self.experts.argsort()[flat].argsort(stable=True)
-        shift = (start - (load.cumsum(0) - load)).repeat_interleave(load)
-        rank = torch.arange(N * K, device=flat.device)
-        self.rows = torch.empty_like(order).scatter_(0, order, rank + shift).view(N, K)
+        every = torch.arange(num_experts, device=flat.device)
+        rank = (flat == every.unsqueeze(1)).cumsum(1, dtype=torch.int32)
+        self.lengths = [-(-load // pad) * pad for load in rank[:, -1].tolist()]
+        """Rows of every expert, padding included."""
+        length = torch.tensor(self.lengths, device=flat.device)
+        first = length.cumsum(0) - length
+        rows = first.index_select(0, flat) + rank.gather(0, flat[None])[0] - 1
+        self.rows = rows.view(N, K)
         """[N, K] row of token n's k-th expert."""
-        self.tokens = order.new_zeros(total).scatter_(0, self.rows.flatten(), rank // K)
-        """Token of every row; the rows between the groups hold token 0, with gate 0."""
+        token = torch.arange(N * K, device=flat.device) // K
+        self.tokens = flat.new_zeros(sum(self.lengths)).index_copy_(0, rows, token)
+        """Token of every row; the rows that pad hold token 0, with gate 0."""
 
-    def weights(self, *weights: Tensor) -> list[tuple[Tensor, ...]]:
-        """Per bunch, its experts' part of each weight."""
-        experts = self.experts.split([*self.members, len(self.experts) - sum(self.members)])[
-            : len(self.members)
-        ]
-        return [tuple(w.index_select(0, e) for w in weights) for e in experts]
-
-    def scatter(self, like: Tensor, parts: list[Tensor]) -> Tensor:
-        """The bunches' parts back in the order of experts, zero for an expert without rows."""
-        whole = torch.zeros_like(like)
-        whole[self.experts[: sum(self.members)]] = torch.cat(parts)
-        return whole
-
-    def batched(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Per bunch, its part of each tensor of rows, as [experts, rows of each, ...]."""
-        sizes = [members * length for members, length in zip(self.members, self.lengths, strict=True)]
-        parts = zip(*(t.split(sizes) for t in tensors), strict=True)
-        for members, part in zip(self.members, parts, strict=True):
-            yield tuple(t.unflatten(0, (members, -1)) for t in part)
+    def each(self, *tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """Every expert with its rows of each tensor."""
+        return enumerate(zip(*(t.split(self.lengths) for t in tensors), strict=True))
 
 
 class ExpertsSwiGLU(Function):
     @staticmethod
     def forward(ctx, x, gates, w13, w2, experts):
-        bunches = Bunches(experts, len(w13))
-        up, y = (x.new_empty(len(bunches.tokens), w.shape[1]) for w in (w13, w2))
-        for (a, b), (tokens, up_b, y_b) in zip(
-            bunches.weights(w13, w2), bunches.batched(bunches.tokens, up, y)
-        ):
-            torch.bmm(rows_of(x, tokens), a.transpose(1, 2), out=up_b)
-            gate, value = up_b.chunk(2, -1)
-            torch.bmm(F.silu(gate).mul_(value), b.transpose(1, 2), out=y_b)
-        ctx.save_for_backward(x, gates, w13, w2, up, y)
-        ctx.bunches = bunches
-        return gather_sum(y, bunches.rows, gates)
+        groups = Groups(experts, len(w13))
+        rows = x.index_select(0, groups.tokens)
+        up, y = (x.new_empty(len(rows), w.shape[1]) for w in (w13, w2))
+        for e, (rows_e, up_e) in groups.each(rows, up):
+            torch.mm(rows_e, w13[e].t(), out=up_e)
+        gate, value = up.chunk(2, -1)
+        act = F.silu(gate)
+        inner = act * value
+        for e, (inner_e, y_e) in groups.each(inner, y):
+            torch.mm(inner_e, w2[e].t(), out=y_e)
+        ctx.save_for_backward(rows, gates, w13, w2, up, act, inner, y)
+        ctx.groups = groups
+        return gather_sum(y, groups.rows, gates)
 
     @staticmethod
     def backward(ctx, dout):
-        x, gates, w13, w2, up, y = ctx.saved_tensors
-        bunches = ctx.bunches
-        g = gates.new_zeros(len(y), 1)
-        g[bunches.rows] = gates.unsqueeze(2)
-        dg, d_rows, d_w13, d_w2 = torch.empty_like(g), torch.empty_like(y), [], []
-        parts = bunches.batched(bunches.tokens, up, y, g, dg, d_rows)
-        for (a, b), (tokens, up_b, y_b, g_b, dg_b, d_rows_b) in zip(bunches.weights(w13, w2), parts):
-            dy = rows_of(dout, tokens)
-            torch.sum(dy * y_b, -1, keepdim=True, out=dg_b)
-            dy.mul_(g_b)
-            gate, value = up_b.chunk(2, -1)
-            d_up = torch.empty_like(up_b)
-            d_gate, d_value = d_up.chunk(2, -1)
-            act, d_inner = F.silu(gate), torch.bmm(dy, b)
-            d_w2.append(torch.bmm(dy.transpose(1, 2), act * value))
-            torch.mul(d_inner, act, out=d_value)
-            torch.ops.aten.silu_backward.grad_input(d_inner.mul_(value), gate, grad_input=d_gate)
-            d_w13.append(torch.bmm(d_up.transpose(1, 2), rows_of(x, tokens)))
-            torch.bmm(d_up, a, out=d_rows_b)
-        d_w13, d_w2 = (bunches.scatter(w, d) for w, d in ((w13, d_w13), (w2, d_w2)))
-        return gather_sum(d_rows, bunches.rows), dg[bunches.rows].squeeze(2), d_w13, d_w2, None
-
-
-def rows_of(x: Tensor, index: Tensor) -> Tensor:
-    """x[index] for an index of two dimensions, by the faster call."""
-    return x.index_select(0, index.flatten()).view(*index.shape, -1)
+        rows, gates, w13, w2, up, act, inner, y = ctx.saved_tensors
+        groups, of_token = ctx.groups, ctx.groups.rows.flatten()
+        dy = dout.index_select(0, groups.tokens)
+        dg = (dy * y).sum(-1).index_select(0, of_token).view_as(gates)
+        dy.mul_(gates.new_zeros(len(y)).index_copy_(0, of_token, gates.flatten()).unsqueeze(1))
+        d_rows, d_w13, d_w2, d_up, d_inner = (torch.empty_like(t) for t in (rows, w13, w2, up, inner))
+        for e, (dy_e, inner_e, d_inner_e) in groups.each(dy, inner, d_inner):
+            torch.mm(dy_e.t(), inner_e, out=d_w2[e])
+            torch.mm(dy_e, w2[e], out=d_inner_e)
+        (gate, value), (d_gate, d_value) = up.chunk(2, -1), d_up.chunk(2, -1)
+        torch.mul(d_inner, act, out=d_value)
+        torch.ops.aten.silu_backward.grad_input(d_inner.mul_(value), gate, grad_input=d_gate)
+        for e, (d_up_e, rows_e, d_rows_e) in groups.each(d_up, rows, d_rows):
+            torch.mm(d_up_e.t(), rows_e, out=d_w13[e])
+            torch.mm(d_up_e, w13[e], out=d_rows_e)
+        return gather_sum(d_rows, groups.rows), dg, d_w13, d_w2, None
 
 
 def gather_sum(rows: Tensor, index: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -276,8 +224,7 @@ def gather_sum(rows: Tensor, index: Tensor, weight: Tensor | None = None) -> Ten
 
 def experts_swiglu(x: Tensor, gates: Tensor, w13: Tensor, w2: Tensor, experts: Tensor) -> Tensor:
     """Mixture of SwiGLU experts on sorted tokens: x [N, D], gates [N, K], w13 [E, 2I, D] (gate rows above up
-    rows), w2 [E, D, I], experts [N, K] int64 → [N, D]. Expert by expert, so that a group's intermediate
-    results stay in the cache; no loop over tokens."""
+    rows), w2 [E, D, I], experts [N, K] int64 → [N, D]. No loop over tokens."""
     return ExpertsSwiGLU.apply(x, gates, w13, w2, experts)
 
 
@@ -287,8 +234,7 @@ class LinearLogprob(Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logp = hidden.new_empty(len(targets), dtype=wide)
         for h, t, out in zip(hidden.split(chunk), targets.split(chunk), logp.split(chunk), strict=True):
-            scores = F.linear(h, weight).to(wide)
-            torch.sub(scores.gather(1, t[:, None])[:, 0], scores.logsumexp(-1), out=out)
+            out.copy_(F.linear(h, weight).to(wide).log_softmax(-1).gather(1, t[:, None])[:, 0])
         ctx.save_for_backward(hidden, weight, targets, logp)
         ctx.chunk = chunk
         return logp
@@ -302,13 +248,14 @@ class LinearLogprob(Function):
         for h, t, lp, mg, dh in zip(*parts, strict=True):
             p = F.linear(h, weight).softmax(-1)
             # p − 1 at the target, from its log-probability: of a sure token bfloat16 would leave nothing.
-            p.scatter_(1, t[:, None], lp.expm1().to(p.dtype)[:, None])
+            target = torch.arange(len(t), device=t.device) * p.shape[1] + t
+            p.view(-1).index_copy_(0, target, lp.expm1().to(p.dtype))
             torch.mul(p @ weight, mg, out=dh)
             d_weight += p.t() @ (h * mg)
         return d_hidden, d_weight.to(weight.dtype), None, None
 
 
-def linear_logprob(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int = 1024) -> Tensor:
+def linear_logprob(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int = 2048) -> Tensor:
     """Log-probability in nats (float32 or wider) of targets [N] under softmax(hidden [N, D] · weight [V,
     D]ᵀ), `chunk` rows at a time: the N × V logits never exist at once, in either direction."""
     return LinearLogprob.apply(hidden, weight, targets, chunk)

@@ -8,7 +8,7 @@ uses 3,353,032,704.
 Where this file departs from `transformers`' Qwen3Moe, whose logits it matches within 1e-5 in float32:
 1. The three projections of attention are one product, and the QK-norm of queries and keys is one norm over
    the heads of both: at small width a layer's time is the number of calls, not of FLOPs.
-2. Experts see their tokens sorted: one `grouped_mm` up, one down. Nothing loops over tokens. A handful of
+2. Experts see their tokens sorted, each its own rows in one product. Nothing loops over tokens. A handful of
    tokens (decoding) takes the other road: all experts in one batched product, with a gate of zero for those
    not chosen, because sorting four rows costs more than multiplying them.
 3. Routing can be watched and overruled: every forward pass returns router logits and chosen experts, and
@@ -209,7 +209,7 @@ class Attention(nn.Module):
                 .flatten(2)
             )
         else:
-            y = attend(q, k, v, mask)
+            y = attend(q, k, v, mask, causal=cache is None)
         return self.o_proj(y)
 
 
@@ -322,7 +322,7 @@ class Transformer(nn.Module):
         )
 
     def logprob(
-        self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, "N"], chunk: int = 1024
+        self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, "N"], chunk: int = 2048
     ) -> Float[Tensor, "N"]:
         """Log-probability (nats, float32) of each target under the head's distribution at the same row."""
         table = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head

@@ -1,8 +1,8 @@
 """Hand-written gradients: exact in float64 (gradcheck), those of autograd, and no worse in bfloat16 than
 plain composition."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import pytest
 import torch
@@ -115,6 +115,20 @@ def attention(B, G, R, T, S, d, make=randn, per_row=False):
     )
 
 
+def causal_attention(B, G, R, T, S, d, block, per_row=False):
+    """In blocks of queries that share the keys they see; documents beside the causal mask where `per_row`."""
+    bias = torch.zeros(B * G if per_row else 1, R, T, S, dtype=torch.float64)
+    bias.masked_fill_(torch.ones(T, S, dtype=torch.bool).triu(S - T + 1), float("-inf"))
+    if per_row:
+        bias[::2, :, 2:, :2] = float("-inf")
+    return Case(
+        lambda q, k, v, bias: attend(q, k, v, bias, causal=True, block=block),
+        plain_attend,
+        lambda: (randn(B, G, R, T, d), randn(B, G, S, d), randn(B, G, S, d)),
+        lambda: (bias.flatten(1, 2),),
+    )
+
+
 def head(N, V, D=4, chunk=3, make=randn):
     targets = torch.randint(0, V, (N,))
     return Case(
@@ -137,6 +151,9 @@ CASES = {
     "attention, one": lambda: attention(1, 1, 1, 1, 1, 1),
     "attention, masks by row": lambda: attention(3, 2, 1, 2, 3, 4, per_row=True),
     "attention, turned": lambda: attention(2, 1, 3, 2, 2, 3, make=turned),
+    "attention in blocks": lambda: causal_attention(2, 1, 2, 5, 5, 3, block=2),
+    "attention in blocks, older keys": lambda: causal_attention(1, 2, 1, 4, 6, 2, block=2),
+    "attention in blocks, documents": lambda: causal_attention(2, 2, 2, 4, 4, 2, block=3, per_row=True),
     "mixture": lambda: mixture(7, 2, 3),
     "mixture of all": lambda: mixture(5, 3, 3),
     "mixture of one expert": lambda: mixture(4, 1, 1),
@@ -234,6 +251,15 @@ def test_attention_to_one_key_is_its_value():
     torch.testing.assert_close(y, v[0, 0][:, None].expand(-1, 2, -1))
     uniform = attend(torch.zeros_like(q), k, v, torch.zeros_like(bias)).view(3, 2, 4)
     torch.testing.assert_close(uniform, v[0, 0].mean(0).expand(3, 2, 4))
+
+
+def test_keys_that_no_query_of_a_block_sees_are_not_multiplied():
+    """A key of NaN behind every query of the first block leaves that block alone."""
+    q, k, v = randn(1, 1, 1, 4, 2), randn(1, 1, 4, 2), randn(1, 1, 4, 2)
+    k[:, :, 2:] = v[:, :, 2:] = float("nan")
+    bias = torch.zeros(1, 4, 4, dtype=torch.float64).masked_fill_(torch.ones(4, 4).triu(1) > 0, float("-inf"))
+    y = attend(q, k, v, bias, causal=True, block=2)
+    assert y[:, :2].isfinite().all() and y[:, 2:].isnan().all()
 
 
 def test_logprob_of_a_uniform_head_and_its_push():
