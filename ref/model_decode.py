@@ -1,16 +1,15 @@
-"""The network once more, laid out for decoding one context on a CPU: the same numbers from fewer calls.
+"""The network laid out to decode one context: `ref.model`'s blocks on a handful of rows, with a cache.
 
-A pass over one to forty tokens of a small network spends its time between the products, and on fetching weights. `Stack` runs
-the blocks of `ref.model` (the trunk's, or those of multi-token-prediction layers) on the rows of one context. What it does differently:
-1. Norm weights are multiplied into the products behind them, 1/√d into the query norm, QK-norm weights into the rotary tables;
-   and all weights are laid out as the products like them.
+`ref/decoder.py` is the loop around it. What `Stack` does differently from `Transformer.forward`, whose
+numbers it gives within 1e-5 in float32:
+1. Norm weights are multiplied into the products behind them, 1/√d into the query norm, QK-norm weights into
+   the rotary tables, and all weights are laid out as the products like them.
 2. Rotary tables and the causal mask are computed once for `max_len` positions.
 3. Keys and values of a layer share one cache: one copy a pass.
-4. All experts are multiplied, in one product, with a gate of zero for those not chosen, as `ref.model` does for a handful of
-   rows. One row alone would be served sooner by its own two experts; several rows together soon want most of them.
+4. All experts are multiplied, with a gate of zero for those not chosen, as `ref.model` does for a handful of
+   rows. On two cores one row would be served a little sooner by its own two experts; several rows want most
+   of them.
 5. float32 unless told otherwise: on a CPU a bfloat16 product of a few rows costs more than its float32 twin.
-
-Tests hold it to `Transformer.forward` (float32, 1e-5), position by position.
 """
 
 import torch
@@ -30,8 +29,8 @@ def unit(x: Tensor, eps: Tensor) -> Tensor:
 
 
 def copied(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous copy in another dtype that no optimiser step reaches."""
-    return weight.detach().to(dtype).clone(memory_format=torch.contiguous_format)
+    """A contiguous copy in main memory, in another dtype, that no optimiser step reaches."""
+    return weight.detach().to("cpu", dtype).clone(memory_format=torch.contiguous_format)
 
 
 class Stack:
@@ -40,21 +39,23 @@ class Stack:
     def __init__(self, config: Config, blocks: list[Block], max_len: int, dtype: torch.dtype = torch.float32):
         H, G, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self.heads, self.kv_heads, self.head_dim = H, G, d
-        self.experts, self.top_k, self.normalise = config.num_experts, config.num_experts_per_tok, config.norm_topk_prob
-        device = blocks[0].input_layernorm.weight.device
-        cos, sin = rope_table(config, torch.arange(max_len, device=device), torch.float32)
+        self.experts, self.top_k = config.num_experts, config.num_experts_per_tok
+        self.normalise = config.norm_topk_prob
+        cos, sin = rope_table(config, torch.arange(max_len), torch.float32)
         self.weights, tables = [], []
         with torch.no_grad():
             for block in blocks:
                 a, mlp = block.self_attn, block.mlp
-                before, after = block.input_layernorm.weight.float(), block.post_attention_layernorm.weight.float()
+                before = block.input_layernorm.weight.float()
+                after = block.post_attention_layernorm.weight.float()
                 qkv = torch.cat((a.q_proj.weight, a.k_proj.weight, a.v_proj.weight)).float() * before
                 q_norm, k_norm = a.q_norm.weight.float() * d**-0.5, a.k_norm.weight.float()
                 scale = torch.cat((q_norm.expand(H, -1), k_norm.expand(G, -1)))
                 tables.append(torch.stack((scale * cos, scale.roll(d // 2, -1) * sin)))
                 if self.experts:
                     gate_up = mlp.gate_up_proj.unflatten(1, (2, -1)).transpose(0, 1).flatten(1, 2)
-                    router, down = (mlp.gate.weight.float() * after).t(), mlp.down_proj.transpose(0, 1).flatten(1)
+                    router = (mlp.gate.weight.float() * after).t()
+                    down = mlp.down_proj.transpose(0, 1).flatten(1)
                 else:
                     gate_up = torch.stack((mlp.gate_proj.weight, mlp.up_proj.weight))
                     router, down = None, mlp.down_proj.weight
@@ -62,25 +63,28 @@ class Stack:
                 laid_out = (qkv.t(), a.o_proj.weight.t(), router, gate_up, down)
                 self.weights.append([None if w is None else copied(w, dtype) for w in laid_out])
         self.tables = torch.stack(tables).to(dtype)  # L 2 max_len H+G d
-        self.kv = torch.zeros(len(blocks), max_len, 2 * G, d, dtype=dtype, device=device)
-        self.eps = torch.tensor(config.rms_norm_eps, dtype=dtype, device=device)
-        mask = torch.full((max_len, max_len), float("-inf"), dtype=dtype, device=device).triu_(1)
+        self.kv = torch.zeros(len(blocks), max_len, 2 * G, d, dtype=dtype)
+        self.eps = torch.tensor(config.rms_norm_eps, dtype=dtype)
+        mask = torch.full((max_len, max_len), float("-inf"), dtype=dtype).triu_(1)
         self.mask = mask.repeat_interleave(H // G, 0)  # query heads of a group stand together, row by row
 
     def frame(self, start: int, count: int) -> tuple[Tensor | None, list[tuple]]:
-        """What the blocks need to know of rows start … start+count−1, cut out once for all blocks: the mask, and per block its
-        weights, rotary tables, and views of its cache (to be written, keys up to here, values up to here)."""
+        """What the blocks need to know of rows start … start+count−1, cut out once for all blocks: the mask,
+        and per block its weights, rotary tables, and views of its cache (to be written, keys up to here,
+        values up to here)."""
         end, G = start + count, self.kv_heads
         group = self.heads // G
         mask = self.mask[start * group : end * group, :end] if count > 1 else None
         cos, sin = self.tables[:, :, start:end].unbind(1)
         kv = self.kv[:, :end]
         keys, values = kv[:, :, :G].permute(0, 2, 3, 1), kv[:, :, G:].transpose(1, 2)
-        return mask, list(zip(self.weights, *map(Tensor.unbind, (cos, sin, kv[:, start:], keys, values)), strict=True))
+        return mask, list(
+            zip(self.weights, *map(Tensor.unbind, (cos, sin, kv[:, start:], keys, values)), strict=True)
+        )
 
     def run(self, x: Float[Tensor, "N D"], mask: Tensor | None, blocks: list[tuple]) -> Float[Tensor, "N D"]:
-        """Rows through some blocks of a frame. The cache's entries at these rows are overwritten, and nothing behind a frame's rows is
-        looked at: to forget tokens is to begin the next frame earlier."""
+        """Rows through some blocks of a frame. The cache's entries at these rows are overwritten, and nothing
+        behind a frame's rows is looked at: to forget tokens is to begin the next frame earlier."""
         N, H, G, d = len(x), self.heads, self.kv_heads, self.head_dim
         for (qkv, o, router, gate_up, down), cos, sin, fresh, k, v in blocks:
             heads = torch.mm(unit(x, self.eps), qkv).view(N, H + 2 * G, d)
@@ -101,7 +105,8 @@ class Stack:
         return x
 
     def gates(self, logits: Float[Tensor, "N E"]) -> Float[Tensor, "N E 1"]:
-        """The router's gates, zero for experts not chosen. Normalised gates are a softmax over the chosen logits."""
+        """The router's gates, zero for experts not chosen. Normalised gates are a softmax over the chosen
+        logits."""
         best, chosen = logits.topk(self.top_k, -1)
         gates = best.softmax(-1) if self.normalise else logits.softmax(-1).gather(-1, chosen)
         return torch.zeros_like(logits).scatter_(1, chosen, gates).unsqueeze(2)
