@@ -1,10 +1,12 @@
-"""The tiny coding agent: how a policy over tokens meets an environment of texts, and what a batch of rollouts is worth.
+"""The tiny coding agent: how a policy over tokens meets an environment of texts, and what a batch of
+rollouts is worth.
 
-A context is `<|env|> prompt <|agent|> turn <|env|> answer <|agent|> turn <|env|> …`; the agent ends its turn by handing the
-word to the environment. The same encoding serves demonstrations (SFT), sampling and training, so what the policy was
-trained on and what it sees are the same tokens.
+A context is `<|env|> prompt <|agent|> turn <|env|> answer <|agent|> turn <|env|> …`; the agent ends its turn by
+handing the word to the environment. The same encoding serves demonstrations (SFT), sampling and training, so
+what the policy was trained on and what it sees are the same tokens.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,19 +23,23 @@ __all__ = ["Episode", "Language", "Payment", "demonstration_tokens", "pad", "pay
 
 
 class Language:
-    """Texts to tokens and back, with the three special tokens by name. Encodings of repeated texts are remembered."""
+    """Texts to tokens and back, with the three special tokens by name. Encodings of repeated texts are
+    remembered."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
         self.end, self.env, self.agent = map(tokenizer.token_to_id, ("<|endoftext|>", "<|env|>", "<|agent|>"))
-        self.encode = lru_cache(100_000)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids))
+        self.encode = lru_cache(100_000)(
+            lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 class Episode:
-    """A `ref.sampler.Conversation` with one environment. After sampling it holds its rollout and the verdict."""
+    """A conversation (`ref.sampler`, `ref.conversation`) with one environment. After sampling it holds its
+    rollout and the verdict."""
 
     def __init__(self, language: Language, environment: Environment, group: int = 0):
         self.language, self.environment, self.group = language, environment, group
@@ -47,13 +53,21 @@ class Episode:
             return None
         return [*self.language.encode(answer), self.language.agent]
 
+    def fork(self) -> "Episode":
+        """The episode as it stands, to be played on by itself; tokens of the prompt are shared, they never
+        change."""
+        twin = copy.copy(self)
+        twin.environment = self.environment.fork()
+        return twin
+
     @property
     def verdict(self) -> Reward:
         return self.environment.verify()
 
 
 def demonstration_tokens(language: Language, task: Task, turns: list[str]) -> tuple[list[int], list[bool]]:
-    """A demonstration as a context, and which of its tokens are the agent's own (each turn with the token that ends it)."""
+    """A demonstration as a context, and which of its tokens are the agent's own (each turn with the token
+    that ends it)."""
     ids: list[int] = []
     own: list[bool] = []
     for role, text in transcript(task, turns):
@@ -69,14 +83,25 @@ def demonstration_tokens(language: Language, task: Task, turns: list[str]) -> tu
 
 
 def play(
-    sampler: Sampler, language: Language, tasks: Sequence[Task], samples: int, max_len: int, max_turns: int,
-    generator: torch.Generator | None, temperature: float = 1.0, batch: int = 256,
+    sampler: Sampler,
+    language: Language,
+    tasks: Sequence[Task],
+    samples: int,
+    max_len: int,
+    max_turns: int,
+    generator: torch.Generator | None,
+    temperature: float = 1.0,
+    batch: int = 256,
 ) -> list[Episode]:
     """`samples` rollouts of every task, those of a task side by side; `batch` conversations at a time."""
-    episodes = [Episode(language, Session(t, max_turns), g) for g, t in enumerate(tasks) for _ in range(samples)]
+    episodes = [
+        Episode(language, Session(t, max_turns), g) for g, t in enumerate(tasks) for _ in range(samples)
+    ]
     for start in range(0, len(episodes), batch):
         some = episodes[start : start + batch]
-        for episode, rollout in zip(some, sampler.rollout(some, max_len, temperature, generator), strict=True):
+        for episode, rollout in zip(
+            some, sampler.rollout(some, max_len, temperature, generator), strict=True
+        ):
             episode.rollout = rollout
     return episodes
 
@@ -91,7 +116,11 @@ class Payment:
     """Curvature of the length penalty C_{k,q} per unit of effort."""
     q: float = 0.5
     """Exponent of the length penalty; 0 is linear, larger bends more."""
-    weights: EffortWeights = field(default_factory=lambda: EffortWeights(tool_call_tokens=1.0, tool_output_tokens=0.1, tool_calls=2.0, turns=4.0))
+    weights: EffortWeights = field(
+        default_factory=lambda: EffortWeights(
+            tool_call_tokens=1.0, tool_output_tokens=0.1, tool_calls=2.0, turns=4.0
+        )
+    )
     """Price of tokens, calls and turns in units of effort."""
     invalid_call: float = 0.03
     """Reward that each invalid call costs."""
@@ -100,7 +129,8 @@ class Payment:
 
 
 def pay(episode: Episode, payment: Payment) -> dict[str, float]:
-    """The reward of an episode in named parts; `reward` is their sum (without KL, which needs the reference's log-probs)."""
+    """The reward of an episode in named parts; `reward` is their sum (without KL, which needs the
+    reference's log-probs)."""
     verdict, rollout = episode.verdict, episode.rollout
     own = int(rollout.sampled.sum())
     given = len(rollout.tokens) - own - len(episode.prompt)
@@ -111,12 +141,17 @@ def pay(episode: Episode, payment: Payment) -> dict[str, float]:
     )  # fmt: skip
     cost = payment.effort_price * length_penalty(spent, payment.k, payment.q)
     invalid = payment.invalid_call * verdict.invalid_calls
-    return {"tests": verdict.tests, "effort": -cost, "invalid": -invalid, "reward": verdict.tests - cost - invalid}
+    return {
+        "tests": verdict.tests,
+        "effort": -cost,
+        "invalid": -invalid,
+        "reward": verdict.tests - cost - invalid,
+    }
 
 
 def pad(rollouts: Sequence[Rollout], multiple: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """ids [B, T], mask [B, T] (True on sampled tokens) and behaviour log-probs [B, T] of rollouts of unequal length; T
-    is rounded up to `multiple`."""
+    """ids [B, T], mask [B, T] (True on sampled tokens) and behaviour log-probs [B, T] of rollouts of unequal
+    length; T is rounded up to `multiple`."""
     T = -(-max(len(r.tokens) for r in rollouts) // multiple) * multiple
     ids = torch.zeros(len(rollouts), T, dtype=torch.long)
     mask, logp = torch.zeros(len(rollouts), T, dtype=torch.bool), torch.zeros(len(rollouts), T)
@@ -128,7 +163,8 @@ def pad(rollouts: Sequence[Rollout], multiple: int = 1) -> tuple[Tensor, Tensor,
 
 @torch.no_grad()
 def reference_kl(reference, ids: Tensor, mask: Tensor, behavior_logp: Tensor) -> Tensor:
-    """Sum over a rollout's own tokens of k1 = log μ − log π_ref, [B] nats: what the reward is charged for drifting."""
+    """Sum over a rollout's own tokens of k1 = log μ − log π_ref, [B] nats: what the reward is charged for
+    drifting."""
     out = reference(ids[:, :-1], logits=False)
     logp = reference.logprob(out.hidden.flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1)
     return (kl.token_kl(behavior_logp[:, 1:], logp, "k1") * mask[:, 1:]).sum(1)

@@ -55,3 +55,6 @@ class Environment(Protocol):
 
     def verify(self) -> Reward:
         """Judges the state as it is, by tests that the agent never sees. May be called at any time."""
+
+    def fork(self) -> "Environment":
+        """A copy of the episode as it stands; what happens to one of the two leaves the other alone."""

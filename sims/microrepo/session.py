@@ -9,6 +9,8 @@ newlines. An answer never ends in a newline and is kept short, because the agent
     done            ends the episode, says nothing
 """
 
+import copy
+
 from sims.microrepo import evaluator
 from sims.microrepo.environment import Reward
 from sims.microrepo.evaluator import Body, EvaluationError
@@ -77,6 +79,13 @@ class Session:
             finished=self._finished,
             **self._counts,
         )
+
+    def fork(self) -> "Session":
+        """The episode as it stands, to be played on by itself. The task and the parsed body are shared: both
+        are only read."""
+        twin = copy.copy(self)
+        twin._counts = dict(self._counts)
+        return twin
 
     def _call(self, line: str, body: list[str]) -> str:
         match line.split(" "):

@@ -14,8 +14,8 @@ from sims.agent import Episode, Language, Payment, demonstration_tokens, pad, pa
 from sims.microrepo import NoiseConfig, Session, demonstration, documents, generate
 from sims.statistics import pass_at_k
 
-TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4,
-            moe_intermediate_size=32)  # fmt: skip
+TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+            num_experts=4, moe_intermediate_size=32)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,8 @@ def language():
 
 
 def replay(language, task, ids, own):
-    """Feed a demonstration's own tokens through an episode as the sampler would; the context must be the same tokens."""
+    """Feed a demonstration's own tokens through an episode as the sampler would; the context must be the same
+    tokens."""
     episode = Episode(language, Session(task))
     context, turn = list(episode.prompt), []
     for token, mine in zip(ids[len(context) :], own[len(context) :], strict=True):
@@ -58,11 +59,22 @@ def test_clean_demonstrations_are_paid_in_full(language):
     ids, own = demonstration_tokens(language, task, demonstration(task, rng, NoiseConfig.clean()))
     episode, _ = replay(language, task, ids, own)
     own = torch.tensor(own)
-    episode.rollout = Rollout(torch.tensor(ids), own, own * -1.0, own.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True)
+    episode.rollout = Rollout(
+        torch.tensor(ids),
+        own,
+        own * -1.0,
+        own.long(),
+        torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16),
+        True,
+    )
     payment = Payment(effort_price=0.001, k=0.02, q=0.5, invalid_call=0.1)
     paid = pay(episode, payment)
-    counts = Effort(tool_call_tokens=int(own.sum()), tool_output_tokens=len(ids) - len(episode.prompt) - int(own.sum()),
-                    tool_calls=5, turns=5)  # fmt: skip  read, read, write, test, done
+    counts = Effort(
+        tool_call_tokens=int(own.sum()),
+        tool_output_tokens=len(ids) - len(episode.prompt) - int(own.sum()),
+        tool_calls=5,
+        turns=5,
+    )  # fmt: skip  read, read, write, test, done
     assert paid["tests"] == 1 and paid["invalid"] == 0
     assert paid["effort"] == -0.001 * length_penalty(effort(counts, payment.weights), 0.02, 0.5)
     assert paid["reward"] == pytest.approx(1 + paid["effort"])
@@ -75,9 +87,45 @@ def test_invalid_calls_cost(language):
         episode.reply(list(language.encode(turn)))
     ids = torch.tensor(episode.prompt)
     none = torch.zeros(len(ids), dtype=torch.bool)
-    episode.rollout = Rollout(ids, none, none * 0.0, none.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True)
+    episode.rollout = Rollout(
+        ids, none, none * 0.0, none.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True
+    )
     paid = pay(episode, Payment(effort_price=0.0, invalid_call=0.25, weights=EffortWeights()))
     assert paid["tests"] == 0 and paid["reward"] == -0.25
+
+
+@pytest.mark.parametrize("after", range(5))
+@pytest.mark.parametrize("first", ["fork", "original"])
+def test_a_fork_and_its_original_go_their_own_ways(language, after, first):
+    """Forked after any number of turns, played on differently, in either order: each answers and is judged
+    like a fresh session that was fed its turns alone."""
+    task = generate(random.Random(3), "heldout", depth=1)
+    turns = demonstration(task, random.Random(0), NoiseConfig.clean())
+    assert len(turns) == 5  # read, read, write, test, done
+    wrong = f"write {task.target}\n    return 7"
+    ways = {"original": turns[after:], "fork": ["raed", wrong, "test", "test", "done"]}
+
+    def say(episode, turn):
+        answer = episode.reply(list(language.encode(turn)))
+        return None if answer is None else tuple(answer)
+
+    episode = Episode(language, Session(task))
+    for turn in turns[:after]:
+        say(episode, turn)
+    before = episode.verdict
+    episodes = {"original": episode, "fork": episode.fork()}
+    second = "fork" if first == "original" else "original"
+    heard = {first: [say(episodes[first], turn) for turn in ways[first]]}
+    assert episodes[second].verdict == before and episodes[second].environment.turns == after
+    heard[second] = [say(episodes[second], turn) for turn in ways[second]]
+    for name, played in episodes.items():
+        alone = Episode(language, Session(task))
+        for turn in turns[:after]:
+            say(alone, turn)
+        assert heard[name] == [say(alone, turn) for turn in ways[name]]
+        assert played.verdict == alone.verdict and played.environment.done
+    assert episodes["original"].verdict.tests == 1 and episodes["fork"].verdict.tests == 0
+    assert episode.environment.task is episodes["fork"].environment.task
 
 
 def test_play_keeps_groups_together_and_repeats(language):
@@ -92,21 +140,27 @@ def test_play_keeps_groups_together_and_repeats(language):
     assert [e.group for e in first] == [0] * 4 + [1] * 4 + [2] * 4
     assert all(torch.equal(a.rollout.tokens, b.rollout.tokens) and torch.equal(a.rollout.logp, b.rollout.logp)
                for a, b in zip(first, second, strict=True))  # fmt: skip
-    assert all(e.rollout.tokens[: len(e.prompt)].tolist() == e.prompt and len(e.rollout.tokens) <= 48 for e in first)
+    assert all(
+        e.rollout.tokens[: len(e.prompt)].tolist() == e.prompt and len(e.rollout.tokens) <= 48 for e in first
+    )
 
 
 def test_padding_and_reference_kl_by_hand(language):
     model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     reference = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     tasks = [generate(random.Random(i), "train") for i in range(2)]
-    episodes = play(Sampler(model, torch.float32), language, tasks, 2, 40, 3, torch.Generator().manual_seed(0))
+    episodes = play(
+        Sampler(model, torch.float32), language, tasks, 2, 40, 3, torch.Generator().manual_seed(0)
+    )
     ids, mask, behavior = pad([e.rollout for e in episodes], multiple=16)
     assert ids.shape[1] % 16 == 0 and mask.sum() == sum(int(e.rollout.sampled.sum()) for e in episodes)
     found = reference_kl(reference, ids, mask, behavior)
     for value, episode in zip(found, episodes, strict=True):
         r = episode.rollout
         with torch.no_grad():
-            logp = reference(r.tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, r.tokens[1:, None])[:, 0]
+            logp = (
+                reference(r.tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, r.tokens[1:, None])[:, 0]
+            )
         expected = kl.token_kl(r.logp[1:], logp, "k1")[r.sampled[1:]].sum()
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
 
