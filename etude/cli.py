@@ -118,15 +118,16 @@ def results(
     control: Annotated[Optional[list[Path]], typer.Option(help="Finished run with shuffled rewards; repeatable.")] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/recipe-small.json"),
 ) -> None:
-    """Gather what RL gained over several seeds; print it as a table and write it with its machine and commit."""
+    """Gather what RL gained over several seeds: a table here, the figures and a picture beside them in a file."""
     from etude.runs import atomic_write
     from sims import gain
 
     found = gain.gather(runs, control or [])
     out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(out, json.dumps(found, indent=1) + "\n")
+    gain.picture(found, out.with_suffix(".png"))
     print(gain.table(found))
-    print(f"results: {out}")
+    print(f"results: {out} and {out.with_suffix('.png').name}")
 
 
 @bench_app.callback()

@@ -16,7 +16,7 @@ import numpy as np
 
 from etude.runs import RunError, machine
 
-__all__ = ["gather", "table"]
+__all__ = ["gather", "picture", "table"]
 
 FIGURES = (
     ("success", "success, sampled"),
@@ -41,8 +41,10 @@ def read(root: Path, shuffled: bool) -> dict:
         kind = "a control (rl.shuffle_rewards=true): give it with --control" if not shuffled else "not a control: its rewards are not shuffled"
         raise RunError(f"{root} is {kind}")
     finished = [line for line in seconds if line.get("finished")]
+    with open(root / "metrics" / "rl.jsonl") as file:
+        curve = [json.loads(line)["success"] for line in file]
     return {
-        "seed": config["seed"], "before": found["before"], "after": found["after"], "difference": found["difference"],
+        "seed": config["seed"], "success_by_step": [round(x, 4) for x in curve], "before": found["before"], "after": found["after"], "difference": found["difference"],
         "tasks": found["tasks"], "codebase": found["codebase"], "decode": decode,
         "seconds": round(sum(line["seconds"] for line in finished), 1),
         "peak_memory_gib": max(line["peak_memory_gib"] for line in finished),
@@ -81,3 +83,47 @@ def table(found: dict) -> str:
 
     lines += [f"| {title} | " + " | ".join(cell(run, name) for _, run in columns) + " |" for name, title in FIGURES]
     return "\n".join(lines)
+
+
+def picture(found: dict, path: Path) -> None:
+    """Success along RL, and before and after it on held-out tasks, as a PNG or SVG (by the ending of `path`)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    everything = [(run, f"seed {run['seed']}", colour) for run, colour in zip(found["runs"], COLOURS, strict=False)]
+    everything += [(run, f"control, seed {run['seed']}", GREY) for run in found["control"]]
+    for run, label, colour in everything:
+        curve = np.array(run["success_by_step"])
+        left.plot(np.arange(1, len(curve) + 1), curve, color=colour, alpha=0.2, linewidth=0.8)
+        width = min(WINDOW, len(curve))
+        mean = np.convolve(curve, np.ones(width) / width, mode="valid")
+        left.plot(np.arange(width, len(curve) + 1), mean, color=colour, linewidth=1.8, label=label)
+    left.set(xlabel="RL step", ylabel="success of training rollouts", ylim=(0, 1))
+    left.set_title(f"While training (mean of {WINDOW} steps)", loc="left", fontsize=11)
+    left.legend(frameon=False, fontsize=9)
+    for number, (run, _, colour) in enumerate(everything):
+        for place, (name, _) in enumerate(FIGURES[:3]):
+            x = place + (number - (len(everything) - 1) / 2) * 0.18
+            for when, marker, face, shift in (("before", "o", "white", -0.03), ("after", "o", colour, 0.03)):
+                v = run[when][name]
+                bar = [[max(0.0, v["value"] - v["low"])], [max(0.0, v["high"] - v["value"])]]
+                right.errorbar(x + shift, v["value"], bar, fmt=marker, color=colour, markerfacecolor=face, markersize=5)
+    right.set_xticks(range(3), [title for _, title in FIGURES[:3]])
+    right.set(ylim=(0, 1), xlim=(-0.5, 2.5))
+    right.set_title("Held-out tasks: before (open) and after RL, 95% intervals", loc="left", fontsize=11)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#E5E8EB", linewidth=0.8)
+        axes.set_axisbelow(True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
+GREY = "#8A97A3"
+WINDOW = 10
+"""RL steps that the thick lines average."""
