@@ -89,6 +89,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         ref="ref/length_penalty.py",
         tests=("tests/ref/test_length_penalty.py",),
     ),
+    Technique(
+        name="router-replay",
+        title="router replay: the trainer takes the experts that the inference engine chose",
+        source="§6.2",
+        ref="ref/router_replay.py",
+        tests=("tests/ref/test_router_replay.py",),
+    ),
 )
 
 

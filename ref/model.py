@@ -28,7 +28,7 @@ Checkpoints are Hugging Face folders: see `ref/checkpoint.py`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -226,6 +226,10 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+Choose = Callable[[Tensor], Tensor]
+"""Router logits [N, E] → experts [N, K]."""
+
+
 class MoE(nn.Module):
     """Top-k router and its experts. Weights of all experts lie in two tensors, as `grouped_mm` wants them."""
 
@@ -238,13 +242,15 @@ class MoE(nn.Module):
         )
         self.down_proj = nn.Parameter(torch.empty(c.num_experts, c.hidden_size, c.moe_intermediate_size))
 
-    def route(self, x: Float[Tensor, "N D"], experts: Int[Tensor, "N K"] | None):
-        """Router logits [N, E], gates [N, K], experts [N, K]: this router's own top-k, or the ones
-        supplied."""
+    def route(self, x: Float[Tensor, "N D"], experts: "Int[Tensor, 'N K'] | Choose | None"):
+        """Router logits [N, E], gates [N, K], experts [N, K]: this router's own top-k, or the ones supplied,
+        or what a function of the logits chooses."""
         logits = self.gate(x)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if experts is None:
             experts = wide.topk(self.top_k, -1)[1]
+        elif callable(experts):
+            experts = experts(wide.detach())
         chosen = wide.gather(-1, experts)
         mass = (chosen if self.normalise else wide).logsumexp(-1, keepdim=True)
         return logits, (chosen - mass).exp().to(x.dtype), experts
@@ -334,12 +340,12 @@ class Transformer(nn.Module):
         positions: Int[Tensor, "B T"] | None = None,
         doc: Int[Tensor, "B T"] | None = None,
         cache: KVCache | None = None,
-        experts: list[Int[Tensor, "N K"]] | None = None,
+        experts: "list[Int[Tensor, 'N K']] | list[Choose] | None" = None,
         logits: bool = True,
     ) -> Output:
         """positions default to 0..T−1 behind the cache; `doc` numbers the documents packed in a row, and
-        attention stays inside a document; `experts` (per layer) replace the router's choice; `logits=False`
-        leaves the head out."""
+        attention stays inside a document; `experts` (per layer: indices, or a function of router logits
+        [B·T, E] that gives them) replace the router's choice; `logits=False` leaves the head out."""
         start = cache.length if cache is not None else 0
         T = ids.shape[1]
         if positions is None:

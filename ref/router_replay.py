@@ -1,0 +1,180 @@
+"""Router replay: the trainer's forward pass takes the experts that the inference engine took.
+
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §6.2; rollout routing replay, arXiv:2510.11370.
+
+An inference engine and a trainer round differently. In a dense network that shifts log-probs a little; in a
+mixture of experts a score that moves by a rounding error can change which experts a token goes to, and its
+log-prob jumps. The importance ratio π/μ of such a token is noise, and a few of them can wreck an RL step. So
+the engine returns, for every token and layer, the indices of the experts it chose, and the trainer's router
+only computes their gates:
+
+    g_e = exp(s_e) / Σ_{j ∈ R} exp(s_j),   e ∈ R       R the replayed experts, s the trainer's own logits
+
+Gradients reach the router through the gates. Composer 2 adds a plausibility filter: a replayed expert whose
+score falls below a threshold derived from the router's own top-k is dropped for the router's next candidate.
+
+    keep e ∈ R   ⟺   p_e ≥ α · p_(K)                p = softmax(s), p_(K) the K-th largest
+
+Where this file departs from the paper
+1. The report does not say how the threshold is derived. Ours is α times the K-th largest probability: α = 0
+   is plain replay, α = 1 keeps only experts that the router itself would have picked.
+2. Scores are logits and the filter works on them (s_e ≥ s_(K) + ln α): no probability underflows.
+3. Experts come back ordered by score, kept ones first. Gates are computed in that order; a sum over experts
+   does not care.
+4. Where two experts tie for the K-th place, both count as the router's own.
+
+Run it
+    etude run router-replay --scale small    seconds; the same as: python -m ref.router_replay
+    etude run router-replay --scale full     scaled/router_replay.py, or a clear answer while there is none
+
+Glossary
+    symbol   variable    shape    where
+    s        scores      N E      the trainer's router logits of N tokens
+    R        replayed    N K      experts that the inference engine chose
+    α        alpha       scalar   plausibility, 0 to 1
+    log π    logp        any      the trainer's log-prob of the sampled token, nats
+    log μ    behavior    same     the inference engine's
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+__all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay"]
+
+
+def replay(
+    scores: Float[Tensor, "N E"], replayed: Int[Tensor, "N K"], k: int, alpha: float = 0.0
+) -> Int[Tensor, "N K"]:
+    """The k experts of every token: the replayed ones that are plausible, then the router's own by score.
+
+    Always k distinct experts, for any scores (ties, −inf). ValueError for NaN or +inf among the scores, for
+    replayed experts that are not k distinct ones of the E, and for alpha outside [0, 1]. §6.2."""
+    check(scores, replayed, k, alpha)
+    E = scores.shape[1]
+    floor = scores.topk(k, -1)[0][:, -1:] + (math.log(alpha) if alpha else -math.inf)
+    plausible = scores >= floor
+    kept = torch.zeros_like(plausible).scatter_(1, replayed, plausible.gather(1, replayed))
+    rank = scores.sort(dim=-1, descending=True, stable=True)[1].argsort(-1)
+    return (rank + E * ~kept).argsort(-1)[:, :k]
+
+
+def check(scores: Tensor, replayed: Tensor, k: int, alpha: float) -> None:
+    """Raises ValueError, naming the argument at fault."""
+    N, E = scores.shape
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+    if not 1 <= k <= E:
+        raise ValueError(f"k must lie between 1 and the {E} experts, got {k}")
+    if replayed.shape != (N, k):
+        raise ValueError(f"replayed must have shape [{N}, {k}], got {list(replayed.shape)}")
+    if bool((scores.isnan() | (scores == math.inf)).any()):
+        raise ValueError("scores must be finite or -inf, and some are NaN or +inf")
+    if not N:
+        return
+    if int(replayed.min()) < 0 or int(replayed.max()) >= E:
+        raise ValueError(
+            f"replayed must name experts 0 to {E - 1}, got {int(replayed.min())} to {int(replayed.max())}"
+        )
+    ordered = replayed.sort(-1)[0]
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        raise ValueError("replayed must hold distinct experts in each row, and some row repeats one")
+
+
+def gates(
+    scores: Float[Tensor, "N E"], experts: Int[Tensor, "N K"], normalise: bool = True
+) -> Float[Tensor, "N K"]:
+    """Weights of the chosen experts, from this router's own scores, so that gradients reach it: a softmax
+    over the chosen (or over all E, without `normalise`)."""
+    if normalise:
+        return scores.gather(-1, experts).softmax(-1)
+    return scores.softmax(-1).gather(-1, experts)
+
+
+def mismatch(
+    logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
+) -> dict[str, float]:
+    """How far trainer and inference engine are apart on the sampled tokens (mask True), in nats: `kl` the
+    mean of log μ − log π (an estimate of KL(μ‖π)), and p50, p99 and max of |log π − log μ|. ValueError when
+    no token is sampled."""
+    if not bool(mask.any()):
+        raise ValueError("mask must be True somewhere: there is no sampled token to compare")
+    difference = (behavior - logp)[mask].double()
+    size = difference.abs()
+    p50, p99 = torch.quantile(size, torch.tensor([0.5, 0.99], dtype=size.dtype)).tolist()
+    return {"kl": difference.mean().item(), "p50": p50, "p99": p99, "max": size.max().item()}
+
+
+def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "N K"]]) -> dict[str, float]:
+    """Per layer the experts of both engines → `decisions`, the share of chosen experts that the other did not
+    choose, and `tokens`, the share of tokens with such an expert in at least one layer. The order of a
+    token's experts does not count."""
+    missing = torch.stack(
+        [~(a.unsqueeze(2) == b.unsqueeze(1)).any(2) for a, b in zip(ours, theirs, strict=True)]
+    )
+    return {
+        "decisions": missing.double().mean().item(),
+        "tokens": missing.any(2).any(0).double().mean().item(),
+    }
+
+
+@dataclass(frozen=True)
+class Demo:
+    """One random mixture of experts, run by a coarse engine and by an exact trainer."""
+
+    tokens: int = 2048
+    """Tokens compared."""
+    bits: int = 5
+    """Mantissa bits of the engine's weights (bfloat16 has 8, float32 24)."""
+    alpha: float = 0.5
+    """Plausibility of the filtered replay."""
+    seed: int = 0
+    """Seed of weights and tokens."""
+
+
+def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
+    """The mismatch of log-probs without replay, with it, and with the filter; and how many decisions differ."""
+    from ref.model import Config, Transformer
+
+    torch.manual_seed(config.seed)
+    shape = Config.tiny(
+        vocab_size=256, hidden_size=64, head_dim=16, moe_intermediate_size=64, initializer_range=0.15
+    )
+    trainer, engine = Transformer(shape), Transformer(shape)
+    scale = 2.0**config.bits
+    coarse = {}
+    for name, p in trainer.state_dict().items():
+        mantissa, exponent = torch.frexp(p)
+        coarse[name] = torch.ldexp((mantissa * scale).round() / scale, exponent)
+    engine.load_state_dict(coarse)
+    ids = torch.randint(0, shape.vocab_size, (max(1, config.tokens // 64), 65))
+    targets, mask = ids[:, 1:], torch.ones(len(ids), 64, dtype=torch.bool)
+    figures: dict[str, float] = {}
+
+    def run(model: Transformer, experts=None):
+        with torch.no_grad():
+            out = model(ids[:, :-1], experts=experts)
+        return out.logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0], out
+
+    behavior, sampled = run(engine)
+    own, out = run(trainer)
+    figures |= {f"differing_{k}": v for k, v in differing(out.experts, sampled.experts).items()}
+    # The filter looks at the scores of the very pass it steers: each layer's input depends on the layers before.
+    filtered = [
+        partial(replay, replayed=e, k=shape.num_experts_per_tok, alpha=config.alpha) for e in sampled.experts
+    ]
+    ways = {"own": own, "replay": run(trainer, sampled.experts)[0], "filtered": run(trainer, filtered)[0]}
+    for step, (way, logp) in enumerate(ways.items(), 1):
+        figures |= {f"{way}_{k}": v for k, v in mismatch(logp, behavior, mask).items()}
+        log(step, len(ways), **figures)
+    return figures
+
+
+if __name__ == "__main__":
+    for name, value in demo().items():
+        print(f"{name:20s} {value:.5f}")
