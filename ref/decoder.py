@@ -71,6 +71,8 @@ class Generation:
     """Drafts offered at each place of a turn's first pass by `recall`."""
     recalled_accepted: list[int] = field(default_factory=list)
     """Those of them that stood."""
+    retracted: int = 0
+    """Turns taken back: handed over before they were verified, and wrong."""
     seconds: float = 0.0
     """Wall-clock time, prefill included."""
 
@@ -90,6 +92,11 @@ class Generation:
     def acceptance(self) -> list[float]:
         """Share of the guesses at each depth that stood (a guess falls with every guess before it)."""
         return [a / max(d, 1) for a, d in zip(self.accepted, self.drafted, strict=True)]
+
+    @property
+    def recall_acceptance(self) -> list[float]:
+        """The same of `recall`, by place in the turn."""
+        return [a / max(d, 1) for a, d in zip(self.recalled_accepted, self.recalled, strict=True)]
 
 
 @dataclass
@@ -216,6 +223,7 @@ class Decoder:
             for number, p in enumerate(self.pending):
                 if self.settle(x[: len(p.draft) + 1], p.draft, p.q, stop, p.counts) < len(p.draft):
                     self.retracted = len(self.pending) - number
+                    total.retracted += self.retracted
                     begin, end, draft, x = p.begin, p.end, [], None
                     break
                 self.tokens += p.given

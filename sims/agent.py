@@ -1,9 +1,9 @@
 """The tiny coding agent: how a policy over tokens meets an environment of texts, and what a batch of
 rollouts is worth.
 
-A context is `<|env|> prompt <|agent|> turn <|env|> answer <|agent|> turn <|env|> …`; the agent ends its turn by
-handing the word to the environment. The same encoding serves demonstrations (SFT), sampling and training, so
-what the policy was trained on and what it sees are the same tokens.
+A context is `<|env|> prompt <|agent|> turn <|env|> answer <|agent|> turn <|env|> …`; the agent ends its turn
+by handing the word to the environment. The same encoding serves demonstrations (SFT), sampling and training,
+so what the policy was trained on and what it sees are the same tokens.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Before and after: held-out tasks, held-out codebase, and speculative decoding of the agent's own rollouts."""
+"""Before and after: held-out tasks, held-out codebase, speculative decoding of the agent's own rollouts."""
 
 import itertools
 import time
@@ -9,8 +9,10 @@ import torch
 
 from etude.runs import Run
 from ref import cpt
+from ref.conversation import converse
+from ref.decoder import Decoder
 from ref.model import Transformer
-from ref.mtp import MTP, Decoder
+from ref.mtp import MTP
 from ref.sampler import Sampler
 from sims.agent import Episode, Language, play
 from sims.microrepo import Session, Task
@@ -25,17 +27,31 @@ FIGURES = ("success", "best", "greedy", "tokens", "turns", "invalid_calls")
 
 
 def measure_policy(
-    model: Transformer, language: Language, tasks: list[Task], config: "Recipe", seed: int, progress=lambda done: None
+    model: Transformer,
+    language: Language,
+    tasks: list[Task],
+    config: "Recipe",
+    seed: int,
+    progress=lambda done: None,
 ) -> dict[str, np.ndarray]:
-    """Per task and sample, [tasks, samples]: success, tokens (sampled by the policy), turns, invalid_calls, finished; and greedy
-    [tasks]. `model` samples in its own dtype."""
+    """Per task and sample, [tasks, samples]: success, tokens (sampled by the policy), turns, invalid_calls,
+    finished; and greedy [tasks]. `model` samples in its own dtype."""
     n, r = config.evaluation.samples, config.rl
     sampler = Sampler(model, model.embed_tokens.weight.dtype)
     generator = torch.Generator().manual_seed(seed)
     episodes: list[Episode] = []
     chunk = max(1, 256 // n)
     for start in range(0, len(tasks), chunk):
-        episodes += play(sampler, language, tasks[start : start + chunk], n, r.max_len, r.max_turns, generator, r.temperature)
+        episodes += play(
+            sampler,
+            language,
+            tasks[start : start + chunk],
+            n,
+            r.max_len,
+            r.max_turns,
+            generator,
+            r.temperature,
+        )
         progress(len(episodes))
     greedy = play(sampler, language, tasks, 1, r.max_len, r.max_turns, None, temperature=0.0)
     verdicts = [e.verdict for e in episodes]
@@ -60,8 +76,15 @@ def summarise(found: dict[str, Any], resamples: int) -> dict:
     n = found["success"].shape[1]
     solved = found["success"].sum(1)
     curve = [float(pass_at_k(solved, n, k).mean()) for k in range(1, n + 1)]
-    out = {name: bootstrap(found[name].mean(1), n=resamples) for name in ("success", "tokens", "turns", "invalid_calls", "finished")}
-    out |= {f"best_of_{n}": bootstrap(solved > 0, n=resamples), "greedy": bootstrap(found["greedy"], n=resamples), "pass_at_k": curve}
+    out = {
+        name: bootstrap(found[name].mean(1), n=resamples)
+        for name in ("success", "tokens", "turns", "invalid_calls", "finished")
+    }
+    out |= {
+        f"best_of_{n}": bootstrap(solved > 0, n=resamples),
+        "greedy": bootstrap(found["greedy"], n=resamples),
+        "pass_at_k": curve,
+    }
     out["by_depth"] = {
         str(d): {
             "tasks": int((found["depth"] == d).sum()),
@@ -77,68 +100,104 @@ def summarise(found: dict[str, Any], resamples: int) -> dict:
 def compare(before: dict[str, Any], after: dict[str, Any], resamples: int) -> dict:
     """After minus before, paired by task, with bootstrap intervals."""
     n = before["success"].shape[1]
-    pairs = {name: (after[name].mean(1) - before[name].mean(1)) for name in ("success", "tokens", "turns", "invalid_calls")}
-    pairs[f"best_of_{n}"] = (after["success"].max(1) - before["success"].max(1))
+    pairs = {
+        name: (after[name].mean(1) - before[name].mean(1))
+        for name in ("success", "tokens", "turns", "invalid_calls")
+    }
+    pairs[f"best_of_{n}"] = after["success"].max(1) - before["success"].max(1)
     pairs["greedy"] = after["greedy"] - before["greedy"]
     return {name: bootstrap(values, n=resamples) for name, values in pairs.items()}
 
 
-def converse(decoder: Decoder, language: Language, task: Task, max_len: int, max_turns: int) -> list[int]:
-    """One episode at batch 1 through a decoder; returns all tokens of the context."""
-    episode = Episode(language, Session(task, max_turns))
-    decoder.reset()
-    decoder.feed(episode.prompt)
-    while len(decoder.tokens) < max_len:
-        turn = decoder.generate(episode.stop, max_len - len(decoder.tokens))
-        if turn[-1] != episode.stop:
-            break
-        answer = episode.reply(turn[:-1])
-        if answer is None:
-            break
-        decoder.feed(answer[: max_len - len(decoder.tokens)])
-    return list(decoder.tokens)
+WAYS = {
+    "plain": (False, 0, False),
+    "mtp": (True, 0, False),
+    "mtp+recall": (True, 4, False),
+    "mtp+recall+ahead": (True, 4, True),
+}
+"""Ways of decoding: (drafts of the MTP layers, drafts recalled at a turn's beginning, turns handed over
+before they are verified)."""
+FULL = "mtp+recall+ahead"
 
 
 def measure_decoding(
-    model: Transformer, mtp: MTP, language: Language, tasks: list[Task], config: "Recipe", rounds: int = 3, progress=lambda n: None
+    model: Transformer,
+    mtp: MTP,
+    language: Language,
+    tasks: list[Task],
+    config: "Recipe",
+    rounds: int = 3,
+    progress=lambda n: None,
 ) -> dict:
-    """Plain against speculative decoding of the agent's own rollouts at batch 1, task by task in turn, greedy, so that both decode
-    the same tokens. The ratio of a round is total plain seconds over total speculative seconds. `identical`: share of tasks whose
-    tokens agree in full."""
+    """Speculative against plain decoding of the agent's own rollouts at batch 1: every task in all `WAYS`, in
+    turn, greedy, so that all decode the same tokens.
+
+    `identical`: share of tasks whose tokens are plain decoding's in full. The speed of a round is its tokens
+    over the decoder's seconds, which include prompts, observations and turns taken back;
+    `speedup_with_environment` is by the clock around the episodes, to which environment and forks add.
+    `retracted`: share of the turns carried out that were taken back. What a decoder recalls it saw earlier in
+    the same round, in other tasks or in this one. At the top level stand the figures of the fullest way."""
     r = config.rl
-    plain = Decoder(model, None, max_len=r.max_len)
-    fast = Decoder(model, mtp, max_len=r.max_len)
-    ratios, speeds = [], {"plain": [], "speculative": []}
-    drafted, accepted, cycles, tokens, same = np.zeros(fast.depth), np.zeros(fast.depth), 0, 0, 0
-    converse(plain, language, tasks[0], r.max_len, r.max_turns)
-    converse(fast, language, tasks[0], r.max_len, r.max_turns)
+    decoders = {
+        name: Decoder(model, mtp if drafts else None, max_len=r.max_len, recall=recall)
+        for name, (drafts, recall, _) in WAYS.items()
+    }
+
+    def play_one(name: str, task: Task) -> tuple[Episode, float]:
+        episode, started = Episode(language, Session(task, r.max_turns)), time.perf_counter()
+        episode = converse(decoders[name], episode, ahead=WAYS[name][2])
+        return episode, time.perf_counter() - started
+
+    for name in WAYS:
+        play_one(name, tasks[0])
+    speeds = {name: {"decoder": [], "clock": []} for name in WAYS}
+    spent, same, turns = {}, dict.fromkeys(WAYS, 0), dict.fromkeys(WAYS, 0)
     for i in range(rounds):
-        seconds, count = {"plain": 0.0, "speculative": 0.0}, {"plain": 0, "speculative": 0}
+        clock, found = dict.fromkeys(WAYS, 0.0), {}
+        for decoder in decoders.values():
+            decoder.reset(forget=True)
         for number, task in enumerate(tasks):
-            seen = {}
-            pair = [("plain", plain), ("speculative", fast)]
-            for name, decoder in pair if number % 2 else pair[::-1]:
-                started = time.perf_counter()
-                seen[name] = converse(decoder, language, task, r.max_len, r.max_turns)
-                del started
-                seconds[name] += decoder.total.seconds
-                count[name] += len(decoder.total.tokens)
+            at = number % len(WAYS)
+            for name in [*WAYS][at:] + [*WAYS][:at]:
+                episode, seconds = play_one(name, task)
+                clock[name] += seconds
+                found[name] = found[name] + decoders[name].total if name in found else decoders[name].total
+                turns[name] += episode.verdict.turns if i == 0 else 0
             if i == 0:
-                same += seen["plain"] == seen["speculative"]
-                drafted += fast.total.drafted
-                accepted += fast.total.accepted
-                cycles, tokens = cycles + fast.total.cycles, tokens + len(fast.total.tokens)
+                for name, decoder in decoders.items():
+                    same[name] += decoder.tokens == decoders["plain"].tokens
             progress(i * len(tasks) + number + 1)
-        speed = {name: count[name] / seconds[name] for name in seconds}
-        ratios.append(speed["speculative"] / speed["plain"])
-        for name in speeds:
-            speeds[name].append(speed[name])
+        for name, speed in speeds.items():
+            speed["decoder"].append(len(found[name].tokens) / found[name].seconds)
+            speed["clock"].append(len(found[name].tokens) / clock[name])
+        spent = spent or found
+
+    def ratio(name: str, by: str) -> dict[str, float]:
+        ratios = np.array(speeds[name][by]) / np.array(speeds["plain"][by])
+        return {"median": float(np.median(ratios)), "low": float(ratios.min()), "high": float(ratios.max())}
+
+    ways = {
+        name: {
+            "speedup": ratio(name, "decoder"),
+            "speedup_with_environment": ratio(name, "clock"),
+            "tokens_per_s": float(np.median(speeds[name]["decoder"])),
+            "tokens_per_cycle": spent[name].tokens_per_cycle,
+            "acceptance": spent[name].acceptance,
+            "recall_acceptance": spent[name].recall_acceptance,
+            "identical": same[name] / len(tasks),
+            "retracted": spent[name].retracted / max(turns[name] + spent[name].retracted, 1),
+        }
+        for name in WAYS
+        if name != "plain"
+    }
+    full = ways[FULL]
     return {
-        "tasks": len(tasks), "identical": same / len(tasks), "acceptance": [float(a / max(d, 1)) for a, d in zip(accepted, drafted, strict=True)],
-        "tokens_per_cycle": tokens / cycles,
-        "speedup": {"median": float(np.median(ratios)), "low": min(ratios), "high": max(ratios)},
-        "plain_tokens_per_s": float(np.median(speeds["plain"])), "speculative_tokens_per_s": float(np.median(speeds["speculative"])),
-    }  # fmt: skip
+        "tasks": len(tasks),
+        **{key: full[key] for key in ("identical", "acceptance", "tokens_per_cycle", "retracted", "speedup")},
+        "plain_tokens_per_s": float(np.median(speeds["plain"]["decoder"])),
+        "speculative_tokens_per_s": full["tokens_per_s"],
+        "ways": ways,
+    }
 
 
 def evaluate(run: Run, config: "Recipe", tasks: list[Task]) -> None:
@@ -155,26 +214,45 @@ def evaluate(run: Run, config: "Recipe", tasks: list[Task]) -> None:
             if when not in parts:
                 model = load_checkpoint(run, config, name, with_mtp=False)[0].to(dtype)
                 base = number * e.tasks * e.samples
-                parts[when] = measure_policy(model, language, tasks, config, hash_seed(config.seed, "evaluation"),
-                                             lambda done, base=base: stage.progress(base + done))  # fmt: skip
+                parts[when] = measure_policy(
+                    model,
+                    language,
+                    tasks,
+                    config,
+                    hash_seed(config.seed, "evaluation"),
+                    lambda done, base=base: stage.progress(base + done),
+                )
                 stage.save({"parts": parts}, number + 1)
         codebase, results = heldout_codebase(run), []
         for name in ("mid-cpt", "cpt", "sft", "final"):
             model = load_checkpoint(run, config, name, with_mtp=False)[0].to(dtype)
             found = cpt.codebase_nll(model, language.tokenizer, codebase, config.training.long_length)
-            results.append({"checkpoint": name, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte})
+            results.append(
+                {"checkpoint": name, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
+            )
         before, after = parts["before"], parts["after"]
-        stage.log(1, **{f"{when}_{k}": float(parts[when][k].mean()) for when in parts for k in ("success", "greedy", "tokens")})
+        stage.log(
+            1,
+            **{
+                f"{when}_{k}": float(parts[when][k].mean())
+                for when in parts
+                for k in ("success", "greedy", "tokens")
+            },
+        )
         stage.finish({
-            "tasks": e.tasks, "samples": e.samples, "before": summarise(before, e.resamples), "after": summarise(after, e.resamples),
+            "tasks": e.tasks, "samples": e.samples,
+            "before": summarise(before, e.resamples), "after": summarise(after, e.resamples),
             "difference": compare(before, after, e.resamples), "codebase": results,
             "examples": [{"prompt": t.prompt, "depth": t.depth, "transcript": text, "success": bool(ok)}
                          for t, text, ok in zip(tasks, after["example"], after["greedy"], strict=False)],
         })  # fmt: skip
-    stage = run.stage("decode", total=3 * e.decode_tasks, unit="rollouts")
+    stage = run.stage("decode", total=3 * e.decode_tasks, unit="tasks")
     if not stage.finished:
         stage.restore()
         model, mtp = load_checkpoint(run, config, "final")
-        found = measure_decoding(model.to(dtype), mtp.to(dtype), language, tasks[: e.decode_tasks], config, progress=stage.progress)
-        stage.log(1, acceptance=found["acceptance"], tokens_per_cycle=found["tokens_per_cycle"])
+        found = measure_decoding(
+            model.to(dtype), mtp.to(dtype), language, tasks[: e.decode_tasks], config, progress=stage.progress
+        )
+        counted = ("acceptance", "recall_acceptance", "tokens_per_cycle", "retracted")
+        stage.log(1, **{key: found["ways"][FULL][key] for key in counted})
         stage.finish(found)

@@ -718,6 +718,7 @@ def test_playing_ahead_keeps_the_distribution():
         return turn
 
     decoder.generate = watched
+    count = 0
     for _ in range(runs):
         end = converse(decoder, Two(), 2)
         sampled, turn = [], []
@@ -730,7 +731,9 @@ def test_playing_ahead_keeps_the_distribution():
                 if sampled[-1][-1] == 0 and len(sampled) == 1:
                     assert context.pop(0) == 1 + sum(sampled[0]) % 2
         assert [t[:-1] for t in sampled if t[-1] == 0] == end.turns
+        count += decoder.total.retracted
         seen[tuple(sampled)] += 1
+    assert count == back[1] + 2 * back[2]
     assert back[1] > 50 and back[2] > 5, "too little was taken back"
     common = [k for k in outcomes if runs * outcomes[k] >= 5]
     rest = 1 - sum(outcomes[k] for k in common)

@@ -49,6 +49,15 @@ def test_every_stage_leaves_its_result(whole):
     assert len(rl) == 6 and all(np.isfinite(v) for line in rl for v in line.values())
     cpt_loss = [json.loads(line)["loss"] for line in (whole / "metrics/cpt.jsonl").read_text().splitlines()]
     assert cpt_loss[-1] < cpt_loss[0] - 1
+    decode = json.loads((whole / "stages/decode.json").read_text())["result"]
+    assert list(decode["ways"]) == ["mtp", "mtp+recall", "mtp+recall+ahead"]
+    full = decode["ways"]["mtp+recall+ahead"]
+    same = ("identical", "acceptance", "tokens_per_cycle", "retracted", "speedup")
+    assert {key: decode[key] for key in same} == {key: full[key] for key in same}
+    for way in decode["ways"].values():
+        assert way["identical"] == 1 and 0 <= way["retracted"] < 1
+        assert all(way[f"speedup{by}"]["low"] > 0 for by in ("", "_with_environment"))
+    assert not decode["ways"]["mtp"]["recall_acceptance"] and len(full["recall_acceptance"]) == 4
 
 
 def test_the_final_checkpoint_opens_in_transformers_with_the_same_logits(whole):
