@@ -13,6 +13,19 @@ def interval(value, width=0.03):
     return {"value": value, "low": value - width, "high": value + width}
 
 
+def way(speedup, recalled, retracted):
+    return {
+        "speedup": {"median": speedup, "low": speedup - 0.1, "high": speedup + 0.1},
+        "speedup_with_environment": {"median": speedup - 0.05, "low": speedup - 0.2, "high": speedup},
+        "tokens_per_s": 410 * speedup,
+        "tokens_per_cycle": 3.1,
+        "acceptance": [0.93, 0.85, 0.72],
+        "recall_acceptance": recalled,
+        "identical": 1.0,
+        "retracted": retracted,
+    }
+
+
 def write_run(root):
     """A run folder as the recipe leaves it, with invented numbers."""
     draw = np.random.default_rng(0)
@@ -139,12 +152,19 @@ def write_run(root):
     stage(
         "decode",
         {
+            "tasks": 24,
             "acceptance": [0.93, 0.85, 0.72],
             "identical": 1.0,
+            "retracted": 0.087,
             "tokens_per_cycle": 3.1,
             "plain_tokens_per_s": 410.0,
             "speculative_tokens_per_s": 860.0,
             "speedup": {"median": 2.1, "low": 2.0, "high": 2.2},
+            "ways": {
+                "mtp": way(1.5, [], 0.0),
+                "mtp+recall": way(1.8, [0.75, 0.61], 0.0),
+                "mtp+recall+ahead": way(2.1, [0.74, 0.6], 0.087),
+            },
         },
     )
     seconds = {"data": 12.0, "cpt": 140.0, "mtp": 60.0, "rl": 180.0, "eval": 70.0}
@@ -168,6 +188,16 @@ def test_the_whole_report(tmp_path):
     assert "Sampled success rose by 0.24 [0.20, 0.28]" in text
     assert "0.660 [0.630,\u00a00.690]" in text and "2.10 [2.00, 2.20]×" in text
     assert "with and without drafts in 100.0% of the tasks" in text
+    rows = re.findall(r"<tr><td>(mtp[+a-z]*)</td>(.*?)</tr>", text)
+    cells = {name: re.findall(r"<td class=n>(.*?)</td>", row) for name, row in rows}
+    assert [row[0] for row in cells.values()] == [
+        "1.50 [1.40,\u00a01.60]",
+        "1.80 [1.70,\u00a01.90]",
+        "2.10 [2.00,\u00a02.20]",
+    ]
+    assert cells["mtp"][4:6] == ["–", "0.0%"] and cells["mtp+recall"][4] == "0.75 / 0.61"
+    assert cells["mtp+recall+ahead"][1:4] == ["2.05 [1.90,\u00a02.10]", "3.10", "0.93 / 0.85 / 0.72"]
+    assert cells["mtp+recall+ahead"][5:] == ["8.7%", "100.0%"]
     assert "skipped: 3 binary, 9 empty" in text
     assert "Not finished" not in text
 
