@@ -130,6 +130,8 @@ class Rl:
     """Adam's learning rate; 1e-3 destroys the policy."""
     warmup: int = 5
     """Steps over which the learning rate rises."""
+    decay: int = 30
+    """Steps at the end, half of all at most, over which it falls."""
     max_len: int = 192
     """Context limit of a rollout, in tokens."""
     max_turns: int = 12
@@ -553,7 +555,7 @@ def reinforce(run: Run, config: Recipe) -> None:
                            "policy to stop; train longer (--set training.tokens=…) or lower --set rl.gate=…")  # fmt: skip
     tasks = itertools.islice(task_stream(config, "rl"), consumed, None)
     for step in range(first, r.steps):
-        learner.schedule(min(1.0, (step + 1) / r.warmup))
+        learner.schedule(cpt.wsd(step, r.steps, r.warmup, min(r.decay, r.steps // 2)))
         sampler.load(learner.trunk.model, version=step)
         chosen = list(itertools.islice(tasks, r.prompts))
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "rl", step))
