@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from etude import report
+from etude.record import joined_lines
 
 
 def interval(value, width=0.03):
@@ -231,7 +232,7 @@ def test_stages_that_train_one_after_another_are_counted_through():
         "cpt": [{"step": 1, "tokens": 10}, {"step": 2, "tokens": 20, "phase": "short"}],
         "sft": [{"step": 1, "tokens": 5}],
     }
-    joined, borders = report._joined(metrics, "cpt", "long", "sft")
+    joined, borders = joined_lines(metrics, "cpt", "long", "sft")
     assert [(line["step"], line["tokens"], line["phase"]) for line in joined] == [
         (1, 10, "cpt"),
         (2, 20, "short"),
