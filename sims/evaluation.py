@@ -2,11 +2,13 @@
 
 import itertools
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from etude.process import in_new_process
 from etude.runs import Run
 from ref import cpt
 from ref.conversation import converse
@@ -200,11 +202,23 @@ def measure_decoding(
     }
 
 
+def decode_checkpoint(root: Path, config: "Recipe", progress) -> dict:
+    """`measure_decoding` of the policy that a run ended with."""
+    from sims.recipe import language_of, load_checkpoint, task_stream
+
+    dtype = getattr(torch, config.training.dtype)
+    model, mtp = load_checkpoint(root, config, "final")
+    tasks = list(itertools.islice(task_stream(config, "evaluation"), config.evaluation.decode_tasks))
+    return measure_decoding(
+        model.to(dtype), mtp.to(dtype), language_of(root), tasks, config, progress=progress
+    )
+
+
 def evaluate(run: Run, config: "Recipe", tasks: list[Task]) -> None:
     """The last stages: `eval` (deterministic) and `decode` (timed)."""
     from sims.recipe import hash_seed, heldout_codebase, language_of, load_checkpoint
 
-    e, language, dtype = config.evaluation, language_of(run), getattr(torch, config.training.dtype)
+    e, language, dtype = config.evaluation, language_of(run.root), getattr(torch, config.training.dtype)
     tasks = list(itertools.islice(tasks, e.tasks))
     stage = run.stage("eval", total=2 * e.tasks * e.samples, unit="rollouts")
     if not stage.finished:
@@ -212,7 +226,7 @@ def evaluate(run: Run, config: "Recipe", tasks: list[Task]) -> None:
         names = {"before": "sft", "after": "final"}
         for number, (when, name) in enumerate(names.items()):
             if when not in parts:
-                model = load_checkpoint(run, config, name, with_mtp=False)[0].to(dtype)
+                model = load_checkpoint(run.root, config, name, with_mtp=False)[0].to(dtype)
                 base = number * e.tasks * e.samples
                 parts[when] = measure_policy(
                     model,
@@ -225,7 +239,7 @@ def evaluate(run: Run, config: "Recipe", tasks: list[Task]) -> None:
                 stage.save({"parts": parts}, number + 1)
         codebase, results = heldout_codebase(run), []
         for name in ("mid-cpt", "cpt", "sft", "final"):
-            model = load_checkpoint(run, config, name, with_mtp=False)[0].to(dtype)
+            model = load_checkpoint(run.root, config, name, with_mtp=False)[0].to(dtype)
             found = cpt.codebase_nll(model, language.tokenizer, codebase, config.training.long_length)
             results.append(
                 {"checkpoint": name, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
@@ -249,10 +263,7 @@ def evaluate(run: Run, config: "Recipe", tasks: list[Task]) -> None:
     stage = run.stage("decode", total=3 * e.decode_tasks, unit="tasks")
     if not stage.finished:
         stage.restore()
-        model, mtp = load_checkpoint(run, config, "final")
-        found = measure_decoding(
-            model.to(dtype), mtp.to(dtype), language, tasks[: e.decode_tasks], config, progress=stage.progress
-        )
+        found = in_new_process(decode_checkpoint, run.root, config, progress=stage.progress)
         counted = ("acceptance", "recall_acceptance", "tokens_per_cycle", "retracted")
         stage.log(1, **{key: found["ways"][FULL][key] for key in counted})
         stage.finish(found)

@@ -373,11 +373,11 @@ def checkpoint(run: Run, name: str, trunk: Transformer, mtp: MTP | None) -> Path
     return path
 
 
-def load_checkpoint(run: Run, config: Recipe, name: str, with_mtp: bool = True) -> tuple[Transformer, MTP | None]:
-    """Trunk and, if the folder holds them, MTP layers, in float32."""
+def load_checkpoint(root: Path, config: Recipe, name: str, with_mtp: bool = True) -> tuple[Transformer, MTP | None]:
+    """Trunk and, if the run folder `root` holds them, MTP layers, in float32."""
     from safetensors.torch import load_file
 
-    path = run.path("checkpoints", name)
+    path = root / "checkpoints" / name
     model = load_hf(path)
     if not with_mtp or not (path / "mtp.safetensors").exists():
         return model, None
@@ -386,10 +386,10 @@ def load_checkpoint(run: Run, config: Recipe, name: str, with_mtp: bool = True) 
     return model, mtp
 
 
-def language_of(run: Run) -> Language:
+def language_of(root: Path) -> Language:
     from tokenizers import Tokenizer
 
-    return Language(Tokenizer.from_file(str(run.path("data", "tokenizer.json"))))
+    return Language(Tokenizer.from_file(str(root / "data" / "tokenizer.json")))
 
 
 def rows_of(run: Run, phase: str) -> Callable[[np.ndarray], tuple[Tensor, Tensor, None]]:
@@ -438,7 +438,7 @@ def train(
 
 def perplexity_look(run: Run, config: Recipe, learner: Learner, steps: int) -> Callable[[int], dict]:
     """Codebase perplexity of the beginning of the held-out codebase, every so many steps and at the last."""
-    language, codebase, t = language_of(run), heldout_codebase(run), config.training
+    language, codebase, t = language_of(run.root), heldout_codebase(run), config.training
 
     def look(step: int) -> dict:
         if step % t.perplexity_every and step != steps:
@@ -459,7 +459,7 @@ def pretrain(run: Run, config: Recipe) -> None:
     if stage.finished:
         return
     torch.manual_seed(config.seed)
-    vocabulary = language_of(run).tokenizer.get_vocab_size()
+    vocabulary = language_of(run.root).tokenizer.get_vocab_size()
     learner = Learner(config, Transformer(replace(config.model, vocab_size=vocabulary)), None, t.muon_lr, t.adamw_lr)
     train(stage, config, learner, lambda step: read(np.arange(step * B, min((step + 1) * B, rows))), steps,
           lambda step: cpt.wsd(step, 10 * steps, steps // 10, 0), "short", look=perplexity_look(run, config, learner, steps))  # fmt: skip
@@ -478,7 +478,7 @@ def distil(run: Run, config: Recipe) -> None:
     if stage.finished:
         return
     torch.manual_seed(config.seed + 1)
-    model, _ = load_checkpoint(run, config, "mid-cpt")
+    model, _ = load_checkpoint(run.root, config, "mid-cpt")
     learner = Learner(config, model, MTP(model.config, config.mtp.layers), t.muon_lr, t.adamw_lr)
     train(stage, config, learner, lambda step: read(np.arange(step * B, min((step + 1) * B, rows))), steps,
           lambda step: cpt.wsd(step, steps, steps // 10, 0), "mtp", trunk=False)  # fmt: skip
@@ -495,7 +495,7 @@ def lengthen(run: Run, config: Recipe) -> None:
     stage = run.stage("long", total=steps)
     if stage.finished:
         return
-    learner = Learner(config, *load_checkpoint(run, config, "mtp"), t.muon_lr, t.adamw_lr)
+    learner = Learner(config, *load_checkpoint(run.root, config, "mtp"), t.muon_lr, t.adamw_lr)
     train(stage, config, learner, lambda step: read(np.arange(step * B, min((step + 1) * B, rows))), steps,
           lambda step: cpt.wsd(step, steps, 5, steps), "long", look=perplexity_look(run, config, learner, steps))  # fmt: skip
     path = checkpoint(run, "cpt", learner.trunk.masters, learner.mtp.masters)
@@ -505,7 +505,7 @@ def lengthen(run: Run, config: Recipe) -> None:
 def finetune(run: Run, config: Recipe) -> None:
     """SFT on demonstrations, loss on the agent's own tokens; MTP layers go along."""
     s = config.sft
-    language, length = language_of(run), config.training.long_length
+    language, length = language_of(run.root), config.training.long_length
     shown = [demonstration_tokens(language, *episode) for episode in itertools.islice(shown_episodes(config), s.demonstrations)]
     # Token and "is it the agent's own" travel through the packer as one number.
     packed, doc = cpt.pack([[2 * t + mine for t, mine in zip(*e, strict=True)] for e in shown], length, pad=0)
@@ -522,7 +522,7 @@ def finetune(run: Run, config: Recipe) -> None:
         both = torch.from_numpy(packed[rows].astype(np.int64))
         return both // 2, torch.from_numpy(doc[rows].astype(np.int64)), (both % 2).float()
 
-    learner = Learner(config, *load_checkpoint(run, config, "cpt"), s.muon_lr, s.adamw_lr)
+    learner = Learner(config, *load_checkpoint(run.root, config, "cpt"), s.muon_lr, s.adamw_lr)
     train(stage, config, learner, batch, steps, lambda step: cpt.wsd(step, steps, 5, steps // 2), "sft")
     path = checkpoint(run, "sft", learner.trunk.masters, learner.mtp.masters)
     stage.finish({"steps": steps, "demonstrations": s.demonstrations}, [path])
@@ -540,12 +540,12 @@ def reinforce(run: Run, config: Recipe) -> None:
     stage = run.stage("rl", total=max(r.steps, 1), unit="tokens")
     if stage.finished:
         return
-    language = language_of(run)
-    model, mtp = load_checkpoint(run, config, "sft")
+    language = language_of(run.root)
+    model, mtp = load_checkpoint(run.root, config, "sft")
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
-    reference = load_checkpoint(run, config, "sft", with_mtp=False)[0].to(learner.dtype)
+    reference = load_checkpoint(run.root, config, "sft", with_mtp=False)[0].to(learner.dtype)
     sampler = Sampler(learner.trunk.model, getattr(torch, t.sampler_dtype))
 
     state = stage.restore()
