@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from etude.process import in_new_process
-from etude.runs import Run
+from etude.runs import Run, in_new_process
 from ref import cpt
 from ref.conversation import converse
 from ref.decoder import Decoder
