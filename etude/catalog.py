@@ -40,6 +40,38 @@ class Technique:
         return path.removesuffix(".py").replace("/", ".") if path else None
 
 
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment: it reproduces a figure or a claim of the sources."""
+
+    name: str
+    """What `etude figure NAME` takes."""
+    title: str
+    """What it shows, in one line."""
+    source: str
+    """The figure or section of the Composer 2 technical report (arXiv:2603.24477v2), or the paper."""
+    sim: str
+    """Its file."""
+    tests: tuple[str, ...]
+    """Tests of it."""
+
+    @property
+    def module(self) -> str:
+        """Import name of the file."""
+        return self.sim.removesuffix(".py").replace("/", ".")
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Experiment(
+        name="kl-variance",
+        title="variance of k1, k2, k3, and the gradient each really gives",
+        source="§4.1, Fig. 4",
+        sim="sims/kl_variance.py",
+        tests=("tests/sims/test_kl_variance.py",),
+    ),
+)
+
+
 TECHNIQUES: tuple[Technique, ...] = (
     Technique(
         name="recipe",
@@ -102,6 +134,11 @@ TECHNIQUES: tuple[Technique, ...] = (
 def find(name: str) -> Technique | None:
     """The technique of that name; underscores count as hyphens."""
     return next((technique for technique in TECHNIQUES if technique.name == name.replace("_", "-")), None)
+
+
+def find_experiment(name: str) -> Experiment | None:
+    """The experiment of that name; underscores count as hyphens."""
+    return next((entry for entry in EXPERIMENTS if entry.name == name.replace("_", "-")), None)
 
 
 def table() -> str:

@@ -130,6 +130,70 @@ def results(
     print(f"results: {out} and {out.with_suffix('.png').name}")
 
 
+@app.command("figure")
+def figure(
+    name: Annotated[Optional[str], typer.Argument(help="An experiment; without one, all are listed.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Half a minute, to see that it plays; its numbers prove nothing.")] = False,
+    seed: Annotated[Optional[int], typer.Option(help="Same as --set seed=N.")] = None,
+    out: Annotated[Optional[Path], typer.Option(help="Output folder.", show_default="runs/figure/NAME")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the experiment in the output folder.")] = False,
+    config: Annotated[
+        Optional[Path], typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")
+    ] = None,
+    sets: Annotated[
+        Optional[list[str]],
+        typer.Option("--set", help="One setting; repeatable; beats --config.", metavar="KEY=VALUE"),
+    ] = None,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)
+    ] = 20.0,
+) -> None:
+    """Reproduce a figure or claim of the sources: picture, table and verdict in the output folder."""
+    from etude import figures, process
+    from etude.runs import RunError
+
+    if name is None:
+        _print_experiments()
+        return
+    entry = catalog.find_experiment(name)
+    if entry is None:
+        names = [known.name for known in catalog.EXPERIMENTS]
+        near = difflib.get_close_matches(name, names, n=1)
+        guess = f"did you mean {near[0]}? There are" if near else "there are"
+        raise RunError(f"unknown experiment {name!r}; {guess}: {', '.join(names)}")
+    out = out or Path("runs") / "figure" / (entry.name + ("-quick" if quick else ""))
+    toml, given = _read_toml(config), [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
+    process.keep_freed_memory()
+    if resume:
+        toml = _merge(_stored_config(out, f"figure {entry.name}"), toml)
+    record = figures.play(entry, out, toml, given, quick, resume, checkpoint_seconds)
+    figures.show(record["claims"])
+    print(f"picture: {out / entry.name}.png\ntable:   {out / entry.name}.csv\nverdict: {out / entry.name}.json")
+
+
+def _print_experiments() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("experiment", "what", "source", "read", box=None, header_style="bold", pad_edge=False)
+    for entry in catalog.EXPERIMENTS:
+        table.add_row(entry.name, entry.title, entry.source, entry.sim)
+    Console().print(table)
+
+
+@app.command("claims")
+def claims(
+    folders: Annotated[
+        Optional[list[Path]], typer.Argument(help="Finished experiments to add; without any, the file is shown.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="JSON file of claims.")] = Path("results/claims.json"),
+) -> None:
+    """What the sources claim, what was measured here, and the verdict."""
+    from etude import figures
+
+    figures.show(figures.gather(folders, out) if folders else figures.load(out))
+
+
 @bench_app.callback()
 def bench() -> None:
     """Measure speed; results go to results/."""

@@ -117,6 +117,17 @@ def test_catalogue(technique):
     assert list(inspect.signature(module.demo).parameters) == ["config", "log"]
 
 
+@pytest.mark.parametrize("entry", catalog.EXPERIMENTS, ids=lambda entry: entry.name)
+def test_experiments(entry):
+    for path in (entry.sim, *entry.tests):
+        assert (ROOT / path).is_file(), f"{entry.name} names {path}, which does not exist"
+    module = importlib.import_module(entry.module)
+    assert module.Experiment.__dataclass_params__.frozen and isinstance(module.Experiment.quick(), module.Experiment)
+    assert isinstance(module.Experiment().seed, int) and entry.tests
+    assert list(inspect.signature(module.experiment).parameters) == ["run", "config"]
+    assert list(inspect.signature(module.picture).parameters) == ["found", "path"]
+
+
 def test_names_are_unique_and_found():
     names = [technique.name for technique in catalog.TECHNIQUES]
     assert len(set(names)) == len(names)

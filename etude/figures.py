@@ -1,0 +1,148 @@
+"""Experiments from the command line: played in a run folder, written as PNG, CSV and JSON, gathered into one table of claims."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib
+import io
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from etude import catalog
+from etude.runs import Interrupted, Run, RunError, atomic_write, fill, machine
+
+__all__ = ["gather", "play", "show"]
+
+
+def play(
+    entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], quick: bool, resume: bool, cadence: float
+) -> dict:
+    """Plays (or goes on with) an experiment in the run folder `out`, and leaves there NAME.png, NAME.csv and NAME.json.
+
+    Returns what NAME.json holds. Raises RunError as `Run.open` and `fill` do."""
+    module = importlib.import_module(entry.module)
+    base = dataclasses.asdict(module.Experiment.quick()) if quick else {}
+    config = fill(module.Experiment, _over(base, toml), sets)
+    with Run.open(out, f"figure {entry.name}", config, resume, cadence) as run:
+        try:
+            found = module.experiment(run, config)
+        except (RunError, OSError):
+            run.abandon()
+            raise
+        except KeyboardInterrupt:
+            run.close()
+            raise Interrupted(f"interrupted; go on with: etude figure {entry.name} --out {out} --resume") from None
+        command = f"etude figure {entry.name}" + (" --quick" if quick else "")
+        words = [command, *(f"--set {item}" for item in sets)]
+        record = {
+            "experiment": entry.name, "title": entry.title, "source": entry.source, "command": " ".join(words),
+            "quick": quick, "config": json.loads((out / "config.json").read_text())["config"], "machine": machine(),
+            "seconds": run.seconds(), **found,
+        }  # fmt: skip
+        atomic_write(out / f"{entry.name}.csv", _csv(found["rows"]))
+        module.picture(record, out / f"{entry.name}.png")
+        atomic_write(out / f"{entry.name}.json", json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def _over(base: dict, toml: dict) -> dict:
+    return {**base, **{k: _over(base.get(k, {}), v) if isinstance(v, dict) else v for k, v in toml.items()}}
+
+
+def _csv(rows: list[dict]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def gather(folders: Iterable[Path], out: Path) -> list[dict]:
+    """Puts the verdicts of finished experiments into the JSON file `out` (those of other experiments stay) and their
+    pictures, tables and records beside it, in figures/. Returns all claims there, in the catalogue's order.
+
+    Raises RunError for a folder without a finished experiment and for one that was played with --quick."""
+    known = {entry.name: entry for entry in catalog.EXPERIMENTS}
+    new = {}
+    for folder in map(Path, folders):
+        record = _record(folder)
+        if record["quick"]:
+            raise RunError(f"{folder} was played with --quick, whose numbers prove nothing; play it without")
+        if record["experiment"] not in known:
+            raise RunError(f"{folder} holds {record['experiment']}, which is no experiment of this version")
+        new[record["experiment"]] = folder, record
+    claims = [claim for claim in load(out) if claim["experiment"] not in new] if out.exists() else []
+    for name, (folder, record) in new.items():
+        (out.parent / "figures").mkdir(parents=True, exist_ok=True)
+        for ending in ("png", "csv", "json"):
+            shutil.copyfile(folder / f"{name}.{ending}", out.parent / "figures" / f"{name}.{ending}")
+        facts = {
+            "experiment": name, "command": record["command"], "seed": record["config"]["seed"],
+            "machine": {k: record["machine"][k] for k in ("cpu", "threads", "torch", "commit")},
+            "seconds": round(sum(record["seconds"].values()), 1),
+        }  # fmt: skip
+        claims += [claim | facts for claim in record["claims"]]
+    order = list(known)
+    claims.sort(key=lambda claim: order.index(claim["experiment"]) if claim["experiment"] in order else len(order))
+    atomic_write(out, json.dumps(claims, indent=1, ensure_ascii=False) + "\n")
+    return claims
+
+
+def load(path: Path) -> list[dict]:
+    """The claims in a file that `gather` wrote. RunError when there is none, or it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist; play experiments with etude figure, then give their folders to etude claims") from None
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}); restore it, or delete it and gather again") from None
+
+
+def _record(folder: Path) -> dict:
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        if path.name != "config.json":
+            try:
+                record = json.loads(path.read_text(encoding="utf-8"))
+                if record.get("experiment") == path.stem and "claims" in record:
+                    return record
+            except (ValueError, AttributeError):
+                pass
+    raise RunError(f"{folder} holds no finished experiment; etude figure NAME makes one")
+
+
+def measured(claim: dict[str, Any]) -> str:
+    """The measured value with its interval, for a cell of a table."""
+    if claim["measured"] is None:
+        return "–"
+    unit = f" {claim['unit']}" if claim["unit"] else ""
+    low_high = f" [{claim['interval'][0]:.3g}, {claim['interval'][1]:.3g}]" if claim["interval"] else ""
+    return f"{claim['measured']:.3g}{low_high}{unit}"
+
+
+def show(claims: list[dict]) -> None:
+    """Prints claims as a table, and under it the notes of those that did not reproduce."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("claim", "source", "measured", "verdict", box=None, header_style="bold", pad_edge=False)
+    colours = {"reproduced": "green", "partly": "yellow", "not at this scale": "red"}
+    for claim in claims:
+        colour = colours[claim["verdict"]]
+        table.add_row(claim["claim"], claim["source"], measured(claim), f"[{colour}]{claim['verdict']}[/]")
+    console = Console()
+    console.print(table)
+    for claim in claims:
+        if claim["note"] and claim["verdict"] != "reproduced":
+            console.print(f"[bold]{claim['name']}[/]: {claim['note']}", highlight=False)
+
+
+def markdown(claims: list[dict]) -> str:
+    """The same table for the README."""
+    rows = ["| claim | source | measured | verdict | command |", "|---|---|---|---|---|"]
+    rows += [f"| {c['claim']} | {c['source']} | {measured(c)} | {c['verdict']} | `{c['command']}` |" for c in claims]
+    return "\n".join(rows)

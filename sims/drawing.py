@@ -1,0 +1,36 @@
+"""The look of the experiments' pictures."""
+
+from pathlib import Path
+from typing import Any
+
+__all__ = ["COLOURS", "GREY", "save", "sheet"]
+
+# Okabe and Ito's colours, which people with any colour vision tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+GREY = "#8A97A3"
+
+
+def sheet(columns: int, title: str, rows: int = 1, width: float = 4.6, height: float = 3.7) -> tuple[Any, Any]:
+    """A figure with a title and its axes (an array where there are several), without what carries no information."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["axes.titlesize"], pyplot.rcParams["axes.titlelocation"] = 11, "left"
+    figure, axes = pyplot.subplots(rows, columns, figsize=(width * columns, height * rows + 0.4), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=13)
+    for one in axes.flat if rows * columns > 1 else [axes]:
+        one.spines[["top", "right"]].set_visible(False)
+        one.grid(color="#E5E8EB", linewidth=0.8)
+        one.set_axisbelow(True)
+    return figure, axes
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes the figure as PNG or SVG (by the ending of `path`) and forgets it."""
+    from matplotlib import pyplot
+
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,51 @@
+"""Where an experiment takes trained agents from: a finished run of the recipe, or one that it plays itself."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from etude.runs import Run, RunError, fill
+from sims import recipe
+
+__all__ = ["SMOKE", "agent", "read_config"]
+
+SMOKE = {
+    "data": {"vocab_size": 400},
+    "model": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+        "num_experts": 4, "moe_intermediate_size": 32,
+    },
+    "training": {"tokens": 16384, "long_tokens": 4096, "batch_tokens": 1024, "perplexity_every": 64, "perplexity_tokens": 1024},
+    "mtp": {"tokens": 2048, "layers": {"depth": 2, "intermediate_size": 32}},
+    "sft": {"demonstrations": 24, "epochs": 2, "rows": 4},
+    "rl": {"steps": 4, "prompts": 4, "rollouts": 2, "max_len": 64, "gate": 0.0},
+    "evaluation": {"tasks": 4, "samples": 2, "decode_tasks": 1, "resamples": 50},
+}  # fmt: skip
+"""Settings under which the recipe ends in seconds and its agent has learned nothing: for --quick."""
+
+
+def agent(run: Run, folder: str, seed: int) -> tuple[Path, recipe.Recipe]:
+    """The folder and settings of a finished run of the recipe: `folder`, or, where that is empty, one at SMOKE's size that
+    is played inside `run`. RunError when `folder` is no such run."""
+    if folder:
+        return Path(folder), read_config(Path(folder))
+    config = fill(recipe.Recipe, SMOKE | {"seed": seed})
+    root = run.root / "recipe"
+    with Run.open(root, "recipe", config, resume=root.exists()) as inner:
+        recipe.run(inner, config)
+    return root, config
+
+
+def read_config(root: Path) -> recipe.Recipe:
+    """The settings of a finished run. RunError when there is none in `root`, or it is of another version."""
+    hint = "play one with: etude run recipe --scale small --out FOLDER"
+    try:
+        record = json.loads((root / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"run={root} is no run of the recipe ({error}); {hint}") from None
+    if record.get("technique") != "recipe" or not (root / "stages" / "eval.json").exists():
+        raise RunError(f"run={root} is no finished run of the recipe; {hint}")
+    config = fill(recipe.Recipe, record["config"])
+    if json.loads(json.dumps(dataclasses.asdict(config), default=str)) != record["config"]:
+        raise RunError(f"run={root} was played by another version; {hint}")
+    return config
