@@ -16,7 +16,10 @@ from ref.model import Transformer
 from ref.mtp import MTP
 from ref.sampler import Sampler
 from sims.agent import Episode, Language, play
+from sims.corpus import heldout_codebase, task_stream
+from sims.learner import language_of, load_checkpoint
 from sims.microrepo import Session, Task
+from sims.reinforcement import hash_seed
 from sims.statistics import bootstrap, pass_at_k
 
 if TYPE_CHECKING:
@@ -203,8 +206,6 @@ def measure_decoding(
 
 def decode_checkpoint(root: Path, config: "Recipe", progress) -> dict:
     """`measure_decoding` of the policy that a run ended with."""
-    from sims.recipe import language_of, load_checkpoint, task_stream
-
     dtype = getattr(torch, config.training.dtype)
     model, mtp = load_checkpoint(root, config, "final")
     tasks = list(itertools.islice(task_stream(config, "evaluation"), config.evaluation.decode_tasks))
@@ -215,8 +216,6 @@ def decode_checkpoint(root: Path, config: "Recipe", progress) -> dict:
 
 def evaluate(run: Run, config: "Recipe", tasks: list[Task]) -> None:
     """The last stages: `eval` (deterministic) and `decode` (timed)."""
-    from sims.recipe import hash_seed, heldout_codebase, language_of, load_checkpoint
-
     e, language, dtype = config.evaluation, language_of(run.root), getattr(torch, config.training.dtype)
     tasks = list(itertools.islice(tasks, e.tasks))
     stage = run.stage("eval", total=2 * e.tasks * e.samples, unit="rollouts")

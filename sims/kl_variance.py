@@ -27,9 +27,11 @@ from ref import kl
 from ref.model import load_hf
 from ref.sampler import Sampler
 from sims.agent import pad, play
+from sims.corpus import task_stream
 from sims.experiment import claim, decide
+from sims.learner import language_of
 from sims.policies import agent
-from sims.recipe import Recipe, language_of, task_stream
+from sims.recipe import Recipe
 from sims.statistics import bootstrap
 
 __all__ = ["Experiment", "experiment", "picture"]

@@ -14,7 +14,7 @@ import torch
 
 from etude.runs import fill
 from ref.model import load_hf
-from sims import recipe
+from sims import corpus, recipe
 from sims.agent import Language
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def test_a_truncated_model_is_named(whole, tmp_path):
 
 def test_tasks_are_never_used_twice():
     config = recipe.Recipe()
-    uses = {use: [next_.key for next_, _ in zip(recipe.task_stream(config, use), range(400), strict=False)]
+    uses = {use: [next_.key for next_, _ in zip(corpus.task_stream(config, use), range(400), strict=False)]
             for use in ("rl", "demonstrations", "evaluation")}  # fmt: skip
     assert all(len(set(keys)) == 400 for keys in uses.values())
     assert not set(uses["evaluation"]) & set(uses["rl"]) and not set(uses["evaluation"]) & set(uses["demonstrations"])

@@ -1,0 +1,152 @@
+"""Weights on their way through the recipe: masters, optimisers, checkpoints, and one loop for every supervised phase."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from etude.runs import Run, Stage
+from ref import cpt
+from ref.model import Transformer, load_balancing_loss, load_hf, save_hf
+from ref.mtp import MTP, mtp_loss
+from ref.muon import optimizers
+from ref.precision import Masters
+from sims.agent import Language
+from sims.corpus import heldout_codebase
+
+if TYPE_CHECKING:
+    from sims.recipe import Recipe
+
+__all__ = ["Learner", "checkpoint", "language_of", "load_checkpoint", "perplexity_look", "rows_of", "train"]
+
+
+class Learner:
+    """Trunk and MTP layers with their float32 masters and optimisers, and the state that a resumed stage needs."""
+
+    def __init__(self, config: "Recipe", model: Transformer, mtp: MTP | None, muon_lr: float, adamw_lr: float):
+        t = config.training
+        self.config, self.dtype = config, getattr(torch, t.dtype)
+        self.trunk = Masters(model, self.dtype)
+        self.mtp = Masters(mtp, self.dtype) if mtp is not None else None
+        muon = t.optimizer == "muon"
+        self.optimizers = optimizers(self.trunk.masters, muon_lr, adamw_lr, use_muon=muon)
+        self.mtp_optimizers = optimizers(mtp, config.mtp.muon_lr, config.mtp.lr, use_muon=muon) if mtp is not None else []
+        self.rates = [[g["lr"] for g in o.param_groups] for o in self.all_optimizers]
+
+    @property
+    def all_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [*self.optimizers, *self.mtp_optimizers]
+
+    def schedule(self, factor: float) -> None:
+        """Scale every learning rate by `factor`."""
+        for optimizer, rates in zip(self.all_optimizers, self.rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+
+    def state(self, step: int, **more) -> dict:
+        return {
+            "step": step, "trunk": self.trunk.masters.state_dict(), "optimizers": [o.state_dict() for o in self.all_optimizers],
+            "mtp": self.mtp.masters.state_dict() if self.mtp else None, **more,
+        }  # fmt: skip
+
+    def restore(self, state: dict) -> int:
+        """Take over a saved state; returns its step."""
+        self.trunk.masters.load_state_dict(state["trunk"])
+        self.trunk.copy_down()
+        if self.mtp:
+            self.mtp.masters.load_state_dict(state["mtp"])
+            self.mtp.copy_down()
+        for optimizer, saved in zip(self.all_optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        return state["step"]
+
+
+def checkpoint(run: Run, name: str, trunk: Transformer, mtp: MTP | None) -> Path:
+    """Writes checkpoints/NAME as a Hugging Face folder; MTP layers lie beside the weights in mtp.safetensors."""
+    from safetensors.torch import save_file
+
+    path = run.path("checkpoints", name)
+    save_hf(trunk, path)
+    (path / "tokenizer.json").write_bytes(run.path("data", "tokenizer.json").read_bytes())
+    if mtp is not None:
+        save_file({k: v.contiguous() for k, v in mtp.state_dict().items()}, str(path / "mtp.safetensors"))
+    return path
+
+
+def load_checkpoint(root: Path, config: "Recipe", name: str, with_mtp: bool = True) -> tuple[Transformer, MTP | None]:
+    """Trunk and, if the run folder `root` holds them, MTP layers, in float32."""
+    from safetensors.torch import load_file
+
+    path = root / "checkpoints" / name
+    model = load_hf(path)
+    if not with_mtp or not (path / "mtp.safetensors").exists():
+        return model, None
+    mtp = MTP(model.config, config.mtp.layers)
+    mtp.load_state_dict(load_file(str(path / "mtp.safetensors")))
+    return model, mtp
+
+
+def language_of(root: Path) -> Language:
+    from tokenizers import Tokenizer
+
+    return Language(Tokenizer.from_file(str(root / "data" / "tokenizer.json")))
+
+
+def rows_of(run: Run, phase: str) -> Callable[[np.ndarray], tuple[Tensor, Tensor, None]]:
+    with np.load(run.path("data", f"{phase}.npz")) as packed:
+        ids, doc = packed["ids"], packed["doc"]
+    return ids.shape, lambda rows: (torch.from_numpy(ids[rows].astype(np.int64)), torch.from_numpy(doc[rows].astype(np.int64)), None)
+
+
+def train(
+    stage: Stage, config: "Recipe", learner: Learner, batches: Callable[[int], tuple[Tensor, Tensor, Tensor | None]], steps: int,
+    schedule: Callable[[int], float], phase: str, trunk: bool = True, look: Callable[[int], dict] | None = None,
+) -> None:
+    """`steps` optimiser steps on `batches(step)` → ids, doc, weight [B, T]; trains the trunk, the MTP layers, or both."""
+    state = stage.restore()
+    first = learner.restore(state) if state else 0
+    seen = state["seen"] if state else 0
+    model = learner.trunk.model
+    for step in range(first, steps):
+        ids, doc, weight = batches(step)
+        learner.schedule(schedule(step))
+        with torch.set_grad_enabled(trunk):
+            out = model(ids, doc=doc, logits=False)
+        figures: dict[str, float] = {}
+        if trunk:
+            loss, count = cpt.next_token_loss(model, out.hidden, ids, doc, weight)
+            figures["loss"] = loss.item() / count
+            loss = loss / count
+            if out.router_logits:
+                loss = loss + config.model.router_aux_loss_coef * load_balancing_loss(out.router_logits, out.experts)
+            loss.backward()
+        if learner.mtp is not None:
+            distilled, count, stats = mtp_loss(learner.mtp.model, model, out, ids, doc, weight)
+            (config.mtp.weight * distilled / count).backward()
+            figures |= {"mtp_loss": distilled.item() / count, **stats}
+            learner.mtp.step(learner.mtp_optimizers)
+        if trunk:
+            figures["grad_norm"] = learner.trunk.step(learner.optimizers).item()
+        seen += int((doc >= 0).sum())
+        look_at = look(step + 1) if look else {}
+        stage.log(step + 1, tokens=seen, phase=phase, lr=schedule(step), **figures, **look_at)
+        shown = {"loss": figures.get("loss", figures.get("mtp_loss"))} | {k: v for k, v in look_at.items() if k == "codebase_ppl"}
+        stage.progress(step + 1, seen, **shown)
+        if stage.due():
+            stage.save(learner.state(step + 1, seen=seen), step + 1)
+
+
+def perplexity_look(run: Run, config: "Recipe", learner: Learner, steps: int) -> Callable[[int], dict]:
+    """Codebase perplexity of the beginning of the held-out codebase, every so many steps and at the last."""
+    language, codebase, t = language_of(run.root), heldout_codebase(run), config.training
+
+    def look(step: int) -> dict:
+        if step % t.perplexity_every and step != steps:
+            return {}
+        found = cpt.codebase_nll(learner.trunk.model, language.tokenizer, codebase, t.long_length, max_tokens=t.perplexity_tokens)
+        return {"codebase_ppl": found.perplexity, "codebase_bpb": found.bits_per_byte}
+
+    return look

@@ -1,0 +1,163 @@
+"""RL on the small world: rollouts of fresh tasks with the newest weights, one policy-gradient step on them, again.
+
+The loop that `sims/recipe.py` plays once and the experiments play under changed settings.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from etude.runs import RunError, Stage
+from ref import cpt, dr_grpo
+from ref.model import Transformer
+from ref.mtp import MTP, mtp_loss
+from ref.router_replay import replay
+from ref.sampler import Rollout, Sampler
+from sims.agent import Language, pad, pay, play, reference_kl
+from sims.corpus import task_stream
+from sims.learner import Learner
+
+if TYPE_CHECKING:
+    from sims.recipe import Recipe
+
+__all__ = ["gate", "hash_seed", "improve", "learn"]
+
+
+def learn(
+    stage: Stage,
+    config: "Recipe",
+    model: Transformer,
+    mtp: MTP | None,
+    reference: Transformer,
+    language: Language,
+    look: Callable[[int, Learner, Sampler], dict] | None = None,
+) -> tuple[Learner, dict[str, int]]:
+    """Dr. GRPO: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam step on them.
+
+    model and mtp begin where SFT ended; `reference` prices drift; `look(step, learner, sampler)` is called before the first
+    step and after each, and what it returns is logged with the step's figures. Resumes from the stage's state. Returns the
+    learner and what was consumed. RunError where the policy succeeds too rarely to begin with (`rl.gate`)."""
+    r, t = config.rl, config.training
+    learner = Learner(config, model, mtp, 0.0, 0.0)
+    learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
+    learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
+    reference = reference.to(learner.dtype)
+    sampler = Sampler(learner.trunk.model, getattr(torch, t.sampler_dtype))
+
+    state = stage.restore()
+    first = learner.restore(state) if state else 0
+    seen, consumed = (state["seen"], state["consumed"]) if state else (0, 0)
+    if not state:
+        success = gate(config, sampler, language)
+        if success < r.gate:
+            raise RunError(f"sampled success after SFT is {success:.3f}, below rl.gate={r.gate}: penalties would only teach the "
+                           "policy to stop; train longer (--set training.tokens=…) or lower --set rl.gate=…")  # fmt: skip
+        if look and (found := look(0, learner, sampler)):
+            stage.log(0, **found)
+    tasks = itertools.islice(task_stream(config, "rl"), consumed, None)
+    for step in range(first, r.steps):
+        learner.schedule(cpt.wsd(step, r.steps, r.warmup, min(r.decay, r.steps // 2)))
+        sampler.load(learner.trunk.model, version=step)
+        chosen = list(itertools.islice(tasks, r.prompts))
+        generator = torch.Generator().manual_seed(hash_seed(config.seed, "rl", step))
+        episodes = play(sampler, language, chosen, r.rollouts, r.max_len, r.max_turns, generator, r.temperature)
+        figures = improve(config, learner, reference, episodes, step)
+        consumed += len(chosen)
+        seen += sum(len(e.rollout.tokens) for e in episodes)
+        if look:
+            sampler.load(learner.trunk.model, version=step + 1)
+            figures |= look(step + 1, learner, sampler)
+        stage.log(step + 1, **figures)
+        stage.progress(step + 1, seen, reward=figures["reward"], success=figures["success"])
+        if stage.due():
+            stage.save(learner.state(step + 1, seen=seen, consumed=consumed), step + 1)
+    return learner, {"steps": r.steps, "prompts": consumed, "rollouts": consumed * r.rollouts, "tokens": seen}
+
+
+def hash_seed(*parts) -> int:
+    """A 63-bit seed from parts, the same in every process."""
+    return random.Random("-".join(map(str, parts))).getrandbits(63)
+
+
+def gate(config: "Recipe", sampler: Sampler, language: Language) -> float:
+    """Sampled success on 64 training tasks that RL will not use."""
+    tasks = list(itertools.islice(task_stream(config, "gate"), 64))
+    generator = torch.Generator().manual_seed(hash_seed(config.seed, "gate"))
+    episodes = play(sampler, language, tasks, 4, config.rl.max_len, config.rl.max_turns, generator)
+    return float(np.mean([e.verdict.tests for e in episodes]))
+
+
+def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes: list, step: int) -> dict[str, float]:
+    """One policy-gradient step on a batch of finished episodes; returns the figures of the batch."""
+    r = config.rl
+    G, N = r.prompts, r.rollouts
+    paid = [pay(e, r.payment) for e in episodes]
+    ids, mask, behavior = pad([e.rollout for e in episodes], multiple=32)
+    lengths = torch.tensor([len(e.rollout.tokens) for e in episodes])
+    # Micro-batches of like length waste little padding; few distinct shapes, because each new one costs its compilation.
+    batches = [(rows, -(-int(lengths[rows].max()) // 32) * 32) for rows in lengths.argsort(stable=True).split(32)]
+    drift = torch.zeros(len(episodes))
+    for rows, T in batches:
+        drift[rows] = reference_kl(reference, ids[rows, :T], mask[rows, :T], behavior[rows, :T])
+    rewards = torch.tensor([p["reward"] for p in paid]) - r.payment.kl * drift
+    if r.shuffle_rewards:
+        generator = torch.Generator().manual_seed(hash_seed(config.seed, "shuffle", step))
+        rewards = rewards[torch.randperm(len(rewards), generator=generator)]
+    advantages = dr_grpo.group_advantages(rewards.view(G, N)).flatten()
+    budget = float(G * N * r.budget_tokens)  # constant, so that the micro-batches' losses add up to the whole batch's
+
+    model, total, gap, mtp_sum, mtp_count = learner.trunk.model, 0.0, 0.0, 0.0, 0.0
+    for rows, T in batches:
+        some, keep = ids[rows, :T], mask[rows, :T]
+        experts = routing([episodes[i].rollout for i in rows.tolist()], T, r.replay, r.replay_alpha)
+        out = model(some, logits=False, experts=experts)
+        logp = model.logprob(out.hidden[:, :-1].flatten(0, 1), some[:, 1:].flatten()).view(len(rows), -1)
+        loss = dr_grpo.policy_loss(logp, behavior[rows, 1:T], advantages[rows], keep[:, 1:], budget=budget,
+                                   clip_low=r.clip_low, clip_high=r.clip_high)  # fmt: skip
+        loss.backward()
+        total += loss.item()
+        gap += ((logp.detach() - behavior[rows, 1:T]) * keep[:, 1:]).abs().sum().item()
+        if learner.mtp is not None and step % config.mtp.rl_every == 0:
+            doc = torch.where(torch.arange(T) < lengths[rows, None], 0, -1)
+            distilled, count, _ = mtp_loss(learner.mtp.model, model, out, some, doc, keep.float())
+            (config.mtp.weight * distilled / mask.sum()).backward()
+            mtp_sum, mtp_count = mtp_sum + distilled.item(), mtp_count + count
+    norm = learner.trunk.step(learner.optimizers)
+    if mtp_count:
+        learner.mtp.step(learner.mtp_optimizers)
+
+    verdicts = [e.verdict for e in episodes]
+    own = mask.sum().item()
+
+    def mean(values: Iterable[float]) -> float:
+        values = list(values)
+        return float(sum(values) / len(values))
+
+    return {
+        "reward": mean(rewards.tolist()), "success": mean(v.tests for v in verdicts),
+        "best": mean(max(v.tests for v in verdicts[g * N : (g + 1) * N]) for g in range(G)),
+        "tokens": own / len(episodes), "turns": mean(v.turns for v in verdicts),
+        "invalid_calls": mean(v.invalid_calls for v in verdicts), "tested": mean(float(v.tested) for v in verdicts),
+        "effort": mean(p["effort"] for p in paid), "kl": mean(drift.tolist()), "loss": total,
+        "nll": -(behavior.sum().item() / own), "mismatch": gap / own, "grad_norm": norm.item(),
+        "finished": mean(float(e.rollout.finished) for e in episodes), **({"mtp_loss": mtp_sum / mtp_count} if mtp_count else {}),
+    }  # fmt: skip
+
+
+def routing(rollouts: Sequence[Rollout], T: int, how: str, alpha: float) -> list | None:
+    """The experts of the sampler, per layer, for a training pass over these rollouts padded to T tokens: indices [B·T, K]
+    ("plain"), functions that filter them by this router's scores ("filtered"), None ("none")."""
+    if how == "none":
+        return None
+    _, L, K = rollouts[0].experts.shape
+    # What pads has to be K distinct experts; no gradient comes from there.
+    chosen = torch.arange(K).expand(len(rollouts), T, L, K).clone()
+    for row, rollout in enumerate(rollouts):
+        chosen[row, : len(rollout.experts)] = rollout.experts.long()
+    layers = chosen.flatten(0, 1).unbind(1)
+    return list(layers) if how == "plain" else [partial(replay, replayed=e, k=K, alpha=alpha) for e in layers]
