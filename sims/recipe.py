@@ -117,7 +117,7 @@ class Mtp:
 class Rl:
     """Dr. GRPO in the small world."""
 
-    steps: int = 80
+    steps: int = 100
     """Optimiser steps; 0 leaves RL out."""
     prompts: int = 16
     """Groups per step (G); a prompt is never used twice."""
