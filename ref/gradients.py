@@ -15,8 +15,6 @@ All are exact: `gradcheck` in float64 holds every one to its definition, and tes
 | `linear_logprob` | log softmax(W h)[t] | dh = (W[t] − Wᵀp)·g, dW = Σ g(1_t − p)hᵀ, p = softmax(W h) computed again |
 """
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -167,7 +165,10 @@ class Groups:
         self.lengths = [-(-load // pad) * pad for load in rank[:, -1].tolist()]
         """Rows of every expert, padding included."""
         length = torch.tensor(self.lengths, device=flat.device)
-        first = length.cumsum(0) - length
+        last = length.cumsum(0)
+        first = last - length
+        self.ends = last.int()
+        """[E] behind the last row of every expert."""
         rows = first.index_select(0, flat) + rank.gather(0, flat[None])[0] - 1
         self.rows = rows.view(N, K)
         """[N, K] row of token n's k-th expert."""
@@ -175,9 +176,17 @@ class Groups:
         self.tokens = flat.new_zeros(sum(self.lengths)).index_copy_(0, rows, token)
         """Token of every row; the rows that pad hold token 0, with gate 0."""
 
-    def each(self, *tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """Every expert with its rows of each tensor."""
-        return enumerate(zip(*(t.split(self.lengths) for t in tensors), strict=True))
+    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+        """Every group's product: rows a [R, P] by b [E, P, Q] → [R, Q], or columns a [P, R] by rows b [R, Q]
+        → [E, P, Q]."""
+        width, by_rows = a.element_size(), b.ndim == 3
+        aligned = a.shape[by_rows] * width % 16 == 0 and b.shape[-1] * width % 16 == 0
+        if aligned and a.dtype != torch.float64:  # the library's condition
+            return F.grouped_mm(a, b, offs=self.ends)
+        if by_rows:
+            return torch.cat([x @ y for x, y in zip(a.split(self.lengths), b, strict=True)])
+        parts = zip(a.split(self.lengths, 1), b.split(self.lengths), strict=True)
+        return torch.stack([x @ y for x, y in parts])
 
 
 class ExpertsSwiGLU(Function):
@@ -185,14 +194,11 @@ class ExpertsSwiGLU(Function):
     def forward(ctx, x, gates, w13, w2, experts):
         groups = Groups(experts, len(w13))
         rows = x.index_select(0, groups.tokens)
-        up, y = (x.new_empty(len(rows), w.shape[1]) for w in (w13, w2))
-        for e, (rows_e, up_e) in groups.each(rows, up):
-            torch.mm(rows_e, w13[e].t(), out=up_e)
+        up = groups.mm(rows, w13.transpose(1, 2))
         gate, value = up.chunk(2, -1)
         act = F.silu(gate)
         inner = act * value
-        for e, (inner_e, y_e) in groups.each(inner, y):
-            torch.mm(inner_e, w2[e].t(), out=y_e)
+        y = groups.mm(inner, w2.transpose(1, 2))
         ctx.save_for_backward(rows, gates, w13, w2, up, act, inner, y)
         ctx.groups = groups
         return gather_sum(y, groups.rows, gates)
@@ -204,16 +210,13 @@ class ExpertsSwiGLU(Function):
         dy = dout.index_select(0, groups.tokens)
         dg = (dy * y).sum(-1).index_select(0, of_token).view_as(gates)
         dy.mul_(gates.new_zeros(len(y)).index_copy_(0, of_token, gates.flatten()).unsqueeze(1))
-        d_rows, d_w13, d_w2, d_up, d_inner = (torch.empty_like(t) for t in (rows, w13, w2, up, inner))
-        for e, (dy_e, inner_e, d_inner_e) in groups.each(dy, inner, d_inner):
-            torch.mm(dy_e.t(), inner_e, out=d_w2[e])
-            torch.mm(dy_e, w2[e], out=d_inner_e)
+        d_w2 = groups.mm(dy.t(), inner)
+        d_inner, d_up = groups.mm(dy, w2), torch.empty_like(up)
         (gate, value), (d_gate, d_value) = up.chunk(2, -1), d_up.chunk(2, -1)
         torch.mul(d_inner, act, out=d_value)
         torch.ops.aten.silu_backward.grad_input(d_inner.mul_(value), gate, grad_input=d_gate)
-        for e, (d_up_e, rows_e, d_rows_e) in groups.each(d_up, rows, d_rows):
-            torch.mm(d_up_e.t(), rows_e, out=d_w13[e])
-            torch.mm(d_up_e, w13[e], out=d_rows_e)
+        d_w13 = groups.mm(d_up.t(), rows)
+        d_rows = groups.mm(d_up, w13)
         return gather_sum(d_rows, groups.rows), dg, d_w13, d_w2, None
 
 

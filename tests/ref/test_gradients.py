@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ref.gradients import attend, experts_swiglu, linear_logprob, rms_norm, turned_heads
+from ref.gradients import Groups, attend, experts_swiglu, linear_logprob, rms_norm, turned_heads
 
 EPS = 1e-5
 
@@ -279,3 +281,24 @@ def test_sure_tokens_keep_their_gradient_in_bfloat16():
     linear_logprob(hidden, weight, torch.tensor([0])).sum().backward()
     p = torch.tensor([7.0, 0.0], dtype=torch.float64).softmax(0)[1].item()
     assert abs(hidden.grad.item() / (7 * p) - 1) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@given(experts=st.integers(1, 6), P=st.sampled_from([3, 8, 16]), Q=st.sampled_from([5, 16, 32]), seed=st.integers(0, 99))
+def test_grouped_products_are_each_groups_own(dtype, experts, P, Q, seed):
+    """By the library where its alignment allows and by ourselves elsewhere; experts without tokens included."""
+    torch.manual_seed(seed)
+    chosen = torch.randint(0, experts, (torch.randint(1, 80, ()).item(), 1))
+    groups = Groups(chosen, experts + 1)
+    rows, weight, other = (
+        torch.randint(-3, 4, shape).to(dtype)  # small integers: every order of summation gives the same
+        for shape in ((len(groups.tokens), P), (experts + 1, P, Q), (len(groups.tokens), Q))
+    )
+    by_rows, by_columns = groups.mm(rows, weight), groups.mm(rows.t(), other)
+    assert groups.lengths[-1] == 0 and by_columns.shape == (experts + 1, P, Q)
+    start = 0
+    for e, n in enumerate(groups.lengths):
+        some = slice(start, start + n)
+        assert torch.equal(by_rows[some], (rows[some].double() @ weight[e].double()).to(dtype))
+        assert torch.equal(by_columns[e], (rows[some].double().t() @ other[some].double()).to(dtype))
+        start += n
