@@ -112,6 +112,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="KL estimators k1, k2, k3: value, variance, gradient",
         source="§4.1, Fig. 4",
         ref="ref/kl.py",
+        sim="sims/kl_variance.py",
         tests=("tests/ref/test_kl.py",),
     ),
     Technique(

@@ -40,7 +40,7 @@ def read(root: Path, shuffled: bool) -> dict:
     if config["rl"]["shuffle_rewards"] != shuffled:
         kind = "a control (rl.shuffle_rewards=true): give it with --control" if not shuffled else "not a control: its rewards are not shuffled"
         raise RunError(f"{root} is {kind}")
-    finished = [line for line in seconds if line.get("finished")]
+    finished = {line["stage"]: line for line in seconds if line.get("finished")}.values()
     with open(root / "metrics" / "rl.jsonl") as file:
         curve = [json.loads(line)["success"] for line in file]
     return {

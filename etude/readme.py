@@ -1,0 +1,127 @@
+"""README's tables, each written from the file that was measured: python -m etude.readme
+
+Between <!-- NAME --> and <!-- /NAME --> stands what the function of that name makes from results/ and the catalogue. A test
+fails when README and files disagree, so a number there can only change together with the measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from etude import catalog, figures
+from etude.runs import RunError, atomic_write
+from sims import gain
+
+__all__ = ["BLOCKS", "filled"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _read(pattern: str) -> list[dict]:
+    found = sorted((ROOT / "results").glob(pattern))
+    if not found:
+        raise RunError(f"results/{pattern} does not exist: measure first")
+    return [json.loads(path.read_text(encoding="utf-8")) for path in found]
+
+
+def recipe() -> str:
+    """What RL gained, by seed, and over the seeds."""
+    (found,) = _read("recipe-small.json")
+    lines = [gain.table(found), "", "| over the seeds | mean difference ± standard deviation |", "|---|---|"]
+    for name, title in gain.FIGURES:
+        change = found["over_seeds"][name]["difference"]
+        lines.append(f"| {title} | {change['mean']:+.3f} ± {change['sd']:.3f} |")
+    return "\n".join(lines)
+
+
+def by_depth() -> str:
+    """Success before → after RL by the files that have to be read, mean over the seeds."""
+    (found,) = _read("recipe-small.json")
+    lines = ["| helpers to read | sampled | best of 8 | greedy |", "|---|---|---|---|"]
+    for depth in found["runs"][0]["before"]["by_depth"]:
+        cells = []
+        for name in ("success", "best_of_8", "greedy"):
+            before, after = (
+                sum(run[when]["by_depth"][depth][name]["value"] for run in found["runs"]) / len(found["runs"])
+                for when in ("before", "after")
+            )
+            cells.append(f"{before:.2f} → {after:.2f}")
+        lines.append(f"| {depth} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def perplexity() -> str:
+    """Held-out codebase after each stage, by seed."""
+    (found,) = _read("recipe-small.json")
+    names = {"mid-cpt": "mid-CPT", "cpt": "long context", "sft": "SFT", "final": "RL"}
+    lines = ["| codebase perplexity after | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
+    for run in found["runs"]:
+        values = {c["checkpoint"]: c["perplexity"] for c in run["codebase"]}
+        lines.append(f"| seed {run['seed']} | " + " | ".join(f"{values[name]:.0f}" for name in names) + " |")
+    return "\n".join(lines)
+
+
+def decode() -> str:
+    """Speculative against plain decoding, by way and seed."""
+    (found,) = _read("recipe-small.json")
+    ways = {
+        "mtp": "drafts of the MTP layers",
+        "mtp+recall": "and turns begun with what last followed the same tokens",
+        "mtp+recall+ahead": "and turns carried out, in a forked environment, before their last drafts are verified",
+    }
+    seeds = [f"seed {run['seed']}" for run in found["runs"]]
+    lines = [f"| decoding | {' | '.join(seeds)} | tokens a pass | drafts kept, by depth | same text |"]
+    lines.append("|---" * (len(seeds) + 4) + "|")
+    first = found["runs"][0]["decode"]["ways"]
+    for name, title in ways.items():
+        speeds = [run["decode"]["ways"][name]["speedup"] for run in found["runs"]]
+        cells = [f"{s['median']:.2f}× [{s['low']:.2f}, {s['high']:.2f}]" for s in speeds]
+        kept = " ".join(f"{a:.2f}" for a in first[name]["acceptance"])
+        same = min(run["decode"]["ways"][name]["identical"] for run in found["runs"])
+        lines.append(f"| {title} | {' | '.join(cells)} | {first[name]['tokens_per_cycle']:.2f} | {kept} | {same:.0%} |")
+    return "\n".join(lines)
+
+
+def bench() -> str:
+    """Training step beside transformers, by machine."""
+    lines = ["| machine | dtype, batches | etude, tokens/s | transformers, tokens/s (its fastest setting) | ratio |", "|---|---|---|---|---|"]
+    for found in _read("model-*.json"):
+        for x in found["results"]:
+            rates, fastest = x["tokens_per_second"], x["their_fastest"]
+            low, high = x["ratio_middle_half"]
+            lines.append(
+                f"| {found['machine']['cpu']}, {found['machine']['threads']} threads | {x['dtype']}, "
+                f"{'new ones' if x['batches'] == 'new' else 'always one'} | {rates['etude']['median']:,.0f} | "
+                f"{rates[fastest]['median']:,.0f} ({fastest.removeprefix('transformers, ')}) | {x['ratio']:.2f} [{low:.2f}, {high:.2f}] |"
+            )
+    return "\n".join(lines)
+
+
+def claims() -> str:
+    """The sources' claims with verdicts."""
+    return figures.markdown(figures.load(ROOT / "results" / "claims.json"))
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "recipe": recipe, "by-depth": by_depth, "perplexity": perplexity, "decode": decode, "bench": bench, "claims": claims,
+    "techniques": catalog.table,
+}  # fmt: skip
+
+
+def filled(text: str) -> str:
+    """The README `text` with every block it has made anew. RunError for a block that nobody makes."""
+
+    def block(match: re.Match) -> str:
+        if match[1] not in BLOCKS:
+            raise RunError(f"README has a block {match[1]}; there are {', '.join(BLOCKS)}")
+        return f"<!-- {match[1]} -->\n{BLOCKS[match[1]]()}\n<!-- /{match[1]} -->"
+
+    return re.sub(r"<!-- ([a-z-]+) -->\n.*?<!-- /\1 -->", block, text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    atomic_write(readme, filled(readme.read_text(encoding="utf-8")))
