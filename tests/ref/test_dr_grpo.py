@@ -1,7 +1,12 @@
-"""Signs and sizes by hand, sums over micro-batches, what the mask hides, and the exact expected gradient."""
+"""Signs and sizes by hand, sums over micro-batches, what the mask hides, and the exact expected gradient; the
+same for the whole family; bad input; and TRL's losses, where it is installed."""
 
+import importlib.util
 import itertools
 import math
+from collections import defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ref import dr_grpo
-from ref.dr_grpo import group_advantages, policy_loss, ratio_statistics
+from ref.dr_grpo import FAMILY, Variant, family_loss, group_advantages, policy_loss, ratio_statistics
 
 INF, NAN = math.inf, math.nan
+members = pytest.mark.parametrize("name", FAMILY)
 
 
 def double(*values):
@@ -257,3 +263,416 @@ def test_demo_learns_and_shows_what_the_divisions_do():
     assert figures["gradient_scale_dr_grpo"] == pytest.approx(3 / 4, abs=0.02)
     assert figures["gradient_cosine_dr_grpo"] > figures["gradient_cosine_length_division"]
     assert figures["easy_share_std_division"] > 5 * figures["easy_share_dr_grpo"]
+    assert figures["gradient_cosine_rloo"] == pytest.approx(figures["gradient_cosine_dr_grpo"], rel=1e-12)
+    assert figures["gradient_scale_rloo"] == pytest.approx(1, abs=0.03)
+    assert all(figures[f"gradient_cosine_{name}"] < 0.9 for name in ("grpo", "dapo", "gspo"))
+    # On policy the two differ in nothing: every ratio is one.
+    assert figures["gradient_cosine_gspo"] == pytest.approx(figures["gradient_cosine_grpo"], rel=1e-12)
+
+
+# The family
+
+
+def test_leave_one_out_by_hand():
+    rewards = double([1, 0, 0, 1], [4, 1, 1, 0])
+    want = double([2 / 3, -2 / 3, -2 / 3, 2 / 3], [10 / 3, -2 / 3, -2 / 3, -2])
+    torch.testing.assert_close(group_advantages(rewards, baseline="leave_one_out"), want)
+
+
+def test_std_by_hand():
+    """Deviations 3, −1, −1, −1: twelve over three, so the sample's standard deviation is two."""
+    got = group_advantages(double([4, 0, 0, 0]), scale="std", eps=1e-12)
+    torch.testing.assert_close(got, double([1.5, -0.5, -0.5, -0.5]))
+    assert group_advantages(double([4, 0, 0, 0]), scale="std", eps=1.0)[0, 0].item() == pytest.approx(1)
+
+
+def test_in_a_nearly_equal_group_the_deviation_blows_a_trifle_up_to_full_size():
+    """Three rollouts at 1 and one that paid δ: −3δ/4 by the mean, and −3/2 by the deviation, which is δ/2."""
+    for delta in (1.0, 1e-2, 1e-4):
+        rewards = double([1, 1, 1, 1 - delta])
+        torch.testing.assert_close(group_advantages(rewards), delta * double([0.25, 0.25, 0.25, -0.75]))
+        blown_up = group_advantages(rewards, scale="std", eps=1e-12)
+        torch.testing.assert_close(blown_up, double([0.5, 0.5, 0.5, -1.5]))
+
+
+@given(
+    G=st.integers(0, 4),
+    N=st.integers(2, 7),
+    shift=st.floats(-100, 100),
+    seed=st.integers(0, 2**31),
+    baseline=st.sampled_from(["mean", "leave_one_out"]),
+    scale=st.sampled_from(["none", "std"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_laws_of_every_advantage(G, N, shift, seed, baseline, scale):
+    generator = torch.Generator().manual_seed(seed)
+    rewards = torch.randn(G, N, dtype=torch.float64, generator=generator)
+    order = torch.randperm(N, generator=generator)
+
+    def advantages(r):
+        return group_advantages(r, baseline=baseline, scale=scale, eps=1e-12)
+
+    got = advantages(rewards)
+    torch.testing.assert_close(advantages(rewards + shift), got, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(advantages(rewards[:, order]), got[:, order])
+    torch.testing.assert_close(got.sum(1), torch.zeros(G, dtype=torch.float64), rtol=0, atol=1e-11)
+    # The deviation takes the rewards' unit away; without it the unit stays.
+    want = got if scale == "std" else 3 * got
+    torch.testing.assert_close(advantages(3 * rewards), want, rtol=1e-4, atol=1e-9)
+    assert (advantages(torch.full_like(rewards, 0.1)) == 0).all()
+
+
+def family_batch(seed, G=4, N=3, T=5, distance=0.3):
+    """Groups off policy, every rollout with a token at least, some of them cut off."""
+    generator = torch.Generator().manual_seed(seed)
+    behavior = -2 * torch.rand(G * N, T, dtype=torch.float64, generator=generator)
+    logp = behavior + distance * torch.randn(G * N, T, dtype=torch.float64, generator=generator)
+    mask = torch.rand(G * N, T, generator=generator) < 0.6
+    mask[torch.arange(G * N), torch.randint(T, (G * N,), generator=generator)] = True
+    rewards = torch.randn(G, N, dtype=torch.float64, generator=generator)
+    return logp, behavior, rewards, mask, torch.rand(G * N, generator=generator) < 0.7
+
+
+def gradient(variant, logp, behavior, rewards, mask, finished, budget=7):
+    x = logp.clone().requires_grad_()
+    loss = family_loss(variant, x, behavior, rewards, mask, budget=budget, finished=finished)
+    return loss.detach(), torch.autograd.grad(loss, x)[0]
+
+
+def test_the_default_variant_is_this_files_loss():
+    logp, behavior, rewards, mask, _ = family_batch(0)
+    want = policy_loss(logp, behavior, group_advantages(rewards).flatten(), mask, budget=7)
+    assert torch.equal(gradient(FAMILY["dr_grpo"], *family_batch(0))[0], want)
+    assert FAMILY["dr_grpo"] == Variant()
+
+
+@members
+@given(seed=st.integers(0, 2**31), cuts=st.sets(st.integers(1, 3)))
+@settings(max_examples=15, deadline=None)
+def test_micro_batches_of_groups_add_up_for_every_member(name, seed, cuts):
+    logp, behavior, rewards, mask, finished = family_batch(seed)
+    loss, whole = gradient(FAMILY[name], logp, behavior, rewards, mask, finished)
+    total, parts = 0.0, []
+    for start, end in itertools.pairwise([0, *sorted(cuts), 4]):
+        rows = slice(3 * start, 3 * end)
+        piece = (logp[rows], behavior[rows], rewards[start:end], mask[rows], finished[rows])
+        value, part = gradient(FAMILY[name], *piece)
+        total, parts = total + value.item(), [*parts, part]
+    assert total == pytest.approx(loss.item(), rel=1e-12, abs=1e-14)
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-11, atol=1e-14)
+
+
+@given(seed=st.integers(0, 2**31), cut=st.integers(1, 11))
+@settings(max_examples=20, deadline=None)
+def test_micro_batches_may_cut_through_groups_when_rollouts_average_their_own_tokens(seed, cut):
+    logp, behavior, rewards, mask, keep = family_batch(seed)
+    advantages = group_advantages(rewards, scale="std").flatten()
+
+    def loss(rows):
+        options = {"ratio": "sequence", "length": "rollout", "keep": keep[rows], "budget": 12}
+        return policy_loss(logp[rows], behavior[rows], advantages[rows], mask[rows], **options).item()
+
+    assert loss(slice(0, cut)) + loss(slice(cut, 12)) == pytest.approx(loss(slice(0, 12)), rel=1e-11)
+
+
+@members
+def test_permuting_the_rollouts_of_a_group_permutes_the_gradient(name):
+    logp, behavior, rewards, mask, finished = family_batch(1, G=1, N=6)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    loss, whole = gradient(FAMILY[name], logp, behavior, rewards, mask, finished)
+    mixed = (logp[order], behavior[order], rewards[:, order], mask[order], finished[order])
+    other, permuted = gradient(FAMILY[name], *mixed)
+    torch.testing.assert_close(other, loss)
+    torch.testing.assert_close(permuted, whole[order])
+
+
+@members
+def test_the_gradient_pulls_towards_the_better_rollout(name):
+    logp, _, _, mask, _ = family_batch(2, G=1, N=4)
+    everyone = torch.ones(4, dtype=torch.bool)
+    _, slope = gradient(FAMILY[name], logp, logp, double([0, 1, 0, 0]), mask, everyone)
+    assert (slope[1][mask[1]] < 0).all(), "descent raises its log-probs"
+    assert (slope[[0, 2, 3]][mask[[0, 2, 3]]] > 0).all()
+
+
+@pytest.mark.parametrize(
+    "ratio, length, slope, log_ratios",
+    [
+        ("token", "none", -2, [0.3, -0.1, 0.1]),
+        ("token", "rollout", -2 / 3, [0.3, -0.1, 0.1]),
+        ("sequence", "none", -2, [0.1, 0.1, 0.1]),
+        ("sequence", "rollout", -2 / 3, [0.1, 0.1, 0.1]),
+    ],
+)
+def test_ratios_and_lengths_by_hand(ratio, length, slope, log_ratios):
+    """Three tokens of A = 2 and one that is not the policy's; the log-ratios off policy have the mean 0.1."""
+    mask = torch.tensor([[1, 1, 0, 1]], dtype=torch.bool)
+    for distance, used in (([0.0, 0.0, 0.0, 0.0], [0, 0, 0]), ([0.3, -0.1, 9.0, 0.1], log_ratios)):
+        logp = double(distance).requires_grad_()
+        options = {"budget": 1, "clip_high": INF, "ratio": ratio, "length": length}
+        policy_loss(logp, torch.zeros_like(logp), double(2), mask, **options).backward()
+        first, second, last = (slope * math.exp(x) for x in used)
+        torch.testing.assert_close(logp.grad, double([first, second, 0, last]))
+
+
+def test_a_sequence_is_clipped_as_a_whole_and_a_token_alone():
+    """log ρ = 0.3, −0.1, 0.1: the geometric mean exceeds 1.05; of the tokens the first and last do."""
+    for ratio, moves in (("sequence", [False] * 3), ("token", [False, True, False])):
+        logp = double([0.3, -0.1, 0.1]).requires_grad_()
+        everywhere = torch.ones(1, 3, dtype=torch.bool)
+        loss = policy_loss(
+            logp, torch.zeros_like(logp), double(1), everywhere, budget=1, clip_high=0.05, ratio=ratio
+        )
+        loss.backward()
+        assert (logp.grad != 0).tolist() == [moves]
+        share = ratio_statistics(
+            logp, torch.zeros_like(logp), double(1), everywhere, n_tokens=3, clip_high=0.05, ratio=ratio
+        )["clip_fraction"]
+        assert share.item() == pytest.approx(1 - sum(moves) / 3)
+    assert loss.item() == pytest.approx(-(1.05 + math.exp(-0.1) + 1.05))
+
+
+def test_gspo_clips_where_its_paper_says():
+    everywhere = torch.ones(2, 3, dtype=torch.bool)
+    for log_ratio, advantage, moves in (
+        (3.9e-4, 1, True),
+        (4.1e-4, 1, False),
+        (-2.9e-4, -1, True),
+        (-3.1e-4, -1, False),
+    ):
+        logp = torch.full((2, 3), log_ratio, dtype=torch.float64)
+        _, slope = gradient(FAMILY["gspo"], logp, 0 * logp, double([advantage, 0]), everywhere, None)
+        assert (slope[0] != 0).all() if moves else (slope[0] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_long_and_short_rollouts_weigh_the_same_in_all_where_length_divides(name):
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 0, 0, 0]], dtype=torch.bool)
+    logp = torch.zeros(2, 5, dtype=torch.float64)
+    _, slope = gradient(FAMILY[name], logp, logp, double([0, 1]), mask, None)
+    torch.testing.assert_close(slope[0], -slope[1].sum().expand(5) / 5)
+
+
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=20, deadline=None)
+def test_leave_one_out_is_dr_grpo_times_n_over_n_minus_one(seed):
+    batch = family_batch(seed)
+    (a, grad_a), (b, grad_b) = (gradient(FAMILY[name], *batch) for name in ("dr_grpo", "rloo"))
+    torch.testing.assert_close(grad_a, 2 / 3 * grad_b, rtol=1e-13, atol=0)
+    torch.testing.assert_close(a, 2 / 3 * b, rtol=1e-12, atol=1e-13)
+
+
+def test_clip_higher_lets_a_good_token_rise_to_1_28():
+    everywhere = torch.ones(2, 1, dtype=torch.bool)
+    for ratio, name, moves in ((1.21, "grpo", False), (1.27, "dapo", True), (1.29, "dapo", False)):
+        logp = double([math.log(ratio)], [0.0])
+        _, slope = gradient(FAMILY[name], logp, 0 * logp, double([1, 0]), everywhere, everywhere[:, 0])
+        assert (slope[0] != 0).item() is moves and (slope[1] > 0).all()
+    best = policy_loss(double([9.0]), double([0.0]), double(1), everywhere[:1], budget=1, clip_high=0.28)
+    assert best.item() == pytest.approx(-1.28)
+
+
+@given(seed=st.integers(0, 2**31), junk=st.sampled_from([NAN, INF, -INF]))
+@settings(max_examples=20, deadline=None)
+def test_the_overlong_mask_takes_out_the_rollouts_that_were_cut_off_and_nothing_else(seed, junk):
+    logp, behavior, rewards, mask, finished = family_batch(seed)
+    _, all_in = gradient(replace(FAMILY["dapo"], drop_overlong=False), logp, behavior, rewards, mask, None)
+    dirty = [x.masked_fill(~finished[:, None], junk) for x in (logp, behavior)]
+    loss, slope = gradient(FAMILY["dapo"], *dirty, rewards, mask, finished)
+    assert loss.isfinite() and (slope[~finished] == 0).all()
+    assert torch.equal(slope[finished], all_in[finished]), "those cut off still count in mean and deviation"
+    if not finished.any():
+        assert loss == 0
+
+
+@members
+@given(seed=st.integers(0, 2**31), junk=st.sampled_from([NAN, INF, -INF, 1e30]))
+@settings(max_examples=15, deadline=None)
+def test_what_the_mask_hides_contributes_nothing_in_any_member(name, seed, junk):
+    logp, behavior, rewards, mask, finished = family_batch(seed)
+    want, slope = gradient(FAMILY[name], logp, behavior, rewards, mask, finished)
+    dirty = [x.masked_fill(~mask, junk) for x in (logp, behavior)]
+    got, dirty_slope = gradient(FAMILY[name], *dirty, rewards, mask, finished)
+    assert torch.equal(got, want) and torch.equal(dirty_slope, slope)
+
+
+def expected_gradient(variant, logits):
+    """Expected ascent direction over all groups of two words a policy with an end symbol can draw, by
+    enumeration, and the true gradient of the expected reward. Words may end at once or after one letter."""
+    words = torch.tensor([w for w in itertools.product(range(3), repeat=2) if w[0] != 2 or w[1] == 2])
+    mask = torch.stack([torch.ones(len(words), dtype=torch.bool), words[:, 0] != 2], 1)
+    reward = double(0.3, 1.0, -0.5, 0.8, 0.1, 0.4, 0.2)
+    logp = word_logp(logits, words)
+    probs = (logp * mask).sum(1).exp()
+    assert probs.sum().item() == pytest.approx(1)
+    total = 0.0
+    for pair in map(list, itertools.product(range(len(words)), repeat=2)):
+        loss = family_loss(
+            variant, logp[pair], logp[pair].detach(), reward[pair][None], mask[pair], budget=2,
+            finished=(words[pair] == 2).any(1),
+        )  # fmt: skip
+        total = total + probs[pair].prod().detach() * loss
+    (got,) = torch.autograd.grad(-total, logits, retain_graph=True)
+    return got, torch.autograd.grad((probs * reward).sum(), logits)[0]
+
+
+def test_only_leave_one_out_has_the_true_expected_gradient_and_divisions_turn_it_away():
+    logits = table(3, length=2)[0]
+    for name, variant in FAMILY.items():
+        got, true = expected_gradient(variant, logits)
+        cosine = ((got * true).sum() / got.norm() / true.norm()).item()
+        if name in ("rloo", "dr_grpo"):
+            torch.testing.assert_close(got, true / (1 if name == "rloo" else 2), rtol=0, atol=1e-10)
+        else:
+            assert cosine < 0.95, "no factor makes it the true one"
+            assert (got - true).norm() > 0.5 * true.norm()
+
+
+BAD = {
+    "rewards, shape": ({"rewards": torch.zeros(6)}, r"rewards must be float, shape \[G, N\].*\[6\]"),
+    "rewards, dtype": (
+        {"rewards": torch.zeros(2, 3, dtype=torch.int64)},
+        r"rewards must be float.*torch.int64",
+    ),
+    "rewards, NaN": (
+        {"rewards": torch.tensor([[0, 1, 2], [0, NAN, 1]])},
+        "rewards must be finite; row 1 of 2",
+    ),
+    "rewards, no rollouts": ({"rewards": torch.zeros(2, 0)}, "N ≥ 1 for mean, none; got N = 0"),
+    "nobody to leave out": (
+        {"rewards": torch.zeros(6, 1), "variant": FAMILY["rloo"]},
+        "rewards.*N ≥ 2 for leave_one_out, none; got N = 1",
+    ),
+    "no deviation": (
+        {"rewards": torch.zeros(6, 1), "variant": FAMILY["grpo"]},
+        "rewards.*N ≥ 2 for mean, std",
+    ),
+    "other groups": ({"rewards": torch.zeros(2, 4)}, r"logp must be float, shape \[8, T\]; got .* \[6, 5\]"),
+    "logp, dims": ({"logp": torch.zeros(6)}, r"logp must be float, shape \[6, T\]"),
+    "logp, dtype": ({"logp": torch.zeros(6, 5, dtype=torch.int32)}, "logp must be float.*torch.int32"),
+    "behavior_logp, shape": (
+        {"behavior_logp": torch.zeros(6, 4)},
+        r"behavior_logp .* \[6, 5\]; got .* \[6, 4\]",
+    ),
+    "mask, shape": ({"mask": torch.ones(5, 6)}, r"mask must be any, shape \[6, 5\]"),
+    "mask, nothing": ({"mask": torch.zeros(6, 5)}, r"mask must be nonzero somewhere; got \[6, 5\]"),
+    "mask, empty row": (
+        {"mask": torch.eye(6, 5), "variant": Variant(length="rollout")},
+        "mask must be nonzero somewhere in each row; row 5 of 6",
+    ),
+    "mask, empty sequence": ({"mask": torch.eye(6, 5), "variant": Variant(ratio="sequence")}, "row 5 of 6"),
+    "mask, NaN": ({"mask": torch.full((6, 5), NAN)}, "mask must be finite"),
+    "logp, NaN": ({"logp": torch.full((6, 5), NAN)}, "logp must be finite where the mask counts; row 0 of 6"),
+    "logp, inf": ({"behavior_logp": torch.full((6, 5), -INF)}, "behavior_logp must be finite"),
+    "finished, missing": ({"variant": FAMILY["dapo"]}, r"finished must be bool, shape \[6\]; got None"),
+    "finished, shape": ({"finished": torch.ones(2, dtype=torch.bool)}, r"finished must be bool, shape \[6\]"),
+    "finished, dtype": ({"finished": torch.ones(6)}, "finished must be bool.*torch.float32"),
+    "budget": ({"budget": INF}, "budget must be positive and finite; got inf"),
+    "clip": ({"variant": Variant(clip_low=-0.1)}, "clip_low and clip_high must not be negative; got -0.1"),
+    "baseline": (
+        {"variant": Variant(baseline="median")},
+        "baseline must be mean or leave_one_out; got 'median'",
+    ),
+    "scale": ({"variant": Variant(scale="var")}, "scale must be none or std"),
+    "ratio": ({"variant": Variant(ratio="word")}, "ratio must be token or sequence"),
+    "length": ({"variant": Variant(length="batch")}, "length must be none or rollout"),
+}
+
+
+@pytest.fixture(scope="module")
+def untyped():
+    """The file as a user imports it: without the tests' own shape checks, which would come first."""
+    spec = importlib.util.spec_from_file_location("untyped_dr_grpo", dr_grpo.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("change, says", BAD.values(), ids=BAD)
+def test_errors_name_the_argument(untyped, change, says):
+    arguments = {
+        "variant": Variant(),
+        "logp": torch.zeros(6, 5),
+        "behavior_logp": torch.zeros(6, 5),
+        "rewards": torch.arange(6.0).view(2, 3),
+        "mask": torch.ones(6, 5),
+        "budget": 30,
+    }
+    untyped.family_loss(**arguments)
+    with pytest.raises(ValueError, match=says):
+        untyped.family_loss(**(arguments | change))
+
+
+def test_errors_of_the_parts_name_the_argument_too(untyped):
+    zeros, ones = torch.zeros(2, 3), torch.ones(2, 3)
+    for advantages, keep, says in (
+        (torch.zeros(3), None, r"advantages must be float, shape \[2\]"),
+        (torch.tensor([0.0, INF]), None, "advantages must be finite where the mask counts; row 1 of 2"),
+        (torch.zeros(2), torch.ones(2), "keep must be bool"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            untyped.policy_loss(zeros, zeros, advantages, ones, budget=1, keep=keep)
+    with pytest.raises(ValueError, match="n_tokens"):
+        untyped.ratio_statistics(zeros, zeros, torch.zeros(2), ones, n_tokens=0)
+    with pytest.raises(ValueError, match="eps"):
+        untyped.group_advantages(zeros, scale="std", eps=0.0)
+
+
+def test_a_row_that_is_not_kept_needs_no_token_and_a_batch_without_any_is_zero():
+    mask = torch.tensor([[True, True], [False, False]])
+    zeros, keep = torch.zeros(2, 2), torch.tensor([True, False])
+    options = {"budget": 2, "ratio": "sequence", "length": "rollout"}
+    loss = policy_loss(zeros, zeros, torch.tensor([1.0, NAN]), mask, keep=keep, **options)
+    assert loss.item() == -0.5
+    assert policy_loss(zeros, zeros, torch.ones(2), mask, keep=~mask[0], **options) == 0
+    assert policy_loss(zeros, zeros, torch.ones(2), ~mask & mask, budget=2) == 0
+
+
+TRL = {
+    "dr_grpo": ({"loss_type": "dr_grpo"}, lambda mask: mask.numel()),
+    "grpo": ({"loss_type": "grpo"}, len),
+    "dapo": ({"loss_type": "dapo", "epsilon_high": 0.28}, lambda mask: mask.sum().item()),
+    "gspo": ({"importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4}, len),
+}
+
+
+@pytest.mark.parametrize("name", TRL)
+@pytest.mark.parametrize("seed", range(3))
+def test_losses_and_gradients_are_those_of_trl(name, seed):
+    """A second opinion by another hand: its trainer's loss, on a bare trainer with what that loss reads."""
+    trl = pytest.importorskip("trl")
+    from trl.trainer.utils import nanstd
+
+    changes, budget = TRL[name]
+    logp, behavior, rewards, mask, finished = family_batch(seed, distance=3e-4 if name == "gspo" else 0.3)
+    kept = mask & finished[:, None] if FAMILY[name].drop_overlong else mask
+    x = logp.clone().requires_grad_()
+    trainer = object.__new__(trl.GRPOTrainer)
+    reads = {
+        "loss_type": "grpo", "importance_sampling_level": "token", "epsilon_low": 0.2, "epsilon_high": 0.2,
+        "beta": 0.0, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "use_vllm": False,
+        "aux_loss_enabled": False, "_entropy_bonus_enabled": False, "max_completion_length": mask.shape[1],
+        "args": SimpleNamespace(delta=None), "model": SimpleNamespace(training=False),
+        "_metrics": {"eval": defaultdict(list)},
+        "accelerator": SimpleNamespace(num_processes=1, gather=lambda t: t, reduce=lambda t, reduction: t),
+        "_get_per_token_logps_and_entropies": lambda *_, **__: (x, torch.zeros_like(logp), None),
+    }  # fmt: skip
+    for key, value in (reads | changes).items():
+        setattr(trainer, key, value)
+    centred = rewards - rewards.mean(1, keepdim=True)
+    if FAMILY[name].scale == "std":
+        centred = centred / (
+            nanstd(rewards, dim=1, keepdim=True) + 1e-6
+        )  # it adds 1e-4 itself, outside the loss
+    prompt = torch.zeros(len(logp), 1, dtype=torch.long)
+    loss = trainer._compute_loss(
+        None,
+        {
+            "prompt_ids": prompt, "prompt_mask": prompt, "completion_ids": mask.long(),
+            "completion_mask": kept.long(), "advantages": centred.flatten(), "old_per_token_logps": behavior,
+            "num_items_in_batch": kept.sum(),
+        },
+    )  # fmt: skip
+    ours, slope = gradient(FAMILY[name], logp, behavior, rewards, mask, finished, budget=budget(kept))
+    torch.testing.assert_close(ours, loss.detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(slope, torch.autograd.grad(loss, x)[0], rtol=1e-9, atol=1e-12)
