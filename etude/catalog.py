@@ -102,7 +102,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="dr-grpo",
-        title="Dr. GRPO: group advantages without length or deviation bias",
+        title="Dr. GRPO and its family: GRPO, RLOO, DAPO, GSPO over one core",
         source="§4.1",
         ref="ref/dr_grpo.py",
         tests=("tests/ref/test_dr_grpo.py",),
