@@ -123,6 +123,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         tests=("tests/ref/test_length_penalty.py",),
     ),
     Technique(
+        name="self-summary",
+        title="self-summarisation: chains of segments, one reward for every token",
+        source="§4.1",
+        ref="ref/self_summary.py",
+        tests=("tests/ref/test_self_summary.py",),
+    ),
+    Technique(
         name="router-replay",
         title="router replay: the trainer takes the experts that the inference engine chose",
         source="§6.2",

@@ -1,0 +1,297 @@
+"""Self-summarisation: a rollout longer than its context, in segments joined by the policy's summaries.
+
+Paper: Composer 2 technical report (arXiv:2603.24477v2), §4.1.
+
+    segment 1    prompt turn answer turn answer … | request | summary      the context reached the trigger
+    segment 2    prompt summary | turn answer … | request | summary
+    segment S    prompt summary | turn answer … turn                       the conversation is over
+
+A fixed request, appended to the running context, asks for the summary; so the summary is one more turn on the
+same KV cache. Compaction in a separate call puts a prompt of its own in front and must prefill the whole
+context again. The final reward goes to every token that the policy wrote in the chain, summaries included: a
+summary is good if what follows from it goes well, and nothing else grades it.
+
+    A_c = R_c − mean of R over the chains of c's group              one reward for each chain
+    L   = −(1/budget) Σ_c A_c Σ_{s ∈ c} Σ_{t sampled in s} ρ_t      with the clip of `ref/dr_grpo.py`
+
+The trap is that segments are rows of the batch. A baseline or a denominator that counts rows weighs a chain
+by how often it ran out of context. Here rows only inherit (`spread`): the baseline is over chains, the budget
+one number for the step, and a token that a later segment repeats (the summary it opens with) is given there,
+so that none counts twice.
+
+Where this file departs from the paper
+1. The trigger is looked at where a turn ends, after the answer: no turn is broken. The turn and answer that
+   reach it may pass it by `room` tokens. No context exceeds trigger + room + request + longest_summary.
+2. A summary that is too long ends the chain, as a cut ends a plain rollout: unfinished, but not masked.
+3. Nothing of the harness's state is carried over but the tokens of `resume`, the same every time.
+4. Rows of the sampler share one position, so no context can start again inside a batch: all first segments
+   are sampled together, then all second ones. Prefill is counted as if contexts shared no prompt.
+5. Ours, to compare with: "separate" compaction, which yields a segment of its own, "truncate" (the newest
+   exchanges stay, in the room of a summary), and "none".
+
+Run it
+    etude run self-summary --scale small     seconds; the same as: python -m ref.self_summary
+    etude run self-summary --scale full      scaled/self_summary.py, or a clear answer while there is none
+
+Glossary
+    report              variable              shape   unit
+    trigger length      `Chaining.trigger`    –       tokens of context
+    synthetic query     `Chaining.request`    –       tokens, given
+    chain, c            `Chain`               C       –
+    segment, s          `Segment`             S       rows of the batch, those of all chains
+    A_c                 `advantages`          C       of the reward; `spread` makes it S
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ref.sampler import Conversation, Rollout, Sampler
+
+__all__ = ["Chain", "Chaining", "Demo", "Segment", "demo", "rollout_chains", "spread"]
+
+
+@dataclass(frozen=True)
+class Chaining:
+    """When a context ends and how the next begins; lengths in tokens. ValueError names the field at fault."""
+
+    trigger: int
+    """Length of context at which a segment ends."""
+    longest_summary: int
+    """Longest summary, its stop token included; "truncate" keeps as many tokens."""
+    room: int
+    """By how much the turn and answer that reach the trigger may pass it; more is taken from the summary."""
+    request: tuple[int, ...] = ()
+    """Given tokens that ask for the summary; the policy speaks after them."""
+    resume: tuple[int, ...] = ()
+    """Given tokens between a summary's stop token and the policy's next turn."""
+    instruction: tuple[int, ...] = ()
+    """Given tokens that open a separate compaction, before the old context."""
+    max_segments: int = 8
+    """Contexts a chain may use, separate compactions not counted; the last one runs until it is cut."""
+    join: Literal["self", "separate", "truncate", "none"] = "self"
+    """What joins two segments; "none" leaves one context, cut at the same limit."""
+
+    def __post_init__(self):
+        for name, least in (("trigger", 1), ("longest_summary", 1), ("room", 0), ("max_segments", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.join not in ("self", "separate", "truncate", "none"):
+            raise ValueError(f"join must be self, separate, truncate or none, got {self.join!r}")
+        if self.join in ("self", "separate") and not self.request:
+            raise ValueError(f'request must hold tokens: join="{self.join}" asks for a summary')
+
+    @property
+    def limit(self) -> int:
+        """Longest context."""
+        front = len(self.instruction) if self.join == "separate" else 0
+        return front + self.trigger + self.room + len(self.request) + self.longest_summary
+
+
+@dataclass
+class Segment(Rollout):
+    """One context of a chain, T tokens: a rollout that knows which of its tokens are a summary. `finished` is
+    the sampler's: False where the limit cut this context off."""
+
+    summary: Bool[Tensor, " T"]
+    """True where the policy wrote a summary; a summary that opens a context is given there, and False."""
+
+
+@dataclass
+class Chain:
+    """One rollout: segments in the order in which they were sampled."""
+
+    segments: list[Segment] = field(default_factory=list)
+    """Rows of the batch. Every token that the policy wrote is `sampled` in exactly one of them."""
+    finished: bool = False
+    """The conversation came to its end; False where a limit or a summary too long cut it off."""
+    saved: int = 0
+    """Prefill that separate compaction would have needed besides: `instruction` and again the context."""
+
+    @property
+    def prefill(self) -> int:
+        """Given tokens that the engine ran: prompts, answers, requests, and what opens each context."""
+        return sum(int((~s.sampled).sum()) for s in self.segments)
+
+    @property
+    def written(self) -> int:
+        """Tokens that the policy wrote, summaries included."""
+        return sum(int(s.sampled.sum()) for s in self.segments)
+
+    @property
+    def summary_tokens(self) -> int:
+        """Those of them that are summaries."""
+        return sum(int(s.summary.sum()) for s in self.segments)
+
+
+class _Link:
+    """A conversation as the sampler meets it, one context after the other: answers until the trigger, then
+    the request; `take` receives what was sampled and opens the next context."""
+
+    def __init__(self, inner: Conversation, how: Chaining):
+        self.inner, self.how, self.stop, self.chain = inner, how, inner.stop, Chain()
+        self.used, self.exchanges = 0, []  # contexts worked in; turns with their answers
+        self.open(list(inner.prompt))
+
+    def open(self, prompt: list[int], work: bool = True) -> None:
+        """A new context: one to work in, or a separate compaction, whose only turn is the summary."""
+        self.prompt, self.length, self.used = prompt, len(prompt), self.used + work
+        self.begin = None if work else len(prompt)  # where the summary starts
+        self.answer: list[int] = []  # the last one, once the trigger is reached
+        self.summary: list[int] | None = None
+
+    def reply(self, turn: list[int]) -> list[int] | None:
+        if self.begin is not None:
+            self.summary = turn
+            return None
+        answer = self.inner.reply(turn)
+        if answer is None:
+            self.chain.finished = True
+            return None
+        self.exchanges.append([*turn, self.stop, *answer])
+        self.length += len(self.exchanges[-1])
+        if self.how.join == "none" or self.length < self.how.trigger or self.used == self.how.max_segments:
+            return answer
+        self.answer = answer
+        if self.how.join != "self":
+            return None
+        self.begin = self.length + len(self.how.request)
+        return [*answer, *self.how.request]
+
+    def take(self, rollout: Rollout) -> bool:
+        """Add the segment to the chain; True if another context is to follow, which is then open."""
+        how, T = self.how, len(rollout.tokens)
+        summary = torch.arange(T) >= (T if self.begin is None else self.begin)
+        self.chain.segments.append(Segment(**vars(rollout), summary=summary))
+        if how.join == "self" and bool(summary.any()):
+            # A separate call would have read the last answer as well, but the running context then not.
+            self.chain.saved += len(how.instruction) + self.length - len(self.answer)
+        if self.chain.finished or not rollout.finished:
+            return False
+        if self.summary is not None:
+            if len(self.summary) + 1 > how.longest_summary:
+                return False
+            self.open([*self.inner.prompt, *self.summary, self.stop, *how.resume])
+        elif how.join == "separate":
+            self.open([*how.instruction, *rollout.tokens.tolist(), *self.answer, *how.request], work=False)
+        else:
+            kept, size = [], 0
+            for exchange in reversed(self.exchanges):
+                size += len(exchange)
+                if kept and size > how.longest_summary:
+                    break
+                kept.insert(0, exchange)  # the newest stays, whatever its size: it holds the last answer
+            self.open([*self.inner.prompt, *sum(kept, [])])
+        return True
+
+
+def rollout_chains(
+    sampler: Sampler,
+    conversations: Sequence[Conversation],
+    how: Chaining,
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> list[Chain]:
+    """Play every conversation to its end or to that of its chain; chains in the order given. One batch for
+    all first segments, one for all second ones, and so on; no context is longer than `how.limit` tokens.
+
+    A conversation that ends below the trigger gives one segment, the rollout of `sampler.rollout`. Raises
+    ValueError if there are no conversations, and if a context could open at the trigger: `trigger` must
+    exceed every prompt with the longest summary and `resume`. §4.1."""
+    if not conversations:
+        raise ValueError("conversations must hold at least one conversation")
+    opening = max(len(c.prompt) for c in conversations) + how.longest_summary + len(how.resume)
+    if how.join != "none" and how.trigger <= opening:
+        raise ValueError(
+            f"trigger must exceed the longest prompt, longest_summary and resume, together {opening} tokens, "
+            f"so that a turn fits in a context that opens with a summary; got {how.trigger}"
+        )
+    links = live = [_Link(c, how) for c in conversations]
+    while live:
+        rollouts = sampler.rollout(live, how.limit, temperature, generator)
+        live = [link for link, rollout in zip(live, rollouts, strict=True) if link.take(rollout)]
+    return [link.chain for link in links]
+
+
+def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Tensor, " S"]:
+    """Advantages of C chains → one for each of their S segments, in the order of
+    `[s for c in chains for s in c.segments]`: every segment has its chain's, undivided. The policy loss,
+    masked by `sampled`, then gives it once to every token that the policy wrote in the chain.
+
+    `advantages` must be taken over chains (one reward each) and the loss divided by a budget that counts no
+    segments. Raises ValueError if there are no chains, one has no segments, or the numbers differ."""
+    if not chains:
+        raise ValueError("chains must hold at least one chain")
+    if len(advantages) != len(chains):
+        raise ValueError(
+            f"advantages must hold {len(chains)} numbers, one for each chain, got {len(advantages)}"
+        )
+    counts = torch.tensor([len(c.segments) for c in chains], device=advantages.device)
+    if not bool((counts > 0).all()):
+        raise ValueError(f"chains must have segments, and chain {int(counts.argmin())} has none")
+    return advantages.repeat_interleave(counts)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A random network in an invented conversation: nothing is learnt, and all figures are counts."""
+
+    chains: int = 64
+    """Conversations, all alike."""
+    turns: int = 10
+    """Turns after which a conversation is over."""
+    trigger: int = 64
+    """Context length that asks for a summary."""
+    longest_summary: int = 40
+    """Longest summary; turns of the random network are about 8 tokens long."""
+    seed: int = 0
+    """Seed of weights and of sampling."""
+
+
+class _Quiz:
+    """Three given tokens answer each of `turns` turns."""
+
+    def __init__(self, turns: int):
+        self.prompt, self.stop, self.left = [1, 2, 3, 4], 0, turns
+
+    def reply(self, turn: list[int]) -> list[int] | None:
+        self.left -= 1
+        return [5, 6, 7] if self.left else None
+
+
+def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
+    """For each way of joining, means over chains: segments, finished, tokens written, summary tokens,
+    prefill, and the prefill saved against separate compaction of the same chains. Then the fault, for an
+    invented reward of −1 per 100 tokens written: the mean advantage of a chain, were the baseline over rows
+    (over chains it is zero), and the most segments a chain had."""
+    from ref.model import Config, Transformer
+
+    torch.manual_seed(config.seed)
+    shape = Config.tiny(8, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+                        head_dim=16, num_experts=0, intermediate_size=16)  # fmt: skip
+    sampler = Sampler(Transformer(shape), torch.float32)
+    figures: dict[str, float] = {}
+    for step, join in enumerate(("self", "separate", "truncate", "none"), 1):
+        how = Chaining(config.trigger, config.longest_summary, room=32, request=(6, 6), resume=(7,),
+                       instruction=(5,) * 8, join=join)  # fmt: skip
+        quizzes = [_Quiz(config.turns) for _ in range(config.chains)]
+        chains = rollout_chains(sampler, quizzes, how, generator=torch.Generator().manual_seed(config.seed))
+        counts = {"segments": [len(c.segments) for c in chains], "finished": [c.finished for c in chains]}
+        for name in ("written", "summary_tokens", "prefill", "saved"):
+            counts[name] = [getattr(c, name) for c in chains]
+        figures |= {f"{join}_{name}": sum(values) / len(chains) for name, values in counts.items()}
+        if join == "self":
+            rewards = -torch.tensor(counts["written"]) / 100
+            figures["advantage_over_rows"] = (rewards.mean() - spread(rewards, chains).mean()).item()
+            figures["most_segments"] = float(max(counts["segments"]))
+        log(step, 4, **figures)
+    return figures
+
+
+if __name__ == "__main__":
+    for name, value in demo().items():
+        print(f"{name:24s} {value:.3f}")
