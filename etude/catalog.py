@@ -69,6 +69,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/kl_variance.py",
         tests=("tests/sims/test_kl_variance.py",),
     ),
+    Experiment(
+        name="best-of-k",
+        title="average reward and best-of-K along RL: does it widen what is reachable?",
+        source="§4.1, Fig. 5",
+        sim="sims/best_of_k.py",
+        tests=("tests/sims/test_best_of_k.py",),
+    ),
 )
 
 
@@ -105,6 +112,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="Dr. GRPO: group advantages without length or deviation bias",
         source="§4.1",
         ref="ref/dr_grpo.py",
+        sim="sims/best_of_k.py",
         tests=("tests/ref/test_dr_grpo.py",),
     ),
     Technique(
