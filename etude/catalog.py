@@ -76,6 +76,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/best_of_k.py",
         tests=("tests/sims/test_best_of_k.py",),
     ),
+    Experiment(
+        name="length-penalty",
+        title="the length penalty's curves, and what agents trained under it do on easy and hard tasks",
+        source="§4.2, Fig. 6",
+        sim="sims/length_penalty.py",
+        tests=("tests/sims/test_length_penalty.py",),
+    ),
 )
 
 
@@ -127,6 +134,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="nonlinear length penalty",
         source="§4.2, Fig. 6",
         ref="ref/length_penalty.py",
+        sim="sims/length_penalty.py",
         tests=("tests/ref/test_length_penalty.py",),
     ),
     Technique(
