@@ -14,7 +14,7 @@
    and hard tasks, not their sums.) All settings see the same tasks in the same order; held-out tasks of each depth are then
    played. Intervals are bootstrapped over tasks and paired; trainings differ in their seed, and a claim must hold in each.
 
-What decides, fixed before anything was measured: easy is depth 0; hard is the greatest depth that the SFT policy solves in a
+What decides, fixed before this was played: easy is depth 0; hard is the greatest depth that the SFT policy solves in a
 tenth of its rollouts (depth 2 is beyond the tiny agent, and where nothing is ever solved a penalty can only teach to stop).
 Parallel calls are judged at depth 2, where the demonstrations read two helpers in one turn now and then: among rollouts that
 read both, the share that read them in one turn. So work is held fixed and giving up does not count.
