@@ -69,6 +69,20 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/kl_variance.py",
         tests=("tests/sims/test_kl_variance.py",),
     ),
+    Experiment(
+        name="best-of-k",
+        title="average reward and best-of-K along RL: does it widen what is reachable?",
+        source="§4.1, Fig. 5",
+        sim="sims/best_of_k.py",
+        tests=("tests/sims/test_best_of_k.py",),
+    ),
+    Experiment(
+        name="length-penalty",
+        title="the length penalty's curves, and what agents trained under it do on easy and hard tasks",
+        source="§4.2, Fig. 6",
+        sim="sims/length_penalty.py",
+        tests=("tests/sims/test_length_penalty.py",),
+    ),
 )
 
 
@@ -105,6 +119,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="Dr. GRPO and its family: GRPO, RLOO, DAPO, GSPO over one core",
         source="§4.1",
         ref="ref/dr_grpo.py",
+        sim="sims/best_of_k.py",
         tests=("tests/ref/test_dr_grpo.py",),
     ),
     Technique(
@@ -120,6 +135,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="nonlinear length penalty",
         source="§4.2, Fig. 6",
         ref="ref/length_penalty.py",
+        sim="sims/length_penalty.py",
         tests=("tests/ref/test_length_penalty.py",),
     ),
     Technique(

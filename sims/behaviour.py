@@ -1,0 +1,60 @@
+"""What agents do in their rollouts, as numbers by task: effort, calls, turns, and whether calls were made in parallel."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sims.agent import Episode, Payment, pay
+from sims.microrepo import Task
+
+__all__ = ["MEASURES", "figure", "helpers_read", "measure", "turns_of"]
+
+MEASURES = (
+    "success", "tokens", "turns", "calls", "invalid", "effort", "finished", "tried", "both", "together", "solved_tokens",
+)  # fmt: skip
+"""Per rollout: hidden tests pass; tokens written; turns; valid calls; invalid ones; effort; whether the agent ended the episode;
+whether it wrote a body; read all helpers; read all in one turn; its tokens where it succeeded, else 0."""
+RATIOS = {
+    "calls_per_turn": ("calls", "turns"),
+    "read_together": ("together", "both"),
+    "tokens_if_solved": ("solved_tokens", "success"),
+}
+"""Figures that are ratios of two means: (of, over)."""
+
+
+def turns_of(episode: Episode) -> list[str]:
+    """What the policy said, turn by turn."""
+    turns, turn = [], []
+    for token, own in zip(episode.rollout.tokens.tolist(), episode.rollout.sampled.tolist(), strict=True):
+        if own and token != episode.stop:
+            turn.append(token)
+        elif own:
+            turns, turn = [*turns, episode.language.decode(turn)], []
+    return [*turns, episode.language.decode(turn)] if turn else turns
+
+
+def helpers_read(task: Task, turns: Sequence[str]) -> tuple[bool, bool]:
+    """Whether all of the task's helpers (two at least) were read, and whether one turn read them all."""
+    reads = [{line.rstrip()[5:] for line in turn.split("\n") if line.startswith("read ")} for turn in turns]
+    helpers = set(task.helpers)
+    both = len(helpers) > 1 and helpers <= set().union(*reads)
+    return both, both and any(helpers <= some for some in reads)
+
+
+def measure(episodes: list[Episode], tasks: Sequence[Task], n: int, payment: Payment) -> np.ndarray:
+    """Means over the n rollouts of each task, which lie side by side: [tasks, MEASURES]. Effort has the weights of `payment`."""
+    rows = []
+    for number, e in enumerate(episodes):
+        v, own = e.verdict, int(e.rollout.sampled.sum())
+        effort = -pay(e, Payment(effort_price=1.0, k=0.0, q=0.0, weights=payment.weights))["effort"]
+        rows.append([v.tests, own, v.turns, v.calls - v.invalid_calls, v.invalid_calls, effort, e.rollout.finished, v.writes > 0,
+                     *helpers_read(tasks[number // n], turns_of(e)), v.tests * own])  # fmt: skip
+    return np.array(rows, dtype=float).reshape(len(tasks), n, len(MEASURES)).mean(1)
+
+
+def figure(means: np.ndarray, what: str) -> float:
+    """One of MEASURES or RATIOS from means [MEASURES]; a ratio over nothing is 0."""
+    if what not in RATIOS:
+        return float(means[MEASURES.index(what)])
+    of, over = (float(means[MEASURES.index(name)]) for name in RATIOS[what])
+    return of / over if over else 0.0

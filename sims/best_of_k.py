@@ -1,0 +1,223 @@
+"""Figure 5: while the average reward rises, does best-of-K rise too? Held-out tasks are looked at along RL.
+
+    etude figure best-of-k              about 20 minutes on two threads; begins at the SFT checkpoint of runs/small (make small)
+    etude figure best-of-k --quick
+
+RL as in the recipe, several trainings that differ in their seed only. At the beginning, at the end and three times between,
+each plays the same held-out tasks n times. From the c successes of a task among its n comes the unbiased estimate of pass@K for
+every K ≤ n. Intervals are bootstrapped over tasks, differences are paired by task; what the choice of a training's seed adds is
+not in them, so a claim must also hold in every training by itself.
+
+What to look for: pass@1 is the average reward. If RL only sharpened (made likely what was reachable anyway), pass@1 would climb
+up to a pass@16 that stays; if it widens what is reachable, pass@16 climbs as well. Both can be true, so the gap between the two
+is given beside them.
+"""
+
+import itertools
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from etude.runs import Run
+from ref.sampler import Sampler
+from sims.agent import play
+from sims.corpus import task_stream
+from sims.experiment import claim, decide
+from sims.learner import Learner, language_of, load_checkpoint
+from sims.policies import agent
+from sims.recipe import Recipe
+from sims.reinforcement import hash_seed, learn
+from sims.statistics import bootstrap, pass_at_k
+
+__all__ = ["Experiment", "experiment", "picture"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """How long is trained, and how closely it is looked at."""
+
+    run: str = "runs/small"
+    """A finished run of the recipe, at whose SFT checkpoint RL begins (empty: a tiny recipe that has learned nothing is played
+    first)."""
+    trainings: int = 3
+    """RL trainings from that checkpoint; the first has the recipe's own seed."""
+    steps: int | None = None
+    """RL steps of each; none: as many as the recipe takes."""
+    looks: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """When held-out tasks are played, as shares of the steps; the first and the last are what the claims compare."""
+    tasks: int = 160
+    """Held-out tasks, in the world's mix of depths."""
+    samples: int = 16
+    """Rollouts of each task at each look: the largest K."""
+    middle: int = 4
+    """The K between 1 and `samples` that a claim is made about."""
+    resamples: int = 2000
+    """Bootstrap resamples, over tasks."""
+    seed: int = 0
+    """Seed of the looks and, added to the recipe's, of the trainings."""
+
+    @classmethod
+    def quick(cls) -> "Experiment":
+        return cls(run="", trainings=2, steps=2, looks=(0.0, 0.5, 1.0), tasks=6, samples=4, middle=2, resamples=100)
+
+
+def training(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) -> list[dict]:
+    """One training: {step, solved} at each look, `solved` being the successes of every held-out task among its samples."""
+    steps = recipe.rl.steps if c.steps is None else c.steps
+    stage = run.stage(f"rl-{number}", total=max(steps, 1), unit="tokens")
+    if stage.finished:
+        return stage.result()["looks"]
+    config = replace(recipe, seed=recipe.seed + 1000 * c.seed + number, rl=replace(recipe.rl, steps=steps))
+    tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
+    at, language, r = {round(share * steps) for share in c.looks}, language_of(root), config.rl
+
+    def look(step: int, learner: Learner, sampler: Sampler) -> dict:
+        if step not in at:
+            return {}
+        generator = torch.Generator().manual_seed(hash_seed(c.seed, "best-of-k", number, step))
+        episodes = play(sampler, language, tasks, c.samples, r.max_len, r.max_turns, generator, r.temperature)
+        won = np.array([e.verdict.tests for e in episodes], dtype=int).reshape(c.tasks, c.samples)
+        return {"solved": won.sum(1).tolist()}
+
+    policy, reference = (load_checkpoint(root, config, "sft", with_mtp=False)[0] for _ in range(2))
+    learn(stage, config, policy, None, reference, language, look)
+    # From the stage's metrics, because an earlier process may have taken some of the looks.
+    lines = map(json.loads, stage.metrics_path.read_text(encoding="utf-8").splitlines())
+    looks = [{"step": line["step"], "solved": line["solved"]} for line in lines if "solved" in line]
+    return stage.finish({"looks": looks})["looks"]
+
+
+def curves(solved: np.ndarray, n: int) -> np.ndarray:
+    """pass@K of every task for K = 1..n, [..., n], from its successes among n."""
+    return np.stack([pass_at_k(solved, n, k).reshape(np.shape(solved)) for k in range(1, n + 1)], -1)
+
+
+def crossing(before: np.ndarray, after: np.ndarray) -> int | None:
+    """The smallest K at which the mean curve after [K] is no longer above that before; None when it is above at every K."""
+    return next((k for k, (b, a) in enumerate(zip(before, after, strict=True), 1) if a <= b), None)
+
+
+def churn(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float | None]:
+    """Of all tasks, averaged over trainings, from successes [trainings, tasks]: the share never solved before and solved after;
+    solved before and never after; and, as what chance alone does, never solved in one training's look before and solved in
+    another's look at the same policy (None for a single training)."""
+    gained, lost = ((before == 0) & (after > 0)).mean(), ((before > 0) & (after == 0)).mean()
+    pairs = [((a == 0) & (b > 0)).mean() for a, b in itertools.permutations(before, 2)]
+    return float(gained), float(lost), float(np.mean(pairs)) if pairs else None
+
+
+def experiment(run: Run, config: Experiment) -> dict:
+    """The trainings, the curves at every look, and the verdicts."""
+    c = config
+    root, recipe = agent(run, c.run, c.seed)
+    looks = [training(run, c, root, recipe, number) for number in range(c.trainings)]
+    steps = [look["step"] for look in looks[0]]
+    solved = np.array([[look["solved"] for look in one] for one in looks])  # trainings, looks, tasks
+    reach = curves(solved, c.samples)  # trainings, looks, tasks, K
+    depths = np.array([t.depth for t in itertools.islice(task_stream(recipe, "evaluation"), c.tasks)])
+    rows = []
+
+    def ends(change: np.ndarray) -> dict:
+        return {f"gain_{name}": v for name, v in bootstrap(change, n=c.resamples).items()}
+
+    for at, step in enumerate(steps):
+        for k in range(1, c.samples + 1):
+            here, start = reach[:, at, :, k - 1], reach[:, 0, :, k - 1]
+            rows.append({
+                "part": "all", "step": step, "k": k, **bootstrap(here.mean(0), n=c.resamples), **ends((here - start).mean(0)),
+                **{f"training_{i}": float(v) for i, v in enumerate(here.mean(1))},
+            })  # fmt: skip
+    for depth, k in itertools.product(sorted(set(depths.tolist())), sorted({1, c.middle, c.samples})):
+        some = reach[:, :, depths == depth, k - 1].mean(0)
+        rows.append({
+            "part": f"depth {depth}", "step": steps[-1], "k": k, "tasks": int((depths == depth).sum()),
+            "before": float(some[0].mean()), **bootstrap(some[-1], n=c.resamples), **ends(some[-1] - some[0]),
+        })  # fmt: skip
+    return {"rows": rows, "claims": verdicts(solved[:, 0], solved[:, -1], c), "trainings": c.trainings}
+
+
+def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment) -> list[dict]:
+    """Claims from the successes [trainings, tasks] at the first and at the last look.
+
+    A rise is reproduced when its interval lies above zero and every training rises; partly when the mean rises."""
+    n, source = c.samples, "§4.1, Fig. 5"
+    before, after = curves(solved_before, n), curves(solved_after, n)  # trainings, tasks, K
+    change, start, end = after - before, before.mean((0, 1)), after.mean((0, 1))
+    gains = [bootstrap(change[:, :, k].mean(0), n=c.resamples) for k in range(n)]
+
+    def rise(name: str, says: str, k: int) -> dict:
+        gain, each = gains[k - 1], change[:, :, k - 1].mean(1)
+        return claim(
+            name, says, source, gain["value"], decide(gain["low"] > 0 and min(each) > 0, gain["value"] > 0),
+            (gain["low"], gain["high"]), f"pass@{k}",
+            f"pass@{k} on held-out tasks {start[k - 1]:.3f} → {end[k - 1]:.3f}; 95% bootstrap over tasks, paired; trainings by "
+            f"themselves: {', '.join(f'{v:+.3f}' for v in each)}",
+        )  # fmt: skip
+
+    best = rise(f"best-of-{n}", f"best-of-{n} rises too", n)
+    gap = bootstrap((change[:, :, -1] - change[:, :, 0]).mean(0), n=c.resamples)
+    moves = "it shrinks: RL sharpens" if gap["high"] < 0 else "it grows" if gap["low"] > 0 else "no change beyond the interval"
+    gained, lost, chance = churn(solved_before, solved_after)
+    alone = "" if chance is None else f" (two looks at one policy differ so by {100 * chance:.1f}% either way)"
+    cross = crossing(start, end)
+    where = "the mean curves do not cross" if cross is None else f"the mean curves meet at K = {cross}"
+    least = int((end - start).argmin())
+    return [
+        rise("average", "average reward rises", 1),
+        rise(f"best-of-{c.middle}", f"best-of-{c.middle}, between average and best, rises", c.middle),
+        best,
+        claim(
+            "widens", "RL widens what is reachable, it does not only sharpen", source, gap["value"],
+            decide(best["verdict"] == "reproduced" and gap["high"] >= 0, best["interval"][0] > 0),
+            (gap["low"], gap["high"]), f"pass@{n} − pass@1, change",
+            f"reproduced asks that pass@{n} rise and its gap to pass@1 not shrink, partly that pass@{n} rise. The gap "
+            f"was {start[-1] - start[0]:.3f} and is {end[-1] - end[0]:.3f}: {moves}. Of all tasks {100 * gained:.1f}% were never "
+            f"solved in {n} rollouts before RL but after it, {100 * lost:.1f}% the other way{alone}",
+        ),
+        claim(
+            "no-crossing", f"the policy after RL is ahead at every K up to {n}", source, gains[least]["value"],
+            decide(cross is None and min(gain["low"] for gain in gains) > 0, cross is None),
+            (gains[least]["low"], gains[least]["high"]), f"pass@{least + 1}",
+            f"the least gain over K, at K = {least + 1}; {where}",
+        ),
+    ]  # fmt: skip
+
+
+def picture(found: dict, path: Path) -> None:
+    """Left, Figure 5: average and best-of-K along RL. Middle: pass@K over K. Right: what RL added at each K."""
+    from sims.drawing import COLOURS, GREY, save, sheet
+
+    rows = [row for row in found["rows"] if row["part"] == "all"]
+    n, steps = max(row["k"] for row in rows), sorted({row["step"] for row in rows})
+    figure, (left, middle, right) = sheet(3, "Average reward and best-of-K on held-out tasks along RL")
+
+    def band(axis, some: list[dict], over: str, colour: str, label: str, prefix: str = "") -> None:
+        x = [row[over] for row in some]
+        axis.plot(x, [row[f"{prefix}value"] for row in some], "o-", color=colour, markersize=4, label=label)
+        low, high = ([row[f"{prefix}{end}"] for row in some] for end in ("low", "high"))
+        axis.fill_between(x, low, high, color=colour, alpha=0.15)
+
+    for k, colour in zip(sorted({1, found["config"]["middle"], n}), COLOURS, strict=False):
+        band(left, [row for row in rows if row["k"] == k], "step", colour, "average" if k == 1 else f"best of {k}")
+    for step, colour in zip(sorted({steps[0], steps[len(steps) // 2], steps[-1]}), (GREY, COLOURS[4], COLOURS[0]), strict=False):
+        band(middle, [row for row in rows if row["step"] == step], "k", colour, f"step {step}")
+    last = [row for row in rows if row["step"] == steps[-1]]
+    first = [row for row in rows if row["step"] == steps[0]]
+    for i in range(found["trainings"]):
+        gains = [b[f"training_{i}"] - a[f"training_{i}"] for a, b in zip(first, last, strict=True)]
+        right.plot([row["k"] for row in last], gains, color=GREY, linewidth=1, label="each training" if i == 0 else None)
+    band(right, last, "k", COLOURS[2], "mean of the trainings", "gain_")
+    right.axhline(0, color="#5A6773", linewidth=1)
+    left.set(xlabel="RL step", ylabel="share of tasks solved", title="Along RL", ylim=(0, 1))
+    middle.set(xlabel="K, rollouts of a task", ylabel="pass@K", title="One of K rollouts succeeds", ylim=(0, 1))
+    right.set(xlabel="K, rollouts of a task", ylabel="pass@K, after minus before", title="What RL added (bands: 95%, over tasks)")
+    left.set_xticks(steps)
+    for axis in (middle, right):
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    for axis in (left, middle, right):
+        axis.legend(frameon=False)
+    save(figure, path)

@@ -1,0 +1,299 @@
+"""Figure 6, and what the nonlinear length penalty does to an agent that is trained under it.
+
+    etude figure length-penalty         about 30 minutes on two threads; begins at the SFT checkpoint of runs/small (make small)
+    etude figure length-penalty --quick
+
+1. The curves C_{k,q}: against the printed formula in 60-digit decimals, their shape, their limits.
+2. Behaviour. RL from the SFT checkpoint under four settings that differ in the effort penalty alone:
+       none          effort is free
+       linear        q = 0
+       nonlinear     q = 2, k = 1 / mean effort, so that the curve bends where the SFT policy stands
+       turns free    nonlinear, but a turn has no price of its own
+   Prices are matched by measurement: on rollouts of the SFT policy on RL tasks every penalty costs the same on average. (A
+   concave curve of the same average is the flatter one wherever the efforts lie, so compare how savings are spread over easy
+   and hard tasks, not their sums.) All settings see the same tasks in the same order; held-out tasks of each depth are then
+   played. Intervals are bootstrapped over tasks and paired; trainings differ in their seed, and a claim must hold in each.
+
+What decides, fixed before this was played: easy is depth 0; hard is the greatest depth that the SFT policy solves in a
+tenth of its rollouts (depth 2 is beyond the tiny agent, and where nothing is ever solved a penalty can only teach to stop).
+Parallel calls are judged at depth 2, where the demonstrations read two helpers in one turn now and then: among rollouts that
+read both, the share that read them in one turn. So work is held fixed and giving up does not count.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from etude.runs import Run
+from ref.length_penalty import length_penalty, marginal_cost
+from ref.sampler import Sampler
+from sims import length_curves
+from sims.agent import Episode, Language, Payment, pay, play
+from sims.behaviour import MEASURES, RATIOS, figure, measure
+from sims.corpus import task_stream
+from sims.experiment import claim, decide
+from sims.learner import language_of, load_checkpoint
+from sims.microrepo import Task
+from sims.policies import agent
+from sims.recipe import Recipe
+from sims.reinforcement import hash_seed, learn
+from sims.statistics import bootstrap
+
+__all__ = ["Experiment", "experiment", "picture"]
+
+SETTINGS = ("none", "linear", "nonlinear", "turns free")
+DEPTHS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Curves, prices, lengths of training and measurement."""
+
+    exponents: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 3.0)
+    """Values of q, a curve each."""
+    bends: tuple[float, ...] = (0.001, 0.01, 0.1)
+    """Values of k at which the curves are checked."""
+    run: str = "runs/small"
+    """A finished run of the recipe, at whose SFT checkpoint RL begins (empty: a tiny recipe that has learned nothing is played
+    first)."""
+    trainings: int = 2
+    """RL trainings of each setting; the first has the recipe's own seed."""
+    steps: int = 60
+    """RL steps of each."""
+    q: float = 2.0
+    """Exponent of the nonlinear penalty; above 1 it is bounded."""
+    bend: float = 1.0
+    """Its k, times the SFT policy's mean effort."""
+    turn: float = 10.0
+    """Effort that a turn costs, about as much as the tokens and calls in it."""
+    penalty: float = 0.2
+    """Reward that each penalty costs the SFT policy on average; solving a task pays 1."""
+    matching: int = 128
+    """RL tasks, played four times each, on which prices are matched."""
+    tasks: int = 100
+    """Held-out tasks of each depth."""
+    samples: int = 8
+    """Rollouts of each."""
+    margin: float = 0.05
+    """Loss of success that still counts as none."""
+    resamples: int = 2000
+    """Bootstrap resamples, over tasks."""
+    seed: int = 0
+    """Seed of the measurements and, added to the recipe's, of the trainings."""
+
+    @classmethod
+    def quick(cls) -> "Experiment":
+        return cls(run="", trainings=1, steps=2, matching=4, tasks=2, samples=2, resamples=100)
+
+
+def payments(recipe: Recipe, c: Experiment, found: dict) -> dict[str, Payment]:
+    """The recipe's payment under each setting, from the curves and prices that `matched` found."""
+    base = recipe.rl.payment
+    return {
+        name: replace(base, effort_price=f["price"], k=f["k"], q=f["q"], weights=replace(base.weights, turns=f["turn"]))
+        for name, f in found.items()
+    }
+
+
+def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, dict]:
+    """Curve and price of each setting, the price such that SFT rollouts on RL tasks pay `penalty` on average."""
+    stage = run.stage("matching", total=c.matching, unit="tasks")
+    if stage.finished:
+        return stage.result()
+    stage.restore()
+    tasks = list(itertools.islice(task_stream(recipe, "rl"), c.matching))
+    episodes = playing(policy(root, recipe), language_of(root), tasks, 4, recipe, hash_seed(c.seed, "matching"))
+    curve = {"none": (0.0, c.turn), "linear": (0.0, c.turn), "nonlinear": (c.q, c.turn), "turns free": (c.q, 0.0)}
+    found = {}
+    for name, (q, turn) in curve.items():
+        unit = {name: {"price": 1.0, "k": 0.0, "q": 0.0, "turn": turn}}
+        efforts = np.array([-pay(e, payments(recipe, c, unit)[name])["effort"] for e in episodes])
+        k = c.bend / efforts.mean() if q else 0.0
+        price = 0.0 if name == "none" else c.penalty / length_penalty(efforts, k, q).mean()
+        low, high = np.quantile(efforts, [0.1, 0.9])
+        found[name] = {"price": float(price), "k": float(k), "q": q, "turn": turn, "effort": float(efforts.mean())}
+        costs = [-pay(e, payments(recipe, c, found)[name])["effort"] for e in episodes]
+        found[name] |= {
+            "penalty": float(np.mean(costs)), "effort_low": float(low), "effort_high": float(high),
+            "next_unit_low": float(price * marginal_cost(low, k, q)), "next_unit_high": float(price * marginal_cost(high, k, q)),
+        }  # fmt: skip
+    return stage.finish(found)
+
+
+def policy(root: Path, recipe: Recipe) -> Sampler:
+    """The SFT policy as RL's sampler holds it: rounded to the dtype of training."""
+    model = load_checkpoint(root, recipe, "sft", with_mtp=False)[0].to(getattr(torch, recipe.training.dtype))
+    return Sampler(model, getattr(torch, recipe.training.sampler_dtype))
+
+
+def playing(sampler: Sampler, language: Language, tasks: list[Task], n: int, recipe: Recipe, seed: int) -> list[Episode]:
+    r, generator = recipe.rl, torch.Generator().manual_seed(seed)
+    return play(sampler, language, tasks, n, r.max_len, r.max_turns, generator, r.temperature)
+
+
+def heldout(recipe: Recipe, c: Experiment) -> list[Task]:
+    """The first held-out tasks of each depth, those of a depth side by side."""
+    found: dict[int, list[Task]] = {d: [] for d in DEPTHS}
+    for task in task_stream(recipe, "evaluation"):
+        if len(found[task.depth]) < c.tasks:
+            found[task.depth].append(task)
+        if all(len(some) == c.tasks for some in found.values()):
+            return [task for some in found.values() for task in some]
+
+
+def behaviour(
+    run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, number: int, payment: Payment | None
+) -> np.ndarray:
+    """Trains one setting (the SFT policy as it is where `payment` is None) and plays held-out tasks with it;
+    [depths, tasks, MEASURES]."""
+    weighed = replace(recipe.rl.payment, weights=replace(recipe.rl.payment.weights, turns=c.turn))  # alike for all settings
+    stage = run.stage(f"{name.replace(' ', '-')}-{number}", total=c.steps if payment else 1, unit="tokens")
+    if not stage.finished:
+        config, language, tasks = recipe, language_of(root), heldout(recipe, c)
+        if payment:
+            seed = recipe.seed + 1000 * c.seed + number
+            config = replace(recipe, seed=seed, rl=replace(recipe.rl, steps=c.steps, payment=payment))
+            start, reference = (load_checkpoint(root, config, "sft", with_mtp=False)[0] for _ in range(2))
+            learner, _ = learn(stage, config, start, None, reference, language)
+            sampler = Sampler(learner.trunk.model, getattr(torch, config.training.sampler_dtype))
+        else:
+            stage.restore()
+            sampler = policy(root, recipe)
+        episodes = playing(sampler, language, tasks, c.samples, config, hash_seed(c.seed, "length-penalty", name, number))
+        stage.finish({"measures": measure(episodes, tasks, c.samples, weighed)})
+    return np.array(stage.result()["measures"]).reshape(len(DEPTHS), c.tasks, len(MEASURES))
+
+
+def behaviour_rows(data: np.ndarray, sft: np.ndarray, c: Experiment) -> list[dict]:
+    """A row for every setting and depth: figures with intervals, and their paired differences from "none"."""
+    rows, means = [], dict(zip(SETTINGS, data.mean(1), strict=True))
+    for (name, some), d in itertools.product([("SFT", sft), *means.items()], DEPTHS):
+        row = {"part": "behaviour", "setting": name, "depth": d}
+        for what in (*MEASURES[:-1], *RATIOS):
+            if what == "read_together" and d < 2:
+                continue  # there are not two helpers
+            estimate = bootstrap(some[d], lambda drawn, what=what: figure(drawn.mean(0), what), c.resamples)
+            row |= {what: estimate["value"], f"{what}_low": estimate["low"], f"{what}_high": estimate["high"]}
+        for what in ("success", "tokens", "turns", "effort"):
+            change = bootstrap((some[d] - means["none"][d])[:, MEASURES.index(what)], n=c.resamples)
+            row |= {f"{what}_less_none{'' if end == 'value' else '_' + end}": v for end, v in change.items()}
+        rows.append(row)
+    return rows
+
+
+def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experiment) -> list[dict]:
+    """Verdicts from measures [SETTINGS, trainings, depths, tasks, MEASURES].
+
+    Reproduced: the interval is on the claim's side, and so is every training. Partly: the mean is."""
+    solved = sft[:, :, 0].mean(1)
+    hard = max((d for d in DEPTHS[1:] if solved[d] >= 0.1), default=1)
+
+    def at(m: np.ndarray, name: str, d: int, what: str) -> float:
+        return figure(m[SETTINGS.index(name), d], what)
+
+    def saved(m: np.ndarray, name: str, d: int) -> float:
+        return 1 - at(m, name, d, "tokens") / at(m, "none", d, "tokens")
+
+    def over(m: np.ndarray, other: str, d: int, what: str) -> float:
+        return at(m, "nonlinear", d, what) - at(m, other, d, what)
+
+    def judged(
+        name: str, says: str, statistic: Callable[[np.ndarray], float], unit: str, note: str, above: float = 0.0, lacks: str = ""
+    ) -> dict:
+        """That the statistic of means [SETTINGS, depths, MEASURES] lies above a value; `lacks`: why nothing can be said."""
+        if lacks:
+            return claim(name, says, "§4.2, Fig. 6", None, decide(False), note=f"{lacks}; {note}")
+        # Task j of every depth and setting is drawn together: that keeps pairs, and depths in proportion.
+        e = bootstrap(np.moveaxis(data.mean(1), 2, 0), lambda drawn: statistic(drawn.mean(0)), c.resamples)
+        each = [statistic(one.mean(2)) for one in data.swapaxes(0, 1)]
+        verdict = decide(e["low"] > above and min(each) > above, e["value"] > above)
+        note += f"; 95% bootstrap over tasks; trainings by themselves: {', '.join(f'{v:+.3f}' for v in each)}"
+        return claim(name, says, "§4.2, Fig. 6", e["value"], verdict, (e["low"], e["high"]), unit, note)
+
+    mean = data.mean((1, 3))
+    shares = "; ".join(f"{s} {100 * saved(mean, s, 0):.0f}% easy, {100 * saved(mean, s, hard):.0f}% hard" for s in SETTINGS[1:])
+    levels = ", ".join(f"{name} {at(mean, name, hard, 'success'):.3f}" for name in SETTINGS)
+    together = ", ".join(f"{name} {100 * at(mean, name, 2, 'read_together'):.0f}%" for name in SETTINGS)
+    readers = min(at(mean, name, 2, "both") for name in SETTINGS[2:]) * c.tasks * c.samples * c.trainings
+    first = ", ".join(f"{100 * s:.0f}%" for s in solved)
+
+    def spread(m: np.ndarray, name: str) -> float:
+        return saved(m, name, 0) - saved(m, name, hard)
+
+    return [
+        judged("easy-quick", "the penalty makes easy tasks quick", lambda m: saved(m, "nonlinear", 0), "of the tokens",
+               "tokens saved at depth 0 by the nonlinear penalty against none"),
+        judged("easy-more-than-hard", "the nonlinear penalty saves on easy rather than on hard tasks, compared with a linear one",
+               lambda m: spread(m, "nonlinear") - spread(m, "linear"), "of the tokens",
+               f"easy − hard, nonlinear − linear. Tokens saved against none: {shares}. Hard is depth {hard}: SFT solves {first} "
+               f"of rollouts at depths 0, 1, 2. Average penalty of SFT rollouts: {prices['linear']['penalty']:.3f} linear, "
+               f"{prices['nonlinear']['penalty']:.3f} nonlinear"),
+        judged("hard-room", "hard tasks keep room: more tokens there than under a linear penalty",
+               lambda m: over(m, "linear", hard, "tokens"), "tokens", f"nonlinear − linear at depth {hard}"),
+        judged("hard-success", f"success on hard tasks is not below a linear penalty's (by more than {c.margin:g})",
+               lambda m: over(m, "linear", hard, "success"), "success", f"nonlinear − linear at depth {hard}: {levels}",
+               -c.margin, "too rarely solved without a penalty" if at(mean, "none", hard, "success") < 0.1 else ""),
+        judged("parallel", "a price on turns teaches parallel tool calls: the same work in fewer turns",
+               lambda m: over(m, "turns free", 2, "read_together"), "of rollouts",
+               "depth 2, of rollouts that read both helpers those that read them in one turn, nonlinear − turns free: "
+               f"{together}, SFT {100 * figure(sft[2].mean(0), 'read_together'):.0f}%",
+               lacks="too few rollouts read both helpers" if readers < 20 else ""),
+    ]  # fmt: skip
+
+
+def experiment(run: Run, config: Experiment) -> dict:
+    """Curves, prices, trainings, measurements, verdicts."""
+    c = config
+    root, recipe = agent(run, c.run, c.seed)
+    prices = matched(run, c, root, recipe)
+    paid = payments(recipe, c, prices)
+    sft = behaviour(run, c, root, recipe, "sft", 0, None)
+    data = np.array([[behaviour(run, c, root, recipe, s, n, paid[s]) for n in range(c.trainings)] for s in SETTINGS])
+    drawn = length_curves.curves(c.bends, c.exponents)
+    rows = [*drawn, *({"part": "price", "setting": name, **f} for name, f in prices.items()), *behaviour_rows(data, sft, c)]
+    return {"rows": rows, "claims": length_curves.verdicts(drawn, c.bends, c.exponents) + behaviour_claims(data, sft, prices, c)}
+
+
+def picture(found: dict, path: Path) -> None:
+    """Figure 6, and by depth what agents trained under the penalties do."""
+    from sims.drawing import COLOURS, GREY, save, sheet
+
+    drawing, axes = sheet(2, "The nonlinear length penalty, and agents trained under it", rows=2, width=6.6, height=3.9)
+    (curve, tokens), (success, together) = axes
+    rows, c = found["rows"], found["config"]
+    k = c["bends"][len(c["bends"]) // 2]
+    for q, colour in zip(c["exponents"], COLOURS, strict=False):
+        some = [row for row in rows if row["part"] == "curve" and (row["k"], row["q"]) == (k, q) and row["x"] <= 10 / k]
+        at = np.linspace(0, 10 / k, 401)
+        cost = length_penalty(at, k, q)
+        curve.plot(at, cost, color=colour)
+        curve.plot([row["x"] for row in some], [row["exact"] for row in some], "o", color=colour, markersize=3)
+        label = f" q = {q:g}" + (", linear" if q == 0 else ", logarithm" if q == 1 else "")
+        end = int((cost <= 5.1 / k).sum()) - 1
+        curve.text(at[end], cost[end], label, color=colour, fontsize=9, va="center")
+    curve.set(xlim=(0, 12.5 / k), ylim=(0, 5.4 / k), xlabel="effort x, token equivalents", ylabel="C(x), token equivalents",
+              title=f"The penalty at k = {k:g} (lines; dots: printed formula)")  # fmt: skip
+    shown = [("SFT", GREY), *zip(SETTINGS, (COLOURS[4], COLOURS[1], COLOURS[0], COLOURS[3]), strict=True)]
+    for place, (name, colour) in enumerate(shown):
+        some = [row for row in rows if row["part"] == "behaviour" and row["setting"] == name]
+        for axis, what in ((tokens, "tokens"), (success, "success")):
+            y = np.array([[row[what], row[f"{what}_low"], row[f"{what}_high"]] for row in some]).T
+            error = np.clip([y[0] - y[1], y[2] - y[0]], 0, None)
+            axis.errorbar(np.array(DEPTHS) + 0.13 * (place - 2), y[0], error, fmt="o", color=colour, markersize=5, label=name)
+        last = some[-1]
+        y, low, high = (last[f"read_together{end}"] for end in ("", "_low", "_high"))
+        together.barh(4 - place, y, color=colour, height=0.6)
+        together.plot([low, high], [4 - place] * 2, color="#333333", linewidth=1.5)
+    for axis in (tokens, success):
+        axis.set_xticks(DEPTHS, ["0 (easy)", "1", "2"])
+        axis.set_xlabel("depth: helpers to read")
+    tokens.set(ylabel="tokens a rollout", title="Tokens written on held-out tasks (95%, over tasks)")
+    success.set(ylabel="share of rollouts solved", title="Success", ylim=(0, 1))
+    tokens.legend(frameon=False, fontsize=9)
+    together.set_yticks(range(5), [name for name, _ in reversed(shown)])
+    together.set(xlabel="of rollouts that read both helpers", xlim=(0, 1), title="Both helpers read in one turn, depth 2")
+    save(drawing, path)
