@@ -33,8 +33,10 @@ def finished_run(root: Path, seed: int, after: float, shuffled: bool = False) ->
         "".join(json.dumps({"success": s / 20}) + "\n" for s in range(20))
     )
     lines = [
-        {"seconds": 7.0, "peak_memory_gib": 1.0},
-        {"seconds": 5.0, "peak_memory_gib": 2.0, "finished": True},
+        {"stage": "cpt", "seconds": 7.0, "peak_memory_gib": 1.0},
+        {"stage": "cpt", "seconds": 3.0, "peak_memory_gib": 1.0, "finished": True},
+        {"stage": "rl", "seconds": 9.0, "peak_memory_gib": 1.5, "finished": True},
+        {"stage": "rl", "seconds": 5.0, "peak_memory_gib": 2.0, "finished": True},  # played again
     ]
     (root / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return root
@@ -45,7 +47,7 @@ def test_mean_and_deviation_over_seeds(tmp_path):
     found = gain.gather(runs, [finished_run(tmp_path / "c", 0, 0.5, shuffled=True)])
     assert found["over_seeds"]["success"]["difference"] == pytest.approx({"mean": 0.2, "sd": 0.1})
     assert [run["seed"] for run in found["runs"]] == [0, 1, 2] and len(found["control"]) == 1
-    assert found["runs"][0]["seconds"] == 5.0 and found["runs"][0]["peak_memory_gib"] == 2.0
+    assert found["runs"][0]["seconds"] == 8.0 and found["runs"][0]["peak_memory_gib"] == 2.0
 
 
 def test_table_has_a_column_a_run_and_the_control_last(tmp_path):
