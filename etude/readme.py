@@ -34,6 +34,11 @@ def recipe() -> str:
     for name, title in gain.FIGURES:
         change = found["over_seeds"][name]["difference"]
         lines.append(f"| {title} | {change['mean']:+.3f} ± {change['sd']:.3f} |")
+    first, box = found["runs"][0], found["machine"]
+    lines += [
+        "", f"Seed {first['seed']} took {first['seconds'] / 60:.1f} minutes and {first['peak_memory_gib']:.1f} GiB on {box['cores']} cores "
+        f"({box['cpu']}).",
+    ]  # fmt: skip
     return "\n".join(lines)
 
 
