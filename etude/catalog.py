@@ -69,6 +69,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/kl_variance.py",
         tests=("tests/sims/test_kl_variance.py",),
     ),
+    Experiment(
+        name="router-mismatch",
+        title="router replay between a coarse sampler and an exact trainer, in log-probs and in RL",
+        source="§6.2",
+        sim="sims/router_mismatch.py",
+        tests=("tests/sims/test_router_mismatch.py",),
+    ),
 )
 
 
@@ -126,6 +133,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="router replay: the trainer takes the experts that the inference engine chose",
         source="§6.2",
         ref="ref/router_replay.py",
+        sim="sims/router_mismatch.py",
         tests=("tests/ref/test_router_replay.py",),
     ),
 )
