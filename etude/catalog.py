@@ -76,6 +76,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/router_mismatch.py",
         tests=("tests/sims/test_router_mismatch.py",),
     ),
+    Experiment(
+        name="mtp",
+        title="drafts learned from distributions or from labels, and the speed they buy",
+        source="§3.1",
+        sim="sims/mtp_distillation.py",
+        tests=("tests/sims/test_mtp_distillation.py",),
+    ),
 )
 
 
@@ -105,6 +112,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="multi-token prediction, self-distilled, and speculative decoding",
         source="§3.1",
         ref="ref/mtp.py",
+        sim="sims/mtp_distillation.py",
         tests=("tests/ref/test_mtp.py",),
     ),
     Technique(
