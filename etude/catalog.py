@@ -83,6 +83,20 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/length_penalty.py",
         tests=("tests/sims/test_length_penalty.py",),
     ),
+    Experiment(
+        name="router-mismatch",
+        title="router replay between a coarse sampler and an exact trainer, in log-probs and in RL",
+        source="§6.2",
+        sim="sims/router_mismatch.py",
+        tests=("tests/sims/test_router_mismatch.py",),
+    ),
+    Experiment(
+        name="mtp",
+        title="drafts learned from distributions or from labels, and the speed they buy",
+        source="§3.1",
+        sim="sims/mtp_distillation.py",
+        tests=("tests/sims/test_mtp_distillation.py",),
+    ),
 )
 
 
@@ -112,6 +126,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="multi-token prediction, self-distilled, and speculative decoding",
         source="§3.1",
         ref="ref/mtp.py",
+        sim="sims/mtp_distillation.py",
         tests=("tests/ref/test_mtp.py",),
     ),
     Technique(
@@ -150,6 +165,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="router replay: the trainer takes the experts that the inference engine chose",
         source="§6.2",
         ref="ref/router_replay.py",
+        sim="sims/router_mismatch.py",
         tests=("tests/ref/test_router_replay.py",),
     ),
 )

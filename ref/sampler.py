@@ -22,7 +22,7 @@ Where this file departs from a real server (vLLM, SGLang):
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -79,17 +79,29 @@ def sample(logits: Float[Tensor, "B V"], temperature: float, generator: torch.Ge
 
 
 class Sampler:
-    """Holds a copy of a policy and plays conversations with it in batches."""
+    """Holds a copy of a policy and plays conversations with it in batches.
 
-    def __init__(self, model: Transformer, dtype: torch.dtype = torch.bfloat16, version: int = 0):
+    rounding: what an engine with coarser weights does to every weight matrix of the layers (routers and stacks of experts
+    included; norms, embedding and head are left) before it is stored in `dtype`; none: nothing."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        dtype: torch.dtype = torch.bfloat16,
+        version: int = 0,
+        rounding: Callable[[Tensor], Tensor] | None = None,
+    ):
         self.model = copy.deepcopy(model).to(dtype).requires_grad_(False)
-        self.dtype, self.version = dtype, version
+        self.dtype, self.version, self.rounding = dtype, version, rounding
+        if rounding is not None:
+            self.load(model, version)
 
     @torch.no_grad()
     def load(self, model: Transformer, version: int) -> None:
         """Take over the weights of `model`, rounded to the sampler's dtype."""
-        for mine, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
-            mine.copy_(theirs)
+        for (name, mine), theirs in zip(self.model.named_parameters(), model.parameters(), strict=True):
+            coarse = self.rounding is not None and name.startswith("layers.") and theirs.ndim > 1
+            mine.copy_(self.rounding(theirs) if coarse else theirs)
         self.version = version
 
     @torch.inference_mode()

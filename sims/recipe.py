@@ -69,6 +69,8 @@ class Training:
     """Compute dtype of training; masters are float32."""
     sampler_dtype: Literal["bfloat16", "float32"] = "float32"
     """Dtype of the sampler's copy of the weights. On a CPU the products of one decoding step are so small that float32 is faster."""
+    sampler_weights: Literal["full", "fp8"] = "full"
+    """The sampler's weight matrices in RL: as they are, or rounded to FP8 E4M3 with a scale per output channel."""
     perplexity_every: int = 60
     """Steps between two looks at codebase perplexity."""
     perplexity_tokens: int = 16_384

@@ -21,11 +21,12 @@ from ref.sampler import Rollout, Sampler
 from sims.agent import Language, pad, pay, play, reference_kl
 from sims.corpus import task_stream
 from sims.learner import Learner
+from sims.rounding import fp8_rows
 
 if TYPE_CHECKING:
     from sims.recipe import Recipe
 
-__all__ = ["gate", "hash_seed", "improve", "learn"]
+__all__ = ["gate", "hash_seed", "improve", "learn", "routing"]
 
 
 def learn(
@@ -47,7 +48,8 @@ def learn(
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
     reference = reference.to(learner.dtype)
-    sampler = Sampler(learner.trunk.model, getattr(torch, t.sampler_dtype))
+    rounding = fp8_rows if t.sampler_weights == "fp8" else None
+    sampler = Sampler(learner.trunk.model, getattr(torch, t.sampler_dtype), rounding=rounding)
 
     state = stage.restore()
     first = learner.restore(state) if state else 0
@@ -111,7 +113,7 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
     advantages = dr_grpo.group_advantages(rewards.view(G, N)).flatten()
     budget = float(G * N * r.budget_tokens)  # constant, so that the micro-batches' losses add up to the whole batch's
 
-    model, total, gap, mtp_sum, mtp_count = learner.trunk.model, 0.0, 0.0, 0.0, 0.0
+    model, total, gaps, mtp_sum, mtp_count = learner.trunk.model, 0.0, [], 0.0, 0.0
     for rows, T in batches:
         some, keep = ids[rows, :T], mask[rows, :T]
         experts = routing([episodes[i].rollout for i in rows.tolist()], T, r.replay, r.replay_alpha)
@@ -121,7 +123,7 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
                                    clip_low=r.clip_low, clip_high=r.clip_high)  # fmt: skip
         loss.backward()
         total += loss.item()
-        gap += ((logp.detach() - behavior[rows, 1:T]) * keep[:, 1:]).abs().sum().item()
+        gaps.append((logp.detach() - behavior[rows, 1:T])[keep[:, 1:]])
         if learner.mtp is not None and step % config.mtp.rl_every == 0:
             doc = torch.where(torch.arange(T) < lengths[rows, None], 0, -1)
             distilled, count, _ = mtp_loss(learner.mtp.model, model, out, some, doc, keep.float())
@@ -132,7 +134,8 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
         learner.mtp.step(learner.mtp_optimizers)
 
     verdicts = [e.verdict for e in episodes]
-    own = mask.sum().item()
+    own, gap = mask.sum().item(), torch.cat(gaps)
+    ratio, size = gap.exp(), gap.abs()
 
     def mean(values: Iterable[float]) -> float:
         values = list(values)
@@ -144,7 +147,9 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
         "tokens": own / len(episodes), "turns": mean(v.turns for v in verdicts),
         "invalid_calls": mean(v.invalid_calls for v in verdicts), "tested": mean(float(v.tested) for v in verdicts),
         "effort": mean(p["effort"] for p in paid), "kl": mean(drift.tolist()), "loss": total,
-        "nll": -(behavior.sum().item() / own), "mismatch": gap / own, "grad_norm": norm.item(),
+        "nll": -(behavior.sum().item() / own), "grad_norm": norm.item(),
+        "mismatch": size.mean().item(), "mismatch_p99": size.quantile(0.99).item(), "mismatch_max": size.max().item(),
+        "outside_clip": ((ratio < 1 - r.clip_low) | (ratio > 1 + r.clip_high)).double().mean().item(),
         "finished": mean(float(e.rollout.finished) for e in episodes), **({"mtp_loss": mtp_sum / mtp_count} if mtp_count else {}),
     }  # fmt: skip
 

@@ -1,0 +1,219 @@
+"""What a draft costs and what it saves: speculative decoding timed pass by pass, and the speed-up that theory makes of it.
+
+The timing half of `sims/mtp_distillation.py`. arXiv:2211.17192, theorem 3.8, with α the chance that a draft stands, γ drafts a
+cycle, and c the cost of a draft in passes of the target:
+
+    speed-up = (1 − α^(γ+1)) / ((1 − α)(γc + 1))
+
+It takes a pass over γ + 1 rows to cost no more than one over a single row, and text to be one long turn. An agent's turns are
+short, and their first pass reads a prompt or an observation with nothing drafted: `with_turns` counts that, too.
+"""
+
+import itertools
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ref.conversation import converse
+from ref.decoder import Decoder
+from sims.agent import Episode
+from sims.corpus import task_stream
+from sims.experiment import claim, decide
+from sims.learner import language_of, load_checkpoint
+from sims.microrepo import Session
+from sims.recipe import Recipe
+from sims.statistics import bootstrap
+
+if TYPE_CHECKING:
+    from sims.mtp_distillation import Experiment
+
+__all__ = ["FULL", "Timed", "decode", "predicted", "speed_rows", "speed_verdicts", "with_turns"]
+
+FULL = "recall, ahead"
+"""All drafts, and ours besides: turns' beginnings recalled, turns handed over before they are verified."""
+SPENT = ("opening", "single", "verify", "guess")
+LONGEST = 64
+"""Turns of more tokens count as this long."""
+
+
+class Timed(Decoder):
+    """Tells its passes apart: turns' openings, passes over one row, passes that verify drafts; and the drafting between them.
+    Not for turns handed over early, whose passes do several things at once."""
+
+    def reset(self, forget: bool = False) -> None:
+        super().reset(forget)
+        self.spent = {kind: [0.0, 0] for kind in SPENT}  # seconds, and passes or drafts
+        self.tried = self.stood = 0
+        self.turns_seen: list[int] = []
+
+    def run_trunk(self, ahead: list[int]):
+        self.kind = "opening" if len(self.tokens) - self.seen > 1 else "verify" if ahead else "single"
+        started = time.perf_counter()
+        x = super().run_trunk(ahead)
+        self.count(self.kind, time.perf_counter() - started, 1)
+        return x
+
+    def settle(self, x, draft, q, stop, counts) -> int:
+        started = time.perf_counter()
+        taken = super().settle(x, draft, q, stop, counts)
+        self.count(self.kind, time.perf_counter() - started, 0)
+        # Drafts behind the first that fell were never put to the test.
+        self.tried, self.stood = self.tried + min(taken + 1, len(draft)), self.stood + taken
+        return taken
+
+    def guess(self, n: int, stop: int | None):
+        started = time.perf_counter()
+        draft, q = super().guess(n, stop)
+        self.count("guess", time.perf_counter() - started, len(draft))
+        return draft, q
+
+    def generate(self, stop: int | None = None, max_new: int | None = None, ahead: bool = False) -> list[int]:
+        turn = super().generate(stop, max_new, ahead)
+        self.turns_seen += [min(len(turn), LONGEST)] if turn else []
+        return turn
+
+    def count(self, kind: str, seconds: float, n: int) -> None:
+        self.spent[kind][0] += seconds
+        self.spent[kind][1] += n
+
+
+def decode(root: Path, recipe: Recipe, c: "Experiment", progress) -> dict:
+    """The last agent's greedy rollouts of held-out tasks at batch 1: plain, with 1 … D drafts a cycle, and with all of ours;
+    every task in every way, in turn. Per way and task, summed over rounds: seconds, tokens, the sums of `Timed`, and whether
+    the tokens are plain decoding's."""
+    model, mtp = load_checkpoint(root, recipe, "final")
+    language, r, depth = language_of(root), recipe.rl, recipe.mtp.layers.depth
+    ways: dict[str, Decoder] = {"plain": Timed(model, max_len=r.max_len)}
+    ways |= {str(g): Timed(model, mtp, draft_len=g, max_len=r.max_len) for g in range(1, depth + 1)}
+    ways[FULL] = Decoder(model, mtp, max_len=r.max_len, recall=4)
+    tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
+    keys = ("seconds", "tokens", "passes", "same", "tried", "stood", *(f"{kind} {what}" for kind in SPENT for what in ("s", "n")))
+    found = {way: {key: [0.0] * len(tasks) for key in keys} for way in ways}
+    accepted, lengths = {way: [[0] * depth, [0] * depth] for way in ways}, [[0] * (LONGEST + 1) for _ in tasks]
+    for number in range(-1, c.rounds):  # the first round, of one task, warms up
+        for decoder in ways.values():
+            decoder.reset(forget=True)
+        for at, task in enumerate(tasks[:1] if number < 0 else tasks):
+            for way in [*ways][at % len(ways) :] + [*ways][: at % len(ways)]:
+                decoder = ways[way]
+                converse(decoder, Episode(language, Session(task, r.max_turns)), ahead=way == FULL)
+                if number < 0:
+                    continue
+                total, here = decoder.total, found[way]
+                sums = {"seconds": total.seconds, "tokens": len(total.tokens), "passes": total.cycles}
+                if isinstance(decoder, Timed):
+                    sums |= {"tried": decoder.tried, "stood": decoder.stood}
+                    for kind, pair in decoder.spent.items():
+                        sums |= {f"{kind} s": pair[0], f"{kind} n": pair[1]}
+                for key, value in sums.items():
+                    here[key][at] += value
+                for sums, counts in zip(accepted[way], (total.drafted, total.accepted), strict=True):
+                    sums[: len(counts)] = [a + b for a, b in zip(sums, counts, strict=False)]
+            if number == 0:
+                for way, decoder in ways.items():
+                    found[way]["same"][at] = float(decoder.tokens == ways["plain"].tokens)
+                for length in ways["plain"].turns_seen:
+                    lengths[at][length] += 1
+            progress(max(number, 0) * len(tasks) + at + 1)
+    return {"ways": found, "accepted": accepted, "lengths": lengths}
+
+
+def predicted(alpha: float, drafts: int, cost: float) -> float:
+    """The speed-up of arXiv:2211.17192, theorem 3.8."""
+    tokens = drafts + 1 if alpha == 1 else (1 - alpha ** (drafts + 1)) / (1 - alpha)
+    return tokens / (drafts * cost + 1)
+
+
+def with_turns(alpha: float, drafts: int, cost: float, verify: float, opening: float, lengths: np.ndarray) -> float:
+    """The same with turns: lengths[n] turns of n tokens, the first of which an opening pass gives, which costs `opening`
+    passes over one row in both ways of decoding; `verify`: cost of a pass over drafts; a turn's last cycle drafts no more
+    than is left of it."""
+    chance = [alpha**a * (1 - alpha) for a in range(drafts)] + [alpha**drafts]
+    spent = [0.0]  # expected cost of the cycles that give n more tokens
+    for n in range(1, len(lengths)):
+        rest = sum(p * spent[max(0, n - a - 1)] for a, p in enumerate(chance))
+        spent.append(verify + cost * min(drafts, n) + rest)
+    turns = range(1, len(lengths))
+    plain = sum(lengths[n] * (opening + n - 1) for n in turns)
+    return plain / sum(lengths[n] * (opening + spent[n - 1]) for n in turns)
+
+
+def speed_rows(c: "Experiment", found: dict) -> list[dict]:
+    """A row per way of decoding: speed-up over plain with its interval over tasks, what was counted, what was predicted."""
+    ways = {way: {key: np.array(values) for key, values in sums.items()} for way, sums in found["ways"].items()}
+    lengths, plain, rows = np.array(found["lengths"]), ways["plain"], []
+
+    def per(sums: dict, key: str, at: np.ndarray) -> float:
+        return sums[f"{key} s"][at].sum() / max(sums[f"{key} n"][at].sum(), 1)
+
+    for way, sums in ways.items():
+
+        def speedup(at: np.ndarray, sums: dict = sums) -> float:
+            slow, fast = (s["seconds"][at].sum() / s["tokens"][at].sum() for s in (plain, sums))
+            return slow / fast
+
+        def costs(at: np.ndarray, sums: dict = sums) -> tuple[float, float, float, float]:
+            one = max(per(plain, "single", at), 1e-12)
+            alpha = sums["stood"][at].sum() / max(sums["tried"][at].sum(), 1)
+            return alpha, per(sums, "guess", at) / one, per(sums, "verify", at) / one, per(plain, "opening", at) / one
+
+        def theory(at: np.ndarray, way: str = way, costs=costs) -> float:
+            return predicted(costs(at)[0], int(way), costs(at)[1])
+
+        def fuller(at: np.ndarray, way: str = way, costs=costs) -> float:
+            alpha, cost, verify, opening = costs(at)
+            return with_turns(alpha, int(way), cost, verify, opening, lengths[at].sum(0))
+
+        everywhere = np.arange(len(lengths))
+        row = {"part": "decode", "way": way, "tasks": len(lengths), "identical": sums["same"].mean(),
+               "tokens_per_pass": sums["tokens"].sum() / sums["passes"].sum()}  # fmt: skip
+        wanted = {"speedup": speedup}
+        if way.isdigit():
+            row |= dict(zip(("alpha", "draft_cost", "verify_cost", "opening_cost"), costs(everywhere), strict=True))
+            wanted |= {"predicted": theory, "with_turns": fuller, "theory_ratio": lambda at: theory(at) / speedup(at),
+                       "fuller_ratio": lambda at: fuller(at) / speedup(at)}  # fmt: skip
+        for key, statistic in wanted.items():
+            estimate = bootstrap(everywhere, lambda at, f=statistic: f(at.astype(int)), n=c.resamples, seed=c.seed)
+            row |= {key: estimate["value"], f"{key}_low": estimate["low"], f"{key}_high": estimate["high"]}
+        drafted, accepted = found["accepted"][way]
+        row |= {f"accepted_{k}": a / d for k, (d, a) in enumerate(zip(drafted, accepted, strict=True), 1) if d}
+        rows.append({key: float(value) if isinstance(value, np.floating) else value for key, value in row.items()})
+    return rows
+
+
+def speed_verdicts(rows: list[dict]) -> list[dict]:
+    """Rules, fixed before measuring. Two to three times: the interval begins at two or above (partly: above one). Predicted:
+    theory over measurement within a tenth, by the interval (partly: with openings and passes over several rows counted, it
+    is). Identical: in every task."""
+    ways = {row["way"]: row for row in rows if row["part"] == "decode"}
+    deepest = ways[max((way for way in ways if way.isdigit()), key=int)]
+    drafts, same = deepest["way"], min(row["identical"] for row in ways.values())
+    facts = (f"α = {deepest['alpha']:.3f}, a draft costs {deepest['draft_cost']:.3f} passes over one row, a pass over drafts "
+             f"{deepest['verify_cost']:.3f}, a turn's opening {deepest['opening_cost']:.3f}")  # fmt: skip
+
+    def faster(name: str, says: str, row: dict, more: str) -> dict:
+        note = (f"decoder's time for rollouts of {row['tasks']} held-out tasks at batch 1, bootstrap over tasks; "
+                f"{row['tokens_per_pass']:.2f} tokens a pass; {more}")  # fmt: skip
+        verdict = decide(row["speedup_low"] >= 2, row["speedup_low"] > 1)
+        return claim(name, says, "write-ups (§3.1)", row["speedup"], verdict, (row["speedup_low"], row["speedup_high"]), "× plain", note)
+
+    def within(key: str) -> bool:
+        return deepest[f"{key}_ratio_low"] > 0.9 and deepest[f"{key}_ratio_high"] < 1.1
+
+    stood = ", ".join(f"{value:.3f}" for key, value in deepest.items() if key.startswith("accepted_"))
+    return [
+        faster("speed-up", f"speculative decoding with MTP layers is 2–3× faster ({drafts} drafts a pass)", deepest,
+               f"{facts}; drafts that stood with all before them, by depth: {stood}"),
+        faster("speed-up-full", "the same with our recalled openings and turns handed over early", ways[FULL],
+               "ours, not the report's"),
+        claim("predicted", "the speed-up follows from acceptance and the cost of a draft: (1 − α^(γ+1)) / ((1 − α)(γc + 1))",
+              "arXiv:2211.17192, thm. 3.8", deepest["theory_ratio"], decide(within("theory"), within("fuller")),
+              (deepest["theory_ratio_low"], deepest["theory_ratio_high"]), "predicted / measured",
+              f"predicted {deepest['predicted']:.3f}, measured {deepest['speedup']:.3f}; {facts}; with turns' openings and the cost of "
+              f"a pass over drafts: predicted {deepest['with_turns']:.3f}, {deepest['fuller_ratio']:.3f} "
+              f"[{deepest['fuller_ratio_low']:.3f}, {deepest['fuller_ratio_high']:.3f}] of measured"),
+        claim("identical", "speculative decoding does not change greedy output", "§3.1; arXiv:2211.17192", same,
+              decide(same == 1, same >= 0.99), unit="of tasks", note="the least of all ways; token for token, whole rollouts"),
+    ]  # fmt: skip

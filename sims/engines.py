@@ -1,0 +1,184 @@
+"""Two engines on the same tokens: what a sampler and a trainer disagree about, and what router replay leaves of it.
+
+The measuring half of `sims/router_mismatch.py`.
+"""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from etude.runs import Run
+from ref import kl
+from ref.model import Transformer
+from ref.router_replay import differing, mismatch
+from ref.sampler import Rollout, Sampler
+from sims.agent import pad, play
+from sims.corpus import task_stream
+from sims.learner import language_of, load_checkpoint
+from sims.recipe import Recipe
+from sims.reinforcement import routing
+from sims.rounding import fp8_rows
+from sims.statistics import bootstrap
+
+if TYPE_CHECKING:
+    from sims.router_mismatch import Experiment
+
+__all__ = ["compare", "engines", "independent", "played", "rows_of_engine"]
+
+
+def engines(recipe: Recipe) -> dict[str, tuple[torch.dtype, Callable | None, torch.dtype]]:
+    """The sampler's dtype, what it does to weights, the trainer's dtype. The last is the pair that the recipe plays with."""
+    own = getattr(torch, recipe.training.sampler_dtype), None, getattr(torch, recipe.training.dtype)
+    return {"bf16": (torch.bfloat16, None, torch.float32), "fp8": (torch.bfloat16, fp8_rows, torch.float32), "recipe": own}
+
+
+def ways_of(c: "Experiment") -> dict[str, tuple[str, float]]:
+    """Whose experts the trainer takes. α = 0 is there to be compared with plain replay."""
+    return {"own": ("none", 0.0), "plain": ("plain", 0.0)} | {f"α={a:g}": ("filtered", a) for a in (0.0, *c.alphas)}
+
+
+@torch.no_grad()
+def compare(trainer: Transformer, rollouts: list[Rollout], ways: dict[str, tuple[str, float]]) -> dict:
+    """What both engines say of the same tokens.
+
+    gap: per way log μ − log π [sampled tokens], rollout after rollout; rollout, moved [the same]: number of the rollout, and
+    whether the trainer's own experts differ where the token was predicted. Per rollout: positions; `shares`, those of
+    `differing`: decisions, routers layer by layer, tokens in the first 1, 2, … layers; `dropped`, of the replayed experts, per
+    way. unlike: where α = 0 and α = 1 should equal plain replay and own experts, the share of decisions and the largest
+    log-prob that do not."""
+    ids, mask, behavior = pad(rollouts, multiple=32)
+    T, picked, logp = ids.shape[1], {}, {}
+    for way, (how, alpha) in ways.items():
+        out = trainer(ids, logits=False, experts=routing(rollouts, T, how, alpha))
+        logp[way] = trainer.logprob(out.hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1)
+        picked[way] = torch.stack(out.experts, 1).view(len(ids), T, len(out.experts), -1)  # B T L K
+    keep = mask[:, 1:]
+    theirs = torch.zeros_like(picked["own"][:, :-1])
+    for row, rollout in enumerate(rollouts):
+        theirs[row, : len(rollout.experts)] = rollout.experts.long()
+    moved = (theirs.sort(-1)[0] != picked["own"][:, :-1].sort(-1)[0]).any(-1).any(-1)
+    shares, dropped = [], []
+    for row, rollout in enumerate(rollouts):
+        n = len(rollout.experts)
+        sent, ours = theirs[row, :n].unbind(1), {way: p[row, :n].unbind(1) for way, p in picked.items()}
+        own, layers = ours["own"], range(len(sent))
+        shares.append([
+            differing(own, sent)["decisions"], *(differing([own[i]], [sent[i]])["tokens"] for i in layers),
+            *(differing(own[: i + 1], sent[: i + 1])["tokens"] for i in layers),
+        ])  # fmt: skip
+        # What the filter drops it never takes back: the router's own candidates for the place score higher.
+        dropped.append([differing(ours[way], sent)["decisions"] for way in ways])
+    unlike = {}
+    for way, same in (("α=0", "plain"), ("α=1", "own")):
+        if way in ways:
+            pair = [picked[w].flatten(0, 1).unbind(1) for w in (way, same)]
+            unlike[way] = [differing(*pair)["decisions"], (logp[way] - logp[same])[keep].abs().max().item()]
+    return {
+        "gap": {way: (behavior[:, 1:] - p)[keep].double().numpy() for way, p in logp.items()},
+        "rollout": keep.nonzero()[:, 0].numpy(), "moved": moved[keep].numpy(), "shares": np.array(shares),
+        "dropped": np.array(dropped), "positions": np.array([len(r.experts) for r in rollouts]), "unlike": unlike,
+    }  # fmt: skip
+
+
+def played(run: Run, c: "Experiment", root: Path, recipe: Recipe, name: str) -> dict[str, np.ndarray]:
+    """One pair of engines: the last agent's rollouts, and the columns of `compare` over all of them."""
+    stage, path = run.stage(f"engine-{name}", total=c.tasks, unit="rollouts"), run.path("engines", f"{name}.npz")
+    if not stage.finished:
+        stage.restore()
+        dtype, rounding, trainer_dtype = engines(recipe)[name]
+        language, r, ways = language_of(root), recipe.rl, ways_of(c)
+        model = load_checkpoint(root, recipe, "final", with_mtp=False)[0]
+        sampler = Sampler(model, dtype, rounding=rounding)
+        trainer, generator, parts = model.to(trainer_dtype), torch.Generator().manual_seed(c.seed), []
+        tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
+        for start in range(0, len(tasks), 64):
+            episodes = play(sampler, language, tasks[start : start + 64], 1, r.max_len, r.max_turns, generator, r.temperature)
+            parts.append(compare(trainer, [e.rollout for e in episodes], ways))
+            parts[-1]["rollout"] += start
+            stage.progress(min(start + 64, len(tasks)))
+        columns = {k: np.concatenate([p[k] for p in parts]) for k in ("rollout", "moved", "shares", "dropped", "positions")}
+        columns |= {f"gap {way}": np.concatenate([p["gap"][way] for p in parts]) for way in ways}
+        columns |= {f"unlike {way}": np.max([p["unlike"][way] for p in parts], 0) for way in parts[0]["unlike"]}
+        np.savez(path, **columns)
+        stage.log(1, tokens=len(columns["rollout"]), **{way: float(np.abs(columns[f"gap {way}"]).mean()) for way in ways})
+        stage.finish({"tokens": len(columns["rollout"])}, [path])
+    with np.load(path) as columns:
+        return dict(columns)
+
+
+def by_rollout(column: np.ndarray, rollout: np.ndarray) -> np.ndarray:
+    """A column of tokens as rows of rollouts, NaN behind their ends: what a bootstrap over rollouts draws from."""
+    place = np.arange(len(rollout)) - np.searchsorted(rollout, rollout)
+    grid = np.full((rollout.max() + 1, place.max() + 1), np.nan)
+    grid[rollout, place] = column
+    return grid
+
+
+def k3(gap: np.ndarray) -> np.ndarray:
+    """Per token the estimate of KL(μ‖π) that varies least near zero, nats."""
+    return kl.token_kl(torch.zeros(gap.shape, dtype=torch.float64), torch.from_numpy(-gap), "k3").numpy()
+
+
+def p99(grid: np.ndarray) -> float:
+    return float(np.quantile(np.abs(grid[~np.isnan(grid)]), 0.99))
+
+
+def quotient(above: float, below: float) -> float:
+    """above / below; one where both engines agree so well that there is nothing below."""
+    return float(above / below) if below else 1.0
+
+
+def independent(routers: np.ndarray, layers: int | None = None) -> float:
+    """Tokens that differ in at least one layer if layers knew nothing of each other: 1 − Π(1 − d_l); for another number of
+    layers, each with the mean d."""
+    return float(1 - (np.prod(1 - routers) if layers is None else (1 - np.mean(routers)) ** layers))
+
+
+def rows_of_engine(c: "Experiment", name: str, found: dict[str, np.ndarray], far: int) -> list[dict]:
+    """A row on routing and one per way, with intervals over rollouts; `far` layers are what independence is told for. The
+    ratios of a way are to what it should improve on (replay: own experts; filter: plain replay), on the same drawn rollouts;
+    those at other α than the chosen one have wider intervals, for their number."""
+
+    def interval(key: str, values: np.ndarray, statistic: Callable, level: float = 0.95) -> dict[str, float]:
+        estimate = bootstrap(values, statistic, n=c.resamples, seed=c.seed, level=level)
+        return {key: estimate["value"], f"{key}_low": estimate["low"], f"{key}_high": estimate["high"]}
+
+    def share(drawn: np.ndarray) -> np.ndarray:
+        return drawn[:, :-1].sum(0) / drawn[:, -1].sum()
+
+    positions, L = found["positions"], (found["shares"].shape[1] - 1) // 2
+    # Counts, so that a long rollout counts for what it holds.
+    counts = np.column_stack((found["shares"] * positions[:, None], positions))
+    row = {"part": "routing", "engine": name, "positions": int(positions.sum()), "rollouts": len(positions)}
+    row |= interval("decisions", counts, lambda d: share(d)[0]) | interval("tokens", counts, lambda d: share(d)[-1])
+    row |= interval("routers", counts, lambda d: share(d)[1 : L + 1].mean())
+    row |= interval("independent", counts, lambda d: independent(share(d)[1 : L + 1]))
+    row |= interval(f"independent_{far}", counts, lambda d: independent(share(d)[1 : L + 1], far))
+    row |= {f"{key}_{i + 1}": float(share(counts)[at + i]) for key, at in (("routers", 1), ("first", 1 + L)) for i in range(L)}
+    rows = [row | {f"unlike_{a}": found[f"unlike α={a}"].tolist() for a in (0, 1) if f"unlike α={a}" in found}]
+    grids = {way: by_rollout(found[f"gap {way}"], found["rollout"]) for way in ways_of(c)}
+    surprise = {way: np.nansum(k3(grid), 1) for way, grid in grids.items()}
+    size = (~np.isnan(grids["own"])).sum(1)
+    for number, (way, (how, alpha)) in enumerate(ways_of(c).items()):
+        gap = found[f"gap {way}"]
+        everywhere = torch.ones(len(gap), dtype=torch.bool)
+        figures = mismatch(torch.from_numpy(-gap), torch.zeros(len(gap), dtype=torch.float64), everywhere)
+        row = {"part": "mismatch", "engine": name, "way": way, "alpha": alpha if how == "filtered" else None, "sampled": len(gap)}
+        row |= figures | interval("kl", np.column_stack((np.nansum(grids[way], 1), size)), lambda d: share(d)[0])
+        row |= interval("k3", np.column_stack((surprise[way], size)), lambda d: share(d)[0]) | interval("p99", grids[way], p99)
+        for key, here in (("k3_moved", found["moved"]), ("k3_same", ~found["moved"])):
+            row[key] = float(k3(gap[here]).mean()) if here.any() else None
+        row["outside_clip"] = float(((np.exp(-gap) < 0.8) | (np.exp(-gap) > 1.2)).mean())
+        row["dropped"] = float((found["dropped"][:, number] * positions).sum() / positions.sum()) if how != "none" else None
+        base = {"none": None, "plain": "own", "filtered": "plain"}[how]
+        if base:
+            level = 0.95 if alpha in (0.0, c.alpha) else 1 - 0.05 / len(c.alphas)
+            sums, pair = np.column_stack((surprise[way], surprise[base])), np.stack((grids[way], grids[base]), -1)
+            row |= interval("k3_ratio", sums, lambda d: quotient(*d.sum(0)), level)
+            row |= interval("p99_ratio", pair, lambda d: quotient(p99(d[..., 0]), p99(d[..., 1])), level)
+        rows.append(row)
+    return rows

@@ -1,0 +1,258 @@
+"""Router replay between two engines: what it takes out of their mismatch, what the filter adds, and what RL makes of it.
+
+    etude figure router-mismatch            about thirteen minutes on two cores; agents from runs/small (make small)
+    etude figure router-mismatch --quick
+
+1. No training. The run's last agent samples rollouts of held-out tasks with a coarser engine: bfloat16, or bfloat16 with its
+   weight matrices rounded to FP8 E4M3 (`sims/rounding.py`). The trainer computes in float32 and scores the same tokens with its
+   own experts, with plain replay, and with the filter at every α. Beside them, without a verdict, the pair that the recipe
+   itself plays with (`training.sampler_dtype` against `training.dtype`).
+2. RL from the end of SFT, trainer in float32 and sampler in FP8 weights: without replay, with it, with the filter; and with an
+   exact sampler, to tell what the mismatch does from what RL does. Same tasks, same seeds.
+
+Ours: the FP8 engine rounds routers too, which production engines often spare, and quantises no activations; the filter's α for
+verdicts is the recipe's default, chosen before anything was measured.
+"""
+
+import itertools
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from etude.runs import Run
+from sims.corpus import task_stream
+from sims.engines import engines, independent, played, quotient, rows_of_engine
+from sims.evaluation import measure_policy
+from sims.experiment import claim, decide
+from sims.learner import language_of, load_checkpoint
+from sims.policies import agent
+from sims.recipe import Recipe
+from sims.reinforcement import hash_seed, learn
+from sims.statistics import bootstrap
+
+__all__ = ["Experiment", "experiment", "picture"]
+
+SOURCE = "§6.2; arXiv:2510.11370"
+REPORTED = {"layers": 48, "decisions": 0.10, "tokens": 0.94}
+"""What sources report of a network of 48 layers."""
+BELOW = 0.999
+"""A ratio of mismatches is below one when it is below this: where no expert is dropped, the order of sums still moves the sixth digit."""
+ARMS = {"exact": ("full", "none"), "none": ("fp8", "none"), "plain": ("fp8", "plain"), "filtered": ("fp8", "filtered")}
+"""Arms of RL: the sampler's weights, the trainer's replay."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Sizes of both parts."""
+
+    run: str = "runs/small"
+    """A finished run of the recipe (empty: a tiny recipe that has learned nothing is played first)."""
+    tasks: int = 600
+    """Held-out tasks, one rollout each, on which engines are compared."""
+    alphas: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9, 1.0)
+    """Plausibilities of the filter."""
+    alpha: float = 0.5
+    """The one of them that verdicts and RL take."""
+    steps: int = 40
+    """RL steps of each arm."""
+    heldout: int = 150
+    """Held-out tasks on which the arms' policies are compared."""
+    samples: int = 4
+    """Rollouts of each."""
+    resamples: int = 1000
+    """Bootstrap resamples."""
+    seed: int = 0
+    """Seed of everything drawn."""
+
+    def __post_init__(self):
+        if self.alpha not in self.alphas:
+            raise ValueError(f"alpha must be one of alphas {self.alphas}, got {self.alpha}")
+
+    @classmethod
+    def quick(cls) -> "Experiment":
+        return cls(run="", tasks=8, alphas=(0.5, 1.0), steps=2, heldout=3, samples=2, resamples=40)
+
+
+def trained(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str) -> dict:
+    """Part 2, one arm: the figures of every step, and success on held-out tasks afterwards (arm "before": no training)."""
+    heldout = list(itertools.islice(task_stream(recipe, "evaluation"), c.heldout))
+    weights, replay = ARMS.get(arm, ("full", "none"))
+    changed = replace(
+        recipe, training=replace(recipe.training, dtype="float32", sampler_dtype="float32", sampler_weights=weights),
+        rl=replace(recipe.rl, steps=c.steps, replay=replay, replay_alpha=c.alpha),
+        evaluation=replace(recipe.evaluation, samples=c.samples),
+    )  # fmt: skip
+    stage = run.stage(f"rl-{arm}", total=c.steps if arm in ARMS else 1, unit="tokens")
+    if stage.finished:
+        return stage.result()
+    model = load_checkpoint(root, recipe, "sft", with_mtp=False)[0]
+    if arm in ARMS:
+        reference = load_checkpoint(root, recipe, "sft", with_mtp=False)[0]
+        model = learn(stage, changed, model, None, reference, language_of(root))[0].trunk.model
+    else:
+        stage.restore()
+    found = measure_policy(model, language_of(root), heldout, changed, hash_seed(c.seed, "router-mismatch"))
+    steps = [json.loads(line) for line in stage.metrics_path.read_text().splitlines()]
+    return stage.finish({"steps": steps, "success": found["success"].mean(1), "greedy": found["greedy"]})
+
+
+def experiment(run: Run, config: Experiment) -> dict:
+    """Both parts, and the verdicts."""
+    c, (root, recipe) = config, agent(run, config.run, config.seed)
+    rows = []
+    for name in engines(recipe):
+        rows += rows_of_engine(c, name, played(run, c, root, recipe, name), REPORTED["layers"])
+    arms = {arm: trained(run, c, root, recipe, arm) for arm in ("before", *ARMS)}
+    for arm, found in arms.items():
+        keys = ("mismatch", "mismatch_p99", "mismatch_max", "outside_clip", "grad_norm", "success", "reward")
+        rows += [{"part": "rl", "arm": arm, "step": s["step"], **{key: s[key] for key in keys}} for s in found["steps"]]
+        success, greedy = (bootstrap(found[key], n=c.resamples, seed=c.seed) for key in ("success", "greedy"))
+        rows.append({"part": "held-out", "arm": arm, "success": success["value"], "low": success["low"], "high": success["high"],
+                     "greedy": greedy["value"], "greedy_low": greedy["low"], "greedy_high": greedy["high"]})  # fmt: skip
+    return {"rows": rows, "claims": verdicts(c, rows, recipe.model.num_hidden_layers) + rl_verdicts(c, arms)}
+
+
+def verdicts(c: Experiment, rows: list[dict], layers: int) -> list[dict]:
+    """Part 1. Rules, fixed before measuring: a tenth of the decisions is 5 to 20% (partly 1 to 50%); 94% of tokens is 85% and
+    more, by the interval's lower end (partly: 48 independent layers with the share measured per layer would come there); most is
+    more than half, by the interval (partly: more than nothing); the filter helps where the interval of p99 over plain's lies
+    below one by more than rounding (partly: at another α below one, which is no replay at all)."""
+    claims, exact = [], {0: [], 1: []}
+    for engine, sampler in (("bf16", "bfloat16"), ("fp8", "8-bit weights")):
+        ways, routing = parts_of(rows, engine)
+        own, plain, chosen = ways["own"], ways["plain"], ways[f"α={c.alpha:g}"]
+        others = [row for row in ways.values() if row["alpha"]]
+        for a, pairs in exact.items():
+            pairs += [routing[f"unlike_{a}"]] if f"unlike_{a}" in routing else []
+
+        def add(name, says, source, row, key, holds, partly, unit, note, why, end=f" (sampler: {sampler})", engine=engine):
+            verdict, interval = decide(holds, partly), (row[f"{key}_low"], row[f"{key}_high"])
+            note += f". Likely reason: {why}" if verdict != "reproduced" else ""
+            claims.append(claim(f"{name}-{engine}", says + end, source, row[key], verdict, interval, unit, note))
+
+        share = routing["decisions"]
+        add("decisions", "about 10% of routing decisions differ between engines", SOURCE, routing, "decisions",
+            0.05 <= share <= 0.2, 0.01 <= share <= 0.5, "",
+            f"of the chosen experts; of a layer's sets of experts {routing['routers']:.3f}; trainer in float32, "
+            f"{routing['positions']} positions, bootstrap over rollouts",
+            "two of eight experts, not eight of 128, and one implementation for both engines: only dtype and weights differ, no "
+            "kernel does")  # fmt: skip
+        reported = independent(np.array([REPORTED["decisions"]]), REPORTED["layers"])
+        add("tokens", "94% of tokens differ in at least one layer", SOURCE, routing, "tokens",
+            routing["tokens_low"] >= 0.85, routing["independent_48_high"] >= 0.85, "",
+            f"{layers} layers here; independence over layers makes {routing['independent']:.3f} of our share per layer, "
+            f"{routing['independent_48']:.3f} of {REPORTED['layers']} such layers; of the reported 10% it makes {reported:.3f}",
+            f"{layers} layers against {REPORTED['layers']}")  # fmt: skip
+        ends = (("", ""), ("_low", "_high"), ("_high", "_low"))
+        gone = {f"gone{end}": 1 - plain[f"k3_ratio{other}"] for end, other in ends}
+        add("replay", "replay removes most of the mismatch", SOURCE, gone, "gone",
+            gone["gone_low"] > 0.5, gone["gone_low"] > 0, "of KL(μ‖π)",
+            f"k3 per token {own['k3']:.3g} → {plain['k3']:.3g} nats; where the trainer's own experts differ {told(own['k3_moved'])} → "
+            f"{told(plain['k3_moved'])}, elsewhere {told(own['k3_same'])} → {told(plain['k3_same'])}; p99 {own['p99']:.3g} → "
+            f"{plain['p99']:.3g}",
+            "much of it is rounding inside experts, gates and attention, which replay leaves")  # fmt: skip
+        by_alpha = "; ".join(
+            f"α = {row['alpha']:g}: {row['p99_ratio']:.3f} [{row['p99_ratio_low']:.3f}, {row['p99_ratio_high']:.3f}], "
+            f"{100 * row['dropped']:.3f}% dropped" for row in others
+        )  # fmt: skip
+        add("filter", "filtered replay has a lower p99 mismatch than plain replay", "§6.2", chosen, "p99_ratio",
+            chosen["p99_ratio_high"] < BELOW, any(row["p99_ratio_high"] < BELOW for row in others if row["alpha"] < 1), "× plain's",
+            f"p99 of |log π − log μ|, plain's {plain['p99']:.4g} nats; {by_alpha} (intervals of α other than {c.alpha:g} widened for "
+            "their number)",
+            "the scores of these engines are so alike that few replayed experts are implausible, and others in their place add "
+            "distance to an engine that plain replay follows")  # fmt: skip
+    for a, says in ((0, "α = 0 is plain replay"), (1, "α = 1 is the router's own top-k")):
+        if exact[a]:
+            decisions, logp = np.max(exact[a], 0)
+            note = f"share of experts that differ, both engines; largest difference of a log-prob {logp:.1g} nats, from the order of sums"
+            claims.append(claim(f"alpha-{a}", f"{says}, exactly", "ref/router_replay.py", float(decisions),
+                                decide(decisions == 0 and logp < 1e-4), note=note))  # fmt: skip
+    return claims
+
+
+def parts_of(rows: list[dict], engine: str) -> tuple[dict[str, dict], dict]:
+    """The rows of one engine: by way, and the one on routing."""
+    some = [row for row in rows if row.get("engine") == engine]
+    return {row["way"]: row for row in some if row["part"] == "mismatch"}, next(row for row in some if row["part"] == "routing")
+
+
+def told(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def rl_verdicts(c: Experiment, arms: dict[str, dict]) -> list[dict]:
+    """Part 2. Rules, fixed before measuring: mismatch is lower where the interval of the ratio of its sums over steps lies
+    below one by more than rounding (partly: its value does); replay stabilises RL where held-out success ends higher than
+    without, by its interval (partly: higher, and fewer ratios outside the clip)."""
+
+    def steps(arm: str, key: str) -> np.ndarray:
+        return np.array([s[key] for s in arms[arm]["steps"]], dtype=float)
+
+    def lower(name: str, says: str, source: str, key: str, arm: str, base: str) -> dict:
+        pairs = np.stack((steps(arm, key), steps(base, key)), 1)
+        found = bootstrap(pairs, lambda d: quotient(*d.sum(0)), n=c.resamples, seed=c.seed)
+        means = f"{pairs[:, 1].mean():.4g} → {pairs[:, 0].mean():.4g} nats"
+        note = f"mean over {len(pairs)} steps {means}; bootstrap over steps, which are not independent"
+        verdict = decide(found["high"] < BELOW, found["value"] < BELOW)
+        return claim(name, says, source, found["value"], verdict, (found["low"], found["high"]), f"× {base}'s", note)
+
+    def gained(arm: str, base: str) -> dict[str, float]:
+        return bootstrap(np.array(arms[arm]["success"]) - np.array(arms[base]["success"]), n=c.resamples, seed=c.seed)
+
+    stable, harm = gained("plain", "none"), gained("exact", "none")
+    outside = {arm: steps(arm, "outside_clip").mean() for arm in ARMS}
+    ends = "; ".join(f"{arm} {np.mean(arms[arm]['success']):.3f}" for arm in arms)
+    norms = ", ".join(f"{arm} {np.median(steps(arm, 'grad_norm')):.3g}/{steps(arm, 'grad_norm').max():.3g}" for arm in ARMS)
+    clips = ", ".join(f"{arm} {100 * share:.2f}%" for arm, share in outside.items())
+    after = f"{c.heldout} tasks × {c.samples}"
+    return [
+        lower("rl-mismatch", "in RL with an 8-bit sampler, replay lowers the mismatch", SOURCE, "mismatch", "plain", "none"),
+        lower("rl-p99", "and its p99", SOURCE, "mismatch_p99", "plain", "none"),
+        lower("rl-filter", f"the filter (α = {c.alpha:g}) lowers the p99 further", "§6.2", "mismatch_p99", "filtered", "plain"),
+        claim("rl-stable", "replay makes RL stable where the mismatch without it does harm", "arXiv:2510.11370", stable["value"],
+              decide(stable["low"] > 0, stable["value"] > 0 and outside["plain"] < outside["none"]), (stable["low"], stable["high"]),
+              "held-out success", f"plain − none, {after}, paired; success {ends}; the harm there was to prevent in {c.steps} steps, exact "
+              f"sampler − none: {harm['value']:+.3f} [{harm['low']:+.3f}, {harm['high']:+.3f}]; gradient norm, median/largest: {norms}; "
+              f"ratios outside the clip: {clips}; one seed"),
+    ]  # fmt: skip
+
+
+def picture(found: dict, path: Path) -> None:
+    """Left: p99 over α. Middle: tokens that differ, over layers. Right: RL."""
+    from sims.drawing import COLOURS, GREY, save, sheet
+
+    figure, (left, middle, right) = sheet(3, "Router replay between a coarse sampler and a float32 trainer", width=5.2)
+    for engine, colour in zip(("bf16", "fp8"), COLOURS, strict=False):
+        ways, routing = parts_of(found["rows"], engine)
+        line = [row for row in ways.values() if row["alpha"] is not None]
+        errors = np.abs(np.array([[row["p99"] - row["p99_low"], row["p99_high"] - row["p99"]] for row in line])).T
+        at = [row["alpha"] for row in line], [row["p99"] for row in line]
+        left.errorbar(*at, errors, fmt="o-", color=colour, capsize=3, label=f"{engine}, filtered")
+        for row in line if engine == "fp8" else []:
+            at = row["alpha"], row["p99_low"]
+            left.annotate(f"{100 * row['dropped']:.2g}%", at, (0, -14), textcoords="offset points", ha="center", fontsize=8.5)
+        left.axhline(ways["own"]["p99"], color=colour, linestyle="--", linewidth=1.2, label=f"{engine}, no replay")
+        L = sum(key.startswith("first_") for key in routing)
+        middle.plot(range(1, L + 1), [routing[f"first_{i}"] for i in range(1, L + 1)], "o", color=colour, label=f"{engine}, measured")
+        layers = np.arange(1, REPORTED["layers"] + 1)
+        middle.plot(layers, 1 - (1 - routing["routers"]) ** layers, ":", color=colour, label="independent layers")
+    left.set(yscale="log", xlabel="α (0: plain replay, 1: the router's own)", title="Mismatch; per cent: replayed experts dropped (fp8)")
+    middle.plot(layers, 1 - (1 - REPORTED["decisions"]) ** layers, ":", color=GREY, label="independent, 10% a layer")
+    middle.plot([REPORTED["layers"]], [REPORTED["tokens"]], "*", color=GREY, markersize=13, label="reported: 94%, 48 layers")
+    middle.set(xscale="log", ylim=(0, 1.03), xlabel="layers", ylabel="share of tokens", title="Tokens whose experts differ")
+    middle.set_xticks([1, 2, 4, 8, 16, 48], ["1", "2", "4", "8", "16", "48"])
+    middle.minorticks_off()
+    # The exact sampler's mismatch is the order of sums, five digits below: it stays in the table.
+    arms = (("none", "no replay", "-"), ("plain", "replay", "-"), ("filtered", "filtered replay", "--"))
+    for (arm, label, style), colour in zip(arms, COLOURS, strict=False):
+        some = [row for row in found["rows"] if row["part"] == "rl" and row["arm"] == arm]
+        right.plot([row["step"] for row in some], [row["mismatch_p99"] for row in some], style, color=colour, label=label)
+    right.set(yscale="log", xlabel="RL step", title="During RL from SFT, 8-bit sampler")
+    for axes in (left, middle, right):
+        low, high = axes.get_ylim()
+        if axes is not middle:  # room for the legend
+            axes.set(ylim=(low, high * (high / low) ** 0.45), ylabel="p99 of |log π − log μ|, nats")
+        axes.legend(frameon=False, fontsize=8.5, loc="upper left" if axes is middle else "upper right", ncols=1)
+    save(figure, path)
