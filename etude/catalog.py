@@ -69,6 +69,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/kl_variance.py",
         tests=("tests/sims/test_kl_variance.py",),
     ),
+    Experiment(
+        name="grpo-bias",
+        title="what length and deviation divisions do to the gradient and to length",
+        source="§4.1",
+        sim="sims/grpo_bias.py",
+        tests=("tests/sims/test_grpo_bias.py",),
+    ),
 )
 
 
@@ -105,6 +112,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="Dr. GRPO: group advantages without length or deviation bias",
         source="§4.1",
         ref="ref/dr_grpo.py",
+        sim="sims/grpo_bias.py",
         tests=("tests/ref/test_dr_grpo.py",),
     ),
     Technique(
