@@ -1,6 +1,6 @@
 """What the divisions that Dr. GRPO leaves out do to the gradient, to answers' length, and to groups that are all right.
 
-    etude figure grpo-bias              about a minute and a half
+    etude figure grpo-bias              about a minute
     etude figure grpo-bias --quick      seconds
 
 The policy writes words of at most five symbols to three prompts (sims/words.py): everything is enumerated, whole groups of N
@@ -222,7 +222,8 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 
 def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> list[dict]:
     paper, report, size = "arXiv:2503.20783, §3", "§4.1", c.group_sizes[-1]
-    exact, by_seed = f"exact for N = {size}; bootstrap over {c.policies} random policies", f"paired bootstrap over {c.seeds} trainings"
+    exact = f"exact for N = {size}; bootstrap over {c.policies} random policies"
+    by_seed = f"paired bootstrap over {c.seeds} trainings"
 
     def worst(what: str, prices: tuple[float, ...] = (0.0, c.price)) -> float:
         return max(max(values[f"{what}, {size}, {price:g}"]) for size in c.group_sizes for price in prices)
@@ -235,66 +236,81 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
         curve = curves[member][what]
         return interval((np.array(curve[-1]) - np.array(curves[other][what][-1] if other else curve[0])).tolist())
 
-    def above(name: str, says: str, source: str, got: tuple, limit: float = 0.0, sign: int = 1, unit: str = "", note: str = "") -> dict:
+    def above(
+        name: str, says: str, source: str, got: tuple, limit: float = 0.0, sign: int = 1, unit: str = "", note: str = ""
+    ) -> dict:
         """Holds where the whole interval lies beyond the limit, partly where the value does."""
         value, low, high = got
         holds = low > limit if sign > 0 else high < limit
         return claim(name, says, source, value, decide(holds, sign * (value - limit) > 0), (low, high), unit, note)
 
     def zero(name: str, says: str, source: str, value: float) -> dict:
-        return claim(name, says, source, value, decide(value < 1e-9), note=f"largest relative distance, by enumeration, N = {c.group_sizes}")
+        note = f"largest relative distance, by enumeration, N = {c.group_sizes}"
+        return claim(name, says, source, value, decide(value < 1e-9), note=note)
 
     def longer(which: str) -> tuple[float, float, float]:
         return interval((at(f"grows {which}", "only length") - at(f"grows {which}", "dr_grpo")).tolist())
 
-    grows, own = at("grows wrong", "only length"), "derived here, for the reason behind "
+    grows, truth, own = at("grows wrong", "only length"), at("grows wrong", "truth"), "derived here, for the reason behind "
     shares = {name: interval(at("all right", name, c.price).tolist()) for name in ("only std", "dr_grpo")}
     sizes = {row["scale"]: row["size"] for row in rows if row["part"] == "equally right" and row["price"] == min(c.prices)}
     least = min(row["size"] for row in rows if row["part"] == "equally right" and row["scale"] == "std")
-    same = interval(at("sine", "only std").tolist())
     saved, start = end("wrong", "grpo", "dr_grpo"), end("wrong", "dr_grpo")
     reward = end("reward", "dr_grpo", "grpo")
     return [
         zero("mean-factor", "Dr. GRPO's expected gradient is (N − 1)/N of the true one: its direction is unbiased", paper,
              worst("from (N-1)/N, dr_grpo")),
-        zero("rloo-exact", "with the mean of the others as baseline the factor is gone: RLOO's is the true gradient", "arXiv:2402.14740",
+        zero("rloo-exact", "with the mean of the others as baseline the factor is gone: RLOO's is the true gradient",
+              "arXiv:2402.14740",
              worst("distance, rloo")),
         zero("mean-against-others", "Dr. GRPO's gradient is (N − 1)/N times RLOO's", paper, worst("mean from leave-one-out")),
         above("length-gradient", "divided by the rollout's length, the gradient is none of the expected reward", paper,
-              interval(at("sine", "only length").tolist()), 0.05, unit="sine of the angle", note=f"reward 0 or 1; {exact}; limit 0.05"),
+              interval(at("sine", "only length").tolist()), 0.05, unit="sine of the angle",
+              note=f"reward 0 or 1; {exact}; limit 0.05"),
         above("std-gradient", "divided by the group's deviation, the gradient is none of the expected reward", paper,
+              interval(at("sine", "only std").tolist()), 0.05, unit="sine of the angle",
+              note=f"reward 0 or 1, where the deviation reweighs groups by how mixed they are; {exact}; limit 0.05"),
+        above("std-gradient-priced", "with a price on tokens, too, division by the deviation turns the gradient", own + report,
               interval(at("sine", "only std", c.price).tolist()), 0.05, unit="sine of the angle",
-              note=f"price {c.price:g} a token; {exact}; limit 0.05; without a price the sine is only {same[0]:.3f} [{same[1]:.3f}, {same[2]:.3f}]"),
-        above("wrong-longer", "division by length is a length bias: it makes wrong answers longer than the unbiased gradient does",
+              note=f"price {c.price:g} a token; {exact}; limit 0.05; looked at because of the claim on equally right groups"),
+        above("wrong-longer", "division by length is a length bias: wrong answers get longer than by the unbiased gradient",
               f"{report}; {paper}", longer("wrong"), unit="tokens per unit step",
               note=f"derivative of E[length | wrong] along the gradient, divided minus undivided, same step length; {exact}"),
         above("right-shorter", "and right answers shorter", paper, longer("right"), sign=-1, unit="tokens per unit step",
               note=f"the same of E[length | right]; {exact}"),
-        above("wrong-grow", "with division by length, wrong answers grow", paper, interval(grows.tolist()), unit="tokens per unit step",
-              note=f"in {100 * (grows > 0).mean():.0f}% of policies; along the true gradient {100 * (at('grows wrong', 'truth') > 0).mean():.0f}% "
-              f"and {at('grows wrong', 'truth').mean():.3f} on average: growth alone is no bias; {exact}"),
-        above("wrong-longer-trained", "after training with division by length, wrong answers are longer than without it", f"{report}; {paper}",
+        above("wrong-grow", "with division by length, wrong answers grow", paper, interval(grows.tolist()),
+              unit="tokens per unit step",
+              note=f"in {100 * (grows > 0).mean():.0f}% of policies; along the true gradient in "
+              f"{100 * (truth > 0).mean():.0f}%, {truth.mean():.3f} on average: growth alone is no bias; {exact}"),
+        above("wrong-longer-trained", "after training with division by length, wrong answers are longer than without it",
+              f"{report}; {paper}",
               end("wrong", "only length", "dr_grpo"), unit="tokens",
-              note=f"E[length | wrong] after {c.steps} steps, exact; {by_seed}; without division it changed by {start[0]:+.2f} since the start"),
-        claim("std-blow-up", "division by the deviation blows up small differences in a group that is equally right", report, least,
+              note=f"E[length | wrong] after {c.steps} steps, exact; {by_seed}; without division "
+              f"it changed by {start[0]:+.2f} since the start"),
+        claim("std-blow-up", "division by the deviation blows up small differences in a group that is equally right", report,
+              least,
               decide(least > 0.5 and sizes["none"] < 0.1, least > 0.5), unit="× a half-right group's",
-              note=f"root mean square advantage, least over prices {min(c.prices):g} to {max(c.prices):g} a token; undivided at {min(c.prices):g}: "
-              f"{sizes['none']:.2g}; exact for N = {size}; limits 0.5 and 0.1"),
+              note=f"root mean square advantage, least over prices {min(c.prices):g} to {max(c.prices):g} a token; "
+              f"undivided at {min(c.prices):g}: {sizes['none']:.2g}; exact for N = {size}; limits 0.5 and 0.1"),
         above("std-share", "so that groups in which all are right make up more of the gradient", own + report,
               interval((at("all right", "only std", c.price) - at("all right", "dr_grpo", c.price)).tolist()), unit="of the norm",
               note=f"price {c.price:g}: {shares['only std'][0]:.3f} divided, {shares['dr_grpo'][0]:.3f} undivided; {exact}"),
-        above("unmasked-cut-off", "overlong rollouts not masked: the share cut off falls", own + report, end("cut", "dr_grpo"), sign=-1,
+        above("unmasked-cut-off", "overlong rollouts not masked: the share cut off falls", own + report, end("cut", "dr_grpo"),
+              sign=-1,
               unit="of rollouts", note=f"end minus start of training; {by_seed}"),
-        above("masked-cut-off", "masked, more is cut off than unmasked", own + report, end("cut", "masked", "dr_grpo"), unit="of rollouts",
+        above("masked-cut-off", "masked, more is cut off than unmasked", own + report, end("cut", "masked", "dr_grpo"),
+              unit="of rollouts",
               note=f"end of training; since the start, masked: {end('cut', 'masked')[0]:+.3f}; {by_seed}"),
-        above("masked-longer", "masked, answers are longer than unmasked", own + report, end("length", "masked", "dr_grpo"), unit="tokens",
+        above("masked-longer", "masked, answers are longer than unmasked", own + report, end("length", "masked", "dr_grpo"),
+              unit="tokens",
               note=f"end of training; {by_seed}"),
         above("masked-grows", "masked, length grows during training", own + report, end("length", "masked"), unit="tokens",
               note=f"end minus start; unmasked {end('length', 'dr_grpo')[0]:+.3f}; {by_seed}"),
-        claim("as-good", "Dr. GRPO earns what GRPO earns, with shorter wrong answers", "arXiv:2503.20783, Fig. 1 and 5", reward[0],
+        claim("as-good", "Dr. GRPO earns what GRPO earns, with shorter wrong answers", "arXiv:2503.20783, Fig. 1 and 5",
+              reward[0],
               decide(reward[1] > -0.01 and saved[1] > 0, reward[2] > -0.01 and saved[0] > 0), reward[1:], "reward",
-              f"exact reward at the end, Dr. GRPO minus GRPO (allowed: −0.01), equal learning rate; GRPO's wrong answers are longer by "
-              f"{saved[0]:.3f} [{saved[1]:.3f}, {saved[2]:.3f}] tokens; {by_seed}"),
+              f"exact reward at the end, Dr. GRPO minus GRPO (allowed: −0.01), equal learning rate; GRPO's wrong answers "
+              f"are longer by {saved[0]:.3f} [{saved[1]:.3f}, {saved[2]:.3f}] tokens; {by_seed}"),
     ]  # fmt: skip
 
 
@@ -302,7 +318,8 @@ def picture(found: dict, path: Path) -> None:
     """Above: angle, derivative of lengths, blow-up. Below: training."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
-    figure, axes = sheet(3, "What divisions and masks do to the policy gradient (words of at most five symbols, enumerated)", rows=2)
+    figure, axes = sheet(3, "What divisions and masks do to the policy gradient (words of at most five symbols, enumerated)",
+        rows=2)
     (angle, slope, blow), bottom = axes
     last = max(row["N"] for row in found["rows"] if row["part"] == "gradient")
     some = [row for row in found["rows"] if row["part"] == "gradient" and row["N"] == last]
@@ -328,7 +345,8 @@ def picture(found: dict, path: Path) -> None:
         line = [row for row in found["rows"] if row["part"] == "equally right" and row["scale"] == scale]
         blow.plot([row["price"] for row in line], [row["size"] for row in line], "o-", color=colour, label=label)
     blow.axhline(1, color=GREY, linestyle=":")
-    blow.set(xscale="log", yscale="log", xlabel="price of a token", ylabel="size of advantage / half-right group's", title="Groups in which all are right")
+    blow.set(xscale="log", yscale="log", xlabel="price of a token", ylabel="size of advantage / half-right group's",
+        title="Groups in which all are right")
     blow.legend(frameon=False)
     training = [row for row in found["rows"] if row["part"] == "training"]
     panels = (
@@ -336,16 +354,19 @@ def picture(found: dict, path: Path) -> None:
         ("wrong", "E[length | wrong], tokens", ("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std")),
         ("cut", "share cut off", ("dr_grpo", "masked", "grpo", "dapo")),
     )
-    titles = ("Training: reward (gspo = grpo on policy)", "Training: length of wrong answers", "Training: overlong, masked or not")
+    titles = ("Training: reward (gspo = grpo on policy)", "Training: length of wrong answers",
+        "Training: overlong, masked or not")
     colours = dict(zip(("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std", "masked"), (*COLOURS, "#000000")))
     for axis, (what, label, members), title in zip(bottom, panels, titles):
         for name in members:
             line = [row for row in training if row["member"] == name]
             steps = [row["step"] for row in line]
             style = ":" if name == "rloo" else "-"
-            axis.plot(steps, [row[what] for row in line], style, color=colours[name], label=name, linewidth=2.5 if name == "rloo" else 1.5)
+            axis.plot(steps, [row[what] for row in line], style, color=colours[name], label=name,
+                linewidth=2.5 if name == "rloo" else 1.5)
             if name in ("dr_grpo", "only length", "masked"):
-                axis.fill_between(steps, [r[f"{what} low"] for r in line], [r[f"{what} high"] for r in line], color=colours[name], alpha=0.15)
+                axis.fill_between(steps, [r[f"{what} low"] for r in line], [r[f"{what} high"] for r in line],
+                color=colours[name], alpha=0.15)
         axis.set(xlabel="step", ylabel=label, title=title)
         axis.legend(frameon=False, fontsize=8, ncols=2)
     save(figure, path)

@@ -18,23 +18,23 @@ RIGHT = {0: lambda w: 2 in w, 1: lambda w: 2 in w and 0 in w, 2: lambda w: False
 def brute(logits, variant, size, by_tokens=False):
     """Minus the expected gradient of `family_loss`, over every ordered group of words, with probabilities multiplied."""
     vocabulary = [(2,), (0, 2), (1, 2), (0, 0), (0, 1), (1, 0), (1, 1)]
-    objective = torch.zeros(()).double()
+    objective, length = torch.zeros(()).double(), 0.0
     for prompt in range(PROMPTS):
         table = logits[0, prompt].log_softmax(-1)
         logp = [torch.stack([table[t, 2 if t == 0 else w[t - 1], w[t]] for t in range(len(w))]) for w in vocabulary]
+        length += sum(x.sum().exp().item() * len(x) for x in logp)
         for group in itertools.product(range(7), repeat=size):
             chance = torch.stack([logp[i].sum() for i in group]).sum().exp().item()
             rows = torch.stack([torch.nn.functional.pad(logp[i], (0, 2 - len(logp[i]))) for i in group])
             mask = torch.tensor([[True] * len(vocabulary[i]) + [False] * (2 - len(vocabulary[i])) for i in group])
             rewards = torch.tensor([[RIGHT[prompt](vocabulary[i]) - PRICE * len(vocabulary[i]) for i in group]]).double()
-            options = {"budget": mask.sum().item() if by_tokens else size, "finished": torch.tensor([2 in vocabulary[i] for i in group])}
+            options = {"budget": mask.sum().item() if by_tokens else size}
+            options["finished"] = torch.tensor([2 in vocabulary[i] for i in group])
             loss = family_loss(variant, rows, rows.detach(), rewards, mask, **options)
             objective = objective - chance / PROMPTS * loss
     (total,) = torch.autograd.grad(objective, logits, retain_graph=True)
     if by_tokens:
-        q = [[torch.stack(list(logits[0, p].log_softmax(-1)[t, 2 if t == 0 else w[t - 1], w[t]] for t in range(len(w)))).sum().exp() * len(w)
-              for w in vocabulary] for p in range(PROMPTS)]  # fmt: skip
-        total = total * sum(map(sum, q)).item() / PROMPTS
+        total = total * length / PROMPTS
     return total
 
 
@@ -93,7 +93,7 @@ def test_a_wrong_baseline_is_found_out(monkeypatch):
 
 
 def test_advantages_of_a_group_that_is_all_right():
-    """With N = 2 by hand: |A| is half the price times the difference in length, or 1/√2 once divided; so is a half-right group's."""
+    """N = 2 by hand: |A| is half the price times the difference in length, 1/√2 once divided; so is a half-right group's."""
     rows = grpo_bias.equally_right(Experiment(letters=2, length=2, policies=3, group_sizes=(2,), prices=(0.01, 0.02)))
     by = {(row["scale"], row["price"]): row["size"] for row in rows}
     assert by["none", 0.02] == pytest.approx(2 * by["none", 0.01], rel=1e-9)
