@@ -97,6 +97,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/mtp_distillation.py",
         tests=("tests/sims/test_mtp_distillation.py",),
     ),
+    Experiment(
+        name="grpo-bias",
+        title="what length and deviation divisions do to the gradient and to length",
+        source="§4.1",
+        sim="sims/grpo_bias.py",
+        tests=("tests/sims/test_grpo_bias.py",),
+    ),
 )
 
 
@@ -134,7 +141,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="Dr. GRPO and its family: GRPO, RLOO, DAPO, GSPO over one core",
         source="§4.1",
         ref="ref/dr_grpo.py",
-        sim="sims/best_of_k.py",
+        sim="sims/grpo_bias.py",
         tests=("tests/ref/test_dr_grpo.py",),
     ),
     Technique(

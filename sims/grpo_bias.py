@@ -1,0 +1,372 @@
+"""What the divisions that Dr. GRPO leaves out do to the gradient, to answers' length, and to groups that are all right.
+
+    etude figure grpo-bias              about a minute
+    etude figure grpo-bias --quick      seconds
+
+The policy writes words of at most five symbols to three prompts (sims/words.py): everything is enumerated, whole groups of N
+rollouts included.
+
+1. Expected gradients, nothing sampled: each member of the family, and either division alone, beside the true gradient of the
+   expected reward, for random policies; on policy, so clips are idle and GSPO's gradient is GRPO's.
+2. What these gradients do to the expected length of right and of wrong answers: the derivative in their direction.
+3. Groups in which all are right and a small price a token is the only difference: the size of the advantages, and how much
+   of the expected gradient comes from such groups.
+4. Training by Adam on sampled groups, measured exactly: reward, lengths, share cut off; and with cut-off rollouts masked.
+
+One unit for all: budgets count rollouts. DAPO's counts its group's tokens, as in its paper, times the policy's mean length; in
+training the step's tokens. Adam does not see such constants.
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from etude.runs import Run
+from ref.dr_grpo import FAMILY, Variant, family_loss, group_advantages
+from sims.experiment import claim, decide
+from sims.statistics import bootstrap
+from sims.words import PROMPTS, Groups, World
+
+__all__ = ["Experiment", "experiment", "picture"]
+
+MEMBERS = FAMILY | {"only length": Variant(length="rollout"), "only std": Variant(scale="std")}
+TRAINED = MEMBERS | {"masked": replace(FAMILY["dr_grpo"], drop_overlong=True)}
+WHAT = ("reward", "cut", "length", "right", "wrong")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Sizes of the four parts."""
+
+    letters: int = 3
+    """Letters of the alphabet; one more symbol ends the word. At least 2."""
+    length: int = 5
+    """The length limit, in symbols, the end included; a word without its end is cut off there."""
+    policies: int = 64
+    """Random policies (standard normal logits) whose expected gradients are enumerated."""
+    group_sizes: tuple[int, ...] = (2, 3, 4, 8)
+    """N: rollouts per group. The last one is quoted, and used in training."""
+    price: float = 0.02
+    """Price of a token in parts 1 and 3, where there is one."""
+    prices: tuple[float, ...] = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+    """Prices at which a group of right answers is looked at."""
+    seeds: int = 32
+    """Trainings of each member, each from its own random policy and with its own samples."""
+    groups: int = 2
+    """Groups per prompt and step."""
+    steps: int = 300
+    """Optimiser steps."""
+    looks: int = 20
+    """Exact measurements during training."""
+    lr: float = 0.03
+    """Adam's learning rate."""
+    seed: int = 0
+    """Seed of everything drawn."""
+
+    @classmethod
+    def quick(cls) -> "Experiment":
+        return cls(length=4, policies=8, group_sizes=(2, 4), prices=(1e-3, 1e-2, 1e-1), seeds=8, steps=40, looks=4)
+
+
+def true_gradient(world: World, logits: Tensor, price: float) -> Tensor:
+    """Gradient of the expected reward, mean over prompts, in the shape of the logits."""
+    logits = logits.detach().requires_grad_()
+    return torch.autograd.grad((world.logp(logits).exp() * world.reward(price)).sum() / PROMPTS, logits)[0]
+
+
+def expected_gradient(
+    world: World, logits: Tensor, name: str, groups: list[Groups], only_all_right: bool = False, by_tokens: bool | None = None
+) -> Tensor:
+    """Exact expectation of −∇loss of a member, mean over prompts, or the part of it from groups that are all right."""
+    logits = logits.detach().requires_grad_()
+    logp = world.logp(logits)
+    q, surrogate = logp.detach().exp(), torch.zeros(len(logits), dtype=torch.float64)
+    by_tokens = name == "dapo" if by_tokens is None else by_tokens
+    for prompt, here in enumerate(groups):
+        outcomes, chances = here.chances(q[:, prompt])
+        pushes = here.pushes(MEMBERS[name], by_tokens)
+        if only_all_right:
+            pushes = pushes * here.all_right[:, None]
+        # Given the outcome, the word is still the policy's.
+        weight = q[:, prompt] * (chances @ pushes / outcomes)[:, here.outcome_of]
+        surrogate = surrogate + (weight * logp[:, prompt]).sum(1) / PROMPTS
+    if by_tokens:
+        surrogate = surrogate * (q * world.length).sum(2).mean(1)
+    return torch.autograd.grad(surrogate.sum(), logits)[0]
+
+
+def compare(got: Tensor, right: Tensor) -> dict[str, Tensor]:
+    """Per policy: cosine, norm ratio, relative distance, and the sine of the angle (the distance no step size can mend)."""
+    got, right = got.flatten(1), right.flatten(1)
+    cosine = (got * right).sum(1) / (got.norm(dim=1) * right.norm(dim=1))
+    across = got - right * ((got * right).sum(1) / right.square().sum(1))[:, None]
+    return {
+        "cosine": cosine, "norm": got.norm(dim=1) / right.norm(dim=1), "distance": (got - right).norm(dim=1) / right.norm(dim=1),
+        "sine": across.norm(dim=1) / got.norm(dim=1),
+    }  # fmt: skip
+
+
+def gradients(c: Experiment) -> tuple[list[dict], dict[str, list]]:
+    """Parts 1 to 3 by enumeration: rows, and the values per policy ({"what, member, N, price": [S]}) that verdicts use."""
+    world = World(c.letters, c.length)
+    logits = world.policies(c.policies, c.seed * 1000)
+    slopes = {}
+    for which in ("right", "wrong"):
+        leaf = logits.clone().requires_grad_()
+        (slopes[which],) = torch.autograd.grad(world.measure(leaf)[which].sum(), leaf)
+    rows, values = [], {}
+    for price, size in itertools.product((0.0, c.price), c.group_sizes):
+        groups, truth = [Groups(world, prompt, size, price) for prompt in range(PROMPTS)], true_gradient(world, logits, price)
+        found = {name: expected_gradient(world, logits, name, groups) for name in MEMBERS}
+        found["dapo, large step"] = expected_gradient(world, logits, "dapo", groups, by_tokens=False)
+        for name, got in ({"truth": truth} | found).items():
+            facts = compare(got, truth)
+            unit = got / got.flatten(1).norm(dim=1)[:, None, None, None, None]
+            facts |= {f"grows {which}": (unit * slope).flatten(1).sum(1) for which, slope in slopes.items()}
+            facts["from (N-1)/N"] = (got - truth * (size - 1) / size).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
+            if price and name in MEMBERS and size == c.group_sizes[-1]:
+                part = expected_gradient(world, logits, name, groups, only_all_right=True)
+                facts["all right"] = part.flatten(1).norm(dim=1) / got.flatten(1).norm(dim=1)
+            rows.append({"part": "gradient", "member": name, "N": size, "price": price,
+                         **{what: value.mean().item() for what, value in facts.items()}})  # fmt: skip
+            values |= {f"{what}, {name}, {size}, {price:g}": value.tolist() for what, value in facts.items()}
+        ratio = found["dr_grpo"] - found["rloo"] * (size - 1) / size
+        values[f"mean from leave-one-out, {size}, {price:g}"] = (
+            ratio.flatten(1).norm(dim=1) / found["rloo"].flatten(1).norm(dim=1)
+        ).tolist()
+    return rows, values
+
+
+def equally_right(c: Experiment) -> list[dict]:
+    """Part 3: root mean square of the advantages in groups of right answers to the easy prompt, exact over groups and mean over
+    policies, in units of that in a group half of which is right and nothing has a price."""
+    world, rows = World(c.letters, c.length), []
+    q = world.logp(world.policies(c.policies, c.seed * 1000)).exp()[:, 0] * world.right[0]
+    size = c.group_sizes[-1]
+    half = (torch.arange(size) < size // 2).double()[None]
+    for price in c.prices:
+        groups = Groups(world, 0, size, price)
+        _, chances = groups.chances((q / q.sum(1, keepdim=True)).clamp(min=1e-300))
+        chances = chances * groups.all_right
+        for scale in ("none", "std"):
+            size_of = {"right": group_advantages(groups.rewards, scale=scale), "half": group_advantages(half, scale=scale)}
+            square = {name: value.square().mean(1) for name, value in size_of.items()}
+            value = ((chances @ square["right"]) / chances.sum(1)).sqrt().mean() / square["half"].sqrt()[0]
+            rows.append({"part": "equally right", "scale": scale, "price": price, "N": size, "size": value.item()})
+    return rows
+
+
+def train(run: Run, c: Experiment, name: str) -> dict[str, list]:
+    """Part 4: exact measurements [look][seed] while a member trains; all seeds side by side, reward without price. Starts and
+    uniform draws are the same for every member."""
+    stage = run.stage(f"train-{name.replace(' ', '-')}", total=c.steps, unit="steps")
+    if stage.finished:
+        return stage.result()
+    stage.restore()
+    world, size, variant = World(c.letters, c.length), c.group_sizes[-1], TRAINED[name]
+    logits = world.policies(c.seeds, c.seed * 1000 + 1).requires_grad_()
+    optimizer, reward = torch.optim.Adam([logits], lr=c.lr), world.reward(0.0).repeat(c.seeds, 1)
+    generator, curves = torch.Generator().manual_seed(c.seed * 1000 + 2), {"step": []}
+    for step in range(c.steps + 1):
+        if step % max(1, c.steps // c.looks) == 0 or step == c.steps:
+            with torch.no_grad():
+                now = world.measure(logits)
+            curves["step"].append(step)
+            for what, value in now.items():
+                curves.setdefault(what, []).append(value.tolist())
+            stage.log(step, **{what: value.mean().item() for what, value in now.items()})
+            stage.progress(step)
+        if step == c.steps:
+            break
+        with torch.no_grad():
+            ladder = world.logp(logits).exp().flatten(0, 1).cumsum(1)
+        draws = torch.rand(len(ladder), c.groups * size, dtype=torch.float64, generator=generator)
+        pick = torch.searchsorted(ladder, draws * ladder[:, -1:]).clamp(max=len(world.words) - 1)
+        mask = world.mask[pick].double()
+        tokens = mask.view(c.seeds, -1).sum(1) if name == "dapo" else torch.full((c.seeds,), PROMPTS * pick.shape[1])
+        mask = mask / tokens.repeat_interleave(PROMPTS)[:, None, None]
+        logp = world.symbol_logp(logits, world.words[pick]).flatten(0, 1)
+        rewards = reward.gather(1, pick).view(-1, size)
+        options = {"budget": 1, "finished": world.finished[pick].flatten()}
+        optimizer.zero_grad()
+        family_loss(variant, logp, logp.detach(), rewards, mask.flatten(0, 1), **options).backward()
+        optimizer.step()
+    return stage.finish(curves)
+
+
+def experiment(run: Run, config: Experiment) -> dict:
+    """All four parts, and the verdicts."""
+    c, stage = config, run.stage("gradients", total=1, unit="enumerations")
+    if stage.finished:
+        found = stage.result()
+    else:
+        rows, values = gradients(c)
+        found = stage.finish({"rows": rows + equally_right(c), "values": values})
+    curves = {name: train(run, c, name) for name in TRAINED}
+    rows = found["rows"] + [
+        {"part": "training", "member": name, "step": step,
+         **{f"{what}{end}": value for what in WHAT for end, value in zip(("", " low", " high"), interval(curve[what][look]))}}
+        for name, curve in curves.items() for look, step in enumerate(curve["step"])
+    ]  # fmt: skip
+    return {"rows": rows, "claims": verdicts(c, found["values"], found["rows"], curves)}
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """Mean of independent values, with its bootstrap interval."""
+    return tuple(bootstrap(values, n=1000).values())
+
+
+def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> list[dict]:
+    paper, report, size = "arXiv:2503.20783, §3", "§4.1", c.group_sizes[-1]
+    exact = f"exact for N = {size}; bootstrap over {c.policies} random policies"
+    by_seed = f"paired bootstrap over {c.seeds} trainings"
+
+    def worst(what: str, prices: tuple[float, ...] = (0.0, c.price)) -> float:
+        return max(max(values[f"{what}, {size}, {price:g}"]) for size in c.group_sizes for price in prices)
+
+    def at(what: str, member: str, price: float = 0.0) -> np.ndarray:
+        return np.array(values[f"{what}, {member}, {size}, {price:g}"])
+
+    def end(what: str, member: str, other: str | None = None) -> tuple[float, float, float]:
+        """At the end of training, minus another member's, or minus the start."""
+        curve = curves[member][what]
+        return interval((np.array(curve[-1]) - np.array(curves[other][what][-1] if other else curve[0])).tolist())
+
+    def above(
+        name: str, says: str, source: str, got: tuple, limit: float = 0.0, sign: int = 1, unit: str = "", note: str = ""
+    ) -> dict:
+        """Holds where the whole interval lies beyond the limit, partly where the value does."""
+        value, low, high = got
+        holds = low > limit if sign > 0 else high < limit
+        return claim(name, says, source, value, decide(holds, sign * (value - limit) > 0), (low, high), unit, note)
+
+    def zero(name: str, says: str, source: str, value: float) -> dict:
+        note = f"largest relative distance, by enumeration, N = {c.group_sizes}"
+        return claim(name, says, source, value, decide(value < 1e-9), note=note)
+
+    def longer(which: str) -> tuple[float, float, float]:
+        return interval((at(f"grows {which}", "only length") - at(f"grows {which}", "dr_grpo")).tolist())
+
+    grows, truth, own = at("grows wrong", "only length"), at("grows wrong", "truth"), "derived here, for the reason behind "
+    shares = {name: interval(at("all right", name, c.price).tolist()) for name in ("only std", "dr_grpo")}
+    sizes = {row["scale"]: row["size"] for row in rows if row["part"] == "equally right" and row["price"] == min(c.prices)}
+    least = min(row["size"] for row in rows if row["part"] == "equally right" and row["scale"] == "std")
+    saved, start = end("wrong", "grpo", "dr_grpo"), end("wrong", "dr_grpo")
+    reward = end("reward", "dr_grpo", "grpo")
+    return [
+        zero("mean-factor", "Dr. GRPO's expected gradient is (N − 1)/N of the true one: its direction is unbiased", paper,
+             worst("from (N-1)/N, dr_grpo")),
+        zero("rloo-exact", "with the mean of the others as baseline the factor is gone: RLOO's is the true gradient",
+              "arXiv:2402.14740",
+             worst("distance, rloo")),
+        zero("mean-against-others", "Dr. GRPO's gradient is (N − 1)/N times RLOO's", paper, worst("mean from leave-one-out")),
+        above("length-gradient", "divided by the rollout's length, the gradient is none of the expected reward", paper,
+              interval(at("sine", "only length").tolist()), 0.05, unit="sine of the angle",
+              note=f"reward 0 or 1; {exact}; limit 0.05"),
+        above("std-gradient", "divided by the group's deviation, the gradient is none of the expected reward", paper,
+              interval(at("sine", "only std").tolist()), 0.05, unit="sine of the angle",
+              note=f"reward 0 or 1, where the deviation reweighs groups by how mixed they are; {exact}; limit 0.05"),
+        above("std-gradient-priced", "with a price on tokens, too, division by the deviation turns the gradient", own + report,
+              interval(at("sine", "only std", c.price).tolist()), 0.05, unit="sine of the angle",
+              note=f"price {c.price:g} a token; {exact}; limit 0.05; looked at because of the claim on equally right groups"),
+        above("wrong-longer", "division by length is a length bias: wrong answers get longer than by the unbiased gradient",
+              f"{report}; {paper}", longer("wrong"), unit="tokens per unit step",
+              note=f"derivative of E[length | wrong] along the gradient, divided minus undivided, same step length; {exact}"),
+        above("right-shorter", "and right answers shorter", paper, longer("right"), sign=-1, unit="tokens per unit step",
+              note=f"the same of E[length | right]; {exact}"),
+        above("wrong-grow", "with division by length, wrong answers grow", paper, interval(grows.tolist()),
+              unit="tokens per unit step",
+              note=f"in {100 * (grows > 0).mean():.0f}% of policies; along the true gradient in "
+              f"{100 * (truth > 0).mean():.0f}%, {truth.mean():.3f} on average: growth alone is no bias; {exact}"),
+        above("wrong-longer-trained", "after training with division by length, wrong answers are longer than without it",
+              f"{report}; {paper}",
+              end("wrong", "only length", "dr_grpo"), unit="tokens",
+              note=f"E[length | wrong] after {c.steps} steps, exact; {by_seed}; without division "
+              f"it changed by {start[0]:+.2f} since the start"),
+        claim("std-blow-up", "division by the deviation blows up small differences in a group that is equally right", report,
+              least,
+              decide(least > 0.5 and sizes["none"] < 0.1, least > 0.5), unit="× a half-right group's",
+              note=f"root mean square advantage, least over prices {min(c.prices):g} to {max(c.prices):g} a token; "
+              f"undivided at {min(c.prices):g}: {sizes['none']:.2g}; exact for N = {size}; limits 0.5 and 0.1"),
+        above("std-share", "so that groups in which all are right make up more of the gradient", own + report,
+              interval((at("all right", "only std", c.price) - at("all right", "dr_grpo", c.price)).tolist()), unit="of the norm",
+              note=f"price {c.price:g}: {shares['only std'][0]:.3f} divided, {shares['dr_grpo'][0]:.3f} undivided; {exact}"),
+        above("unmasked-cut-off", "overlong rollouts not masked: the share cut off falls", own + report, end("cut", "dr_grpo"),
+              sign=-1,
+              unit="of rollouts", note=f"end minus start of training; {by_seed}"),
+        above("masked-cut-off", "masked, more is cut off than unmasked", own + report, end("cut", "masked", "dr_grpo"),
+              unit="of rollouts",
+              note=f"end of training; since the start, masked: {end('cut', 'masked')[0]:+.3f}; {by_seed}"),
+        above("masked-longer", "masked, answers are longer than unmasked", own + report, end("length", "masked", "dr_grpo"),
+              unit="tokens",
+              note=f"end of training; {by_seed}"),
+        above("masked-grows", "masked, length grows during training", own + report, end("length", "masked"), unit="tokens",
+              note=f"end minus start; unmasked {end('length', 'dr_grpo')[0]:+.3f}; {by_seed}"),
+        claim("as-good", "Dr. GRPO earns what GRPO earns, with shorter wrong answers", "arXiv:2503.20783, Fig. 1 and 5",
+              reward[0],
+              decide(reward[1] > -0.01 and saved[1] > 0, reward[2] > -0.01 and saved[0] > 0), reward[1:], "reward",
+              f"exact reward at the end, Dr. GRPO minus GRPO (allowed: −0.01), equal learning rate; GRPO's wrong answers "
+              f"are longer by {saved[0]:.3f} [{saved[1]:.3f}, {saved[2]:.3f}] tokens; {by_seed}"),
+    ]  # fmt: skip
+
+
+def picture(found: dict, path: Path) -> None:
+    """Above: angle, derivative of lengths, blow-up. Below: training."""
+    from sims.drawing import COLOURS, GREY, save, sheet
+
+    figure, axes = sheet(3, "What divisions and masks do to the policy gradient (words of at most five symbols, enumerated)",
+        rows=2)
+    (angle, slope, blow), bottom = axes
+    last = max(row["N"] for row in found["rows"] if row["part"] == "gradient")
+    some = [row for row in found["rows"] if row["part"] == "gradient" and row["N"] == last]
+    names = [row["member"] for row in some if not row["price"]][::-1]
+    for shift, priced, colour in ((0.2, False, COLOURS[0]), (-0.2, True, COLOURS[1])):
+        by_name = {row["member"]: row for row in some if bool(row["price"]) == priced}
+        label = f"price {by_name['truth']['price']:g} a token" if priced else "reward 0 or 1"
+        places = [names.index(name) + shift for name in names]
+        angle.barh(places, [by_name[name]["sine"] for name in names], height=0.38, color=colour, label=label)
+    angle.set_yticks(range(len(names)), names)
+    angle.set(xlabel="sine of the angle to the true gradient", title=f"Expected gradient, N = {last}: direction")
+    angle.legend(frameon=False, loc="upper right")
+    free = {row["member"]: row for row in some if not row["price"]}
+    for shift, which, colour in ((0.2, "right", COLOURS[2]), (-0.2, "wrong", COLOURS[3])):
+        places, values = [i + shift for i in range(len(names))], [free[name][f"grows {which}"] for name in names]
+        slope.barh(places, values, height=0.38, color=colour, label=f"given {which}")
+        slope.axvline(free["truth"][f"grows {which}"], color=colour, linestyle=":")
+    slope.set_yticks(range(len(names)), names)
+    slope.set(xlabel="change of E[length], tokens per unit step", title="… what it does to length (reward 0 or 1)")
+    slope.margins(x=0.3)
+    slope.legend(frameon=False, loc="upper right")
+    for scale, label, colour in (("none", "undivided", COLOURS[0]), ("std", "divided by deviation", COLOURS[1])):
+        line = [row for row in found["rows"] if row["part"] == "equally right" and row["scale"] == scale]
+        blow.plot([row["price"] for row in line], [row["size"] for row in line], "o-", color=colour, label=label)
+    blow.axhline(1, color=GREY, linestyle=":")
+    blow.set(xscale="log", yscale="log", xlabel="price of a token", ylabel="size of advantage / half-right group's",
+        title="Groups in which all are right")
+    blow.legend(frameon=False)
+    training = [row for row in found["rows"] if row["part"] == "training"]
+    panels = (
+        ("reward", "expected reward (exact)", ("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std")),
+        ("wrong", "E[length | wrong], tokens", ("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std")),
+        ("cut", "share cut off", ("dr_grpo", "masked", "grpo", "dapo")),
+    )
+    titles = ("Training: reward (gspo = grpo on policy)", "Training: length of wrong answers",
+        "Training: overlong, masked or not")
+    colours = dict(zip(("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std", "masked"), (*COLOURS, "#000000")))
+    for axis, (what, label, members), title in zip(bottom, panels, titles):
+        for name in members:
+            line = [row for row in training if row["member"] == name]
+            steps = [row["step"] for row in line]
+            style = ":" if name == "rloo" else "-"
+            axis.plot(steps, [row[what] for row in line], style, color=colours[name], label=name,
+                linewidth=2.5 if name == "rloo" else 1.5)
+            if name in ("dr_grpo", "only length", "masked"):
+                axis.fill_between(steps, [r[f"{what} low"] for r in line], [r[f"{what} high"] for r in line],
+                color=colours[name], alpha=0.15)
+        axis.set(xlabel="step", ylabel=label, title=title)
+        axis.legend(frameon=False, fontsize=8, ncols=2)
+    save(figure, path)
