@@ -67,8 +67,9 @@ def _like(result: Tensor, x: Number) -> Number:
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator, and 1 where the denominator is 0; gradients stay finite there too."""
-    zero = denominator == 0
+    """numerator / denominator, and its limit 1 where the denominator is so small that its square, which the
+    gradient divides by, is none."""
+    zero = denominator.abs() < 1e-150
     return torch.where(zero, 1.0, numerator / denominator.masked_fill(zero, 1.0))
 
 

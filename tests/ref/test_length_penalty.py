@@ -44,6 +44,8 @@ def test_twelve_digits_everywhere(x, k, q):
 
 
 @given(x=st.lists(powers(-9, 9), min_size=1, max_size=8), k=powers(-300, 6), q=exponents)
+@example(x=[1.0], k=1e-294, q=1 + 1e-15)
+@example(x=[1e9, 1e-9], k=1e-160, q=1 + 1e-15)
 @settings(max_examples=100, deadline=None)
 def test_gradient_is_the_marginal_cost(x, k, q):
     x = torch.tensor(x, dtype=torch.float64, requires_grad=True)
