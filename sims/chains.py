@@ -51,8 +51,8 @@ def unlimited(how: Chaining) -> Chaining:
 
 
 class Linked(Episode):
-    """An episode that a chain is played of. After sampling it holds the chain, and as `rollout` its segments one behind the other:
-    what it is charged for."""
+    """An episode that a chain is played of. After sampling it holds the chain, and as `rollout` its segments one behind the
+    other: what it is charged for."""
 
     chain: Chain
 
@@ -63,9 +63,10 @@ class Linked(Episode):
 
 
 def one_row(segments: Sequence[Segment]) -> Rollout:
-    """Segments as one rollout."""
-    tokens, sampled, logp, version = (torch.cat([getattr(s, name) for s in segments]) for name in ("tokens", "sampled", "logp", "version"))
-    return Rollout(tokens, sampled, logp, version, segments[-1].experts, segments[-1].finished)
+    """Segments as one rollout, but for the experts, which nobody asks of it."""
+    columns = {name: torch.cat([getattr(s, name) for s in segments]) for name in ("tokens", "sampled", "logp", "version")}
+    nothing = torch.zeros(len(columns["tokens"]) - 1, 0, 1, dtype=torch.int16)
+    return Rollout(**columns, experts=nothing, finished=segments[-1].finished)
 
 
 def play(
@@ -144,8 +145,8 @@ class Lesson(Linked):
         return f"{name}: {module.doc} is {module.expr}" if wordy else f"{name} is {module.expr}"
 
 
-class Teacher:
-    """Stands where `rollout_chains` expects a sampler, and lets every lesson speak for itself."""
+class Teacher(Sampler):
+    """Stands in the sampler's place without any weights, and lets every lesson speak for itself."""
 
     def __init__(self, language: Language, request: tuple[int, ...]):
         self.language, self.request = language, list(request)
@@ -184,8 +185,8 @@ def lessons(config: Recipe, language: Language, how: Chaining, noise: NoiseConfi
 def learn(
     stage: Stage, config: Recipe, model: Transformer, reference: Transformer, language: Language, how: Chaining, steps: int
 ) -> Learner:
-    """Dr. GRPO as in `sims.reinforcement.learn`, on chains: `steps` Adam steps, each on G·N chains of fresh tasks. Resumes from the
-    stage's state. With join="none" a chain is a plain rollout, and this plain RL."""
+    """Dr. GRPO as in `sims.reinforcement.learn`, on chains: `steps` Adam steps, each on G·N chains of fresh tasks. Resumes from
+    the stage's state. With join="none" a chain is a plain rollout, and this plain RL."""
     r = config.rl
     learner = Learner(config, model, None, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
@@ -210,8 +211,8 @@ def learn(
 
 
 def improve(config: Recipe, learner: Learner, reference: Transformer, episodes: Sequence[Linked]) -> dict[str, float]:
-    """One policy-gradient step on finished chains; returns the figures of the batch. Rewards, drift and baseline belong to chains,
-    rows are segments, and the budget counts chains."""
+    """One policy-gradient step on finished chains; returns the figures of the batch. Rewards, drift and baseline belong to
+    chains, rows are segments, and the budget counts chains."""
     r = config.rl
     chains = [e.chain for e in episodes]
     owner = torch.tensor([c for c, chain in enumerate(chains) for _ in chain.segments])

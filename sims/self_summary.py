@@ -85,8 +85,8 @@ class Experiment:
 
     @classmethod
     def quick(cls) -> "Experiment":
-        return cls(run="", trigger=96, room=40, longest_summary=70, demonstrations=8, epochs=1, memory=Memory(longest=69), steps=1,
-                   tasks=4, samples=2, resamples=50)  # fmt: skip
+        return cls(run="", trigger=96, room=40, longest_summary=70, demonstrations=8, epochs=1, memory=Memory(longest=69),
+                   steps=1, tasks=4, samples=2, resamples=50)  # fmt: skip
 
 
 def show(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> None:
@@ -133,10 +133,10 @@ def counts(episode: Linked, config: Recipe) -> list[float]:
     chain = episode.chain
     summaries = sum(bool(s.summary.any()) for s in chain.segments)
     compactions = sum(bool(s.summary.any()) and bool((s.summary == s.sampled).all()) for s in chain.segments)
-    return [
-        episode.verdict.tests, pay(episode, config.rl.payment)["reward"], chain.written, chain.summary_tokens, summaries,
-        len(chain.segments) - compactions, chain.prefill, chain.saved, max(len(s.tokens) for s in chain.segments), float(chain.finished),
-    ]  # fmt: skip
+    longest = max(len(s.tokens) for s in chain.segments)
+    reward = pay(episode, config.rl.payment)["reward"]
+    return [episode.verdict.tests, reward, chain.written, chain.summary_tokens, summaries, len(chain.segments) - compactions,
+            chain.prefill, chain.saved, longest, float(chain.finished)]  # fmt: skip
 
 
 def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, policy: str) -> dict[str, np.ndarray]:
@@ -152,7 +152,8 @@ def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, 
         rows, chunk = [], max(1, 256 // c.samples)
         for start in range(0, len(tasks), chunk):
             some = tasks[start : start + chunk]
-            rows += [counts(e, config) for e in chains.play(sampler, language, some, c.samples, how, r.max_turns, generator, r.temperature)]
+            episodes = chains.play(sampler, language, some, c.samples, how, r.max_turns, generator, r.temperature)
+            rows += [counts(e, config) for e in episodes]
             stage.progress(min(start + chunk, len(tasks)))
         stage.log(1, success=float(np.mean([row[0] for row in rows])))
         stage.finish({"counts": np.round(np.array(rows), 6).tolist(), "depth": [t.depth for t in tasks]})
@@ -161,11 +162,11 @@ def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, 
 
 
 def one_weight(model: Transformer, episodes: list[Linked], config: Recipe) -> dict[str, float]:
-    """Does a chain's weight depend on how many segments it has? The parameters' gradient of a batch of chains with segments as rows
-    (the trainer's way), against the same tokens with every chain as one row, its segments packed side by side, advantages and
-    denominator never told of segments. Distances relative to the latter; `faulty`: rows give baseline and denominator."""
-    batch = [e.chain for e in episodes]
-    rewards = torch.tensor([pay(e, config.rl.payment)["reward"] for e in episodes], dtype=torch.float64).view(-1, config.rl.rollouts)
+    """Does a chain's weight depend on how many segments it has? The parameters' gradient of a batch of chains with segments as
+    rows (the trainer's way), against the same tokens with every chain as one row, its segments packed side by side, advantages
+    and denominator never told of segments. Distances relative to the latter; `faulty`: baseline and denominator over rows."""
+    batch, N = [e.chain for e in episodes], config.rl.rollouts
+    rewards = torch.tensor([pay(e, config.rl.payment)["reward"] for e in episodes], dtype=torch.float64).view(-1, N)
     advantages, budget = dr_grpo.group_advantages(rewards).flatten(), float(len(batch) * config.rl.budget_tokens)
     segments = [s for chain in batch for s in chain.segments]
     model = model.double()
@@ -185,7 +186,8 @@ def one_weight(model: Transformer, episodes: list[Linked], config: Recipe) -> di
         at[row, : lengths.sum()] = torch.cat([torch.arange(int(n)) for n in lengths])
     right = gradient(whole, advantages, budget, doc=doc, positions=at)
     split = gradient(segments, spread(advantages, batch), budget)
-    paid, groups = spread(rewards.flatten(), batch), spread(torch.arange(len(batch)) // config.rl.rollouts, batch)
+    owner = torch.arange(len(batch)).repeat_interleave(torch.tensor([len(chain.segments) for chain in batch]))
+    paid, groups = rewards.flatten()[owner], owner // N
     over_rows = torch.stack([paid[groups == g].mean() for g in range(len(rewards))])
     faulty = gradient(segments, paid - over_rows[groups], float(len(segments) * config.rl.budget_tokens))
     scale = right.norm().clamp_min(1e-300)
@@ -226,7 +228,8 @@ def experiment(run: Run, config: Experiment) -> dict:
     outgrown = found["plain", "none"]["counts"][..., COUNTS.index("longest")] > c.trigger
     depth = found["plain", "none"]["depth"]
     outgrows = {str(d): float(outgrown[depth == d].mean()) for d in sorted(set(depth.tolist()))}
-    return {"rows": rows, "claims": verdicts(found, weight, outgrows, c), "limit": how.limit, "outgrows": outgrows, "weight": weight}
+    claims = verdicts(found, weight, outgrows, c)
+    return {"rows": rows, "claims": claims, "limit": how.limit, "outgrows": outgrows, "weight": weight}
 
 
 def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -> list[dict]:
@@ -236,8 +239,9 @@ def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -
         some = found["counts"] if d == "all" else found["counts"][found["depth"] == d]
         means = {name: float(some[..., i].mean()) for i, name in enumerate(COUNTS)}
         success = bootstrap(some[..., 0].mean(1), n=c.resamples)
-        rows.append({"part": "arm", "policy": policy, "join": join, "depth": d, "tasks": len(some), **means, "low": success["low"],
-                     "high": success["high"], "outgrown": float((some[..., COUNTS.index("longest")] > c.trigger).mean())})  # fmt: skip
+        outgrown = float((some[..., COUNTS.index("longest")] > c.trigger).mean())
+        rows.append({"part": "arm", "policy": policy, "join": join, "depth": d, "tasks": len(some), **means,
+                     "low": success["low"], "high": success["high"], "outgrown": outgrown})  # fmt: skip
     segments = found["counts"][..., COUNTS.index("segments")]
     for n in sorted(set(segments.flatten().tolist())):
         here = segments == n
@@ -264,67 +268,76 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> dict[str, float] | Non
 
 def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[dict]:
     """The rules, fixed before any result was seen."""
+    near, post = "95% bootstrap over tasks, paired", "§4.1, self-summarisation post"
 
     def per_task(arm: tuple[str, str], name: str) -> np.ndarray:
         return found[arm]["counts"][..., COUNTS.index(name)].mean(1)
 
-    def quote(name: str, says: str, got: dict | None, rule: Callable[[dict], str], unit: str, note: str, source: str = "§4.1") -> dict:
+    def quote(name: str, says: str, source: str, got: dict | None, rule: Callable[[dict], str], unit: str, note: str) -> dict:
         if got is None:
-            return claim(name, says, source, None, decide(False), unit=unit, note=f"nothing to compare with: {note}")
-        return claim(name, says, source, got["value"], rule(got), (got["low"], got["high"]), unit, note)
+            return claim(name, says, source, None, decide(False), unit=unit, note=f"nothing to compare with; {note}")
+        return claim(name, says, source, got["value"], rule(got), (got["low"], got["high"]), unit, f"{near}; {note}")
 
-    success = {arm: per_task(arm, "success") for arm in ARMS}
+    own, success = ("chains", "self"), {arm: per_task(arm, "success") for arm in ARMS}
     top = success["plain", "none"]
     base = max((("plain", "separate"), ("shown", "separate")), key=lambda arm: success[arm].mean())
-    errors = ", ".join(f"{p} {j} {(top - success[p, j]).mean():.3f}" for p, j in ARMS if j != "none")
+    errors = ", ".join(f"{p} {j} {(top - success[p, j]).mean():.3f}" for p, j in ARMS if (p, j) != ("plain", "none"))
     binds = ", ".join(f"{100 * share:.0f}% at depth {d}" for d, share in outgrows.items())
-    near = "95% bootstrap over tasks, paired"
-    post = "§4.1, self-summarisation post"
 
-    summary = {arm: (per_task(arm, "summary_tokens"), per_task(arm, "summaries")) for arm in (base, ("chains", "self"))}
-    lengths = [a.sum() / max(b.sum(), 1e-9) for a, b in summary.values()]
+    sizes = np.stack([per_task(arm, name) for arm in (own, base) for name in ("summary_tokens", "summaries")], 1)
 
-    def lengths_ratio(drawn: np.ndarray) -> float:
-        own, base_ = (drawn[:, i].sum() / max(drawn[:, i + 1].sum(), 1e-9) for i in (0, 2))
-        return own / max(base_, 1e-9)
+    def size(drawn: np.ndarray, column: int) -> float:
+        return drawn[:, column].sum() / max(drawn[:, column + 1].sum(), 1e-9)
 
-    columns = np.stack([*summary["chains", "self"], *summary[base]], 1)
-    shorter = bootstrap(columns, lengths_ratio, n=c.resamples) if columns[:, 1].any() and columns[:, 3].any() else None
-    prefill, saved = (per_task(("chains", "self"), name) for name in ("prefill", "saved"))
-    by_arm = ratio(per_task(("shown", "self"), "prefill"), per_task(("shown", "separate"), "prefill"), c.resamples)
-    gain = bootstrap(success["chains", "self"] - success["shown", "self"], n=c.resamples)
-    untaught = bootstrap(success["chains", "self"] - success["plain", "self"], n=c.resamples)
+    both = bool(sizes[:, 1].any() and sizes[:, 3].any())
+    shorter = bootstrap(sizes, lambda drawn: size(drawn, 0) / max(size(drawn, 2), 1e-9), n=c.resamples) if both else None
+    prefill, saved = per_task(own, "prefill"), per_task(own, "saved")
+    played = ratio(per_task(("shown", "self"), "prefill"), per_task(("shown", "separate"), "prefill"), c.resamples)
+    gain = bootstrap(success[own] - success["shown", "self"], n=c.resamples)
+    unpaid = bootstrap(success[own] - success["plain", "self"], n=c.resamples)
     before, after = (success[p, "none"] - success[p, "self"] for p in ("shown", "chains"))
     fallen = bootstrap(before - after, n=c.resamples)
     many = weight["most_segments"] > 1 and weight["gradient"] > 0
     return [
-        quote("half-error", "self-summaries lose about half of the success that prompt-based compaction loses",
-              ratio(top - success["chains", "self"], top - success[base], c.resamples),
+        quote("half-error", "self-summaries lose about half of the success that prompt-based compaction loses", post,
+              ratio(top - success[own], top - success[base], c.resamples),
               lambda g: decide(g["high"] < 1 and g["low"] <= 0.5 or g["high"] <= 0.5, g["value"] < 1), "× its error",
-              f"{near}; error against the plain agent without limit, success {top.mean():.3f}, whose rollouts outgrow the trigger: {binds}; "
-              f"baseline: {' '.join(base)}; errors: {errors}", post),
-        quote("shorter", "its summaries are far shorter than those of prompt-based compaction (1,000 tokens against 5,000)", shorter,
-              lambda g: decide(g["high"] <= 0.5, g["high"] < 1), "× their tokens",
-              f"{near}; tokens a summary: {' '.join(base)} {lengths[0]:.1f}, chains self {lengths[1]:.1f}; both were shown summaries of the "
-              "same scripted agent, so only RL could part them; at most "
-              f"{c.longest_summary} tokens are allowed", post),
-        quote("cache", "asking in the running context reuses its cache and saves prefill", ratio(saved, prefill + saved, c.resamples),
-              lambda g: decide(g["low"] > 0), "of all prefill",
-              f"{near}; counted on the chains of the agent after RL on chains: {prefill.mean():.0f} tokens a rollout instead of "
-              f"{(prefill + saved).mean():.0f}; played, the agent before RL fills {'–' if by_arm is None else format(by_arm['value'], '.2f')} "
-              "× what its separate compactions fill", post),
-        quote("rl-improves", "RL with the final reward on every token of the chain improves the summaries", gain,
-              lambda g: decide(g["low"] > 0 and fallen["low"] > 0, g["low"] > 0), "success",
-              f"{near}; under the limit, chains minus shown; the loss against its own play without limit falls by {fallen['value']:.3f} "
-              f"[{fallen['low']:.3f}, {fallen['high']:.3f}], without which the agent may only have become better at the rest; against plain "
-              f"RL, whose summaries no reward reached, {untaught['value']:+.3f} [{untaught['low']:.3f}, {untaught['high']:.3f}]; demonstrations "
-              "were noisy on purpose, and part of any gain is the removal of that noise"),
+              f"error against the plain agent without limit, success {top.mean():.3f}, whose rollouts outgrow the trigger: "
+              f"{binds}; "
+              f"baseline {' '.join(base)}; errors: {errors}"),
+        quote("shorter", "its summaries are far shorter than those of prompt-based compaction: 1,000 tokens, not 5,000", post,
+              shorter, lambda g: decide(g["high"] <= 0.5, g["high"] < 1), "× their tokens",
+              f"tokens a summary: {' '.join(base)} {size(sizes, 2):.1f}, chains self {size(sizes, 0):.1f}; both were shown "
+              f"summaries of one scripted agent, so only RL could part them, and at most {c.longest_summary} tokens are allowed"),
+        quote("cache", "asking in the running context reuses its cache and saves prefill", post,
+              ratio(saved, prefill + saved, c.resamples), lambda g: decide(g["low"] > 0), "of all prefill",
+              f"counted on chains after RL: {prefill.mean():.0f} tokens a rollout instead of {(prefill + saved).mean():.0f}"
+              + (f"; played, before RL {played['value']:.2f} × what it fills with separate calls" if played else "")),
+        quote("rl-improves", "RL with the final reward on every token of the chain improves the summaries", "§4.1",
+              gain, lambda g: decide(g["low"] > 0 and fallen["low"] > 0, g["low"] > 0), "success",
+              f"under the limit, after minus before; the loss against its own play without limit falls by {fallen['value']:.3f} "
+              f"[{fallen['low']:.3f}, {fallen['high']:.3f}], without which the agent may only have become better at the rest; "
+              f"against plain RL, whose summaries no reward reached, {unpaid['value']:+.3f} "
+              f"[{unpaid['low']:.3f}, {unpaid['high']:.3f}]; "
+              "demonstrations were noisy on purpose, and part of any gain is the removal of that noise"),
         claim("one-weight", "a chain with more segments does not weigh more than one with fewer", "§4.1", weight["split"],
-              decide(many and weight["split"] < 1e-4 and weight["faulty"] > 1e-2), unit="relative",
-              note=f"distance of the parameters' gradient with segments as rows from that with chains as rows, {weight['chains']} chains of up "
-              f"to {weight['most_segments']} segments; log-probs are float32; with baseline and denominator over rows {weight['faulty']:.3f}"
+              decide(many and weight["split"] < 1e-9 and weight["faulty"] > 1e-2), unit="relative",
+              note="distance of the parameters' gradient with segments as rows from that with chains as rows, on "
+              f"{weight['chains']} chains of up to {weight['most_segments']} segments; with baseline and denominator over rows "
+              f"{weight['faulty']:.3f}"
               + ("" if many else "; this batch had no chain of several segments, or no gradient")),
     ]  # fmt: skip
+
+
+NAMES = {"shown": "before RL", "plain": "plain RL", "chains": "RL on chains"}
+
+
+def label(arm: tuple[str, str]) -> str:
+    return f"{NAMES[arm[0]]}: {'no limit' if arm[1] == 'none' else arm[1]}"
+
+
+def whiskers(rows: list[dict], value: str) -> list[list[float]]:
+    return [[row[value] - row["low"] for row in rows], [row["high"] - row[value] for row in rows]]
 
 
 def picture(found: dict, path: Path) -> None:
@@ -334,37 +347,37 @@ def picture(found: dict, path: Path) -> None:
     figure, (left, middle, right) = sheet(3, "A context limit, and what joins the contexts", width=5.0, height=4.0)
     arms = [row for row in found["rows"] if row["part"] == "arm"]
     colours = {"none": GREY, "truncate": COLOURS[5], "separate": COLOURS[1], "self": COLOURS[0]}
-    names = {"shown": "before RL", "plain": "plain RL", "chains": "RL on chains"}
-    whole = [row for row in arms if row["depth"] == "all"]
-    for place, row in enumerate(reversed(whole)):
-        left.barh(place, row["success"], color=colours[row["join"]], height=0.7, xerr=[[row["success"] - row["low"]], [row["high"] - row["success"]]],
-                  error_kw={"elinewidth": 1, "ecolor": "#333333"})  # fmt: skip
-        left.text(0.01, place, f"{row['success']:.2f}", va="center", fontsize=8, color="white")
-    labels = [f"{names[row['policy']]}: {'no limit' if row['join'] == 'none' else row['join']}" for row in whole]
-    left.set_yticks(range(len(whole)), reversed(labels), fontsize=9)
-    left.set(xlabel="success (95% interval over tasks)", title=f"All tasks, contexts up to {found['limit']} tokens", xlim=(0, None))
+    whole = [row for row in arms if row["depth"] == "all"][::-1]
+    left.barh(range(len(whole)), [row["success"] for row in whole], color=[colours[row["join"]] for row in whole], height=0.7,
+              xerr=whiskers(whole, "success"), error_kw={"elinewidth": 1, "ecolor": "#333333"})  # fmt: skip
+    for place, row in enumerate(whole):
+        left.text(row["high"], place, f" {row['success']:.2f}", va="center", fontsize=9)
+    left.set_yticks(range(len(whole)), [label((row["policy"], row["join"])) for row in whole], fontsize=9)
+    left.set(xlabel="success (95% interval over tasks)", title=f"All tasks; limit {found['limit']} tokens")
+    left.set_xlim(0, max(0.1, 1.15 * max(row["high"] for row in whole)))
     shown = (("plain", "none"), ("plain", "truncate"), ("plain", "separate"), ("shown", "self"), ("chains", "self"))
     for n, arm in enumerate(shown):
         some = [row for row in arms if (row["policy"], row["join"]) == arm and row["depth"] != "all"]
-        middle.errorbar(
-            [row["depth"] + 0.06 * (n - 2) for row in some], [row["success"] for row in some],
-            [[row["success"] - row["low"] for row in some], [row["high"] - row["success"] for row in some]],
-            fmt="o--" if arm[0] == "shown" else "o-", color=colours[arm[1]], markersize=4, linewidth=1.4,
-            label=f"{names[arm[0]]}: {'no limit' if arm[1] == 'none' else arm[1]}",
-        )  # fmt: skip
-    ticks = [f"{d}\n{100 * share:.0f}% outgrow" for d, share in found["outgrows"].items()]
+        at, line = [row["depth"] + 0.06 * (n - 2) for row in some], "o--" if arm[0] == "shown" else "o-"
+        middle.errorbar(at, [row["success"] for row in some], whiskers(some, "success"), fmt=line, color=colours[arm[1]],
+                        markersize=4, label=label(arm))  # fmt: skip
+    ticks = [f"depth {d}\n{100 * share:.0f}% outgrow it" for d, share in found["outgrows"].items()]
     middle.set_xticks([int(d) for d in found["outgrows"]], ticks)
-    middle.set(xlabel="depth of the task, and rollouts that outgrow the trigger", ylabel="success", title="By depth", ylim=(0, 1.02))
+    middle.set(ylabel="success (95% interval over tasks)", title="By depth; share of rollouts beyond the trigger", ylim=(0, 1.02))
     middle.legend(frameon=False, fontsize=8, loc="best")
-    for arm, colour in (("shown", COLOURS[4]), ("chains", COLOURS[0])):
-        some = [r for r in found["rows"] if r["part"] == "segments" and r["policy"] == arm and r["join"] == "self" and r["tasks"] > 1]
-        at = [r["segments"] + (0.06 if arm == "chains" else -0.06) for r in some]
-        spread_ = [[r["reward"] - r["low"] for r in some], [r["high"] - r["reward"] for r in some]]
-        right.errorbar(at, [r["reward"] for r in some], spread_, fmt="o-", color=colour, markersize=4, label=f"{names[arm]}: self")
+    by_number = [row for row in found["rows"] if row["part"] == "segments" and row["join"] == "self" and row["tasks"] > 1]
+    for arm, colour, side in (("shown", COLOURS[4], -1), ("chains", COLOURS[0], 1)):
+        some = [row for row in by_number if row["policy"] == arm]
+        at = [r["segments"] + 0.06 * side for r in some]
+        right.errorbar(at, [r["reward"] for r in some], whiskers(some, "reward"), fmt="o-", color=colour, markersize=4,
+                       label=label((arm, "self")))  # fmt: skip
         for x, r in zip(at, some, strict=True):
-            right.annotate(str(r["chains"]), (x, r["reward"]), xytext=(4, 4 if arm == "chains" else -11), textcoords="offset points",
-                           fontsize=7.5, color=colour)  # fmt: skip
-    right.xaxis.get_major_locator().set_params(integer=True)
-    right.set(xlabel="segments of the chain (figures: chains)", ylabel="reward, mean over tasks", title="Reward of chains by their segments")
+            right.annotate(str(r["chains"]), (x, r["reward"]), xytext=(5 * side, 4 * side), textcoords="offset points",
+                           fontsize=8, color=colour, ha="left" if side > 0 else "right",
+                           va="bottom" if side > 0 else "top")  # fmt: skip
+    most = max((r["segments"] for r in by_number), default=1)
+    right.set_xticks(range(1, most + 1))
+    right.set(xlabel="segments of the chain (beside the dots: chains)", ylabel="reward (95% interval over tasks)",
+              title="Reward of chains by their segments", xlim=(0.5, most + 0.5))  # fmt: skip
     right.legend(frameon=False, fontsize=8)
     save(figure, path)
