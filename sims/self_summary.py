@@ -76,6 +76,8 @@ class Experiment:
     """Held-out tasks."""
     samples: int = 8
     """Rollouts of each by every agent in every way."""
+    weighed: int = 4
+    """Groups of chains on which the weight of a chain is checked."""
     depth_mix: tuple[float, float, float] = (0.2, 0.45, 0.35)
     """Shares of depth 0, 1 and 2 among the held-out tasks; few of depth 0 outgrow the limit."""
     resamples: int = 2000
@@ -86,7 +88,7 @@ class Experiment:
     @classmethod
     def quick(cls) -> "Experiment":
         return cls(run="", trigger=96, room=40, longest_summary=70, demonstrations=8, epochs=1, memory=Memory(longest=69),
-                   steps=1, tasks=4, samples=2, resamples=50)  # fmt: skip
+                   steps=1, weighed=2, tasks=3, samples=2, resamples=50)  # fmt: skip
 
 
 def show(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> None:
@@ -173,9 +175,12 @@ def one_weight(model: Transformer, episodes: list[Linked], config: Recipe) -> di
 
     def gradient(rows: list, weights: torch.Tensor, budget: float, **how: torch.Tensor) -> torch.Tensor:
         ids, mask, _ = pad(rows)
-        logp = chains.logprobs(model, ids, **how)
-        loss = dr_grpo.policy_loss(logp, logp.detach(), weights.to(logp.dtype), mask[:, 1:], budget=budget)
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+        total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+        for some in torch.arange(len(rows)).split(8):
+            logp = chains.logprobs(model, ids[some], **{name: value[some] for name, value in how.items()})
+            loss = dr_grpo.policy_loss(logp, logp.detach(), weights[some].to(logp.dtype), mask[some, 1:], budget=budget)
+            total += torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+        return total
 
     whole = [chains.one_row(chain.segments) for chain in batch]
     T = max(len(w.tokens) for w in whole)
@@ -196,14 +201,14 @@ def one_weight(model: Transformer, episodes: list[Linked], config: Recipe) -> di
             "gradient": right.norm().item()}  # fmt: skip
 
 
-def weigh(run: Run, root: Path, config: Recipe, how: Chaining) -> dict[str, float]:
+def weigh(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> dict[str, float]:
     """`one_weight` on a batch of the agent at the beginning of RL on chains."""
     stage = run.stage("weight", total=1, unit="batches")
     if stage.finished:
         return stage.result()
     stage.restore()
     model, language, r = load_hf(run.path("checkpoints", "shown")), language_of(root), config.rl
-    tasks = list(itertools.islice(task_stream(config, "gate"), max(2, 64 // r.rollouts)))
+    tasks = list(itertools.islice(task_stream(config, "gate"), c.weighed))
     generator = torch.Generator().manual_seed(hash_seed(config.seed, "weight"))
     episodes = chains.play(Sampler(model, torch.float32), language, tasks, r.rollouts, how, r.max_turns, generator, r.temperature)
     return stage.finish(one_weight(model, episodes, config))
@@ -219,7 +224,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     show(run, c, root, recipe, how)
     reinforce(run, "plain", c, root, recipe, chains.unlimited(how))
     reinforce(run, "chains", c, root, recipe, how)
-    weight = weigh(run, root, recipe, how)
+    weight = weigh(run, c, root, recipe, how)
     found = {}
     for policy, join in ARMS:
         one = chains.unlimited(how) if join == "none" else replace(how, join=join)
