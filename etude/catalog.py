@@ -104,6 +104,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/grpo_bias.py",
         tests=("tests/sims/test_grpo_bias.py",),
     ),
+    Experiment(
+        name="self-summary",
+        title="tasks that outgrow the context: self-summaries against truncation and separate compaction, before and after RL",
+        source="§4.1",
+        sim="sims/self_summary.py",
+        tests=("tests/sims/test_self_summary.py",),
+    ),
 )
 
 
@@ -165,6 +172,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="self-summarisation: chains of segments, one reward for every token",
         source="§4.1",
         ref="ref/self_summary.py",
+        sim="sims/self_summary.py",
         tests=("tests/ref/test_self_summary.py",),
     ),
     Technique(
