@@ -42,17 +42,20 @@ Glossary
     A_c                 `advantages`          C       of the reward; `spread` makes it S
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ref.conversation import converse
+from ref.decoder import Decoder
 from ref.sampler import Conversation, Rollout, Sampler
 
-__all__ = ["Chain", "Chaining", "Demo", "Segment", "demo", "rollout_chains", "spread"]
+__all__ = ["Chain", "Chaining", "Demo", "Segment", "converse_chain", "demo", "rollout_chains", "spread"]
 
 
 @dataclass(frozen=True)
@@ -140,11 +143,17 @@ class _Link:
     def open(self, prompt: list[int], work: bool = True) -> None:
         """A new context: one to work in, or a separate compaction, whose only turn is the summary."""
         self.prompt, self.length, self.used = prompt, len(prompt), self.used + work
+        self.over = False  # the context ended, and no limit cut it
         self.begin = None if work else len(prompt)  # where the summary starts
         self.answer: list[int] = []  # the last one, once the trigger is reached
         self.summary: list[int] | None = None
 
     def reply(self, turn: list[int]) -> list[int] | None:
+        answer = self.answer_to(turn)
+        self.over = answer is None
+        return answer
+
+    def answer_to(self, turn: list[int]) -> list[int] | None:
         if self.begin is not None:
             self.summary = turn
             return None
@@ -170,14 +179,19 @@ class _Link:
         if how.join == "self" and bool(summary.any()):
             # A separate call would have read the last answer as well, but the running context then not.
             self.chain.saved += len(how.instruction) + self.length - len(self.answer)
-        if self.chain.finished or not rollout.finished:
+        return rollout.finished and self.go_on(rollout.tokens.tolist())
+
+    def go_on(self, tokens: list[int]) -> bool:
+        """After a context that no limit cut: open the one that follows, if any does."""
+        how = self.how
+        if self.chain.finished:
             return False
         if self.summary is not None:
             if len(self.summary) + 1 > how.longest_summary:
                 return False
             self.open([*self.inner.prompt, *self.summary, self.stop, *how.resume])
         elif how.join == "separate":
-            self.open([*how.instruction, *rollout.tokens.tolist(), *self.answer, *how.request], work=False)
+            self.open([*how.instruction, *tokens, *self.answer, *how.request], work=False)
         else:
             kept, size = [], 0
             for exchange in reversed(self.exchanges):
@@ -187,6 +201,13 @@ class _Link:
                 kept.insert(0, exchange)  # the newest stays, whatever its size: it holds the last answer
             self.open([*self.inner.prompt, *sum(kept, [])])
         return True
+
+    def fork(self) -> "_Link":
+        """The conversation as it stands, to be played on by itself (`ref.conversation`)."""
+        twin = copy.copy(self)
+        twin.inner, twin.exchanges = self.inner.fork(), list(self.exchanges)
+        twin.chain = replace(self.chain, segments=list(self.chain.segments))
+        return twin
 
 
 def rollout_chains(
@@ -215,6 +236,22 @@ def rollout_chains(
         rollouts = sampler.rollout(live, how.limit, temperature, generator)
         live = [link for link, rollout in zip(live, rollouts, strict=True) if link.take(rollout)]
     return [link.chain for link in links]
+
+
+def converse_chain(
+    decoder: Decoder, conversation: Conversation, how: Chaining, ahead: bool = True
+) -> Iterator[Conversation]:
+    """One chain at batch 1, as `ref.conversation.converse` plays one context: yields after each of its
+    contexts, which `decoder.tokens` then holds, the conversation as it stands: the one given, or a fork of
+    it. ValueError if the decoder's max_len is not `how.limit`, where a context is cut."""
+    if decoder.max_len != how.limit:
+        raise ValueError(f"decoder must have max_len {how.limit}, as how.limit is, got {decoder.max_len}")
+    link = _Link(conversation, how)
+    while True:
+        link = converse(decoder, link, ahead=ahead)
+        yield link.inner
+        if not (link.over and link.go_on(decoder.tokens)):
+            return
 
 
 def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Tensor, " S"]:

@@ -1,4 +1,4 @@
-"""Chains of segments in the small world: the scripted agent that shows summaries, and RL on whole chains.
+"""Chains of contexts in the small world, and the scripted agent that shows summaries.
 
 A context that has reached its trigger goes on like this (`ref/self_summary.py`):
 
@@ -10,79 +10,49 @@ Demonstrations are played through the same `rollout_chains` as the policy's chai
 what the policy is shown and what it meets are the same tokens.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from etude.runs import Stage
-from ref import cpt, dr_grpo
-from ref.model import Transformer
 from ref.sampler import Rollout, Sampler
-from ref.self_summary import Chain, Chaining, Segment, rollout_chains, spread
-from sims.agent import Episode, Language, pad, pay, reference_kl
+from ref.self_summary import Chaining, rollout_chains
+from sims.agent import Episode, Language, single
 from sims.corpus import task_stream
-from sims.learner import Learner
 from sims.microrepo import NoiseConfig, Session, Task, demonstration
-from sims.recipe import Recipe
-from sims.reinforcement import hash_seed
 
-__all__ = ["Linked", "Memory", "chaining", "improve", "learn", "lessons", "play", "unlimited"]
+if TYPE_CHECKING:
+    from sims.recipe import Recipe
+
+__all__ = ["Memory", "chaining", "context", "lessons", "unlimited"]
 
 LONGEST = 256
 """Tokens of a context "without limit": what the recipe's long-context phase trained on."""
 INSTRUCTION = "a repo was worked on; note what is needed to fix it"
 
 
-def chaining(language: Language, trigger: int, room: int, longest_summary: int, join: str = "self") -> Chaining:
+def chaining(
+    language: Language, trigger: int, room: int, longest_summary: int, max_segments: int = 8, join: str = "self"
+) -> Chaining:
     """The chain's settings in this agent's tokens."""
     env, agent = language.env, language.agent
     return Chaining(trigger, longest_summary, room, (env, *language.encode("note"), agent), (agent,),
-                    (env, *language.encode(INSTRUCTION)), join=join)  # fmt: skip
+                    (env, *language.encode(INSTRUCTION)), max_segments, join)  # fmt: skip
+
+
+def context(language: Language, config: "Recipe") -> Chaining:
+    """How the recipe's agent works in its contexts."""
+    c = config.context
+    if c.join == "none":
+        return single(config.rl.max_len)
+    return chaining(language, c.trigger, c.room, c.longest_summary, c.max_segments)
 
 
 def unlimited(how: Chaining) -> Chaining:
     """One context of `LONGEST` tokens, or of as many as `how` allows if those are more."""
     return replace(how, join="none", trigger=max(how.trigger, LONGEST - (how.limit - how.trigger)))
-
-
-class Linked(Episode):
-    """An episode that a chain is played of. After sampling it holds the chain, and as `rollout` its segments one behind the
-    other: what it is charged for."""
-
-    chain: Chain
-
-    def take(self, chain: Chain) -> "Linked":
-        self.chain = chain
-        self.rollout = one_row(chain.segments)
-        return self
-
-
-def one_row(segments: Sequence[Segment]) -> Rollout:
-    """Segments as one rollout, but for the experts, which nobody asks of it."""
-    columns = {name: torch.cat([getattr(s, name) for s in segments]) for name in ("tokens", "sampled", "logp", "version")}
-    nothing = torch.zeros(len(columns["tokens"]) - 1, 0, 1, dtype=torch.int16)
-    return Rollout(**columns, experts=nothing, finished=segments[-1].finished)
-
-
-def play(
-    sampler: Sampler, language: Language, tasks: Sequence[Task], samples: int, how: Chaining, max_turns: int,
-    generator: torch.Generator, temperature: float = 1.0, batch: int = 256,
-) -> list[Linked]:  # fmt: skip
-    """`samples` chains of every task, those of a task side by side."""
-    episodes = [Linked(language, Session(t, max_turns), g) for g, t in enumerate(tasks) for _ in range(samples)]
-    for start in range(0, len(episodes), batch):
-        some = episodes[start : start + batch]
-        for episode, chain in zip(some, rollout_chains(sampler, some, how, temperature, generator), strict=True):
-            episode.take(chain)
-    return episodes
-
-
-# ------------------------------------------------------------------------------------------------- demonstrations
 
 
 @dataclass(frozen=True)
@@ -97,7 +67,7 @@ class Memory:
     """Tokens that a wordy summary may have; else it is the shortest."""
 
 
-class Lesson(Linked):
+class Lesson(Episode):
     """The scripted agent at work: says a demonstration's turns, and when asked a summary of what it knows."""
 
     def __init__(self, language: Language, task: Task, turns: Sequence[str], rng: Random, memory: Memory):
@@ -169,83 +139,12 @@ class Teacher(Sampler):
         return Rollout(ids, own, torch.zeros(T), torch.where(own, 0, -1), torch.zeros(T - 1, 0, 2, dtype=torch.int16), finished)
 
 
-def lessons(config: Recipe, language: Language, how: Chaining, noise: NoiseConfig, memory: Memory) -> Iterator[Lesson]:
+def lessons(config: "Recipe", language: Language, how: Chaining, noise: NoiseConfig, memory: Memory) -> Iterator[Lesson]:
     """Endless demonstrations, played under `how`, their chains finished; those that a limit cut are left out."""
     rng, teacher = Random(f"{config.seed}-scripted-chains-{how.join}"), Teacher(language, how.request)
+    memory = replace(memory, longest=min(memory.longest, how.longest_summary - 1))
     for task in task_stream(config, "demonstrations"):
         lesson = Lesson(language, task, demonstration(task, rng, noise), rng, memory)
         (chain,) = rollout_chains(teacher, [lesson], how)
         if chain.finished:
             yield lesson.take(chain)
-
-
-# --------------------------------------------------------------------------------------------------------------- RL
-
-
-def learn(
-    stage: Stage, config: Recipe, model: Transformer, reference: Transformer, language: Language, how: Chaining, steps: int
-) -> Learner:
-    """Dr. GRPO as in `sims.reinforcement.learn`, on chains: `steps` Adam steps, each on G·N chains of fresh tasks. Resumes from
-    the stage's state. With join="none" a chain is a plain rollout, and this plain RL."""
-    r = config.rl
-    learner = Learner(config, model, None, 0.0, 0.0)
-    learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
-    learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
-    reference = reference.to(learner.dtype)
-    sampler = Sampler(learner.trunk.model, getattr(torch, config.training.sampler_dtype))
-    state = stage.restore()
-    first = learner.restore(state) if state else 0
-    tasks = itertools.islice(task_stream(config, "rl"), first * r.prompts, None)
-    for step in range(first, steps):
-        learner.schedule(cpt.wsd(step, steps, min(r.warmup, steps), min(r.decay, steps // 2)))
-        sampler.load(learner.trunk.model, version=step)
-        generator = torch.Generator().manual_seed(hash_seed(config.seed, stage.name, step))
-        chosen = list(itertools.islice(tasks, r.prompts))
-        episodes = play(sampler, language, chosen, r.rollouts, how, r.max_turns, generator, r.temperature)
-        figures = improve(config, learner, reference, episodes)
-        stage.log(step + 1, **figures)
-        stage.progress(step + 1, reward=figures["reward"], success=figures["success"])
-        if stage.due():
-            stage.save(learner.state(step + 1), step + 1)
-    return learner
-
-
-def improve(config: Recipe, learner: Learner, reference: Transformer, episodes: Sequence[Linked]) -> dict[str, float]:
-    """One policy-gradient step on finished chains; returns the figures of the batch. Rewards, drift and baseline belong to
-    chains, rows are segments, and the budget counts chains."""
-    r = config.rl
-    chains = [e.chain for e in episodes]
-    owner = torch.tensor([c for c, chain in enumerate(chains) for _ in chain.segments])
-    segments = [s for chain in chains for s in chain.segments]
-    ids, mask, behavior = pad(segments, multiple=32)
-    lengths = torch.tensor([len(s.tokens) for s in segments])
-    batches = [(rows, -(-int(lengths[rows].max()) // 32) * 32) for rows in lengths.argsort(stable=True).split(32)]
-    drift = torch.zeros(len(chains))
-    for rows, T in batches:
-        drift.index_add_(0, owner[rows], reference_kl(reference, ids[rows, :T], mask[rows, :T], behavior[rows, :T]).float())
-    rewards = torch.tensor([pay(e, r.payment)["reward"] for e in episodes]) - r.payment.kl * drift
-    advantages = spread(dr_grpo.group_advantages(rewards.view(-1, r.rollouts)).flatten(), chains)
-    budget, total = float(len(chains) * r.budget_tokens), 0.0
-    for rows, T in batches:
-        logp = logprobs(learner.trunk.model, ids[rows, :T])
-        loss = dr_grpo.policy_loss(logp, behavior[rows, 1:T], advantages[rows], mask[rows, 1:T], budget=budget,
-                                   clip_low=r.clip_low, clip_high=r.clip_high)  # fmt: skip
-        loss.backward()
-        total += loss.item()
-    norm = learner.trunk.step(learner.optimizers)
-
-    def mean(value: Callable[[Linked], float]) -> float:
-        return float(np.mean([value(e) for e in episodes]))
-
-    return {
-        "reward": rewards.mean().item(), "success": mean(lambda e: e.verdict.tests), "kl": drift.mean().item(), "loss": total,
-        "grad_norm": norm.item(), "segments": len(segments) / len(chains), "written": mean(lambda e: e.chain.written),
-        "summary_tokens": mean(lambda e: e.chain.summary_tokens), "finished": mean(lambda e: e.chain.finished),
-        "turns": mean(lambda e: e.verdict.turns), "invalid_calls": mean(lambda e: e.verdict.invalid_calls),
-    }  # fmt: skip
-
-
-def logprobs(model: Transformer, ids: Tensor, **how) -> Tensor:
-    """Log-probabilities [B, T−1] of every token after the first."""
-    hidden = model(ids, logits=False, **how).hidden[:, :-1]
-    return model.logprob(hidden.flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1)

@@ -23,8 +23,9 @@ from ref import cpt
 from ref.model import Config, Transformer
 from ref.mtp import MTP, MTPConfig
 from sims import evaluation, reinforcement
-from sims.agent import Payment, demonstration_tokens
-from sims.corpus import data, shown_episodes, task_stream
+from sims.agent import Payment
+from sims.chains import Memory, context, lessons
+from sims.corpus import data, task_stream
 from sims.learner import Learner, checkpoint, language_of, load_checkpoint, perplexity_look, rows_of, train
 from sims.microrepo import NoiseConfig, WorldConfig
 
@@ -69,12 +70,30 @@ class Training:
     """Compute dtype of training; masters are float32."""
     sampler_dtype: Literal["bfloat16", "float32"] = "float32"
     """Dtype of the sampler's copy of the weights. On a CPU the products of one decoding step are so small that float32 is faster."""
-    sampler_weights: Literal["full", "fp8"] = "full"
+    sampler_weights: Literal["full", "fp8"] = "fp8"
     """The sampler's weight matrices in RL: as they are, or rounded to FP8 E4M3 with a scale per output channel."""
     perplexity_every: int = 60
     """Steps between two looks at codebase perplexity."""
     perplexity_tokens: int = 16_384
     """Tokens of the held-out codebase that each look scores; the evaluation scores all."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the agent works in. A task that outgrows a context goes on in another, behind the agent's own summary; lengths in tokens."""
+
+    join: Literal["self", "none"] = "self"
+    """What joins contexts: self-summaries, or nothing, which leaves one of `rl.max_len`."""
+    trigger: int = 120
+    """Length at which a summary is asked for, once the turn and its answer are over."""
+    room: int = 28
+    """By how much that turn and answer may pass the trigger."""
+    longest_summary: int = 43
+    """Longest summary, its stop token included."""
+    max_segments: int = 2
+    """Contexts of one rollout at most."""
+    memory: Memory = field(default_factory=Memory)
+    """How imperfect the summaries are that SFT shows."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +151,7 @@ class Rl:
     decay: int = 40
     """Steps at the end, half of all at most, over which it falls."""
     max_len: int = 192
-    """Context limit of a rollout, in tokens."""
+    """Tokens of a rollout in a single context: with `context.join` none, and in experiments that play without summaries."""
     max_turns: int = 12
     """Turns after which the environment closes."""
     temperature: float = 1.0
@@ -147,7 +166,7 @@ class Rl:
     """Prices of effort, invalid calls and drift."""
     depth_mix: tuple[float, float, float] = (0.3, 0.5, 0.2)
     """Shares of depth 0, 1 and 2 among RL tasks: harder ones are upsampled (report §4.1); evaluation keeps the world's mix."""
-    replay: Literal["none", "plain", "filtered"] = "none"
+    replay: Literal["none", "plain", "filtered"] = "filtered"
     """Router replay: whose experts the training pass takes (its own, the sampler's, the sampler's where they are plausible)."""
     replay_alpha: float = 0.5
     """Plausibility that filtered replay asks of an expert."""
@@ -187,6 +206,8 @@ class Recipe:
     """Pretraining."""
     mtp: Mtp = field(default_factory=Mtp)
     """Multi-token prediction."""
+    context: Context = field(default_factory=Context)
+    """Contexts and self-summaries, from SFT on."""
     sft: Sft = field(default_factory=Sft)
     """Supervised fine-tuning."""
     rl: Rl = field(default_factory=Rl)
@@ -260,12 +281,13 @@ def lengthen(run: Run, config: Recipe) -> None:
 
 
 def finetune(run: Run, config: Recipe) -> None:
-    """SFT on demonstrations, loss on the agent's own tokens; MTP layers go along."""
+    """SFT on demonstrations, summaries among them, loss on the agent's own tokens; MTP layers go along."""
     s = config.sft
     language, length = language_of(run.root), config.training.long_length
-    shown = [demonstration_tokens(language, *episode) for episode in itertools.islice(shown_episodes(config), s.demonstrations)]
+    shown = itertools.islice(lessons(config, language, context(language, config), s.noise, config.context.memory), s.demonstrations)
     # Token and "is it the agent's own" travel through the packer as one number.
-    packed, doc = cpt.pack([[2 * t + mine for t, mine in zip(*e, strict=True)] for e in shown], length, pad=0)
+    pieces = [(2 * segment.tokens + segment.sampled).tolist() for lesson in shown for segment in lesson.chain.segments]
+    packed, doc = cpt.pack(pieces, length, pad=0)
     B = min(s.rows, len(packed))
     per_epoch = len(packed) // B
     steps = per_epoch * s.epochs

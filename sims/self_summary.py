@@ -31,9 +31,9 @@ from ref import cpt, dr_grpo
 from ref.model import Transformer, load_hf, save_hf
 from ref.sampler import Sampler
 from ref.self_summary import Chaining, spread
-from sims import chains
-from sims.agent import Language, pad, pay
-from sims.chains import Linked, Memory
+from sims import chains, reinforcement
+from sims.agent import Episode, Language, one_row, pad, pay, play
+from sims.chains import Memory
 from sims.corpus import task_stream
 from sims.experiment import claim, decide
 from sims.learner import Learner, language_of, load_checkpoint, train
@@ -125,12 +125,13 @@ def reinforce(run: Run, name: str, c: Experiment, root: Path, config: Recipe, ho
     if stage.finished:
         return
     model, reference = (load_hf(run.path("checkpoints", "shown")) for _ in range(2))
-    learner = chains.learn(stage, config, model, reference, language_of(root), how, c.steps)
+    config = replace(config, rl=replace(config.rl, steps=c.steps, gate=0.0))
+    learner, _ = reinforcement.learn(stage, config, model, None, reference, language_of(root), how=how)
     save_hf(learner.trunk.masters, run.path("checkpoints", name))
     stage.finish({"steps": c.steps}, [run.path("checkpoints", name)])
 
 
-def counts(episode: Linked, config: Recipe) -> list[float]:
+def counts(episode: Episode, config: Recipe) -> list[float]:
     """COUNTS of one chain. `segments` are contexts worked in: a separate compaction is none."""
     chain = episode.chain
     summaries = sum(bool(s.summary.any()) for s in chain.segments)
@@ -154,7 +155,7 @@ def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, 
         rows, chunk = [], max(1, 256 // c.samples)
         for start in range(0, len(tasks), chunk):
             some = tasks[start : start + chunk]
-            episodes = chains.play(sampler, language, some, c.samples, how, r.max_turns, generator, r.temperature)
+            episodes = play(sampler, language, some, c.samples, how, r.max_turns, generator, r.temperature)
             rows += [counts(e, config) for e in episodes]
             stage.progress(min(start + chunk, len(tasks)))
         stage.log(1, success=float(np.mean([row[0] for row in rows])))
@@ -163,7 +164,7 @@ def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, 
     return {"counts": np.array(found["counts"]).reshape(c.tasks, c.samples, len(COUNTS)), "depth": np.array(found["depth"])}
 
 
-def one_weight(model: Transformer, episodes: list[Linked], config: Recipe) -> dict[str, float]:
+def one_weight(model: Transformer, episodes: list[Episode], config: Recipe) -> dict[str, float]:
     """Does a chain's weight depend on how many segments it has? The parameters' gradient of a batch of chains with segments as
     rows (the trainer's way), against the same tokens with every chain as one row, its segments packed side by side, advantages
     and denominator never told of segments. Distances relative to the latter; `faulty`: baseline and denominator over rows."""
@@ -177,12 +178,13 @@ def one_weight(model: Transformer, episodes: list[Linked], config: Recipe) -> di
         ids, mask, _ = pad(rows)
         total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
         for some in torch.arange(len(rows)).split(8):
-            logp = chains.logprobs(model, ids[some], **{name: value[some] for name, value in how.items()})
+            hidden = model(ids[some], logits=False, **{name: value[some] for name, value in how.items()}).hidden[:, :-1]
+            logp = model.logprob(hidden.flatten(0, 1), ids[some, 1:].flatten()).view(len(some), -1)
             loss = dr_grpo.policy_loss(logp, logp.detach(), weights[some].to(logp.dtype), mask[some, 1:], budget=budget)
             total += torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
         return total
 
-    whole = [chains.one_row(chain.segments) for chain in batch]
+    whole = [one_row(chain) for chain in batch]
     T = max(len(w.tokens) for w in whole)
     doc, at = torch.full((len(batch), T), -1), torch.zeros(len(batch), T, dtype=torch.long)
     for row, chain in enumerate(batch):
@@ -210,7 +212,7 @@ def weigh(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) ->
     model, language, r = load_hf(run.path("checkpoints", "shown")), language_of(root), config.rl
     tasks = list(itertools.islice(task_stream(config, "gate"), c.weighed))
     generator = torch.Generator().manual_seed(hash_seed(config.seed, "weight"))
-    episodes = chains.play(Sampler(model, torch.float32), language, tasks, r.rollouts, how, r.max_turns, generator, r.temperature)
+    episodes = play(Sampler(model, torch.float32), language, tasks, r.rollouts, how, r.max_turns, generator, r.temperature)
     return stage.finish(one_weight(model, episodes, config))
 
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ref.dr_grpo import group_advantages, policy_loss
+from ref.decoder import Decoder
 from ref.model import Config, Transformer
 from ref.sampler import Rollout, Sampler
-from ref.self_summary import Chain, Chaining, Demo, Segment, demo, rollout_chains, spread
+from ref.self_summary import Chain, Chaining, Demo, Segment, converse_chain, demo, rollout_chains, spread
 
 STOP, PROMPT = 0, [1, 2, 5]
 TINY = Config.tiny(
@@ -59,6 +60,11 @@ class Quiz:
     def reply(self, turn):
         self.heard.append(turn)
         return list(self.answer) if len(self.heard) < self.turns else None
+
+    def fork(self):
+        twin = replace(self)
+        twin.heard = list(self.heard)
+        return twin
 
 
 def play(how=HAND, turns=3, model=POLITE, **quiz):
@@ -358,6 +364,36 @@ def test_no_conversations_and_advantages_that_do_not_fit():
         spread(torch.zeros(2), [chain_of([1])])
     with pytest.raises(ValueError, match="chain 1 has none"):
         spread(torch.zeros(2), [chain_of([1]), Chain()])
+
+
+@pytest.mark.parametrize("join", ["self", "separate", "truncate", "none"])
+def test_at_batch_one_a_chain_has_the_samplers_contexts(join):
+    """Greedy, with turns handed over ahead of their proof and taken back where they fall, and without."""
+    segments, retracted = [], 0
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = Transformer(BRIEF)
+        for p in model.parameters():
+            p.data.normal_(0, 0.7)  # a greedy network that does not repeat itself for long
+        how = Chaining(20, 14, 12, (4, 4), (5,), (6,) * 3, max_segments=3, join=join)
+        quizzes = [Quiz(turns, answer=(seed % 5 + 1, 5)) for turns in (1, 4, 9)]
+        chains = rollout_chains(Sampler(model, torch.float32), quizzes, how, temperature=0.0)
+        decoders = {ahead: Decoder(model, max_len=how.limit, recall=4) for ahead in (False, True)}
+        for ahead, decoder in decoders.items():
+            for quiz, chain in zip(quizzes, chains, strict=True):
+                contexts, played = [], Quiz(quiz.turns, quiz.answer)
+                for played in converse_chain(decoder, played, how, ahead):
+                    contexts.append(list(decoder.tokens))
+                    retracted += decoder.total.retracted
+                assert contexts == [s.tokens.tolist() for s in chain.segments]
+                assert played.heard == quiz.heard
+        segments += [len(chain.segments) for chain in chains]
+    assert retracted > 0 and (max(segments) > 1) == (join != "none")
+
+
+def test_at_batch_one_the_decoders_room_is_the_chains():
+    with pytest.raises(ValueError, match="max_len"):
+        next(converse_chain(Decoder(Transformer(BRIEF), max_len=HAND.limit + 1), Quiz(1), HAND))
 
 
 def test_a_segment_is_a_rollout():

@@ -12,10 +12,9 @@ import torch
 from etude.runs import fill
 from ref import cpt
 from ref.model import Config, Transformer
-from ref.sampler import Sampler
 from ref.self_summary import rollout_chains, spread
 from sims import chains, recipe, reinforcement, self_summary
-from sims.agent import Language, demonstration_tokens
+from sims.agent import Language, demonstration_tokens, pay, reference_kl
 from sims.chains import Lesson, Memory, Teacher
 from sims.experiment import VERDICTS
 from sims.learner import Learner
@@ -144,23 +143,33 @@ def model_of(language):
     return Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
 
 
-def test_a_step_on_chains_of_one_segment_is_the_recipes_step(language, how, config):
+def test_a_step_on_chains_pays_chains_and_counts_every_token_once(language, how, config):
+    """On policy every ratio is one, and the loss can be counted: −Σ over chains of advantage × tokens written / budget."""
+    config = replace(config, rl=replace(config.rl, replay="none"))
+    episodes = batch_of(language, how, config)
     model, reference = model_of(language), model_of(language)
-    tasks = [generate(random.Random(n), "train") for n in range(3)]
-    wide = replace(chains.unlimited(how), trigger=4)
-    episodes = chains.play(Sampler(model, torch.float32), language, tasks, 2, wide, 6, torch.Generator().manual_seed(0))
-    found = []
-    for step in (chains.improve, reinforcement.improve):
-        learner = Learner(config, model_of(language), None, 0.0, 0.0)
-        learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=1e-3)]
-        more = (0,) if step is reinforcement.improve else ()
-        figures = step(config, learner, reference, episodes, *more)
-        found.append((figures, [p.detach().clone() for p in learner.trunk.masters.parameters()]))
-    (mine, weights), (theirs, others) = found
-    assert mine["grad_norm"] > 0
-    for name in ("reward", "success", "kl", "loss", "grad_norm"):
-        assert mine[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-7)
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(weights, others, strict=True))
+    with torch.no_grad():
+        reference.embed_tokens.weight.mul_(1.5)
+        for segment in (s for e in episodes for s in e.chain.segments):
+            logp = model(segment.tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, segment.tokens[1:, None])[:, 0]
+            segment.logp[1:] = logp * segment.sampled[1:]
+    assert len({len(e.chain.segments) for e in episodes}) > 1
+    rewards = []
+    for e in episodes:
+        drift = 0.0
+        for s in e.chain.segments:
+            drift += reference_kl(reference, s.tokens[None], s.sampled[None], s.logp[None]).item()
+        rewards.append(pay(e, config.rl.payment)["reward"] - config.rl.payment.kl * drift)
+    pairs = torch.tensor(rewards, dtype=torch.float64).view(3, 2)
+    advantages = (pairs - pairs.mean(1, keepdim=True)).flatten().tolist()
+    written = [sum(int(s.sampled.sum()) for s in e.chain.segments) for e in episodes]
+    expected = -sum(a * n for a, n in zip(advantages, written, strict=True)) / (6 * config.rl.budget_tokens)
+    learner = Learner(config, model, None, 0.0, 0.0)
+    learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=1e-3)]
+    figures = reinforcement.improve(config, learner, reference, episodes, 0)
+    assert abs(expected) > 1e-3 and figures["loss"] == pytest.approx(expected, rel=1e-3)
+    assert figures["reward"] == pytest.approx(np.mean(rewards), rel=1e-5) and figures["grad_norm"] > 0
+    assert figures["segments"] == sum(len(e.chain.segments) for e in episodes) / 6
 
 
 def batch_of(language, how, config):
