@@ -104,6 +104,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/grpo_bias.py",
         tests=("tests/sims/test_grpo_bias.py",),
     ),
+    Experiment(
+        name="cpt-rl",
+        title="pretraining budget, loss after SFT, and the reward that RL reaches from there",
+        source="§3.1, Fig. 2",
+        sim="sims/cpt_rl.py",
+        tests=("tests/sims/test_cpt_rl.py",),
+    ),
 )
 
 
@@ -119,6 +126,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="continued pretraining in phases, and codebase perplexity",
         source="§3.1, App. B",
         ref="ref/cpt.py",
+        sim="sims/cpt_rl.py",
         tests=("tests/ref/test_cpt.py",),
     ),
     Technique(
