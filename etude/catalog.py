@@ -111,6 +111,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/self_summary.py",
         tests=("tests/sims/test_self_summary.py",),
     ),
+    Experiment(
+        name="cpt-rl",
+        title="pretraining budget, loss after SFT, and the reward that RL reaches from there",
+        source="§3.1, Fig. 2",
+        sim="sims/cpt_rl.py",
+        tests=("tests/sims/test_cpt_rl.py",),
+    ),
 )
 
 
@@ -126,6 +133,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="continued pretraining in phases, and codebase perplexity",
         source="§3.1, App. B",
         ref="ref/cpt.py",
+        sim="sims/cpt_rl.py",
         tests=("tests/ref/test_cpt.py",),
     ),
     Technique(

@@ -10,7 +10,7 @@ Demonstrations are played through the same `rollout_chains` as the policy's chai
 what the policy is shown and what it meets are the same tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from sims.microrepo import NoiseConfig, Session, Task, demonstration
 if TYPE_CHECKING:
     from sims.recipe import Recipe
 
-__all__ = ["Memory", "chaining", "context", "lessons", "unlimited"]
+__all__ = ["Lesson", "Memory", "chaining", "context", "lessons", "taught", "unlimited"]
 
 LONGEST = 256
 """Tokens of a context "without limit": what the recipe's long-context phase trained on."""
@@ -140,10 +140,18 @@ class Teacher(Sampler):
 
 
 def lessons(config: "Recipe", language: Language, how: Chaining, noise: NoiseConfig, memory: Memory) -> Iterator[Lesson]:
-    """Endless demonstrations, played under `how`, their chains finished; those that a limit cut are left out."""
-    rng, teacher = Random(f"{config.seed}-scripted-chains-{how.join}"), Teacher(language, how.request)
+    """Endless demonstrations for training, played under `how`."""
+    rng = Random(f"{config.seed}-scripted-chains-{how.join}")
+    return taught(task_stream(config, "demonstrations"), language, how, noise, memory, rng)
+
+
+def taught(
+    tasks: Iterable[Task], language: Language, how: Chaining, noise: NoiseConfig, memory: Memory, rng: Random
+) -> Iterator[Lesson]:
+    """The scripted agent on tasks, its chains finished; those that a limit cut are left out."""
+    teacher = Teacher(language, how.request)
     memory = replace(memory, longest=min(memory.longest, how.longest_summary - 1))
-    for task in task_stream(config, "demonstrations"):
+    for task in tasks:
         lesson = Lesson(language, task, demonstration(task, rng, noise), rng, memory)
         (chain,) = rollout_chains(teacher, [lesson], how)
         if chain.finished:

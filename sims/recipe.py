@@ -264,8 +264,9 @@ def distil(run: Run, config: Recipe) -> None:
     stage.finish({"steps": steps, "parameters": sum(p.numel() for p in learner.mtp.masters.parameters())}, [path])
 
 
-def lengthen(run: Run, config: Recipe) -> None:
-    """Long-context phase, trunk and MTP layers together; the learning rate decays."""
+def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
+    """Long-context phase from the checkpoint `start`, trunk and MTP layers together; the learning rate decays. From "mid-cpt",
+    without `distil`, this and the phases after it train the trunk alone, the same trunk: none of its gradient is the layers'."""
     t = config.training
     (rows, length), read = rows_of(run, "long")
     B = max(1, t.batch_tokens // length)
@@ -273,10 +274,10 @@ def lengthen(run: Run, config: Recipe) -> None:
     stage = run.stage("long", total=steps)
     if stage.finished:
         return
-    learner = Learner(config, *load_checkpoint(run.root, config, "mtp"), t.muon_lr, t.adamw_lr)
+    learner = Learner(config, *load_checkpoint(run.root, config, start), t.muon_lr, t.adamw_lr)
     train(stage, config, learner, lambda step: read(np.arange(step * B, min((step + 1) * B, rows))), steps,
           lambda step: cpt.wsd(step, steps, 5, steps), "long", look=perplexity_look(run, config, learner, steps))  # fmt: skip
-    path = checkpoint(run, "cpt", learner.trunk.masters, learner.mtp.masters)
+    path = checkpoint(run, "cpt", learner.trunk.masters, learner.mtp and learner.mtp.masters)
     stage.finish({"steps": steps}, [path])
 
 
@@ -303,7 +304,7 @@ def finetune(run: Run, config: Recipe) -> None:
 
     learner = Learner(config, *load_checkpoint(run.root, config, "cpt"), s.muon_lr, s.adamw_lr)
     train(stage, config, learner, batch, steps, lambda step: cpt.wsd(step, steps, 5, steps // 2), "sft")
-    path = checkpoint(run, "sft", learner.trunk.masters, learner.mtp.masters)
+    path = checkpoint(run, "sft", learner.trunk.masters, learner.mtp and learner.mtp.masters)
     stage.finish({"steps": steps, "demonstrations": s.demonstrations}, [path])
 
 
@@ -316,5 +317,5 @@ def reinforce(run: Run, config: Recipe) -> None:
     model, mtp = load_checkpoint(run.root, config, "sft")
     reference = load_checkpoint(run.root, config, "sft", with_mtp=False)[0]
     learner, spent = reinforcement.learn(stage, config, model, mtp, reference, language_of(run.root))
-    path = checkpoint(run, "final", learner.trunk.masters, learner.mtp.masters)
+    path = checkpoint(run, "final", learner.trunk.masters, learner.mtp and learner.mtp.masters)
     stage.finish(spent, [path])

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ref.dr_grpo import group_advantages, policy_loss
 from ref.decoder import Decoder
+from ref.dr_grpo import group_advantages, policy_loss
 from ref.model import Config, Transformer
 from ref.sampler import Rollout, Sampler
 from ref.self_summary import Chain, Chaining, Demo, Segment, converse_chain, demo, rollout_chains, spread
