@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from ref.decoder import Decoder
 from ref.dr_grpo import group_advantages, policy_loss
@@ -25,23 +24,20 @@ TINY = Config.tiny(
 BRIEF = replace(TINY, vocab_size=7)  # fewer tokens, shorter turns
 
 
-class Scripted(Transformer):
-    """Says what follows the last token: 5 → "6 7 stop", a turn; 4 → "8 9 stop", a summary."""
-
-    def __init__(self, after):
-        nn.Module.__init__(self)
-        self.config = TINY
-        table = torch.eye(12)[[after.get(token, 11) for token in range(12)]]
-        self.table = nn.Parameter(table)
-
-    def forward(self, tokens, cache=None, logits=False):
-        return SimpleNamespace(hidden=self.table[tokens])
-
-    def head(self, hidden):
-        return hidden
+def scripted(after):
+    """A network whose only block adds nothing, and which says what follows the last token: 5 → "6 7 stop", a
+    turn; 4 → "8 9 stop", a summary."""
+    model = Transformer(replace(TINY, tie_word_embeddings=False))
+    with torch.no_grad():
+        model.layers[0].self_attn.o_proj.weight.zero_()
+        model.layers[0].mlp.down_proj.weight.zero_()
+        model.embed_tokens.weight.copy_(torch.eye(12, 16))
+        next_token = [after.get(token, 11) for token in range(12)]
+        model.lm_head.weight.copy_(torch.eye(12)[next_token].t() @ torch.eye(12, 16))
+    return model
 
 
-POLITE = Scripted({5: 6, 6: 7, 7: STOP, 4: 8, 8: 9, 9: STOP})
+POLITE = scripted({5: 6, 6: 7, 7: STOP, 4: 8, 8: 9, 9: STOP})
 HAND = Chaining(trigger=11, longest_summary=3, room=4, request=(4,), resume=(5,), instruction=(10, 10))
 
 
@@ -165,7 +161,7 @@ def test_a_summary_too_long_ends_the_chain_and_stays_written(longest, segments):
 
 
 def test_a_summary_that_does_not_stop_is_cut_at_the_limit():
-    chain = play(model=Scripted({5: 6, 6: 7, 7: STOP, 4: 8, 8: 8}))
+    chain = play(model=scripted({5: 6, 6: 7, 7: STOP, 4: 8, 8: 8}))
     (segment,) = chain.segments
     assert not chain.finished and not segment.finished
     assert len(segment.tokens) == HAND.limit and chain.summary_tokens == HAND.limit - 14
@@ -256,7 +252,7 @@ def chain_of(lengths):
 
 
 def padded(segments, values=lambda s: s.sampled):
-    return nn.utils.rnn.pad_sequence([values(s) for s in segments], batch_first=True)
+    return torch.nn.utils.rnn.pad_sequence([values(s) for s in segments], batch_first=True)
 
 
 @settings(max_examples=50, deadline=None)
