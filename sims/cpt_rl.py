@@ -239,5 +239,7 @@ def picture(found: dict, path: Path) -> None:
               title="Perplexity along pretraining (lines) and at its end")  # fmt: skip
     right.yaxis.set_major_locator(MaxNLocator(6))
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{np.exp(value):.0f}"))
-    right.legend(handles=handles, frameon=False, fontsize=9)
+    bottom, top = right.get_ylim()
+    right.set_ylim(bottom, top + 0.25 * (top - bottom))  # room for the legend above all curves
+    right.legend(handles=handles, frameon=False, fontsize=9, loc="upper right")
     save(figure, path)
