@@ -1,6 +1,6 @@
 """Figure 2: does more continued pretraining give a lower loss after SFT, and a lower loss a higher RL reward?
 
-    etude figure cpt-rl                 about 50 minutes on two threads, 65 to 70 on one
+    etude figure cpt-rl                 about an hour on one thread, less on two
     etude figure cpt-rl --quick
 
 The recipe at log-spaced budgets of pretraining tokens, several seeds of each: short and long context in the recipe's
@@ -239,5 +239,7 @@ def picture(found: dict, path: Path) -> None:
               title="Perplexity along pretraining (lines) and at its end")  # fmt: skip
     right.yaxis.set_major_locator(MaxNLocator(6))
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{np.exp(value):.0f}"))
-    right.legend(handles=handles, frameon=False, fontsize=9)
+    bottom, top = right.get_ylim()
+    right.set_ylim(bottom, top + 0.25 * (top - bottom))  # room for the legend above all curves
+    right.legend(handles=handles, frameon=False, fontsize=9, loc="upper right")
     save(figure, path)
