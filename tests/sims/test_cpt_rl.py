@@ -230,7 +230,7 @@ def test_held_out_is_held_out(language):
     assert [one.rollout.tokens.tolist() for one in again] == [one.rollout.tokens.tolist() for one in shown]
     keys = [task.key for task in [*(one.task for one in shown), *tasks]]
     assert len(keys) == len(set(keys)) == 50
-    wanted = {task.files[name].expr for task in [*(task for task, _ in shown), *tasks] for name in (task.target, *task.helpers)}
+    wanted = {task.files[name].expr for task in [*(one.task for one in shown), *tasks] for name in (task.target, *task.helpers)}
     for use in ("rl", "demonstrations"):
         trained = {module.expr for task in itertools.islice(task_stream(last, use), 300) for module in task.files.values()}
         assert len(trained) > 300 and not wanted & trained

@@ -67,7 +67,8 @@ def episode(said: list[str], answer: str = "answer", **verdict) -> SimpleNamespa
         tokens += [*map(ord, turn), STOP, *map(ord, answer)]
         own += [True] * (len(turn) + 1) + [False] * len(answer)
     rollout = SimpleNamespace(tokens=torch.tensor(tokens), sampled=torch.tensor(own), finished=True)
-    return SimpleNamespace(rollout=rollout, prompt=tokens[:6], stop=STOP, language=LANGUAGE, verdict=reward(**verdict))
+    chain = SimpleNamespace(finished=True)
+    return SimpleNamespace(chain=chain, rollout=rollout, prompt=tokens[:6], stop=STOP, language=LANGUAGE, verdict=reward(**verdict))
 
 
 def test_turns_are_what_the_policy_said():
