@@ -45,6 +45,7 @@ _MEASURES = (
     ("tokens", "tokens", "{:.1f}", False),
     ("turns", "turns", "{:.2f}", False),
     ("invalid_calls", "invalid calls", "{:.3f}", False),
+    ("segments", "contexts per rollout", "{:.2f}", False),
 )
 
 

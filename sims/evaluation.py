@@ -109,7 +109,7 @@ def compare(before: dict[str, Any], after: dict[str, Any], resamples: int) -> di
     n = before["success"].shape[1]
     pairs = {
         name: (after[name].mean(1) - before[name].mean(1))
-        for name in ("success", "tokens", "turns", "invalid_calls")
+        for name in ("success", "tokens", "turns", "invalid_calls", "segments")
     }
     pairs[f"best_of_{n}"] = after["success"].max(1) - before["success"].max(1)
     pairs["greedy"] = after["greedy"] - before["greedy"]

@@ -25,6 +25,7 @@ FIGURES = (
     ("tokens", "tokens per rollout"),
     ("turns", "turns"),
     ("invalid_calls", "invalid calls"),
+    ("segments", "contexts per rollout"),
 )
 
 
