@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from etude import catalog, figures
 from etude.runs import Run
 from ref.decoder import Decoder
 from ref.model import Config, Transformer
@@ -207,9 +206,9 @@ def test_rules_of_the_speed(faster, theory, expected):
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory):
+def quick(tmp_path_factory, play_figure):
     out = tmp_path_factory.mktemp("mtp") / "figure"
-    return out, figures.play(catalog.find_experiment("mtp"), out, {}, (), quick=True, resume=False, cadence=20.0)
+    return out, play_figure("mtp", out)
 
 
 def test_a_quick_run(quick):
@@ -225,9 +224,9 @@ def test_a_quick_run(quick):
     assert (out / "mtp.png").stat().st_size > 20_000 and json.loads((out / "mtp.json").read_text())["quick"]
 
 
-def test_a_killed_training_goes_on_the_same(quick, tmp_path, monkeypatch):
+def test_a_killed_training_goes_on_the_same(quick, tiny_run, tmp_path, monkeypatch):
     out, _ = quick
-    config, root = Experiment.quick(), out / "recipe"
+    config, root = Experiment.quick(), tiny_run
     recipe, learn, calls = read_config(root), Student.learn, []
 
     def dying(self, *arguments):
@@ -246,9 +245,8 @@ def test_a_killed_training_goes_on_the_same(quick, tmp_path, monkeypatch):
     assert (tmp_path / "run/metrics/mtp-0.jsonl").read_bytes() == (out / "metrics/mtp-0.jsonl").read_bytes()
 
 
-def test_the_timed_rollouts_are_the_plain_ones(quick):
-    out, _ = quick
+def test_the_timed_rollouts_are_the_plain_ones(tiny_run):
     config = dataclasses.replace(Experiment.quick(), tasks=1)
-    found = decode(out / "recipe", read_config(out / "recipe"), config, lambda done: None)
+    found = decode(tiny_run, read_config(tiny_run), config, lambda done: None)
     assert all(way["same"] == [1.0] and way["seconds"][0] > 0 for way in found["ways"].values())
     assert sum(n * count for n, count in enumerate(found["lengths"][0])) == found["ways"]["plain"]["tokens"][0]
