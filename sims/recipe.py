@@ -2,7 +2,8 @@
 
 The order is the report's (Composer 2, §3–§5): the MTP layers are cut from the middle of pretraining and then trained jointly
 in the long-context and SFT phases; RL follows SFT; every number of the evaluation is taken before and after RL on tasks whose
-target and helper functions no training ever saw.
+target and helper functions no training ever saw. From SFT on the agent works in short contexts joined by its own summaries
+(§4.1); RL samples with coarser weights than it trains, and replays the sampler's experts (§6.2).
 
     etude run recipe --scale small --out runs/small
 
