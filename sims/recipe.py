@@ -3,7 +3,7 @@
 The order is the report's (Composer 2, §3–§5): the MTP layers are cut from the middle of pretraining and then trained jointly
 in the long-context and SFT phases; RL follows SFT; every number of the evaluation is taken before and after RL on tasks whose
 target and helper functions no training ever saw. From SFT on the agent works in short contexts joined by its own summaries
-(§4.1); RL samples with coarser weights than it trains, and replays the sampler's experts (§6.2).
+(§4.1); RL's sampler and trainer compute in different dtypes, and the trainer replays the sampler's experts (§6.2).
 
     etude run recipe --scale small --out runs/small
 
@@ -71,8 +71,9 @@ class Training:
     """Compute dtype of training; masters are float32."""
     sampler_dtype: Literal["bfloat16", "float32"] = "float32"
     """Dtype of the sampler's copy of the weights. On a CPU the products of one decoding step are so small that float32 is faster."""
-    sampler_weights: Literal["full", "fp8"] = "fp8"
-    """The sampler's weight matrices in RL: as they are, or rounded to FP8 E4M3 with a scale per output channel."""
+    sampler_weights: Literal["full", "fp8"] = "full"
+    """The sampler's weight matrices in RL: those that training computes with (rounded to `dtype`), or FP8 E4M3 with a scale per
+    output channel."""
     perplexity_every: int = 60
     """Steps between two looks at codebase perplexity."""
     perplexity_tokens: int = 16_384
@@ -93,7 +94,7 @@ class Context:
     """Longest summary, its stop token included."""
     max_segments: int = 2
     """Contexts of one rollout at most."""
-    memory: Memory = field(default_factory=Memory)
+    memory: Memory = field(default_factory=lambda: Memory(wordy=0.2, forgetful=0.05))
     """How imperfect the summaries are that SFT shows."""
 
 
@@ -145,7 +146,7 @@ class Rl:
     """Groups per step (G); a prompt is never used twice."""
     rollouts: int = 8
     """Rollouts per group (N)."""
-    lr: float = 1.5e-4
+    lr: float = 1e-4
     """Adam's learning rate; 3e-4 drifts twice as far for the same reward, 1e-3 destroys the policy."""
     warmup: int = 5
     """Steps over which the learning rate rises."""
@@ -153,7 +154,7 @@ class Rl:
     """Steps at the end, half of all at most, over which it falls."""
     max_len: int = 192
     """Tokens of a rollout in a single context: with `context.join` none, and in experiments that play without summaries."""
-    max_turns: int = 12
+    max_turns: int = 10
     """Turns after which the environment closes."""
     temperature: float = 1.0
     """Sampling temperature, in training and in evaluation."""
