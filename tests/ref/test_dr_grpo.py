@@ -640,7 +640,7 @@ TRL = {
 @pytest.mark.parametrize("seed", range(3))
 def test_losses_and_gradients_are_those_of_trl(name, seed):
     """A second opinion by another hand: its trainer's loss, on a bare trainer with what that loss reads."""
-    trl = pytest.importorskip("trl")
+    import trl  # here, not above: it takes seconds, and only this test wants it
     from trl.trainer.utils import nanstd
 
     changes, budget = TRL[name]
