@@ -119,7 +119,10 @@ def walk(folder: Path, exclude: frozenset[str]) -> Iterable[Path]:
 
 def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus, Corpus]:
     """(name, training part, held-out codebase): the top-level folder whose size is nearest to `share` of the corpus, if one
-    holds at least a third and at most five times that; else every k-th file. ValueError if fewer than two files are there."""
+    holds at least a third and at most five times that, and not everything; else every k-th file. ValueError if fewer than
+    two files are there, and unless share lies between 0 and 1."""
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie between 0 and 1, got {share}")
     if len(corpus.files) < 2:
         raise ValueError(f"the corpus has {len(corpus.files)} usable text files; at least two are needed to hold one out")
     sizes: Counter = Counter()
@@ -127,7 +130,8 @@ def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus,
         if "/" in name:
             sizes[name.split("/")[0]] += len(text)
     wanted = share * sum(map(len, corpus.files.values()))
-    fit = [top for top, size in sizes.items() if wanted / 3 <= size <= 5 * wanted]
+    everything = len({name.split("/")[0] for name in corpus.files}) == 1
+    fit = [top for top, size in sizes.items() if wanted / 3 <= size <= 5 * wanted and not everything]
     if fit:
         name = min(fit, key=lambda top: (abs(sizes[top] - wanted), top))
         held = {f for f in corpus.files if f.split("/")[0] == name and "/" in f}
@@ -140,7 +144,10 @@ def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus,
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int):
-    """Byte-level BPE (Hugging Face `tokenizers.Tokenizer`) with `SPECIAL_TOKENS` first. Any text round-trips exactly."""
+    """Byte-level BPE (Hugging Face `tokenizers.Tokenizer`) with `SPECIAL_TOKENS` first. Any text round-trips exactly.
+    ValueError for a vocabulary without room for the special tokens and the 256 bytes."""
+    if vocab_size < len(SPECIAL_TOKENS) + 256:
+        raise ValueError(f"vocab_size must be at least {len(SPECIAL_TOKENS) + 256}, got {vocab_size}")
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -159,11 +166,18 @@ def pack(documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_row
     """Rows of `length` tokens from whole documents, first fit among `open_rows`; only a document longer than a row is cut.
 
     Returns ids [R, T] int32 and doc [R, T] int32: the documents of a row numbered from 0, −1 where `pad` fills up.
+    Raises ValueError for length or open_rows < 1 and for documents that are not sequences of whole numbers.
     """
+    for name, value in (("length", length), ("open_rows", open_rows)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be at least 1, a whole number, got {value}")
     done: list[list[Sequence[int]]] = []
     rows: list[list[Sequence[int]]] = []
     room: list[int] = []
-    for document in documents:
+    for number, document in enumerate(documents):
+        tokens = np.asarray(document)
+        if len(document) and not (tokens.ndim == 1 and tokens.dtype.kind in "iu"):
+            raise ValueError(f"documents must be sequences of whole numbers; number {number} is {tokens.dtype} {list(tokens.shape)}")
         for start in range(0, len(document), length):
             piece = document[start : start + length]
             at = next((i for i, free in enumerate(room) if free >= len(piece)), None)
@@ -189,7 +203,10 @@ def pack(documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_row
 
 def wsd(step: int, total: int, warmup: int, decay: int) -> float:
     """Warm-up, stable, decay: factor of the learning rate at `step` (0-based) of `total`; linear up over `warmup` steps, one,
-    then linear down over the last `decay` steps, reaching 1/decay at the last."""
+    then linear down over the last `decay` steps, reaching 1/decay at the last. ValueError for a step outside, and for negative
+    warmup or decay."""
+    if not (0 <= step < total and warmup >= 0 and decay >= 0):
+        raise ValueError(f"step must lie in 0 … total − 1, warmup and decay not be negative; got {step}, {total}, {warmup}, {decay}")
     return min(1.0, (step + 1) / max(warmup, 1), (total - step) / max(decay, 1))
 
 
@@ -200,14 +217,29 @@ def next_token_loss(
     """Summed negative log-likelihood (nats) of every token given those before it in its document, and how many were scored.
 
     `weight` [B, T] bool or float scales the loss of token t (SFT: 1 on the agent's own tokens). Divide by a *global* count, never
-    by a local mean, or micro-batches of unequal size weigh their tokens unequally."""
+    by a local mean, or micro-batches of unequal size weigh their tokens unequally. Where nothing is scored both are zero.
+    ValueError for other shapes or dtypes, tokens outside the vocabulary, and a weight or log-probs that are not finite."""
+    V, D = model.config.vocab_size, model.config.hidden_size
+    _expect("hidden", hidden, "float", "B", "T", D)
+    _expect("ids", ids, "int", *hidden.shape[:2])
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < V:
+        raise ValueError(f"ids must be tokens 0 to {V - 1}, got {int(ids.min())} to {int(ids.max())}")
+    if doc is not None:
+        _expect("doc", doc, "int", *ids.shape)
+    if weight is not None:
+        _expect("weight", weight, "any", *ids.shape)
+        if not bool(weight.isfinite().all()):
+            raise ValueError("weight must be finite")
     logp = model.logprob(hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     scored = torch.ones_like(ids[:, 1:], dtype=logp.dtype)
     if doc is not None:
         scored *= (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
     if weight is not None:
         scored *= weight[:, 1:]
-    return -(logp * scored.flatten()).sum(), scored.sum().item()
+    loss = -(logp * scored.flatten()).sum()
+    if not bool(loss.isfinite()):
+        raise ValueError("hidden must give finite log-probs at every position, scored or not, and gives others")
+    return loss, scored.sum().item()
 
 
 @dataclass(frozen=True)
@@ -242,14 +274,18 @@ def codebase_nll(
     least window − stride tokens of context once the text is that long.
 
     `path`: a folder (read by `read_corpus`) or a `Corpus`. `max_tokens` scores only the beginning. ValueError if nothing can
-    be scored.
+    be scored, for batch < 1 or negative max_tokens, a tokenizer with more tokens than the model, and log-probs not finite.
     """
+    if batch < 1 or (max_tokens or 0) < 0:
+        raise ValueError(f"batch must be at least 1 and max_tokens not negative, got {batch} and {max_tokens}")
     corpus = path if isinstance(path, Corpus) else read_corpus(path)
     text = "\n".join(corpus.files[name] for name in sorted(corpus.files))
     ids = torch.tensor(tokenizer.encode(text).ids[: max_tokens or None])
-    stride = stride or window // 2
+    stride = window // 2 if stride is None else stride
     if len(ids) < 2 or not 1 <= stride < window:
         raise ValueError(f"nothing to score: {len(ids)} tokens, window {window}, stride {stride}")
+    if int(ids.max()) >= model.config.vocab_size:
+        raise ValueError(f"tokenizer must give tokens 0 to {model.config.vocab_size - 1}, gives up to {int(ids.max())}")
     size = len(text.encode()) if not max_tokens else len(tokenizer.decode(ids.tolist()).encode())
     # Full windows start at multiples of the stride; the last one is pulled back so that it ends with the text.
     width = min(window, len(ids))
@@ -263,7 +299,21 @@ def codebase_nll(
         for start, row in zip(some, logp, strict=True):
             total -= row[scored_to - start - 1 :].double().sum().item()
             scored_to = start + width
+    if not math.isfinite(total):
+        raise ValueError("model must give finite log-probs, and gives others")
     return CodebaseNLL(total, len(ids) - 1, size)
+
+
+def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
+    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
+    got = None if x is None else type(x).__name__
+    if isinstance(x, Tensor):
+        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
+        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+        if sizes and kind in (dtype, "any"):
+            return
+        got = f"{x.dtype} {list(x.shape)}"
+    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,16 @@ def token_kl(
     `kind` is "k1", "k2" or "k3". Read the trap above before you call backward() on the result: for a term in
     the reward use k1 on detached log-probs, for a term in the loss use k2.
     A token that the reference calls impossible (ref_logp = −inf) gives inf for every kind. A token that the
-    policy itself calls impossible cannot have been sampled, and gives inf or NaN rather than a number made
-    up.
-    Raises ValueError for another kind.
+    policy itself calls impossible cannot have been sampled, and is an error.
+    Raises ValueError for another kind, for tensors that are not floating point or differ in shape, and for
+    any other log-prob that is not finite.
     """
+    _expect("logp", logp, "float", *getattr(logp, "shape", ()))
+    _expect("ref_logp", ref_logp, "float", *logp.shape)
+    if not bool(logp.isfinite().all()):
+        raise ValueError("logp must be finite: a token without a finite log-prob cannot have been sampled")
+    if not bool((ref_logp < math.inf).all()):
+        raise ValueError("ref_logp must be finite or −inf, and some are NaN or +inf")
     log_ratio = ref_logp - logp
     if kind == "k1":
         return -log_ratio
@@ -86,7 +92,16 @@ def exact_kl(
 
     Tokens that π forbids (logit −inf) contribute nothing to the value or to the gradient, whatever the
     reference says; a token that π allows and π_ref forbids makes the divergence what it is, infinite.
+    Raises ValueError for tensors that are not floating point or differ in shape, without a vocabulary, and
+    for logits that are no distribution: NaN, +inf, or −inf for every token.
     """
+    _expect("logits", logits, "float", *getattr(logits, "shape", ())[:-1], "V")
+    _expect("ref_logits", ref_logits, "float", *logits.shape)
+    for name, x in (("logits", logits), ("ref_logits", ref_logits)):
+        if not (x.shape[-1] and bool((x < math.inf).all() and (x > -math.inf).any(-1).all())):
+            raise ValueError(
+                f"{name} must be finite or −inf, with a finite one in each row; got {list(x.shape)}"
+            )
     wide = torch.promote_types(torch.promote_types(logits.dtype, ref_logits.dtype), torch.float32)
     logp, ref_logp = logits.to(wide).log_softmax(-1), ref_logits.to(wide).log_softmax(-1)
     probs = logp.exp()
@@ -99,8 +114,11 @@ def exact_kl(
 def gaussian_oracle(m: float) -> dict[str, tuple[float, float]]:
     """(mean, variance) of the exact KL and of k1, k2, k3, for q = N(0, 1) and p = N(m, 1); nats and nats².
 
-    log r = m·x − m²/2 is Gaussian with mean −u/2 and variance u, from which every entry follows.
+    log r = m·x − m²/2 is Gaussian with mean −u/2 and variance u, from which every entry follows. Raises
+    ValueError unless m is finite.
     """
+    if not math.isfinite(m):
+        raise ValueError(f"m must be finite; got {m}")
     u = m * m
     return {
         "exact": (u / 2, 0.0),
@@ -120,6 +138,18 @@ def crossing() -> float:
     for _ in range(20):
         u -= (math.expm1(u) - 2 * u) / (math.exp(u) - 2)
     return u / 2
+
+
+def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
+    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
+    got = None if x is None else type(x).__name__
+    if isinstance(x, Tensor):
+        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
+        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+        if sizes and kind in (dtype, "any"):
+            return
+        got = f"{x.dtype} {list(x.shape)}"
+    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)

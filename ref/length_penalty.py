@@ -46,17 +46,20 @@ from torch import Tensor
 
 __all__ = ["length_penalty", "marginal_cost", "Effort", "EffortWeights", "effort"]
 
-Number = int | float | np.ndarray | np.floating | Tensor
+Number = int | float | np.ndarray | np.number | Tensor
 
 
 def _log_growth(x: Number, k: int | float, q: int | float) -> tuple[Tensor, Tensor]:
     """x in float64 and log(1 + kx), after the checks that both public curves share."""
     if not (0 <= k < math.inf and 0 <= q < math.inf):
         raise ValueError(f"k and q must be finite and not negative; got k={k}, q={q}")
+    if not isinstance(x, Number) or (x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x)):
+        raise ValueError(f"effort x must be a real number, array or tensor; got {type(x).__name__}")
     wide = torch.as_tensor(x, dtype=torch.float64)
-    if not bool((wide >= 0).all()):
-        raise ValueError("effort x must not be negative or NaN")
-    return wide, torch.log1p(k * wide)
+    growth = torch.log1p(k * wide)
+    if not bool(((wide >= 0) & growth.isfinite()).all()):
+        raise ValueError("effort x must be finite and not negative, and so must kx; some are not")
+    return wide, growth
 
 
 def _like(result: Tensor, x: Number) -> Number:
@@ -78,7 +81,8 @@ def length_penalty(x: Number, k: int | float, q: int | float) -> Number:
 
     k ≥ 0 per unit of x, q ≥ 0. Relative error below 1e-12 at every k and q, the limits included (§4.2).
     Returns what it was given: float for a number, array for an array, tensor of its own dtype for a tensor.
-    Raises ValueError for negative x, k or q.
+    Raises ValueError for x, k or q that are negative or not finite, for kx beyond float64, and for x that is
+    no real number.
     """
     wide, growth = _log_growth(x, k, q)
     z = (1 - q) * growth
@@ -128,11 +132,14 @@ class EffortWeights:
 
 
 def effort(counts: Effort, weights: EffortWeights = EffortWeights()) -> float:
-    """x = Σ weight · count over the six terms, in token equivalents. ValueError if one is negative."""
+    """x = Σ weight · count over the six terms, in token equivalents. ValueError unless all are finite
+    and not negative."""
     price, total = asdict(weights), 0.0
     for name, count in asdict(counts).items():
-        if not (count >= 0 and price[name] >= 0):
-            raise ValueError(f"{name}: count and weight must not be negative; got {count} and {price[name]}")
+        if not (0 <= count < math.inf and 0 <= price[name] < math.inf):
+            raise ValueError(
+                f"{name}: count and weight must be finite and not negative; got {count} and {price[name]}"
+            )
         total += price[name] * count
     return total
 

@@ -64,8 +64,10 @@ class MTPConfig:
     """Width of the dense SwiGLU in each layer."""
 
     def __post_init__(self):
-        if self.depth < 1:
-            raise ValueError("depth must be at least 1")
+        for name in ("depth", "intermediate_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be at least 1, a whole number, got {value}")
 
 
 class MTPLayer(nn.Module):
@@ -105,7 +107,12 @@ class MTP(nn.Module):
         doc: Int[Tensor, "B T"] | None = None,
     ) -> list[Float[Tensor, "B T D"]]:
         """Per depth k the final hidden states whose head gives the guess of token i+k+1. Positions i ≥ T−k
-        have no token i+k: what stands there is meaningless, and nothing before it depends on it."""
+        have no token i+k: what stands there is meaningless, and nothing before it depends on it. ValueError
+        for other shapes or dtypes."""
+        _expect("prenorm", prenorm, "float", "B", "T", self.config.hidden_size)
+        _expect("emb", emb, "float", *prenorm.shape)
+        if doc is not None:
+            _expect("doc", doc, "int", *prenorm.shape[:2])
         T = prenorm.shape[1]
         rope = rope_table(self.config, torch.arange(T, device=prenorm.device), prenorm.dtype)
         mask = attention_mask(self.config, T, 0, doc, prenorm)
@@ -204,9 +211,25 @@ def mtp_loss(
     *predicted* token, as in `cpt.next_token_loss`. `detach_trunk=False` lets gradients reach the trunk
     through hidden states, embedding and head. `share` < 1 scores that share of the positions, drawn by
     `generator`; the layers still see all. Figures: `kl_k` or `nll_k` per position and `agree_k`, how often
-    the guess is the target's most likely token. Divide the loss by a *global* count."""
+    the guess is the target's most likely token. Divide the loss by a *global* count.
+
+    Where nothing is scored the loss is zero. Raises ValueError for an unknown kind, share outside [0, 1],
+    chunk < 1, other shapes or dtypes, tokens outside the vocabulary, and for a weight or a loss that is not
+    finite."""
     if kind not in ("distill", "hard"):
         raise ValueError(f"kind must be distill or hard, got {kind!r}")
+    if not (0 <= share <= 1 and chunk >= 1):
+        raise ValueError(f"share must lie between 0 and 1 and chunk be at least 1, got {share} and {chunk}")
+    _expect("ids", ids, "int", *out.prenorm.shape[:2])
+    V = model.config.vocab_size
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < V:
+        raise ValueError(f"ids must be tokens 0 to {V - 1}, got {int(ids.min())} to {int(ids.max())}")
+    if doc is not None:
+        _expect("doc", doc, "int", *ids.shape)
+    if weight is not None:
+        _expect("weight", weight, "any", *ids.shape)
+        if not bool(weight.isfinite().all()):
+            raise ValueError("weight must be finite")
     table = model.embed_tokens if model.config.tie_word_embeddings else model.lm_head
     prenorm, emb, head = out.prenorm, model.embed_tokens(ids), table.weight
     if detach_trunk:
@@ -237,6 +260,8 @@ def mtp_loss(
         figures[f"{'kl' if kind == 'distill' else 'nll'}_{k}"] = kl / max(n, 1e-9)
         figures[f"agree_{k}"] = agree / max(n, 1e-9)
         count += n
+    if not bool(total.isfinite()):
+        raise ValueError("out must give finite log-probs, and its hidden states (or the layers) give others")
     return total / mtp.mtp.depth, count / mtp.mtp.depth, figures
 
 
@@ -252,7 +277,11 @@ def speculative_generate(
     stop: int | None = None,
 ) -> Generation:
     """Continue a prompt with drafts by `mtp`, verified by `model`; same tokens (greedy) or same distribution
-    (temperature > 0) as `plain_generate`."""
+    (temperature > 0) as `plain_generate`. ValueError for a prompt that is not one row of tokens, one at
+    least, for max_new_tokens < 0, and as `Decoder` raises it."""
+    _expect("prompt", prompt, "int", 1, "T")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must not be negative, got {max_new_tokens}")
     max_len = prompt.shape[1] + max_new_tokens
     decoder = Decoder(
         model, mtp, max_len=max_len, temperature=temperature, generator=generator, draft_len=draft_len
@@ -275,6 +304,18 @@ def plain_generate(
     return speculative_generate(
         model, None, prompt, max_new_tokens, temperature=temperature, generator=generator, stop=stop
     )
+
+
+def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
+    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
+    got = None if x is None else type(x).__name__
+    if isinstance(x, Tensor):
+        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
+        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+        if sizes and kind in (dtype, "any"):
+            return
+        got = f"{x.dtype} {list(x.shape)}"
+    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)
