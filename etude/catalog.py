@@ -104,6 +104,20 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/grpo_bias.py",
         tests=("tests/sims/test_grpo_bias.py",),
     ),
+    Experiment(
+        name="self-summary",
+        title="tasks that outgrow the context: self-summaries against truncation and separate compaction, before and after RL",
+        source="§4.1",
+        sim="sims/self_summary.py",
+        tests=("tests/sims/test_self_summary.py",),
+    ),
+    Experiment(
+        name="cpt-rl",
+        title="pretraining budget, loss after SFT, and the reward that RL reaches from there",
+        source="§3.1, Fig. 2",
+        sim="sims/cpt_rl.py",
+        tests=("tests/sims/test_cpt_rl.py",),
+    ),
 )
 
 
@@ -119,6 +133,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="continued pretraining in phases, and codebase perplexity",
         source="§3.1, App. B",
         ref="ref/cpt.py",
+        sim="sims/cpt_rl.py",
         tests=("tests/ref/test_cpt.py",),
     ),
     Technique(
@@ -165,6 +180,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="self-summarisation: chains of segments, one reward for every token",
         source="§4.1",
         ref="ref/self_summary.py",
+        sim="sims/self_summary.py",
         tests=("tests/ref/test_self_summary.py",),
     ),
     Technique(

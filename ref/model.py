@@ -258,7 +258,7 @@ class MoE(nn.Module):
     def forward(self, x: Float[Tensor, "N D"], experts=None) -> tuple[Tensor, Tensor, Tensor]:
         logits, gates, experts = self.route(x, experts)
         N, E = logits.shape
-        if N * self.top_k <= 16 * E and not torch.is_grad_enabled():
+        if N * self.top_k <= 12 * E and not torch.is_grad_enabled():
             y = self.all_experts(x, gates, experts)
         else:
             y = experts_swiglu(x, gates, self.gate_up_proj, self.down_proj, experts)

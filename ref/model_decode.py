@@ -1,7 +1,7 @@
-"""The network laid out to decode one context: `ref.model`'s blocks on a handful of rows, with a cache.
+"""The network laid out to decode: `Stack` a handful of rows of one context (`ref/decoder.py` is the loop
+around it), `Rows` one row of each of many contexts (`ref/sampler.py`).
 
-`ref/decoder.py` is the loop around it. What `Stack` does differently from `Transformer.forward`, whose
-numbers it gives within 1e-5 in float32:
+What `Stack` does differently from `Transformer.forward`, whose numbers it gives within 1e-5 in float32:
 1. Norm weights are multiplied into the products behind them, 1/√d into the query norm, QK-norm weights into
    the rotary tables, and all weights are laid out as the products like them.
 2. Rotary tables and the causal mask are computed once for `max_len` positions.
@@ -10,16 +10,18 @@ numbers it gives within 1e-5 in float32:
    rows. On two cores one row would be served a little sooner by its own two experts; several rows want most
    of them.
 5. float32 unless told otherwise: on a CPU a bfloat16 product of a few rows costs more than its float32 twin.
+
+`Rows` does 1 and 2 for attention alone, and leaves cache and experts to `ref.model`.
 """
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ref.model import Block, Config, rope_table
+from ref.model import MLP, Block, Config, KVCache, Transformer, rope_table
 
-__all__ = ["Stack", "copied", "unit"]
+__all__ = ["Rows", "Stack", "copied", "unit"]
 
 
 def unit(x: Tensor, eps: Tensor) -> Tensor:
@@ -33,6 +35,18 @@ def copied(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.detach().to("cpu", dtype).clone(memory_format=torch.contiguous_format)
 
 
+def entrance(block: Block, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Of a block's attention, in the dtype of the rotary tables `rope`: the product in front of all heads,
+    the norm before it included [(H+2G)d, D], and the tables with QK-norm weights and the scores' 1/√d [2,
+    max_len, H+G, d]."""
+    a, (cos, sin) = block.self_attn, rope
+    qkv = torch.cat((a.q_proj.weight, a.k_proj.weight, a.v_proj.weight)).to(cos.dtype)
+    q_norm, k_norm = a.q_norm.weight.to(cos.dtype) * a.head_dim**-0.5, a.k_norm.weight.to(cos.dtype)
+    scale = torch.cat((q_norm.expand(a.heads, -1), k_norm.expand(a.kv_heads, -1)))
+    table = torch.stack((scale * cos, scale.roll(a.head_dim // 2, -1) * sin))
+    return qkv * block.input_layernorm.weight.to(cos.dtype), table
+
+
 class Stack:
     """Blocks with a KV cache for one context. Weights are copied when it is made."""
 
@@ -41,17 +55,13 @@ class Stack:
         self.heads, self.kv_heads, self.head_dim = H, G, d
         self.experts, self.top_k = config.num_experts, config.num_experts_per_tok
         self.normalise = config.norm_topk_prob
-        cos, sin = rope_table(config, torch.arange(max_len), torch.float32)
+        rope = rope_table(config, torch.arange(max_len), torch.float32)
         self.weights, tables = [], []
         with torch.no_grad():
             for block in blocks:
-                a, mlp = block.self_attn, block.mlp
-                before = block.input_layernorm.weight.float()
-                after = block.post_attention_layernorm.weight.float()
-                qkv = torch.cat((a.q_proj.weight, a.k_proj.weight, a.v_proj.weight)).float() * before
-                q_norm, k_norm = a.q_norm.weight.float() * d**-0.5, a.k_norm.weight.float()
-                scale = torch.cat((q_norm.expand(H, -1), k_norm.expand(G, -1)))
-                tables.append(torch.stack((scale * cos, scale.roll(d // 2, -1) * sin)))
+                mlp, after = block.mlp, block.post_attention_layernorm.weight.float()
+                qkv, table = entrance(block, rope)
+                tables.append(table)
                 if self.experts:
                     gate_up = mlp.gate_up_proj.unflatten(1, (2, -1)).transpose(0, 1).flatten(1, 2)
                     router = (mlp.gate.weight.float() * after).t()
@@ -60,7 +70,7 @@ class Stack:
                     gate_up = torch.stack((mlp.gate_proj.weight, mlp.up_proj.weight))
                     router, down = None, mlp.down_proj.weight
                 gate_up = (gate_up.float() * after).transpose(1, 2)
-                laid_out = (qkv.t(), a.o_proj.weight.t(), router, gate_up, down)
+                laid_out = (qkv.t(), block.self_attn.o_proj.weight.t(), router, gate_up, down)
                 self.weights.append([None if w is None else copied(w, dtype) for w in laid_out])
         self.tables = torch.stack(tables).to(dtype)  # L 2 max_len H+G d
         self.kv = torch.zeros(len(blocks), max_len, 2 * G, d, dtype=dtype)
@@ -110,3 +120,44 @@ class Stack:
         best, chosen = logits.topk(self.top_k, -1)
         gates = best.softmax(-1) if self.normalise else logits.softmax(-1).gather(-1, chosen)
         return torch.zeros_like(logits).scatter_(1, chosen, gates).unsqueeze(2)
+
+
+class Rows:
+    """One token for each of B contexts that share a position, behind what `model` left in its KV cache.
+    Attention's weights are copied when it is made, in the model's dtype; all others stay the model's."""
+
+    def __init__(self, model: Transformer, max_len: int):
+        self.model, dtype = model, model.embed_tokens.weight.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        rope = rope_table(model.config, torch.arange(max_len), wide)
+        with torch.no_grad():
+            laid_out = [entrance(block, rope) for block in model.layers]
+            self.qkv = [copied(qkv.t(), dtype) for qkv, _ in laid_out]
+            self.tables = [copied(table, dtype).unbind() for _, table in laid_out]
+        self.eps = torch.tensor(model.config.rms_norm_eps, dtype=dtype)
+
+    def step(self, ids: Int[Tensor, " B"], cache: KVCache) -> tuple[Float[Tensor, "B D"], list[Tensor]]:
+        """Final hidden states, to which `model.head` gives logits, and the experts of each MoE layer [B, K].
+        The cache grows by one position."""
+        B, x, t = len(ids), self.model.embed_tokens(ids), cache.length
+        chosen = []
+        for layer, block in enumerate(self.model.layers):
+            a, (cos, sin) = block.self_attn, self.tables[layer]
+            H, G, d = a.heads, a.kv_heads, a.head_dim
+            heads = torch.mm(unit(x, self.eps), self.qkv[layer]).view(B, H + 2 * G, d)
+            qk = heads[:, : H + G]
+            y = unit(qk, self.eps)
+            torch.addcmul(y * cos[t], y.roll(d // 2, -1), sin[t], out=qk)
+            k, v = cache.append(layer, heads[:, H : H + G, None], heads[:, H + G :, None])
+            q = heads[:, :H].reshape(B, G, H // G, d)
+            scores = torch.matmul(q, k.transpose(2, 3))
+            x = torch.addmm(x, torch.matmul(scores.softmax(-1), v).view(B, H * d), a.o_proj.weight.t())
+            y = unit(x, self.eps) * block.post_attention_layernorm.weight
+            if isinstance(block.mlp, MLP):
+                x = x + block.mlp(y)
+            else:
+                y, _, experts = block.mlp(y)
+                x = x + y
+                chosen.append(experts)
+        cache.length = t + 1
+        return unit(x, self.eps) * self.model.norm.weight, chosen

@@ -31,6 +31,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ref.model import KVCache, Transformer
+from ref.model_decode import Rows
 
 __all__ = ["Conversation", "Rollout", "Sampler", "sample"]
 
@@ -124,19 +125,23 @@ class Sampler:
         experts = torch.zeros(B, max_len, layers, config.num_experts_per_tok, dtype=torch.int16)
         turn_start, finished = known.tolist(), [False] * B
 
-        cache = KVCache(config, B, max_len, self.dtype)
+        cache, decode = KVCache(config, B, max_len, self.dtype), Rows(self.model, max_len)
         rows, live = torch.arange(B), torch.ones(B, dtype=torch.bool)  # the rows of the batch; those not over
         t = 0
         while live.any() and t < max_len - 1:
             # One token a step, or as many as every row already knows: the common length of the prompts goes in one pass.
             n = min(max(t + 1, int(known[rows[live]].min())), max_len - 1)
-            out = self.model(tokens[rows, t:n], cache=cache, logits=False)
+            if n == t + 1:
+                hidden, chosen = decode.step(tokens[rows, t], cache)
+            else:
+                out = self.model(tokens[rows, t:n], cache=cache, logits=False)
+                hidden, chosen = out.hidden[:, -1], out.experts
             if layers:
-                experts[rows, t:n] = torch.stack(out.experts, 1).to(torch.int16).view(len(rows), n - t, layers, -1)
+                experts[rows, t:n] = torch.stack(chosen, 1).to(torch.int16).view(len(rows), n - t, layers, -1)
             t = n
             free = (live & (known[rows] == t)).nonzero()[:, 0]
             if len(free):
-                drawn, drawn_logp = sample(self.model.head(out.hidden[free, -1]), temperature, generator)
+                drawn, drawn_logp = sample(self.model.head(hidden[free]), temperature, generator)
                 speakers = rows[free]
                 tokens[speakers, t], sampled[speakers, t], logp[speakers, t] = drawn, True, drawn_logp
                 known[speakers] = t + 1

@@ -31,6 +31,7 @@ Where this file departs from the paper
 
 Run it
     etude run self-summary --scale small     seconds; the same as: python -m ref.self_summary
+    etude figure self-summary                what joining by summaries is worth to an agent; wants runs/small
     etude run self-summary --scale full      scaled/self_summary.py, or a clear answer while there is none
 
 Glossary
@@ -42,18 +43,21 @@ Glossary
     A_c                 `advantages`          C       of the reward; `spread` makes it S
 """
 
+import copy
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ref.conversation import converse
+from ref.decoder import Decoder
 from ref.sampler import Conversation, Rollout, Sampler
 
-__all__ = ["Chain", "Chaining", "Demo", "Segment", "demo", "rollout_chains", "spread"]
+__all__ = ["Chain", "Chaining", "Demo", "Segment", "converse_chain", "demo", "rollout_chains", "spread"]
 
 
 @dataclass(frozen=True)
@@ -142,11 +146,17 @@ class _Link:
     def open(self, prompt: list[int], work: bool = True) -> None:
         """A new context: one to work in, or a separate compaction, whose only turn is the summary."""
         self.prompt, self.length, self.used = prompt, len(prompt), self.used + work
+        self.over = False  # the context ended, and no limit cut it
         self.begin = None if work else len(prompt)  # where the summary starts
         self.answer: list[int] = []  # the last one, once the trigger is reached
         self.summary: list[int] | None = None
 
     def reply(self, turn: list[int]) -> list[int] | None:
+        answer = self.answer_to(turn)
+        self.over = answer is None
+        return answer
+
+    def answer_to(self, turn: list[int]) -> list[int] | None:
         if self.begin is not None:
             self.summary = turn
             return None
@@ -172,14 +182,19 @@ class _Link:
         if how.join == "self" and bool(summary.any()):
             # A separate call would have read the last answer as well, but the running context then not.
             self.chain.saved += len(how.instruction) + self.length - len(self.answer)
-        if self.chain.finished or not rollout.finished:
+        return rollout.finished and self.go_on(rollout.tokens.tolist())
+
+    def go_on(self, tokens: list[int]) -> bool:
+        """After a context that no limit cut: open the one that follows, if any does."""
+        how = self.how
+        if self.chain.finished:
             return False
         if self.summary is not None:
             if len(self.summary) + 1 > how.longest_summary:
                 return False
             self.open([*self.inner.prompt, *self.summary, self.stop, *how.resume])
         elif how.join == "separate":
-            self.open([*how.instruction, *rollout.tokens.tolist(), *self.answer, *how.request], work=False)
+            self.open([*how.instruction, *tokens, *self.answer, *how.request], work=False)
         else:
             kept, size = [], 0
             for exchange in reversed(self.exchanges):
@@ -189,6 +204,13 @@ class _Link:
                 kept.insert(0, exchange)  # the newest stays, whatever its size: it holds the last answer
             self.open([*self.inner.prompt, *sum(kept, [])])
         return True
+
+    def fork(self) -> "_Link":
+        """The conversation as it stands, to be played on by itself (`ref.conversation`)."""
+        twin = copy.copy(self)
+        twin.inner, twin.exchanges = self.inner.fork(), list(self.exchanges)
+        twin.chain = replace(self.chain, segments=list(self.chain.segments))
+        return twin
 
 
 def rollout_chains(
@@ -210,7 +232,8 @@ def rollout_chains(
     if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature must be finite and not negative, got {temperature}")
     given = {f"prompt of conversation {n}": c.prompt for n, c in enumerate(conversations)}
-    vocab = sampler.model.config.vocab_size
+    network = getattr(sampler, "model", None)  # a scripted stand-in has none
+    vocab = network.config.vocab_size if network is not None else math.inf
     for name, tokens in (given | {n: getattr(how, n) for n in ("request", "resume", "instruction")}).items():
         if not all(isinstance(t, int) and 0 <= t < vocab for t in tokens) or (name in given and not tokens):
             raise ValueError(f"{name} must hold tokens 0 to {vocab - 1}, and a prompt one at least")
@@ -227,6 +250,22 @@ def rollout_chains(
             raise ValueError("sampler must give finite log-probs, and its policy gave others")
         live = [link for link, rollout in zip(live, rollouts, strict=True) if link.take(rollout)]
     return [link.chain for link in links]
+
+
+def converse_chain(
+    decoder: Decoder, conversation: Conversation, how: Chaining, ahead: bool = True
+) -> Iterator[Conversation]:
+    """One chain at batch 1, as `ref.conversation.converse` plays one context: yields after each of its
+    contexts, which `decoder.tokens` then holds, the conversation as it stands: the one given, or a fork of
+    it. ValueError if the decoder's max_len is not `how.limit`, where a context is cut."""
+    if decoder.max_len != how.limit:
+        raise ValueError(f"decoder must have max_len {how.limit}, as how.limit is, got {decoder.max_len}")
+    link = _Link(conversation, how)
+    while True:
+        link = converse(decoder, link, ahead=ahead)
+        yield link.inner
+        if not (link.over and link.go_on(decoder.tokens)):
+            return
 
 
 def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Tensor, " S"]:

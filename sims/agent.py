@@ -17,9 +17,10 @@ from torch import Tensor
 from ref import kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.sampler import Rollout, Sampler
+from ref.self_summary import Chain, Chaining, rollout_chains
 from sims.microrepo import Environment, Reward, Session, Task, transcript
 
-__all__ = ["Episode", "Language", "Payment", "demonstration_tokens", "pad", "pay", "play"]
+__all__ = ["Episode", "Language", "Payment", "demonstration_tokens", "pad", "pay", "play", "single"]
 
 
 class Language:
@@ -39,13 +40,18 @@ class Language:
 
 class Episode:
     """A conversation (`ref.sampler`, `ref.conversation`) with one environment. After sampling it holds its
-    rollout and the verdict."""
+    chain of contexts, the verdict, and as `rollout` the contexts one behind the other: what it is charged for."""
 
     def __init__(self, language: Language, environment: Environment, group: int = 0):
         self.language, self.environment, self.group = language, environment, group
         self.prompt = [language.env, *language.encode(environment.prompt), language.agent]
         self.stop = language.env
+        self.chain: Chain | None = None
         self.rollout: Rollout | None = None
+
+    def take(self, chain: Chain) -> "Episode":
+        self.chain, self.rollout = chain, one_row(chain)
+        return self
 
     def reply(self, turn: list[int]) -> list[int] | None:
         answer = self.environment.step(self.language.decode(turn))
@@ -82,27 +88,42 @@ def demonstration_tokens(language: Language, task: Task, turns: list[str]) -> tu
     return ids, own
 
 
+def one_row(chain: Chain) -> Rollout:
+    """The segments of a chain as one rollout; where there are several, without their experts."""
+    if len(chain.segments) == 1:
+        return chain.segments[0]
+    names = ("tokens", "sampled", "logp", "version")
+    columns = {name: torch.cat([getattr(s, name) for s in chain.segments]) for name in names}
+    nothing = torch.zeros(len(columns["tokens"]) - 1, 0, 1, dtype=torch.int16)
+    return Rollout(**columns, experts=nothing, finished=chain.finished)
+
+
+def single(max_len: int) -> Chaining:
+    """One context, cut at `max_len` tokens."""
+    return Chaining(max_len - 1, longest_summary=1, room=0, join="none")
+
+
 def play(
     sampler: Sampler,
     language: Language,
     tasks: Sequence[Task],
     samples: int,
-    max_len: int,
+    how: Chaining,
     max_turns: int,
     generator: torch.Generator | None,
     temperature: float = 1.0,
     batch: int = 256,
 ) -> list[Episode]:
-    """`samples` rollouts of every task, those of a task side by side; `batch` conversations at a time."""
+    """`samples` rollouts of every task, each a chain of contexts under `how`, those of a task side by side;
+    `batch` conversations at a time."""
     episodes = [
         Episode(language, Session(t, max_turns), g) for g, t in enumerate(tasks) for _ in range(samples)
     ]
     for start in range(0, len(episodes), batch):
         some = episodes[start : start + batch]
-        for episode, rollout in zip(
-            some, sampler.rollout(some, max_len, temperature, generator), strict=True
-        ):
-            episode.rollout = rollout
+        chains = rollout_chains(sampler, some, how, temperature, generator)
+        for episode, chain in zip(some, chains, strict=True):
+            episode.take(chain)
     return episodes
 
 

@@ -47,7 +47,7 @@ def measure(episodes: list[Episode], tasks: Sequence[Task], n: int, payment: Pay
     for number, e in enumerate(episodes):
         v, own = e.verdict, int(e.rollout.sampled.sum())
         effort = -pay(e, Payment(effort_price=1.0, k=0.0, q=0.0, weights=payment.weights))["effort"]
-        rows.append([v.tests, own, v.turns, v.calls - v.invalid_calls, v.invalid_calls, effort, e.rollout.finished, v.writes > 0,
+        rows.append([v.tests, own, v.turns, v.calls - v.invalid_calls, v.invalid_calls, effort, e.chain.finished, v.writes > 0,
                      *helpers_read(tasks[number // n], turns_of(e)), v.tests * own])  # fmt: skip
     return np.array(rows, dtype=float).reshape(len(tasks), n, len(MEASURES)).mean(1)
 

@@ -24,6 +24,7 @@ import torch
 from etude.runs import Run
 from ref.sampler import Sampler
 from sims.agent import play
+from sims.chains import context
 from sims.corpus import task_stream
 from sims.experiment import claim, decide
 from sims.learner import Learner, language_of, load_checkpoint
@@ -78,7 +79,7 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) -
         if step not in at:
             return {}
         generator = torch.Generator().manual_seed(hash_seed(c.seed, "best-of-k", number, step))
-        episodes = play(sampler, language, tasks, c.samples, r.max_len, r.max_turns, generator, r.temperature)
+        episodes = play(sampler, language, tasks, c.samples, context(language, config), r.max_turns, generator, r.temperature)
         won = np.array([e.verdict.tests for e in episodes], dtype=int).reshape(c.tasks, c.samples)
         return {"solved": won.sum(1).tolist()}
 

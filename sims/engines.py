@@ -16,7 +16,7 @@ from ref import kl
 from ref.model import Transformer
 from ref.router_replay import differing, mismatch
 from ref.sampler import Rollout, Sampler
-from sims.agent import pad, play
+from sims.agent import pad, play, single
 from sims.corpus import task_stream
 from sims.learner import language_of, load_checkpoint
 from sims.recipe import Recipe
@@ -96,7 +96,7 @@ def played(run: Run, c: "Experiment", root: Path, recipe: Recipe, name: str) -> 
         trainer, generator, parts = model.to(trainer_dtype), torch.Generator().manual_seed(c.seed), []
         tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
         for start in range(0, len(tasks), 64):
-            episodes = play(sampler, language, tasks[start : start + 64], 1, r.max_len, r.max_turns, generator, r.temperature)
+            episodes = play(sampler, language, tasks[start : start + 64], 1, single(r.max_len), r.max_turns, generator, r.temperature)
             parts.append(compare(trainer, [e.rollout for e in episodes], ways))
             parts[-1]["rollout"] += start
             stage.progress(min(start + 64, len(tasks)))

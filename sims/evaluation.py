@@ -10,12 +10,13 @@ import torch
 
 from etude.runs import Run, in_new_process
 from ref import cpt
-from ref.conversation import converse
-from ref.decoder import Decoder
+from ref.decoder import Decoder, Generation
 from ref.model import Transformer
 from ref.mtp import MTP
 from ref.sampler import Sampler
+from ref.self_summary import converse_chain
 from sims.agent import Episode, Language, play
+from sims.chains import context
 from sims.corpus import heldout_codebase, task_stream
 from sims.learner import language_of, load_checkpoint
 from sims.microrepo import Session, Task
@@ -39,9 +40,10 @@ def measure_policy(
     progress=lambda done: None,
 ) -> dict[str, np.ndarray]:
     """Per task and sample, [tasks, samples]: success, tokens (sampled by the policy), turns, invalid_calls,
-    finished; and greedy [tasks]. `model` samples in its own dtype."""
-    n, r = config.evaluation.samples, config.rl
-    sampler = Sampler(model, model.embed_tokens.weight.dtype)
+    finished, segments; and greedy [tasks]. Rollouts are chains of contexts; `model` is sampled in
+    `training.sampler_dtype`."""
+    n, r, how = config.evaluation.samples, config.rl, context(language, config)
+    sampler = Sampler(model, getattr(torch, config.training.sampler_dtype))
     generator = torch.Generator().manual_seed(seed)
     episodes: list[Episode] = []
     chunk = max(1, 256 // n)
@@ -51,13 +53,13 @@ def measure_policy(
             language,
             tasks[start : start + chunk],
             n,
-            r.max_len,
+            how,
             r.max_turns,
             generator,
             r.temperature,
         )
         progress(len(episodes))
-    greedy = play(sampler, language, tasks, 1, r.max_len, r.max_turns, None, temperature=0.0)
+    greedy = play(sampler, language, tasks, 1, how, r.max_turns, None, temperature=0.0)
     verdicts = [e.verdict for e in episodes]
 
     def grid(values) -> np.ndarray:
@@ -68,7 +70,8 @@ def measure_policy(
         "tokens": grid(int(e.rollout.sampled.sum()) for e in episodes),
         "turns": grid(v.turns for v in verdicts),
         "invalid_calls": grid(v.invalid_calls for v in verdicts),
-        "finished": grid(e.rollout.finished for e in episodes),
+        "finished": grid(e.chain.finished for e in episodes),
+        "segments": grid(len(e.chain.segments) for e in episodes),
         "greedy": np.array([e.verdict.tests for e in greedy]),
         "depth": np.array([t.depth for t in tasks]),
         "example": [language.decode(e.rollout.tokens.tolist()) for e in greedy[:8]],
@@ -82,7 +85,7 @@ def summarise(found: dict[str, Any], resamples: int) -> dict:
     curve = [float(pass_at_k(solved, n, k).mean()) for k in range(1, n + 1)]
     out = {
         name: bootstrap(found[name].mean(1), n=resamples)
-        for name in ("success", "tokens", "turns", "invalid_calls", "finished")
+        for name in ("success", "tokens", "turns", "invalid_calls", "finished", "segments")
     }
     out |= {
         f"best_of_{n}": bootstrap(solved > 0, n=resamples),
@@ -141,35 +144,37 @@ def measure_decoding(
     `speedup_with_environment` is by the clock around the episodes, to which environment and forks add.
     `retracted`: share of the turns carried out that were taken back. What a decoder recalls it saw earlier in
     the same round, in other tasks or in this one. At the top level stand the figures of the fullest way."""
-    r = config.rl
+    how = context(language, config)
     decoders = {
-        name: Decoder(model, mtp if drafts else None, max_len=r.max_len, recall=recall)
+        name: Decoder(model, mtp if drafts else None, max_len=how.limit, recall=recall)
         for name, (drafts, recall, _) in WAYS.items()
     }
 
-    def play_one(name: str, task: Task) -> tuple[Episode, float]:
-        episode, started = Episode(language, Session(task, r.max_turns)), time.perf_counter()
-        episode = converse(decoders[name], episode, ahead=WAYS[name][2])
-        return episode, time.perf_counter() - started
+    def play_one(name: str, task: Task) -> tuple[Episode, list[Generation], list[list[int]], float]:
+        decoder, totals, contexts = decoders[name], [], []
+        episode, started = Episode(language, Session(task, config.rl.max_turns)), time.perf_counter()
+        for episode in converse_chain(decoder, episode, how, ahead=WAYS[name][2]):
+            totals, contexts = [*totals, decoder.total], [*contexts, decoder.tokens]
+        return episode, totals, contexts, time.perf_counter() - started
 
     for name in WAYS:
         play_one(name, tasks[0])
     speeds = {name: {"decoder": [], "clock": []} for name in WAYS}
     spent, same, turns = {}, dict.fromkeys(WAYS, 0), dict.fromkeys(WAYS, 0)
     for i in range(rounds):
-        clock, found = dict.fromkeys(WAYS, 0.0), {}
+        clock, found, said = dict.fromkeys(WAYS, 0.0), {}, {}
         for decoder in decoders.values():
             decoder.reset(forget=True)
         for number, task in enumerate(tasks):
             at = number % len(WAYS)
             for name in [*WAYS][at:] + [*WAYS][:at]:
-                episode, seconds = play_one(name, task)
+                episode, totals, said[name], seconds = play_one(name, task)
                 clock[name] += seconds
-                found[name] = found[name] + decoders[name].total if name in found else decoders[name].total
+                found[name] = sum(totals, found[name]) if name in found else sum(totals[1:], totals[0])
                 turns[name] += episode.verdict.turns if i == 0 else 0
             if i == 0:
-                for name, decoder in decoders.items():
-                    same[name] += decoder.tokens == decoders["plain"].tokens
+                for name, contexts in said.items():
+                    same[name] += contexts == said["plain"]
             progress(i * len(tasks) + number + 1)
         for name, speed in speeds.items():
             speed["decoder"].append(len(found[name].tokens) / found[name].seconds)

@@ -34,6 +34,7 @@ from ref.sampler import Sampler
 from sims import length_curves
 from sims.agent import Episode, Language, Payment, pay, play
 from sims.behaviour import MEASURES, RATIOS, figure, measure
+from sims.chains import context
 from sims.corpus import task_stream
 from sims.experiment import claim, decide
 from sims.learner import language_of, load_checkpoint
@@ -132,7 +133,7 @@ def policy(root: Path, recipe: Recipe) -> Sampler:
 
 def playing(sampler: Sampler, language: Language, tasks: list[Task], n: int, recipe: Recipe, seed: int) -> list[Episode]:
     r, generator = recipe.rl, torch.Generator().manual_seed(seed)
-    return play(sampler, language, tasks, n, r.max_len, r.max_turns, generator, r.temperature)
+    return play(sampler, language, tasks, n, context(language, recipe), r.max_turns, generator, r.temperature)
 
 
 def heldout(recipe: Recipe, c: Experiment) -> list[Task]:

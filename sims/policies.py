@@ -16,6 +16,7 @@ SMOKE = {
     },
     "training": {"tokens": 16384, "long_tokens": 4096, "batch_tokens": 1024, "perplexity_every": 64, "perplexity_tokens": 1024},
     "mtp": {"tokens": 2048, "layers": {"depth": 2, "intermediate_size": 32}},
+    "context": {"trigger": 80, "room": 30, "longest_summary": 40, "max_segments": 2},
     "sft": {"demonstrations": 24, "epochs": 2, "rows": 4},
     "rl": {"steps": 4, "prompts": 4, "rollouts": 2, "max_len": 64, "gate": 0.0},
     "evaluation": {"tasks": 4, "samples": 2, "decode_tasks": 1, "resamples": 50},
@@ -44,4 +45,6 @@ def read_config(root: Path) -> recipe.Recipe:
         raise RunError(f"run={root} is no run of the recipe ({error}); {hint}") from None
     if record.get("technique") != "recipe" or not (root / "stages" / "eval.json").exists():
         raise RunError(f"run={root} is no finished run of the recipe; {hint}")
+    if "context" not in record["config"]:
+        raise RunError(f"run={root} was played by a version without self-summaries; {hint}")
     return fill(recipe.Recipe, record["config"])  # a setting that is newer than the run has its default: what was done before

@@ -23,8 +23,9 @@ from ref import cpt
 from ref.model import Config, Transformer
 from ref.mtp import MTP, MTPConfig
 from sims import evaluation, reinforcement
-from sims.agent import Payment, demonstration_tokens
-from sims.corpus import data, shown_episodes, task_stream
+from sims.agent import Payment
+from sims.chains import Memory, context, lessons
+from sims.corpus import data, task_stream
 from sims.learner import Learner, checkpoint, language_of, load_checkpoint, perplexity_look, rows_of, train
 from sims.microrepo import NoiseConfig, WorldConfig
 
@@ -69,12 +70,30 @@ class Training:
     """Compute dtype of training; masters are float32."""
     sampler_dtype: Literal["bfloat16", "float32"] = "float32"
     """Dtype of the sampler's copy of the weights. On a CPU the products of one decoding step are so small that float32 is faster."""
-    sampler_weights: Literal["full", "fp8"] = "full"
+    sampler_weights: Literal["full", "fp8"] = "fp8"
     """The sampler's weight matrices in RL: as they are, or rounded to FP8 E4M3 with a scale per output channel."""
     perplexity_every: int = 60
     """Steps between two looks at codebase perplexity."""
     perplexity_tokens: int = 16_384
     """Tokens of the held-out codebase that each look scores; the evaluation scores all."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the agent works in. A task that outgrows a context goes on in another, behind the agent's own summary; lengths in tokens."""
+
+    join: Literal["self", "none"] = "self"
+    """What joins contexts: self-summaries, or nothing, which leaves one of `rl.max_len`."""
+    trigger: int = 120
+    """Length at which a summary is asked for, once the turn and its answer are over."""
+    room: int = 28
+    """By how much that turn and answer may pass the trigger."""
+    longest_summary: int = 43
+    """Longest summary, its stop token included."""
+    max_segments: int = 2
+    """Contexts of one rollout at most."""
+    memory: Memory = field(default_factory=Memory)
+    """How imperfect the summaries are that SFT shows."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +130,7 @@ class Mtp:
     """Muon's learning rate for the layers' matrices."""
     weight: float = 1.0
     """Weight of the distillation loss in the joint phases."""
-    rl_every: int = 2
+    rl_every: int = 3
     """The layers follow the policy in every so many RL steps."""
 
 
@@ -132,7 +151,7 @@ class Rl:
     decay: int = 40
     """Steps at the end, half of all at most, over which it falls."""
     max_len: int = 192
-    """Context limit of a rollout, in tokens."""
+    """Tokens of a rollout in a single context: with `context.join` none, and in experiments that play without summaries."""
     max_turns: int = 12
     """Turns after which the environment closes."""
     temperature: float = 1.0
@@ -147,7 +166,7 @@ class Rl:
     """Prices of effort, invalid calls and drift."""
     depth_mix: tuple[float, float, float] = (0.3, 0.5, 0.2)
     """Shares of depth 0, 1 and 2 among RL tasks: harder ones are upsampled (report §4.1); evaluation keeps the world's mix."""
-    replay: Literal["none", "plain", "filtered"] = "none"
+    replay: Literal["none", "plain", "filtered"] = "filtered"
     """Router replay: whose experts the training pass takes (its own, the sampler's, the sampler's where they are plausible)."""
     replay_alpha: float = 0.5
     """Plausibility that filtered replay asks of an expert."""
@@ -187,6 +206,8 @@ class Recipe:
     """Pretraining."""
     mtp: Mtp = field(default_factory=Mtp)
     """Multi-token prediction."""
+    context: Context = field(default_factory=Context)
+    """Contexts and self-summaries, from SFT on."""
     sft: Sft = field(default_factory=Sft)
     """Supervised fine-tuning."""
     rl: Rl = field(default_factory=Rl)
@@ -243,8 +264,9 @@ def distil(run: Run, config: Recipe) -> None:
     stage.finish({"steps": steps, "parameters": sum(p.numel() for p in learner.mtp.masters.parameters())}, [path])
 
 
-def lengthen(run: Run, config: Recipe) -> None:
-    """Long-context phase, trunk and MTP layers together; the learning rate decays."""
+def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
+    """Long-context phase from the checkpoint `start`, trunk and MTP layers together; the learning rate decays. From "mid-cpt",
+    without `distil`, this and the phases after it train the trunk alone, the same trunk: none of its gradient is the layers'."""
     t = config.training
     (rows, length), read = rows_of(run, "long")
     B = max(1, t.batch_tokens // length)
@@ -252,20 +274,21 @@ def lengthen(run: Run, config: Recipe) -> None:
     stage = run.stage("long", total=steps)
     if stage.finished:
         return
-    learner = Learner(config, *load_checkpoint(run.root, config, "mtp"), t.muon_lr, t.adamw_lr)
+    learner = Learner(config, *load_checkpoint(run.root, config, start), t.muon_lr, t.adamw_lr)
     train(stage, config, learner, lambda step: read(np.arange(step * B, min((step + 1) * B, rows))), steps,
           lambda step: cpt.wsd(step, steps, 5, steps), "long", look=perplexity_look(run, config, learner, steps))  # fmt: skip
-    path = checkpoint(run, "cpt", learner.trunk.masters, learner.mtp.masters)
+    path = checkpoint(run, "cpt", learner.trunk.masters, learner.mtp and learner.mtp.masters)
     stage.finish({"steps": steps}, [path])
 
 
 def finetune(run: Run, config: Recipe) -> None:
-    """SFT on demonstrations, loss on the agent's own tokens; MTP layers go along."""
+    """SFT on demonstrations, summaries among them, loss on the agent's own tokens; MTP layers go along."""
     s = config.sft
     language, length = language_of(run.root), config.training.long_length
-    shown = [demonstration_tokens(language, *episode) for episode in itertools.islice(shown_episodes(config), s.demonstrations)]
+    shown = itertools.islice(lessons(config, language, context(language, config), s.noise, config.context.memory), s.demonstrations)
     # Token and "is it the agent's own" travel through the packer as one number.
-    packed, doc = cpt.pack([[2 * t + mine for t, mine in zip(*e, strict=True)] for e in shown], length, pad=0)
+    pieces = [(2 * segment.tokens + segment.sampled).tolist() for lesson in shown for segment in lesson.chain.segments]
+    packed, doc = cpt.pack(pieces, length, pad=0)
     B = min(s.rows, len(packed))
     per_epoch = len(packed) // B
     steps = per_epoch * s.epochs
@@ -281,7 +304,7 @@ def finetune(run: Run, config: Recipe) -> None:
 
     learner = Learner(config, *load_checkpoint(run.root, config, "cpt"), s.muon_lr, s.adamw_lr)
     train(stage, config, learner, batch, steps, lambda step: cpt.wsd(step, steps, 5, steps // 2), "sft")
-    path = checkpoint(run, "sft", learner.trunk.masters, learner.mtp.masters)
+    path = checkpoint(run, "sft", learner.trunk.masters, learner.mtp and learner.mtp.masters)
     stage.finish({"steps": steps, "demonstrations": s.demonstrations}, [path])
 
 
@@ -294,5 +317,5 @@ def reinforce(run: Run, config: Recipe) -> None:
     model, mtp = load_checkpoint(run.root, config, "sft")
     reference = load_checkpoint(run.root, config, "sft", with_mtp=False)[0]
     learner, spent = reinforcement.learn(stage, config, model, mtp, reference, language_of(run.root))
-    path = checkpoint(run, "final", learner.trunk.masters, learner.mtp.masters)
+    path = checkpoint(run, "final", learner.trunk.masters, learner.mtp and learner.mtp.masters)
     stage.finish(spent, [path])

@@ -18,7 +18,9 @@ from ref.model import Transformer
 from ref.mtp import MTP, mtp_loss
 from ref.router_replay import replay
 from ref.sampler import Rollout, Sampler
+from ref.self_summary import Chaining, spread
 from sims.agent import Language, pad, pay, play, reference_kl
+from sims.chains import context
 from sims.corpus import task_stream
 from sims.learner import Learner
 from sims.rounding import fp8_rows
@@ -37,13 +39,15 @@ def learn(
     reference: Transformer,
     language: Language,
     look: Callable[[int, Learner, Sampler], dict] | None = None,
+    how: Chaining | None = None,
 ) -> tuple[Learner, dict[str, int]]:
     """Dr. GRPO: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam step on them.
+    A rollout is a chain of contexts under `how`, by default the recipe's.
 
     model and mtp begin where SFT ended; `reference` prices drift; `look(step, learner, sampler)` is called before the first
     step and after each, and what it returns is logged with the step's figures. Resumes from the stage's state. Returns the
     learner and what was consumed. RunError where the policy succeeds too rarely to begin with (`rl.gate`)."""
-    r, t = config.rl, config.training
+    r, t, how = config.rl, config.training, how or context(language, config)
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
@@ -55,7 +59,7 @@ def learn(
     first = learner.restore(state) if state else 0
     seen, consumed = (state["seen"], state["consumed"]) if state else (0, 0)
     if not state:
-        success = gate(config, sampler, language)
+        success = gate(config, sampler, language, how)
         if success < r.gate:
             raise RunError(f"sampled success after SFT is {success:.3f}, below rl.gate={r.gate}: penalties would only teach the "
                            "policy to stop; train longer (--set training.tokens=…) or lower --set rl.gate=…")  # fmt: skip
@@ -67,7 +71,7 @@ def learn(
         sampler.load(learner.trunk.model, version=step)
         chosen = list(itertools.islice(tasks, r.prompts))
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "rl", step))
-        episodes = play(sampler, language, chosen, r.rollouts, r.max_len, r.max_turns, generator, r.temperature)
+        episodes = play(sampler, language, chosen, r.rollouts, how, r.max_turns, generator, r.temperature)
         figures = improve(config, learner, reference, episodes, step)
         consumed += len(chosen)
         seen += sum(len(e.rollout.tokens) for e in episodes)
@@ -86,37 +90,40 @@ def hash_seed(*parts) -> int:
     return random.Random("-".join(map(str, parts))).getrandbits(63)
 
 
-def gate(config: "Recipe", sampler: Sampler, language: Language) -> float:
+def gate(config: "Recipe", sampler: Sampler, language: Language, how: Chaining) -> float:
     """Sampled success on 64 training tasks that RL will not use."""
     tasks = list(itertools.islice(task_stream(config, "gate"), 64))
     generator = torch.Generator().manual_seed(hash_seed(config.seed, "gate"))
-    episodes = play(sampler, language, tasks, 4, config.rl.max_len, config.rl.max_turns, generator)
+    episodes = play(sampler, language, tasks, 4, how, config.rl.max_turns, generator)
     return float(np.mean([e.verdict.tests for e in episodes]))
 
 
 def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes: list, step: int) -> dict[str, float]:
-    """One policy-gradient step on a batch of finished episodes; returns the figures of the batch."""
+    """One policy-gradient step on a batch of finished episodes; returns the figures of the batch. Rewards, drift and baseline
+    belong to chains, rows of the batch are their segments, and the budget counts chains."""
     r = config.rl
     G, N = r.prompts, r.rollouts
-    paid = [pay(e, r.payment) for e in episodes]
-    ids, mask, behavior = pad([e.rollout for e in episodes], multiple=32)
-    lengths = torch.tensor([len(e.rollout.tokens) for e in episodes])
+    paid, chains = [pay(e, r.payment) for e in episodes], [e.chain for e in episodes]
+    segments = [s for chain in chains for s in chain.segments]
+    owner = torch.tensor([c for c, chain in enumerate(chains) for _ in chain.segments])
+    ids, mask, behavior = pad(segments, multiple=32)
+    lengths = torch.tensor([len(s.tokens) for s in segments])
     # Micro-batches of like length waste little padding; few distinct shapes, because each new one costs its compilation.
     batches = [(rows, -(-int(lengths[rows].max()) // 32) * 32) for rows in lengths.argsort(stable=True).split(32)]
     drift = torch.zeros(len(episodes))
     for rows, T in batches:
-        drift[rows] = reference_kl(reference, ids[rows, :T], mask[rows, :T], behavior[rows, :T])
+        drift.index_add_(0, owner[rows], reference_kl(reference, ids[rows, :T], mask[rows, :T], behavior[rows, :T]))
     rewards = torch.tensor([p["reward"] for p in paid]) - r.payment.kl * drift
     if r.shuffle_rewards:
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "shuffle", step))
         rewards = rewards[torch.randperm(len(rewards), generator=generator)]
-    advantages = dr_grpo.group_advantages(rewards.view(G, N)).flatten()
+    advantages = spread(dr_grpo.group_advantages(rewards.view(G, N)).flatten(), chains)
     budget = float(G * N * r.budget_tokens)  # constant, so that the micro-batches' losses add up to the whole batch's
 
     model, total, gaps, mtp_sum, mtp_count = learner.trunk.model, 0.0, [], 0.0, 0.0
     for rows, T in batches:
         some, keep = ids[rows, :T], mask[rows, :T]
-        experts = routing([episodes[i].rollout for i in rows.tolist()], T, r.replay, r.replay_alpha)
+        experts = routing([segments[i] for i in rows.tolist()], T, r.replay, r.replay_alpha)
         out = model(some, logits=False, experts=experts)
         logp = model.logprob(out.hidden[:, :-1].flatten(0, 1), some[:, 1:].flatten()).view(len(rows), -1)
         loss = dr_grpo.policy_loss(logp, behavior[rows, 1:T], advantages[rows], keep[:, 1:], budget=budget,
@@ -150,7 +157,8 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
         "nll": -(behavior.sum().item() / own), "grad_norm": norm.item(),
         "mismatch": size.mean().item(), "mismatch_p99": size.quantile(0.99).item(), "mismatch_max": size.max().item(),
         "outside_clip": ((ratio < 1 - r.clip_low) | (ratio > 1 + r.clip_high)).double().mean().item(),
-        "finished": mean(float(e.rollout.finished) for e in episodes), **({"mtp_loss": mtp_sum / mtp_count} if mtp_count else {}),
+        "finished": mean(float(c.finished) for c in chains), "segments": len(segments) / len(chains),
+        "summary_tokens": mean(c.summary_tokens for c in chains), **({"mtp_loss": mtp_sum / mtp_count} if mtp_count else {}),
     }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from transformers import (
 
 import ref.model
 from ref.model import Config, KVCache, Transformer, load_balancing_loss, load_hf, save_hf
+from ref.model_decode import Rows
 
 PLAIN_EXPERTS = {"experts_implementation": "eager"}
 """transformers' default, grouped_mm, refuses odd sizes."""
@@ -235,6 +236,26 @@ def test_cached_is_uncached(c, sizes):
     model, ids = model_and_ids(c)
     with torch.no_grad():
         same(in_chunks(model, ids, KVCache(c, 2, 9, torch.float64), sizes), model(ids).logits)
+
+
+@slow_to_draw
+@given(configs(), st.integers(0, 9))
+def test_rows_laid_out_to_decode_give_the_networks_numbers(c, prefill):
+    model, ids = model_and_ids(c, batch=3)
+    cache, rows, hidden, chosen = KVCache(c, 3, 9, torch.float64), Rows(model, 9), [], []
+    with torch.no_grad():
+        whole = model(ids)
+        if prefill:
+            model(ids[:, :prefill], cache=cache)
+        for t in range(prefill, 9):
+            one, experts = rows.step(ids[:, t], cache)
+            hidden.append(one)
+            chosen.append(experts)
+    assert cache.length == 9
+    for t, (one, experts) in enumerate(zip(hidden, chosen, strict=True), prefill):
+        same(one, whole.hidden[:, t])
+        for mine, theirs in zip(experts, whole.experts, strict=True):
+            assert torch.equal(mine, theirs.view(3, 9, -1)[:, t])
 
 
 @slow_to_draw

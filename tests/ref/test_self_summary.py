@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
+from ref.decoder import Decoder
 from ref.dr_grpo import group_advantages, policy_loss
 from ref.model import Config, Transformer
 from ref.sampler import Rollout, Sampler
-from ref.self_summary import Chain, Chaining, Demo, Segment, demo, rollout_chains, spread
+from ref.self_summary import Chain, Chaining, Demo, Segment, converse_chain, demo, rollout_chains, spread
 
 STOP, PROMPT = 0, [1, 2, 5]
 TINY = Config.tiny(
@@ -24,23 +24,20 @@ TINY = Config.tiny(
 BRIEF = replace(TINY, vocab_size=7)  # fewer tokens, shorter turns
 
 
-class Scripted(Transformer):
-    """Says what follows the last token: 5 → "6 7 stop", a turn; 4 → "8 9 stop", a summary."""
-
-    def __init__(self, after):
-        nn.Module.__init__(self)
-        self.config = TINY
-        table = torch.eye(12)[[after.get(token, 11) for token in range(12)]]
-        self.table = nn.Parameter(table)
-
-    def forward(self, tokens, cache=None, logits=False):
-        return SimpleNamespace(hidden=self.table[tokens])
-
-    def head(self, hidden):
-        return hidden
+def scripted(after):
+    """A network whose only block adds nothing, and which says what follows the last token: 5 → "6 7 stop", a
+    turn; 4 → "8 9 stop", a summary."""
+    model = Transformer(replace(TINY, tie_word_embeddings=False))
+    with torch.no_grad():
+        model.layers[0].self_attn.o_proj.weight.zero_()
+        model.layers[0].mlp.down_proj.weight.zero_()
+        model.embed_tokens.weight.copy_(torch.eye(12, 16))
+        next_token = [after.get(token, 11) for token in range(12)]
+        model.lm_head.weight.copy_(torch.eye(12)[next_token].t() @ torch.eye(12, 16))
+    return model
 
 
-POLITE = Scripted({5: 6, 6: 7, 7: STOP, 4: 8, 8: 9, 9: STOP})
+POLITE = scripted({5: 6, 6: 7, 7: STOP, 4: 8, 8: 9, 9: STOP})
 HAND = Chaining(trigger=11, longest_summary=3, room=4, request=(4,), resume=(5,), instruction=(10, 10))
 
 
@@ -59,6 +56,11 @@ class Quiz:
     def reply(self, turn):
         self.heard.append(turn)
         return list(self.answer) if len(self.heard) < self.turns else None
+
+    def fork(self):
+        twin = replace(self)
+        twin.heard = list(self.heard)
+        return twin
 
 
 def play(how=HAND, turns=3, model=POLITE, **quiz):
@@ -159,7 +161,7 @@ def test_a_summary_too_long_ends_the_chain_and_stays_written(longest, segments):
 
 
 def test_a_summary_that_does_not_stop_is_cut_at_the_limit():
-    chain = play(model=Scripted({5: 6, 6: 7, 7: STOP, 4: 8, 8: 8}))
+    chain = play(model=scripted({5: 6, 6: 7, 7: STOP, 4: 8, 8: 8}))
     (segment,) = chain.segments
     assert not chain.finished and not segment.finished
     assert len(segment.tokens) == HAND.limit and chain.summary_tokens == HAND.limit - 14
@@ -250,7 +252,7 @@ def chain_of(lengths):
 
 
 def padded(segments, values=lambda s: s.sampled):
-    return nn.utils.rnn.pad_sequence([values(s) for s in segments], batch_first=True)
+    return torch.nn.utils.rnn.pad_sequence([values(s) for s in segments], batch_first=True)
 
 
 @settings(max_examples=50, deadline=None)
@@ -358,6 +360,36 @@ def test_no_conversations_and_advantages_that_do_not_fit():
         spread(torch.zeros(2), [chain_of([1])])
     with pytest.raises(ValueError, match="chain 1 has none"):
         spread(torch.zeros(2), [chain_of([1]), Chain()])
+
+
+@pytest.mark.parametrize("join", ["self", "separate", "truncate", "none"])
+def test_at_batch_one_a_chain_has_the_samplers_contexts(join):
+    """Greedy, with turns handed over ahead of their proof and taken back where they fall, and without."""
+    segments, retracted = [], 0
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = Transformer(BRIEF)
+        for p in model.parameters():
+            p.data.normal_(0, 0.7)  # a greedy network that does not repeat itself for long
+        how = Chaining(20, 14, 12, (4, 4), (5,), (6,) * 3, max_segments=3, join=join)
+        quizzes = [Quiz(turns, answer=(seed % 5 + 1, 5)) for turns in (1, 4, 9)]
+        chains = rollout_chains(Sampler(model, torch.float32), quizzes, how, temperature=0.0)
+        decoders = {ahead: Decoder(model, max_len=how.limit, recall=4) for ahead in (False, True)}
+        for ahead, decoder in decoders.items():
+            for quiz, chain in zip(quizzes, chains, strict=True):
+                contexts, played = [], Quiz(quiz.turns, quiz.answer)
+                for played in converse_chain(decoder, played, how, ahead):
+                    contexts.append(list(decoder.tokens))
+                    retracted += decoder.total.retracted
+                assert contexts == [s.tokens.tolist() for s in chain.segments]
+                assert played.heard == quiz.heard
+        segments += [len(chain.segments) for chain in chains]
+    assert retracted > 0 and (max(segments) > 1) == (join != "none")
+
+
+def test_at_batch_one_the_decoders_room_is_the_chains():
+    with pytest.raises(ValueError, match="max_len"):
+        next(converse_chain(Decoder(Transformer(BRIEF), max_len=HAND.limit + 1), Quiz(1), HAND))
 
 
 def test_a_segment_is_a_rollout():

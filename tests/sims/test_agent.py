@@ -10,7 +10,7 @@ from ref import cpt, kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.model import Config, Transformer
 from ref.sampler import Rollout, Sampler
-from sims.agent import Episode, Language, Payment, demonstration_tokens, pad, pay, play, reference_kl
+from sims.agent import Episode, Language, Payment, demonstration_tokens, pad, pay, play, reference_kl, single
 from sims.microrepo import NoiseConfig, Session, demonstration, documents, generate
 from sims.statistics import pass_at_k
 
@@ -134,7 +134,7 @@ def test_play_keeps_groups_together_and_repeats(language):
 
     def once(batch):
         generator = torch.Generator().manual_seed(5)
-        return play(Sampler(model, torch.float32), language, tasks, 4, 48, 3, generator, batch=batch)
+        return play(Sampler(model, torch.float32), language, tasks, 4, single(48), 3, generator, batch=batch)
 
     first, second = once(256), once(256)
     assert [e.group for e in first] == [0] * 4 + [1] * 4 + [2] * 4
@@ -150,7 +150,7 @@ def test_padding_and_reference_kl_by_hand(language):
     reference = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     tasks = [generate(random.Random(i), "train") for i in range(2)]
     episodes = play(
-        Sampler(model, torch.float32), language, tasks, 2, 40, 3, torch.Generator().manual_seed(0)
+        Sampler(model, torch.float32), language, tasks, 2, single(40), 3, torch.Generator().manual_seed(0)
     )
     ids, mask, behavior = pad([e.rollout for e in episodes], multiple=16)
     assert ids.shape[1] % 16 == 0 and mask.sum() == sum(int(e.rollout.sampled.sum()) for e in episodes)

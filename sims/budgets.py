@@ -1,0 +1,150 @@
+"""One training of Figure 2 (`sims/cpt_rl.py`): a budget and a seed → pretraining → SFT → RL → what is measured on it.
+
+Each is a run of the recipe in a folder of its own, without MTP layers, so that a dead experiment goes on inside the training
+and the stage in which it died.
+"""
+
+import itertools
+import json
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from etude.runs import Run, fill
+from ref import cpt
+from ref.model import Transformer
+from ref.self_summary import Chain
+from sims import recipe
+from sims.agent import Language, pad
+from sims.chains import Lesson, context, taught
+from sims.corpus import heldout_codebase, task_stream
+from sims.evaluation import measure_policy
+from sims.learner import language_of, load_checkpoint
+from sims.microrepo import Task
+from sims.policies import SMOKE
+from sims.recipe import Recipe
+from sims.reinforcement import hash_seed
+
+if TYPE_CHECKING:
+    from sims.cpt_rl import Experiment
+
+__all__ = ["cut", "demonstration_nll", "heldout", "settings", "training"]
+
+
+def settings(c: "Experiment", budget: int, number: int) -> Recipe:
+    """The recipe of one training: nothing but budget and seed differs between two."""
+    base = fill(Recipe, SMOKE if c.tiny else {})
+    t = base.training
+    long = budget * t.long_tokens // (t.tokens + t.long_tokens)
+    every = max(1, (budget - long) // t.batch_tokens // c.looks)
+    return replace(
+        base, seed=1000 * c.seed + number, training=replace(t, tokens=budget - long, long_tokens=long, perplexity_every=every),
+        rl=replace(base.rl, steps=c.steps, gate=0.0), evaluation=replace(base.evaluation, tasks=c.tasks, samples=c.samples),
+    )  # fmt: skip
+
+
+def cut(run: Run, corpus: Path, config: Recipe) -> None:
+    """The stage `data` of one training: rows of the common corpus in the order of its seed, as many as its budget holds."""
+    stage = run.stage("data", total=1, unit="steps")
+    if stage.finished:
+        return
+    stage.restore()
+    t, counts = config.training, {}
+    paths = [run.path("data", name) for name in ("tokenizer.json", "heldout.txt")]
+    for path in paths:
+        shutil.copyfile(corpus / "data" / path.name, path)
+    for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
+        with np.load(corpus / "data" / f"{phase}.npz") as packed:
+            ids, doc = packed["ids"], packed["doc"]
+        rows = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))[: max(1, round(tokens / length))]
+        paths.append(run.path("data", f"{phase}.npz"))
+        np.savez(paths[-1], ids=ids[rows], doc=doc[rows])
+        counts[phase] = int((doc[rows] >= 0).sum())
+    stage.finish(counts, paths)
+
+
+def heldout(c: "Experiment", config: Recipe, language: Language) -> tuple[list[Lesson], list[Task]]:
+    """Demonstrations, as imperfect as those of SFT, and tasks to be played: the same for every training, no task in both, and
+    every target and helper function held out from all that is trained on."""
+    stream, rng = iter(task_stream(replace(config, seed=c.seed), "evaluation")), random.Random(f"{c.seed}-heldout-agent")
+    shown = taught(stream, language, context(language, config), config.sft.noise, config.context.memory, rng)
+    return list(itertools.islice(shown, c.demonstrations)), list(itertools.islice(stream, c.tasks))
+
+
+@torch.no_grad()
+def demonstration_nll(model: Transformer, chains: list[Chain], batch: int = 32) -> list[list[float]]:
+    """[nats, tokens] of each demonstration, over the agent's own tokens, its summaries among them."""
+    segments = [s for chain in chains for s in chain.segments]
+    owner = torch.tensor([c for c, chain in enumerate(chains) for _ in chain.segments])
+    ids, mask, _ = pad(segments)
+    found = torch.zeros(len(chains), 2, dtype=torch.float64)
+    for rows in torch.arange(len(segments)).split(batch):
+        hidden = model(ids[rows, :-1], logits=False).hidden
+        logp, own = model.logprob(hidden.flatten(0, 1), ids[rows, 1:].flatten()), mask[rows, 1:]
+        nats = -(logp.view(own.shape).double() * own).sum(1)
+        found.index_add_(0, owner[rows], torch.stack((nats, own.sum(1).double()), 1))
+    return found.tolist()
+
+
+def measure(run: Run, c: "Experiment", config: Recipe) -> dict:
+    """The last stage of one training: loss after pretraining; loss on demonstrations and success, before and after RL."""
+    stage = run.stage("measure", total=2 * c.tasks * c.samples, unit="rollouts")
+    if stage.finished:
+        return stage.result()
+    found, language = stage.restore() or {}, language_of(run.root)
+    shown, tasks = heldout(c, config, language)
+    if "codebase_loss" not in found:
+        model, window = load_checkpoint(run.root, config, "cpt")[0], config.training.long_length
+        scored = cpt.codebase_nll(model, language.tokenizer, heldout_codebase(run), window, max_tokens=c.codebase_tokens)
+        found |= {"codebase_loss": scored.nll / scored.tokens, "codebase_bpb": scored.bits_per_byte}
+    for number, name in enumerate(("sft", "final")):
+        if name in found:
+            continue
+        model, done = load_checkpoint(run.root, config, name)[0], number * c.tasks * c.samples
+        nll = demonstration_nll(model, [lesson.chain for lesson in shown])
+        played = measure_policy(
+            model.to(getattr(torch, config.training.sampler_dtype)), language, tasks, config, hash_seed(c.seed, "cpt-rl"),
+            lambda n, done=done: stage.progress(done + n),
+        )  # fmt: skip
+        found[name] = {"nll": nll, "success": played["success"].mean(1).tolist(), "best": float(played["success"].max(1).mean()),
+                       **{key: float(played[key].mean()) for key in ("greedy", "turns", "finished")}}  # fmt: skip
+        stage.save(found, number + 1)
+    stage.log(1, **{f"success_{name}": float(np.mean(found[name]["success"])) for name in ("sft", "final")})
+    return stage.finish(found)
+
+
+def training(run: Run, c: "Experiment", corpus: Path, budget: int, number: int) -> dict:
+    """One training, from its data to its measurements, as a run of the recipe inside `run`."""
+    name = f"{budget}-{number}"
+    stage = run.stage(name, total=1, unit="trainings")
+    if stage.finished:
+        return stage.result()
+    config, root = settings(c, budget, number), run.root / "runs" / name
+    with Run.open(root, "recipe", config, resume=root.exists(), checkpoint_seconds=run.checkpoint_seconds) as inner:
+        cut(inner, corpus, config)
+        recipe.pretrain(inner, config)
+        recipe.lengthen(inner, config, start="mid-cpt")
+        recipe.finetune(inner, config)
+        recipe.reinforce(inner, config)
+        found = measure(inner, c, config)
+    lines = {phase: metrics(root, phase) for phase in ("cpt", "long", "rl")}
+    short = lines["cpt"][-1]["tokens"]
+    found |= {
+        "budget": budget, "seed": number, "tokens": short + lines["long"][-1]["tokens"],
+        "looks": [
+            {"phase": phase, "tokens": look["tokens"] + before, "ppl": look["codebase_ppl"], "lr": look["lr"]}
+            for phase, before in (("cpt", 0), ("long", short)) for look in lines[phase] if "codebase_ppl" in look
+        ],
+        "reward": [step["reward"] for step in lines["rl"]], "kl": lines["rl"][-1]["kl"],
+    }  # fmt: skip
+    stage.log(1, success=float(np.mean(found["final"]["success"])))
+    return stage.finish(found)
+
+
+def metrics(root: Path, phase: str) -> list[dict]:
+    return [json.loads(line) for line in (root / "metrics" / f"{phase}.jsonl").read_text(encoding="utf-8").splitlines()]

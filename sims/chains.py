@@ -1,0 +1,158 @@
+"""Chains of contexts in the small world, and the scripted agent that shows summaries.
+
+A context that has reached its trigger goes on like this (`ref/self_summary.py`):
+
+    … <|env|> answer <|agent|> <|env|> note <|agent|> summary <|env|>                   the request, on the running context
+    <|env|> prompt <|agent|> summary <|env|> <|agent|> turn <|env|> …                   how the next context begins
+    instruction <|env|> prompt <|agent|> turn … <|env|> note <|agent|> summary <|env|>  a compaction in a separate call
+
+Demonstrations are played through the same `rollout_chains` as the policy's chains, with a teacher in the sampler's place, so that
+what the policy is shown and what it meets are the same tokens.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import torch
+
+from ref.sampler import Rollout, Sampler
+from ref.self_summary import Chaining, rollout_chains
+from sims.agent import Episode, Language, single
+from sims.corpus import task_stream
+from sims.microrepo import NoiseConfig, Session, Task, demonstration
+
+if TYPE_CHECKING:
+    from sims.recipe import Recipe
+
+__all__ = ["Lesson", "Memory", "chaining", "context", "lessons", "taught", "unlimited"]
+
+LONGEST = 256
+"""Tokens of a context "without limit": what the recipe's long-context phase trained on."""
+INSTRUCTION = "a repo was worked on; note what is needed to fix it"
+
+
+def chaining(
+    language: Language, trigger: int, room: int, longest_summary: int, max_segments: int = 8, join: str = "self"
+) -> Chaining:
+    """The chain's settings in this agent's tokens."""
+    env, agent = language.env, language.agent
+    return Chaining(trigger, longest_summary, room, (env, *language.encode("note"), agent), (agent,),
+                    (env, *language.encode(INSTRUCTION)), max_segments, join)  # fmt: skip
+
+
+def context(language: Language, config: "Recipe") -> Chaining:
+    """How the recipe's agent works in its contexts."""
+    c = config.context
+    if c.join == "none":
+        return single(config.rl.max_len)
+    return chaining(language, c.trigger, c.room, c.longest_summary, c.max_segments)
+
+
+def unlimited(how: Chaining) -> Chaining:
+    """One context of `LONGEST` tokens, or of as many as `how` allows if those are more."""
+    return replace(how, join="none", trigger=max(how.trigger, LONGEST - (how.limit - how.trigger)))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Probabilities with which a scripted summary is not the shortest that will do. All zero: it is."""
+
+    wordy: float = 0.4
+    """Also keeps what is not needed: other files, docstrings of helpers, what a passed test has settled."""
+    forgetful: float = 0.1
+    """Leaves out a file that is needed, which is then read again."""
+    longest: int = 42
+    """Tokens that a wordy summary may have; else it is the shortest."""
+
+
+class Lesson(Episode):
+    """The scripted agent at work: says a demonstration's turns, and when asked a summary of what it knows."""
+
+    def __init__(self, language: Language, task: Task, turns: Sequence[str], rng: Random, memory: Memory):
+        super().__init__(language, Session(task))
+        self.task, self.turns, self.rng, self.memory = task, list(turns), rng, memory
+        self.known: list[str] = []  # files whose text is in the context
+        self.state = ""  # of the body: what the last write or test said
+
+    def turn(self) -> str:
+        return self.turns.pop(0)
+
+    def reply(self, turn: list[int]) -> list[int] | None:
+        text = self.language.decode(turn)
+        answer = super().reply(turn)
+        for line in text.split("\n"):
+            verb, _, name = line.partition(" ")
+            if verb == "read" and name in self.task.files and name not in self.known:
+                self.known.append(name)
+        if answer is not None and text.startswith(("write ", "test")):
+            said = self.language.decode(answer[:-1])
+            if not said.startswith("error"):
+                self.state = "ok" if said == "ok" else "passed" if said == "passed 3 of 3" else "failed"
+        return answer
+
+    def summary(self) -> str:
+        """What the context knows in few words; what it leaves out is from now on unknown."""
+        wordy, forgetful = (self.rng.random() < p for p in (self.memory.wordy, self.memory.forgetful))
+        needed = [] if self.state == "passed" else [n for n in self.known if n == self.task.target or n in self.task.helpers]
+        lost = self.rng.choice(needed) if forgetful and needed else None
+        for everything in (True, False) if wordy else (False,):
+            kept = [name for name in (self.known if everything else needed) if name != lost]
+            parts = [self.fact(name, everything) for name in sorted(kept, key=lambda name: name != self.task.target)]
+            text = ", ".join([*parts, self.state] if self.state else parts) or "nothing"
+            if len(self.language.encode(text)) < self.memory.longest:
+                break
+        self.known = kept
+        if lost:
+            self.turns.insert(0, f"read {lost}")
+        return text
+
+    def fact(self, name: str, wordy: bool) -> str:
+        module = self.task.files[name]
+        if name == self.task.target:
+            return f"def {name}({', '.join(module.args)}): {module.doc}"
+        return f"{name}: {module.doc} is {module.expr}" if wordy else f"{name} is {module.expr}"
+
+
+class Teacher(Sampler):
+    """Stands in the sampler's place without any weights, and lets every lesson speak for itself."""
+
+    def __init__(self, language: Language, request: tuple[int, ...]):
+        self.language, self.request = language, list(request)
+
+    def rollout(self, links, max_len: int, temperature: float = 1.0, generator=None) -> list[Rollout]:
+        return [self.one(link, max_len) for link in links]
+
+    def one(self, link, max_len: int) -> Rollout:
+        lesson: Lesson = link.inner
+        tokens, sampled, answer = list(link.prompt), [False] * len(link.prompt), link.prompt
+        while answer is not None and len(tokens) < max_len:
+            asked = tokens[-len(self.request) :] == self.request
+            turn = list(self.language.encode(lesson.summary() if asked else lesson.turn()))
+            answer = link.reply(turn)
+            tokens += [*turn, link.stop, *(answer or [])]
+            sampled += [True] * (len(turn) + 1) + [False] * len(answer or [])
+        T = min(len(tokens), max_len)
+        ids, own = torch.tensor(tokens[:T]), torch.tensor(sampled[:T])
+        finished = answer is None and len(tokens) <= max_len
+        return Rollout(ids, own, torch.zeros(T), torch.where(own, 0, -1), torch.zeros(T - 1, 0, 2, dtype=torch.int16), finished)
+
+
+def lessons(config: "Recipe", language: Language, how: Chaining, noise: NoiseConfig, memory: Memory) -> Iterator[Lesson]:
+    """Endless demonstrations for training, played under `how`."""
+    rng = Random(f"{config.seed}-scripted-chains-{how.join}")
+    return taught(task_stream(config, "demonstrations"), language, how, noise, memory, rng)
+
+
+def taught(
+    tasks: Iterable[Task], language: Language, how: Chaining, noise: NoiseConfig, memory: Memory, rng: Random
+) -> Iterator[Lesson]:
+    """The scripted agent on tasks, its chains finished; those that a limit cut are left out."""
+    teacher = Teacher(language, how.request)
+    memory = replace(memory, longest=min(memory.longest, how.longest_summary - 1))
+    for task in tasks:
+        lesson = Lesson(language, task, demonstration(task, rng, noise), rng, memory)
+        (chain,) = rollout_chains(teacher, [lesson], how)
+        if chain.finished:
+            yield lesson.take(chain)

@@ -1,0 +1,245 @@
+"""Figure 2: does more continued pretraining give a lower loss after SFT, and a lower loss a higher RL reward?
+
+    etude figure cpt-rl                 about an hour on one thread, less on two
+    etude figure cpt-rl --quick
+
+The recipe at log-spaced budgets of pretraining tokens, several seeds of each: short and long context in the recipe's
+proportion, then SFT and RL that are the same for all. A seed is its own weights, order of data, demonstrations and RL tasks;
+the budgets of a seed share all of that, a smaller one reads the beginning of what a larger one reads. Corpus, tokenizer and the
+tasks of the measurements are everybody's, so that losses compare. No MTP layers: they give the trunk no gradient.
+
+Measured on each: loss on the held-out codebase, along pretraining and after it; cross-entropy after SFT on the agent's own
+tokens of demonstrations on held-out tasks, as imperfect as SFT's; and two rewards after the same number of RL steps: success on
+other held-out tasks, and the training reward of the last steps. `rl.gate` is 0 here: a weak policy goes through RL like a
+strong one, although penalties may then teach it little but to stop.
+
+Rules of the verdicts, fixed before this was played: a loss falls log-linearly when the slope's interval lies below 0 and the
+line explains 95% of the variance; a loss foretells the reward when the slope's interval, over trainings and tasks, lies below
+0; budgets order the reward when every step to the next budget adds success beyond its interval, and the training rewards
+come in the same order. Partly: the slope's interval without the straightness; a slope below 0 without its interval; more
+success, beyond the interval, from the first budget to the last alone.
+"""
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from etude.runs import Run
+from sims import trends
+from sims.budgets import settings, training
+from sims.corpus import data
+from sims.experiment import claim, decide
+
+__all__ = ["Experiment", "experiment", "picture"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Budgets, and what is measured."""
+
+    budgets: tuple[int, ...] = (125_000, 315_000, 800_000, 2_000_000)
+    """Pretraining tokens, both phases; three or more, rising."""
+    seeds: int = 3
+    """Trainings at each budget."""
+    steps: int = 30
+    """RL steps of each."""
+    last: int = 10
+    """RL steps at the end whose training reward counts."""
+    demonstrations: int = 200
+    """Held-out demonstrations whose loss is measured."""
+    tasks: int = 200
+    """Held-out tasks that agents play, others than the demonstrations'."""
+    samples: int = 4
+    """Rollouts of each."""
+    looks: int = 8
+    """Looks at the codebase's perplexity in the short-context phase."""
+    codebase_tokens: int | None = None
+    """Tokens of the held-out codebase that are scored after pretraining; none: all."""
+    resamples: int = 2000
+    """Bootstrap resamples."""
+    tiny: bool = False
+    """Networks that in seconds learn next to nothing, for --quick."""
+    seed: int = 0
+    """Seed of the measurements; a thousand times it, plus a number, is that of the corpus and of each training."""
+
+    @classmethod
+    def quick(cls) -> "Experiment":
+        return cls(budgets=(4096, 8192, 16384), seeds=2, steps=2, last=2, demonstrations=8, tasks=4, samples=2, looks=2,
+                   codebase_tokens=2048, resamples=100, tiny=True)  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if len(self.budgets) < 3 or any(a >= b for a, b in itertools.pairwise(self.budgets)):
+            raise ValueError(f"budgets must be three or more and rise, got {list(self.budgets)}")
+        if self.seeds < 1 or not 1 <= self.last <= self.steps:
+            raise ValueError(f"seeds must be 1 or more, and last lie in 1..steps; got {self.seeds}, {self.last} of {self.steps}")
+
+
+def experiment(run: Run, config: Experiment) -> dict:
+    """Every training, smallest budgets first; fits, intervals, verdicts."""
+    c, corpus = config, run.root / "corpus"
+    largest = settings(c, c.budgets[-1], 0)
+    with Run.open(corpus, "recipe", largest, resume=corpus.exists(), checkpoint_seconds=run.checkpoint_seconds) as inner:
+        data(inner, largest)
+    found = [training(run, c, corpus, budget, number) for budget in c.budgets for number in range(c.seeds)]
+    fits = fitted(found, c)
+    rows = [row(f, c) for f in found]
+    rows += [{"part": "look", "budget": f["budget"], "seed": f["seed"], **look} for f in found for look in f["looks"]]
+    rows += [{"part": "fit", "name": name, **flat(fit)} for name, fit in fits.items() if name != "steps"]
+    rows += [{"part": "step", "name": name, **step} for name, step in zip(steps(c), fits["steps"], strict=True)]
+    return {"rows": rows, "claims": verdicts(rows, fits, c), "fits": fits}
+
+
+def row(f: dict, c: Experiment) -> dict:
+    """One training in figures."""
+    before, after = f["sft"], f["final"]
+    loss_before, loss_after = trends.loss_of(np.array([before["nll"], after["nll"]]))
+    return {
+        "part": "training", "budget": f["budget"], "seed": f["seed"], "tokens": f["tokens"],
+        "codebase_loss": f["codebase_loss"], "codebase_ppl": float(np.exp(f["codebase_loss"])), "codebase_bpb": f["codebase_bpb"],
+        "sft_loss": float(loss_before), "loss_after_rl": float(loss_after),
+        **{f"{name}_{when}": float(np.mean(played[name])) for name in ("success", "best", "greedy", "turns", "finished")
+           for when, played in (("before", before), ("after", after))},
+        "reward_first": float(np.mean(f["reward"][: c.last])), "reward_last": float(np.mean(f["reward"][-c.last :])),
+        "kl": f["kl"],
+    }  # fmt: skip
+
+
+def flat(fit: dict) -> dict:
+    """Intervals in two columns each."""
+    found = {}
+    for name, value in fit.items():
+        found |= {f"{name}_low": value[0], f"{name}_high": value[1]} if isinstance(value, list) else {name: value}
+    return found
+
+
+def steps(c: Experiment) -> list[str]:
+    return [f"{a:,} → {b:,}" for a, b in [*itertools.pairwise(c.budgets), (c.budgets[0], c.budgets[-1])]]
+
+
+def fitted(found: list[dict], c: Experiment) -> dict:
+    """All fits, from the trainings in the order of `experiment`."""
+    budgets, nll = np.array([f["budget"] for f in found]), np.array([f["sft"]["nll"] for f in found])
+    success, reward = np.array([f["final"]["success"] for f in found]), np.array([f["reward"][-c.last :] for f in found])
+    ends = [np.array([f["tokens"]]) for f in found], [np.array([f["codebase_loss"]]) for f in found]
+    # Along training: at full learning rate only, between warm-up and the decay of the long phase.
+    full = [[look for look in f["looks"] if look["phase"] == "cpt" and look["lr"] == 1] for f in found]
+    along = [np.array([k["tokens"] for k in some]) for some in full], [np.log([k["ppl"] for k in some]) for some in full]
+    return {
+        "after": trends.falls(budgets, *ends, c.resamples, c.seed),
+        "along": trends.falls(budgets, *along, c.resamples, c.seed),
+        "success": trends.predicts(budgets, nll, success, c.resamples, c.seed),
+        "reward": trends.predicts(budgets, nll, reward, c.resamples, c.seed),
+        "steps": trends.orders(success.reshape(len(c.budgets), c.seeds, -1), c.resamples, c.seed),
+    }
+
+
+def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
+    """Claims by the rules at the top of this file."""
+    trainings, tenfold = [row for row in rows if row["part"] == "training"], float(np.log(10))
+    many = f"{len(trainings)} trainings ({len(c.budgets)} budgets × {c.seeds} seeds)"
+    means = {
+        name: [float(np.mean([row[name] for row in trainings if row["budget"] == budget])) for budget in c.budgets]
+        for name in ("success_before", "success_after", "reward_first", "reward_last")
+    }
+    listed = {name: ", ".join(f"{value:.3f}" for value in values) for name, values in means.items()}
+    played = zip(c.budgets, means["success_before"], means["success_after"], strict=True)
+    idle = ", ".join(f"{budget:,}" for budget, before, after in played if after <= before)
+    idle = f"; RL adds no success at {idle} tokens" if idle else ""
+
+    def log_linear(name: str, says: str, key: str, where: str) -> dict:
+        fit = fits[key]
+        low, high = (v * tenfold for v in fit["slope_over_runs"])
+        bend = fit["curvature_over_runs"]
+        words = "the fall slows down" if bend[0] > 0 else "it quickens" if bend[1] < 0 else "no bend beyond the interval"
+        return claim(
+            name, says, "§3.1, Fig. 2 right", fit["slope"] * tenfold, decide(high < 0 and fit["r2"] >= 0.95, high < 0),
+            (low, high), "nats a token per tenfold tokens",
+            f"{where}; 95% bootstrap over {many}; R² of the line {fit['r2']:.3f}, of a power law {fit['r2_power_law']:.3f}; "
+            f"curvature {fit['curvature']:+.3f} [{bend[0]:+.3f}, {bend[1]:+.3f}] nats per squared factor e: {words}",
+        )  # fmt: skip
+
+    def foretells(name: str, outcome: str, key: str, change: str) -> dict:
+        fit = fits[key]
+        low, high = fit["slope_nested"]
+        alone, r = fit["slope_over_runs"], fit["r_nested"]
+        return claim(
+            name, f"lower loss after SFT goes with higher RL reward after a fixed number of steps ({outcome})",
+            "§3.1, Fig. 2 left", fit["slope"], decide(high < 0, fit["slope"] < 0), (low, high), "per nat a token",
+            f"95% bootstrap over {many} and, nested, tasks; over trainings alone [{alone[0]:.3g}, {alone[1]:.3g}]; correlation "
+            f"{fit['r']:.3f} [{r[0]:.3f}, {r[1]:.3f}], and {fit['inside_r']:+.2f} once every training has lost the mean of its "
+            f"budget; {change}",
+        )  # fmt: skip
+
+    *each, ends = fits["steps"]
+    least = min(range(len(each)), key=lambda i: each[i]["value"])
+    rewarded = all(a < b for a, b in itertools.pairwise(means["reward_last"]))
+    return [
+        log_linear("codebase-loss", "loss on the held-out codebase falls log-linearly in compute", "after",
+                   "at the end of pretraining, where the learning rate has decayed"),
+        log_linear("codebase-loss-along", "it also does so along training", "along",
+                   "beginning of the held-out codebase, between warm-up and decay of the learning rate"),
+        foretells("loss-success", "success on held-out tasks", "success",
+                  f"success by budget {listed['success_before']} before RL, {listed['success_after']} after{idle}"),
+        foretells("loss-reward", f"training reward of the last {c.last} steps", "reward",
+                  f"reward by budget {listed['reward_first']} in the first {c.last} steps, {listed['reward_last']} in the last"),
+        claim("budget-order", "a larger pretraining budget gives a higher RL reward", "§3.1, Fig. 2", each[least]["value"],
+              decide(all(step["low"] > 0 for step in each) and rewarded, ends["low"] > 0),
+              (each[least]["low"], each[least]["high"]), "held-out success, the least step",
+              f"least at {steps(c)[least]} tokens; 95% bootstrap over seeds and, nested, tasks, paired; from the first budget to "
+              f"the last {ends['value']:+.3f} [{ends['low']:+.3f}, {ends['high']:+.3f}]; training reward by budget "
+              f"{listed['reward_last']}{idle}"),
+    ]  # fmt: skip
+
+
+def picture(found: dict, path: Path) -> None:
+    """Left and middle, Figure 2 left: loss after SFT against both rewards. Right, Figure 2 right: perplexity over tokens."""
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    from sims.drawing import COLOURS, save, sheet
+
+    rows, fits, dark = found["rows"], found["fits"], "#5A6773"
+    trainings, looks = ([row for row in rows if row["part"] == part] for part in ("training", "look"))
+    budgets = sorted({row["budget"] for row in trainings})
+    colours = dict(zip(budgets, itertools.cycle(COLOURS), strict=False))
+    figure, (left, middle, right) = sheet(3, "More pretraining, loss after SFT, and the reward after the same RL", width=5)
+    at = np.linspace(min(row["sft_loss"] for row in trainings), max(row["sft_loss"] for row in trainings), 2)
+    for axis, key, name in ((left, "success", "success_after"), (middle, "reward", "reward_last")):
+        for budget in budgets:
+            some = [row for row in trainings if row["budget"] == budget]
+            x, y = [r["sft_loss"] for r in some], [r[name] for r in some]
+            axis.plot(x, y, "o", color=colours[budget], label=f"{budget:,} tokens")
+        fit = fits[key]
+        low, high = fit["slope_nested"]
+        axis.plot(at, fit["intercept"] + fit["slope"] * at, color=dark, linewidth=1.5, zorder=1)
+        axis.set_title(f"slope {fit['slope']:.2f} [{low:.2f}, {high:.2f}] per nat, r = {fit['r']:.2f}")
+        axis.set_xlabel("loss after SFT on held-out demonstrations, nats a token")
+    left.set_ylabel("success on held-out tasks after RL")
+    middle.set_ylabel(f"mean training reward, last {found['config']['last']} RL steps")
+    left.legend(frameon=False, title="pretraining")
+    for budget, number in sorted({(row["budget"], row["seed"]) for row in trainings}):
+        some = [row for row in looks if (row["budget"], row["seed"]) == (budget, number)]
+        x, y = [row["tokens"] for row in some], [np.log(row["ppl"]) for row in some]
+        right.plot(x, y, color=colours[budget], linewidth=1, alpha=0.7)
+        ended = next(row for row in trainings if (row["budget"], row["seed"]) == (budget, number))
+        right.plot(ended["tokens"], ended["codebase_loss"], "o", color=colours[budget], markersize=5, zorder=3)
+    handles = [Line2D([], [], color=dark, marker="o", linestyle="", markersize=5, label="end of pretraining, whole codebase")]
+    full = [look for look in looks if look["phase"] == "cpt" and look["lr"] == 1]
+    for key, words, style, points in (("after", "at the end", "-", trainings), ("along", "along", ":", full)):
+        span = np.geomspace(min(p["tokens"] for p in points), max(p["tokens"] for p in points), 2)
+        fit = fits[key]
+        low, high = (v * np.log(10) for v in fit["slope_over_runs"])
+        handles += right.plot(
+            span, fit["intercept"] + fit["slope"] * np.log(span), style, color=dark, zorder=2,
+            label=f"{words}: {fit['slope'] * np.log(10):.2f} [{low:.2f}, {high:.2f}] nats per tenfold tokens",
+        )  # fmt: skip
+    right.set(xscale="log", xlabel="pretraining tokens", ylabel="perplexity of the held-out codebase (log axis)",
+              title="Perplexity along pretraining (lines) and at its end")  # fmt: skip
+    right.yaxis.set_major_locator(MaxNLocator(6))
+    right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{np.exp(value):.0f}"))
+    bottom, top = right.get_ylim()
+    right.set_ylim(bottom, top + 0.25 * (top - bottom))  # room for the legend above all curves
+    right.legend(handles=handles, frameon=False, fontsize=9, loc="upper right")
+    save(figure, path)

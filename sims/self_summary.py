@@ -1,0 +1,390 @@
+"""Self-summaries of the tiny coding agent: tasks that outgrow its context, joined by notes that it writes itself.
+
+    etude figure self-summary            about half an hour on two threads; begins with the agent of runs/small (make small)
+    etude figure self-summary --quick
+
+An agent after SFT is shown chains of a scripted agent (`sims/chains.py`), which summarises imperfectly on purpose: sometimes more
+than is needed, sometimes less. From there two agents are trained by RL, steps, tasks, prices and budget alike: "plain" without a
+limit, never asked for a summary, and "chains" under the limit, the chain's reward going to its summaries too. Held-out tasks, the
+same for all, are played
+
+    none       one context of 256 tokens: the upper bound
+    truncate   at the trigger the oldest turns are dropped
+    separate   at the trigger a separate call with a prompt of its own asks the agent for a summary: prompt-based compaction
+    self       at the trigger the running context asks for it
+
+Compaction error is the success lost against the plain agent without limit. At this size no prompt can explain a task, so the
+separate call was shown to the agent as well, by as many demonstrations as the request in the running context. The prompt-based
+baseline of the claims is the better of two: the agent after plain RL, and the agent before RL.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from etude.runs import Run
+from ref import cpt, dr_grpo
+from ref.model import Transformer, load_hf, save_hf
+from ref.sampler import Sampler
+from ref.self_summary import Chaining, spread
+from sims import chains, reinforcement
+from sims.agent import Episode, Language, one_row, pad, pay, play
+from sims.chains import Memory
+from sims.corpus import task_stream
+from sims.experiment import claim, decide
+from sims.learner import Learner, language_of, load_checkpoint, train
+from sims.policies import agent
+from sims.recipe import Recipe
+from sims.reinforcement import hash_seed
+from sims.statistics import bootstrap
+
+__all__ = ["Experiment", "experiment", "picture"]
+
+POLICIES = ("shown", "plain", "chains")
+"""After demonstrations; after plain RL from there; after RL on chains from there."""
+ARMS = (("shown", "none"), ("shown", "truncate"), ("shown", "separate"), ("shown", "self"),
+        ("plain", "none"), ("plain", "truncate"), ("plain", "separate"), ("plain", "self"),
+        ("chains", "none"), ("chains", "self"))  # fmt: skip
+COUNTS = ("success", "reward", "written", "summary_tokens", "summaries", "segments", "prefill", "saved", "longest", "finished")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Limits, trainings, evaluation."""
+
+    run: str = "runs/small"
+    """A finished run of the recipe, whose agent after SFT is the beginning (empty: a tiny recipe is played first)."""
+    trigger: int = 56
+    """Tokens at which a context ends."""
+    room: int = 24
+    """Tokens by which the turn and answer that reach the trigger may pass it."""
+    longest_summary: int = 43
+    """Longest summary, in tokens."""
+    demonstrations: int = 800
+    """Demonstrations of each kind: without limit, with self-summaries, with separate compactions."""
+    epochs: int = 3
+    """Passes over them."""
+    memory: Memory = field(default_factory=Memory)
+    """How imperfect the scripted summaries are."""
+    steps: int = 100
+    """RL steps of each of the two agents."""
+    tasks: int = 240
+    """Held-out tasks."""
+    samples: int = 8
+    """Rollouts of each by every agent in every way."""
+    weighed: int = 4
+    """Groups of chains on which the weight of a chain is checked."""
+    depth_mix: tuple[float, float, float] = (0.2, 0.45, 0.35)
+    """Shares of depth 0, 1 and 2 among the held-out tasks; few of depth 0 outgrow the limit."""
+    resamples: int = 2000
+    """Bootstrap resamples, over tasks."""
+    seed: int = 0
+    """Seed of everything drawn."""
+
+    @classmethod
+    def quick(cls) -> "Experiment":
+        return cls(run="", trigger=96, room=40, longest_summary=70, demonstrations=8, epochs=1, memory=Memory(longest=69),
+                   steps=1, weighed=2, tasks=3, samples=2, resamples=50)  # fmt: skip
+
+
+def show(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> None:
+    """Fine-tunes the agent after SFT on the three kinds of demonstrations, mixed; checkpoint "shown"."""
+    s, language = config.sft, language_of(root)
+    pieces = []
+    for kind in (chains.unlimited(how), how, replace(how, join="separate")):
+        for lesson in itertools.islice(chains.lessons(config, language, kind, s.noise, c.memory), c.demonstrations):
+            # Token and "is it the agent's own" travel through the packer as one number.
+            pieces += [(2 * segment.tokens + segment.sampled).tolist() for segment in lesson.chain.segments]
+    order = np.random.default_rng([config.seed, 6]).permutation(len(pieces))
+    packed, doc = cpt.pack([pieces[i] for i in order], max(config.training.long_length, how.limit), pad=0)
+    B = min(s.rows, len(packed))
+    per_epoch = len(packed) // B
+    steps = per_epoch * c.epochs
+    stage = run.stage("shown", total=steps)
+    if stage.finished:
+        return
+
+    def batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rows = np.random.default_rng([config.seed, 6, step // per_epoch]).permutation(len(packed))[step % per_epoch * B :][:B]
+        both = torch.from_numpy(packed[rows].astype(np.int64))
+        return both // 2, torch.from_numpy(doc[rows].astype(np.int64)), (both % 2).float()
+
+    learner = Learner(config, load_checkpoint(root, config, "sft", with_mtp=False)[0], None, s.muon_lr, s.adamw_lr)
+    train(stage, config, learner, batch, steps, lambda step: cpt.wsd(step, steps, min(5, steps), steps // 2), "shown")
+    save_hf(learner.trunk.masters, run.path("checkpoints", "shown"))
+    stage.finish({"steps": steps, "contexts": len(pieces)}, [run.path("checkpoints", "shown")])
+
+
+def reinforce(run: Run, name: str, c: Experiment, root: Path, config: Recipe, how: Chaining) -> None:
+    """RL of the shown agent under `how`; checkpoint `name`."""
+    stage = run.stage(name, total=max(1, c.steps), unit="steps")
+    if stage.finished:
+        return
+    model, reference = (load_hf(run.path("checkpoints", "shown")) for _ in range(2))
+    config = replace(config, rl=replace(config.rl, steps=c.steps, gate=0.0))
+    learner, _ = reinforcement.learn(stage, config, model, None, reference, language_of(root), how=how)
+    save_hf(learner.trunk.masters, run.path("checkpoints", name))
+    stage.finish({"steps": c.steps}, [run.path("checkpoints", name)])
+
+
+def counts(episode: Episode, config: Recipe) -> list[float]:
+    """COUNTS of one chain. `segments` are contexts worked in: a separate compaction is none."""
+    chain = episode.chain
+    summaries = sum(bool(s.summary.any()) for s in chain.segments)
+    compactions = sum(bool(s.summary.any()) and bool((s.summary == s.sampled).all()) for s in chain.segments)
+    longest = max(len(s.tokens) for s in chain.segments)
+    reward = pay(episode, config.rl.payment)["reward"]
+    return [episode.verdict.tests, reward, chain.written, chain.summary_tokens, summaries, len(chain.segments) - compactions,
+            chain.prefill, chain.saved, longest, float(chain.finished)]  # fmt: skip
+
+
+def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, policy: str) -> dict[str, np.ndarray]:
+    """COUNTS [tasks, samples, counts] of one agent on the held-out tasks, and their depths."""
+    stage = run.stage(f"play-{policy}-{how.join}", total=c.tasks, unit="tasks")
+    if not stage.finished:
+        stage.restore()
+        language, r = language_of(root), config.rl
+        world = replace(config, world=replace(config.world, depth_mix=c.depth_mix))
+        tasks = list(itertools.islice(task_stream(world, "evaluation"), c.tasks))
+        sampler = Sampler(load_hf(run.path("checkpoints", policy)), getattr(torch, config.training.sampler_dtype))
+        generator = torch.Generator().manual_seed(hash_seed(c.seed, policy, how.join))
+        rows, chunk = [], max(1, 256 // c.samples)
+        for start in range(0, len(tasks), chunk):
+            some = tasks[start : start + chunk]
+            episodes = play(sampler, language, some, c.samples, how, r.max_turns, generator, r.temperature)
+            rows += [counts(e, config) for e in episodes]
+            stage.progress(min(start + chunk, len(tasks)))
+        stage.log(1, success=float(np.mean([row[0] for row in rows])))
+        stage.finish({"counts": np.round(np.array(rows), 6).tolist(), "depth": [t.depth for t in tasks]})
+    found = stage.result()
+    return {"counts": np.array(found["counts"]).reshape(c.tasks, c.samples, len(COUNTS)), "depth": np.array(found["depth"])}
+
+
+def one_weight(model: Transformer, episodes: list[Episode], config: Recipe) -> dict[str, float]:
+    """Does a chain's weight depend on how many segments it has? The parameters' gradient of a batch of chains with segments as
+    rows (the trainer's way), against the same tokens with every chain as one row, its segments packed side by side, advantages
+    and denominator never told of segments. Distances relative to the latter; `faulty`: baseline and denominator over rows."""
+    batch, N = [e.chain for e in episodes], config.rl.rollouts
+    rewards = torch.tensor([pay(e, config.rl.payment)["reward"] for e in episodes], dtype=torch.float64).view(-1, N)
+    advantages, budget = dr_grpo.group_advantages(rewards).flatten(), float(len(batch) * config.rl.budget_tokens)
+    segments = [s for chain in batch for s in chain.segments]
+    model = model.double()
+
+    def gradient(rows: list, weights: torch.Tensor, budget: float, **how: torch.Tensor) -> torch.Tensor:
+        ids, mask, _ = pad(rows)
+        total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+        for some in torch.arange(len(rows)).split(8):
+            hidden = model(ids[some], logits=False, **{name: value[some] for name, value in how.items()}).hidden[:, :-1]
+            logp = model.logprob(hidden.flatten(0, 1), ids[some, 1:].flatten()).view(len(some), -1)
+            loss = dr_grpo.policy_loss(logp, logp.detach(), weights[some].to(logp.dtype), mask[some, 1:], budget=budget)
+            total += torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+        return total
+
+    whole = [one_row(chain) for chain in batch]
+    T = max(len(w.tokens) for w in whole)
+    doc, at = torch.full((len(batch), T), -1), torch.zeros(len(batch), T, dtype=torch.long)
+    for row, chain in enumerate(batch):
+        lengths = torch.tensor([len(s.tokens) for s in chain.segments])
+        doc[row, : lengths.sum()] = torch.arange(len(lengths)).repeat_interleave(lengths)
+        at[row, : lengths.sum()] = torch.cat([torch.arange(int(n)) for n in lengths])
+    right = gradient(whole, advantages, budget, doc=doc, positions=at)
+    split = gradient(segments, spread(advantages, batch), budget)
+    owner = torch.arange(len(batch)).repeat_interleave(torch.tensor([len(chain.segments) for chain in batch]))
+    paid, groups = rewards.flatten()[owner], owner // N
+    over_rows = torch.stack([paid[groups == g].mean() for g in range(len(rewards))])
+    faulty = gradient(segments, paid - over_rows[groups], float(len(segments) * config.rl.budget_tokens))
+    scale = right.norm().clamp_min(1e-300)
+    return {"split": ((split - right).norm() / scale).item(), "faulty": ((faulty - right).norm() / scale).item(),
+            "chains": len(batch), "most_segments": max(len(chain.segments) for chain in batch),
+            "gradient": right.norm().item()}  # fmt: skip
+
+
+def weigh(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> dict[str, float]:
+    """`one_weight` on a batch of the agent at the beginning of RL on chains."""
+    stage = run.stage("weight", total=1, unit="batches")
+    if stage.finished:
+        return stage.result()
+    stage.restore()
+    model, language, r = load_hf(run.path("checkpoints", "shown")), language_of(root), config.rl
+    tasks = list(itertools.islice(task_stream(config, "gate"), c.weighed))
+    generator = torch.Generator().manual_seed(hash_seed(config.seed, "weight"))
+    episodes = play(Sampler(model, torch.float32), language, tasks, r.rollouts, how, r.max_turns, generator, r.temperature)
+    return stage.finish(one_weight(model, episodes, config))
+
+
+def experiment(run: Run, config: Experiment) -> dict:
+    """Three trainings, ten plays, and the verdicts."""
+    c = config
+    root, recipe = agent(run, c.run, c.seed)
+    recipe = replace(recipe, seed=c.seed)
+    language: Language = language_of(root)
+    how = chains.chaining(language, c.trigger, c.room, c.longest_summary)
+    show(run, c, root, recipe, how)
+    reinforce(run, "plain", c, root, recipe, chains.unlimited(how))
+    reinforce(run, "chains", c, root, recipe, how)
+    weight = weigh(run, c, root, recipe, how)
+    found = {}
+    for policy, join in ARMS:
+        one = chains.unlimited(how) if join == "none" else replace(how, join=join)
+        found[policy, join] = measure(run, c, root, recipe, one, policy)
+    rows = [row for arm, one in found.items() for row in rows_of(arm, one, c)]
+    outgrown = found["plain", "none"]["counts"][..., COUNTS.index("longest")] > c.trigger
+    depth = found["plain", "none"]["depth"]
+    outgrows = {str(d): float(outgrown[depth == d].mean()) for d in sorted(set(depth.tolist()))}
+    claims = verdicts(found, weight, outgrows, c)
+    return {"rows": rows, "claims": claims, "limit": how.limit, "outgrows": outgrows, "weight": weight}
+
+
+def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -> list[dict]:
+    """Means of an arm: over all tasks and by depth with intervals of success; rewards by number of segments."""
+    rows, (policy, join) = [], arm
+    for d in ("all", *sorted(set(found["depth"].tolist()))):
+        some = found["counts"] if d == "all" else found["counts"][found["depth"] == d]
+        means = {name: float(some[..., i].mean()) for i, name in enumerate(COUNTS)}
+        success = bootstrap(some[..., 0].mean(1), n=c.resamples)
+        outgrown = float((some[..., COUNTS.index("longest")] > c.trigger).mean())
+        rows.append({"part": "arm", "policy": policy, "join": join, "depth": d, "tasks": len(some), **means,
+                     "low": success["low"], "high": success["high"], "outgrown": outgrown})  # fmt: skip
+    segments = found["counts"][..., COUNTS.index("segments")]
+    for n in sorted(set(segments.flatten().tolist())):
+        here = segments == n
+        tasks = here.any(1)
+        # One mean a task: a task's chains are not independent.
+        reward = bootstrap([found["counts"][t, here[t], 1].mean() for t in tasks.nonzero()[0]], n=c.resamples)
+        rows.append({"part": "segments", "policy": policy, "join": join, "segments": int(n), "chains": int(here.sum()),
+                     "tasks": int(tasks.sum()), "reward": reward["value"], "low": reward["low"], "high": reward["high"],
+                     "success": float(found["counts"][..., 0][here].mean())})  # fmt: skip
+    return rows
+
+
+def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> dict[str, float] | None:
+    """Σ top / Σ bottom with its interval, tasks drawn in pairs; None where the denominator is not surely above zero (its interval
+    reaches zero), so that a ratio says nothing."""
+    if bootstrap(bottom, n=n)["low"] <= 0:
+        return None
+
+    def of(drawn: np.ndarray) -> float:
+        return drawn[:, 0].sum() / max(drawn[:, 1].sum(), 1e-9)
+
+    return bootstrap(np.stack([top, bottom], 1), of, n=n)
+
+
+def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[dict]:
+    """The rules, fixed before any result was seen."""
+    near, post = "95% bootstrap over tasks, paired", "§4.1, self-summarisation post"
+
+    def per_task(arm: tuple[str, str], name: str) -> np.ndarray:
+        return found[arm]["counts"][..., COUNTS.index(name)].mean(1)
+
+    def quote(name: str, says: str, source: str, got: dict | None, rule: Callable[[dict], str], unit: str, note: str) -> dict:
+        if got is None:
+            return claim(name, says, source, None, decide(False), unit=unit, note=f"nothing to compare with; {note}")
+        return claim(name, says, source, got["value"], rule(got), (got["low"], got["high"]), unit, f"{near}; {note}")
+
+    own, success = ("chains", "self"), {arm: per_task(arm, "success") for arm in ARMS}
+    top = success["plain", "none"]
+    base = max((("plain", "separate"), ("shown", "separate")), key=lambda arm: success[arm].mean())
+    errors = ", ".join(f"{p} {j} {(top - success[p, j]).mean():.3f}" for p, j in ARMS if (p, j) != ("plain", "none"))
+    binds = ", ".join(f"{100 * share:.0f}% at depth {d}" for d, share in outgrows.items())
+
+    sizes = np.stack([per_task(arm, name) for arm in (own, base) for name in ("summary_tokens", "summaries")], 1)
+
+    def size(drawn: np.ndarray, column: int) -> float:
+        return drawn[:, column].sum() / max(drawn[:, column + 1].sum(), 1e-9)
+
+    both = bool(sizes[:, 1].any() and sizes[:, 3].any())
+    shorter = bootstrap(sizes, lambda drawn: size(drawn, 0) / max(size(drawn, 2), 1e-9), n=c.resamples) if both else None
+    prefill, saved = per_task(own, "prefill"), per_task(own, "saved")
+    played = ratio(per_task(("shown", "self"), "prefill"), per_task(("shown", "separate"), "prefill"), c.resamples)
+    gain = bootstrap(success[own] - success["shown", "self"], n=c.resamples)
+    unpaid = bootstrap(success[own] - success["plain", "self"], n=c.resamples)
+    before, after = (success[p, "none"] - success[p, "self"] for p in ("shown", "chains"))
+    fallen = bootstrap(before - after, n=c.resamples)
+    many = weight["most_segments"] > 1 and weight["gradient"] > 0
+    return [
+        quote("half-error", "self-summaries lose about half of the success that prompt-based compaction loses", post,
+              ratio(top - success[own], top - success[base], c.resamples),
+              lambda g: decide(g["high"] < 1 and g["low"] <= 0.5 or g["high"] <= 0.5, g["value"] < 1), "× its error",
+              f"error against the plain agent without limit, success {top.mean():.3f}, whose rollouts outgrow the trigger: "
+              f"{binds}; "
+              f"baseline {' '.join(base)}; errors: {errors}"),
+        quote("shorter", "its summaries are far shorter than those of prompt-based compaction: 1,000 tokens, not 5,000", post,
+              shorter, lambda g: decide(g["high"] <= 0.5, g["high"] < 1), "× their tokens",
+              f"tokens a summary: {' '.join(base)} {size(sizes, 2):.1f}, chains self {size(sizes, 0):.1f}; both were shown "
+              f"summaries of one scripted agent, so only RL could part them, and at most {c.longest_summary} tokens are allowed"),
+        quote("cache", "asking in the running context reuses its cache and saves prefill", post,
+              ratio(saved, prefill + saved, c.resamples), lambda g: decide(g["low"] > 0), "of all prefill",
+              f"counted on chains after RL: {prefill.mean():.0f} tokens a rollout instead of {(prefill + saved).mean():.0f}"
+              + (f"; played, before RL {played['value']:.2f} × what it fills with separate calls" if played else "")),
+        quote("rl-improves", "RL with the final reward on every token of the chain improves the summaries", "§4.1",
+              gain, lambda g: decide(g["low"] > 0 and fallen["low"] > 0, g["low"] > 0), "success",
+              f"under the limit, after minus before; the loss against its own play without limit falls by {fallen['value']:.3f} "
+              f"[{fallen['low']:.3f}, {fallen['high']:.3f}], without which the agent may only have become better at the rest; "
+              f"against plain RL, whose summaries no reward reached, {unpaid['value']:+.3f} "
+              f"[{unpaid['low']:.3f}, {unpaid['high']:.3f}]; "
+              "demonstrations were noisy on purpose, and part of any gain is the removal of that noise"),
+        claim("one-weight", "a chain with more segments does not weigh more than one with fewer", "§4.1", weight["split"],
+              decide(many and weight["split"] < 1e-9 and weight["faulty"] > 1e-2), unit="relative",
+              note="distance of the parameters' gradient with segments as rows from that with chains as rows, on "
+              f"{weight['chains']} chains of up to {weight['most_segments']} segments; with baseline and denominator over rows "
+              f"{weight['faulty']:.3f}"
+              + ("" if many else "; this batch had no chain of several segments, or no gradient")),
+    ]  # fmt: skip
+
+
+NAMES = {"shown": "before RL", "plain": "plain RL", "chains": "RL on chains"}
+
+
+def label(arm: tuple[str, str]) -> str:
+    return f"{NAMES[arm[0]]}: {'no limit' if arm[1] == 'none' else arm[1]}"
+
+
+def whiskers(rows: list[dict], value: str) -> list[list[float]]:
+    return [[row[value] - row["low"] for row in rows], [row["high"] - row[value] for row in rows]]
+
+
+def picture(found: dict, path: Path) -> None:
+    """Success in every way of going on, by depth, and rewards by the number of segments."""
+    from sims.drawing import COLOURS, GREY, save, sheet
+
+    figure, (left, middle, right) = sheet(3, "A context limit, and what joins the contexts", width=5.0, height=4.0)
+    arms = [row for row in found["rows"] if row["part"] == "arm"]
+    colours = {"none": GREY, "truncate": COLOURS[5], "separate": COLOURS[1], "self": COLOURS[0]}
+    whole = [row for row in arms if row["depth"] == "all"][::-1]
+    left.barh(range(len(whole)), [row["success"] for row in whole], color=[colours[row["join"]] for row in whole], height=0.7,
+              xerr=whiskers(whole, "success"), error_kw={"elinewidth": 1, "ecolor": "#333333"})  # fmt: skip
+    for place, row in enumerate(whole):
+        left.text(row["high"], place, f" {row['success']:.2f}", va="center", fontsize=9)
+    left.set_yticks(range(len(whole)), [label((row["policy"], row["join"])) for row in whole], fontsize=9)
+    left.set(xlabel="success (95% interval over tasks)", title=f"All tasks; limit {found['limit']} tokens")
+    left.set_xlim(0, max(0.1, 1.15 * max(row["high"] for row in whole)))
+    shown = (("plain", "none"), ("plain", "truncate"), ("plain", "separate"), ("shown", "self"), ("chains", "self"))
+    for n, arm in enumerate(shown):
+        some = [row for row in arms if (row["policy"], row["join"]) == arm and row["depth"] != "all"]
+        at, line = [row["depth"] + 0.06 * (n - 2) for row in some], "o--" if arm[0] == "shown" else "o-"
+        middle.errorbar(at, [row["success"] for row in some], whiskers(some, "success"), fmt=line, color=colours[arm[1]],
+                        markersize=4, label=label(arm))  # fmt: skip
+    ticks = [f"depth {d}\n{100 * share:.0f}% outgrow it" for d, share in found["outgrows"].items()]
+    middle.set_xticks([int(d) for d in found["outgrows"]], ticks)
+    middle.set(ylabel="success (95% interval over tasks)", title="By depth; share of rollouts beyond the trigger", ylim=(0, 1.02))
+    middle.legend(frameon=False, fontsize=8, loc="best")
+    by_number = [row for row in found["rows"] if row["part"] == "segments" and row["join"] == "self" and row["tasks"] > 1]
+    for arm, colour, side in (("shown", COLOURS[4], -1), ("chains", COLOURS[0], 1)):
+        some = [row for row in by_number if row["policy"] == arm]
+        at = [r["segments"] + 0.06 * side for r in some]
+        right.errorbar(at, [r["reward"] for r in some], whiskers(some, "reward"), fmt="o-", color=colour, markersize=4,
+                       label=label((arm, "self")))  # fmt: skip
+        for x, r in zip(at, some, strict=True):
+            right.annotate(str(r["chains"]), (x, r["reward"]), xytext=(5 * side, 4 * side), textcoords="offset points",
+                           fontsize=8, color=colour, ha="left" if side > 0 else "right",
+                           va="bottom" if side > 0 else "top")  # fmt: skip
+    most = max((r["segments"] for r in by_number), default=1)
+    right.set_xticks(range(1, most + 1))
+    right.set(xlabel="segments of the chain (beside the dots: chains)", ylabel="reward (95% interval over tasks)",
+              title="Reward of chains by their segments", xlim=(0.5, most + 0.5))  # fmt: skip
+    right.legend(frameon=False, fontsize=8)
+    save(figure, path)
