@@ -52,8 +52,9 @@ Where this file departs from the papers
    division by the deviation turns 1e-17 into a full step.
 
 Run it
-    etude run dr_grpo --scale small      a few seconds; the same as: python -m ref.dr_grpo
-    etude run dr_grpo --scale full       scaled/dr_grpo.py, or a clear answer while that does not exist
+    etude run dr-grpo --scale small      a few seconds; the same as: python -m ref.dr_grpo
+    etude figure grpo-bias               what the divisions do to gradient and length
+    etude run dr-grpo --scale full       scaled/dr_grpo.py, or a clear answer while that does not exist
 
 Glossary
     symbol       variable        shape    where

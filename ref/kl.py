@@ -1,7 +1,7 @@
 """KL regularisation: three estimates of KL(π‖π_ref) from sampled tokens, and what their gradients really do.
 
-Paper: Composer 2 technical report (arXiv:2603.24477v2), §4.1 and Figure 4. The estimators are John Schulman's
-("Approximating KL divergence", 2020). What happens when they are differentiated: arXiv:2510.01555.
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §4.1 and Figure 4. The estimators are John
+Schulman's ("Approximating KL divergence", 2020). What happens when they are differentiated: arXiv:2510.01555.
 
 With tokens x ~ q = π (the policy that sampled) and r = p(x)/q(x), p = π_ref:
 
@@ -21,7 +21,7 @@ gradient. All of this needs x ~ π. Tokens of an older policy μ need the import
 that changes gradients even where its *value* is one, because its gradient is not zero: E_q[∇(π/μ · k3)] is
 ∇KL(q‖p) again, the right one.
 
-Where this file departs from the paper
+Where this file departs from the papers
 1. The report speaks of sequences. Here everything is per token; sum over a rollout's tokens for the
    sequence's k1 (exact, by the chain rule of probability; a sum of k3 over tokens is not the k3 of the
    sequence).
@@ -33,15 +33,16 @@ Where this file departs from the paper
 
 Run it
     etude run kl --scale small      about a second; the same as: python -m ref.kl
+    etude figure kl-variance        Figure 4, and what each gradient really is; three minutes, wants runs/small
     etude run kl --scale full       scaled/kl.py, or a clear answer while that does not exist
 
 Glossary
-    symbol      variable    shape       where
-    log π(x)    logp        any, [B,T]  log-prob of the sampled token under the policy, nats
-    log π_ref   ref_logp    same        the same token under the reference, nats
-    log r       log_ratio   same        ref_logp − logp
-    π, π_ref    logits      [..., V]    unnormalised log-probs, `exact_kl`
-    u = m²      u           scalar      squared distance of the two Gaussians, Figure 4
+    symbol         variable              shape         where
+    log π(x)       logp                  any, [B, T]   the sampled token under the policy, nats
+    log π_ref(x)   ref_logp              same          the same token under the reference, nats
+    log r          log_ratio             same          ref_logp − logp
+    π, π_ref       logits, ref_logits    [..., V]      unnormalised log-probs, `exact_kl`
+    u = m²         u                     scalar        squared distance of the two Gaussians, Figure 4
 """
 
 import math

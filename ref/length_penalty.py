@@ -13,6 +13,11 @@ weight of their own, the same work done in fewer turns is cheaper: this is what 
     q → 1         ln(1 + kx) / k                     q = 0 or k → 0    x itself, a plain linear price
     q > 1         bounded by 1 / (k(q − 1))          0 < q ≤ 1         concave, but it grows without bound
 
+The trap is the slope. What moves the policy is the price of the next unit, C', and not the cost so far. Of
+two curves scaled to the same mean cost, the more bent one charges more for the next unit of an easy task and
+less of a hard one; and where kx stays far below one, every curve is the linear price. Choose k and the scale
+by `marginal_cost` at the efforts that the policy really makes.
+
 Where this file departs from the paper
 1. The formula as printed is 0/0 at both limits and loses its digits near them (three to five remain at q = 1
    + 1e-12). We use the same function with the limits taken out, ψ(y) = log1p(y)/y and φ(z) = expm1(z)/z, both
@@ -24,16 +29,18 @@ Where this file departs from the paper
    spending is the kind of fault that training finds before its author does.
 
 Run it
-    etude run length_penalty --scale small      a second; the same as: python -m ref.length_penalty
-    etude run length_penalty --scale full       scaled/length_penalty.py, or a clear answer until it exists
+    etude run length-penalty --scale small      a second; the same as: python -m ref.length_penalty
+    etude figure length-penalty                 Figure 6, and what agents trained under each curve do
+    etude run length-penalty --scale full       scaled/length_penalty.py, or a clear answer until it exists
 
 Glossary
-    symbol      variable    unit                where
-    x           x           token equivalents   §4.2, `effort`
-    k           k           1 / unit of x       how soon the curve bends: at x = 1/k the slope is 2^{−q}
-    q           q           –                   how much it bends
-    C_{k,q}     cost        unit of x           `length_penalty`
-    C'          –           –                   `marginal_cost`
+    symbol       variable   shape    unit                where
+    x            x          any      token equivalents   §4.2, `effort`
+    k            k          scalar   1 / unit of x       how soon it bends: at x = 1/k the slope is 2^{−q}
+    q            q          scalar   –                   how much it bends
+    ln(1 + kx)   growth     as x     –                   ours, departure 1
+    C_{k,q}(x)   –          as x     unit of x           `length_penalty`
+    C'(x)        –          as x     –                   `marginal_cost`
 """
 
 import math

@@ -1,33 +1,51 @@
-"""Multi-token prediction by self-distillation, and speculative decoding with it.
+"""Multi-token prediction by self-distillation: layers that guess the tokens after the next, and their speed.
 
-Composer 2 report (arXiv:2603.24477v2) §3.1: layers that guess the tokens after the next are trained from
-scratch on the same data, to match the *exact distribution* of the main head at each position instead of the
-next token's id. The layers are those of DeepSeek-V3 (arXiv:2412.19437, §2.2), with k = 1..D and h^0 the trunk
-before its final norm:
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §3.1; the layers are those of DeepSeek-V3
+(arXiv:2412.19437, §2.2).
 
-    h^k_i = Block_k( W_k · [RMSNorm(h^{k-1}_i); RMSNorm(Emb(t_{i+k}))] )
-    P^k_{i+k+1} = softmax(Head(RMSNorm_k(h^k_i)))            the guess of token i+k+1
+The layers are trained from scratch on the data of the trunk, to match the *exact distribution* of the main
+head at each position instead of the next token's id. With k = 1..K, h^0 the trunk before its final norm:
 
-Speculative decoding turns the guesses into speed and changes nothing that comes out: see `ref/decoder.py`.
+    h^k_i     = Block_k( W_k · [RMSNorm(h^{k−1}_i); RMSNorm(Emb(t_{i+k}))] )                          (1)
+    q^k_i     = softmax(Head(RMSNorm_k(h^k_i)))          the guess of token i+k+1                     (2)
+    L         = (1/K) Σ_k Σ_i w_{i+k+1} KL(p_{i+k} ‖ q^k_i)      p_j: the main head's guess of j+1    (3)
 
-Where this file departs from the papers:
+Why distributions: a draft is kept when the main head agrees with it, so the main head is what a draft has to
+match, also where the data surprise it. Drafts become speed by speculative decoding, which changes nothing
+that comes out: `ref/decoder.py`.
+
+The traps
+a. Depth k at i is given the tokens up to i+k and must never see i+k+1. It is the main head at i+k, not at i,
+   that it is compared with.
+b. N × V logits for each depth would be most of the memory of a step. Only their centroid is needed:
+   −Σ p log q = logsumexp(W h) − m·h with m = E_p[W], whose gradient in h is E_q[W] − m (`HeadLoss`).
+c. The teacher is the trunk itself. A gradient through p would let it become easy to guess instead of right:
+   p is never differentiated, and unless `detach_trunk=False` nothing reaches the trunk at all.
+
+Where this file departs from the papers
 1. The layers are dense, whatever the trunk is: a draft must be cheap.
 2. Embedding and head belong to the trunk. While the layers are distilled atop a frozen checkpoint nothing
-   reaches the trunk; in joint training `detach_trunk=False` lets gradients through hidden states, embedding
-   and head. The teacher is never differentiated.
+   reaches it; in joint training `detach_trunk=False` lets gradients through hidden states, embedding and
+   head.
 3. The sum over depths is a plain mean; DeepSeek-V3's factor λ is the caller's.
-4. A draft is a chain of D tokens, no tree.
-5. `share` and "hard" labels are ours, to be compared with.
+4. A draft is a chain of K tokens, no tree.
+5. `share` and "hard" labels (DeepSeek-V3's own loss) are here to be compared with.
 
+Run it
     etude run mtp --scale small      under a minute; the same as: python -m ref.mtp
+    etude figure mtp                 distributions against labels, and the speed drafts buy; wants runs/small
+    etude run mtp --scale full       scaled/mtp.py, or a clear answer while that does not exist
 
-| paper | here | shape |
-|---|---|---|
-| D, number of layers | `MTPConfig.depth` | – |
-| h^k_i | `x` after layer k | B T D |
-| W_k | `eh_proj` | D 2D |
-| main head's distribution at i+k | `target` | N D (as hidden states) |
-| E_p[W] | `centroid` | N D |
+Glossary
+    symbol     variable            shape    where
+    K          MTPConfig.depth     scalar   number of layers
+    h^k_i      x after layer k     B T D    (1), D the width
+    t          ids                 [B, T]   tokens; Emb(t) is `emb`
+    W_k        eh_proj             D 2D     (1)
+    p_{i+k}    target              N D      (3), as the hidden state that the head turns into p
+    m          centroid            N D      E_p[W], W the head's matrix [V, D]
+    Σ p log p  negentropy          N        what turns a cross-entropy into the KL, nats
+    w          weight              [B, T]   of the loss of the predicted token
 """
 
 from collections.abc import Callable
@@ -59,7 +77,7 @@ class MTPConfig:
     """Shape of the multi-token-prediction layers."""
 
     depth: int = 3
-    """Layers, one for each token after the next (D)."""
+    """Layers, one for each token after the next (K)."""
     intermediate_size: int = 256
     """Width of the dense SwiGLU in each layer."""
 
@@ -89,7 +107,7 @@ class MTPLayer(nn.Module):
 
 
 class MTP(nn.Module):
-    """D layers atop a trunk of shape `config`, whose embedding and head they use without owning them."""
+    """K layers atop a trunk of shape `config`, whose embedding and head they use without owning them."""
 
     def __init__(self, config: Config, mtp: MTPConfig = MTPConfig()):
         super().__init__()

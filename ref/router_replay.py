@@ -25,6 +25,7 @@ Where this file departs from the paper
 
 Run it
     etude run router-replay --scale small    seconds; the same as: python -m ref.router_replay
+    etude figure router-mismatch             between a coarse sampler and an exact trainer; wants runs/small
     etude run router-replay --scale full     scaled/router_replay.py, or a clear answer while there is none
 
 Glossary
