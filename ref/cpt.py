@@ -1,26 +1,51 @@
-"""Continued pretraining: from a folder of code to a model that has read it (Composer 2 report §3.1, Appendix B).
+"""Continued pretraining: from a folder of code to a model that has read it, and how surprised it still is.
 
-The report: a code-dominated mix; the bulk of compute at a short context, then a shorter long-context phase, then a short
-SFT; held-out *codebase perplexity* (files of a repository concatenated alphabetically, negative log-likelihood summed over a
-rolling window) follows progress. This file holds what those phases share: reading a corpus, the tokenizer, packing,
-the schedule, the loss and the perplexity. `sims/recipe.py` strings the phases together.
+Paper: Composer 2 technical report (arXiv:2603.24477v2), §3.1 and Appendix B.
 
-Departures:
+The report trains on a code-dominated mix: the bulk of the compute at a short context, then a shorter phase at
+a long one, then a short SFT. Held-out *codebase perplexity* follows it: the files of a repository one after
+the other, in alphabetical order, each token under a window that rolls along. This file holds what the phases
+share, in the order in which data flow; `sims/recipe.py` strings the phases together.
+
+    folder → files → tokens → packed rows → loss → codebase perplexity
+
+    L   = −Σ_{b,t} w_{b,t} log p(x_t | the tokens of its own document before it)   to be divided by a count
+    NLL = −Σ_{t ≥ 1} log p(x_t | x_{s(t)} … x_{t−1})                               s(t) begins its window
+    perplexity = exp(NLL / tokens)          bits per byte = NLL / (bytes · ln 2)
+
+The traps
+a. A packed row holds strangers. Attention must stay inside a document (`doc`, given to the network too), and
+   the first token of a document is nobody's to predict.
+b. `next_token_loss` returns a sum and a count. Divided by each micro-batch's own count, a token in a row full
+   of padding would weigh more than one in a full row; divide by the count of the whole step.
+c. A token at the start of a window has no context. Windows that overlap, of which only the new tokens are
+   scored, leave every token at least window − stride tokens of context; the figure hangs on both numbers.
+d. Perplexity per token depends on the tokenizer. Bits per byte of source do not: compare those.
+
+Where this file departs from the paper
 1. The base model is random weights: at this size pretraining and its continuation are the same act.
 2. Muon with AdamW (as Composer 2.5 does) instead of AdamW alone; `optimizer = "adamw"` gives the report's.
-3. The schedule (warm-up, stable, decay) is ours; the report names none. MiniCPM (arXiv:2404.06395, §4) is its source.
-4. bfloat16 over float32 masters instead of MXFP8 (that is issue `low precision`).
-5. Context lengths are 128 and 256 tokens, not 32k and 256k.
+3. The schedule (warm-up, stable, decay) is ours, the report names none; after MiniCPM (arXiv:2404.06395, §4).
+4. bfloat16 over float32 masters (`ref/precision.py`) instead of MXFP8.
+5. Contexts have 128 and 256 tokens, not 32k and 256k.
+6. The report's window rolls by a stride it does not give: ours is half a window. What is held out, a folder
+   of the corpus itself, is ours too.
 
-    etude run cpt --scale small            a few hundred steps on part of the standard library
-    etude run recipe --scale small         the whole
+Run it
+    etude run cpt --scale small           half a minute; the same as: python -m ref.cpt
+    etude run recipe --scale small        all phases, and what comes after them
+    etude figure cpt-rl                   what more of it does to the loss and to RL (Figure 2); an hour
+    etude run cpt --scale full            scaled/cpt.py, or a clear answer while that does not exist
 
-| paper | here | shape |
-|---|---|---|
-| tokens of a packed row | `ids` | R T |
-| document of a token (attention stays inside) | `doc` | R T, −1 for padding |
-| learning-rate factor | `wsd(step, …)` | scalar |
-| codebase NLL | `codebase_nll(…).nll` | nats, summed |
+Glossary
+    symbol             variable       shape    where
+    x                  ids            [B, T]   token ids; [R, T] as `pack` lays them out
+    document of x_t    doc            [B, T]   numbered in each row, −1 for padding
+    w                  weight         [B, T]   of the loss of token t; SFT: one on the agent's own tokens
+    –                  hidden         B T D    after the final norm, D the width
+    s(t)               starts         –        multiples of the stride, the last one pulled back
+    NLL                nll            scalar   `CodebaseNLL`, nats, summed
+    learning rate      wsd(step, …)   scalar   factor of it
 """
 
 import math
@@ -54,7 +79,8 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|env|>", "<|agent|>")
 """End of a document; the environment speaks; the agent speaks."""
 
 CODE = r" ?\w+|\n *| ?[^\s\w]+|\s+"
-"""Pieces that byte-pair merges may not cross: a word with its blank, a newline with the indentation behind it, punctuation."""
+"""Pieces that byte-pair merges may not cross: a word with its blank, a newline with the indentation behind
+it, punctuation."""
 
 
 @dataclass
@@ -71,11 +97,14 @@ class Corpus:
         return sum(len(text.encode()) for text in self.files.values())
 
 
-def read_corpus(root: str | Path, suffixes: Sequence[str] = (), exclude: Sequence[str] = (), max_bytes: int = 1 << 20) -> Corpus:
+def read_corpus(
+    root: str | Path, suffixes: Sequence[str] = (), exclude: Sequence[str] = (), max_bytes: int = 1 << 20
+) -> Corpus:
     """Every text file below `root`; hidden folders (.git) and folders named in `exclude` are not entered.
 
-    `suffixes`: only these (with the dot); none means all. A file is skipped and counted, never fatal, when it is empty,
-    larger than `max_bytes`, binary (a NUL byte), not UTF-8, or unreadable. Links are not followed: a corpus cannot loop.
+    `suffixes`: only these (with the dot); none means all. A file is skipped and counted, never fatal, when it
+    is empty, larger than `max_bytes`, binary (a NUL byte), not UTF-8, or unreadable. Links are not followed:
+    a corpus cannot loop.
     """
     corpus, root = Corpus(), Path(root)
     for path in sorted(walk(root, frozenset(exclude)), key=lambda p: p.relative_to(root).as_posix()):
@@ -118,16 +147,22 @@ def walk(folder: Path, exclude: frozenset[str]) -> Iterable[Path]:
 
 
 def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus, Corpus]:
-    """(name, training part, held-out codebase): the top-level folder whose size is nearest to `share` of the corpus, if one
-    holds at least a third and at most five times that; else every k-th file. ValueError if fewer than two files are there."""
+    """(name, training part, held-out codebase): the top-level folder whose size is nearest to `share` of the
+    corpus, if one holds at least a third and at most five times that, and not everything; else every k-th
+    file. ValueError if fewer than two files are there, and unless share lies between 0 and 1."""
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie between 0 and 1, got {share}")
     if len(corpus.files) < 2:
-        raise ValueError(f"the corpus has {len(corpus.files)} usable text files; at least two are needed to hold one out")
+        raise ValueError(
+            f"the corpus has {len(corpus.files)} usable text files; at least two are needed to hold one out"
+        )
     sizes: Counter = Counter()
     for name, text in corpus.files.items():
         if "/" in name:
             sizes[name.split("/")[0]] += len(text)
     wanted = share * sum(map(len, corpus.files.values()))
-    fit = [top for top, size in sizes.items() if wanted / 3 <= size <= 5 * wanted]
+    everything = len({name.split("/")[0] for name in corpus.files}) == 1
+    fit = [top for top, size in sizes.items() if wanted / 3 <= size <= 5 * wanted and not everything]
     if fit:
         name = min(fit, key=lambda top: (abs(sizes[top] - wanted), top))
         held = {f for f in corpus.files if f.split("/")[0] == name and "/" in f}
@@ -140,12 +175,16 @@ def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus,
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int):
-    """Byte-level BPE (Hugging Face `tokenizers.Tokenizer`) with `SPECIAL_TOKENS` first. Any text round-trips exactly."""
+    """Byte-level BPE (Hugging Face `tokenizers.Tokenizer`) with `SPECIAL_TOKENS` first. Any text round-trips
+    exactly. ValueError for a vocabulary without room for the special tokens and the 256 bytes."""
+    if vocab_size < len(SPECIAL_TOKENS) + 256:
+        raise ValueError(f"vocab_size must be at least {len(SPECIAL_TOKENS) + 256}, got {vocab_size}")
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(CODE), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    as_bytes = pre_tokenizers.ByteLevel(False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False,
@@ -155,15 +194,27 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
     return tokenizer
 
 
-def pack(documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_rows: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `length` tokens from whole documents, first fit among `open_rows`; only a document longer than a row is cut.
+def pack(
+    documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_rows: int = 32
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of `length` tokens from whole documents, first fit among `open_rows`; only a document longer than
+    a row is cut.
 
-    Returns ids [R, T] int32 and doc [R, T] int32: the documents of a row numbered from 0, −1 where `pad` fills up.
+    Returns ids [R, T] int32 and doc [R, T] int32: the documents of a row numbered from 0, −1 where `pad`
+    fills up. Raises ValueError for length or open_rows < 1 and for documents that are not sequences of whole
+    numbers.
     """
+    for name, value in (("length", length), ("open_rows", open_rows)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be at least 1, a whole number, got {value}")
     done: list[list[Sequence[int]]] = []
     rows: list[list[Sequence[int]]] = []
     room: list[int] = []
-    for document in documents:
+    for number, document in enumerate(documents):
+        tokens = np.asarray(document)
+        if len(document) and not (tokens.ndim == 1 and tokens.dtype.kind in "iu"):
+            got = f"{tokens.dtype} {list(tokens.shape)}"
+            raise ValueError(f"documents must be sequences of whole numbers; number {number} is {got}")
         for start in range(0, len(document), length):
             piece = document[start : start + length]
             at = next((i for i, free in enumerate(room) if free >= len(piece)), None)
@@ -188,26 +239,52 @@ def pack(documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_row
 
 
 def wsd(step: int, total: int, warmup: int, decay: int) -> float:
-    """Warm-up, stable, decay: factor of the learning rate at `step` (0-based) of `total`; linear up over `warmup` steps, one,
-    then linear down over the last `decay` steps, reaching 1/decay at the last."""
+    """Warm-up, stable, decay: factor of the learning rate at `step` (0-based) of `total`; linear up over
+    `warmup` steps, one, then linear down over the last `decay` steps, reaching 1/decay at the last.
+    ValueError for a step outside, and for negative warmup or decay."""
+    if not (0 <= step < total and warmup >= 0 and decay >= 0):
+        raise ValueError(
+            "step must lie in 0 … total − 1, warmup and decay not be negative; "
+            f"got {step}, {total}, {warmup}, {decay}"
+        )
     return min(1.0, (step + 1) / max(warmup, 1), (total - step) / max(decay, 1))
 
 
 def next_token_loss(
-    model: Transformer, hidden: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"], doc: Int[Tensor, "B T"] | None = None,
+    model: Transformer,
+    hidden: Float[Tensor, "B T D"],
+    ids: Int[Tensor, "B T"],
+    doc: Int[Tensor, "B T"] | None = None,
     weight: Tensor | None = None,
 ) -> tuple[Float[Tensor, ""], int | float]:
-    """Summed negative log-likelihood (nats) of every token given those before it in its document, and how many were scored.
+    """Summed negative log-likelihood (nats) of every token given those before it in its document, and how
+    many were scored.
 
-    `weight` [B, T] bool or float scales the loss of token t (SFT: 1 on the agent's own tokens). Divide by a *global* count, never
-    by a local mean, or micro-batches of unequal size weigh their tokens unequally."""
+    `weight` [B, T] bool or float scales the loss of token t (SFT: 1 on the agent's own tokens). Divide by a
+    *global* count, never by a local mean, or micro-batches of unequal size weigh their tokens unequally.
+    Where nothing is scored both are zero. ValueError for other shapes or dtypes, tokens outside the
+    vocabulary, and a weight or log-probs that are not finite."""
+    V, D = model.config.vocab_size, model.config.hidden_size
+    _expect("hidden", hidden, "float", "B", "T", D)
+    _expect("ids", ids, "int", *hidden.shape[:2])
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < V:
+        raise ValueError(f"ids must be tokens 0 to {V - 1}, got {int(ids.min())} to {int(ids.max())}")
+    if doc is not None:
+        _expect("doc", doc, "int", *ids.shape)
+    if weight is not None:
+        _expect("weight", weight, "any", *ids.shape)
+        if not bool(weight.isfinite().all()):
+            raise ValueError("weight must be finite")
     logp = model.logprob(hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     scored = torch.ones_like(ids[:, 1:], dtype=logp.dtype)
     if doc is not None:
         scored *= (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
     if weight is not None:
         scored *= weight[:, 1:]
-    return -(logp * scored.flatten()).sum(), scored.sum().item()
+    loss = -(logp * scored.flatten()).sum()
+    if not bool(loss.isfinite()):
+        raise ValueError("hidden must give finite log-probs at every position, scored or not; some are not")
+    return loss, scored.sum().item()
 
 
 @dataclass(frozen=True)
@@ -234,24 +311,35 @@ class CodebaseNLL:
 
 @torch.no_grad()
 def codebase_nll(
-    model: Transformer, tokenizer, path: str | Path | Corpus, window: int = 256, stride: int | None = None, max_tokens: int | None = None,
+    model: Transformer,
+    tokenizer,
+    path: str | Path | Corpus,
+    window: int = 256,
+    stride: int | None = None,
+    max_tokens: int | None = None,
     batch: int = 32,
 ) -> CodebaseNLL:
-    """Codebase perplexity (report Appendix B): files concatenated in alphabetical order, the NLL of every token but the first,
-    each under a window of at most `window` tokens that moves by `stride` (half a window unless told), so that a token has at
-    least window − stride tokens of context once the text is that long.
+    """Codebase perplexity (Appendix B): files concatenated in alphabetical order, the NLL of every token but
+    the first, each under a window of at most `window` tokens that moves by `stride` (half a window unless
+    told), so that a token has at least window − stride tokens of context once the text is that long.
 
-    `path`: a folder (read by `read_corpus`) or a `Corpus`. `max_tokens` scores only the beginning. ValueError if nothing can
-    be scored.
+    `path`: a folder (read by `read_corpus`) or a `Corpus`. `max_tokens` scores only the beginning. ValueError
+    if nothing can be scored, for batch < 1 or negative max_tokens, a tokenizer with more tokens than the
+    model, and log-probs not finite.
     """
+    if batch < 1 or (max_tokens or 0) < 0:
+        raise ValueError(f"batch must be at least 1, max_tokens not negative; got {batch} and {max_tokens}")
     corpus = path if isinstance(path, Corpus) else read_corpus(path)
     text = "\n".join(corpus.files[name] for name in sorted(corpus.files))
     ids = torch.tensor(tokenizer.encode(text).ids[: max_tokens or None])
-    stride = stride or window // 2
+    stride = window // 2 if stride is None else stride
     if len(ids) < 2 or not 1 <= stride < window:
         raise ValueError(f"nothing to score: {len(ids)} tokens, window {window}, stride {stride}")
+    if int(ids.max()) >= model.config.vocab_size:
+        known = model.config.vocab_size - 1
+        raise ValueError(f"tokenizer must give tokens 0 to {known}, gives up to {int(ids.max())}")
     size = len(text.encode()) if not max_tokens else len(tokenizer.decode(ids.tolist()).encode())
-    # Full windows start at multiples of the stride; the last one is pulled back so that it ends with the text.
+    # Full windows start at multiples of the stride; the last is pulled back so that it ends with the text.
     width = min(window, len(ids))
     starts = list(range(0, len(ids) - width, stride)) + [len(ids) - width]
     total, scored_to = 0.0, 1
@@ -263,7 +351,21 @@ def codebase_nll(
         for start, row in zip(some, logp, strict=True):
             total -= row[scored_to - start - 1 :].double().sum().item()
             scored_to = start + width
+    if not math.isfinite(total):
+        raise ValueError("model must give finite log-probs, and gives others")
     return CodebaseNLL(total, len(ids) - 1, size)
+
+
+def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
+    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
+    got = None if x is None else type(x).__name__
+    if isinstance(x, Tensor):
+        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
+        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+        if sizes and kind in (dtype, "any"):
+            return
+        got = f"{x.dtype} {list(x.shape)}"
+    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)
@@ -271,7 +373,7 @@ class Demo:
     """A very small network reads part of a corpus; the perplexity of a codebase that it never saw falls."""
 
     corpus: str | None = None
-    """Folder of code; none: the standard library's `email`, `json`, `asyncio`, `logging` and their neighbours."""
+    """Folder of code; none: the packages of the standard library whose names begin with a to e."""
     steps: int = 120
     """Optimiser steps of 2,048 tokens."""
     length: int = 128
@@ -292,7 +394,8 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     """Codebase perplexity and bits per byte of the held-out part along training."""
     torch.manual_seed(config.seed)
     if config.corpus is None:
-        corpus = read_corpus(sysconfig.get_paths()["stdlib"], (".py",), ("site-packages", "test", "tests", "idlelib", "lib2to3"))
+        skip = ("site-packages", "test", "tests", "idlelib", "lib2to3")
+        corpus = read_corpus(sysconfig.get_paths()["stdlib"], (".py",), skip)
         corpus = Corpus({n: t for n, t in corpus.files.items() if "/" in n and n < "f"}, corpus.skipped)
     else:
         corpus = read_corpus(config.corpus)
@@ -308,23 +411,25 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     ids, doc = (torch.from_numpy(a.astype(np.int64)) for a in pack(documents, config.length))
     order = torch.randperm(len(ids))
     model = Transformer(Config.tiny(
-        tokenizer.get_vocab_size(), hidden_size=config.hidden_size, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        num_experts=4, moe_intermediate_size=64,
+        tokenizer.get_vocab_size(), hidden_size=config.hidden_size, num_hidden_layers=2, num_experts=4,
+        num_attention_heads=2, num_key_value_heads=1, moe_intermediate_size=64,
     ))  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), config.lr, (0.9, 0.95), weight_decay=0.0, fused=True)
     figures = {}
     steps = min(config.steps, len(order) // rows)
     for step in range(steps + 1):
         if step % max(1, steps // config.looks) == 0 or step == steps:
             found = codebase_nll(model, tokenizer, held, config.length, max_tokens=8192)
-            figures[f"perplexity@{step * 2048}"], figures[f"bits_per_byte@{step * 2048}"] = found.perplexity, found.bits_per_byte
+            figures[f"perplexity@{step * 2048}"] = found.perplexity
+            figures[f"bits_per_byte@{step * 2048}"] = found.bits_per_byte
             log(step, steps, perplexity=found.perplexity)
         if step == steps:
             break
         some = order[step * rows : (step + 1) * rows]
         for group in optimizer.param_groups:
             group["lr"] = config.lr * wsd(step, steps, steps // 10, steps // 3)
-        loss, count = next_token_loss(model, model(ids[some], doc=doc[some], logits=False).hidden, ids[some], doc[some])
+        hidden = model(ids[some], doc=doc[some], logits=False).hidden
+        loss, count = next_token_loss(model, hidden, ids[some], doc[some])
         (loss / count).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -17,6 +17,7 @@ Where this file departs from the paper:
 | tokens accepted in a cycle | `taken` | – |
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,18 @@ def accept(
     p: distributions of the main head at the d drafts and one further; q: those the drafts were drawn from; u:
     d+1 uniform numbers in [0, 1). Draft x stands with probability min(1, p(x)/q(x)); at the first that falls
     the next token comes from norm(max(p − q, 0)), and if all stand from the last p: the result is distributed
-    as p, whatever q."""
+    as p, whatever q. Raises ValueError for other shapes, drafts outside the vocabulary, and what is negative
+    or not finite among p and q."""
+    d, V = len(draft), p.shape[-1]
+    found = (("p", list(p.shape), [d + 1, V]), ("q", list(q.shape), [d, V]), ("u", [len(u)], [d + 1]))
+    for name, got, shape in found:
+        if got != shape:
+            raise ValueError(f"{name} must have shape {shape} for {d} drafts, got {got}")
+    for name, x in (("p", p), ("q", q)):
+        if not (x.is_floating_point() and bool(((x >= 0) & (x < math.inf)).all())):
+            raise ValueError(f"{name} must hold probabilities, floating point, finite and not negative")
+    if not all(0 <= x < V for x in draft):
+        raise ValueError(f"draft must hold tokens 0 to {V - 1}, got {list(draft)}")
     for k, x in enumerate(draft):
         if u[k] * float(q[k, x]) >= float(p[k, x]):
             return k, invert((p[k] - q[k]).clamp_(min=0), u[-1])
@@ -145,6 +157,11 @@ class Decoder:
         depth = 0 if mtp is None else mtp.mtp.depth if draft_len is None else draft_len
         if mtp is not None and not 1 <= depth <= mtp.mtp.depth:
             raise ValueError(f"draft_len must lie between 1 and {mtp.mtp.depth}, got {draft_len}")
+        if not (max_len >= 1 and recall >= 0 and 0 <= temperature < math.inf):
+            raise ValueError(
+                "max_len must be at least 1, recall and temperature not negative, temperature finite; "
+                f"got {max_len}, {recall} and {temperature}"
+            )
         self.depth, self.max_len, self.temperature, self.generator = depth, max_len, temperature, generator
         self.recall = recall
         table = model.embed_tokens if model.config.tie_word_embeddings else model.lm_head
@@ -188,7 +205,11 @@ class Decoder:
         return len(self.tokens) + sum(len(p.draft) + len(p.given) for p in self.pending)
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Append given tokens; the next `generate` runs them in one pass. ValueError beyond max_len."""
+        """Append given tokens; the next `generate` runs them in one pass. ValueError beyond max_len, and for
+        tokens outside the vocabulary."""
+        V = len(self.embedding)
+        if not all(isinstance(t, int) and 0 <= t < V for t in tokens):
+            raise ValueError(f"tokens must be whole numbers from 0 to {V - 1}, got {list(tokens)}")
         if self.length + len(tokens) > self.max_len:
             raise ValueError(
                 f"context of {self.length} tokens and {len(tokens)} more exceed max_len {self.max_len}"

@@ -52,8 +52,9 @@ Where this file departs from the papers
    division by the deviation turns 1e-17 into a full step.
 
 Run it
-    etude run dr_grpo --scale small      a few seconds; the same as: python -m ref.dr_grpo
-    etude run dr_grpo --scale full       scaled/dr_grpo.py, or a clear answer while that does not exist
+    etude run dr-grpo --scale small      a few seconds; the same as: python -m ref.dr_grpo
+    etude figure grpo-bias               what the divisions do to gradient and length
+    etude run dr-grpo --scale full       scaled/dr_grpo.py, or a clear answer while that does not exist
 
 Glossary
     symbol       variable        shape    where
@@ -270,12 +271,15 @@ def _pessimistic(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_hig
 
 
 def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
-    """Refuse all but a "float", "bool" or "any" tensor of this shape, in which a letter is any size."""
-    right = x is not None and len(shape) == x.ndim
-    right = right and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-    if not right or not {"float": x.is_floating_point(), "bool": x.dtype == torch.bool, "any": True}[kind]:
-        got = None if x is None else f"{x.dtype} {list(x.shape)}"
-        raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
+    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
+    got = None if x is None else type(x).__name__
+    if isinstance(x, Tensor):
+        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
+        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+        if sizes and kind in (dtype, "any"):
+            return
+        got = f"{x.dtype} {list(x.shape)}"
+    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 def _refuse(message: str, rows: Tensor) -> None:

@@ -1,7 +1,7 @@
 """KL regularisation: three estimates of KL(π‖π_ref) from sampled tokens, and what their gradients really do.
 
-Paper: Composer 2 technical report (arXiv:2603.24477v2), §4.1 and Figure 4. The estimators are John Schulman's
-("Approximating KL divergence", 2020). What happens when they are differentiated: arXiv:2510.01555.
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §4.1 and Figure 4. The estimators are John
+Schulman's ("Approximating KL divergence", 2020). What happens when they are differentiated: arXiv:2510.01555.
 
 With tokens x ~ q = π (the policy that sampled) and r = p(x)/q(x), p = π_ref:
 
@@ -21,7 +21,7 @@ gradient. All of this needs x ~ π. Tokens of an older policy μ need the import
 that changes gradients even where its *value* is one, because its gradient is not zero: E_q[∇(π/μ · k3)] is
 ∇KL(q‖p) again, the right one.
 
-Where this file departs from the paper
+Where this file departs from the papers
 1. The report speaks of sequences. Here everything is per token; sum over a rollout's tokens for the
    sequence's k1 (exact, by the chain rule of probability; a sum of k3 over tokens is not the k3 of the
    sequence).
@@ -33,15 +33,16 @@ Where this file departs from the paper
 
 Run it
     etude run kl --scale small      about a second; the same as: python -m ref.kl
+    etude figure kl-variance        Figure 4, and what each gradient really is; three minutes, wants runs/small
     etude run kl --scale full       scaled/kl.py, or a clear answer while that does not exist
 
 Glossary
-    symbol      variable    shape       where
-    log π(x)    logp        any, [B,T]  log-prob of the sampled token under the policy, nats
-    log π_ref   ref_logp    same        the same token under the reference, nats
-    log r       log_ratio   same        ref_logp − logp
-    π, π_ref    logits      [..., V]    unnormalised log-probs, `exact_kl`
-    u = m²      u           scalar      squared distance of the two Gaussians, Figure 4
+    symbol         variable              shape         where
+    log π(x)       logp                  any, [B, T]   the sampled token under the policy, nats
+    log π_ref(x)   ref_logp              same          the same token under the reference, nats
+    log r          log_ratio             same          ref_logp − logp
+    π, π_ref       logits, ref_logits    [..., V]      unnormalised log-probs, `exact_kl`
+    u = m²         u                     scalar        squared distance of the two Gaussians, Figure 4
 """
 
 import math
@@ -65,10 +66,16 @@ def token_kl(
     `kind` is "k1", "k2" or "k3". Read the trap above before you call backward() on the result: for a term in
     the reward use k1 on detached log-probs, for a term in the loss use k2.
     A token that the reference calls impossible (ref_logp = −inf) gives inf for every kind. A token that the
-    policy itself calls impossible cannot have been sampled, and gives inf or NaN rather than a number made
-    up.
-    Raises ValueError for another kind.
+    policy itself calls impossible cannot have been sampled, and is an error.
+    Raises ValueError for another kind, for tensors that are not floating point or differ in shape, and for
+    any other log-prob that is not finite.
     """
+    _expect("logp", logp, "float", *getattr(logp, "shape", ()))
+    _expect("ref_logp", ref_logp, "float", *logp.shape)
+    if not bool(logp.isfinite().all()):
+        raise ValueError("logp must be finite: a token without a finite log-prob cannot have been sampled")
+    if not bool((ref_logp < math.inf).all()):
+        raise ValueError("ref_logp must be finite or −inf, and some are NaN or +inf")
     log_ratio = ref_logp - logp
     if kind == "k1":
         return -log_ratio
@@ -86,7 +93,16 @@ def exact_kl(
 
     Tokens that π forbids (logit −inf) contribute nothing to the value or to the gradient, whatever the
     reference says; a token that π allows and π_ref forbids makes the divergence what it is, infinite.
+    Raises ValueError for tensors that are not floating point or differ in shape, without a vocabulary, and
+    for logits that are no distribution: NaN, +inf, or −inf for every token.
     """
+    _expect("logits", logits, "float", *getattr(logits, "shape", ())[:-1], "V")
+    _expect("ref_logits", ref_logits, "float", *logits.shape)
+    for name, x in (("logits", logits), ("ref_logits", ref_logits)):
+        if not (x.shape[-1] and bool((x < math.inf).all() and (x > -math.inf).any(-1).all())):
+            raise ValueError(
+                f"{name} must be finite or −inf, with a finite one in each row; got {list(x.shape)}"
+            )
     wide = torch.promote_types(torch.promote_types(logits.dtype, ref_logits.dtype), torch.float32)
     logp, ref_logp = logits.to(wide).log_softmax(-1), ref_logits.to(wide).log_softmax(-1)
     probs = logp.exp()
@@ -99,8 +115,11 @@ def exact_kl(
 def gaussian_oracle(m: float) -> dict[str, tuple[float, float]]:
     """(mean, variance) of the exact KL and of k1, k2, k3, for q = N(0, 1) and p = N(m, 1); nats and nats².
 
-    log r = m·x − m²/2 is Gaussian with mean −u/2 and variance u, from which every entry follows.
+    log r = m·x − m²/2 is Gaussian with mean −u/2 and variance u, from which every entry follows. Raises
+    ValueError unless m is finite.
     """
+    if not math.isfinite(m):
+        raise ValueError(f"m must be finite; got {m}")
     u = m * m
     return {
         "exact": (u / 2, 0.0),
@@ -120,6 +139,18 @@ def crossing() -> float:
     for _ in range(20):
         u -= (math.expm1(u) - 2 * u) / (math.exp(u) - 2)
     return u / 2
+
+
+def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
+    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
+    got = None if x is None else type(x).__name__
+    if isinstance(x, Tensor):
+        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
+        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+        if sizes and kind in (dtype, "any"):
+            return
+        got = f"{x.dtype} {list(x.shape)}"
+    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,11 @@ weight of their own, the same work done in fewer turns is cheaper: this is what 
     q → 1         ln(1 + kx) / k                     q = 0 or k → 0    x itself, a plain linear price
     q > 1         bounded by 1 / (k(q − 1))          0 < q ≤ 1         concave, but it grows without bound
 
+The trap is the slope. What moves the policy is the price of the next unit, C', and not the cost so far. Of
+two curves scaled to the same mean cost, the more bent one charges more for the next unit of an easy task and
+less of a hard one; and where kx stays far below one, every curve is the linear price. Choose k and the scale
+by `marginal_cost` at the efforts that the policy really makes.
+
 Where this file departs from the paper
 1. The formula as printed is 0/0 at both limits and loses its digits near them (three to five remain at q = 1
    + 1e-12). We use the same function with the limits taken out, ψ(y) = log1p(y)/y and φ(z) = expm1(z)/z, both
@@ -24,16 +29,18 @@ Where this file departs from the paper
    spending is the kind of fault that training finds before its author does.
 
 Run it
-    etude run length_penalty --scale small      a second; the same as: python -m ref.length_penalty
-    etude run length_penalty --scale full       scaled/length_penalty.py, or a clear answer until it exists
+    etude run length-penalty --scale small      a second; the same as: python -m ref.length_penalty
+    etude figure length-penalty                 Figure 6, and what agents trained under each curve do
+    etude run length-penalty --scale full       scaled/length_penalty.py, or a clear answer until it exists
 
 Glossary
-    symbol      variable    unit                where
-    x           x           token equivalents   §4.2, `effort`
-    k           k           1 / unit of x       how soon the curve bends: at x = 1/k the slope is 2^{−q}
-    q           q           –                   how much it bends
-    C_{k,q}     cost        unit of x           `length_penalty`
-    C'          –           –                   `marginal_cost`
+    symbol       variable   shape    unit                where
+    x            x          any      token equivalents   §4.2, `effort`
+    k            k          scalar   1 / unit of x       how soon it bends: at x = 1/k the slope is 2^{−q}
+    q            q          scalar   –                   how much it bends
+    ln(1 + kx)   growth     as x     –                   ours, departure 1
+    C_{k,q}(x)   –          as x     unit of x           `length_penalty`
+    C'(x)        –          as x     –                   `marginal_cost`
 """
 
 import math
@@ -46,17 +53,20 @@ from torch import Tensor
 
 __all__ = ["length_penalty", "marginal_cost", "Effort", "EffortWeights", "effort"]
 
-Number = int | float | np.ndarray | np.floating | Tensor
+Number = int | float | np.ndarray | np.number | Tensor
 
 
 def _log_growth(x: Number, k: int | float, q: int | float) -> tuple[Tensor, Tensor]:
     """x in float64 and log(1 + kx), after the checks that both public curves share."""
     if not (0 <= k < math.inf and 0 <= q < math.inf):
         raise ValueError(f"k and q must be finite and not negative; got k={k}, q={q}")
+    if not isinstance(x, Number) or (x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x)):
+        raise ValueError(f"effort x must be a real number, array or tensor; got {type(x).__name__}")
     wide = torch.as_tensor(x, dtype=torch.float64)
-    if not bool((wide >= 0).all()):
-        raise ValueError("effort x must not be negative or NaN")
-    return wide, torch.log1p(k * wide)
+    growth = torch.log1p(k * wide)
+    if not bool(((wide >= 0) & growth.isfinite()).all()):
+        raise ValueError("effort x must be finite and not negative, and so must kx; some are not")
+    return wide, growth
 
 
 def _like(result: Tensor, x: Number) -> Number:
@@ -78,7 +88,8 @@ def length_penalty(x: Number, k: int | float, q: int | float) -> Number:
 
     k ≥ 0 per unit of x, q ≥ 0. Relative error below 1e-12 at every k and q, the limits included (§4.2).
     Returns what it was given: float for a number, array for an array, tensor of its own dtype for a tensor.
-    Raises ValueError for negative x, k or q.
+    Raises ValueError for x, k or q that are negative or not finite, for kx beyond float64, and for x that is
+    no real number.
     """
     wide, growth = _log_growth(x, k, q)
     z = (1 - q) * growth
@@ -128,11 +139,14 @@ class EffortWeights:
 
 
 def effort(counts: Effort, weights: EffortWeights = EffortWeights()) -> float:
-    """x = Σ weight · count over the six terms, in token equivalents. ValueError if one is negative."""
+    """x = Σ weight · count over the six terms, in token equivalents. ValueError unless all are finite
+    and not negative."""
     price, total = asdict(weights), 0.0
     for name, count in asdict(counts).items():
-        if not (count >= 0 and price[name] >= 0):
-            raise ValueError(f"{name}: count and weight must not be negative; got {count} and {price[name]}")
+        if not (0 <= count < math.inf and 0 <= price[name] < math.inf):
+            raise ValueError(
+                f"{name}: count and weight must be finite and not negative; got {count} and {price[name]}"
+            )
         total += price[name] * count
     return total
 

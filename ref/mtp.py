@@ -1,33 +1,51 @@
-"""Multi-token prediction by self-distillation, and speculative decoding with it.
+"""Multi-token prediction by self-distillation: layers that guess the tokens after the next, and their speed.
 
-Composer 2 report (arXiv:2603.24477v2) §3.1: layers that guess the tokens after the next are trained from
-scratch on the same data, to match the *exact distribution* of the main head at each position instead of the
-next token's id. The layers are those of DeepSeek-V3 (arXiv:2412.19437, §2.2), with k = 1..D and h^0 the trunk
-before its final norm:
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §3.1; the layers are those of DeepSeek-V3
+(arXiv:2412.19437, §2.2).
 
-    h^k_i = Block_k( W_k · [RMSNorm(h^{k-1}_i); RMSNorm(Emb(t_{i+k}))] )
-    P^k_{i+k+1} = softmax(Head(RMSNorm_k(h^k_i)))            the guess of token i+k+1
+The layers are trained from scratch on the data of the trunk, to match the *exact distribution* of the main
+head at each position instead of the next token's id. With k = 1..K, h^0 the trunk before its final norm:
 
-Speculative decoding turns the guesses into speed and changes nothing that comes out: see `ref/decoder.py`.
+    h^k_i     = Block_k( W_k · [RMSNorm(h^{k−1}_i); RMSNorm(Emb(t_{i+k}))] )                          (1)
+    q^k_i     = softmax(Head(RMSNorm_k(h^k_i)))          the guess of token i+k+1                     (2)
+    L         = (1/K) Σ_k Σ_i w_{i+k+1} KL(p_{i+k} ‖ q^k_i)      p_j: the main head's guess of j+1    (3)
 
-Where this file departs from the papers:
+Why distributions: a draft is kept when the main head agrees with it, so the main head is what a draft has to
+match, also where the data surprise it. Drafts become speed by speculative decoding, which changes nothing
+that comes out: `ref/decoder.py`.
+
+The traps
+a. Depth k at i is given the tokens up to i+k and must never see i+k+1. It is the main head at i+k, not at i,
+   that it is compared with.
+b. N × V logits for each depth would be most of the memory of a step. Only their centroid is needed:
+   −Σ p log q = logsumexp(W h) − m·h with m = E_p[W], whose gradient in h is E_q[W] − m (`HeadLoss`).
+c. The teacher is the trunk itself. A gradient through p would let it become easy to guess instead of right:
+   p is never differentiated, and unless `detach_trunk=False` nothing reaches the trunk at all.
+
+Where this file departs from the papers
 1. The layers are dense, whatever the trunk is: a draft must be cheap.
 2. Embedding and head belong to the trunk. While the layers are distilled atop a frozen checkpoint nothing
-   reaches the trunk; in joint training `detach_trunk=False` lets gradients through hidden states, embedding
-   and head. The teacher is never differentiated.
+   reaches it; in joint training `detach_trunk=False` lets gradients through hidden states, embedding and
+   head.
 3. The sum over depths is a plain mean; DeepSeek-V3's factor λ is the caller's.
-4. A draft is a chain of D tokens, no tree.
-5. `share` and "hard" labels are ours, to be compared with.
+4. A draft is a chain of K tokens, no tree.
+5. `share` and "hard" labels (DeepSeek-V3's own loss) are here to be compared with.
 
+Run it
     etude run mtp --scale small      under a minute; the same as: python -m ref.mtp
+    etude figure mtp                 distributions against labels, and the speed drafts buy; wants runs/small
+    etude run mtp --scale full       scaled/mtp.py, or a clear answer while that does not exist
 
-| paper | here | shape |
-|---|---|---|
-| D, number of layers | `MTPConfig.depth` | – |
-| h^k_i | `x` after layer k | B T D |
-| W_k | `eh_proj` | D 2D |
-| main head's distribution at i+k | `target` | N D (as hidden states) |
-| E_p[W] | `centroid` | N D |
+Glossary
+    symbol     variable            shape    where
+    K          MTPConfig.depth     scalar   number of layers
+    h^k_i      x after layer k     B T D    (1), D the width
+    t          ids                 [B, T]   tokens; Emb(t) is `emb`
+    W_k        eh_proj             D 2D     (1)
+    p_{i+k}    target              N D      (3), as the hidden state that the head turns into p
+    m          centroid            N D      E_p[W], W the head's matrix [V, D]
+    Σ p log p  negentropy          N        what turns a cross-entropy into the KL, nats
+    w          weight              [B, T]   of the loss of the predicted token
 """
 
 from collections.abc import Callable
@@ -59,13 +77,15 @@ class MTPConfig:
     """Shape of the multi-token-prediction layers."""
 
     depth: int = 3
-    """Layers, one for each token after the next (D)."""
+    """Layers, one for each token after the next (K)."""
     intermediate_size: int = 256
     """Width of the dense SwiGLU in each layer."""
 
     def __post_init__(self):
-        if self.depth < 1:
-            raise ValueError("depth must be at least 1")
+        for name in ("depth", "intermediate_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be at least 1, a whole number, got {value}")
 
 
 class MTPLayer(nn.Module):
@@ -87,7 +107,7 @@ class MTPLayer(nn.Module):
 
 
 class MTP(nn.Module):
-    """D layers atop a trunk of shape `config`, whose embedding and head they use without owning them."""
+    """K layers atop a trunk of shape `config`, whose embedding and head they use without owning them."""
 
     def __init__(self, config: Config, mtp: MTPConfig = MTPConfig()):
         super().__init__()
@@ -105,7 +125,12 @@ class MTP(nn.Module):
         doc: Int[Tensor, "B T"] | None = None,
     ) -> list[Float[Tensor, "B T D"]]:
         """Per depth k the final hidden states whose head gives the guess of token i+k+1. Positions i ≥ T−k
-        have no token i+k: what stands there is meaningless, and nothing before it depends on it."""
+        have no token i+k: what stands there is meaningless, and nothing before it depends on it. ValueError
+        for other shapes or dtypes."""
+        _expect("prenorm", prenorm, "float", "B", "T", self.config.hidden_size)
+        _expect("emb", emb, "float", *prenorm.shape)
+        if doc is not None:
+            _expect("doc", doc, "int", *prenorm.shape[:2])
         T = prenorm.shape[1]
         rope = rope_table(self.config, torch.arange(T, device=prenorm.device), prenorm.dtype)
         mask = attention_mask(self.config, T, 0, doc, prenorm)
@@ -204,9 +229,25 @@ def mtp_loss(
     *predicted* token, as in `cpt.next_token_loss`. `detach_trunk=False` lets gradients reach the trunk
     through hidden states, embedding and head. `share` < 1 scores that share of the positions, drawn by
     `generator`; the layers still see all. Figures: `kl_k` or `nll_k` per position and `agree_k`, how often
-    the guess is the target's most likely token. Divide the loss by a *global* count."""
+    the guess is the target's most likely token. Divide the loss by a *global* count.
+
+    Where nothing is scored the loss is zero. Raises ValueError for an unknown kind, share outside [0, 1],
+    chunk < 1, other shapes or dtypes, tokens outside the vocabulary, and for a weight or a loss that is not
+    finite."""
     if kind not in ("distill", "hard"):
         raise ValueError(f"kind must be distill or hard, got {kind!r}")
+    if not (0 <= share <= 1 and chunk >= 1):
+        raise ValueError(f"share must lie between 0 and 1 and chunk be at least 1, got {share} and {chunk}")
+    _expect("ids", ids, "int", *out.prenorm.shape[:2])
+    V = model.config.vocab_size
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < V:
+        raise ValueError(f"ids must be tokens 0 to {V - 1}, got {int(ids.min())} to {int(ids.max())}")
+    if doc is not None:
+        _expect("doc", doc, "int", *ids.shape)
+    if weight is not None:
+        _expect("weight", weight, "any", *ids.shape)
+        if not bool(weight.isfinite().all()):
+            raise ValueError("weight must be finite")
     table = model.embed_tokens if model.config.tie_word_embeddings else model.lm_head
     prenorm, emb, head = out.prenorm, model.embed_tokens(ids), table.weight
     if detach_trunk:
@@ -237,6 +278,8 @@ def mtp_loss(
         figures[f"{'kl' if kind == 'distill' else 'nll'}_{k}"] = kl / max(n, 1e-9)
         figures[f"agree_{k}"] = agree / max(n, 1e-9)
         count += n
+    if not bool(total.isfinite()):
+        raise ValueError("out must give finite log-probs, and its hidden states (or the layers) give others")
     return total / mtp.mtp.depth, count / mtp.mtp.depth, figures
 
 
@@ -252,7 +295,11 @@ def speculative_generate(
     stop: int | None = None,
 ) -> Generation:
     """Continue a prompt with drafts by `mtp`, verified by `model`; same tokens (greedy) or same distribution
-    (temperature > 0) as `plain_generate`."""
+    (temperature > 0) as `plain_generate`. ValueError for a prompt that is not one row of tokens, one at
+    least, for max_new_tokens < 0, and as `Decoder` raises it."""
+    _expect("prompt", prompt, "int", 1, "T")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must not be negative, got {max_new_tokens}")
     max_len = prompt.shape[1] + max_new_tokens
     decoder = Decoder(
         model, mtp, max_len=max_len, temperature=temperature, generator=generator, draft_len=draft_len
@@ -275,6 +322,18 @@ def plain_generate(
     return speculative_generate(
         model, None, prompt, max_new_tokens, temperature=temperature, generator=generator, stop=stop
     )
+
+
+def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
+    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
+    got = None if x is None else type(x).__name__
+    if isinstance(x, Tensor):
+        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
+        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+        if sizes and kind in (dtype, "any"):
+            return
+        got = f"{x.dtype} {list(x.shape)}"
+    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ Where this file departs from the paper
 
 Run it
     etude run router-replay --scale small    seconds; the same as: python -m ref.router_replay
+    etude figure router-mismatch             between a coarse sampler and an exact trainer; wants runs/small
     etude run router-replay --scale full     scaled/router_replay.py, or a clear answer while there is none
 
 Glossary
@@ -56,7 +57,7 @@ def replay(
     Always k distinct experts, for any scores (ties, −inf). ValueError for NaN or +inf among the scores, for
     replayed experts that are not k distinct ones of the E, and for alpha outside [0, 1]. §6.2."""
     check(scores, replayed, k, alpha)
-    E = scores.shape[1]
+    E, replayed = scores.shape[1], replayed.long()
     floor = scores.topk(k, -1)[0][:, -1:] + (math.log(alpha) if alpha else -math.inf)
     plausible = scores >= floor
     kept = torch.zeros_like(plausible).scatter_(1, replayed, plausible.gather(1, replayed))
@@ -66,42 +67,47 @@ def replay(
 
 def check(scores: Tensor, replayed: Tensor, k: int, alpha: float) -> None:
     """Raises ValueError, naming the argument at fault."""
+    _expect("scores", scores, "float", "N", "E")
     N, E = scores.shape
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
     if not 1 <= k <= E:
         raise ValueError(f"k must lie between 1 and the {E} experts, got {k}")
-    if replayed.shape != (N, k):
-        raise ValueError(f"replayed must have shape [{N}, {k}], got {list(replayed.shape)}")
+    _expect("replayed", replayed, "int", N, k)
     if bool((scores.isnan() | (scores == math.inf)).any()):
         raise ValueError("scores must be finite or -inf, and some are NaN or +inf")
-    if not N:
-        return
-    if int(replayed.min()) < 0 or int(replayed.max()) >= E:
-        raise ValueError(
-            f"replayed must name experts 0 to {E - 1}, got {int(replayed.min())} to {int(replayed.max())}"
-        )
-    ordered = replayed.sort(-1)[0]
-    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
-        raise ValueError("replayed must hold distinct experts in each row, and some row repeats one")
+    _distinct("replayed", replayed, E)
 
 
 def gates(
     scores: Float[Tensor, "N E"], experts: Int[Tensor, "N K"], normalise: bool = True
 ) -> Float[Tensor, "N K"]:
     """Weights of the chosen experts, from this router's own scores, so that gradients reach it: a softmax
-    over the chosen (or over all E, without `normalise`)."""
+    over the chosen (or over all E, without `normalise`). Raises ValueError for experts that are not distinct
+    ones of the E, for scores that are NaN or +inf, and for rows that a softmax is of none but −inf."""
+    _expect("scores", scores, "float", "N", "E")
+    _expect("experts", experts, "int", len(scores), "K")
+    _distinct("experts", experts, scores.shape[1])
+    weighed = scores.gather(-1, experts.long()) if normalise else scores
+    if not bool((scores < math.inf).all() and (weighed > -math.inf).any(-1).all()):
+        raise ValueError("scores must be finite or -inf, and in each row finite for some weighed expert")
     if normalise:
-        return scores.gather(-1, experts).softmax(-1)
-    return scores.softmax(-1).gather(-1, experts)
+        return weighed.softmax(-1)
+    return weighed.softmax(-1).gather(-1, experts.long())
 
 
 def mismatch(
     logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
 ) -> dict[str, float]:
     """How far trainer and inference engine are apart on the sampled tokens (mask True), in nats: `kl` the
-    mean of log μ − log π (an estimate of KL(μ‖π)), and p50, p99 and max of |log π − log μ|. ValueError when
-    no token is sampled."""
+    mean of log μ − log π (an estimate of KL(μ‖π)), and p50, p99 and max of |log π − log μ|. Raises ValueError
+    for other shapes or dtypes, when no token is sampled, and for log-probs of sampled ones not finite."""
+    _expect("logp", logp, "float", *getattr(logp, "shape", ()))
+    _expect("behavior", behavior, "float", *logp.shape)
+    _expect("mask", mask, "bool", *logp.shape)
+    for name, x in (("logp", logp), ("behavior", behavior)):
+        if not bool(x[mask].isfinite().all()):
+            raise ValueError(f"{name} must be finite where mask is True")
     if not bool(mask.any()):
         raise ValueError("mask must be True somewhere: there is no sampled token to compare")
     difference = (behavior - logp)[mask].double()
@@ -113,7 +119,16 @@ def mismatch(
 def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "N K"]]) -> dict[str, float]:
     """Per layer the experts of both engines → `decisions`, the share of chosen experts that the other did not
     choose, and `tokens`, the share of tokens with such an expert in at least one layer. The order of a
-    token's experts does not count."""
+    token's experts does not count. Raises ValueError unless both hold as many layers, one at least, of one
+    shape [N, K] with N and K at least 1."""
+    if not len(ours) == len(theirs) > 0:
+        raise ValueError(f"ours and theirs must hold as many layers, got {len(ours)} and {len(theirs)}")
+    for name, experts in (("ours", ours), ("theirs", theirs)):
+        for layer, chosen in enumerate(experts):
+            shape = ours[0].shape if layer or name == "theirs" else "NK"
+            _expect(f"{name}[{layer}]", chosen, "int", *shape)
+    if not ours[0].numel():
+        raise ValueError(f"ours must hold experts of at least one token, got {list(ours[0].shape)}")
     missing = torch.stack(
         [~(a.unsqueeze(2) == b.unsqueeze(1)).any(2) for a, b in zip(ours, theirs, strict=True)]
     )
@@ -121,6 +136,27 @@ def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "
         "decisions": missing.double().mean().item(),
         "tokens": missing.any(2).any(0).double().mean().item(),
     }
+
+
+def _distinct(name: str, experts: Tensor, E: int) -> None:
+    low, high = (int(experts.min()), int(experts.max())) if experts.numel() else (0, 0)
+    if low < 0 or high >= max(E, 1):
+        raise ValueError(f"{name} must name experts 0 to {E - 1}, got {low} to {high}")
+    ordered = experts.sort(-1)[0]
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        raise ValueError(f"{name} must hold distinct experts in each row, and some row repeats one")
+
+
+def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
+    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
+    got = None if x is None else type(x).__name__
+    if isinstance(x, Tensor):
+        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
+        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+        if sizes and kind in (dtype, "any"):
+            return
+        got = f"{x.dtype} {list(x.shape)}"
+    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)
@@ -138,7 +174,7 @@ class Demo:
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """The mismatch of log-probs without replay, with it, and with the filter; and how many decisions differ."""
+    """Mismatch of log-probs without replay, with it, and with the filter; and how many decisions differ."""
     from ref.model import Config, Transformer
 
     torch.manual_seed(config.seed)
@@ -164,7 +200,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     behavior, sampled = run(engine)
     own, out = run(trainer)
     figures |= {f"differing_{k}": v for k, v in differing(out.experts, sampled.experts).items()}
-    # The filter looks at the scores of the very pass it steers: each layer's input depends on the layers before.
+    # The filter looks at the scores of the very pass it steers: a layer's input depends on those before.
     filtered = [
         partial(replay, replayed=e, k=shape.num_experts_per_tok, alpha=config.alpha) for e in sampled.experts
     ]

@@ -31,6 +31,7 @@ Where this file departs from the paper
 
 Run it
     etude run self-summary --scale small     seconds; the same as: python -m ref.self_summary
+    etude figure self-summary                what joining by summaries is worth to an agent; wants runs/small
     etude run self-summary --scale full      scaled/self_summary.py, or a clear answer while there is none
 
 Glossary
@@ -43,6 +44,7 @@ Glossary
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -81,8 +83,9 @@ class Chaining:
 
     def __post_init__(self):
         for name, least in (("trigger", 1), ("longest_summary", 1), ("room", 0), ("max_segments", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be at least {least}, a whole number, got {value}")
         if self.join not in ("self", "separate", "truncate", "none"):
             raise ValueError(f"join must be self, separate, truncate or none, got {self.join!r}")
         if self.join in ("self", "separate") and not self.request:
@@ -221,10 +224,19 @@ def rollout_chains(
     all first segments, one for all second ones, and so on; no context is longer than `how.limit` tokens.
 
     A conversation that ends below the trigger gives one segment, the rollout of `sampler.rollout`. Raises
-    ValueError if there are no conversations, and if a context could open at the trigger: `trigger` must
-    exceed every prompt with the longest summary and `resume`. §4.1."""
+    ValueError if there are no conversations, for given tokens outside the vocabulary, an empty prompt, a
+    temperature that is none, a policy whose log-probs are not finite, and if a context could open at the
+    trigger: `trigger` must exceed every prompt with the longest summary and `resume`. §4.1."""
     if not conversations:
         raise ValueError("conversations must hold at least one conversation")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be finite and not negative, got {temperature}")
+    given = {f"prompt of conversation {n}": c.prompt for n, c in enumerate(conversations)}
+    network = getattr(sampler, "model", None)  # a scripted stand-in has none
+    vocab = network.config.vocab_size if network is not None else math.inf
+    for name, tokens in (given | {n: getattr(how, n) for n in ("request", "resume", "instruction")}).items():
+        if not all(isinstance(t, int) and 0 <= t < vocab for t in tokens) or (name in given and not tokens):
+            raise ValueError(f"{name} must hold tokens 0 to {vocab - 1}, and a prompt one at least")
     opening = max(len(c.prompt) for c in conversations) + how.longest_summary + len(how.resume)
     if how.join != "none" and how.trigger <= opening:
         raise ValueError(
@@ -234,6 +246,8 @@ def rollout_chains(
     links = live = [_Link(c, how) for c in conversations]
     while live:
         rollouts = sampler.rollout(live, how.limit, temperature, generator)
+        if not all(bool(rollout.logp.isfinite().all()) for rollout in rollouts):
+            raise ValueError("sampler must give finite log-probs, and its policy gave others")
         live = [link for link, rollout in zip(live, rollouts, strict=True) if link.take(rollout)]
     return [link.chain for link in links]
 
@@ -260,17 +274,29 @@ def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Te
     masked by `sampled`, then gives it once to every token that the policy wrote in the chain.
 
     `advantages` must be taken over chains (one reward each) and the loss divided by a budget that counts no
-    segments. Raises ValueError if there are no chains, one has no segments, or the numbers differ."""
+    segments. Raises ValueError if there are no chains, one has no segments, or the advantages are not C
+    finite floating-point numbers."""
     if not chains:
         raise ValueError("chains must hold at least one chain")
-    if len(advantages) != len(chains):
-        raise ValueError(
-            f"advantages must hold {len(chains)} numbers, one for each chain, got {len(advantages)}"
-        )
+    _expect("advantages", advantages, "float", len(chains))
+    if not bool(advantages.isfinite().all()):
+        raise ValueError(f"advantages must be finite, got {advantages.tolist()}")
     counts = torch.tensor([len(c.segments) for c in chains], device=advantages.device)
     if not bool((counts > 0).all()):
         raise ValueError(f"chains must have segments, and chain {int(counts.argmin())} has none")
     return advantages.repeat_interleave(counts)
+
+
+def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
+    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
+    got = None if x is None else type(x).__name__
+    if isinstance(x, Tensor):
+        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
+        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+        if sizes and kind in (dtype, "any"):
+            return
+        got = f"{x.dtype} {list(x.shape)}"
+    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ def rows_of_engine(c: "Experiment", name: str, found: dict[str, np.ndarray], far
     row |= {f"{key}_{i + 1}": float(share(counts)[at + i]) for key, at in (("routers", 1), ("first", 1 + L)) for i in range(L)}
     rows = [row | {f"unlike_{a}": found[f"unlike α={a}"].tolist() for a in (0, 1) if f"unlike α={a}" in found}]
     grids = {way: by_rollout(found[f"gap {way}"], found["rollout"]) for way in ways_of(c)}
-    surprise = {way: np.nansum(k3(grid), 1) for way, grid in grids.items()}
+    surprise = {way: np.nansum(by_rollout(k3(found[f"gap {way}"]), found["rollout"]), 1) for way in grids}
     size = (~np.isnan(grids["own"])).sum(1)
     for number, (way, (how, alpha)) in enumerate(ways_of(c).items()):
         gap = found[f"gap {way}"]

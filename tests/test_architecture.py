@@ -128,6 +128,17 @@ def test_experiments(entry):
     assert list(inspect.signature(module.picture).parameters) == ["found", "path"]
 
 
+@pytest.mark.parametrize("technique", [t for t in catalog.TECHNIQUES if t.ref], ids=lambda technique: technique.name)
+def test_a_reference_file_says_where_it_comes_from_and_how_to_run_it(technique):
+    """Paper, numbered departures, commands that exist, glossary."""
+    says = ast.get_docstring(ast.parse((ROOT / technique.ref).read_text(encoding="utf-8")))
+    for part in ("\nWhere this file departs from the ", "\n1. ", "\nRun it\n", "\nGlossary\n", "arXiv:"):
+        assert part in says, f"{technique.ref} lacks {part!r}"
+    runs, figures = (re.findall(rf"^ +etude {verb} (\S+)", says, re.MULTILINE) for verb in ("run", "figure"))
+    assert {"small", "full"} <= set(re.findall(rf"etude run {technique.name} --scale (\w+)", says))
+    assert all(catalog.find(name) for name in runs) and all(catalog.find_experiment(name) for name in figures)
+
+
 def test_names_are_unique_and_found():
     names = [technique.name for technique in catalog.TECHNIQUES]
     assert len(set(names)) == len(names)

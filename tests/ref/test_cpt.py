@@ -1,5 +1,6 @@
 """Corpus, tokenizer, packing, schedule, loss and codebase perplexity."""
 
+import itertools
 import json as json_package
 import math
 import os
@@ -136,6 +137,48 @@ def test_loss_by_hand():
     weight = torch.tensor([[1.0, 0, 1, 1, 0, 1]])
     loss, count = cpt.next_token_loss(model, model(ids, doc=doc, logits=False).hidden, ids, doc, weight)
     assert count == 1 and loss.item() == pytest.approx(math.log(50), rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return Transformer(Config.tiny(50, **TINY)).double()
+
+
+@given(seed=st.integers(0, 2**31), cuts=st.sets(st.integers(1, 4)), order=st.permutations(range(5)))
+@settings(max_examples=15, deadline=None)
+def test_micro_batches_divided_by_one_global_count_add_up_and_rows_may_change_places(network, seed, cuts, order):
+    """Loss and gradient, with documents, padding, weights and rows that score nothing at all."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 50, (5, 6), generator=generator)
+    doc = torch.randint(0, 3, (5, 6), generator=generator).sort(1)[0] - 1
+    weight = torch.rand(5, 6, dtype=torch.float64, generator=generator) * (torch.rand(5, 1, generator=generator) < 0.8)
+    hidden = torch.randn(5, 6, 32, dtype=torch.float64, generator=generator)
+
+    def step(*parts):
+        x, total, count = hidden.clone().requires_grad_(), 0.0, 0.0
+        for rows in parts:
+            loss, scored = cpt.next_token_loss(network, x[rows], ids[rows], doc[rows], weight[rows])
+            (loss / 17).backward()
+            total, count = total + loss.item(), count + scored
+        return total, count, x.grad
+
+    total, count, slope = step(list(range(5)))
+    edges = [0, *sorted(cuts), 5]
+    for parts in ([list(range(a, b)) for a, b in itertools.pairwise(edges)], [order]):
+        other, others, grad = step(*parts)
+        assert other == pytest.approx(total, rel=1e-6) and others == pytest.approx(count, rel=1e-6)
+        torch.testing.assert_close(grad, slope, rtol=1e-6, atol=1e-9)
+
+
+def test_descent_makes_the_scored_token_likelier_and_leaves_unscored_positions(network):
+    ids, doc = torch.tensor([[3, 4, 5, 6, 7, 8]]), torch.tensor([[0, 0, 0, 1, 1, -1]])
+    hidden = torch.randn(1, 6, 32, dtype=torch.float64).requires_grad_()
+    cpt.next_token_loss(network, hidden, ids, doc)[0].backward()
+    assert hidden.grad.any(-1).tolist() == [[True, True, False, True, False, False]]
+    before, after = ((network.head(h).log_softmax(-1)) for h in (hidden, hidden - 1e-4 * hidden.grad))
+    moved = (after - before)[0, [0, 1, 3], [4, 5, 7]]
+    assert (moved > 0).all()
 
 
 # ----------------------------------------------------------------------------------------- codebase perplexity

@@ -376,14 +376,46 @@ def test_micro_batches_may_cut_through_groups_when_rollouts_average_their_own_to
 
 
 @members
-def test_permuting_the_rollouts_of_a_group_permutes_the_gradient(name):
-    logp, behavior, rewards, mask, finished = family_batch(1, G=1, N=6)
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
+@given(seed=st.integers(0, 2**31), order=st.permutations(range(6)))
+@settings(max_examples=15, deadline=None)
+def test_permuting_the_rollouts_of_a_group_permutes_the_gradient(name, seed, order):
+    logp, behavior, rewards, mask, finished = family_batch(seed, G=1, N=6)
     loss, whole = gradient(FAMILY[name], logp, behavior, rewards, mask, finished)
     mixed = (logp[order], behavior[order], rewards[:, order], mask[order], finished[order])
     other, permuted = gradient(FAMILY[name], *mixed)
     torch.testing.assert_close(other, loss)
     torch.testing.assert_close(permuted, whole[order])
+
+
+@members
+@given(seed=st.integers(0, 2**31), distance=st.sampled_from([0.0, 3e-4, 0.3, 3.0]))
+@settings(max_examples=15, deadline=None)
+def test_no_gradient_has_the_sign_of_its_advantage(name, seed, distance):
+    """On policy and far from it: descent raises what was better than its group and lowers what was worse, or
+    the clip lets it be."""
+    logp, behavior, rewards, mask, finished = family_batch(seed, distance=distance)
+    variant = FAMILY[name]
+    _, slope = gradient(variant, logp, behavior, rewards, mask, finished)
+    advantages = group_advantages(rewards, baseline=variant.baseline, scale=variant.scale).flatten()[:, None]
+    assert (slope * advantages <= 0).all() and (slope[~mask] == 0).all()
+    live = mask & finished[:, None] if variant.drop_overlong else mask
+    if distance == 0:
+        assert ((slope * advantages < 0) == live).all(), "the clip has nothing to do, every token moves"
+
+
+@given(seed=st.integers(0, 2**31), low=st.floats(0, 2), high=st.floats(0, 2), ratio=st.sampled_from(["token", "sequence"]))
+@settings(max_examples=30, deadline=None)
+def test_at_a_ratio_of_one_value_and_gradient_are_the_plain_ones_whatever_the_clip(seed, low, high, ratio):
+    """The value −ΣA/budget over the tokens, the gradient that of −ΣA log π/budget; nothing is clipped."""
+    logp, _, rewards, mask, _ = family_batch(seed)
+    advantages, x = group_advantages(rewards).flatten(), logp.clone().requires_grad_()
+    loss = policy_loss(x, logp, advantages, mask, budget=7, clip_low=low, clip_high=high, ratio=ratio)
+    plain = advantages[:, None] * mask / 7
+    assert loss.item() == pytest.approx(-plain.sum().item(), rel=1e-12, abs=1e-13)
+    if min(low, high) > 0:  # a clip of zero has its kink here
+        torch.testing.assert_close(torch.autograd.grad(loss, x)[0], -plain, rtol=1e-12, atol=1e-14)
+    found = ratio_statistics(logp, logp, advantages, mask, n_tokens=int(mask.sum()), clip_low=low, clip_high=high)
+    assert [found[k].item() for k in ("mean_ratio", "clip_fraction", "approx_kl")] == [1, 0, 0]
 
 
 @members
@@ -640,7 +672,7 @@ TRL = {
 @pytest.mark.parametrize("seed", range(3))
 def test_losses_and_gradients_are_those_of_trl(name, seed):
     """A second opinion by another hand: its trainer's loss, on a bare trainer with what that loss reads."""
-    trl = pytest.importorskip("trl")
+    import trl  # here, not above: it takes seconds, and only this test wants it
     from trl.trainer.utils import nanstd
 
     changes, budget = TRL[name]

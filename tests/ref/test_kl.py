@@ -75,6 +75,38 @@ def test_expected_gradient_of_each_estimator_as_a_loss(kind, target, seed):
     assert all((got - other).norm() > 1e-3 for name, other in want.items() if name != target)
 
 
+@given(seed=st.integers(0, 2**31), vocab=st.integers(2, 9), spread=st.sampled_from([0.1, 1.0, 4.0]))
+@settings(max_examples=40, deadline=None)
+def test_over_all_tokens_k1_and_k3_have_the_mean_of_the_exact_kl_and_k2_is_positive(seed, vocab, spread):
+    """By enumeration, for any two distributions over a few tokens: no sampling."""
+    generator = torch.Generator().manual_seed(seed)
+    logits, ref_logits = spread * torch.randn(2, vocab, dtype=torch.float64, generator=generator)
+    logp, ref_logp = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    exact = kl.exact_kl(logits, ref_logits).item()
+    mean = {kind: (logp.exp() * kl.token_kl(logp, ref_logp, kind)).sum().item() for kind in kl.KINDS}
+    assert mean["k1"] == pytest.approx(exact, rel=1e-9, abs=1e-12)
+    assert mean["k3"] == pytest.approx(exact, rel=1e-9, abs=1e-12)
+    # Jensen: E[(log r)²] ≥ E[log r]². So k2 may lie on either side of the KL, but not below half its square.
+    assert mean["k2"] >= exact**2 / 2 - 1e-12
+
+
+@given(log_ratio=st.floats(-20, 20), kind=st.sampled_from(kl.KINDS))
+@settings(max_examples=60, deadline=None)
+def test_signs_of_the_slopes_and_all_of_it_zero_at_a_ratio_of_one(log_ratio, kind):
+    """In log π: k1 always one, which pulls nowhere in particular; k2 and k3 towards the reference, from
+    either side; at a ratio of one their value and their slope vanish."""
+    logp = torch.tensor(-30.0, dtype=torch.float64, requires_grad=True)
+    ref_logp = logp.detach() + log_ratio
+    value = kl.token_kl(logp, ref_logp, kind)
+    slope = torch.autograd.grad(value, logp)[0].item()
+    if kind == "k1":
+        assert slope == 1
+    else:
+        away = logp.item() - ref_logp.item()
+        assert value >= 0 and (slope > 0) == (away > 0) and (slope < 0) == (away < 0)
+    assert kl.token_kl(ref_logp, ref_logp, kind) == 0
+
+
 @pytest.mark.parametrize("kind", ["k1", "k3"])
 @pytest.mark.parametrize("seed", range(3))
 def test_in_the_reward_or_under_a_live_ratio_the_gradient_is_that_of_the_kl(kind, seed):

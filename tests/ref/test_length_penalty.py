@@ -79,6 +79,19 @@ def test_limits():
     assert marginal_cost(3.0, 1.0, 2.0) == pytest.approx(1 / 16)
 
 
+@given(x=st.floats(0, 1e6), k=powers(-12, 3), q=st.floats(0, 6), e=st.floats(-12, -0.5).map(lambda e: 10.0**e))
+@settings(max_examples=100, deadline=None)
+def test_limits_are_reached_as_fast_as_the_integral_says(x, k, q, e):
+    """C is the integral of (1 + kt)^−q. Hence x − C ≤ qkx²/2 as k → 0; and as q → 1 the distance from
+    ln(1 + kx)/k is at most |q − 1| ln(1 + kx) times C on the steeper side, smaller for larger q."""
+    rounding = 1e-12 * x
+    assert -rounding <= x - length_penalty(x, k, q) <= q * k * x * x / 2 + rounding
+    below, one, above = (length_penalty(x, k, at) for at in (1 - e, 1.0, 1 + e))
+    assert below + rounding >= one >= above - rounding
+    assert below - above <= 2 * e * math.log1p(k * x) * below + rounding
+    assert one == pytest.approx(math.log1p(k * x) / k if k else x, rel=1e-12)
+
+
 def test_returns_what_it_was_given():
     xs = [0.0, 1.5, 40.0]
     want = [length_penalty(x, 0.1, 1.5) for x in xs]

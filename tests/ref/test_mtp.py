@@ -163,6 +163,33 @@ def test_loss_is_its_definition(kind, detach, tied):
     }
 
 
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31), cuts=st.sets(st.integers(1, 3)), kind=st.sampled_from(["distill", "hard"]))
+def test_micro_batches_divided_by_one_global_count_add_up(seed, cuts, kind):
+    """Loss, count and every gradient; one of the rows is too short for any depth."""
+    model, mtp = pair()
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, SMALL.vocab_size, (4, 8), generator=generator)
+    doc = torch.randint(0, 3, (4, 8), generator=generator).sort(1)[0] - 1
+    doc[2, 1:] = -1
+    weight = torch.rand(4, 8, dtype=torch.float64, generator=generator)
+
+    def step(edges):
+        mtp.zero_grad()
+        total, count = 0.0, 0.0
+        for a, b in itertools.pairwise(edges):
+            out = model(ids[a:b], doc=doc[a:b])
+            loss, n, _ = mtp_loss(mtp, model, out, ids[a:b], doc[a:b], weight[a:b], kind=kind)
+            (loss / 17).backward()
+            total, count = total + loss.item(), count + n
+        return total, count, [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in mtp.parameters()]
+
+    (whole, n, slopes), (parts, m, sums) = step([0, 4]), step([0, *sorted(cuts), 4])
+    assert parts == pytest.approx(whole, rel=1e-10, abs=1e-12) and m == pytest.approx(n, rel=1e-12)
+    for got, want in zip(sums, slopes, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+
+
 def test_trunk_learns_only_when_asked():
     model, mtp = pair()
     ids = ids_of(2, 9)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from ref.model import Config, Transformer
+from ref.model import Config, MoE, Transformer
 from ref.router_replay import demo, differing, gates, mismatch, replay
 
 LEVELS = st.sampled_from([-math.inf, -3.0, -1.0, 0.0, 0.5, 0.5000001, 2.0, 1e30])
@@ -104,6 +106,40 @@ def test_gates_sum_to_one_and_their_gradient_reaches_every_chosen_score():
     torch.testing.assert_close(gates(scores, experts, normalise=False), scores.softmax(-1).gather(1, experts))
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 9), st.integers(1, 9), st.integers(1, 9), st.data(), st.booleans())
+def test_choice_gates_and_gradient_are_those_of_transformers(N, E, D, data, normalise):
+    """A second opinion by another hand, on random inputs, k = 1 and k = E included: what its router chooses, this
+    one replays at any alpha, falls back on at alpha = 1 whatever was replayed, and chooses by itself."""
+    k = data.draw(st.integers(1, E))
+    torch.manual_seed(data.draw(st.integers(0, 2**16)))
+    theirs = Qwen3MoeTopKRouter(Qwen3MoeConfig(
+        hidden_size=D, num_experts=E, num_experts_per_tok=k, norm_topk_prob=normalise,
+    ))  # fmt: skip
+    ours = MoE(Config.tiny(9, hidden_size=D, num_experts=E, num_experts_per_tok=k, norm_topk_prob=normalise))
+    with torch.no_grad():
+        ours.gate.weight.copy_(theirs.weight.normal_())
+    x, push = torch.randn(N, D), torch.randn(N, E)
+    scores, weights, chosen = theirs(x)
+    (slope,) = torch.autograd.grad((weights * push.gather(1, chosen)).sum(), theirs.weight)
+
+    def dense(gate, experts):
+        return torch.zeros(N, E).scatter(1, experts, gate)
+
+    other = torch.stack([torch.randperm(E)[:k] for _ in range(N)]) if N else chosen
+    for alpha, replayed in ((0.0, chosen), (0.5, chosen), (1.0, chosen), (1.0, other)):
+        experts = replay(scores.detach(), replayed, k, alpha)
+        assert sets(experts) == sets(chosen)
+        torch.testing.assert_close(dense(gates(scores, experts, normalise), experts), dense(weights, chosen))
+    for given_experts in (None, chosen, partial(replay, replayed=other, k=k, alpha=1.0)):
+        logits, gate, experts = ours.route(x, given_experts)
+        assert torch.equal(logits, scores) and sets(experts) == sets(chosen)
+        torch.testing.assert_close(dense(gate, experts), dense(weights, chosen))
+        torch.testing.assert_close(gate, gates(logits, experts, normalise))
+        (got,) = torch.autograd.grad((gate * push.gather(1, experts)).sum(), ours.gate.weight)
+        torch.testing.assert_close(got, slope)
+
+
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
@@ -155,7 +191,7 @@ def test_differing_by_hand():
     [
         ({"alpha": 1.5}, "alpha"),
         ({"k": 5}, "k must"),
-        ({"replayed": torch.tensor([[0, 1, 2], [0, 1, 3]])}, "replayed must have shape"),
+        ({"replayed": torch.tensor([[0, 1, 2], [0, 1, 3]])}, r"replayed must be int, shape \[2, 2\]"),
         ({"replayed": torch.tensor([[0, 4], [0, 1]])}, "replayed must name experts 0 to 3"),
         ({"replayed": torch.tensor([[-1, 0], [0, 1]])}, "replayed must name experts"),
         ({"replayed": torch.tensor([[1, 1], [0, 1]])}, "replayed must hold distinct"),

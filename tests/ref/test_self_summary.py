@@ -356,7 +356,7 @@ def test_no_conversations_and_advantages_that_do_not_fit():
         rollout_chains(Sampler(POLITE, torch.float32), [], HAND)
     with pytest.raises(ValueError, match="chains must hold"):
         spread(torch.zeros(0), [])
-    with pytest.raises(ValueError, match="advantages must hold 1 numbers.* got 2"):
+    with pytest.raises(ValueError, match=r"advantages must be float, shape \[1\].* \[2\]"):
         spread(torch.zeros(2), [chain_of([1])])
     with pytest.raises(ValueError, match="chain 1 has none"):
         spread(torch.zeros(2), [chain_of([1]), Chain()])
