@@ -60,7 +60,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ref.expect import expect
+from ref.expect import expect, expect_text
 from ref.model import Config, Transformer
 
 __all__ = [
@@ -265,17 +265,8 @@ def next_token_loss(
     *global* count, never by a local mean, or micro-batches of unequal size weigh their tokens unequally.
     Where nothing is scored both are zero. ValueError for other shapes or dtypes, tokens outside the
     vocabulary, and a weight or log-probs that are not finite."""
-    V, D = model.config.vocab_size, model.config.hidden_size
-    expect("hidden", hidden, "float", "B", "T", D)
-    expect("ids", ids, "int", *hidden.shape[:2])
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < V:
-        raise ValueError(f"ids must be tokens 0 to {V - 1}, got {int(ids.min())} to {int(ids.max())}")
-    if doc is not None:
-        expect("doc", doc, "int", *ids.shape)
-    if weight is not None:
-        expect("weight", weight, "any", *ids.shape)
-        if not bool(weight.isfinite().all()):
-            raise ValueError("weight must be finite")
+    expect("hidden", hidden, "float", "B", "T", model.config.hidden_size)
+    expect_text(ids, doc, weight, *hidden.shape[:2], vocab=model.config.vocab_size)
     logp = model.logprob(hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     scored = torch.ones_like(ids[:, 1:], dtype=logp.dtype)
     if doc is not None:

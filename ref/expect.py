@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-__all__ = ["expect"]
+__all__ = ["expect", "expect_text"]
 
 
 def expect(name: str, x: object, kind: str, *shape: int | str) -> None:
@@ -16,3 +16,17 @@ def expect(name: str, x: object, kind: str, *shape: int | str) -> None:
             return
         got = f"{x.dtype} {list(x.shape)}"
     raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
+
+
+def expect_text(ids: object, doc: object, weight: object, B: int, T: int, vocab: int) -> None:
+    """Refuse what a loss on packed text cannot be taken of: ids [B, T] must be tokens of the vocabulary; doc,
+    which numbers documents, and the finite weights are optional and of the same shape."""
+    expect("ids", ids, "int", B, T)
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+        raise ValueError(f"ids must be tokens 0 to {vocab - 1}, got {int(ids.min())} to {int(ids.max())}")
+    if doc is not None:
+        expect("doc", doc, "int", B, T)
+    if weight is not None:
+        expect("weight", weight, "any", B, T)
+        if not bool(weight.isfinite().all()):
+            raise ValueError("weight must be finite")

@@ -58,7 +58,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ref.decoder import Decoder, Generation, accept
-from ref.expect import expect
+from ref.expect import expect, expect_text
 from ref.model import Block, Config, Output, RMSNorm, Transformer, attention_mask, initialise, rope_table
 
 __all__ = [
@@ -239,16 +239,7 @@ def mtp_loss(
         raise ValueError(f"kind must be distill or hard, got {kind!r}")
     if not (0 <= share <= 1 and chunk >= 1):
         raise ValueError(f"share must lie between 0 and 1 and chunk be at least 1, got {share} and {chunk}")
-    expect("ids", ids, "int", *out.prenorm.shape[:2])
-    V = model.config.vocab_size
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < V:
-        raise ValueError(f"ids must be tokens 0 to {V - 1}, got {int(ids.min())} to {int(ids.max())}")
-    if doc is not None:
-        expect("doc", doc, "int", *ids.shape)
-    if weight is not None:
-        expect("weight", weight, "any", *ids.shape)
-        if not bool(weight.isfinite().all()):
-            raise ValueError("weight must be finite")
+    expect_text(ids, doc, weight, *out.prenorm.shape[:2], vocab=model.config.vocab_size)
     table = model.embed_tokens if model.config.tie_word_embeddings else model.lm_head
     prenorm, emb, head = out.prenorm, model.embed_tokens(ids), table.weight
     if detach_trunk:
