@@ -60,6 +60,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ref.expect import expect
 from ref.model import Config, Transformer
 
 __all__ = [
@@ -265,14 +266,14 @@ def next_token_loss(
     Where nothing is scored both are zero. ValueError for other shapes or dtypes, tokens outside the
     vocabulary, and a weight or log-probs that are not finite."""
     V, D = model.config.vocab_size, model.config.hidden_size
-    _expect("hidden", hidden, "float", "B", "T", D)
-    _expect("ids", ids, "int", *hidden.shape[:2])
+    expect("hidden", hidden, "float", "B", "T", D)
+    expect("ids", ids, "int", *hidden.shape[:2])
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < V:
         raise ValueError(f"ids must be tokens 0 to {V - 1}, got {int(ids.min())} to {int(ids.max())}")
     if doc is not None:
-        _expect("doc", doc, "int", *ids.shape)
+        expect("doc", doc, "int", *ids.shape)
     if weight is not None:
-        _expect("weight", weight, "any", *ids.shape)
+        expect("weight", weight, "any", *ids.shape)
         if not bool(weight.isfinite().all()):
             raise ValueError("weight must be finite")
     logp = model.logprob(hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
@@ -354,18 +355,6 @@ def codebase_nll(
     if not math.isfinite(total):
         raise ValueError("model must give finite log-probs, and gives others")
     return CodebaseNLL(total, len(ids) - 1, size)
-
-
-def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
-    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
-    got = None if x is None else type(x).__name__
-    if isinstance(x, Tensor):
-        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
-        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-        if sizes and kind in (dtype, "any"):
-            return
-        got = f"{x.dtype} {list(x.shape)}"
-    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)

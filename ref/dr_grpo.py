@@ -77,6 +77,8 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from ref.expect import expect
+
 __all__ = ["FAMILY", "Variant", "family_loss", "group_advantages", "policy_loss", "ratio_statistics"]
 
 
@@ -92,7 +94,7 @@ def group_advantages(
     _choice("baseline", baseline, "mean", "leave_one_out")
     _choice("scale", scale, "none", "std")
     _positive("eps", eps)
-    _expect("rewards", rewards, "float", "G", "N")
+    expect("rewards", rewards, "float", "G", "N")
     N, least = rewards.shape[1], 1 if (baseline, scale) == ("mean", "none") else 2
     if N < least:
         raise ValueError(f"rewards must be [G, N] with N ≥ {least} for {baseline}, {scale}; got N = {N}")
@@ -184,14 +186,14 @@ def family_loss(
     `group_advantages` and `policy_loss` do, for B other than G·N, and for a mask that is zero everywhere.
     """
     advantages = group_advantages(rewards, baseline=variant.baseline, scale=variant.scale).flatten()
-    _expect("logp", logp, "float", len(advantages), "T")
-    _expect("mask", mask, "any", *logp.shape)
+    expect("logp", logp, "float", len(advantages), "T")
+    expect("mask", mask, "any", *logp.shape)
     if not bool((mask != 0).any()):
         raise ValueError(
             f"mask must be nonzero somewhere; got {list(mask.shape)} without a token of the policy"
         )
     if variant.drop_overlong or finished is not None:
-        _expect("finished", finished, "bool", len(advantages))
+        expect("finished", finished, "bool", len(advantages))
     return policy_loss(
         logp, behavior_logp, advantages, mask, budget=budget, clip_low=variant.clip_low,
         clip_high=variant.clip_high, ratio=variant.ratio, length=variant.length,
@@ -236,13 +238,13 @@ def _select(
     not enough.
     """
     _choice("ratio", ratio, "token", "sequence")
-    _expect("logp", logp, "float", "B", "T")
-    _expect("behavior_logp", behavior_logp, "float", *logp.shape)
-    _expect("advantages", advantages, "float", len(logp))
-    _expect("mask", mask, "any", *logp.shape)
+    expect("logp", logp, "float", "B", "T")
+    expect("behavior_logp", behavior_logp, "float", *logp.shape)
+    expect("advantages", advantages, "float", len(logp))
+    expect("mask", mask, "any", *logp.shape)
     live = mask != 0
     if keep is not None:
-        _expect("keep", keep, "bool", len(logp))
+        expect("keep", keep, "bool", len(logp))
         live = live & keep[:, None]
     counted = {"logp": logp, "behavior_logp": behavior_logp, "advantages": advantages[:, None], "mask": mask}
     for name, x in counted.items():
@@ -268,18 +270,6 @@ def _pessimistic(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_hig
         raise ValueError(f"clip_low and clip_high must not be negative; got {clip_low} and {clip_high}")
     floor = math.log1p(-clip_low) if clip_low < 1 else -math.inf
     return torch.where(advantage >= 0, log_ratio.clamp(max=math.log1p(clip_high)), log_ratio.clamp(min=floor))
-
-
-def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
-    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
-    got = None if x is None else type(x).__name__
-    if isinstance(x, Tensor):
-        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
-        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-        if sizes and kind in (dtype, "any"):
-            return
-        got = f"{x.dtype} {list(x.shape)}"
-    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 def _refuse(message: str, rows: Tensor) -> None:

@@ -53,6 +53,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ref.expect import expect
+
 __all__ = ["KINDS", "token_kl", "exact_kl", "gaussian_oracle", "crossing"]
 
 KINDS = ("k1", "k2", "k3")
@@ -70,8 +72,8 @@ def token_kl(
     Raises ValueError for another kind, for tensors that are not floating point or differ in shape, and for
     any other log-prob that is not finite.
     """
-    _expect("logp", logp, "float", *getattr(logp, "shape", ()))
-    _expect("ref_logp", ref_logp, "float", *logp.shape)
+    expect("logp", logp, "float", *getattr(logp, "shape", ()))
+    expect("ref_logp", ref_logp, "float", *logp.shape)
     if not bool(logp.isfinite().all()):
         raise ValueError("logp must be finite: a token without a finite log-prob cannot have been sampled")
     if not bool((ref_logp < math.inf).all()):
@@ -96,8 +98,8 @@ def exact_kl(
     Raises ValueError for tensors that are not floating point or differ in shape, without a vocabulary, and
     for logits that are no distribution: NaN, +inf, or −inf for every token.
     """
-    _expect("logits", logits, "float", *getattr(logits, "shape", ())[:-1], "V")
-    _expect("ref_logits", ref_logits, "float", *logits.shape)
+    expect("logits", logits, "float", *getattr(logits, "shape", ())[:-1], "V")
+    expect("ref_logits", ref_logits, "float", *logits.shape)
     for name, x in (("logits", logits), ("ref_logits", ref_logits)):
         if not (x.shape[-1] and bool((x < math.inf).all() and (x > -math.inf).any(-1).all())):
             raise ValueError(
@@ -139,18 +141,6 @@ def crossing() -> float:
     for _ in range(20):
         u -= (math.expm1(u) - 2 * u) / (math.exp(u) - 2)
     return u / 2
-
-
-def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
-    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
-    got = None if x is None else type(x).__name__
-    if isinstance(x, Tensor):
-        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
-        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-        if sizes and kind in (dtype, "any"):
-            return
-        got = f"{x.dtype} {list(x.shape)}"
-    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)

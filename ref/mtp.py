@@ -58,6 +58,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ref.decoder import Decoder, Generation, accept
+from ref.expect import expect
 from ref.model import Block, Config, Output, RMSNorm, Transformer, attention_mask, initialise, rope_table
 
 __all__ = [
@@ -127,10 +128,10 @@ class MTP(nn.Module):
         """Per depth k the final hidden states whose head gives the guess of token i+k+1. Positions i ≥ T−k
         have no token i+k: what stands there is meaningless, and nothing before it depends on it. ValueError
         for other shapes or dtypes."""
-        _expect("prenorm", prenorm, "float", "B", "T", self.config.hidden_size)
-        _expect("emb", emb, "float", *prenorm.shape)
+        expect("prenorm", prenorm, "float", "B", "T", self.config.hidden_size)
+        expect("emb", emb, "float", *prenorm.shape)
         if doc is not None:
-            _expect("doc", doc, "int", *prenorm.shape[:2])
+            expect("doc", doc, "int", *prenorm.shape[:2])
         T = prenorm.shape[1]
         rope = rope_table(self.config, torch.arange(T, device=prenorm.device), prenorm.dtype)
         mask = attention_mask(self.config, T, 0, doc, prenorm)
@@ -238,14 +239,14 @@ def mtp_loss(
         raise ValueError(f"kind must be distill or hard, got {kind!r}")
     if not (0 <= share <= 1 and chunk >= 1):
         raise ValueError(f"share must lie between 0 and 1 and chunk be at least 1, got {share} and {chunk}")
-    _expect("ids", ids, "int", *out.prenorm.shape[:2])
+    expect("ids", ids, "int", *out.prenorm.shape[:2])
     V = model.config.vocab_size
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < V:
         raise ValueError(f"ids must be tokens 0 to {V - 1}, got {int(ids.min())} to {int(ids.max())}")
     if doc is not None:
-        _expect("doc", doc, "int", *ids.shape)
+        expect("doc", doc, "int", *ids.shape)
     if weight is not None:
-        _expect("weight", weight, "any", *ids.shape)
+        expect("weight", weight, "any", *ids.shape)
         if not bool(weight.isfinite().all()):
             raise ValueError("weight must be finite")
     table = model.embed_tokens if model.config.tie_word_embeddings else model.lm_head
@@ -297,7 +298,7 @@ def speculative_generate(
     """Continue a prompt with drafts by `mtp`, verified by `model`; same tokens (greedy) or same distribution
     (temperature > 0) as `plain_generate`. ValueError for a prompt that is not one row of tokens, one at
     least, for max_new_tokens < 0, and as `Decoder` raises it."""
-    _expect("prompt", prompt, "int", 1, "T")
+    expect("prompt", prompt, "int", 1, "T")
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must not be negative, got {max_new_tokens}")
     max_len = prompt.shape[1] + max_new_tokens
@@ -322,18 +323,6 @@ def plain_generate(
     return speculative_generate(
         model, None, prompt, max_new_tokens, temperature=temperature, generator=generator, stop=stop
     )
-
-
-def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
-    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
-    got = None if x is None else type(x).__name__
-    if isinstance(x, Tensor):
-        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
-        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-        if sizes and kind in (dtype, "any"):
-            return
-        got = f"{x.dtype} {list(x.shape)}"
-    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ref.expect import expect
+
 __all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay"]
 
 
@@ -67,13 +69,13 @@ def replay(
 
 def check(scores: Tensor, replayed: Tensor, k: int, alpha: float) -> None:
     """Raises ValueError, naming the argument at fault."""
-    _expect("scores", scores, "float", "N", "E")
+    expect("scores", scores, "float", "N", "E")
     N, E = scores.shape
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
     if not 1 <= k <= E:
         raise ValueError(f"k must lie between 1 and the {E} experts, got {k}")
-    _expect("replayed", replayed, "int", N, k)
+    expect("replayed", replayed, "int", N, k)
     if bool((scores.isnan() | (scores == math.inf)).any()):
         raise ValueError("scores must be finite or -inf, and some are NaN or +inf")
     _distinct("replayed", replayed, E)
@@ -85,8 +87,8 @@ def gates(
     """Weights of the chosen experts, from this router's own scores, so that gradients reach it: a softmax
     over the chosen (or over all E, without `normalise`). Raises ValueError for experts that are not distinct
     ones of the E, for scores that are NaN or +inf, and for rows that a softmax is of none but −inf."""
-    _expect("scores", scores, "float", "N", "E")
-    _expect("experts", experts, "int", len(scores), "K")
+    expect("scores", scores, "float", "N", "E")
+    expect("experts", experts, "int", len(scores), "K")
     _distinct("experts", experts, scores.shape[1])
     weighed = scores.gather(-1, experts.long()) if normalise else scores
     if not bool((scores < math.inf).all() and (weighed > -math.inf).any(-1).all()):
@@ -102,9 +104,9 @@ def mismatch(
     """How far trainer and inference engine are apart on the sampled tokens (mask True), in nats: `kl` the
     mean of log μ − log π (an estimate of KL(μ‖π)), and p50, p99 and max of |log π − log μ|. Raises ValueError
     for other shapes or dtypes, when no token is sampled, and for log-probs of sampled ones not finite."""
-    _expect("logp", logp, "float", *getattr(logp, "shape", ()))
-    _expect("behavior", behavior, "float", *logp.shape)
-    _expect("mask", mask, "bool", *logp.shape)
+    expect("logp", logp, "float", *getattr(logp, "shape", ()))
+    expect("behavior", behavior, "float", *logp.shape)
+    expect("mask", mask, "bool", *logp.shape)
     for name, x in (("logp", logp), ("behavior", behavior)):
         if not bool(x[mask].isfinite().all()):
             raise ValueError(f"{name} must be finite where mask is True")
@@ -126,7 +128,7 @@ def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "
     for name, experts in (("ours", ours), ("theirs", theirs)):
         for layer, chosen in enumerate(experts):
             shape = ours[0].shape if layer or name == "theirs" else "NK"
-            _expect(f"{name}[{layer}]", chosen, "int", *shape)
+            expect(f"{name}[{layer}]", chosen, "int", *shape)
     if not ours[0].numel():
         raise ValueError(f"ours must hold experts of at least one token, got {list(ours[0].shape)}")
     missing = torch.stack(
@@ -145,18 +147,6 @@ def _distinct(name: str, experts: Tensor, E: int) -> None:
     ordered = experts.sort(-1)[0]
     if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
         raise ValueError(f"{name} must hold distinct experts in each row, and some row repeats one")
-
-
-def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
-    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
-    got = None if x is None else type(x).__name__
-    if isinstance(x, Tensor):
-        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
-        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-        if sizes and kind in (dtype, "any"):
-            return
-        got = f"{x.dtype} {list(x.shape)}"
-    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ from torch import Tensor
 
 from ref.conversation import converse
 from ref.decoder import Decoder
+from ref.expect import expect
 from ref.sampler import Conversation, Rollout, Sampler
 
 __all__ = ["Chain", "Chaining", "Demo", "Segment", "converse_chain", "demo", "rollout_chains", "spread"]
@@ -278,25 +279,13 @@ def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Te
     finite floating-point numbers."""
     if not chains:
         raise ValueError("chains must hold at least one chain")
-    _expect("advantages", advantages, "float", len(chains))
+    expect("advantages", advantages, "float", len(chains))
     if not bool(advantages.isfinite().all()):
         raise ValueError(f"advantages must be finite, got {advantages.tolist()}")
     counts = torch.tensor([len(c.segments) for c in chains], device=advantages.device)
     if not bool((counts > 0).all()):
         raise ValueError(f"chains must have segments, and chain {int(counts.argmin())} has none")
     return advantages.repeat_interleave(counts)
-
-
-def _expect(name: str, x: Tensor | None, kind: str, *shape: int | str) -> None:
-    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
-    got = None if x is None else type(x).__name__
-    if isinstance(x, Tensor):
-        dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
-        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
-        if sizes and kind in (dtype, "any"):
-            return
-        got = f"{x.dtype} {list(x.shape)}"
-    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 @dataclass(frozen=True)
