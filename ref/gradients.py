@@ -142,7 +142,7 @@ def query_blocks(T: int, S: int, block: int) -> list[tuple[slice, int]]:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool = False, block: int = 128
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool = False, block: int = 64
 ) -> Tensor:
     """softmax(q kᵀ + bias) v with its weights stored: q [B, G, R, T, d] (scaled already; the R query heads
     that share a key head stand one below another, so that nothing is repeated), k and v [B, G, S, d], bias [1

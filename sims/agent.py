@@ -170,12 +170,15 @@ def pay(episode: Episode, payment: Payment) -> dict[str, float]:
     }
 
 
-def pad(rollouts: Sequence[Rollout], multiple: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+def pad(
+    rollouts: Sequence[Rollout], multiple: int = 1, rows_multiple: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
     """ids [B, T], mask [B, T] (True on sampled tokens) and behaviour log-probs [B, T] of rollouts of unequal
-    length; T is rounded up to `multiple`."""
+    length; T is rounded up to `multiple`, B to `rows_multiple` by rows of which nothing counts."""
     T = -(-max(len(r.tokens) for r in rollouts) // multiple) * multiple
-    ids = torch.zeros(len(rollouts), T, dtype=torch.long)
-    mask, logp = torch.zeros(len(rollouts), T, dtype=torch.bool), torch.zeros(len(rollouts), T)
+    B = -(-len(rollouts) // rows_multiple) * rows_multiple
+    ids = torch.zeros(B, T, dtype=torch.long)
+    mask, logp = torch.zeros(B, T, dtype=torch.bool), torch.zeros(B, T)
     for row, r in enumerate(rollouts):
         n = len(r.tokens)
         ids[row, :n], mask[row, :n], logp[row, :n] = r.tokens, r.sampled, r.logp

@@ -105,10 +105,12 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
     G, N = r.prompts, r.rollouts
     paid, chains = [pay(e, r.payment) for e in episodes], [e.chain for e in episodes]
     segments = [s for chain in chains for s in chain.segments]
-    owner = torch.tensor([c for c, chain in enumerate(chains) for _ in chain.segments])
-    ids, mask, behavior = pad(segments, multiple=32)
-    lengths = torch.tensor([len(s.tokens) for s in segments])
-    # Micro-batches of like length waste little padding; few distinct shapes, because each new one costs its compilation.
+    # Micro-batches of like length waste little padding; few distinct shapes, because each new one costs its compilation: all
+    # have 32 rows, and rows of which nothing counts fill the first.
+    ids, mask, behavior = pad(segments, multiple=32, rows_multiple=32)
+    fill = [0] * (len(ids) - len(segments))
+    owner = torch.tensor([c for c, chain in enumerate(chains) for _ in chain.segments] + fill)
+    lengths = torch.tensor([len(s.tokens) for s in segments] + fill)
     batches = [(rows, -(-int(lengths[rows].max()) // 32) * 32) for rows in lengths.argsort(stable=True).split(32)]
     drift = torch.zeros(len(episodes))
     for rows, T in batches:
@@ -118,12 +120,13 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "shuffle", step))
         rewards = rewards[torch.randperm(len(rewards), generator=generator)]
     advantages = spread(dr_grpo.group_advantages(rewards.view(G, N)).flatten(), chains)
+    advantages = torch.cat((advantages, torch.zeros(len(fill))))
     budget = float(G * N * r.budget_tokens)  # constant, so that the micro-batches' losses add up to the whole batch's
 
     model, total, gaps, mtp_sum, mtp_count = learner.trunk.model, 0.0, [], 0.0, 0.0
     for rows, T in batches:
         some, keep = ids[rows, :T], mask[rows, :T]
-        experts = routing([segments[i] for i in rows.tolist()], T, r.replay, r.replay_alpha)
+        experts = routing([segments[i] if i < len(segments) else None for i in rows.tolist()], T, r.replay, r.replay_alpha)
         out = model(some, logits=False, experts=experts)
         logp = model.logprob(out.hidden[:, :-1].flatten(0, 1), some[:, 1:].flatten()).view(len(rows), -1)
         loss = dr_grpo.policy_loss(logp, behavior[rows, 1:T], advantages[rows], keep[:, 1:], budget=budget,
@@ -162,15 +165,16 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
     }  # fmt: skip
 
 
-def routing(rollouts: Sequence[Rollout], T: int, how: str, alpha: float) -> list | None:
-    """The experts of the sampler, per layer, for a training pass over these rollouts padded to T tokens: indices [B·T, K]
-    ("plain"), functions that filter them by this router's scores ("filtered"), None ("none")."""
+def routing(rollouts: Sequence[Rollout | None], T: int, how: str, alpha: float) -> list | None:
+    """The experts of the sampler, per layer, for a training pass over these rollouts padded to T tokens (None: a row that only
+    pads): indices [B·T, K] ("plain"), functions that filter them by this router's scores ("filtered"), None ("none")."""
     if how == "none":
         return None
-    _, L, K = rollouts[0].experts.shape
+    _, L, K = next(rollout for rollout in rollouts if rollout is not None).experts.shape
     # What pads has to be K distinct experts; no gradient comes from there.
     chosen = torch.arange(K).expand(len(rollouts), T, L, K).clone()
     for row, rollout in enumerate(rollouts):
-        chosen[row, : len(rollout.experts)] = rollout.experts.long()
+        if rollout is not None:
+            chosen[row, : len(rollout.experts)] = rollout.experts.long()
     layers = chosen.flatten(0, 1).unbind(1)
     return list(layers) if how == "plain" else [partial(replay, replayed=e, k=K, alpha=alpha) for e in layers]
