@@ -18,9 +18,9 @@ from ref import kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.sampler import Rollout, Sampler
 from ref.self_summary import Chain, Chaining, rollout_chains
-from sims.microrepo import Environment, Reward, Session, Task, transcript
+from sims.microrepo import Environment, Reward, Session, Task
 
-__all__ = ["Episode", "Language", "Payment", "demonstration_tokens", "pad", "pay", "play", "single"]
+__all__ = ["Episode", "Language", "Payment", "pad", "pay", "play", "single"]
 
 
 class Language:
@@ -69,23 +69,6 @@ class Episode:
     @property
     def verdict(self) -> Reward:
         return self.environment.verify()
-
-
-def demonstration_tokens(language: Language, task: Task, turns: list[str]) -> tuple[list[int], list[bool]]:
-    """A demonstration as a context, and which of its tokens are the agent's own (each turn with the token
-    that ends it)."""
-    ids: list[int] = []
-    own: list[bool] = []
-    for role, text in transcript(task, turns):
-        piece = language.encode(text)
-        if role == "env":
-            closing = [] if text == "" and ids else [language.agent]
-            ids += [language.env, *piece, *closing]
-            own += [bool(own)] + [False] * (len(piece) + len(closing))
-        else:
-            ids += piece
-            own += [True] * len(piece)
-    return ids, own
 
 
 def one_row(chain: Chain) -> Rollout:

@@ -1,6 +1,6 @@
 """Weights on their way through the recipe: masters, optimisers, checkpoints, and one loop for every supervised phase."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from sims.corpus import heldout_codebase
 if TYPE_CHECKING:
     from sims.recipe import Recipe
 
-__all__ = ["Learner", "checkpoint", "language_of", "load_checkpoint", "perplexity_look", "rows_of", "train"]
+__all__ = ["Learner", "checkpoint", "language_of", "load_checkpoint", "perplexity_look", "rows_of", "shown_rows", "train"]
 
 
 class Learner:
@@ -99,6 +99,26 @@ def rows_of(run: Run, phase: str) -> Callable[[np.ndarray], tuple[Tensor, Tensor
     with np.load(run.path("data", f"{phase}.npz")) as packed:
         ids, doc = packed["ids"], packed["doc"]
     return ids.shape, lambda rows: (torch.from_numpy(ids[rows].astype(np.int64)), torch.from_numpy(doc[rows].astype(np.int64)), None)
+
+
+def shown_rows(
+    pieces: Sequence[tuple[Tensor, Tensor]], length: int, rows: int, seed: Sequence[int]
+) -> tuple[int, Callable[[int], tuple[Tensor, Tensor, Tensor]]]:
+    """Contexts shown in SFT, each tokens [T] and which of them are the agent's own [T], packed into rows of `length` tokens:
+    steps per epoch, and a function from step to a batch of `rows` rows (fewer if there are no more), ids [B, length], documents
+    [B, length] and loss weights [B, length], 1 on the agent's own. `seed` and the epoch decide the order."""
+    # Token and "is it the agent's own" travel through the packer as one number.
+    packed, doc = cpt.pack([(2 * tokens + own).tolist() for tokens, own in pieces], length, pad=0)
+    B = min(rows, len(packed))
+    per_epoch = len(packed) // B
+
+    def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
+        order = np.random.default_rng([*seed, step // per_epoch]).permutation(len(packed))
+        some = order[step % per_epoch * B :][:B]
+        both = torch.from_numpy(packed[some].astype(np.int64))
+        return both // 2, torch.from_numpy(doc[some].astype(np.int64)), (both % 2).float()
+
+    return per_epoch, batch
 
 
 def train(

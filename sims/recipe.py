@@ -17,7 +17,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from etude.runs import Run
 from ref import cpt
@@ -27,7 +26,7 @@ from sims import evaluation, reinforcement
 from sims.agent import Payment
 from sims.chains import Memory, context, lessons
 from sims.corpus import data, task_stream
-from sims.learner import Learner, checkpoint, language_of, load_checkpoint, perplexity_look, rows_of, train
+from sims.learner import Learner, checkpoint, language_of, load_checkpoint, perplexity_look, rows_of, shown_rows, train
 from sims.microrepo import NoiseConfig, WorldConfig
 
 __all__ = ["Recipe", "run"]
@@ -288,21 +287,12 @@ def finetune(run: Run, config: Recipe) -> None:
     s = config.sft
     language, length = language_of(run.root), config.training.long_length
     shown = itertools.islice(lessons(config, language, context(language, config), s.noise, config.context.memory), s.demonstrations)
-    # Token and "is it the agent's own" travel through the packer as one number.
-    pieces = [(2 * segment.tokens + segment.sampled).tolist() for lesson in shown for segment in lesson.chain.segments]
-    packed, doc = cpt.pack(pieces, length, pad=0)
-    B = min(s.rows, len(packed))
-    per_epoch = len(packed) // B
+    pieces = [(segment.tokens, segment.sampled) for lesson in shown for segment in lesson.chain.segments]
+    per_epoch, batch = shown_rows(pieces, length, s.rows, [config.seed])
     steps = per_epoch * s.epochs
     stage = run.stage("sft", total=steps)
     if stage.finished:
         return
-
-    def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
-        order = np.random.default_rng([config.seed, step // per_epoch]).permutation(len(packed))
-        rows = order[step % per_epoch * B :][:B]
-        both = torch.from_numpy(packed[rows].astype(np.int64))
-        return both // 2, torch.from_numpy(doc[rows].astype(np.int64)), (both % 2).float()
 
     learner = Learner(config, *load_checkpoint(run.root, config, "cpt"), s.muon_lr, s.adamw_lr)
     train(stage, config, learner, batch, steps, lambda step: cpt.wsd(step, steps, 5, steps // 2), "sft")

@@ -36,7 +36,7 @@ from sims.agent import Episode, Language, one_row, pad, pay, play
 from sims.chains import Memory
 from sims.corpus import task_stream
 from sims.experiment import claim, decide
-from sims.learner import Learner, language_of, load_checkpoint, train
+from sims.learner import Learner, language_of, load_checkpoint, shown_rows, train
 from sims.policies import agent
 from sims.recipe import Recipe
 from sims.reinforcement import hash_seed
@@ -97,21 +97,14 @@ def show(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> 
     pieces = []
     for kind in (chains.unlimited(how), how, replace(how, join="separate")):
         for lesson in itertools.islice(chains.lessons(config, language, kind, s.noise, c.memory), c.demonstrations):
-            # Token and "is it the agent's own" travel through the packer as one number.
-            pieces += [(2 * segment.tokens + segment.sampled).tolist() for segment in lesson.chain.segments]
+            pieces += [(segment.tokens, segment.sampled) for segment in lesson.chain.segments]
     order = np.random.default_rng([config.seed, 6]).permutation(len(pieces))
-    packed, doc = cpt.pack([pieces[i] for i in order], max(config.training.long_length, how.limit), pad=0)
-    B = min(s.rows, len(packed))
-    per_epoch = len(packed) // B
+    length = max(config.training.long_length, how.limit)
+    per_epoch, batch = shown_rows([pieces[i] for i in order], length, s.rows, [config.seed, 6])
     steps = per_epoch * c.epochs
     stage = run.stage("shown", total=steps)
     if stage.finished:
         return
-
-    def batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        rows = np.random.default_rng([config.seed, 6, step // per_epoch]).permutation(len(packed))[step % per_epoch * B :][:B]
-        both = torch.from_numpy(packed[rows].astype(np.int64))
-        return both // 2, torch.from_numpy(doc[rows].astype(np.int64)), (both % 2).float()
 
     learner = Learner(config, load_checkpoint(root, config, "sft", with_mtp=False)[0], None, s.muon_lr, s.adamw_lr)
     train(stage, config, learner, batch, steps, lambda step: cpt.wsd(step, steps, min(5, steps), steps // 2), "shown")

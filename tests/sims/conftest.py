@@ -8,6 +8,7 @@ import pytest
 from etude import catalog, figures
 from etude.runs import Run, fill
 from sims import recipe
+from sims.microrepo import transcript
 from sims.policies import SMOKE
 
 
@@ -30,3 +31,24 @@ def play_figure(tiny_run):
         return figures.play(entry, out, {}, sets, quick=True, resume=False, cadence=20.0)
 
     return play
+
+
+@pytest.fixture(scope="session")
+def demonstration_tokens():
+    """A demonstration as one context, and which of its tokens are the agent's own (each turn with the token that
+    ends it): what chains and rollouts must come to, written down a second way."""
+
+    def tokens(language, task, turns):
+        ids, own = [], []
+        for role, text in transcript(task, turns):
+            piece = language.encode(text)
+            if role == "env":
+                closing = [] if text == "" and ids else [language.agent]
+                ids += [language.env, *piece, *closing]
+                own += [bool(own)] + [False] * (len(piece) + len(closing))
+            else:
+                ids += piece
+                own += [True] * len(piece)
+        return ids, own
+
+    return tokens

@@ -10,7 +10,7 @@ from ref import cpt, kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.model import Config, Transformer
 from ref.sampler import Rollout, Sampler
-from sims.agent import Episode, Language, Payment, demonstration_tokens, pad, pay, play, reference_kl, single
+from sims.agent import Episode, Language, Payment, pad, pay, play, reference_kl, single
 from sims.microrepo import NoiseConfig, Session, demonstration, documents, generate
 from sims.statistics import pass_at_k
 
@@ -43,7 +43,7 @@ def replay(language, task, ids, own):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_demonstrations_and_rollouts_are_the_same_tokens(language, seed):
+def test_demonstrations_and_rollouts_are_the_same_tokens(language, demonstration_tokens, seed):
     rng = random.Random(seed)
     task = generate(rng, "train")
     ids, own = demonstration_tokens(language, task, demonstration(task, rng, NoiseConfig()))
@@ -53,7 +53,7 @@ def test_demonstrations_and_rollouts_are_the_same_tokens(language, seed):
     assert ids[-1] == language.env and own[-1]
 
 
-def test_clean_demonstrations_are_paid_in_full(language):
+def test_clean_demonstrations_are_paid_in_full(language, demonstration_tokens):
     rng = random.Random(3)
     task = generate(rng, "heldout", depth=1)
     ids, own = demonstration_tokens(language, task, demonstration(task, rng, NoiseConfig.clean()))

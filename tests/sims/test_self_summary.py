@@ -14,7 +14,7 @@ from ref import cpt
 from ref.model import Config, Transformer
 from ref.self_summary import rollout_chains, spread
 from sims import chains, recipe, reinforcement, self_summary
-from sims.agent import Language, demonstration_tokens, pay, reference_kl
+from sims.agent import Language, pay, reference_kl
 from sims.chains import Lesson, Memory, Teacher
 from sims.experiment import VERDICTS
 from sims.learner import Learner
@@ -61,7 +61,7 @@ def summaries(language, chain):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_without_limit_the_teacher_gives_the_recipes_demonstrations(language, how, seed):
+def test_without_limit_the_teacher_gives_the_recipes_demonstrations(language, demonstration_tokens, how, seed):
     wide = replace(how, join="none", trigger=2000)
     taught, task, turns = lesson(language, wide, seed % 3, seed, noise=NoiseConfig())
     ids, own = demonstration_tokens(language, task, turns)
