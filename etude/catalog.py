@@ -118,6 +118,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/cpt_rl.py",
         tests=("tests/sims/test_cpt_rl.py",),
     ),
+    Experiment(
+        name="low-precision",
+        title="experts in MXFP8 and NVFP4: noise, what a scale per tensor leaks, fast division, training",
+        source="§6.2",
+        sim="sims/low_precision.py",
+        tests=("tests/sims/test_low_precision.py",),
+    ),
 )
 
 
@@ -190,6 +197,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         ref="ref/router_replay.py",
         sim="sims/router_mismatch.py",
         tests=("tests/ref/test_router_replay.py",),
+    ),
+    Technique(
+        name="quant",
+        title="low precision: NVFP4 per token forward, MXFP8 backward, and what a scale per tensor leaks",
+        source="§6.2",
+        ref="ref/quant.py",
+        sim="sims/low_precision.py",
+        tests=("tests/ref/test_quant.py", "tests/ref/test_minifloat.py"),
     ),
 )
 

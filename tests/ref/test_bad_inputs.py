@@ -15,7 +15,7 @@ from ref.model import Config, Transformer
 from ref.sampler import Rollout, Sampler
 
 INF, NAN = math.inf, math.nan
-FILES = ("kl", "dr_grpo", "length_penalty", "mtp", "decoder", "cpt", "router_replay", "self_summary")
+FILES = ("kl", "dr_grpo", "length_penalty", "mtp", "decoder", "cpt", "router_replay", "self_summary", "quant")
 
 
 def load(name):
@@ -564,3 +564,37 @@ def test_a_policy_without_finite_log_probs(ref, network):
     how = ref.self_summary.Chaining(trigger=20, longest_summary=4, room=3, request=(1,))
     broken = Broken(network[0], torch.float32)
     refuses("sampler must give finite log-probs", ref.self_summary.rollout_chains, broken, [Talk([1])], how)
+
+
+# ------------------------------------------------------------------------ low precision
+
+
+codes8, bytes8 = torch.zeros(2, 40, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.uint8)
+QUANT = {
+    "MXFP8 dtype": ("mxfp8_quantize", (zeros(4).int(),), {}, "x must be a float tensor, got torch.int32"),
+    "MXFP8 axis": ("mxfp8_quantize", (zeros(4),), {"axis": 1}, r"x must have an axis 1, got shape \[4\]"),
+    "MXFP8 mode": ("mxfp8_quantize", (zeros(4),), {"mode": "up"}, "mode must be rceil, floor, ceil or even, got 'up'"),
+    "MXFP8 scales": ("mxfp8_dequantize", (codes8, bytes8, 0), {}, r"scales must be int, shape \[1, 40\]; got torch.uint8 \[2, 2\]"),
+    "NVFP4 number": ("nvfp4_quantize", (3.0,), {}, "x must be a float tensor, got float"),
+    "NVFP4 no axis": ("nvfp4_quantize", (zeros(()),), {}, r"x must have an axis -1, got shape \[\]"),
+    "NVFP4 nothing": ("nvfp4_quantize", (zeros(3, 0),), {}, r"x must have something on its last axis, got shape \[3, 0\]"),
+    "NVFP4 scale": ("nvfp4_quantize", (zeros(4),), {"scale": "row"}, "scale must be token or tensor, got 'row'"),
+    "NVFP4 division": ("nvfp4_quantize", (zeros(4),), {"division": "exact"}, "division must be ieee or fast, got 'exact'"),
+    "NVFP4 blocks": ("nvfp4_dequantize", (codes8, bytes8, zeros(2, 1)), {}, r"blocks must be int, shape \[2, 5\]"),
+    "NVFP4 float32": ("nvfp4_dequantize", (codes8[:, :16], bytes8, zeros(2)), {}, r"scale must be float, shape \[2, 1\]; got .* \[2\]"),
+    "NVFP4 size": ("nvfp4_dequantize", (codes8[:, :16], bytes8, zeros(2, 1)), {"size": 30}, "size must be 32, or one less.*got 30"),
+    "FP8 one axis": ("blockwise_fp8_quantize", (zeros(4),), {}, r"x must have rows and columns.*got \[4\]"),
+    "FP8 block": ("blockwise_fp8_quantize", (zeros(4, 4), (0, 4)), {}, r"block sizes of 1 or more.*\(0, 4\)"),
+    "FP8 scales": ("blockwise_fp8_dequantize", (codes8, zeros(1, 1)), {}, r"scale must be float, shape \[2, 1\]"),
+    "format": ("rounded", (zeros(4), "int4"), {}, "form must be one of float32, .*; got 'int4'"),
+    "linear shapes": ("linear", (zeros(2, 3), zeros(4, 5)), {}, r"weight must be float, shape \[O, 3\]; got .* \[4, 5\]"),
+    "linear format": ("linear", (zeros(2, 3), zeros(4, 3), "fp4"), {}, "forward and backward must be of .*; got 'fp4'"),
+    "experts": ("grouped_linear", (zeros(2, 3), zeros(2, 4, 3), torch.tensor([1])), {}, r"ends must be int, shape \[2\]"),
+    "ends fall": ("grouped_linear", (zeros(2, 3), zeros(2, 4, 3), torch.tensor([3, 2])), {}, "ends must rise to the 2 tokens of x"),
+    "ends short": ("grouped_linear", (zeros(2, 3), zeros(2, 4, 3), torch.tensor([0, 1])), {}, "ends must rise to the 2 tokens of x"),
+}
+
+
+@pytest.mark.parametrize("name, args, how, says", QUANT.values(), ids=QUANT)
+def test_quant(ref, name, args, how, says):
+    refuses(says, getattr(ref.quant, name), *args, **how)

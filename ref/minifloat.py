@@ -1,0 +1,58 @@
+"""Three small number formats beside float32: E4M3, E2M1, E8M0.
+
+    E4M3  sign, 4 exponent bits (bias 7), 3 mantissa bits; largest 448, no infinity, one NaN      a value
+    E2M1  sign, 2 exponent bits (bias 1), 1 mantissa bit: 0 .5 1 1.5 2 3 4 6                       a value
+    E8M0  8 exponent bits (bias 127), nothing else: 2^-127 to 2^127, 255 is NaN                    a scale
+
+Casts are not to be trusted blindly: torch's to E4M3 did not saturate before 2.13, its cast to E8M0 rounds to nearest
+where a scale must not become too small, E2M1 has no casts at all, and the Triton interpreter rounds otherwise than the
+GPU. So the tests hold every function here to the definition, for every bfloat16 value and every midpoint.
+
+Sources: OCP Microscaling Formats 1.0, §5; FP8 formats for deep learning, arXiv:2209.05433, Table 1.
+"""
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+__all__ = ["E2M1", "E4M3_MAX", "e2m1_decode", "e2m1_encode", "e4m3_decode", "e4m3_encode", "e8m0_decode", "power_of_two"]
+
+E4M3_MAX = 448.0
+"""Largest E4M3 number, 1.75 · 2^8: the code above it is NaN."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The magnitudes of E2M1 by code."""
+
+
+def e4m3_encode(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
+    """float32 → codes: nearest, ties to even, ±448 for what is beyond; NaN is 0x7f or 0xff."""
+    return x.float().clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def e4m3_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Codes → float32, exactly; 0x7f and 0xff are NaN."""
+    return codes.contiguous().view(torch.float8_e4m3fn).float()
+
+
+def e2m1_encode(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
+    """float32 → codes 0 to 15: nearest, ties to the even code, ±6 for what is beyond; there is no NaN, it becomes 0."""
+    size = x.float().abs().nan_to_num(0.0, posinf=6.0)
+    two, four = (size >= 2).float(), (size >= 4).float()
+    # Steps are ½ below 2, 1 below 4, 2 above, and codes count them; torch.round takes ties to even.
+    code = ((size / (0.5 + 0.5 * two + four)).round() + 2 * two + 2 * four).clamp(max=7).to(torch.uint8)
+    return code | ((torch.signbit(x) & ~x.isnan()).to(torch.uint8) << 3)
+
+
+def e2m1_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Codes 0 to 15 → float32, exactly."""
+    return torch.tensor([*E2M1, *(-size for size in E2M1)], device=codes.device).take(codes.long())
+
+
+def e8m0_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Codes → 2^(code − 127) as float32, exactly; 255 is NaN."""
+    return torch.where(codes == 255, torch.nan, power_of_two(codes.int() - 127))
+
+
+def power_of_two(exponent: Tensor) -> Float[Tensor, "*shape"]:
+    """2^exponent for integers −127 to 127, as float32. The smallest of them is subnormal, a float32 all the same."""
+    field = exponent.int() + 127
+    return torch.where(field > 0, field << 23, 0x00400000).int().view(torch.float32)

@@ -1,0 +1,328 @@
+"""Low precision: MXFP8, NVFP4 and blockwise FP8 bit by bit, and products that go forward in one and back in another.
+
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §6.2 and the MoE kernels; OCP Microscaling Formats 1.0;
+Recipes for pre-training LLMs with MXFP8, arXiv:2506.08027; DeepSeek-V3, arXiv:2412.19437, §3.3.
+
+A block of numbers shares a scale, so that few bits a number suffice. What differs is who shares:
+
+    MXFP8            32 values along the reduced axis share a power of two (E8M0), values are E4M3
+    NVFP4            16 values share an E4M3 scale, and a token (or a whole tensor) one float32 scale; values are E2M1
+    FP8, blockwise   128 activations of a token, or 128 × 128 weights, share one float32 scale; values are E4M3
+
+    x ≈ value · 2^(byte − 127)          x ≈ value · block · s,  s = amax / (448 · 6)          x ≈ value · s,  s = amax / 448
+
+Composer 2 trains its experts with NVFP4 in the forward pass and MXFP8 in the backward pass, and takes the float32 scale
+per token and not per tensor. `demo` shows why: a scale per tensor depends on whatever else is in the batch, later tokens
+included, so that training sees through the causal mask and an engine with another batch computes another policy.
+
+Where this file departs from the papers
+1. The report names the formats, not their corner cases. Ours: scale bytes are rounded up (RCEIL), so that nothing
+   saturates; a NaN or Inf makes its whole MXFP8 block, its FP8 block, or all that shares its NVFP4 float32 scale, NaN;
+   where a scale comes out as zero, so does the data.
+2. Products are those of the decoded values in float32: what tensor cores compute, but for the order of the sum.
+3. The report quantises the experts' products; `linear` is the same for one matrix. Values are rounded to nearest, never
+   stochastically, and the gradient is that of the identity (straight through).
+4. "Fast" division is x · fl(1/s): one rounding more than IEEE division, as on a GPU with approximate division.
+
+Run it
+    etude run quant --scale small            a second; the same as: python -m ref.quant
+    etude run quant --scale full             scaled/quant.py, or a clear answer while there is none
+
+Glossary
+    symbol   variable    shape          where
+    x        x           … n            what is quantised
+             codes       … n            E4M3 codes, uint8
+             packed      … n/2          two E2M1 codes a byte, the earlier in the low half
+    byte     scales      … n/32         E8M0 codes, uint8
+    block    blocks      … n/16         E4M3 codes, uint8
+    s        scale       … 1, or 1      float32
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+from torch.nn import functional as F
+
+from ref.expect import expect
+from ref.minifloat import (
+    E4M3_MAX,
+    e2m1_decode,
+    e2m1_encode,
+    e4m3_decode,
+    e4m3_encode,
+    e8m0_decode,
+    power_of_two,
+)
+
+__all__ = [
+    "FORMATS", "Demo", "blockwise_fp8_dequantize", "blockwise_fp8_quantize", "demo", "experts_swiglu", "grouped_linear",
+    "linear", "mxfp8_dequantize", "mxfp8_quantize", "nvfp4_dequantize", "nvfp4_quantize", "rounded",
+]  # fmt: skip
+
+Mode = Literal["rceil", "floor", "ceil", "even"]
+
+
+def mxfp8_quantize(
+    x: Float[Tensor, "*shape"], axis: int = -1, mode: Mode = "rceil"
+) -> tuple[UInt8[Tensor, "*shape"], UInt8[Tensor, "*blocks"]]:
+    """E4M3 codes in the shape of x, and E8M0 scales, one per 32 along `axis` (the last block may be short).
+
+    mode "rceil" rounds amax / 448 up to a power of two; "floor" is the OCP's minimum, 2^(⌊log2 amax⌋ − 8), where an amax
+    above 1.75 · 2^e saturates; "ceil" the next power of two; "even" that of amax rounded to 3 bits of mantissa. A block
+    with NaN or Inf: scale 255, data NaN. A block of zeros: scale 0, data zeros with their signs. ValueError for what is
+    not float or has no such axis. OCP MX 1.0, §6.3; arXiv:2506.08027, Alg. 1."""
+    _check(x, axis)
+    if mode not in ("rceil", "floor", "ceil", "even"):
+        raise ValueError(f"mode must be rceil, floor, ceil or even, got {mode!r}")
+    split = _split(x, axis, 32)
+    amax = split.abs().amax(-1)
+    size = amax.view(torch.int32)
+    if mode == "rceil":
+        d = (amax * torch.tensor(1 / 448, dtype=torch.float32)).view(torch.int32)
+        field, mantissa = d >> 23, d & 0x7FFFFF
+        # A subnormal d is mantissa · 2^-149, and byte 0 stands for 2^-127 = 0x400000 · 2^-149.
+        scales = field + torch.where(field > 0, mantissa > 0, mantissa > 0x400000)
+    else:
+        extra = {"floor": 0, "ceil": 0x7FFFFF, "even": 1 << 19}[mode]
+        scales = ((size + extra) >> 23) - 8
+    scales = torch.where(amax > 0, scales.clamp(0, 254), 0)
+    codes = e4m3_encode(split * power_of_two(127 - scales)[..., None])
+    lost = ~amax.isfinite()
+    codes = codes.masked_fill_(lost[..., None], 0x7F)
+    return _join(codes, axis, x.shape), scales.masked_fill_(lost, 255).to(torch.uint8).movedim(-1, axis)
+
+
+def mxfp8_dequantize(
+    codes: UInt8[Tensor, "*shape"], scales: UInt8[Tensor, "*blocks"], axis: int = -1
+) -> Float[Tensor, "*shape"]:
+    """float32, exactly value · 2^(byte − 127). ValueError when scales are not one per 32 along `axis`."""
+    _one_per_block("scales", scales, codes.shape, axis, 32)
+    split = _split(e4m3_decode(codes), axis, 32)
+    return _join(split * e8m0_decode(scales.movedim(axis, -1))[..., None], axis, codes.shape)
+
+
+def nvfp4_quantize(
+    x: Float[Tensor, "*rows n"],
+    scale: Literal["token", "tensor"] = "token",
+    division: Literal["ieee", "fast"] = "ieee",
+) -> tuple[UInt8[Tensor, "*rows half"], UInt8[Tensor, "*rows blocks"], Float[Tensor, "..."]]:
+    """Two E2M1 codes a byte, E4M3 scales per 16 of the last axis, float32 scales: one per token [*rows, 1] or one [].
+
+    A token or tensor with NaN or Inf: float32 scale NaN, block scales NaN, codes 0. An odd n: the last half byte is 0.
+    ValueError for what is not float or has no axis. NVFP4 is NVIDIA's; per token: Composer 2, §6.2."""
+    _check(x, -1)
+    for name, value, known in (("scale", scale, ("token", "tensor")), ("division", division, ("ieee", "fast"))):
+        if value not in known:
+            raise ValueError(f"{name} must be {known[0]} or {known[1]}, got {value!r}")
+    if not x.shape[-1]:
+        raise ValueError(f"x must have something on its last axis, got shape {list(x.shape)}")
+    split = _split(x, -1, 16)
+    largest = split.abs().amax(-1)
+    amax = largest.amax(-1, keepdim=True) if scale == "token" else F.pad(largest.flatten(), (0, 1)).amax()
+    s = amax / (E4M3_MAX * 6)
+    s = torch.where(s.isfinite(), s, torch.nan)
+    over = _divide(largest, 6.0, division)
+    blocks = e4m3_encode(torch.where(s == 0, 0.0, _divide(over, s, division)))
+    step = e4m3_decode(blocks) * s
+    codes = e2m1_encode(torch.where(step[..., None] > 0, _divide(split, step[..., None], division), 0.0))
+    codes = F.pad(_join(codes, -1, x.shape), (0, x.shape[-1] % 2))
+    return codes[..., ::2] | (codes[..., 1::2] << 4), blocks, s
+
+
+def nvfp4_dequantize(
+    packed: UInt8[Tensor, "*rows half"], blocks: UInt8[Tensor, "*rows blocks"], scale: Float[Tensor, "..."],
+    size: int | None = None,
+) -> Float[Tensor, "*rows n"]:  # fmt: skip
+    """float32, value · (block · scale); `size` is n where that is odd. ValueError when blocks are not one per 16, and
+    when the scale is neither one nor one per token."""
+    n = 2 * packed.shape[-1] if size is None else size
+    if (n + 1) // 2 != packed.shape[-1]:
+        raise ValueError(f"size must be {2 * packed.shape[-1]}, or one less, for {packed.shape[-1]} bytes; got {n}")
+    if scale.ndim:
+        expect("scale", scale, "float", *packed.shape[:-1], 1)
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)[..., :n]
+    _one_per_block("blocks", blocks, codes.shape, -1, 16)
+    step = e4m3_decode(blocks) * scale
+    return _join(_split(e2m1_decode(codes), -1, 16) * step[..., None], -1, codes.shape)
+
+
+def blockwise_fp8_quantize(
+    x: Float[Tensor, "*rows n"], block: tuple[int, int] = (1, 128)
+) -> tuple[UInt8[Tensor, "*rows n"], Float[Tensor, "*blocks"]]:
+    """E4M3 codes, and a float32 scale amax / 448 per `block` of the last two axes: (1, 128) for activations, (128, 128)
+    for weights; blocks at the ends may be short. A block with NaN or Inf is NaN. ValueError for fewer than two axes.
+    DeepSeek-V3, §3.3.2."""
+    _check(x, -1)
+    if x.ndim < 2 or min(block) < 1:
+        raise ValueError(f"x must have rows and columns, and block sizes of 1 or more; got {list(x.shape)}, {block}")
+    wide = x.float()
+    rows, cols = wide.shape[-2:]
+    padded = F.pad(wide, (0, -cols % block[1], 0, -rows % block[0]))
+    tiles = padded.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0]))  # … R r C c
+    scale = tiles.abs().amax((-3, -1)) / E4M3_MAX
+    scale = torch.where(scale.isfinite(), scale, torch.nan)
+    over = scale[..., :, None, :, None]
+    codes = e4m3_encode(torch.where(over == 0, 0.0, tiles / over))
+    return codes.flatten(-4, -3).flatten(-2, -1)[..., :rows, :cols], scale
+
+
+def blockwise_fp8_dequantize(
+    codes: UInt8[Tensor, "*rows n"], scale: Float[Tensor, "*blocks"], block: tuple[int, int] = (1, 128)
+) -> Float[Tensor, "*rows n"]:
+    """float32, value · scale. ValueError when the scales are not one per block."""
+    rows, cols = codes.shape[-2:]
+    expect("scale", scale, "float", *codes.shape[:-2], -(-rows // block[0]), -(-cols // block[1]))
+    wide = scale.repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)[..., :rows, :cols]
+    return e4m3_decode(codes) * wide
+
+
+def _nvfp4(x: Tensor, axis: int, **how: str) -> Tensor:
+    last = x.movedim(axis, -1)
+    return nvfp4_dequantize(*nvfp4_quantize(last, **how), size=last.shape[-1]).movedim(-1, axis)
+
+
+FORMATS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "float32": lambda x, axis: x.float(),
+    "bfloat16": lambda x, axis: x.bfloat16().float(),
+    "mxfp8": lambda x, axis: mxfp8_dequantize(*mxfp8_quantize(x, axis), axis),
+    "nvfp4-token": lambda x, axis: _nvfp4(x, axis),
+    "nvfp4-tensor": lambda x, axis: _nvfp4(x, axis, scale="tensor"),
+    "nvfp4-fast": lambda x, axis: _nvfp4(x, axis, division="fast"),
+    "fp8": lambda x, axis: blockwise_fp8_dequantize(*blockwise_fp8_quantize(x.movedim(axis, -1))).movedim(-1, axis),
+}
+"""What a product may be computed with: a matrix and the axis that the product sums over → what is left of it, float32."""
+
+
+def rounded(x: Float[Tensor, "*shape"], form: str, axis: int = -1) -> Float[Tensor, "*shape"]:
+    """x as a product that sums over `axis` sees it in the format `form`, as float32. ValueError for an unknown format."""
+    if form not in FORMATS:
+        raise ValueError(f"form must be one of {', '.join(FORMATS)}; got {form!r}")
+    return FORMATS[form](x, axis)
+
+
+def linear(
+    x: Float[Tensor, "N D"], weight: Float[Tensor, "O D"], forward: str = "nvfp4-token", backward: str = "mxfp8"
+) -> Float[Tensor, "N O"]:
+    """x @ weightᵀ with both sides in the format `forward`, and gradients from products in the format `backward`: every
+    operand is quantised anew along the axis that its product sums over. In the dtype of x. Composer 2, §6.2."""
+    expect("x", x, "float", "N", "D")
+    expect("weight", weight, "float", "O", x.shape[1])
+    for form in (forward, backward):
+        if form not in FORMATS:
+            raise ValueError(f"forward and backward must be of {', '.join(FORMATS)}; got {form!r}")
+    return _Linear.apply(x, weight, forward, backward)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, forward, backward):
+        ctx.save_for_backward(x, weight)
+        ctx.form = backward
+        return (rounded(x, forward, 1) @ rounded(weight, forward, 1).T).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x, weight), form = ctx.saved_tensors, ctx.form
+        to_x = rounded(grad, form, 1) @ rounded(weight, form, 0) if ctx.needs_input_grad[0] else None
+        to_weight = rounded(grad, form, 0).T @ rounded(x, form, 0) if ctx.needs_input_grad[1] else None
+        return (to_x if to_x is None else to_x.to(x.dtype),
+                to_weight if to_weight is None else to_weight.to(weight.dtype), None, None)  # fmt: skip
+
+
+def grouped_linear(
+    x: Float[Tensor, "N D"], weight: Float[Tensor, "E O D"], ends: Int[Tensor, "E"],
+    forward: str = "nvfp4-token", backward: str = "mxfp8",
+) -> Float[Tensor, "N O"]:  # fmt: skip
+    """Every expert's `linear` on its tokens: x sorted by expert, expert e has rows ends[e − 1] to ends[e] (none, if they
+    are equal). No block of tokens reaches over two experts. ValueError unless ends rise to N. Composer 2, §6.2."""
+    expect("weight", weight, "float", "E", "O", x.shape[-1])
+    expect("ends", ends, "int", len(weight))
+    counts = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
+    if min(counts) < 0 or sum(counts) != len(x):
+        raise ValueError(f"ends must rise to the {len(x)} tokens of x, got {ends.tolist()}")
+    return torch.cat([linear(part, w, forward, backward) for part, w in zip(x.split(counts), weight, strict=True)])
+
+
+def experts_swiglu(
+    x: Float[Tensor, "N D"], gates: Float[Tensor, "N K"], w13: Float[Tensor, "E J D"], w2: Float[Tensor, "E D I"],
+    experts: Int[Tensor, "N K"], forward: str = "nvfp4-token", backward: str = "mxfp8",
+) -> Float[Tensor, "N D"]:  # fmt: skip
+    """Σ_k g_k · W2_e(silu(W1_e x) · W3_e x) over a token's experts e, all three products quantised; J = 2I, W1 above W3.
+    Between products the values are what the products give; gates stay as they are. ValueError for other shapes."""
+    expect("gates", gates, "float", len(x), "K")
+    expect("experts", experts, "int", *gates.shape)
+    expect("w2", w2, "float", len(w13), x.shape[1], w13.shape[1] // 2)
+    order = experts.flatten().argsort(stable=True)
+    ends = experts.flatten().bincount(minlength=len(w13)).cumsum(0)
+    token = order // gates.shape[1]
+    gate, up = grouped_linear(x[token], w13, ends, forward, backward).chunk(2, -1)
+    y = grouped_linear(F.silu(gate) * up, w2, ends, forward, backward)
+    return torch.zeros_like(x).index_add(0, token, y * gates.flatten()[order, None])
+
+
+def _check(x: Tensor, axis: int) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise ValueError(f"x must be a float tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"x must have an axis {axis}, got shape {list(x.shape)}")
+
+
+def _split(x: Tensor, axis: int, size: int) -> Float[Tensor, "... blocks size"]:
+    """x with `axis` last and cut into blocks, in float32, the last one filled with zeros."""
+    last = x.movedim(axis, -1).float()
+    return F.pad(last, (0, -last.shape[-1] % size)).unflatten(-1, (-1, size)).contiguous()
+
+
+def _join(split: Tensor, axis: int, shape: torch.Size) -> Tensor:
+    """The reverse of `_split`, in the dtype of its argument."""
+    return split.flatten(-2)[..., : shape[axis]].movedim(-1, axis)
+
+
+def _one_per_block(name: str, scales: Tensor, shape: torch.Size, axis: int, size: int) -> None:
+    blocks = list(shape)
+    blocks[axis] = -(-blocks[axis] // size)
+    expect(name, scales, "int", *blocks)
+
+
+def _divide(x: Tensor, by: Tensor | float, division: str) -> Tensor:
+    return x / by if division == "ieee" else x * (1 / torch.as_tensor(by, dtype=torch.float32))
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Random activations with outliers, and what each format leaves of them."""
+
+    tokens: int = 64
+    """Tokens of a sequence."""
+    width: int = 256
+    """Activations of a token."""
+    outlier: float = 100.0
+    """How many times larger the last token is."""
+    seed: int = 0
+    """Seed of the activations."""
+
+
+def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
+    """Signal to quantisation noise per format, dB; and the share of earlier tokens' numbers that change when the last
+    token does: none, unless all tokens share a scale."""
+    generator = torch.Generator().manual_seed(config.seed)
+    x = torch.randn(config.tokens, config.width, generator=generator)
+    later = x.clone()
+    later[-1] *= config.outlier
+    figures: dict[str, float] = {}
+    for step, form in enumerate(FORMATS, 1):
+        seen = rounded(x, form)
+        noise = (seen - x).double().square().sum()
+        figures[f"sqnr_{form}"] = (10 * (x.double().square().sum() / noise).log10()).item() if noise else float("inf")
+        figures[f"leak_{form}"] = (rounded(later, form)[:-1] != seen[:-1]).double().mean().item()
+        log(step, len(FORMATS), **figures)
+    return figures
+
+
+if __name__ == "__main__":
+    for name, value in demo().items():
+        print(f"{name:20s} {value:.4f}")

@@ -1,0 +1,292 @@
+"""Low precision in the experts' products: what formats lose, what a shared scale leaks, and whether training notices.
+
+    etude figure low-precision              some minutes on two cores; agent and text from runs/small (make small)
+    etude figure low-precision --quick
+
+1. Noise. The run's last agent reads held-out rows of its pretraining mix; what its experts' products take (activations before
+   either product, weights, and gradients of the loss at their outputs) is quantised along the sum, format by format.
+2. Leaks. The same agent, its experts in NVFP4: each row is read again with another last token, and again in a batch with other
+   rows. A causal model with a scale per token says the same of the earlier tokens, up to the order of float32 sums.
+3. Division. NVFP4 with x · fl(1/s) for x / s, and MXFP8 likewise: how many numbers change.
+4. Training. The recipe's network from scratch, same data and initial weights in every arm: products in float32 or bfloat16;
+   MXFP8; the report's NVFP4 per token forward and MXFP8 backward; the same with a scale per tensor, and with fast division; NVFP4
+   both ways. Judged by the loss on held-out rows, computed as the arm computes.
+
+Ours: all arms take the same detour (values rounded, products in float32), so that nothing but rounding differs; what is no
+expert's product stays in float32, routers too; "per tensor" means the tokens of one expert, as its product sees them.
+
+Rules of the verdicts, fixed before this was played. Leaks: a row has moved where some log-prob did by more than LEAST; a scale
+per tensor leaks where the share of moved rows lies above 0 by its interval and none has moved with a scale per token. Training:
+differences of held-out loss between arms of the same seed, Student's t over seeds. The report's pair trains like bfloat16 when
+the interval ends below NEAR nats (partly: the mean does); a scale per tensor, or fast division, harms where the interval lies above 0
+(partly: every seed's difference does), and fast division diverges where it lies above NEAR.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy import stats
+
+from etude.runs import Run
+from ref import cpt
+from ref.model import Transformer
+from sims.experiment import claim, decide
+from sims.learner import Learner, load_checkpoint, train
+from sims.policies import agent
+from sims.quantised import KINDS, division, lower, moved, noise, operands
+from sims.recipe import Recipe
+from sims.statistics import bootstrap
+
+__all__ = ["Experiment", "experiment", "picture"]
+
+SOURCE = "§6.2"
+FORMS = ("bfloat16", "mxfp8", "fp8", "nvfp4-token", "nvfp4-tensor")
+"""Formats whose noise is measured."""
+ARMS = {
+    "float32": ("float32", "float32"), "bfloat16": ("bfloat16", "bfloat16"), "MXFP8": ("mxfp8", "mxfp8"),
+    "NVFP4 per token": ("nvfp4-token", "mxfp8"), "NVFP4 per tensor": ("nvfp4-tensor", "mxfp8"),
+    "fast division": ("nvfp4-fast", "mxfp8"), "NVFP4 both ways": ("nvfp4-token", "nvfp4-token"),
+}  # fmt: skip
+"""Arms of training: format of the forward pass, of the backward pass."""
+LEAST = 1e-3
+"""Nats by which a log-prob has moved; the order of float32 sums moves it by about 1e-5."""
+NEAR = 0.02
+"""Nats per token within which two held-out losses are near."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Sizes of all parts."""
+
+    run: str = "runs/small"
+    """A finished run of the recipe (empty: a tiny recipe that has learned nothing is played first)."""
+    rows: int = 64
+    """Held-out rows of the pretraining mix that are measured on."""
+    companions: int = 7
+    """Other rows in the batch."""
+    steps: int = 150
+    """Training steps of each arm."""
+    batch_rows: int = 8
+    """Rows of `training.length` tokens per step."""
+    looks: int = 6
+    """Looks at the held-out loss along training."""
+    seeds: int = 3
+    """Trainings of each arm; two or more."""
+    resamples: int = 1000
+    """Bootstrap resamples."""
+    seed: int = 0
+    """Seed of everything drawn."""
+
+    @classmethod
+    def quick(cls) -> "Experiment":
+        return cls(run="", rows=4, companions=2, steps=3, batch_rows=4, looks=2, seeds=2, resamples=40)
+
+    def __post_init__(self):
+        if self.seeds < 2 or not 1 <= self.looks <= self.steps:
+            raise ValueError(f"seeds must be 2 or more, and looks lie in 1..steps; got {self.seeds}, {self.looks} of {self.steps}")
+
+
+def text_of(c: Experiment, root: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the pretraining mix, ids and documents [rows, length], in an order of this experiment's own; the first `c.rows`
+    are held out."""
+    with np.load(root / "data" / "short.npz") as packed:
+        ids, doc = packed["ids"].astype(np.int64), packed["doc"].astype(np.int64)
+    order = np.random.default_rng([c.seed, 1]).permutation(len(ids))
+    return ids[order], doc[order]
+
+
+def experiment(run: Run, config: Experiment) -> dict:
+    """All parts, and the verdicts."""
+    c, (root, recipe) = config, agent(run, config.run, config.seed)
+    ids, doc = text_of(c, root)
+    if len(ids) < c.rows + c.batch_rows:
+        raise ValueError(f"rows={c.rows} are held out, and training needs {c.batch_rows} more, but the run's text has {len(ids)}")
+    held = torch.from_numpy(ids[: c.rows]), torch.from_numpy(doc[: c.rows])
+    stage = run.stage("measure", total=2 + len(FORMS), unit="parts")
+    if not stage.finished:
+        stage.restore()
+        stage.finish(measured(stage, c, root, recipe, held))
+    found, rows = stage.result(), []
+    for kind in KINDS:
+        for form in FORMS:
+            row = {"part": "noise", "operand": kind, "form": form, **found["noise"][kind][form]}
+            rows.append(row | {f"changed_{k}": v for k, v in found["division"][kind].items()} if form == "nvfp4-token" else row)
+    for form in found["moved"]:
+        for how, sizes in found["moved"][form].items():
+            share = bootstrap(np.array(sizes) > LEAST, n=c.resamples, seed=c.seed)
+            rows.append({"part": "leak", "form": form, "how": how, "share": share["value"], "low": share["low"], "high": share["high"],
+                         "median": float(np.median(sizes)), "largest": max(sizes)})  # fmt: skip
+    trained = {arm: [training(run, c, root, recipe, arm, number) for number in range(c.seeds)] for arm in ARMS}
+    for arm, found_here in trained.items():
+        for number, one in enumerate(found_here):
+            rows += [{"part": "training", "arm": arm, "seed": number, **look} for look in one["looks"]]
+        rows.append({"part": "end", "arm": arm, **gap(trained, arm, "bfloat16"), "loss": float(np.mean(last(found_here)))})
+    return {"rows": rows, "claims": verdicts(c, rows, trained)}
+
+
+def measured(stage, c: Experiment, root: Path, recipe: Recipe, held: tuple[torch.Tensor, torch.Tensor]) -> dict:
+    """Parts 1 to 3."""
+    model = load_checkpoint(root, recipe, "final", with_mtp=False)[0]
+    sums = {kind: {form: [] for form in FORMS} for kind in KINDS}
+    changed = {kind: {form: np.zeros(2) for form in ("nvfp4", "mxfp8")} for kind in KINDS}
+    for kind, parts, text in operands(model, *held):
+        for form in FORMS:
+            each = noise(parts, form)
+            by_text = np.zeros((c.rows if text is not None else 1, 2))
+            np.add.at(by_text, text if text is not None else np.zeros(len(each), int), each)
+            sums[kind][form].append(by_text)
+        for form in changed[kind]:
+            changed[kind][form] += division(parts, form)
+    stage.progress(1)
+
+    def decibels(drawn: np.ndarray) -> float:
+        signal, lost = drawn.reshape(-1, 2).sum(0)
+        return 10 * float(np.log10(signal / lost)) if lost else np.inf
+
+    def sqnr(kind: str, form: str) -> dict[str, float]:
+        estimate = bootstrap(np.sum(sums[kind][form], 0), decibels, n=c.resamples, seed=c.seed)
+        return {"sqnr": estimate["value"], "low": estimate["low"], "high": estimate["high"]}
+
+    figures = {kind: {form: sqnr(kind, form) for form in FORMS} for kind in KINDS}
+    found = {"noise": figures, "division": {k: {f: float(n / total) for f, (n, total) in v.items()} for k, v in changed.items()},
+             "moved": {}}  # fmt: skip
+    for number, form in enumerate(("float32", "mxfp8", "nvfp4-token", "nvfp4-tensor"), 2):
+        low = lower(load_checkpoint(root, recipe, "final", with_mtp=False)[0], form, "float32")
+        found["moved"][form] = moved(low, *held, c.companions, np.random.default_rng([c.seed, 2]))
+        stage.progress(number)
+    return found
+
+
+def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, number: int) -> dict:
+    """One training: `looks`, step and held-out loss."""
+    stage = run.stage(f"{arm.replace(' ', '-')}-{number}", total=c.steps)
+    if stage.finished:
+        return stage.result()
+    recipe = replace(recipe, training=replace(recipe.training, dtype="float32"))
+    t, (ids, doc) = recipe.training, text_of(c, root)
+    torch.manual_seed(1000 * c.seed + number)
+    model = Transformer(load_checkpoint(root, recipe, "final", with_mtp=False)[0].config)
+    learner = Learner(recipe, lower(model, *ARMS[arm]), None, t.muon_lr, t.adamw_lr)
+    order = c.rows + np.random.default_rng([c.seed, 3, number]).permutation(len(ids) - c.rows)
+    at = {round(share * c.steps) for share in np.linspace(1 / c.looks, 1, c.looks)}
+
+    def batch(step: int):
+        some = order[np.arange(step * c.batch_rows, (step + 1) * c.batch_rows) % len(order)]
+        return torch.from_numpy(ids[some]), torch.from_numpy(doc[some]), None
+
+    def look(step: int) -> dict:
+        if step not in at:
+            return {}
+        held = torch.from_numpy(ids[: c.rows]), torch.from_numpy(doc[: c.rows])
+        losses = []
+        with torch.no_grad():
+            for some, where in zip(*(x.split(32) for x in held), strict=True):
+                hidden = learner.trunk.model(some, doc=where, logits=False).hidden
+                losses.append(cpt.next_token_loss(learner.trunk.model, hidden, some, where))
+        return {"heldout_loss": float(sum(loss for loss, _ in losses) / sum(n for _, n in losses))}
+
+    train(stage, recipe, learner, batch, c.steps, lambda step: cpt.wsd(step, c.steps, max(1, c.steps // 10), c.steps // 3), arm, look=look)
+    lines = (json.loads(line) for line in stage.metrics_path.read_text(encoding="utf-8").splitlines())
+    kept = ("step", "tokens", "heldout_loss")
+    return stage.finish({"looks": [{key: line[key] for key in kept} for line in lines if "heldout_loss" in line]})
+
+
+def last(trainings: list[dict]) -> np.ndarray:
+    """Held-out loss at the end, by seed."""
+    return np.array([one["looks"][-1]["heldout_loss"] for one in trainings])
+
+
+def gap(trained: dict[str, list[dict]], arm: str, base: str) -> dict[str, float | list[float]]:
+    """Held-out loss at the end, arm − base of the same seed: mean, Student's 95% interval over seeds, and every seed's."""
+    each = last(trained[arm]) - last(trained[base])
+    half = stats.t.ppf(0.975, len(each) - 1) * each.std(ddof=1) / len(each) ** 0.5
+    return {"gap": float(each.mean()), "low": float(each.mean() - half), "high": float(each.mean() + half), "each": each.tolist()}
+
+
+def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) -> list[dict]:
+    """By the rules at the head of this file."""
+    leaks = {(row["form"], row["how"]): row for row in rows if row["part"] == "leak"}
+    changed = {row["operand"]: row for row in rows if row["part"] == "noise" and row["form"] == "nvfp4-token"}
+    claims = []
+    for how, says in (("batch", "a float32 scale per tensor makes what a model computes depend on the batch, one per token does not"),
+                      ("later", "and leaks future tokens into past ones, one per token does not")):  # fmt: skip
+        row, token = leaks["nvfp4-tensor", how], leaks["nvfp4-token", how]
+        others = ", ".join(f"{form} {leaks[form, how]['largest']:.1g}" for form in ("float32", "mxfp8", "nvfp4-token"))
+        what = f"read with {c.companions} others" if how == "batch" else "given another last token"
+        claims.append(claim(
+            f"{how}-leak", says, SOURCE, row["share"], decide(row["low"] > 0 and token["share"] == 0, row["share"] > token["share"]),
+            (row["low"], row["high"]), "of the rows",
+            f"{c.rows} held-out rows {what}: those in which a log-prob that should stay moves by more than {LEAST:g} nats; largest move of "
+            f"a row, median {row['median']:.3f}, at most {row['largest']:.2f} nats; with scales per token none should: {token['share']:g}; "
+            f"largest move otherwise: {others} nats",
+        ))  # fmt: skip
+    mx = {kind: row["changed_mxfp8"] for kind, row in changed.items()}
+    nv = {kind: row["changed_nvfp4"] for kind, row in changed.items()}
+    told = ", ".join(f"{kind} {1e6 * share:.0f}" for kind, share in nv.items())
+    claims.append(claim(
+        "division-mxfp8", "fast division is harmless for MXFP8", SOURCE, max(mx.values()), decide(max(mx.values()) == 0, max(mx.values()) < 1e-4),
+        None, "of the numbers", "that change, the most of activations, products, weights and gradients: dividing by a power of two is exact, "
+        f"and a scale of fl(1/448) · amax is hardly ever another than that of amax / 448; NVFP4, per million: {told}",
+    ))  # fmt: skip
+
+    def told_gap(found: dict) -> str:
+        return f"by seed {', '.join(f'{x:+.4f}' for x in found['each'])}"
+
+    floor = gap(trained, "float32", "bfloat16")
+    context = f"{c.steps} steps of {c.batch_rows} rows, {c.seeds} seeds; float32 − bfloat16, for scale: {floor['gap']:+.4f}"
+    losses = ", ".join(f"{arm} {last(found).mean():.3f}" for arm, found in trained.items())
+    pair = gap(trained, "NVFP4 per token", "bfloat16")
+    claims.append(claim(
+        "trains", "experts in NVFP4 per token forward and MXFP8 backward train like experts in bfloat16", SOURCE, pair["gap"],
+        decide(pair["high"] < NEAR, pair["gap"] < NEAR), (pair["low"], pair["high"]), "nats per token",
+        f"held-out loss, {told_gap(pair)}; {context}; all arms: {losses}",
+    ))  # fmt: skip
+    for name, says, arm in (("tensor-training", "training suffers from the scale per tensor", "NVFP4 per tensor"),
+                            ("division-nvfp4", "fast division in NVFP4 makes training diverge after about a hundred steps", "fast division")):
+        found = gap(trained, arm, "NVFP4 per token")
+        least = NEAR if arm == "fast division" else 0.0
+        told = f"; numbers that change, per million: {', '.join(f'{k} {1e6 * s:.0f}' for k, s in nv.items())}" if least else ""
+        claims.append(claim(
+            name, says, SOURCE, found["gap"], decide(found["low"] > least, min(found["each"]) > 0), (found["low"], found["high"]),
+            "nats per token", f"held-out loss over NVFP4 per token with IEEE division, {told_gap(found)}; {context}{told}",
+        ))  # fmt: skip
+    return claims
+
+
+def picture(found: dict, path: Path) -> None:
+    """Left: signal to noise. Middle: how far log-probs move that should stay. Right: training."""
+    from sims.drawing import COLOURS, GREY, save, sheet
+
+    figure, (left, middle, right) = sheet(3, "Experts in low precision", width=5.2)
+    rows = found["rows"]
+    for number, (form, colour) in enumerate(zip(FORMS[1:], COLOURS, strict=False)):
+        some = [next(r for r in rows if r["part"] == "noise" and r["form"] == form and r["operand"] == kind) for kind in KINDS]
+        left.bar(np.arange(len(KINDS)) + 0.2 * (number - 1.5), [r["sqnr"] for r in some], 0.19, color=colour, label=form)
+    left.set_xticks(range(len(KINDS)), KINDS)
+    left.set(ylabel="signal to noise, dB", title="What is left of the products' operands")
+    labels = {"later": "another last token", "batch": "other rows in the batch"}
+    for number, (how, label) in enumerate(labels.items()):
+        some = [r for r in rows if r["part"] == "leak" and r["how"] == how]
+        at = np.arange(len(some)) + 0.36 * (number - 0.5)
+        middle.bar(at, [max(r["largest"], 1e-7) for r in some], 0.34, color=COLOURS[number], label=f"{label}: largest")
+        middle.plot(at, [max(r["median"], 1e-7) for r in some], "_", color="black", markersize=16, label="median row" if number else None)
+    middle.set_xticks(range(len(some)), [r["form"] for r in some])
+    middle.axhline(LEAST, color=GREY, linestyle=":")
+    middle.set(yscale="log", ylabel="|Δ log p|, nats", title="Log-probs that should not move")
+    base = {(r["seed"], r["step"]): r["heldout_loss"] for r in rows if r["part"] == "training" and r["arm"] == "bfloat16"}
+    for arm, colour in zip([a for a in ARMS if a != "bfloat16"], (GREY, *COLOURS), strict=False):
+        some = [r for r in rows if r["part"] == "training" and r["arm"] == arm]
+        steps = sorted({r["step"] for r in some})
+        each = np.array([[r["heldout_loss"] - base[r["seed"], s] for r in some if r["step"] == s] for s in steps])
+        right.plot(steps, each.mean(1), "o-", color=colour, label=arm, markersize=4)
+        right.fill_between(steps, each.min(1), each.max(1), color=colour, alpha=0.12, linewidth=0)
+    right.axhline(0, color=GREY, linewidth=0.8)
+    right.set(xlabel="step", ylabel="held-out loss − bfloat16's, nats", title="Training: mean and range of the seeds")
+    for axes in (left, middle, right):
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high * (high / low) ** 0.45 if axes is middle else high + 0.4 * (high - low))
+        axes.legend(frameon=False, fontsize=8.5, ncols=2)
+    save(figure, path)

@@ -1,0 +1,128 @@
+"""A network whose experts compute in low precision, and what its numbers lose on the way.
+
+The measuring half of `sims/low_precision.py`.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ref import cpt
+from ref.minifloat import e4m3_decode, e4m3_encode, power_of_two
+from ref.model import Config, MoE, Transformer
+from ref.quant import experts_swiglu, grouped_linear, mxfp8_dequantize, mxfp8_quantize, nvfp4_dequantize, nvfp4_quantize, rounded
+
+__all__ = ["LowPrecision", "division", "logps", "lower", "moved", "noise", "operands"]
+
+KINDS = ("activations", "products", "weights", "gradients")
+"""What an expert's products take: inputs of the first and of the second, weights of both, gradients at the second's outputs."""
+
+
+class LowPrecision(MoE):
+    """A mixture of experts whose products are quantised, forward and back."""
+
+    def __init__(self, c: Config, forward: str, backward: str):
+        super().__init__(c)
+        self.forms = forward, backward
+
+    def forward(self, x: Tensor, experts=None) -> tuple[Tensor, Tensor, Tensor]:
+        logits, gates, experts = self.route(x, experts)
+        return experts_swiglu(x, gates, self.gate_up_proj, self.down_proj, experts, *self.forms), logits, experts
+
+
+class Watched(MoE):
+    """A mixture of experts that notes what its products take, sorted by expert."""
+
+    def forward(self, x: Tensor, experts=None) -> tuple[Tensor, Tensor, Tensor]:
+        logits, gates, experts = self.route(x, experts)
+        order = experts.flatten().argsort(stable=True)
+        self.token, self.counts = order // self.top_k, experts.flatten().bincount(minlength=logits.shape[1]).tolist()
+        ends = torch.tensor(self.counts).cumsum(0)
+        self.activations = x[self.token]
+        gate, up = grouped_linear(self.activations, self.gate_up_proj, ends, "float32", "float32").chunk(2, -1)
+        self.products = F.silu(gate) * up
+        self.outputs = grouped_linear(self.products, self.down_proj, ends, "float32", "float32")
+        self.outputs.retain_grad()
+        y = self.outputs * gates.flatten()[order, None]
+        return torch.zeros_like(x).index_add(0, self.token, y), logits, experts
+
+
+def with_experts(model: Transformer, make) -> Transformer:
+    """The model itself, its mixtures of experts remade on the same parameters."""
+    for block in model.layers:
+        mixture = make(model.config)
+        mixture.gate, mixture.gate_up_proj, mixture.down_proj = block.mlp.gate, block.mlp.gate_up_proj, block.mlp.down_proj
+        block.mlp = mixture
+    return model
+
+
+def lower(model: Transformer, forward: str, backward: str) -> Transformer:
+    """The model itself, its experts' products in these formats, forward and back."""
+    return with_experts(model, lambda c: LowPrecision(c, forward, backward))
+
+
+def operands(model: Transformer, ids: Tensor, doc: Tensor) -> Iterator[tuple[str, list[Tensor], np.ndarray | None]]:
+    """Layer by layer and kind by kind, what a float32 model's products take on the rows ids, doc [B, T]: a matrix per expert, the
+    summed-over axis last; and of which row of text each of their rows is (None for weights, which are of none)."""
+    model = with_experts(model, Watched)
+    out = model(ids, doc=doc, logits=False)
+    loss, count = cpt.next_token_loss(model, out.hidden, ids, doc)
+    (loss / count).backward()
+    for block in model.layers:
+        m = block.mlp
+        text = (m.token // ids.shape[1]).numpy()
+        for kind, x in (("activations", m.activations), ("products", m.products), ("gradients", m.outputs.grad)):
+            yield kind, list(x.detach().split(m.counts)), text
+        for weights in (m.gate_up_proj, m.down_proj):
+            yield "weights", list(weights.detach()), None
+
+
+def noise(parts: list[Tensor], form: str) -> np.ndarray:
+    """Σ x² and Σ (x̂ − x)² of every row of these matrices [rows, 2], each matrix quantised by itself."""
+    rows = [torch.stack((x.double().square().sum(1), (rounded(x, form) - x).double().square().sum(1)), 1) for x in parts if len(x)]
+    return torch.cat(rows).numpy()
+
+
+def division(parts: list[Tensor], form: str) -> tuple[int, int]:
+    """How many numbers come out otherwise when x / s is x · fl(1/s) ("nvfp4"), or when a scale that multiplied by a power of two,
+    found with a product by fl(1/448), divides by one found by division ("mxfp8"); and how many there are."""
+    changed = 0
+    for x in parts:
+        if form == "nvfp4":
+            ieee, fast = (nvfp4_dequantize(*nvfp4_quantize(x, division=how), size=x.shape[1]) for how in ("ieee", "fast"))
+        else:
+            codes, scales = mxfp8_quantize(x)
+            ieee = mxfp8_dequantize(codes, scales)
+            blocks = F.pad(x, (0, -x.shape[1] % 32)).unflatten(1, (-1, 32))
+            fraction, exponent = torch.frexp(blocks.abs().amax(-1) / 448.0)
+            scale = power_of_two((exponent - (fraction == 0.5).int()).clamp(-127, 127))[..., None]
+            fast = (e4m3_decode(e4m3_encode(blocks / scale)) * scale).flatten(1)[:, : x.shape[1]]
+        changed += int((ieee != fast).sum())
+    return changed, sum(x.numel() for x in parts)
+
+
+@torch.no_grad()
+def logps(model: Transformer, ids: Tensor, doc: Tensor) -> Tensor:
+    """log p of every token but the first, given those before it in its document [B, T − 1], nats."""
+    hidden = model(ids, doc=doc, logits=False).hidden[:, :-1]
+    return model.logprob(hidden.flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1)
+
+
+def moved(model: Transformer, ids: Tensor, doc: Tensor, companions: int, generator: np.random.Generator) -> dict[str, list[float]]:
+    """Per row the largest change of a log-prob, nats: of the tokens before the last two, when the last token is another one
+    ("later"; the log-prob of the last itself changes, of course), and of all tokens, when the row is read together with so many
+    others ("batch")."""
+    found: dict[str, list[float]] = {"later": [], "batch": []}
+    vocabulary = model.config.vocab_size
+    for row in range(len(ids)):
+        some, where = ids[row : row + 1], doc[row : row + 1]
+        alone, other = logps(model, some, where), some.clone()
+        other[0, -1] = (int(some[0, -1]) + int(generator.integers(1, vocabulary))) % vocabulary
+        found["later"].append(float((logps(model, other, where) - alone)[:, :-1].abs().max()))
+        others = torch.from_numpy(generator.permutation(np.delete(np.arange(len(ids)), row))[:companions])
+        together = logps(model, torch.cat((some, ids[others])), torch.cat((where, doc[others])))
+        found["batch"].append(float((together[:1] - alone).abs().max()))
+    return found

@@ -1,0 +1,101 @@
+"""The experiment on low precision: what it captures is what the experts take, what it counts can be counted by hand, and a
+leak is seen where there is one."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from ref.model import Config, Transformer
+from sims.low_precision import ARMS, Experiment, gap
+from sims.quantised import KINDS, division, logps, lower, moved, noise, operands
+
+
+@pytest.fixture
+def model():
+    return Transformer(
+        Config.tiny(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+                    num_experts=4, moe_intermediate_size=48)
+    )  # fmt: skip
+
+
+@pytest.fixture
+def text():
+    return torch.randint(0, 50, (5, 24)), torch.zeros(5, 24, dtype=torch.long)
+
+
+def test_experts_without_rounding_change_nothing(model, text):
+    expected = logps(model, *text)
+    torch.testing.assert_close(logps(lower(copy.deepcopy(model), "float32", "float32"), *text), expected)
+    assert not torch.allclose(logps(lower(copy.deepcopy(model), "nvfp4-token", "mxfp8"), *text), expected, atol=1e-4)
+
+
+def test_operands_are_what_the_products_take(model, text):
+    """Both products and the loss's gradient with respect to W2, out of what was captured."""
+    found = {kind: [] for kind in KINDS}
+    for kind, parts, rows in operands(model, *text):
+        found[kind].append(parts)
+        assert rows is None or sorted(rows.tolist()) == sorted([r for r in range(5) for _ in range(2 * 24)])
+    for layer, block in enumerate(model.layers):
+        for e in range(4):
+            x, h, g = (found[kind][layer][e] for kind in ("activations", "products", "gradients"))
+            w13, w2 = found["weights"][2 * layer][e], found["weights"][2 * layer + 1][e]
+            gate, up = (x @ w13.T).chunk(2, -1)
+            torch.testing.assert_close(torch.nn.functional.silu(gate) * up, h)
+            torch.testing.assert_close(g.T @ h, block.mlp.down_proj.grad[e])
+            assert w2.shape == (32, 48)
+
+
+def test_noise_is_of_every_row_and_every_matrix_by_itself():
+    parts = [torch.randn(3, 32), torch.zeros(0, 32), 100 * torch.randn(2, 32)]
+    found = noise(parts, "nvfp4-tensor")
+    assert found.shape == (5, 2)
+    np.testing.assert_allclose(found[:, 0], torch.cat(parts).double().square().sum(1))
+    np.testing.assert_allclose(found[3:], noise(parts[2:], "nvfp4-tensor"))
+    assert (noise(parts, "float32")[:, 1] == 0).all()
+
+
+def test_division_by_hand():
+    """Blocks whose largest number is 448 · 2^k: both ways of finding a scale agree; NVFP4 does not always."""
+    x = torch.randn(200, 64).clamp(-3, 3)
+    x[:, ::32] = 448 * torch.exp2(torch.randint(-9, 9, (200, 1)).float())
+    assert division([x], "mxfp8") == (0, x.numel())
+    y = torch.randn(3000, 64).bfloat16().float()
+    changed, total = division([y], "nvfp4")
+    assert total == y.numel() and 0 < changed < 0.01 * total
+
+
+def test_only_a_scale_per_tensor_moves_what_should_stay(model, text):
+    for form in ("float32", "mxfp8", "nvfp4-token", "nvfp4-tensor"):
+        found = moved(lower(copy.deepcopy(model), form, "float32"), *text, 2, np.random.default_rng(0))
+        leaks = max(found["batch"]) > 1e-3
+        assert leaks == (form == "nvfp4-tensor") and len(found["later"]) == 5
+        assert form == "nvfp4-tensor" or max(found["later"]) < 1e-4
+
+
+def test_a_gap_is_paired_by_seed():
+    """Differences .1 and .3: mean .2, half width t(.975, 1) · .1 = 12.706 · .1."""
+    trained = {
+        "a": [{"looks": [{"heldout_loss": 9}, {"heldout_loss": loss}]} for loss in (1.1, 5.3)],
+        "b": [{"looks": [{"heldout_loss": loss}]} for loss in (1.0, 5.0)],
+    }
+    found = gap(trained, "a", "b")
+    assert found["gap"] == pytest.approx(0.2) and found["high"] - found["gap"] == pytest.approx(1.2706, rel=1e-4)
+
+
+def test_bad_settings():
+    for wrong in ({"seeds": 1}, {"looks": 0}, {"looks": 9, "steps": 8}):
+        with pytest.raises(ValueError, match="seeds must be 2 or more, and looks lie in 1..steps"):
+            Experiment(**wrong)
+
+
+def test_played(play_figure, tmp_path):
+    record = play_figure("low-precision", tmp_path)
+    rows = record["rows"]
+    assert {row["arm"] for row in rows if row["part"] == "end"} == set(ARMS)
+    assert {row["operand"] for row in rows if row["part"] == "noise"} == set(KINDS)
+    sqnr = {(row["operand"], row["form"]): row["sqnr"] for row in rows if row["part"] == "noise"}
+    assert all(sqnr[kind, "bfloat16"] > sqnr[kind, "mxfp8"] > sqnr[kind, "nvfp4-token"] > 10 for kind in KINDS)
+    assert [c["name"] for c in record["claims"]][:3] == ["batch-leak", "later-leak", "division-mxfp8"]
+    assert len(record["claims"]) == 6 and all(c["measured"] is not None for c in record["claims"])
