@@ -199,7 +199,7 @@ def nvfp4_quantize(
         value = top.view(torch.float32) / 2688
         scales = torch.where(value.isfinite(), value, torch.nan)
     if rows:
-        BN = min(max(triton.next_power_of_2(N), 16), 512 if INTERPRETED else 4096)
+        BN = min(max(triton.next_power_of_2(N), 16), 1024 if INTERPRETED else 4096)
         nvfp4_kernel[(rows,)](
             flat, packed, blocks, scales, top, rows, N, half, *flat.stride(), TENSOR=tensor, FAST=division == "fast", BN=BN
         )
