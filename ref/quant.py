@@ -60,7 +60,8 @@ from ref.minifloat import (
 
 __all__ = [
     "FORMATS", "Demo", "blockwise_fp8_dequantize", "blockwise_fp8_quantize", "demo", "experts_swiglu", "grouped_linear",
-    "linear", "mxfp8_dequantize", "mxfp8_quantize", "nvfp4_dequantize", "nvfp4_quantize", "rounded",
+    "linear", "mxfp8_dequantize", "mxfp8_quantize", "mxfp8_quantize_both", "nvfp4_dequantize",
+    "nvfp4_quantize", "rounded",
 ]  # fmt: skip
 
 Mode = Literal["rceil", "floor", "ceil", "even"]
@@ -94,6 +95,17 @@ def mxfp8_quantize(
     lost = ~amax.isfinite()
     codes = codes.masked_fill_(lost[..., None], 0x7F)
     return _join(codes, axis, x.shape), scales.masked_fill_(lost, 255).to(torch.uint8).movedim(-1, axis)
+
+
+def mxfp8_quantize_both(
+    x: Float[Tensor, "M N"], mode: Mode = "rceil"
+) -> tuple[UInt8[Tensor, "M N"], UInt8[Tensor, "M rows"], UInt8[Tensor, "M N"], UInt8[Tensor, "cols N"]]:
+    """Along the rows (axis 1), and along the columns (axis 0): what a weight, a gradient and an activation each need, since a
+    training step sums over both of their axes. ValueError for what is no matrix."""
+    _check(x, -1)
+    if x.ndim != 2:
+        raise ValueError(f"x must be a matrix, got shape {list(x.shape)}")
+    return *mxfp8_quantize(x, 1, mode), *mxfp8_quantize(x, 0, mode)
 
 
 def mxfp8_dequantize(

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
 hook = jaxtyping.install_import_hook(["ref"], "beartype.beartype")
 torch.set_num_threads(max(1, min(2, os.cpu_count() or 1)))
 # Both together make torch.empty hand out NaN: what reads memory that nobody wrote is seen.

@@ -1,0 +1,39 @@
+"""Where kernels run: on CUDA, or interpreted on the CPU. What every kernel's wrapper asks first."""
+
+import os
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+except ImportError:  # Triton is Linux's, and only the scaled path needs it
+    triton = None
+
+__all__ = ["INTERPRETED", "available", "configs", "need"]
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+"""Set by TRITON_INTERPRET=1 in the environment, before the first kernel is imported."""
+
+
+def available(x: Tensor) -> bool:
+    """Whether a kernel can take this tensor."""
+    return triton is not None and (x.is_cuda or INTERPRETED)
+
+
+def need(x: Tensor) -> None:
+    """RuntimeError, in one line, unless a kernel can take this tensor."""
+    if triton is None:
+        raise RuntimeError("kernels need Triton: pip install triton (Linux); the functions of ref/ need none")
+    if not available(x):
+        raise RuntimeError(
+            f"kernels run on CUDA, or on the CPU with TRITON_INTERPRET=1 in the environment; this tensor is on {x.device}"
+        )
+
+
+def configs(small: dict, *large: tuple[dict, int, int]) -> list:
+    """What to autotune over: one small tile under the interpreter, which cannot time; on a GPU each of `large`, tile, warps and
+    stages."""
+    if INTERPRETED or not torch.cuda.is_available():
+        return [triton.Config(small)]
+    return [triton.Config(tile, num_warps=warps, num_stages=stages) for tile, warps, stages in large]
