@@ -148,6 +148,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="Muon: orthogonalised momentum for matrices",
         source="Composer 2.5",
         ref="ref/muon.py",
+        kernel="kernels/newton_schulz.py",
         tests=("tests/ref/test_muon.py",),
     ),
     Technique(
@@ -195,6 +196,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="router replay: the trainer takes the experts that the inference engine chose",
         source="§6.2",
         ref="ref/router_replay.py",
+        kernel="kernels/moe.py",
         sim="sims/router_mismatch.py",
         tests=("tests/ref/test_router_replay.py",),
     ),

@@ -48,7 +48,7 @@ from torch import Tensor
 
 from ref.expect import expect
 
-__all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay"]
+__all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay", "route"]
 
 
 def replay(
@@ -96,6 +96,25 @@ def gates(
     if normalise:
         return weighed.softmax(-1)
     return weighed.softmax(-1).gather(-1, experts.long())
+
+
+def route(
+    scores: Float[Tensor, "N E"],
+    k: int,
+    replayed: Int[Tensor, "N K"] | None = None,
+    alpha: float = 0.0,
+    normalise: bool = True,
+) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
+    """Gates and experts of a router: the replayed experts that are plausible, or its own k best where none are
+    replayed (ties go to the lower index). Raises ValueError as `replay` and `gates` do."""
+    if replayed is None:
+        expect("scores", scores, "float", "N", "E")
+        if not 1 <= k <= scores.shape[1]:
+            raise ValueError(f"k must lie between 1 and the {scores.shape[1]} experts, got {k}")
+        experts = scores.sort(dim=-1, descending=True, stable=True)[1][:, :k]
+    else:
+        experts = replay(scores, replayed, k, alpha)
+    return gates(scores, experts, normalise), experts
 
 
 def mismatch(

@@ -1,0 +1,78 @@
+"""Triton kernels behind `ref/delta.py`: compare, count, write what differs in order; and write it back.
+
+Both versions are read once to count changes per block and once to write them, 8 bytes a weight, since where a block's changes go is known
+only once all blocks before it are counted. The number of changes is the one thing the host waits for: it is the size of the result.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.launch import INTERPRETED, need
+
+__all__ = ["apply_delta", "encode_delta"]
+
+BLOCK = 1024 if INTERPRETED else 8192
+
+
+@triton.jit
+def count_kernel(old, new, counts, total, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    a, b = tl.load(old + i, i < total, other=0), tl.load(new + i, i < total, other=0)
+    tl.store(counts + tl.program_id(0), tl.sum((a != b).to(tl.int32), 0))
+
+
+@triton.jit
+def write_kernel(old, new, first, positions, values, total, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    a, b = tl.load(old + i, i < total, other=0), tl.load(new + i, i < total, other=0)
+    changed = a != b
+    to = tl.load(first + tl.program_id(0)) + tl.cumsum(changed.to(tl.int32), 0) - 1
+    tl.store(positions + to, i, changed)
+    tl.store(values + to, b, changed)
+
+
+@triton.jit
+def scatter_kernel(new, positions, values, changes, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = i < changes
+    tl.store(new + tl.load(positions + i, here, other=0), tl.load(values + i, here, other=0), here)
+
+
+def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """As `ref.delta.encode_delta`."""
+    need(new)
+    if old.shape != new.shape or old.dtype != new.dtype or old.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"old and new must be bfloat16 or float16 of one shape; got {old.dtype} {list(old.shape)} and {new.dtype} {list(new.shape)}"
+        )
+    a, b = (t.contiguous().view(torch.int16).flatten() for t in (old, new))
+    programs = triton.cdiv(b.numel(), BLOCK)
+    counts = torch.zeros(programs, dtype=torch.int32, device=b.device)
+    if programs:
+        count_kernel[(programs,)](a, b, counts, b.numel(), BLOCK=BLOCK)
+    behind = counts.cumsum(0)
+    changes = int(behind[-1]) if programs else 0
+    positions = torch.empty(changes, dtype=torch.int64, device=b.device)
+    values = torch.empty(changes, dtype=torch.int16, device=b.device)
+    if changes:
+        write_kernel[(programs,)](a, b, behind - counts, positions, values, b.numel(), BLOCK=BLOCK)
+    return positions, values.view(new.dtype)
+
+
+def apply_delta(old: Tensor, positions: Tensor, values: Tensor) -> Tensor:
+    """As `ref.delta.apply_delta`; that positions exist is checked on the CPU only, since a GPU would have to be waited for."""
+    need(old)
+    if positions.ndim != 1 or positions.is_floating_point():
+        raise ValueError(f"positions must be int, shape [C]; got {positions.dtype} {list(positions.shape)}")
+    if values.dtype != old.dtype or values.shape != positions.shape:
+        raise ValueError(f"values must be {old.dtype}, shape {list(positions.shape)}; got {values.dtype} {list(values.shape)}")
+    if not old.is_cuda and len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < old.numel():
+        raise ValueError(f"positions must lie in the {old.numel()} weights, got {int(positions.min())} to {int(positions.max())}")
+    new = old.contiguous().clone()
+    if len(positions):
+        scatter_kernel[(triton.cdiv(len(positions), BLOCK),)](
+            new.view(torch.int16).flatten(), positions.contiguous(), values.contiguous().view(torch.int16), len(positions), BLOCK=BLOCK
+        )
+    return new
