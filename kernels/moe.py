@@ -121,7 +121,7 @@ def route(
     scores: Tensor, k: int, replayed: Tensor | None = None, alpha: float = 0.0, normalise: bool = True
 ) -> tuple[Tensor, Tensor]:
     """As `ref.router_replay.route`, scores float32 or bfloat16. What only the values tell (NaN among the scores, repeated experts) raises
-    ValueError on the CPU; on a GPU it would cost a wait, and `route.bad` is not read."""
+    ValueError on the CPU; on a GPU it would cost a wait, and is not looked at."""
     need(scores)
     if scores.ndim != 2 or scores.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"scores must be float32 or bfloat16, shape [N, E]; got {scores.dtype} {list(scores.shape)}")

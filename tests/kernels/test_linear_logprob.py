@@ -45,7 +45,7 @@ def test_error_is_at_most_twice_the_references(form, dtype, N, V, D):
     theirs = run(ref, form, tensors, upstream, dtype)
     ours = run(kernels, form, tensors, upstream, dtype, DEVICE)
     # Where the reference happens to be exact: the last rounding of a result is nobody's error, nor is that of the largest logit.
-    largest = max(float((h.double() @ w.double().T).abs().max()) for h, w in (tensors[:2], tensors[3:]))
+    largest = max(float((h.detach().double() @ w.detach().double().T).abs().max()) for h, w in (tensors[:2], tensors[3:]))
     gradients = len(exact) - 2
     for i, (a, b, c) in enumerate(zip(exact, theirs, ours, strict=True)):
         last = torch.finfo(dtype if i >= gradients else torch.float32).eps / 2 * float(a.abs().max())
