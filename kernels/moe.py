@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.bits import size_bits
 from kernels.launch import INTERPRETED, need
 
 __all__ = ["permute", "route", "sort_by_expert", "unpermute"]
@@ -34,24 +33,19 @@ def key(x):
 
 @triton.jit
 def route_kernel(
-    scores, replayed, experts, gates, bad, N, E, log_alpha, K: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
+    scores, replayed, experts, gates, N, E, log_alpha, K: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
     REPLAY: tl.constexpr, FILTER: tl.constexpr, NORMALISE: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     e, here = tl.arange(0, EP), n < N
     inside = here[:, None] & (e < E)[None, :]
     s = tl.load(scores + n[:, None] * E + e[None, :], inside, other=float("-inf")).to(tl.float32)
-    wrong = inside & ((size_bits(s) > 0x7F800000) | (s == float("inf")))
     own = tl.where(inside, key(s), NOBODY)
     kept = tl.zeros((BM, EP), tl.int32)
     if REPLAY:
         for i in range(K):
             r = tl.load(replayed + n * K + i, here, other=0)
-            hit = (r[:, None] == e[None, :]) & inside
-            # An expert that is none, or that a row repeats, leaves the row short.
-            wrong |= (tl.sum(hit.to(tl.int32), 1) != 1)[:, None] & here[:, None]
-            wrong |= hit & (kept > 0)
-            kept = tl.where(hit, 1, kept)
+            kept = tl.where((r[:, None] == e[None, :]) & inside, 1, kept)
         if FILTER:
             left, floor = own, tl.full((BM,), float("-inf"), tl.float32)
             for i in range(K):
@@ -75,14 +69,12 @@ def route_kernel(
     real = (i < K)[None, :]
     weighed = tl.where(real, picked, float("-inf")) if NORMALISE else s
     top = tl.max(weighed, 1)
-    wrong |= (top == float("-inf"))[:, None] & here[:, None]
     safe = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp(weighed - safe[:, None]), 1)
     g = tl.exp(picked - safe[:, None]) / total[:, None]
     out = n[:, None] * K + i[None, :]
     tl.store(experts + out, chosen.to(tl.int64), here[:, None] & real)
     tl.store(gates + out, g.to(gates.dtype.element_ty), here[:, None] & real)
-    tl.store(bad + n, tl.max(wrong.to(tl.int32), 1), here)
 
 
 class Route(torch.autograd.Function):
@@ -91,18 +83,17 @@ class Route(torch.autograd.Function):
         N, E = scores.shape
         experts = torch.empty(N, k, dtype=torch.int64, device=scores.device)
         gates = torch.empty(N, k, dtype=torch.float32, device=scores.device)
-        bad = torch.zeros(N, dtype=torch.int32, device=scores.device)
         EP, KP = triton.next_power_of_2(E), triton.next_power_of_2(k)
         BM = 32 if INTERPRETED else max(1, min(16, 2048 // EP))
         if N:
             route_kernel[(triton.cdiv(N, BM),)](
-                scores, experts if replayed is None else replayed, experts, gates, bad, N, E, math.log(alpha) if alpha else -math.inf, K=k,
+                scores, experts if replayed is None else replayed, experts, gates, N, E, math.log(alpha) if alpha else -math.inf, K=k,
                 KP=KP, EP=EP, BM=BM, REPLAY=replayed is not None, FILTER=replayed is not None and alpha > 0, NORMALISE=normalise,
             )  # fmt: skip
         ctx.save_for_backward(scores, gates, experts)
         ctx.normalise = normalise
-        ctx.mark_non_differentiable(experts, bad)
-        return gates.to(scores.dtype), experts, bad
+        ctx.mark_non_differentiable(experts)
+        return gates.to(scores.dtype), experts
 
     @staticmethod
     def backward(ctx, dg, *_):
@@ -121,8 +112,7 @@ def route(
     scores: Tensor, k: int, replayed: Tensor | None = None, alpha: float = 0.0, normalise: bool = True
 ) -> tuple[Tensor, Tensor]:
     """As `ref.router_replay.route`, scores float32 or bfloat16. What only the values tell (NaN among the scores, repeated experts) raises
-    ValueError on the CPU; on a GPU it would cost a wait, and is not looked at."""
-    need(scores)
+    ValueError on the CPU; on a GPU it would cost a wait, and is not looked at. Gates of which none weighs anything are NaN."""
     if scores.ndim != 2 or scores.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"scores must be float32 or bfloat16, shape [N, E]; got {scores.dtype} {list(scores.shape)}")
     N, E = scores.shape
@@ -133,10 +123,14 @@ def route(
     if replayed is not None and (replayed.shape != (N, k) or replayed.is_floating_point()):
         raise ValueError(f"replayed must be int, shape [{N}, {k}]; got {replayed.dtype} {list(replayed.shape)}")
     replayed = None if replayed is None else replayed.contiguous()
-    gates, experts, bad = Route.apply(scores.contiguous(), k, replayed, alpha, normalise)
-    if not scores.is_cuda and bool(bad.any()):
-        raise ValueError("scores must be finite or -inf, some of each row's weighed ones finite, and replayed distinct experts")
-    return gates, experts
+    if not scores.is_cuda and N:
+        if not bool((scores < math.inf).all() and (scores > -math.inf).any(1).all()):
+            raise ValueError("scores must be finite or -inf, and in each row finite for some expert")
+        some = torch.arange(k) if replayed is None else replayed.sort(1)[0]
+        if int(some.min()) < 0 or int(some.max()) >= E or bool((some.diff(dim=-1) == 0).any()):
+            raise ValueError(f"replayed must be {k} distinct experts of the {E} in each row")
+    need(scores)
+    return Route.apply(scores.contiguous(), k, replayed, alpha, normalise)
 
 
 @triton.jit
