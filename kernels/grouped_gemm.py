@@ -122,7 +122,6 @@ class GroupedLinear(torch.autograd.Function):
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor, forward: str = "bfloat16", backward: str = "bfloat16") -> Tensor:
     """As `ref.quant.grouped_linear` in the formats "bfloat16" and "float32", which must be those of x and weight. That ends rise to the
     number of rows is checked on the CPU only, since a GPU would have to be waited for."""
-    need(x)
     if x.ndim != 2 or weight.ndim != 3 or x.shape[1] != weight.shape[2] or not weight.numel():
         raise ValueError(f"x and weight must be [N, D] and [E, O, D]; got {list(x.shape)} and {list(weight.shape)}")
     if forward != backward or {x.dtype, weight.dtype} != {getattr(torch, forward, None)} or forward not in ("bfloat16", "float32"):
@@ -131,4 +130,5 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor, forward: str = "bflo
         raise ValueError(f"ends must be int, shape [{len(weight)}]; got {ends.dtype} {list(ends.shape)}")
     if not x.is_cuda and (int(torch.diff(ends, prepend=ends.new_zeros(1)).min()) < 0 or int(ends[-1]) != len(x)):
         raise ValueError(f"ends must rise to the {len(x)} tokens of x, got {ends.tolist()}")
+    need(x)
     return GroupedLinear.apply(x, weight, ends.contiguous())

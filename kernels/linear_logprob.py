@@ -129,6 +129,7 @@ def backward_kernel(
 
 def stats(hidden: Tensor, weight: Tensor, targets: Tensor, other: tuple[Tensor, Tensor] | None) -> Tensor:
     """What `forward_kernel` finds, over all slices: [slices, 4 or 6, N]."""
+    need(hidden)
     (N, D), V = hidden.shape, len(weight)
     width = -(-V // SLICES)
     slices = -(-V // width)
@@ -214,7 +215,7 @@ def linear_logprob(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Ten
     hidden, weight = _ready(hidden, weight)
     if targets.shape != hidden.shape[:1] or targets.is_floating_point():
         raise ValueError(f"targets must be int, shape [{len(hidden)}]; got {targets.dtype} {list(targets.shape)}")
-    if INTERPRETED and targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < len(weight):
+    if not targets.is_cuda and targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < len(weight):
         raise ValueError(f"targets must be tokens 0 to {len(weight) - 1}, got {int(targets.min())} to {int(targets.max())}")
     return LinearLogprob.apply(hidden, weight, targets.long().contiguous())
 
@@ -233,7 +234,6 @@ def linear_kl(
 
 
 def _ready(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    need(hidden)
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or not weight.numel():
         raise ValueError(f"hidden and weight must be [N, D] and [V, D]; got {list(hidden.shape)} and {list(weight.shape)}")
     if hidden.dtype != weight.dtype or hidden.dtype not in (torch.float32, torch.bfloat16):

@@ -156,12 +156,12 @@ def place_kernel(experts, first, order, place, total, EP: tl.constexpr, BLOCK: t
 
 def sort_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """As `ref.dispatch.sort_by_expert`; that experts exist is checked on the CPU only, since a GPU would have to be waited for."""
-    need(experts)
     if experts.ndim != 2 or experts.is_floating_point():
         raise ValueError(f"experts must be int, shape [N, K]; got {experts.dtype} {list(experts.shape)}")
     flat, total = experts.contiguous(), experts.numel()
     if not experts.is_cuda and total and not 0 <= int(flat.min()) <= int(flat.max()) < num_experts:
         raise ValueError(f"experts must be 0 to {num_experts - 1}, got {int(flat.min())} to {int(flat.max())}")
+    need(experts)
     EP = triton.next_power_of_2(num_experts)
     BLOCK = 64 if INTERPRETED else max(16, min(128, 16384 // EP))
     programs = triton.cdiv(total, BLOCK)
@@ -254,21 +254,21 @@ class Unpermute(torch.autograd.Function):
 
 def permute(x: Tensor, order: Tensor, place: Tensor) -> Tensor:
     """As `ref.dispatch.permute`."""
-    need(x)
     _match(order, place)
     if x.ndim != 2 or len(x) != len(place):
         raise ValueError(f"x must be [{len(place)}, D], got {list(x.shape)}")
+    need(x)
     return Permute.apply(x, order, place.contiguous())
 
 
 def unpermute(rows: Tensor, order: Tensor, place: Tensor, gates: Tensor) -> Tensor:
     """As `ref.dispatch.unpermute`."""
-    need(rows)
     _match(order, place)
     if rows.ndim != 2 or len(rows) != place.numel():
         raise ValueError(f"rows must be [{place.numel()}, D], got {list(rows.shape)}")
     if gates.shape != place.shape:
         raise ValueError(f"gates must be {list(place.shape)}, got {list(gates.shape)}")
+    need(rows)
     return Unpermute.apply(rows, order, place.contiguous(), gates)
 
 

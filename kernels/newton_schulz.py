@@ -53,12 +53,12 @@ def symmetric_kernel(
 
 def symmetric_product(a: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
     """alpha · a aᵀ + beta · c for a [B, M, K] and symmetric c [B, M, M], in the dtype of a: float32 or bfloat16."""
-    need(a)
     if a.ndim != 3 or a.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"a must be float32 or bfloat16, shape [B, M, K]; got {a.dtype} {list(a.shape)}")
     B, M, K = a.shape
     if c is not None and (c.shape != (B, M, M) or c.dtype != a.dtype):
         raise ValueError(f"c must be {a.dtype}, shape {[B, M, M]}; got {c.dtype} {list(c.shape)}")
+    need(a)
     out = torch.empty(B, M, M, dtype=a.dtype, device=a.device)
     if out.numel():
         grid = lambda tile: (triton.cdiv(M, tile["BM"]), triton.cdiv(M, tile["BM"]), B)  # noqa: E731
@@ -69,9 +69,9 @@ def symmetric_product(a: Tensor, c: Tensor | None = None, alpha: float = 1.0, be
 
 def newton_schulz(G: Tensor, steps: int = 5, *, dtype: torch.dtype | None = None) -> Tensor:
     """As `ref.muon.newton_schulz`, iterating in float32 or bfloat16."""
-    need(G)
     if G.ndim < 2:
         raise ValueError(f"G must be [*, m, n], got {list(G.shape)}")
+    need(G)
     a, b, c = COEFFICIENTS
     tall = G.shape[-2] > G.shape[-1]
     x = G.reshape(-1, *G.shape[-2:])

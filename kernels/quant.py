@@ -95,7 +95,6 @@ def _mxfp8(x: Tensor, rows: bool, cols: bool, mode: str) -> tuple[Tensor, Tensor
 
 def mxfp8_quantize(x: Tensor, axis: int = -1, mode: str = "rceil") -> tuple[Tensor, Tensor]:
     """As `ref.quant.mxfp8_quantize`."""
-    need(x)
     _check(x, axis)
     if mode not in MODES:
         raise ValueError(f"mode must be rceil, floor, ceil or even, got {mode!r}")
@@ -110,7 +109,6 @@ def mxfp8_quantize(x: Tensor, axis: int = -1, mode: str = "rceil") -> tuple[Tens
 
 def mxfp8_quantize_both(x: Tensor, mode: str = "rceil") -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `ref.quant.mxfp8_quantize_both`; the second pair lies in memory column by column."""
-    need(x)
     _check(x, -1)
     if x.ndim != 2:
         raise ValueError(f"x must be a matrix, got shape {list(x.shape)}")
@@ -177,13 +175,13 @@ def nvfp4_quantize(
     x: Tensor, scale: Literal["token", "tensor"] = "token", division: Literal["ieee", "fast"] = "ieee"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `ref.quant.nvfp4_quantize`."""
-    need(x)
     _check(x, -1)
     for name, value, known in (("scale", scale, ("token", "tensor")), ("division", division, ("ieee", "fast"))):
         if value not in known:
             raise ValueError(f"{name} must be {known[0]} or {known[1]}, got {value!r}")
     if not x.shape[-1]:
         raise ValueError(f"x must have something on its last axis, got shape {list(x.shape)}")
+    need(x)
     flat, N, tensor = x.reshape(-1, x.shape[-1]), x.shape[-1], scale == "tensor"
     rows, half = len(flat), -(-N // 2)
     packed = torch.empty(rows, half, dtype=torch.uint8, device=x.device)
@@ -233,10 +231,10 @@ def fp8_kernel(
 
 def blockwise_fp8_quantize(x: Tensor, block: tuple[int, int] = (1, 128)) -> tuple[Tensor, Tensor]:
     """As `ref.quant.blockwise_fp8_quantize`."""
-    need(x)
     _check(x, -1)
     if x.ndim < 2 or min(block) < 1:
         raise ValueError(f"x must have rows and columns, and block sizes of 1 or more; got {list(x.shape)}, {block}")
+    need(x)
     if x.ndim > 2:
         each = [blockwise_fp8_quantize(part, block) for part in x.unbind(0)]
         if not each:
