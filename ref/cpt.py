@@ -264,18 +264,22 @@ def next_token_loss(
     `weight` [B, T] bool or float scales the loss of token t (SFT: 1 on the agent's own tokens). Divide by a
     *global* count, never by a local mean, or micro-batches of unequal size weigh their tokens unequally.
     Where nothing is scored both are zero. ValueError for other shapes or dtypes, tokens outside the
-    vocabulary, and a weight or log-probs that are not finite."""
+    vocabulary, and a weight or log-probs that are not finite (where `weight` is zero nobody looks)."""
     expect("hidden", hidden, "float", "B", "T", model.config.hidden_size)
     expect_text(ids, doc, weight, *hidden.shape[:2], vocab=model.config.vocab_size)
-    logp = model.logprob(hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-    scored = torch.ones_like(ids[:, 1:], dtype=logp.dtype)
+    scored = torch.ones(ids[:, 1:].shape, dtype=torch.promote_types(hidden.dtype, torch.float32), device=ids.device)
     if doc is not None:
         scored *= (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
     if weight is not None:
         scored *= weight[:, 1:]
-    loss = -(logp * scored.flatten()).sum()
+    at, targets, scored = hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), scored.flatten()
+    if weight is not None:  # the head is asked only where something counts
+        some = scored.nonzero()[:, 0]
+        at, targets, scored = at[some], targets[some], scored[some]
+    logp = model.logprob(at, targets)
+    loss = -(logp * scored).sum()
     if not bool(loss.isfinite()):
-        raise ValueError("hidden must give finite log-probs at every position, scored or not; some are not")
+        raise ValueError("hidden must give finite log-probs, and some are not")
     return loss, scored.sum().item()
 
 

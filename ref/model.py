@@ -251,9 +251,11 @@ class MoE(nn.Module):
             experts = wide.topk(self.top_k, -1)[1]
         elif callable(experts):
             experts = experts(wide.detach())
-        chosen = wide.gather(-1, experts)
-        mass = (chosen if self.normalise else wide).logsumexp(-1, keepdim=True)
-        return logits, (chosen - mass).exp().to(x.dtype), experts
+        if self.normalise:
+            gates = wide.gather(-1, experts).softmax(-1)
+        else:
+            gates = wide.softmax(-1).gather(-1, experts)
+        return logits, gates.to(x.dtype), experts
 
     def forward(self, x: Float[Tensor, "N D"], experts=None) -> tuple[Tensor, Tensor, Tensor]:
         logits, gates, experts = self.route(x, experts)
@@ -332,7 +334,10 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "N"]:
         """Log-probability (nats, float32) of each target under the head's distribution at the same row."""
         table = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        return linear_logprob(hidden, table.weight, targets, chunk)
+        N = len(targets)
+        if N % ROWS and not hidden.is_cuda:
+            hidden, targets = F.pad(hidden, (0, 0, 0, -N % ROWS)), F.pad(targets, (0, -N % ROWS))
+        return linear_logprob(hidden, table.weight, targets, chunk)[:N]
 
     def forward(
         self,
@@ -365,6 +370,9 @@ class Transformer(nn.Module):
         return Output(self.head(hidden) if logits else None, hidden, x, router_logits, chosen)
 
 
+ROWS = 256
+"""On a CPU, products with the head are of a multiple of so many rows, zeros behind those that were asked for: code is compiled for
+each size of a bfloat16 product, and how many tokens are scored differs from step to step."""
 EXPLICIT_ATTENTION = 512 * 512
 """On a CPU, up to this many query-key pairs a head, attention is two plain products with its weights stored:
 forward and backward take a fifth of the flash kernel's time at T = 128. Query heads of a group stand one

@@ -59,7 +59,7 @@ from torch.autograd import Function
 
 from ref.decoder import Decoder, Generation, accept
 from ref.expect import expect, expect_text
-from ref.model import Block, Config, Output, RMSNorm, Transformer, attention_mask, initialise, rope_table
+from ref.model import ROWS, Block, Config, Output, RMSNorm, Transformer, attention_mask, initialise, rope_table
 
 __all__ = [
     "MTP",
@@ -246,12 +246,15 @@ def mtp_loss(
         prenorm, emb, head = prenorm.detach(), emb.detach(), head.detach()
     doc = torch.zeros_like(ids) if doc is None else doc
     scored = (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
+    if weight is not None:
+        scored &= weight[:, 1:] != 0
     if share < 1:
         scored &= torch.rand(scored.shape, generator=generator) < share
-    # The main head at j predicts token j+1; depth k does so from position i = j − k.
-    b, j = scored.nonzero(as_tuple=True)
+    # The main head at j predicts token j+1; depth k does so from position i = j − k. Rows that weigh nothing fill up (see ROWS).
+    b, j = (F.pad(index, (0, -len(index) % ROWS)) for index in scored.nonzero(as_tuple=True))
     wide = torch.promote_types(prenorm.dtype, torch.float32)
     w = torch.ones(len(b), dtype=wide) if weight is None else weight[b, j + 1].to(wide)
+    w = torch.where(torch.arange(len(b), device=w.device) < scored.sum(), w, 0.0)
     if kind == "distill":
         target = out.hidden.detach()[b, j]
         centroid, negentropy, wanted = teach(target, head.detach(), chunk)
@@ -260,13 +263,11 @@ def mtp_loss(
         centroid, negentropy = head.detach()[target], torch.zeros_like(w)
     total, count, figures = w.new_zeros(()), 0.0, {}
     for k, hidden in enumerate(mtp(prenorm, emb, doc), 1):
-        at = ((j >= k) & (doc[b, (j - k).clamp(min=0)] == doc[b, j])).nonzero()[:, 0]
-        rows = hidden[b[at], j[at] - k]
-        loss, ce, guess = HeadLoss.apply(rows, head, centroid[at], w[at], target[at], chunk)
-        total = total + loss + (negentropy[at] * w[at]).sum()
-        kl, agree, n = torch.stack(
-            ((ce + negentropy[at]) @ w[at], (guess == wanted[at]).to(wide) @ w[at], w[at].sum())
-        ).tolist()
+        at = w * ((j >= k) & (doc[b, (j - k).clamp(min=0)] == doc[b, j]))
+        rows = hidden[b, (j - k).clamp(min=0)]
+        loss, ce, guess = HeadLoss.apply(rows, head, centroid, at, target, chunk)
+        total = total + loss + (negentropy * at).sum()
+        kl, agree, n = torch.stack(((ce + negentropy) @ at, (guess == wanted).to(wide) @ at, at.sum())).tolist()
         figures[f"{'kl' if kind == 'distill' else 'nll'}_{k}"] = kl / max(n, 1e-9)
         figures[f"agree_{k}"] = agree / max(n, 1e-9)
         count += n

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from ref import kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
+from ref.model import Transformer
 from ref.sampler import Rollout, Sampler
 from ref.self_summary import Chain, Chaining, rollout_chains
 from sims.microrepo import Environment, Reward, Session, Task
 
-__all__ = ["Episode", "Language", "Payment", "pad", "pay", "play", "single"]
+__all__ = ["Episode", "Language", "Payment", "own_logp", "pad", "pay", "play", "single"]
 
 
 class Language:
@@ -95,7 +96,7 @@ def play(
     max_turns: int,
     generator: torch.Generator | None,
     temperature: float = 1.0,
-    batch: int = 256,
+    batch: int = 800,
 ) -> list[Episode]:
     """`samples` rollouts of every task, each a chain of contexts under `how`, those of a task side by side;
     `batch` conversations at a time."""
@@ -172,6 +173,13 @@ def pad(
 def reference_kl(reference, ids: Tensor, mask: Tensor, behavior_logp: Tensor) -> Tensor:
     """Sum over a rollout's own tokens of k1 = log μ − log π_ref, [B] nats: what the reward is charged for
     drifting."""
-    out = reference(ids[:, :-1], logits=False)
-    logp = reference.logprob(out.hidden.flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1)
+    logp = own_logp(reference, reference(ids, logits=False).hidden, ids, mask)
     return (kl.token_kl(behavior_logp[:, 1:], logp, "k1") * mask[:, 1:]).sum(1)
+
+
+def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """Log-probs [B, T−1] of the tokens that `mask` [B, T] calls the policy's own, given those before them; zero elsewhere, where
+    the head is not asked."""
+    row, t = mask[:, 1:].nonzero(as_tuple=True)
+    logp = model.logprob(hidden[row, t], ids[row, t + 1])
+    return logp.new_zeros(len(ids), ids.shape[1] - 1).index_put((row, t), logp)

@@ -46,7 +46,7 @@ def measure_policy(
     sampler = Sampler(model, getattr(torch, config.training.sampler_dtype))
     generator = torch.Generator().manual_seed(seed)
     episodes: list[Episode] = []
-    chunk = max(1, 256 // n)
+    chunk = max(1, 800 // n)
     for start in range(0, len(tasks), chunk):
         episodes += play(
             sampler,

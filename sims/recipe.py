@@ -131,7 +131,7 @@ class Mtp:
     """Muon's learning rate for the layers' matrices."""
     weight: float = 1.0
     """Weight of the distillation loss in the joint phases."""
-    rl_every: int = 3
+    rl_every: int = 2
     """The layers follow the policy in every so many RL steps."""
 
 

@@ -19,7 +19,7 @@ from ref.mtp import MTP, mtp_loss
 from ref.router_replay import replay
 from ref.sampler import Rollout, Sampler
 from ref.self_summary import Chaining, spread
-from sims.agent import Language, pad, pay, play, reference_kl
+from sims.agent import Language, own_logp, pad, pay, play, reference_kl
 from sims.chains import context
 from sims.corpus import task_stream
 from sims.learner import Learner
@@ -107,11 +107,11 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
     segments = [s for chain in chains for s in chain.segments]
     # Micro-batches of like length waste little padding; few distinct shapes, because each new one costs its compilation: all
     # have 32 rows, and rows of which nothing counts fill the first.
-    ids, mask, behavior = pad(segments, multiple=32, rows_multiple=32)
+    ids, mask, behavior = pad(segments, multiple=16, rows_multiple=32)
     fill = [0] * (len(ids) - len(segments))
     owner = torch.tensor([c for c, chain in enumerate(chains) for _ in chain.segments] + fill)
     lengths = torch.tensor([len(s.tokens) for s in segments] + fill)
-    batches = [(rows, -(-int(lengths[rows].max()) // 32) * 32) for rows in lengths.argsort(stable=True).split(32)]
+    batches = [(rows, -(-int(lengths[rows].max()) // 16) * 16) for rows in lengths.argsort(stable=True).split(32)]
     drift = torch.zeros(len(episodes))
     for rows, T in batches:
         drift.index_add_(0, owner[rows], reference_kl(reference, ids[rows, :T], mask[rows, :T], behavior[rows, :T]))
@@ -128,7 +128,7 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
         some, keep = ids[rows, :T], mask[rows, :T]
         experts = routing([segments[i] if i < len(segments) else None for i in rows.tolist()], T, r.replay, r.replay_alpha)
         out = model(some, logits=False, experts=experts)
-        logp = model.logprob(out.hidden[:, :-1].flatten(0, 1), some[:, 1:].flatten()).view(len(rows), -1)
+        logp = own_logp(model, out.hidden, some, keep)
         loss = dr_grpo.policy_loss(logp, behavior[rows, 1:T], advantages[rows], keep[:, 1:], budget=budget,
                                    clip_low=r.clip_low, clip_high=r.clip_high)  # fmt: skip
         loss.backward()

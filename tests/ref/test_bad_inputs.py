@@ -284,7 +284,7 @@ HIDDEN = {
     "hidden, NaN": ({"hidden": full(NAN, 2, 6, 16)}, "hidden must give finite log-probs"),
     "hidden, NaN where nothing is scored": (
         {"hidden": full(NAN, 2, 6, 16), "doc": ROWS - 1},
-        "hidden must give finite log-probs at every position, scored or not",
+        "hidden must give finite log-probs",
     ),
 }
 
