@@ -101,7 +101,7 @@ class Context:
 class Sft:
     """Supervised fine-tuning on imperfect demonstrations."""
 
-    demonstrations: int = 1000
+    demonstrations: int = 1400
     """Episodes of the scripted agent."""
     epochs: int = 5
     """Passes over them."""
@@ -139,7 +139,7 @@ class Mtp:
 class Rl:
     """Dr. GRPO in the small world."""
 
-    steps: int = 100
+    steps: int = 110
     """Optimiser steps; 0 leaves RL out."""
     prompts: int = 16
     """Groups per step (G); a prompt is never used twice."""

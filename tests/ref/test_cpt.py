@@ -181,6 +181,26 @@ def test_descent_makes_the_scored_token_likelier_and_leaves_unscored_positions(n
     assert (moved > 0).all()
 
 
+@given(seed=st.integers(0, 2**31), share=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+@settings(max_examples=15, deadline=None)
+def test_what_weighs_nothing_is_not_looked_at(network, seed, share):
+    """Loss and gradient are those of every position's log-prob times its weight, and hidden states of no weight may be anything."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 50, (3, 9), generator=generator)
+    weight = torch.rand(3, 9, dtype=torch.float64, generator=generator) * (torch.rand(3, 9, generator=generator) < share)
+    hidden = torch.randn(3, 9, 32, dtype=torch.float64, generator=generator).requires_grad_()
+    all_of_them = network.head(hidden[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    expected = -(all_of_them * weight[:, 1:]).sum()
+    (slope,) = torch.autograd.grad(expected, hidden)
+    strange = hidden.detach().clone()
+    strange[:, :-1][weight[:, 1:] == 0] = math.nan
+    strange.requires_grad_()
+    loss, count = cpt.next_token_loss(network, strange, ids, None, weight)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6) and count == pytest.approx(weight[:, 1:].sum().item(), rel=1e-6)
+    torch.testing.assert_close(strange.grad, slope, rtol=1e-6, atol=1e-9)
+
+
 # ----------------------------------------------------------------------------------------- codebase perplexity
 
 

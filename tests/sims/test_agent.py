@@ -5,12 +5,14 @@ import random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ref import cpt, kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.model import Config, Transformer
 from ref.sampler import Rollout, Sampler
-from sims.agent import Episode, Language, Payment, pad, pay, play, reference_kl, single
+from sims.agent import Episode, Language, Payment, own_logp, pad, pay, play, reference_kl, single
 from sims.microrepo import NoiseConfig, Session, demonstration, documents, generate
 from sims.statistics import pass_at_k
 
@@ -163,6 +165,19 @@ def test_padding_and_reference_kl_by_hand(language):
             )
         expected = kl.token_kl(r.logp[1:], logp, "k1")[r.sampled[1:]].sum()
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+
+
+@given(seed=st.integers(0, 2**31), share=st.sampled_from([0.0, 0.3, 1.0]))
+@settings(max_examples=10, deadline=None)
+def test_own_log_probs_are_those_of_the_whole_text_where_the_agent_spoke(seed, share):
+    generator = torch.Generator().manual_seed(seed)
+    model = Transformer(Config.tiny(50, **TINY)).double()
+    ids, mask = torch.randint(0, 50, (3, 7), generator=generator), torch.rand(3, 7, generator=generator) < share
+    hidden = torch.randn(3, 7, model.config.hidden_size, dtype=torch.float64, generator=generator).requires_grad_()
+    every = model.head(hidden[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    expected, own = torch.where(mask[:, 1:], every, 0.0), own_logp(model, hidden, ids, mask)
+    torch.testing.assert_close(own, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), hidden)[0] for x in (own, expected)))
 
 
 def test_pass_at_k_is_the_mean_over_all_subsets():
