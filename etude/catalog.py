@@ -207,7 +207,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         ref="ref/quant.py",
         kernel="kernels/quant.py",
         sim="sims/low_precision.py",
-        tests=("tests/ref/test_quant.py", "tests/ref/test_minifloat.py", "tests/kernels/test_quant.py"),
+        tests=("tests/ref/test_quant.py", "tests/ref/test_minifloat.py", "tests/kernels/test_quant.py", "tests/kernels/test_gemm.py",
+               "tests/kernels/test_grouped_gemm.py", "tests/kernels/test_experts.py"),
     ),
 )
 

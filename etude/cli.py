@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -203,6 +204,20 @@ def bench() -> None:
 def bench_model() -> None:
     """Training tokens/s of ref.model against transformers' Qwen3Moe, timed alternately."""
     importlib.import_module("etude.bench").model()
+
+
+@bench_app.command("kernels")
+def bench_kernels() -> None:
+    """Every Triton kernel beside what one would otherwise call, on a CUDA GPU."""
+    _needs_triton()
+    importlib.import_module("etude.bench_kernels").kernels()
+
+
+def _needs_triton() -> None:
+    from etude.runs import RunError
+
+    if importlib.util.find_spec("triton") is None:
+        raise RunError("etude bench kernels needs Triton (Linux): pip install triton")
 
 
 def _config_class(entry: catalog.Technique) -> type:

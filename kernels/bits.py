@@ -7,7 +7,7 @@ The interpreter's casts to FP8 round otherwise than hardware does, so bits are t
 import triton
 import triton.language as tl
 
-__all__ = ["decode_e4m3", "encode_e2m1", "encode_e4m3", "power_of_two", "size_bits"]
+__all__ = ["decode_e2m1", "decode_e4m3", "encode_e2m1", "encode_e4m3", "power_of_two", "round_bfloat16", "size_bits"]
 
 
 @triton.jit
@@ -57,3 +57,18 @@ def power_of_two(exponent):
     """2^exponent for integers −127 to 127, as float32; the smallest of them is subnormal."""
     field = exponent + 127
     return tl.where(field > 0, field << 23, 0x00400000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def decode_e2m1(code):
+    """E2M1 codes 0 to 15, int32 → float32: 0 and 0.5 below exponent 1, from there an exponent and half a step."""
+    exponent, half = (code >> 1) & 3, code & 1
+    bits = tl.where(exponent > 0, ((exponent + 126) << 23) | (half << 22), half * 0x3F000000) | ((code & 8) << 28)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def round_bfloat16(y):
+    """float32 rounded to bfloat16, nearest even: what hardware's cast does and the interpreter's does not."""
+    bits = y.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import INTERPRETED, need
+from ref.delta import check_delta, check_versions
 
 __all__ = ["apply_delta", "encode_delta"]
 
@@ -42,10 +43,7 @@ def scatter_kernel(new, positions, values, changes, BLOCK: tl.constexpr):
 
 def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     """As `ref.delta.encode_delta`."""
-    if old.shape != new.shape or old.dtype != new.dtype or old.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(
-            f"old and new must be bfloat16 or float16 of one shape; got {old.dtype} {list(old.shape)} and {new.dtype} {list(new.shape)}"
-        )
+    check_versions(old, new)
     need(new)
     a, b = (t.contiguous().view(torch.int16).flatten() for t in (old, new))
     programs = triton.cdiv(b.numel(), BLOCK)
@@ -63,12 +61,7 @@ def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
 
 def apply_delta(old: Tensor, positions: Tensor, values: Tensor) -> Tensor:
     """As `ref.delta.apply_delta`; that positions exist is checked on the CPU only, since a GPU would have to be waited for."""
-    if positions.ndim != 1 or positions.is_floating_point():
-        raise ValueError(f"positions must be int, shape [C]; got {positions.dtype} {list(positions.shape)}")
-    if values.dtype != old.dtype or values.shape != positions.shape:
-        raise ValueError(f"values must be {old.dtype}, shape {list(positions.shape)}; got {values.dtype} {list(values.shape)}")
-    if not old.is_cuda and len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < old.numel():
-        raise ValueError(f"positions must lie in the {old.numel()} weights, got {int(positions.min())} to {int(positions.max())}")
+    check_delta(old, positions, values)
     need(old)
     new = old.contiguous().clone()
     if len(positions):

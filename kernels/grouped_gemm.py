@@ -1,11 +1,12 @@
-"""Triton kernels of the experts' products: one launch for all experts, forward and both gradients.
+"""Triton kernels behind `ref.quant.grouped_linear`: one launch for all experts, forward and both gradients, in every form of kernels/gemm.py.
 
     y  = x wᵀ      a tile of rows lies within one expert; which one, a program finds in the running tile counts of the experts
-    dx = dy w      the same kernel, the weight read the other way
+    dx = dy w      the same kernel, the weight quantised, or read, the other way
     dw = dyᵀ x     a program per expert and tile of its weight, over the expert's rows
 
 How many rows an expert has only the device knows: the grid is as large as the worst split, ⌈N / BM⌉ + E tiles, and programs beyond the
-last tile return. Offsets into weights are int64: 128 experts of 1536 × 2048 pass 2^31 bytes.
+last tile return. For dw the sum goes over rows, and no block of scales may reach over two experts: every expert's rows begin at a new
+multiple of 128, with zeros before it. Offsets are int64: 128 experts of 1536 × 2048 pass 2^31 bytes.
 """
 
 import torch
@@ -13,30 +14,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gemm import FORMS, Operand, check_forms, operand, product, store_tile
 from kernels.launch import INTERPRETED, configs, need
+from ref.expect import expect
 
-__all__ = ["grouped_linear"]
-
-
-@triton.jit
-def round_bfloat16(y):
-    """float32 rounded to bfloat16, nearest even: what hardware's cast does and the interpreter's does not."""
-    bits = y.to(tl.int32, bitcast=True)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-
+__all__ = ["expert_rows", "expert_weights", "grouped_linear"]
 
 TILES = (
-    {"BM": 32, "BN": 32, "BK": 32}, ({"BM": 128, "BN": 128, "BK": 64}, 8, 3), ({"BM": 128, "BN": 256, "BK": 64}, 8, 3),
-    ({"BM": 64, "BN": 128, "BK": 64}, 4, 4), ({"BM": 64, "BN": 256, "BK": 64}, 8, 3),
+    {"BM": 32, "BN": 64, "BK": 64}, ({"BM": 128, "BN": 128, "BK": 64}, 8, 3), ({"BM": 128, "BN": 256, "BK": 64}, 8, 3),
+    ({"BM": 64, "BN": 128, "BK": 64}, 4, 4), ({"BM": 128, "BN": 128, "BK": 128}, 8, 3),
 )  # fmt: skip
 
 
-@triton.autotune(configs=configs(*TILES), key=["N", "O", "D"])
+@triton.autotune(configs=configs(*TILES), key=["N", "O", "K", "FORM"])
 @triton.jit
 def rows_kernel(
-    x, w, ends, out, N, O, D, E, se, so, sd, EP: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
-):
-    """out [N, O] = x [N, D] times each row's expert's w, element (o, d) of expert e at e·se + o·so + d·sd."""
+    a, a_scales, a_whole, b, b_scales, b_whole, ends, out, N, O, K, E, eb, es, sa, ka, la, sb, kb, lb,
+    EP: tl.constexpr, FORM: tl.constexpr, BBLOCK: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """out [N, O] = every row of a times its expert's b; expert e's data and scales begin at e·eb and e·es."""
     e = tl.arange(0, EP)
     end = tl.load(ends + e, e < E, other=0).to(tl.int64)
     start = tl.where(e > 0, tl.load(ends + e - 1, (e > 0) & (e < E), other=0).to(tl.int64), 0)
@@ -49,86 +45,104 @@ def rows_kernel(
         expert = tl.sum(tl.where(mine, e, 0), 0).to(tl.int64)
         first = tl.sum(tl.where(mine, start + (t - (behind - tiles)) * BM, 0), 0)
         last = tl.sum(tl.where(mine, end, 0), 0)
-        r, o = first + tl.arange(0, BM), tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
-        y = tl.zeros((BM, BN), tl.float32)
-        for begin in range(0, D, BK):
-            d = begin + tl.arange(0, BK)
-            a = tl.load(x + r[:, None] * D + d[None, :], (r < last)[:, None] & (d < D)[None, :], other=0.0)
-            b = tl.load(w + expert * se + o[None, :] * so + d[:, None] * sd, (o < O)[None, :] & (d < D)[:, None], other=0.0)
-            if UPCAST:  # the interpreter's products of bfloat16 are wrong
-                a, b = a.to(tl.float32), b.to(tl.float32)
-            y = tl.dot(a, b, y, input_precision="ieee")
-        if UPCAST and out.dtype.element_ty == tl.bfloat16:
-            y = round_bfloat16(y)
-        tl.store(out + r[:, None] * O + o[None, :], y.to(out.dtype.element_ty), (r < last)[:, None] & (o < O)[None, :])
+        first_o = tl.program_id(1).to(tl.int64) * BN
+        r, o = first + tl.arange(0, BM), first_o + tl.arange(0, BN)
+        y = product(
+            a, a_scales, b + expert * eb, b_scales + expert * es, r, r < last, o, o < O, first_o, 0, K, sa, ka, la, sb, kb, lb,
+            FORM, BBLOCK, UPCAST, BM, BN, BK,
+        )  # fmt: skip
+        store_tile(out, y, a_whole, b_whole + expert * O, r, r < last, o, o < O, O, FORM, UPCAST)
 
 
-@triton.autotune(configs=configs(*TILES), key=["O", "D"])
+@triton.autotune(configs=configs(*TILES), key=["O", "D", "FORM"])
 @triton.jit
 def weights_kernel(
-    dy, x, ends, out, O, D, UPCAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
-):
-    """out [E, O, D]: dyᵀ x over each expert's rows, zeros where it has none."""
+    a, a_scales, b, b_scales, bounds, out, O, D, sa, ka, la, sb, kb, lb,
+    FORM: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """out [E, O, D]: a bᵀ over columns bounds[e] to bounds[e + 1] of a [O, P] and b [D, P]; zeros where there is none."""
     e = tl.program_id(0).to(tl.int64)
-    last = tl.load(ends + e).to(tl.int64)
-    first = tl.load(ends + e - 1, e > 0, other=0).to(tl.int64)
-    o = tl.program_id(1).to(tl.int64) * BM + tl.arange(0, BM)
-    d = tl.program_id(2).to(tl.int64) * BN + tl.arange(0, BN)
-    y = tl.zeros((BM, BN), tl.float32)
-    for begin in range(first, last, BK):
-        r = begin + tl.arange(0, BK)
-        a = tl.load(dy + r[None, :] * O + o[:, None], (r < last)[None, :] & (o < O)[:, None], other=0.0)
-        b = tl.load(x + r[:, None] * D + d[None, :], (r < last)[:, None] & (d < D)[None, :], other=0.0)
-        if UPCAST:
-            a, b = a.to(tl.float32), b.to(tl.float32)
-        y = tl.dot(a, b, y, input_precision="ieee")
-    if UPCAST and out.dtype.element_ty == tl.bfloat16:
-        y = round_bfloat16(y)
-    tl.store(out + e * O * D + o[:, None] * D + d[None, :], y.to(out.dtype.element_ty), (o < O)[:, None] & (d < D)[None, :])
+    first_d = tl.program_id(2).to(tl.int64) * BN
+    o, d = tl.program_id(1).to(tl.int64) * BM + tl.arange(0, BM), first_d + tl.arange(0, BN)
+    y = product(
+        a, a_scales, b, b_scales, o, o < O, d, d < D, first_d, tl.load(bounds + e), tl.load(bounds + e + 1), sa, ka, la, sb, kb, lb,
+        FORM, 1, UPCAST, BM, BN, BK,
+    )  # fmt: skip
+    store_tile(out + e * O * D, y, a, b, o, o < O, d, d < D, D, FORM, UPCAST)
 
 
-def rows_product(x: Tensor, w: Tensor, ends: Tensor, backward: bool) -> Tensor:
-    """x [N, D] with w [E, O, D] → [N, O]; backward: x [N, O] with it → [N, D]."""
-    E, O, D = w.shape
-    strides = w.stride()
-    if backward:
-        O, D, strides = D, O, (strides[0], strides[2], strides[1])
-    x, out = x.contiguous(), torch.empty(len(x), O, dtype=x.dtype, device=x.device)
+def expert_rows(a: Operand, b: Operand, ends: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows a [N, K], sorted by expert, times their experts' b [E, O, K] → [N, O]."""
+    (N, E), O = (len(a.data), len(b.data)), b.data.shape[1]
+    out = torch.empty(N, O, dtype=dtype, device=a.data.device)
     if out.numel():
-        grid = lambda tile: (triton.cdiv(len(x), tile["BM"]) + E, triton.cdiv(O, tile["BN"]))  # noqa: E731
-        rows_kernel[grid](x, w, ends, out, len(x), O, D, E, *strides, EP=triton.next_power_of_2(E), UPCAST=INTERPRETED)
+        left, right = a.arguments(), b.arguments()
+        grid = lambda tile: (triton.cdiv(N, tile["BM"]) + E, triton.cdiv(O, tile["BN"]))  # noqa: E731
+        rows_kernel[grid](
+            *left[:3], *right[:3], ends, out, N, O, a.size, E, right.data.stride(0), right.scales.stride(0), *left.strides, *right.strides,
+            EP=triton.next_power_of_2(E), FORM=FORMS[a.form], BBLOCK=b.block, UPCAST=INTERPRETED,
+        )  # fmt: skip
     return out
+
+
+def expert_weights(dy: Tensor, x: Tensor, ends: Tensor, form: str, dtype: torch.dtype) -> Tensor:
+    """dyᵀ x over every expert's rows, dy [N, O] and x [N, D] → [E, O, D]."""
+    (N, O), D, E = dy.shape, x.shape[1], len(ends)
+    if not N:
+        return torch.zeros(E, O, D, dtype=dtype, device=dy.device)
+    bounds = torch.cat([ends.new_zeros(1), ends])
+    if FORMS[form] != 0:
+        rows, bounds = padded(ends, N)
+        dy, x = (torch.where(rows[:, None] < 0, 0, t[rows.clamp(0)]) for t in (dy, x))
+    a, b = operand(dy, form, -2), operand(x, form, -2)
+    out = torch.empty(E, O, D, dtype=dtype, device=dy.device)
+    if out.numel():
+        left, right = a.arguments(), b.arguments()
+        grid = lambda tile: (E, triton.cdiv(O, tile["BM"]), triton.cdiv(D, tile["BN"]))  # noqa: E731
+        weights_kernel[grid](
+            *left[:2], *right[:2], bounds, out, O, D, *left.strides, *right.strides, FORM=FORMS[form], UPCAST=INTERPRETED
+        )
+    return out
+
+
+def padded(ends: Tensor, N: int, block: int = 128) -> tuple[Tensor, Tensor]:
+    """Which row stands where, once every expert begins at a multiple of `block`: −1 where none does, [P]; and the experts' bounds
+    [E + 1]. P is enough for any split of N rows, so that nobody waits for the device."""
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    blocks = (counts + block - 1) // block
+    behind = blocks.cumsum(0)
+    place = torch.arange((-(-N // block) + len(ends)) * block, device=ends.device)
+    expert = torch.searchsorted(behind, place // block, right=True).clamp(max=len(ends) - 1)
+    row = (ends - counts)[expert] + place - (behind - blocks)[expert] * block
+    row = torch.where((place // block < behind[-1]) & (row < ends[expert]), row, -1)
+    return row, torch.cat([behind.new_zeros(1), behind]) * block
 
 
 class GroupedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, ends):
+    def forward(ctx, x, weight, ends, forward, backward):
         ctx.save_for_backward(x, weight, ends)
-        return rows_product(x, weight, ends, False)
+        ctx.form = backward
+        return expert_rows(operand(x.contiguous(), forward), operand(weight, forward, weight=True), ends, x.dtype)
 
     @staticmethod
     def backward(ctx, dy):
-        (x, weight, ends), dy = ctx.saved_tensors, dy.contiguous()
-        dx = rows_product(dy, weight, ends, True) if ctx.needs_input_grad[0] else None
-        dw = None
-        if ctx.needs_input_grad[1]:
-            E, O, D = weight.shape
-            dw = torch.empty(E, O, D, dtype=weight.dtype, device=weight.device)
-            grid = lambda tile: (E, triton.cdiv(O, tile["BM"]), triton.cdiv(D, tile["BN"]))  # noqa: E731
-            weights_kernel[grid](dy, x.contiguous(), ends, dw, O, D, UPCAST=INTERPRETED)
-        return dx, dw, None
+        (x, weight, ends), dy, form = ctx.saved_tensors, dy.contiguous(), ctx.form
+        dx = expert_rows(operand(dy, form), operand(weight, form, -2, True), ends, x.dtype) if ctx.needs_input_grad[0] else None
+        dw = expert_weights(dy, x, ends, form, weight.dtype) if ctx.needs_input_grad[1] else None
+        return dx, dw, None, None, None
 
 
-def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor, forward: str = "bfloat16", backward: str = "bfloat16") -> Tensor:
-    """As `ref.quant.grouped_linear` in the formats "bfloat16" and "float32", which must be those of x and weight. That ends rise to the
-    number of rows is checked on the CPU only, since a GPU would have to be waited for."""
-    if x.ndim != 2 or weight.ndim != 3 or x.shape[1] != weight.shape[2] or not weight.numel():
-        raise ValueError(f"x and weight must be [N, D] and [E, O, D]; got {list(x.shape)} and {list(weight.shape)}")
-    if forward != backward or {x.dtype, weight.dtype} != {getattr(torch, forward, None)} or forward not in ("bfloat16", "float32"):
-        raise ValueError(f"forward and backward must be the dtype of x and weight, float32 or bfloat16; got {forward}, {backward}, {x.dtype}, {weight.dtype}")
-    if ends.shape != weight.shape[:1] or ends.is_floating_point():
-        raise ValueError(f"ends must be int, shape [{len(weight)}]; got {ends.dtype} {list(ends.shape)}")
+def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor, forward: str = "nvfp4-token", backward: str = "mxfp8") -> Tensor:
+    """As `ref.quant.grouped_linear`, in the formats of `kernels.gemm.FORMS`; backward in all but NVFP4, whose scale per row an expert's
+    columns do not have. That ends rise to the number of rows is checked on the CPU only, since a GPU would have to be waited for."""
+    expect("x", x, "float", "N", "D")
+    expect("weight", weight, "float", "E", "O", x.shape[1])
+    expect("ends", ends, "int", len(weight))
+    check_forms(forward, backward)
+    if backward == "nvfp4-token":
+        raise ValueError("backward must be float32, bfloat16, fp8 or mxfp8; got 'nvfp4-token'")
     if not x.is_cuda and (int(torch.diff(ends, prepend=ends.new_zeros(1)).min()) < 0 or int(ends[-1]) != len(x)):
         raise ValueError(f"ends must rise to the {len(x)} tokens of x, got {ends.tolist()}")
     need(x)
-    return GroupedLinear.apply(x, weight, ends.contiguous())
+    return GroupedLinear.apply(x, weight, ends.contiguous(), forward, backward)

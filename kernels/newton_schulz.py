@@ -10,13 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.grouped_gemm import round_bfloat16
+from kernels.bits import round_bfloat16
 from kernels.launch import INTERPRETED, configs, need
+from ref.muon import COEFFICIENTS, EPS
 
 __all__ = ["newton_schulz", "symmetric_product"]
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-EPS = 1e-7
 TILES = (
     {"BM": 32, "BK": 32}, ({"BM": 128, "BK": 64}, 8, 3), ({"BM": 64, "BK": 64}, 4, 4), ({"BM": 128, "BK": 32}, 8, 4), ({"BM": 64, "BK": 128}, 4, 3),
 )  # fmt: skip

@@ -2,12 +2,13 @@
 
     mxfp8_quantize            a tile is cut into blocks of 32 along its rows or its columns
     mxfp8_quantize_both       the same along both at once: what a weight or a gradient needs, from one pass over memory
-    nvfp4_quantize            a program per token, which finds the token's scale and its blocks' before it writes
+    nvfp4_quantize            a program has whole tokens: it finds their scales and their blocks' before it writes
     blockwise_fp8_quantize    a tile is one block (128 × 128) or a row of it is (1 × 128)
 
 Maxima are taken of the bits of |x| as integers: exact, and NaN is the largest. Divisions are IEEE (`div_rn`); the default of a GPU is not.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from kernels.bits import decode_e4m3, encode_e2m1, encode_e4m3, power_of_two, size_bits
 from kernels.launch import INTERPRETED, configs, need
+from ref.quant import MODES, check_blocks, check_mxfp8, check_nvfp4
 
 __all__ = ["blockwise_fp8_quantize", "mxfp8_quantize", "mxfp8_quantize_both", "nvfp4_quantize"]
 
-MODES = {"rceil": 0, "floor": 1, "ceil": 2, "even": 3}
 
 
 @triton.jit
@@ -45,6 +46,15 @@ def mx_codes(blocks, byte, AXIS: tl.constexpr, NATIVE: tl.constexpr):
     return tl.where(tl.expand_dims(byte == 255, AXIS), 0x7F, codes.to(tl.int32)).to(tl.uint8)
 
 
+@triton.jit
+def load_numbers(x, at, apart, inside, SWIGLU: tl.constexpr):
+    """The numbers at `at`, float32; SWIGLU: silu of them, times those `apart` further on."""
+    v = tl.load(x + at, inside, other=0.0).to(tl.float32)
+    if SWIGLU:
+        v = v / (1.0 + tl.exp(-v)) * tl.load(x + at + apart, inside, other=0.0).to(tl.float32)
+    return v
+
+
 @triton.autotune(
     configs=configs(
         {"BM": 32, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (32, 256, 4)))
@@ -54,12 +64,12 @@ def mx_codes(blocks, byte, AXIS: tl.constexpr, NATIVE: tl.constexpr):
 @triton.jit
 def mxfp8_kernel(
     x, row_codes, row_scales, col_codes, col_scales, M, N, sm, sn, ROWS: tl.constexpr, COLS: tl.constexpr, MODE: tl.constexpr,
-    NATIVE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    NATIVE: tl.constexpr, SWIGLU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     n = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
     inside = (m[:, None] < M) & (n[None, :] < N)
-    v = tl.load(x + m[:, None] * sm + n[None, :] * sn, inside, other=0.0).to(tl.float32)
+    v = load_numbers(x, m[:, None] * sm + n[None, :] * sn, N * sn, inside, SWIGLU)
     size = size_bits(v)
     if ROWS:
         byte = e8m0_byte(tl.max(tl.reshape(size, (BM, BN // 32, 32)), 2), MODE)
@@ -78,10 +88,13 @@ def mxfp8_kernel(
         tl.store(col_scales + n[None, :] * blocks + b[:, None], byte.to(tl.uint8), (b[:, None] < blocks) & (n[None, :] < N))
 
 
-def _mxfp8(x: Tensor, rows: bool, cols: bool, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes and scales along rows and along columns of x [M, N], the latter as transposed views; those not wanted are empty."""
+def mxfp8_matrix(
+    x: Tensor, rows: bool, cols: bool, mode: str = "rceil", swiglu: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes and scales along rows and along columns of x [M, N], the latter as transposed views; those not wanted are empty. With
+    `swiglu` x is [M, 2N], and what is quantised is silu of its first half times the second, in float32."""
     need(x)
-    M, N = x.shape
+    M, N = len(x), x.shape[1] // (2 if swiglu else 1)
 
     def room(wanted: bool, *shape: int) -> Tensor:
         return torch.empty(shape if wanted else (0,), dtype=torch.uint8, device=x.device)
@@ -89,32 +102,26 @@ def _mxfp8(x: Tensor, rows: bool, cols: bool, mode: str) -> tuple[Tensor, Tensor
     out = room(rows, M, N), room(rows, M, -(-N // 32)), room(cols, N, M), room(cols, N, -(-M // 32))
     if x.numel():
         grid = lambda tile: (triton.cdiv(M, tile["BM"]), triton.cdiv(N, tile["BN"]))  # noqa: E731
-        mxfp8_kernel[grid](x, *out, M, N, *x.stride(), ROWS=rows, COLS=cols, MODE=MODES[mode], NATIVE=not INTERPRETED)
+        mxfp8_kernel[grid](x, *out, M, N, *x.stride(), ROWS=rows, COLS=cols, MODE=MODES.index(mode), NATIVE=not INTERPRETED, SWIGLU=swiglu)
     return out[0], out[1], *(t.T if cols else t for t in out[2:])
 
 
 def mxfp8_quantize(x: Tensor, axis: int = -1, mode: str = "rceil") -> tuple[Tensor, Tensor]:
     """As `ref.quant.mxfp8_quantize`."""
-    _check(x, axis)
-    if mode not in MODES:
-        raise ValueError(f"mode must be rceil, floor, ceil or even, got {mode!r}")
+    check_mxfp8(x, axis, mode)
     if x.ndim == 2:
         along = axis % 2
-        return _mxfp8(x, along == 1, along == 0, mode)[2 * (1 - along) :][:2]
+        return mxfp8_matrix(x, along == 1, along == 0, mode)[2 * (1 - along) :][:2]
     last = x.movedim(axis, -1)
-    codes, scales, *_ = _mxfp8(last.reshape(-1, last.shape[-1]), True, False, mode)
+    codes, scales, *_ = mxfp8_matrix(last.reshape(-1, last.shape[-1]), True, False, mode)
     shape = (*last.shape[:-1], -1) if x.numel() else (*last.shape[:-1], -(-last.shape[-1] // 32))
     return codes.view(last.shape).movedim(-1, axis), scales.view(shape).movedim(-1, axis)
 
 
 def mxfp8_quantize_both(x: Tensor, mode: str = "rceil") -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `ref.quant.mxfp8_quantize_both`; the second pair lies in memory column by column."""
-    _check(x, -1)
-    if x.ndim != 2:
-        raise ValueError(f"x must be a matrix, got shape {list(x.shape)}")
-    if mode not in MODES:
-        raise ValueError(f"mode must be rceil, floor, ceil or even, got {mode!r}")
-    return _mxfp8(x, True, True, mode)
+    check_mxfp8(x, -1, mode, matrix=True)
+    return mxfp8_matrix(x, True, True, mode)
 
 
 @triton.jit
@@ -132,35 +139,40 @@ def e4m3_block_scale(largest, s, FAST: tl.constexpr):
 
 @triton.jit
 def nvfp4_kernel(
-    x, packed, blocks, scales, whole, rows, N, half, sm, sn, TENSOR: tl.constexpr, FAST: tl.constexpr, BN: tl.constexpr
-):
-    """A token a program, BN numbers at a time: once over it for the scale (not TENSOR), and once to write; where a token is not
-    longer than BN the second reading comes from registers."""
-    row = tl.program_id(0).to(tl.int64)
-    n, b = tl.arange(0, BN), tl.arange(0, BN // 16)
+    x, packed, blocks, scales, whole, rows, N, half, sm, sn, TENSOR: tl.constexpr, FAST: tl.constexpr, SWIGLU: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """BM tokens a program, BN numbers of each at a time: once over them for the scales (not TENSOR), and once to write; where tokens are
+    not longer than BN the second reading comes from the cache."""
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    n, b, here = tl.arange(0, BN), tl.arange(0, BN // 16), row < rows
     if TENSOR:
-        top = tl.load(whole)
+        top = tl.zeros((BM,), tl.int32) + tl.load(whole)
     else:
-        most = tl.zeros((BN,), tl.int32)
+        most = tl.zeros((BM, BN), tl.int32)
         for start in range(0, N, BN):
-            v = tl.load(x + row * sm + (start + n).to(tl.int64) * sn, start + n < N, other=0.0).to(tl.float32)
+            inside = here[:, None] & (start + n < N)[None, :]
+            v = load_numbers(x, row[:, None] * sm + (start + n).to(tl.int64)[None, :] * sn, N * sn, inside, SWIGLU)
             most = tl.maximum(most, size_bits(v))
-        top = tl.max(most, 0)
+        top = tl.max(most, 1)
     s = tl.div_rn(top.to(tl.float32, bitcast=True), 2688.0)
     s = tl.where(top >= 0x7F800000, 0x7FC00000, s.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
     if not TENSOR:
-        tl.store(scales + row, s)
+        tl.store(scales + row, s, here)
     for start in range(0, N, BN):
-        v = tl.load(x + row * sm + (start + n).to(tl.int64) * sn, start + n < N, other=0.0).to(tl.float32)
-        groups = tl.reshape(v, (BN // 16, 16))
-        largest = tl.max(size_bits(groups), 1).to(tl.float32, bitcast=True)
-        code, step = e4m3_block_scale(largest, s, FAST)
-        tl.store(blocks + row * ((N + 15) // 16) + start // 16 + b, code, start // 16 + b < (N + 15) // 16)
-        wide = tl.expand_dims(step, 1)
-        divided = groups * tl.div_rn(1.0, wide) if FAST else tl.div_rn(groups, tl.broadcast_to(wide, (BN // 16, 16)))
-        low, high = tl.split(tl.reshape(encode_e2m1(tl.where(wide > 0, divided, 0.0)), (BN // 16, 8, 2)))
+        inside = here[:, None] & (start + n < N)[None, :]
+        v = load_numbers(x, row[:, None] * sm + (start + n).to(tl.int64)[None, :] * sn, N * sn, inside, SWIGLU)
+        groups = tl.reshape(v, (BM, BN // 16, 16))
+        largest = tl.max(size_bits(groups), 2).to(tl.float32, bitcast=True)
+        code, step = e4m3_block_scale(largest, tl.broadcast_to(s[:, None], (BM, BN // 16)), FAST)
+        number = (N + 15) // 16
+        tl.store(blocks + row[:, None] * number + (start // 16 + b)[None, :], code, here[:, None] & (start // 16 + b < number)[None, :])
+        wide = tl.broadcast_to(tl.expand_dims(step, 2), (BM, BN // 16, 16))
+        divided = groups * tl.div_rn(1.0, wide) if FAST else tl.div_rn(groups, wide)
+        low, high = tl.split(tl.reshape(encode_e2m1(tl.where(wide > 0, divided, 0.0)), (BM, BN // 16, 8, 2)))
         h = start // 2 + tl.arange(0, BN // 2)
-        tl.store(packed + row * half + h, tl.reshape(low | (high << 4), (BN // 2,)).to(tl.uint8), h < half)
+        pairs = tl.reshape(low | (high << 4), (BM, BN // 2)).to(tl.uint8)
+        tl.store(packed + row[:, None] * half + h[None, :], pairs, here[:, None] & (h < half)[None, :])
 
 
 @triton.jit
@@ -175,18 +187,19 @@ def nvfp4_quantize(
     x: Tensor, scale: Literal["token", "tensor"] = "token", division: Literal["ieee", "fast"] = "ieee"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `ref.quant.nvfp4_quantize`."""
-    _check(x, -1)
-    for name, value, known in (("scale", scale, ("token", "tensor")), ("division", division, ("ieee", "fast"))):
-        if value not in known:
-            raise ValueError(f"{name} must be {known[0]} or {known[1]}, got {value!r}")
-    if not x.shape[-1]:
-        raise ValueError(f"x must have something on its last axis, got shape {list(x.shape)}")
+    check_nvfp4(x, scale, division)
+    return nvfp4_rows(x, scale == "tensor", division == "fast")
+
+
+def nvfp4_rows(x: Tensor, tensor: bool = False, fast: bool = False, swiglu: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, block scales and float32 scales of x [*, N]. With `swiglu`, and a scale per token, x is [*, 2N], and what is quantised is
+    silu of its first half times the second, in float32."""
     need(x)
-    flat, N, tensor = x.reshape(-1, x.shape[-1]), x.shape[-1], scale == "tensor"
+    flat, N = x.reshape(-1, x.shape[-1]), x.shape[-1] // (2 if swiglu else 1)
     rows, half = len(flat), -(-N // 2)
     packed = torch.empty(rows, half, dtype=torch.uint8, device=x.device)
     blocks = torch.empty(rows, -(-N // 16), dtype=torch.uint8, device=x.device)
-    scales = torch.zeros(rows if not tensor else 1, dtype=torch.float32, device=x.device)
+    scales = torch.zeros(1 if tensor else rows, dtype=torch.float32, device=x.device)
     top = torch.zeros(1, dtype=torch.int32, device=x.device)
     if tensor and x.numel():
         whole = x.contiguous()
@@ -198,61 +211,59 @@ def nvfp4_quantize(
         scales = torch.where(value.isfinite(), value, torch.nan)
     if rows:
         BN = min(max(triton.next_power_of_2(N), 16), 1024 if INTERPRETED else 4096)
-        nvfp4_kernel[(rows,)](
-            flat, packed, blocks, scales, top, rows, N, half, *flat.stride(), TENSOR=tensor, FAST=division == "fast", BN=BN
+        BM = max(1, (8192 if INTERPRETED else 2048) // BN)
+        nvfp4_kernel[(triton.cdiv(rows, BM),)](
+            flat, packed, blocks, scales, top, rows, N, half, *flat.stride(), TENSOR=tensor, FAST=fast, SWIGLU=swiglu, BM=BM, BN=BN
         )
     shape = x.shape[:-1]
-    return packed.view(*shape, half), blocks.view(*shape, -1 if rows else -(-N // 16)), scales.view(()) if tensor else scales.view(*shape, 1)
+    return packed.view(*shape, half), blocks.view(*shape, -(-N // 16)), scales.view(()) if tensor else scales.view(*shape, 1)
 
 
 @triton.jit
 def fp8_kernel(
-    x, codes, scales, M, N, sm, sn, BM: tl.constexpr, BN: tl.constexpr, RM: tl.constexpr, NATIVE: tl.constexpr, PM: tl.constexpr, PN: tl.constexpr
-):
-    """A column of RM blocks of BM × BN numbers a program; PM and PN are the next powers of two."""
+    x, codes, scales, M, N, sb, sm, sn, BM: tl.constexpr, BN: tl.constexpr, RM: tl.constexpr, NATIVE: tl.constexpr,
+    SWIGLU: tl.constexpr, PM: tl.constexpr, PN: tl.constexpr,
+):  # fmt: skip
+    """A column of RM blocks of BM × BN numbers of one matrix a program; PM and PN are the next powers of two."""
+    batch = tl.program_id(2).to(tl.int64)
     block = tl.program_id(1).to(tl.int64)
     n = block * BN + tl.arange(0, PN)
     wide_n = (tl.arange(0, PN) < BN) & (n < N)
     down = tl.arange(0, RM * PM)
     m = (tl.program_id(0).to(tl.int64) * RM + down // PM) * BM + down % PM
     inside = ((down % PM < BM) & (m < M))[:, None] & wide_n[None, :]
-    v = tl.load(x + m[:, None] * sm + n[None, :] * sn, inside, other=0.0).to(tl.float32)
+    v = load_numbers(x, batch * sb + m[:, None] * sm + n[None, :] * sn, N * sn, inside, SWIGLU)
     tiles = tl.reshape(v, (RM, PM * PN))
     largest = tl.max(size_bits(tiles), 1)
     s = tl.div_rn(largest.to(tl.float32, bitcast=True), 448.0)
     s = tl.where(largest >= 0x7F800000, 0x7FC00000, s.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
     r = tl.program_id(0).to(tl.int64) * RM + tl.arange(0, RM)
     down_blocks, across = (M + BM - 1) // BM, (N + BN - 1) // BN
-    tl.store(scales + r * across + block, s, r < down_blocks)
+    tl.store(scales + (batch * down_blocks + r) * across + block, s, r < down_blocks)
     wide = tl.broadcast_to(tl.expand_dims(s, 1), (RM, PM * PN))
     code = encode_e4m3(tl.where(wide == 0, 0.0, tl.div_rn(tiles, wide)), NATIVE)
-    tl.store(codes + m[:, None] * N + n[None, :], tl.reshape(code, (RM * PM, PN)), inside)
+    tl.store(codes + batch * M * N + m[:, None] * N + n[None, :], tl.reshape(code, (RM * PM, PN)), inside)
 
 
 def blockwise_fp8_quantize(x: Tensor, block: tuple[int, int] = (1, 128)) -> tuple[Tensor, Tensor]:
     """As `ref.quant.blockwise_fp8_quantize`."""
-    _check(x, -1)
-    if x.ndim < 2 or min(block) < 1:
-        raise ValueError(f"x must have rows and columns, and block sizes of 1 or more; got {list(x.shape)}, {block}")
+    check_blocks(x, block)
+    return fp8_blocks(x, block)
+
+
+def fp8_blocks(x: Tensor, block: tuple[int, int] = (1, 128), swiglu: bool = False) -> tuple[Tensor, Tensor]:
+    """Codes and scales of x [*, M, N]. With `swiglu` x is [*, M, 2N], and what is quantised is silu of its first half times the second, in
+    float32."""
     need(x)
-    if x.ndim > 2:
-        each = [blockwise_fp8_quantize(part, block) for part in x.unbind(0)]
-        if not each:
-            return x.to(torch.uint8), x.new_zeros(*x.shape[:-2], -(-x.shape[-2] // block[0]), -(-x.shape[-1] // block[1]), dtype=torch.float32)
-        return torch.stack([codes for codes, _ in each]), torch.stack([scales for _, scales in each])
-    (M, N), (BM, BN) = x.shape, block
+    (*batch, M, N), (BM, BN) = x.shape, block
+    flat, N = x.reshape(math.prod(batch), M, N), N // (2 if swiglu else 1)
     down, across = -(-M // BM), -(-N // BN)
-    codes = torch.empty(M, N, dtype=torch.uint8, device=x.device)
-    scales = torch.empty(down, across, dtype=torch.float32, device=x.device)
+    codes = torch.empty(*batch, M, N, dtype=torch.uint8, device=x.device)
+    scales = torch.empty(*batch, down, across, dtype=torch.float32, device=x.device)
     if x.numel():
         PM, PN = triton.next_power_of_2(BM), triton.next_power_of_2(BN)
         RM = max(1, 32 // PM)
-        fp8_kernel[(triton.cdiv(down, RM), across)](x, codes, scales, M, N, *x.stride(), BM, BN, RM, NATIVE=not INTERPRETED, PM=PM, PN=PN)
+        fp8_kernel[(triton.cdiv(down, RM), across, len(flat))](
+            flat, codes, scales, M, N, *flat.stride(), BM, BN, RM, NATIVE=not INTERPRETED, SWIGLU=swiglu, PM=PM, PN=PN
+        )
     return codes, scales
-
-
-def _check(x: Tensor, axis: int) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise ValueError(f"x must be a float tensor, got {getattr(x, 'dtype', type(x).__name__)}")
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"x must have an axis {axis}, got shape {list(x.shape)}")

@@ -40,7 +40,7 @@ Glossary
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -65,6 +65,7 @@ __all__ = [
 ]  # fmt: skip
 
 Mode = Literal["rceil", "floor", "ceil", "even"]
+MODES = get_args(Mode)
 
 
 def mxfp8_quantize(
@@ -76,9 +77,7 @@ def mxfp8_quantize(
     above 1.75 · 2^e saturates; "ceil" the next power of two; "even" that of amax rounded to 3 bits of mantissa. A block
     with NaN or Inf: scale 255, data NaN. A block of zeros: scale 0, data zeros with their signs. ValueError for what is
     not float or has no such axis. OCP MX 1.0, §6.3; arXiv:2506.08027, Alg. 1."""
-    _check(x, axis)
-    if mode not in ("rceil", "floor", "ceil", "even"):
-        raise ValueError(f"mode must be rceil, floor, ceil or even, got {mode!r}")
+    check_mxfp8(x, axis, mode)
     split = _split(x, axis, 32)
     amax = split.abs().amax(-1)
     size = amax.view(torch.int32)
@@ -102,9 +101,7 @@ def mxfp8_quantize_both(
 ) -> tuple[UInt8[Tensor, "M N"], UInt8[Tensor, "M rows"], UInt8[Tensor, "M N"], UInt8[Tensor, "cols N"]]:
     """Along the rows (axis 1), and along the columns (axis 0): what a weight, a gradient and an activation each need, since a
     training step sums over both of their axes. ValueError for what is no matrix."""
-    _check(x, -1)
-    if x.ndim != 2:
-        raise ValueError(f"x must be a matrix, got shape {list(x.shape)}")
+    check_mxfp8(x, -1, mode, matrix=True)
     return *mxfp8_quantize(x, 1, mode), *mxfp8_quantize(x, 0, mode)
 
 
@@ -126,12 +123,7 @@ def nvfp4_quantize(
 
     A token or tensor with NaN or Inf: float32 scale NaN, block scales NaN, codes 0. An odd n: the last half byte is 0.
     ValueError for what is not float or has no axis. NVFP4 is NVIDIA's; per token: Composer 2, §6.2."""
-    _check(x, -1)
-    for name, value, known in (("scale", scale, ("token", "tensor")), ("division", division, ("ieee", "fast"))):
-        if value not in known:
-            raise ValueError(f"{name} must be {known[0]} or {known[1]}, got {value!r}")
-    if not x.shape[-1]:
-        raise ValueError(f"x must have something on its last axis, got shape {list(x.shape)}")
+    check_nvfp4(x, scale, division)
     split = _split(x, -1, 16)
     largest = split.abs().amax(-1)
     amax = largest.amax(-1, keepdim=True) if scale == "token" else F.pad(largest.flatten(), (0, 1)).amax()
@@ -168,9 +160,7 @@ def blockwise_fp8_quantize(
     """E4M3 codes, and a float32 scale amax / 448 per `block` of the last two axes: (1, 128) for activations, (128, 128)
     for weights; blocks at the ends may be short. A block with NaN or Inf is NaN. ValueError for fewer than two axes.
     DeepSeek-V3, §3.3.2."""
-    _check(x, -1)
-    if x.ndim < 2 or min(block) < 1:
-        raise ValueError(f"x must have rows and columns, and block sizes of 1 or more; got {list(x.shape)}, {block}")
+    check_blocks(x, block)
     wide = x.float()
     rows, cols = wide.shape[-2:]
     padded = F.pad(wide, (0, -cols % block[1], 0, -rows % block[0]))
@@ -209,10 +199,13 @@ FORMATS: dict[str, Callable[[Tensor, int], Tensor]] = {
 """What a product may be computed with: a matrix and the axis that the product sums over → what is left of it, float32."""
 
 
-def rounded(x: Float[Tensor, "*shape"], form: str, axis: int = -1) -> Float[Tensor, "*shape"]:
-    """x as a product that sums over `axis` sees it in the format `form`, as float32. ValueError for an unknown format."""
+def rounded(x: Float[Tensor, "*shape"], form: str, axis: int = -1, weight: bool = False) -> Float[Tensor, "*shape"]:
+    """x as a product that sums over `axis` sees it in the format `form`, as float32. A weight's FP8 scales are per 128 × 128,
+    so that one set of codes serves both axes (DeepSeek-V3, §3.3.2). ValueError for an unknown format."""
     if form not in FORMATS:
         raise ValueError(f"form must be one of {', '.join(FORMATS)}; got {form!r}")
+    if weight and form == "fp8":
+        return blockwise_fp8_dequantize(*blockwise_fp8_quantize(x, (128, 128)), (128, 128))
     return FORMATS[form](x, axis)
 
 
@@ -234,12 +227,12 @@ class _Linear(torch.autograd.Function):
     def forward(ctx, x, weight, forward, backward):
         ctx.save_for_backward(x, weight)
         ctx.form = backward
-        return (rounded(x, forward, 1) @ rounded(weight, forward, 1).T).to(x.dtype)
+        return (rounded(x, forward, 1) @ rounded(weight, forward, 1, weight=True).T).to(x.dtype)
 
     @staticmethod
     def backward(ctx, grad):
         (x, weight), form = ctx.saved_tensors, ctx.form
-        to_x = rounded(grad, form, 1) @ rounded(weight, form, 0) if ctx.needs_input_grad[0] else None
+        to_x = rounded(grad, form, 1) @ rounded(weight, form, 0, weight=True) if ctx.needs_input_grad[0] else None
         to_weight = rounded(grad, form, 0).T @ rounded(x, form, 0) if ctx.needs_input_grad[1] else None
         return (to_x if to_x is None else to_x.to(x.dtype),
                 to_weight if to_weight is None else to_weight.to(weight.dtype), None, None)  # fmt: skip
@@ -274,6 +267,32 @@ def experts_swiglu(
     gate, up = grouped_linear(x[token], w13, ends, forward, backward).chunk(2, -1)
     y = grouped_linear(F.silu(gate) * up, w2, ends, forward, backward)
     return torch.zeros_like(x).index_add(0, token, y * gates.flatten()[order, None])
+
+
+# What a format can take; kernels/quant.py asks the same.
+
+
+def check_mxfp8(x: Tensor, axis: int, mode: str, matrix: bool = False) -> None:
+    _check(x, axis)
+    if mode not in MODES:
+        raise ValueError(f"mode must be rceil, floor, ceil or even, got {mode!r}")
+    if matrix and x.ndim != 2:
+        raise ValueError(f"x must be a matrix, got shape {list(x.shape)}")
+
+
+def check_nvfp4(x: Tensor, scale: str, division: str) -> None:
+    _check(x, -1)
+    for name, value, known in (("scale", scale, ("token", "tensor")), ("division", division, ("ieee", "fast"))):
+        if value not in known:
+            raise ValueError(f"{name} must be {known[0]} or {known[1]}, got {value!r}")
+    if not x.shape[-1]:
+        raise ValueError(f"x must have something on its last axis, got shape {list(x.shape)}")
+
+
+def check_blocks(x: Tensor, block: tuple[int, int]) -> None:
+    _check(x, -1)
+    if x.ndim < 2 or min(block) < 1:
+        raise ValueError(f"x must have rows and columns, and block sizes of 1 or more; got {list(x.shape)}, {block}")
 
 
 def _check(x: Tensor, axis: int) -> None:

@@ -24,7 +24,7 @@ LIBRARIES = {
 }
 MAY = {
     "ref": {"ref"},
-    "kernels": {"kernels"},
+    "kernels": {"kernels", "ref"},
     "scaled": {"scaled", "ref", "kernels"},
     "sims": {"sims", "ref", "etude.runs"},
     "lessons": {"ref", "sims", "scaled"},

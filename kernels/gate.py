@@ -1,0 +1,39 @@
+"""When a kernel's numbers are right: the rule that its tests and its benchmark share."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["excess", "same_bits"]
+
+
+def excess(ours: Tensor, theirs: Tensor, exact: Tensor) -> float:
+    """Three ways: the kernel's largest error over what it may be, right up to 1. It may be twice the reference's error, and half a last
+    place of the largest number, since where the reference happens to be exact nobody need be. `exact` is float64, `ours` and `theirs` of
+    one dtype and shape; a NaN in one of them is infinite excess."""
+    if ours.dtype != theirs.dtype or not ours.shape == theirs.shape == exact.shape or exact.dtype != torch.float64:
+        raise ValueError(f"three tensors of one shape are compared, the last float64; got {ours.dtype} {list(ours.shape)}, {theirs.dtype} {list(theirs.shape)}, {exact.dtype} {list(exact.shape)}")
+    if not exact.numel():
+        return 0.0
+    place = torch.finfo(ours.dtype).eps / 2 * exact.detach().abs().max()
+    ours, theirs, exact = (t.detach().double().to(exact.device) for t in (ours, theirs, exact))
+    error, allowed = (ours - exact).abs().max(), 2 * (theirs - exact).abs().max() + place
+    if not bool(torch.isfinite(error + allowed)):
+        return float("inf")
+    return float(error / allowed) if allowed else float("inf") if error else 0.0
+
+
+def same_bits(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> bool:
+    """Codes and scales, every bit; NaN is NaN whatever its sign."""
+    for a, b in zip(ours, theirs, strict=True):
+        a, b = a.cpu(), b.cpu()
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if a.dtype == torch.uint8:
+            # 0xff is a NaN of values, and a scale of NaN is 0xff anyway.
+            nan = ((a & 0x7F) == 0x7F) & ((b & 0x7F) == 0x7F)
+        else:
+            nan = a.isnan() & b.isnan()
+            a, b = (t.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]) for t in (a, b))
+        if not torch.equal(a.masked_fill(nan, 0), b.masked_fill(nan, 0)):
+            return False
+    return True

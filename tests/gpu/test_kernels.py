@@ -1,0 +1,120 @@
+"""What only a GPU can show: its casts are the bit code, its programs do not race, and the sizes of the benchmark are right too."""
+
+import math
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+from kernels import bits, delta, experts, gemm, grouped_gemm, linear_logprob, moe, newton_schulz, quant  # noqa: E402
+from ref import minifloat  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@triton.jit
+def encode_kernel(x, codes, N, NATIVE: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(codes + i, bits.encode_e4m3(tl.load(x + i, i < N, other=0.0), NATIVE), i < N)
+
+
+@triton.jit
+def decode_kernel(codes, x, native, N, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    code = tl.load(codes + i, i < N, other=0)
+    tl.store(x + i, bits.decode_e4m3(code), i < N)
+    tl.store(native + i, code.to(tl.float8e4nv, bitcast=True).to(tl.float32), i < N)
+
+
+def hard_numbers():
+    """Every bfloat16, every midpoint of E4M3 and its float32 neighbours, with both signs, and random bits."""
+    every = (torch.arange(65536) << 16).int().view(torch.float32)
+    grid = minifloat.e4m3_decode(torch.arange(127, dtype=torch.uint8))
+    middle = (grid[1:] + grid[:-1]) / 2
+    near = torch.cat([middle, middle.nextafter(torch.tensor(math.inf)), middle.nextafter(torch.tensor(0.0))])
+    return torch.cat([every, near, -near, torch.randint(-(2**31), 2**31 - 1, (2**20,), dtype=torch.int64).int().view(torch.float32)])
+
+
+def test_native_casts_are_the_bit_code():
+    x = hard_numbers().cuda()
+    found = {}
+    for native in (False, True):
+        found[native] = torch.empty(len(x), dtype=torch.uint8, device="cuda")
+        encode_kernel[(triton.cdiv(len(x), 1024),)](x, found[native], len(x), NATIVE=native, BLOCK=1024)
+    nan = x.isnan()
+    assert ((found[True] & 0x7F) == 0x7F)[nan].all() and ((found[False] & 0x7F) == 0x7F)[nan].all()
+    assert torch.equal(found[True][~nan], found[False][~nan])
+    assert torch.equal(found[False].cpu()[~nan.cpu()], minifloat.e4m3_encode(x.cpu())[~nan.cpu()])
+
+
+def test_native_decoding_is_the_bit_code():
+    codes = torch.arange(256, dtype=torch.uint8, device="cuda")
+    x, native = torch.empty(256, device="cuda"), torch.empty(256, device="cuda")
+    decode_kernel[(1,)](codes, x, native, 256, BLOCK=256)
+    torch.testing.assert_close(x, native, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(x.cpu(), minifloat.e4m3_decode(codes.cpu()), rtol=0, atol=0, equal_nan=True)
+
+
+def work():
+    """Name → a call whose result has to be the same bits every time, of sizes that fill a GPU with programs."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, device="cuda").bfloat16()
+
+    x, w, up = random(4096, 1024), random(16, 768, 1024), random(4096, 768)
+    ends = torch.tensor([900, 900, 1500, 1501, *range(1600, 4000, 200)], device="cuda")[:15]
+    ends = torch.cat([ends, ends.new_tensor([4096])])
+    hidden, head = random(512, 256), random(30011, 256)
+    targets = torch.randint(30011, (512,), generator=generator, device="cuda")
+    scores = random(8192, 128).float()
+    chosen = scores.topk(8).indices
+    order, place, _ = moe.sort_by_expert(chosen, 128)
+    rows, gates = random(65536, 256), torch.rand(8192, 8, generator=generator, device="cuda")
+    old = random(2**22)
+    new = torch.where(torch.rand(2**22, generator=generator, device="cuda") < 0.01, -old, old)
+
+    def logprob():
+        h, t = hidden.clone().requires_grad_(), head.clone().requires_grad_()
+        return torch.autograd.grad(sum(part.sum() for part in linear_logprob.linear_logprob(h, t, targets)), (h, t))
+
+    return {
+        "mxfp8": lambda: quant.mxfp8_quantize_both(x), "nvfp4": lambda: quant.nvfp4_quantize(x), "fp8": lambda: quant.blockwise_fp8_quantize(x, (128, 128)),
+        **{f"linear, {form}": lambda form=form: (gemm.linear(x, w[0], form),) for form in ("fp8", "mxfp8", "nvfp4-token")},
+        **{f"experts' rows, {form}": lambda form=form: (grouped_gemm.grouped_linear(x, w, ends, form, form),) for form in ("bfloat16", "fp8", "mxfp8")},
+        **{f"experts' weights, {form}": lambda form=form: (grouped_gemm.expert_weights(up, x, ends, form, torch.bfloat16),) for form in ("bfloat16", "fp8", "mxfp8")},
+        "activation": lambda: (experts.activation(x, "mxfp8").data,), "log-prob": logprob, "route": lambda: moe.route(scores, 8, chosen, 0.5),
+        "sort": lambda: moe.sort_by_expert(chosen, 128), "permute": lambda: (moe.permute(x[:, :256].repeat(2, 1), order, place),),
+        "unpermute": lambda: (moe.unpermute(rows, order, place, gates),), "delta": lambda: delta.encode_delta(old, new),
+        "newton-schulz": lambda: (newton_schulz.newton_schulz(random_once, dtype=torch.bfloat16),),
+    }  # fmt: skip
+
+
+random_once = None
+
+
+@pytest.mark.parametrize("name", [
+    "mxfp8", "nvfp4", "fp8", "linear, fp8", "linear, mxfp8", "linear, nvfp4-token", "experts' rows, bfloat16", "experts' rows, fp8", "experts' rows, mxfp8",
+    "experts' weights, bfloat16", "experts' weights, fp8", "experts' weights, mxfp8", "activation", "log-prob", "route", "sort", "permute", "unpermute",
+    "delta", "newton-schulz",
+])  # fmt: skip
+def test_ten_runs_give_the_same_bits(name):
+    global random_once
+    random_once = torch.randn(4, 512, 768, generator=torch.Generator("cuda").manual_seed(1), device="cuda")
+    call = work()[name]
+    first = [t.clone() for t in call()]
+    for _ in range(10):
+        for a, b in zip(first, call(), strict=True):
+            assert torch.equal(a.view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def test_the_benchmark_is_right_at_its_own_sizes():
+    from etude.bench_kernels import cases
+
+    for case in cases("cuda"):
+        wrong = case.gate()
+        assert wrong is None, f"{case.name}, {case.size}: {wrong}"
+        for call in case.ours.values():
+            call()

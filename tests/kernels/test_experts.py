@@ -1,0 +1,99 @@
+"""A layer of experts whose activation is quantised on the way: the same codes as from the activation, and the three-way rule for the layer."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from kernels import experts as kernels
+from kernels.gate import excess
+from ref import quant as ref
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FORMS = [("nvfp4-token", "mxfp8"), ("mxfp8", "mxfp8"), ("fp8", "fp8"), ("bfloat16", "bfloat16"), ("float32", "float32")]
+
+
+@pytest.mark.parametrize("form", ["fp8", "mxfp8", "nvfp4-token"])
+@pytest.mark.parametrize("N, I", [(1, 1), (7, 40), (33, 130)])
+def test_codes_are_those_of_the_activation(form, N, I):
+    """All but those that a last place of exp can move: a value next to a rounding midpoint."""
+    h = (3 * torch.randn(N, 2 * I)).to(DEVICE)
+    ours = kernels.activation(h, form)
+    theirs = kernels.operand(F.silu(h[:, :I]) * h[:, I:], form)
+    for a, b in ((ours.data, theirs.data), (ours.scales, theirs.scales), (ours.whole, theirs.whole)):
+        if a is not None:
+            assert a.shape == b.shape and a.dtype == b.dtype
+            assert (a != b).double().mean() <= 0.002 if a.dtype == torch.uint8 else torch.allclose(a, b, rtol=1e-6)
+
+
+def layer(module, arguments, forms, up, device):
+    x, gates, w13, w2, experts = (t.to(device) for t in arguments)
+    leaves = [t.clone().requires_grad_() for t in (x, gates, w13, w2)]
+    y = module.experts_swiglu(*leaves, experts, *forms)
+    return y, *torch.autograd.grad(y, leaves, up.to(device))
+
+
+@pytest.mark.parametrize("popular", [False, True])
+@pytest.mark.parametrize("forms", FORMS[:3], ids=lambda f: "-".join(f))
+def test_layer(forms, popular):
+    """The format's noise is the reference's, and the kernel's distance to the reference is small beside it: now and then a last place of exp
+    moves a value across a midpoint. A popular expert takes half of all places, some take none."""
+    N, K, E, D, I = 20, 2, 5, 48, 40
+    experts = torch.rand(N, E).argsort(1)[:, :K] if not popular else torch.stack([torch.zeros(N), torch.arange(N) % 2 + 1], 1).long()
+    x, gates, up = torch.randn(N, D), torch.rand(N, K), torch.randn(N, D)
+    w13, w2 = torch.randn(E, 2 * I, D) / D**0.5, torch.randn(E, D, I) / I**0.5
+    arguments = x, gates, w13, w2, experts
+    ours, theirs = layer(kernels, arguments, forms, up, DEVICE), layer(ref, arguments, forms, up, "cpu")
+    true = layer_in_float64([t.double() if t.is_floating_point() else t for t in arguments], up.double())
+    for a, b, c in zip(ours, theirs, true, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        noise = (b - c).norm()
+        assert (a.cpu() - b).norm() <= noise / 4 and noise > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("N, I", [(1, 1), (33, 70)])
+def test_activation_and_its_gradient(N, I, dtype):
+    h, dy = (3 * torch.randn(N, 2 * I)).to(dtype), torch.randn(N, I).to(dtype)
+
+    def autograd(h, dy):
+        h = h.clone().requires_grad_()
+        y = F.silu(h[:, :I]) * h[:, I:]
+        return y, torch.autograd.grad(y, h, dy)[0]
+
+    for a, b, c in zip(kernels.swiglu(h.to(DEVICE), dy.to(DEVICE)), autograd(h, dy), autograd(h.double(), dy.double()), strict=True):
+        assert excess(a, b, c) <= 1
+
+
+def test_bfloat16_and_float32_are_no_worse_than_the_reference():
+    N, K, E, D, I = 30, 2, 4, 33, 20
+    experts = torch.rand(N, E).argsort(1)[:, :K]
+    arguments = torch.randn(N, D), torch.rand(N, K), torch.randn(E, 2 * I, D) / D**0.5, torch.randn(E, D, I) / I**0.5, experts
+    up = torch.randn(N, D)
+    for dtype, form in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
+        rounded = [t.to(dtype) if t.is_floating_point() else t for t in arguments]
+        true = layer_in_float64([t.double() if t.is_floating_point() else t for t in rounded], up.to(dtype).double())
+        ours, theirs = (layer(m, rounded, (form, form), up.to(dtype), d) for m, d in ((kernels, DEVICE), (ref, "cpu")))
+        for a, b, c in zip(ours, theirs, true, strict=True):
+            assert excess(a, b, c) <= 1
+
+
+def layer_in_float64(arguments, up):
+    *leaves, experts = arguments
+    leaves = [t.clone().requires_grad_() for t in leaves]
+    x, gates, w13, w2 = leaves
+    gate, up_half = torch.einsum("nd,nkjd->nkj", x, w13[experts]).chunk(2, -1)
+    y = torch.einsum("nki,nkdi,nk->nd", F.silu(gate) * up_half, w2[experts], gates)
+    return y, *torch.autograd.grad(y, leaves, up)
+
+
+WRONG = {
+    "w13": ((torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 5, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long()), r"w13 must be float, shape \[2, 4, 3\]"),
+    "gates": ((torch.zeros(2, 3), torch.zeros(3, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long()), "gates must be float"),
+    "format": ((torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long(), "int4"), "must be of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("args, says", WRONG.values(), ids=WRONG)
+def test_bad_input(args, says):
+    with pytest.raises(ValueError, match=says):
+        kernels.experts_swiglu(*args)
