@@ -23,8 +23,8 @@ from kernels import delta, experts, gemm, grouped_gemm, linear_logprob, moe, new
 from kernels.gate import excess, same_bits
 from ref import delta as ref_delta
 from ref import linear_logprob as ref_logprob
-from ref import muon, quant as ref_quant
-from ref import router_replay
+from ref import muon, router_replay
+from ref import quant as ref_quant
 
 COPY = "copy"
 

@@ -359,3 +359,12 @@ def test_demo_tells_leaks_and_noise():
     assert figures["leak_nvfp4-tensor"] > 0.1
     assert all(v == 0 for k, v in figures.items() if k.startswith("leak_") and k != "leak_nvfp4-tensor")
     assert figures["sqnr_mxfp8"] > figures["sqnr_nvfp4-token"] + 8
+
+
+def test_a_weight_in_fp8_is_the_same_numbers_whichever_axis_is_summed_over():
+    """Its scales are per 128 × 128, so one set of codes serves forward and backward; an activation's, per 1 × 128, are not."""
+    w = torch.randn(150, 200) * 10 ** torch.linspace(-2, 2, 150)[:, None]
+    assert torch.equal(rounded(w, "fp8", 0, weight=True), rounded(w, "fp8", 1, weight=True))
+    assert not torch.equal(rounded(w, "fp8", 0), rounded(w, "fp8", 1))
+    x = torch.randn(5, 200)
+    torch.testing.assert_close(linear(x, w, "fp8"), rounded(x, "fp8") @ rounded(w, "fp8", weight=True).T)
