@@ -209,15 +209,11 @@ def bench_model() -> None:
 @bench_app.command("kernels")
 def bench_kernels() -> None:
     """Every Triton kernel beside what one would otherwise call, on a CUDA GPU."""
-    _needs_triton()
-    importlib.import_module("etude.bench_kernels").kernels()
-
-
-def _needs_triton() -> None:
     from etude.runs import RunError
 
     if importlib.util.find_spec("triton") is None:
         raise RunError("etude bench kernels needs Triton (Linux): pip install triton")
+    importlib.import_module("etude.bench_kernels").kernels()
 
 
 def _config_class(entry: catalog.Technique) -> type:

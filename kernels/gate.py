@@ -11,7 +11,8 @@ def excess(ours: Tensor, theirs: Tensor, exact: Tensor) -> float:
     place of the largest number, since where the reference happens to be exact nobody need be. `exact` is float64, `ours` and `theirs` of
     one dtype and shape; a NaN in one of them is infinite excess."""
     if ours.dtype != theirs.dtype or not ours.shape == theirs.shape == exact.shape or exact.dtype != torch.float64:
-        raise ValueError(f"three tensors of one shape are compared, the last float64; got {ours.dtype} {list(ours.shape)}, {theirs.dtype} {list(theirs.shape)}, {exact.dtype} {list(exact.shape)}")
+        got = ", ".join(f"{t.dtype} {list(t.shape)}" for t in (ours, theirs, exact))
+        raise ValueError(f"ours, theirs and exact must have one shape, the first two one dtype, the last float64; got {got}")
     if not exact.numel():
         return 0.0
     place = torch.finfo(ours.dtype).eps / 2 * exact.detach().abs().max()

@@ -12,7 +12,6 @@ Every operand is [rows, K] with K, which the product sums over, together in memo
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import triton
@@ -125,18 +124,13 @@ class Operand:
     block: int = 1
     """FP8: how many rows share a scale."""
 
-    class Arguments(NamedTuple):
-        data: Tensor
-        scales: Tensor
-        whole: Tensor
-        strides: tuple[int, int, int]
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """data, scales, whole as a kernel takes them; data stands in for what the format has not."""
+        return tuple(self.data if t is None else t for t in (self.data, self.scales, self.whole))
 
-    def arguments(self) -> Arguments:
-        """What a kernel takes; strides are those of a row, of K, and of a row of scales."""
-        scales = self.data if self.scales is None else self.scales
-        return self.Arguments(
-            self.data, scales, self.data if self.whole is None else self.whole, (*self.data.stride()[-2:], scales.stride(-2))
-        )
+    def strides(self) -> tuple[int, int, int]:
+        """Of a row, of K, and of a row of scales."""
+        return *self.data.stride()[-2:], self.tensors()[1].stride(-2)
 
 
 def operand(x: Tensor, form: str, axis: int = -1, weight: bool = False) -> Operand:
@@ -163,10 +157,9 @@ def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     M, N = len(a.data), len(b.data)
     out = torch.empty(M, N, dtype=dtype, device=a.data.device)
     if out.numel():
-        left, right = a.arguments(), b.arguments()
         grid = lambda tile: (triton.cdiv(M, tile["BM"]) * triton.cdiv(N, tile["BN"]),)  # noqa: E731
         matmul_kernel[grid](
-            *left[:3], *right[:3], out, M, N, a.size, *left.strides, *right.strides, FORM=FORMS[a.form], BBLOCK=b.block, UPCAST=INTERPRETED
+            *a.tensors(), *b.tensors(), out, M, N, a.size, *a.strides(), *b.strides(), FORM=FORMS[a.form], BBLOCK=b.block, UPCAST=INTERPRETED
         )
     return out
 

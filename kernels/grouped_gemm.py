@@ -76,10 +76,9 @@ def expert_rows(a: Operand, b: Operand, ends: Tensor, dtype: torch.dtype) -> Ten
     (N, E), O = (len(a.data), len(b.data)), b.data.shape[1]
     out = torch.empty(N, O, dtype=dtype, device=a.data.device)
     if out.numel():
-        left, right = a.arguments(), b.arguments()
         grid = lambda tile: (triton.cdiv(N, tile["BM"]) + E, triton.cdiv(O, tile["BN"]))  # noqa: E731
         rows_kernel[grid](
-            *left[:3], *right[:3], ends, out, N, O, a.size, E, right.data.stride(0), right.scales.stride(0), *left.strides, *right.strides,
+            *a.tensors(), *b.tensors(), ends, out, N, O, a.size, E, b.data.stride(0), b.tensors()[1].stride(0), *a.strides(), *b.strides(),
             EP=triton.next_power_of_2(E), FORM=FORMS[a.form], BBLOCK=b.block, UPCAST=INTERPRETED,
         )  # fmt: skip
     return out
@@ -97,10 +96,9 @@ def expert_weights(dy: Tensor, x: Tensor, ends: Tensor, form: str, dtype: torch.
     a, b = operand(dy, form, -2), operand(x, form, -2)
     out = torch.empty(E, O, D, dtype=dtype, device=dy.device)
     if out.numel():
-        left, right = a.arguments(), b.arguments()
         grid = lambda tile: (E, triton.cdiv(O, tile["BM"]), triton.cdiv(D, tile["BN"]))  # noqa: E731
         weights_kernel[grid](
-            *left[:2], *right[:2], bounds, out, O, D, *left.strides, *right.strides, FORM=FORMS[form], UPCAST=INTERPRETED
+            *a.tensors()[:2], *b.tensors()[:2], bounds, out, O, D, *a.strides(), *b.strides(), FORM=FORMS[form], UPCAST=INTERPRETED
         )
     return out
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.bits import round_bfloat16
 from kernels.launch import INTERPRETED, configs, need
 
 __all__ = ["linear_kl", "linear_logprob"]
@@ -122,8 +123,7 @@ def backward_kernel(
         else:
             d = up * p * (logp - logq - tl.load(value + n, n < N, other=0.0)[:, None])
     if UPCAST and out.dtype.element_ty == tl.bfloat16:  # the interpreter's cast does not round to nearest even
-        bits = d.to(tl.int32, bitcast=True)
-        d = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+        d = round_bfloat16(d)
     tl.store(out + n[:, None] * width + column[None, :], d.to(out.dtype.element_ty), (n[:, None] < N) & (column[None, :] < width))
 
 

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.bits import round_bfloat16
 from kernels.launch import INTERPRETED, need
 
 __all__ = ["permute", "route", "sort_by_expert", "unpermute"]
@@ -202,8 +203,7 @@ def combine_kernel(
             v = v * tl.load(gates + n * K + k, n < N, other=0.0).to(tl.float32)[:, None]
         y += v
     if ROUND:  # the interpreter's cast to bfloat16 does not round to nearest even
-        bits = y.to(tl.int32, bitcast=True)
-        y = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+        y = round_bfloat16(y)
     tl.store(out + n[:, None] * D + d[None, :], y.to(out.dtype.element_ty), inside)
 
 

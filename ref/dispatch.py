@@ -8,7 +8,7 @@ token adds up what its experts said, weighed by its gates:
     unpermute         rows [N·K, D] → [N, D]                  Σ_k gates[n, k] · rows[place[n, k]]
 
 Nothing here is a sum into a shared place, so that two runs give the same bits: every gradient is a gather too.
-`kernels/dispatch.py` is the same without a comparison sort, and never waits for the GPU to say how long a group is.
+`kernels/moe.py` is the same without a comparison sort, and never waits for the GPU to say how long a group is.
 """
 
 import torch

@@ -20,7 +20,7 @@ from ref import cpt
 from ref.model import Transformer
 from ref.self_summary import Chain
 from sims import recipe
-from sims.agent import Language, pad
+from sims.agent import Language, own_logp, pad
 from sims.chains import Lesson, context, taught
 from sims.corpus import heldout_codebase, task_stream
 from sims.evaluation import measure_policy
@@ -84,10 +84,8 @@ def demonstration_nll(model: Transformer, chains: list[Chain], batch: int = 32) 
     ids, mask, _ = pad(segments)
     found = torch.zeros(len(chains), 2, dtype=torch.float64)
     for rows in torch.arange(len(segments)).split(batch):
-        hidden = model(ids[rows, :-1], logits=False).hidden
-        logp, own = model.logprob(hidden.flatten(0, 1), ids[rows, 1:].flatten()), mask[rows, 1:]
-        nats = -(logp.view(own.shape).double() * own).sum(1)
-        found.index_add_(0, owner[rows], torch.stack((nats, own.sum(1).double()), 1))
+        logp = own_logp(model, model(ids[rows], logits=False).hidden, ids[rows], mask[rows])
+        found.index_add_(0, owner[rows], torch.stack((-logp.double().sum(1), mask[rows, 1:].sum(1).double()), 1))
     return found.tolist()
 
 

@@ -172,13 +172,15 @@ def measure_decoding(
         for place in range(len(WAYS)):
             name = [*WAYS][(i + place) % len(WAYS)]
             decoders[name].reset(forget=True)
-            found, said[name], clock = Generation([], 0), [], 0.0
+            played, said[name], clock = [], [], 0.0
             for number, task in enumerate(tasks, 1):
                 episode, totals, contexts, seconds = play_one(name, task)
-                clock, said[name] = clock + seconds, [*said[name], contexts]
-                found = sum(totals, found) if found.tokens else sum(totals[1:], totals[0])
+                clock += seconds
+                played += totals
+                said[name].append(contexts)
                 turns[name] += episode.verdict.turns if i == 0 else 0
                 progress((i * len(WAYS) + place) * len(tasks) + number)
+            found = sum(played[1:], played[0])
             speeds[name]["decoder"].append(len(found.tokens) / found.seconds)
             speeds[name]["clock"].append(len(found.tokens) / clock)
             spent.setdefault(name, found)

@@ -32,7 +32,7 @@ from ref.model import Transformer, load_hf, save_hf
 from ref.sampler import Sampler
 from ref.self_summary import Chaining, spread
 from sims import chains, reinforcement
-from sims.agent import Episode, Language, one_row, pad, pay, play
+from sims.agent import Episode, Language, one_row, own_logp, pad, pay, play
 from sims.chains import Memory
 from sims.corpus import task_stream
 from sims.experiment import claim, decide
@@ -171,8 +171,8 @@ def one_weight(model: Transformer, episodes: list[Episode], config: Recipe) -> d
         ids, mask, _ = pad(rows)
         total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
         for some in torch.arange(len(rows)).split(8):
-            hidden = model(ids[some], logits=False, **{name: value[some] for name, value in how.items()}).hidden[:, :-1]
-            logp = model.logprob(hidden.flatten(0, 1), ids[some, 1:].flatten()).view(len(some), -1)
+            hidden = model(ids[some], logits=False, **{name: value[some] for name, value in how.items()}).hidden
+            logp = own_logp(model, hidden, ids[some], mask[some])
             loss = dr_grpo.policy_loss(logp, logp.detach(), weights[some].to(logp.dtype), mask[some, 1:], budget=budget)
             total += torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
         return total

@@ -4,12 +4,11 @@ import math
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-triton = pytest.importorskip("triton")
-import triton.language as tl  # noqa: E402
-
-from kernels import bits, delta, experts, gemm, grouped_gemm, linear_logprob, moe, newton_schulz, quant  # noqa: E402
-from ref import minifloat  # noqa: E402
+from kernels import bits, delta, experts, gemm, grouped_gemm, linear_logprob, moe, newton_schulz, quant
+from ref import minifloat
 
 pytestmark = pytest.mark.gpu
 
@@ -57,61 +56,50 @@ def test_native_decoding_is_the_bit_code():
     torch.testing.assert_close(x.cpu(), minifloat.e4m3_decode(codes.cpu()), rtol=0, atol=0, equal_nan=True)
 
 
-def work():
-    """Name → a call whose result has to be the same bits every time, of sizes that fill a GPU with programs."""
+def test_ten_runs_give_the_same_bits():
+    """Of sizes that fill a GPU with programs: where two raced, some bit would change."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def random(*shape):
         return torch.randn(*shape, generator=generator, device="cuda").bfloat16()
 
     x, w, up = random(4096, 1024), random(16, 768, 1024), random(4096, 768)
-    ends = torch.tensor([900, 900, 1500, 1501, *range(1600, 4000, 200)], device="cuda")[:15]
-    ends = torch.cat([ends, ends.new_tensor([4096])])
+    ends = torch.tensor([900, 900, 1500, 1501, *range(1700, 3900, 200), 4096], device="cuda")
     hidden, head = random(512, 256), random(30011, 256)
     targets = torch.randint(30011, (512,), generator=generator, device="cuda")
     scores = random(8192, 128).float()
     chosen = scores.topk(8).indices
     order, place, _ = moe.sort_by_expert(chosen, 128)
-    rows, gates = random(65536, 256), torch.rand(8192, 8, generator=generator, device="cuda")
+    few, rows, gates = random(8192, 256), random(65536, 256), torch.rand(8192, 8, generator=generator, device="cuda")
     old = random(2**22)
     new = torch.where(torch.rand(2**22, generator=generator, device="cuda") < 0.01, -old, old)
+    matrices = random(4, 512, 768).float()
 
     def logprob():
         h, t = hidden.clone().requires_grad_(), head.clone().requires_grad_()
         return torch.autograd.grad(sum(part.sum() for part in linear_logprob.linear_logprob(h, t, targets)), (h, t))
 
-    return {
+    calls = {
         "mxfp8": lambda: quant.mxfp8_quantize_both(x), "nvfp4": lambda: quant.nvfp4_quantize(x), "fp8": lambda: quant.blockwise_fp8_quantize(x, (128, 128)),
-        **{f"linear, {form}": lambda form=form: (gemm.linear(x, w[0], form),) for form in ("fp8", "mxfp8", "nvfp4-token")},
-        **{f"experts' rows, {form}": lambda form=form: (grouped_gemm.grouped_linear(x, w, ends, form, form),) for form in ("bfloat16", "fp8", "mxfp8")},
-        **{f"experts' weights, {form}": lambda form=form: (grouped_gemm.expert_weights(up, x, ends, form, torch.bfloat16),) for form in ("bfloat16", "fp8", "mxfp8")},
         "activation": lambda: (experts.activation(x, "mxfp8").data,), "log-prob": logprob, "route": lambda: moe.route(scores, 8, chosen, 0.5),
-        "sort": lambda: moe.sort_by_expert(chosen, 128), "permute": lambda: (moe.permute(x[:, :256].repeat(2, 1), order, place),),
+        "sort": lambda: moe.sort_by_expert(chosen, 128), "permute": lambda: (moe.permute(few, order, place),),
         "unpermute": lambda: (moe.unpermute(rows, order, place, gates),), "delta": lambda: delta.encode_delta(old, new),
-        "newton-schulz": lambda: (newton_schulz.newton_schulz(random_once, dtype=torch.bfloat16),),
+        "newton-schulz": lambda: (newton_schulz.newton_schulz(matrices, dtype=torch.bfloat16),),
     }  # fmt: skip
-
-
-random_once = None
-
-
-@pytest.mark.parametrize("name", [
-    "mxfp8", "nvfp4", "fp8", "linear, fp8", "linear, mxfp8", "linear, nvfp4-token", "experts' rows, bfloat16", "experts' rows, fp8", "experts' rows, mxfp8",
-    "experts' weights, bfloat16", "experts' weights, fp8", "experts' weights, mxfp8", "activation", "log-prob", "route", "sort", "permute", "unpermute",
-    "delta", "newton-schulz",
-])  # fmt: skip
-def test_ten_runs_give_the_same_bits(name):
-    global random_once
-    random_once = torch.randn(4, 512, 768, generator=torch.Generator("cuda").manual_seed(1), device="cuda")
-    call = work()[name]
-    first = [t.clone() for t in call()]
-    for _ in range(10):
-        for a, b in zip(first, call(), strict=True):
-            assert torch.equal(a.view(torch.uint8), b.contiguous().view(torch.uint8))
+    for form in ("bfloat16", "fp8", "mxfp8", "nvfp4-token"):
+        calls[f"linear, {form}"] = lambda form=form: (gemm.linear(x, w[0], form),)
+        calls[f"experts' rows, {form}"] = lambda form=form: (grouped_gemm.grouped_linear(x, w, ends, form, "mxfp8"),)
+    for form in ("bfloat16", "fp8", "mxfp8"):
+        calls[f"experts' weights, {form}"] = lambda form=form: (grouped_gemm.expert_weights(up, x, ends, form, torch.bfloat16),)
+    for name, call in calls.items():
+        first = [t.clone() for t in call()]
+        for _ in range(10):
+            for a, b in zip(first, call(), strict=True):
+                assert torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)), name
 
 
 def test_the_benchmark_is_right_at_its_own_sizes():
-    from etude.bench_kernels import cases
+    from etude.kernel_cases import cases
 
     for case in cases("cuda"):
         wrong = case.gate()
