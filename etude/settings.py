@@ -141,9 +141,20 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
         else:
             values[name] = default
     try:
-        return cls(**values)
+        made = cls(**values)
     except (ValueError, AssertionError) as error:
-        raise RunError(f"{(prefix + ': ') if prefix else ''}{' '.join(str(error).split())}") from None
+        says = " ".join(str(error).split())
+        raise RunError(prefix + says if says.partition(" ")[0] in fields else f"{prefix.rstrip('.')}: {says}".lstrip(": ")) from None
+    for name in tree:
+        if name != "seed" and _least(values[name]) < 0 <= _least(_default(fields[name])):
+            raise RunError(f"{prefix}{name} must not be negative, got {_least(values[name])}")
+    return made
+
+
+def _least(value: Any) -> float:
+    """The smallest number in a setting; zero where there is none."""
+    numbers = [x for x in (value if isinstance(value, (tuple, list)) else [value]) if type(x) in (int, float)]
+    return min(numbers, default=0)
 
 
 def _coerce(kind: Any, value: Any, key: str) -> Any:

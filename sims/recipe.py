@@ -27,6 +27,7 @@ from sims.agent import Payment
 from sims.chains import Memory, context, lessons
 from sims.corpus import data, task_stream
 from sims.learner import Learner, checkpoint, language_of, load_checkpoint, perplexity_look, rows_of, shown_rows, train
+from sims.limits import within
 from sims.microrepo import NoiseConfig, WorldConfig
 
 __all__ = ["Recipe", "run"]
@@ -44,6 +45,9 @@ class Data:
     """Share of pretraining tokens that are modules of the small world, the "internal codebase"."""
     heldout_share: float = 0.03
     """Size aimed at for the held-out codebase, as a share of the corpus."""
+
+    def __post_init__(self):
+        within(self, least={"vocab_size": 260}, shares=("world_share", "heldout_share"))
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,10 @@ class Training:
     """Steps between two looks at codebase perplexity."""
     perplexity_tokens: int = 16_384
     """Tokens of the held-out codebase that each look scores; the evaluation scores all."""
+
+    def __post_init__(self):
+        one = ("tokens", "long_tokens", "batch_tokens", "perplexity_every")
+        within(self, least=dict.fromkeys(one, 1) | dict.fromkeys(("length", "long_length", "perplexity_tokens"), 2))
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,9 @@ class Sft:
     noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(wrong_body=0.25, invalid_call=0.15))
     """How imperfect the scripted agent is."""
 
+    def __post_init__(self):
+        within(self, least=dict.fromkeys(("demonstrations", "epochs", "rows"), 1), mixes=("depth_mix",))
+
 
 @dataclass(frozen=True)
 class Mtp:
@@ -133,6 +144,9 @@ class Mtp:
     """Weight of the distillation loss in the joint phases."""
     rl_every: int = 2
     """The layers follow the policy in every so many RL steps."""
+
+    def __post_init__(self):
+        within(self, least={"tokens": 1, "rl_every": 1})
 
 
 @dataclass(frozen=True)
@@ -176,6 +190,10 @@ class Rl:
     gate: float = 0.10
     """Sampled success after SFT below which RL is not begun: penalties would only teach it to stop at once."""
 
+    def __post_init__(self):
+        one = ("prompts", "max_len", "max_turns", "budget_tokens")
+        within(self, least=dict.fromkeys(one, 1) | {"rollouts": 2}, shares=("replay_alpha", "gate"), mixes=("depth_mix",))
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -189,6 +207,9 @@ class Evaluation:
     """Tasks on which speculative and plain decoding are timed, at batch 1."""
     resamples: int = 2000
     """Bootstrap resamples, over tasks."""
+
+    def __post_init__(self):
+        within(self, least=dict.fromkeys(("tasks", "samples", "decode_tasks", "resamples"), 1))
 
 
 @dataclass(frozen=True)

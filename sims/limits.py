@@ -1,0 +1,21 @@
+"""What a dataclass of settings refuses."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["within"]
+
+
+def within(config: Any, least: Mapping[str, float] = {}, shares: Sequence[str] = (), mixes: Sequence[str] = ()) -> None:
+    """ValueError, beginning with the name of the field at fault, unless every field of `least` is at least its number, `shares` lie
+    between 0 and 1, and `mixes` hold shares that are not all zero."""
+    for name, smallest in least.items():
+        if getattr(config, name) < smallest:
+            raise ValueError(f"{name} must be at least {smallest}, got {getattr(config, name)}")
+    for name in shares:
+        if not 0 <= getattr(config, name) <= 1:
+            raise ValueError(f"{name} must lie between 0 and 1, got {getattr(config, name)}")
+    for name in mixes:
+        values = getattr(config, name)
+        if min(values) < 0 or sum(values) <= 0:
+            raise ValueError(f"{name} must not be negative, nor zero everywhere, got {values}")
