@@ -57,7 +57,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ref.expect import expect, expect_text
@@ -323,6 +323,49 @@ def codebase_nll(
     if nothing can be scored, for batch < 1 or negative max_tokens, a tokenizer with more tokens than the
     model, and log-probs not finite.
     """
+    found = windows(model.config, tokenizer, path, window, stride, max_tokens, batch)
+    total = 0.0
+    for first in range(0, len(found.starts), batch):
+        rows, scored = found.rows(first, batch)
+        out = model(rows, logits=False)
+        logp = model.logprob(out.hidden[:, :-1].flatten(0, 1), rows[:, 1:].flatten()).view(len(rows), -1)
+        for row, some in zip(logp, scored[:, 1:], strict=True):
+            total -= row[some].double().sum().item()
+    if not math.isfinite(total):
+        raise ValueError("model must give finite log-probs, and gives others")
+    return CodebaseNLL(total, found.tokens, found.bytes)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A codebase as rows of tokens, each token but the first scored in one of them."""
+
+    ids: Int[Tensor, "N"]
+    """The concatenated files."""
+    starts: tuple[int, ...]
+    """Where each row begins: multiples of the stride; the last is pulled back so that it ends with the text."""
+    width: int
+    """Tokens of a row."""
+    bytes: int
+    """UTF-8 bytes of the text."""
+
+    @property
+    def tokens(self) -> int:
+        """Scored tokens."""
+        return len(self.ids) - 1
+
+    def rows(self, first: int, count: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
+        """Up to `count` rows from row `first` on: their tokens, and which of them no earlier row has scored."""
+        some = torch.tensor(self.starts[first : first + count])
+        before = torch.tensor((1 - self.width, *self.starts[:-1]))[first : first + count] + self.width
+        places = some[:, None] + torch.arange(self.width)
+        return self.ids[places], places >= before[:, None]
+
+
+def windows(
+    config: Config, tokenizer, path: str | Path | Corpus, window: int, stride: int | None, max_tokens: int | None, batch: int
+) -> Windows:
+    """What `codebase_nll` scores, its arguments checked."""
     if batch < 1 or (max_tokens or 0) < 0:
         raise ValueError(f"batch must be at least 1, max_tokens not negative; got {batch} and {max_tokens}")
     corpus = path if isinstance(path, Corpus) else read_corpus(path)
@@ -331,25 +374,11 @@ def codebase_nll(
     stride = window // 2 if stride is None else stride
     if len(ids) < 2 or not 1 <= stride < window:
         raise ValueError(f"nothing to score: {len(ids)} tokens, window {window}, stride {stride}")
-    if int(ids.max()) >= model.config.vocab_size:
-        known = model.config.vocab_size - 1
-        raise ValueError(f"tokenizer must give tokens 0 to {known}, gives up to {int(ids.max())}")
+    if int(ids.max()) >= config.vocab_size:
+        raise ValueError(f"tokenizer must give tokens 0 to {config.vocab_size - 1}, gives up to {int(ids.max())}")
     size = len(text.encode()) if not max_tokens else len(tokenizer.decode(ids.tolist()).encode())
-    # Full windows start at multiples of the stride; the last is pulled back so that it ends with the text.
     width = min(window, len(ids))
-    starts = list(range(0, len(ids) - width, stride)) + [len(ids) - width]
-    total, scored_to = 0.0, 1
-    for first in range(0, len(starts), batch):
-        some = starts[first : first + batch]
-        rows = torch.stack([ids[s : s + width] for s in some])
-        out = model(rows, logits=False)
-        logp = model.logprob(out.hidden[:, :-1].flatten(0, 1), rows[:, 1:].flatten()).view(len(some), -1)
-        for start, row in zip(some, logp, strict=True):
-            total -= row[scored_to - start - 1 :].double().sum().item()
-            scored_to = start + width
-    if not math.isfinite(total):
-        raise ValueError("model must give finite log-probs, and gives others")
-    return CodebaseNLL(total, len(ids) - 1, size)
+    return Windows(ids, (*range(0, len(ids) - width, stride), len(ids) - width), width, size)
 
 
 @dataclass(frozen=True)

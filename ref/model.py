@@ -200,17 +200,18 @@ class Attention(nn.Module):
         q, k, v = turned_heads(qkv, norm, *rope, G, self.q_norm.eps)
         if cache is not None:
             k, v = cache.append(layer, k, v)
+        return self.o_proj(self.product(q, k, v, mask, cache is None))
+
+    def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """What the queries q [B, G, H/G, T, d] see of k and v [B, G, S, d], [B, T, H·d]; `causal` promises that no key behind a
+        query's own is seen."""
+        H, G, T = self.heads, self.kv_heads, q.shape[3]
         if mask is not None and mask.dtype == torch.bool or T > 1 and mask is None:
-            y = (
-                F.scaled_dot_product_attention(
-                    q.view(B, H, T, d), k, v, mask, is_causal=mask is None, scale=1.0, enable_gqa=H != G
-                )
-                .transpose(1, 2)
-                .flatten(2)
+            y = F.scaled_dot_product_attention(
+                q.flatten(1, 2), k, v, mask, is_causal=mask is None, scale=1.0, enable_gqa=H != G
             )
-        else:
-            y = attend(q, k, v, mask, causal=cache is None)
-        return self.o_proj(y)
+            return y.transpose(1, 2).flatten(2)
+        return attend(q, k, v, mask, causal)
 
 
 class MLP(nn.Module):
@@ -259,16 +260,16 @@ class MoE(nn.Module):
 
     def forward(self, x: Float[Tensor, "N D"], experts=None) -> tuple[Tensor, Tensor, Tensor]:
         logits, gates, experts = self.route(x, experts)
-        N, E = logits.shape
-        if N * self.top_k <= 12 * E and not torch.is_grad_enabled():
-            y = self.all_experts(x, gates, experts)
-        else:
-            y = experts_swiglu(x, gates, self.gate_up_proj, self.down_proj, experts)
-        return y, logits, experts
+        return self.mix(x, gates, experts), logits, experts
+
+    def mix(self, x: Float[Tensor, "N D"], gates: Float[Tensor, "N K"], experts: Int[Tensor, "N K"]) -> Float[Tensor, "N D"]:
+        """Σ over a token's experts of gate times what the expert makes of it."""
+        if experts.numel() <= 12 * len(self.gate_up_proj) and not torch.is_grad_enabled():
+            return self.all_experts(x, gates, experts)
+        return experts_swiglu(x, gates, self.gate_up_proj, self.down_proj, experts)
 
     def all_experts(self, x: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-        E = self.gate.out_features
-        weight = torch.zeros(x.shape[0], E, dtype=x.dtype, device=x.device).scatter_(1, experts, gates)
+        weight = torch.zeros(x.shape[0], len(self.gate_up_proj), dtype=x.dtype, device=x.device).scatter_(1, experts, gates)
         gate, up = torch.matmul(x, self.gate_up_proj.transpose(1, 2)).chunk(2, -1)  # E N 2I
         y = torch.bmm(F.silu(gate) * up, self.down_proj.transpose(1, 2))  # E N D
         return torch.einsum("ne,end->nd", weight, y)
@@ -277,12 +278,14 @@ class MoE(nn.Module):
 class Block(nn.Module):
     """x + attention(norm x), then x + MLP(norm x) or the mixture of experts."""
 
+    Attention, MoE = Attention, MoE
+
     def __init__(self, c: Config):
         super().__init__()
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.self_attn = Attention(c)
+        self.self_attn = self.Attention(c)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = MoE(c) if c.num_experts else MLP(c)
+        self.mlp = self.MoE(c) if c.num_experts else MLP(c)
 
     def forward(self, x, rope, mask=None, cache=None, layer=0, experts=None):
         """Returns x [B, T, D], router logits [B·T, E] and experts [B·T, K] (both None in a dense block)."""
@@ -313,11 +316,13 @@ class Output:
 class Transformer(nn.Module):
     """The whole network. Parameters bear their Hugging Face names, without the leading `model.`."""
 
+    Block = Block
+
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.Block(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -92,6 +92,8 @@ class MTPConfig:
 class MTPLayer(nn.Module):
     """h^{k-1} and the embedding of token i+k → h^k."""
 
+    Block = Block
+
     def __init__(self, c: Config):
         super().__init__()
         self.hnorm, self.enorm = (
@@ -99,7 +101,7 @@ class MTPLayer(nn.Module):
             RMSNorm(c.hidden_size, c.rms_norm_eps),
         )
         self.eh_proj = nn.Linear(2 * c.hidden_size, c.hidden_size, bias=False)
-        self.block = Block(c)
+        self.block = self.Block(c)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
     def forward(self, x, emb, rope, mask=None, cache=None, layer=0) -> Tensor:
@@ -110,13 +112,15 @@ class MTPLayer(nn.Module):
 class MTP(nn.Module):
     """K layers atop a trunk of shape `config`, whose embedding and head they use without owning them."""
 
+    Layer = MTPLayer
+
     def __init__(self, config: Config, mtp: MTPConfig = MTPConfig()):
         super().__init__()
         self.mtp = mtp
         self.config = replace(
             config, num_experts=0, intermediate_size=mtp.intermediate_size, num_hidden_layers=mtp.depth
         )
-        self.layers = nn.ModuleList(MTPLayer(self.config) for _ in range(mtp.depth))
+        self.layers = nn.ModuleList(self.Layer(self.config) for _ in range(mtp.depth))
         initialise(self, self.config)
 
     def forward(
@@ -207,6 +211,17 @@ def teach(
     return m, negentropy, argmax
 
 
+def check(
+    model: Transformer, out: Output, ids: Tensor, doc: Tensor | None, weight: Tensor | None, kind: str, share: float, chunk: int
+) -> None:
+    """Raises ValueError, naming the argument at fault."""
+    if kind not in ("distill", "hard"):
+        raise ValueError(f"kind must be distill or hard, got {kind!r}")
+    if not (0 <= share <= 1 and chunk >= 1):
+        raise ValueError(f"share must lie between 0 and 1 and chunk be at least 1, got {share} and {chunk}")
+    expect_text(ids, doc, weight, *out.prenorm.shape[:2], vocab=model.config.vocab_size)
+
+
 def mtp_loss(
     mtp: MTP,
     model: Transformer,
@@ -235,11 +250,7 @@ def mtp_loss(
     Where nothing is scored the loss is zero. Raises ValueError for an unknown kind, share outside [0, 1],
     chunk < 1, other shapes or dtypes, tokens outside the vocabulary, and for a weight or a loss that is not
     finite."""
-    if kind not in ("distill", "hard"):
-        raise ValueError(f"kind must be distill or hard, got {kind!r}")
-    if not (0 <= share <= 1 and chunk >= 1):
-        raise ValueError(f"share must lie between 0 and 1 and chunk be at least 1, got {share} and {chunk}")
-    expect_text(ids, doc, weight, *out.prenorm.shape[:2], vocab=model.config.vocab_size)
+    check(model, out, ids, doc, weight, kind, share, chunk)
     table = model.embed_tokens if model.config.tie_word_embeddings else model.lm_head
     prenorm, emb, head = out.prenorm, model.embed_tokens(ids), table.weight
     if detach_trunk:

@@ -123,18 +123,23 @@ def mismatch(
     """How far trainer and inference engine are apart on the sampled tokens (mask True), in nats: `kl` the
     mean of log μ − log π (an estimate of KL(μ‖π)), and p50, p99 and max of |log π − log μ|. Raises ValueError
     for other shapes or dtypes, when no token is sampled, and for log-probs of sampled ones not finite."""
-    expect("logp", logp, "float", *getattr(logp, "shape", ()))
-    expect("behavior", behavior, "float", *logp.shape)
-    expect("mask", mask, "bool", *logp.shape)
-    for name, x in (("logp", logp), ("behavior", behavior)):
-        if not bool(x[mask].isfinite().all()):
-            raise ValueError(f"{name} must be finite where mask is True")
+    check_log_probs(logp, behavior, mask)
     if not bool(mask.any()):
         raise ValueError("mask must be True somewhere: there is no sampled token to compare")
     difference = (behavior - logp)[mask].double()
     size = difference.abs()
     p50, p99 = torch.quantile(size, torch.tensor([0.5, 0.99], dtype=size.dtype)).tolist()
     return {"kl": difference.mean().item(), "p50": p50, "p99": p99, "max": size.max().item()}
+
+
+def check_log_probs(logp: Tensor, behavior: Tensor, mask: Tensor) -> None:
+    """Raises ValueError, naming the argument at fault."""
+    expect("logp", logp, "float", *getattr(logp, "shape", ()))
+    expect("behavior", behavior, "float", *logp.shape)
+    expect("mask", mask, "bool", *logp.shape)
+    for name, x in (("logp", logp), ("behavior", behavior)):
+        if not bool(x[mask].isfinite().all()):
+            raise ValueError(f"{name} must be finite where mask is True")
 
 
 def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "N K"]]) -> dict[str, float]:
