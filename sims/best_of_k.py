@@ -98,7 +98,7 @@ def curves(solved: np.ndarray, n: int) -> np.ndarray:
 
 def crossing(before: np.ndarray, after: np.ndarray) -> int | None:
     """The smallest K at which the mean curve after [K] is no longer above that before; None when it is above at every K."""
-    return next((k for k, (b, a) in enumerate(zip(before, after, strict=True), 1) if a <= b), None)
+    return next((k for k, (b, a) in enumerate(zip(before, after, strict=True), 1) if a <= b + 1e-12), None)
 
 
 def churn(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float | None]:
@@ -147,7 +147,8 @@ def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment)
     n, source = c.samples, "§4.1, Fig. 5"
     before, after = curves(solved_before, n), curves(solved_after, n)  # trainings, tasks, K
     change, start, end = after - before, before.mean((0, 1)), after.mean((0, 1))
-    gains = [bootstrap(change[:, :, k].mean(0), n=c.resamples) for k in range(n)]
+    # Rounded, so that gains and losses of as many tasks cancel to zero and not to the last bit of a float.
+    gains = [{end: round(v, 12) for end, v in bootstrap(change[:, :, k].mean(0), n=c.resamples).items()} for k in range(n)]
 
     def rise(name: str, says: str, k: int) -> dict:
         gain, each = gains[k - 1], change[:, :, k - 1].mean(1)

@@ -1,6 +1,6 @@
 """Router replay between two engines: what it takes out of their mismatch, what the filter adds, and what RL makes of it.
 
-    etude figure router-mismatch            about thirteen minutes on two cores; agents from runs/small (make small)
+    etude figure router-mismatch            under a quarter of an hour; agents from runs/small (make small)
     etude figure router-mismatch --quick
 
 1. No training. The run's last agent samples rollouts of held-out tasks with a coarser engine: bfloat16, or bfloat16 with its
@@ -55,7 +55,7 @@ class Experiment:
     """Plausibilities of the filter."""
     alpha: float = 0.5
     """The one of them that verdicts and RL take."""
-    steps: int = 40
+    steps: int = 27
     """RL steps of each arm."""
     heldout: int = 150
     """Held-out tasks on which the arms' policies are compared."""

@@ -77,6 +77,15 @@ def test_both_at_once_is_partly():
     assert claims["best-of-16"]["verdict"] == "reproduced" and claims["widens"]["verdict"] == "partly"
 
 
+def test_as_many_gained_as_lost_is_no_rise():
+    """Three trainings, ten tasks: each wins one and loses another. In floats the mean is 1e-17."""
+    before, after = np.full((3, 10), 16), np.full((3, 10), 16)
+    for training in range(3):
+        before[training, training] = after[(training + 1) % 3, 9 - training] = 0
+    best = decided(before, after)["best-of-16"]
+    assert (after == 0).sum() == (before == 0).sum() and best["measured"] == 0 and best["verdict"] == "not at this scale"
+
+
 def test_one_training_that_falls_prevents_reproduced():
     after = drawn([0.9] * 120, seed=1)
     after[2] = drawn([0.3] * 120, 1, seed=2)[0]
