@@ -1,0 +1,31 @@
+"""Global sequence packing on many ranks: `ref/packing.py`, where cost, rule and bound are explained.
+
+Every dp rank knows the costs of its own sequences. All costs are gathered (eight bytes a sequence), every rank deals all of them, and
+all come to the same result, because the rule leaves nothing to chance. `runtime/exchange.py` then sends the sequences.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ref import packing as ref
+from ref.expect import expect
+from ref.packing import Cost, lay, rows
+from scaled.runtime.comm import gathered, summed
+from scaled.runtime.mesh import current
+
+__all__ = ["Cost", "balance", "imbalance", "lay", "rows"]
+
+
+def balance(costs: Float[Tensor, " S"], ranks: int) -> Int[Tensor, " S"]:
+    """The rank of each of this rank's sequences, all ranks' sequences dealt together. ValueError as in `ref`."""
+    expect("costs", costs, "float", "S")
+    parts = gathered(costs.double(), "dp")
+    found = ref.balance(torch.cat(parts), ranks)
+    return found.split([len(part) for part in parts])[current().group("dp").rank]
+
+
+def imbalance(costs: Float[Tensor, " S"], rank_of: Int[Tensor, " S"], ranks: int) -> float:
+    """The fullest rank's load over the mean load, of all ranks' sequences."""
+    loads = summed(torch.zeros(ranks, dtype=torch.float64).index_add_(0, rank_of, costs.double()), "dp")
+    return float(loads.max() / loads.mean()) if float(loads.sum()) else 1.0

@@ -1,0 +1,40 @@
+"""Sequences to the ranks that train on them."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from scaled.runtime.mesh import current
+
+__all__ = ["exchange"]
+
+
+def exchange(sequences: Sequence[Tensor], rank_of: Tensor) -> list[Tensor]:
+    """Per-token data [T, …] of this rank's sequences to the dp ranks named; what comes back is this rank's, those of rank 0 first, each
+    rank's in its order. A rank that has none passes an empty list, if another has one of this dtype and shape behind T."""
+    group = current().group("dp")
+    if group.size == 1:
+        return list(sequences)
+    order = rank_of.argsort(stable=True).tolist()
+    lengths = torch.tensor([len(sequences[i]) for i in order], dtype=torch.long)
+    counts = rank_of.bincount(minlength=group.size)
+    coming = torch.empty_like(counts)
+    dist.all_to_all_single(coming, counts, group=group.handle)
+    there = lengths.new_empty(int(coming.sum()))
+    dist.all_to_all_single(there, lengths, coming.tolist(), counts.tolist(), group=group.handle)
+    send = [int(part.sum()) for part in lengths.split(counts.tolist())]
+    receive = [int(part.sum()) for part in there.split(coming.tolist())]
+    kinds: list = [None] * group.size
+    dist.all_gather_object(kinds, (sequences[0].dtype, sequences[0].shape[1:]) if len(sequences) else None, group=group.handle)
+    known = [kind for kind in kinds if kind is not None]
+    if not known:
+        return []
+    if len(set(known)) > 1:
+        raise ValueError(f"sequences must be of one dtype and shape behind their length on all ranks, got {sorted(map(str, set(known)))}")
+    dtype, rest = known[0]
+    flat = torch.cat([sequences[i] for i in order]) if len(sequences) else torch.empty(0, *rest, dtype=dtype)
+    out = torch.empty(sum(receive), *rest, dtype=dtype)
+    dist.all_to_all_single(out, flat, receive, send, group=group.handle)
+    return list(out.split(there.tolist()))
