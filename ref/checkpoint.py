@@ -179,6 +179,26 @@ def read_tensors(
     Every file is opened once and no tensor is held twice. Raises CheckpointError naming the file or tensor
     that is missing, damaged, unexpected or of another shape."""
     folder = Path(folder)
+    files, places, tied = matched(folder, shapes)
+    state = {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items()}
+    for file in sorted({files[part] for part in places}):
+        for part, tensor in read_file(folder / file, [part for part in places if files[part] == file]):
+            name, index = places[part]
+            fit(state[name][index], tensor, folder / file, part)
+    if tied:
+        [(_, head)] = read_file(folder / files["lm_head.weight"], ["lm_head.weight"])
+        if not torch.equal(head.to(dtype), state["embed_tokens.weight"]):
+            raise CheckpointError(
+                f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it"
+            )
+    return state
+
+
+def matched(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, str], dict[str, tuple[str, tuple]], bool]:
+    """What a folder holds of the parameters of these shapes: tensor on disk → file, tensor on disk → (parameter, index into it), and
+    whether a head that is tied to the embedding is stored besides. CheckpointError as `read_tensors` raises it."""
     files = locate(folder)
     tied = "lm_head.weight" not in shapes and "lm_head.weight" in files
     places: dict[str, tuple[str, tuple]] = {}
@@ -193,24 +213,16 @@ def read_tensors(
         raise CheckpointError(
             f"{folder}: tensor {spare[0]} in {files[spare[0]]} does not belong to this network{others(spare)}"
         )
-    state = {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items()}
-    for file in sorted({files[part] for part in places}):
-        for part, tensor in read_file(folder / file, [part for part in places if files[part] == file]):
-            name, index = places[part]
-            target = state[name][index]
-            if target.shape != tensor.shape or not tensor.is_floating_point():
-                raise CheckpointError(
-                    f"{folder / file}: tensor {part} is {tensor.dtype} {list(tensor.shape)}, "
-                    f"expected floats {list(target.shape)}"
-                )
-            target.copy_(tensor)
-    if tied:
-        [(_, head)] = read_file(folder / files["lm_head.weight"], ["lm_head.weight"])
-        if not torch.equal(head.to(dtype), state["embed_tokens.weight"]):
-            raise CheckpointError(
-                f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it"
-            )
-    return state
+    return files, places, tied
+
+
+def fit(target: Tensor, tensor: Tensor, path: Path, part: str) -> None:
+    """A tensor from disk into its place. CheckpointError for one of another shape, or not of floats."""
+    if target.shape != tensor.shape or not tensor.is_floating_point():
+        raise CheckpointError(
+            f"{path}: tensor {part} is {tensor.dtype} {list(tensor.shape)}, expected floats {list(target.shape)}"
+        )
+    target.copy_(tensor)
 
 
 def others(names: list[str]) -> str:
@@ -274,6 +286,28 @@ def write_checkpoint(
     """Writes all files into a neighbour `.NAME.saving`, flushes them to disk, then lets the two folders
     change places: a process killed at any moment leaves the old checkpoint or the new one, whole. Other files
     of the old folder come along."""
+    folder, fresh = begin(folder)
+    dtype = next(iter(state.values())).dtype
+    (fresh / "config.json").write_text(write_config(fields, dtype))
+    shards = split_shards(state, max_shard_bytes)
+    names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    names = names if len(shards) > 1 else ["model.safetensors"]
+    index, total = {}, 0
+    for file, shard in zip(names, shards, strict=True):
+        tensors = {part: state[name].detach()[at].contiguous().cpu() for part, (name, at) in shard.items()}
+        total += sum(tensor.nbytes for tensor in tensors.values())
+        index |= dict.fromkeys(tensors, file)
+        save_file(tensors, fresh / file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        write_index(fresh, index, total)
+    if extra:
+        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in extra.items()}
+        save_file(tensors, fresh / "extra.safetensors", metadata={"format": "pt"})
+    replace(folder, fresh)
+
+
+def begin(folder: str | Path) -> tuple[Path, Path]:
+    """The folder, its links followed, and its empty neighbour to write into, which has its other files already."""
     folder = Path(os.path.realpath(folder))
     fresh = folder.with_name(f".{folder.name}.saving")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -289,25 +323,11 @@ def write_checkpoint(
                 path.unlink()
     else:
         fresh.mkdir()
-    dtype = next(iter(state.values())).dtype
-    (fresh / "config.json").write_text(write_config(fields, dtype))
-    shards = split_shards(state, max_shard_bytes)
-    names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
-    names = names if len(shards) > 1 else ["model.safetensors"]
-    index, total = {}, 0
-    for file, shard in zip(names, shards, strict=True):
-        tensors = {part: state[name].detach()[at].contiguous().cpu() for part, (name, at) in shard.items()}
-        total += sum(tensor.nbytes for tensor in tensors.values())
-        index |= dict.fromkeys(tensors, file)
-        save_file(tensors, fresh / file, metadata={"format": "pt"})
-    if len(shards) > 1:
-        record = {"metadata": {"total_size": total}, "weight_map": index}
-        (fresh / "model.safetensors.index.json").write_text(
-            json.dumps(record, indent=2, sort_keys=True) + "\n"
-        )
-    if extra:
-        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in extra.items()}
-        save_file(tensors, fresh / "extra.safetensors", metadata={"format": "pt"})
+    return folder, fresh
+
+
+def replace(folder: Path, fresh: Path) -> None:
+    """The new folder in the place of the old, once all of it is on disk."""
     for path in [*fresh.iterdir(), fresh]:
         flush(path)
     if folder.exists():
@@ -316,6 +336,12 @@ def write_checkpoint(
     else:
         os.rename(fresh, folder)
     flush(folder.parent)
+
+
+def write_index(folder: Path, files: Mapping[str, str], total: int) -> None:
+    """The index of a checkpoint of several files: tensor → file, `total` bytes in all."""
+    record = {"metadata": {"total_size": total}, "weight_map": dict(files)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 def split_shards(state: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, tuple[str, tuple]]]:

@@ -192,6 +192,10 @@ class Groups:
 class ExpertsSwiGLU(Function):
     @staticmethod
     def forward(ctx, x, gates, w13, w2, experts):
+        if not len(x):  # a rank of expert parallelism that no token chose: its weights get zeros, not nothing
+            ctx.groups = None
+            ctx.save_for_backward(gates, w13, w2)
+            return x.new_zeros(x.shape)
         groups = Groups(experts, len(w13))
         rows = x.index_select(0, groups.tokens)
         up = groups.mm(rows, w13.transpose(1, 2))
@@ -205,6 +209,8 @@ class ExpertsSwiGLU(Function):
 
     @staticmethod
     def backward(ctx, dout):
+        if ctx.groups is None:
+            return dout, *map(torch.zeros_like, ctx.saved_tensors), None
         rows, gates, w13, w2, up, act, inner, y = ctx.saved_tensors
         groups, of_token = ctx.groups, ctx.groups.rows.flatten()
         dy = dout.index_select(0, groups.tokens)

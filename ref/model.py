@@ -419,23 +419,29 @@ def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> F
     """Switch Transformer's balance loss (arXiv:2101.03961, eq. 4), mean over layers: E · Σ_e f_e · P_e, f_e
     the share of assignments that expert e received (Σ f = 1) and P_e its mean probability. 1 when balanced, E
     when one expert takes all."""
-    total = router_logits[0].new_zeros((), dtype=torch.float32)
+    wide = torch.promote_types(router_logits[0].dtype, torch.float32)
+    total = router_logits[0].new_zeros((), dtype=wide)
     for logits, chosen in zip(router_logits, experts, strict=True):
         E = logits.shape[-1]
-        share = torch.bincount(chosen.flatten(), minlength=E).float() / chosen.numel()
-        total = total + E * (share * logits.float().softmax(-1).mean(0)).sum()
+        share = torch.bincount(chosen.flatten(), minlength=E).to(wide) / chosen.numel()
+        total = total + E * (share * logits.to(wide).softmax(-1).mean(0)).sum()
     return total / len(router_logits)
+
+
+def config_of(path: str | Path) -> Config:
+    """The shape of the network in a Hugging Face folder. CheckpointError as `load_hf`."""
+    fields = read_config(Path(path))
+    try:
+        return Config(**fields)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{Path(path) / 'config.json'}: {error}") from None
 
 
 def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:
     """The network in a Hugging Face folder of a Qwen3-MoE or Qwen3 model, its weights converted to `dtype`.
 
     Raises CheckpointError (a ValueError), one line naming the file or tensor at fault."""
-    fields = read_config(Path(path))
-    try:
-        config = Config(**fields)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{Path(path) / 'config.json'}: {error}") from None
+    config = config_of(path)
     with torch.device("meta"):
         model = Transformer(config)
     shapes = {name: tuple(p.shape) for name, p in model.state_dict().items()}

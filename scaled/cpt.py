@@ -1,0 +1,92 @@
+"""Continued pretraining on many ranks: `ref/cpt.py`, where corpus, packing, schedule and losses are explained.
+
+What a rank needs of others: the target of the last token of its chunk is the first token of the next chunk, which another rank has;
+and sums over tokens are sums over ranks. The head is asked in blocks of rows, so the logits of a rank's tokens never exist at once.
+
+Read files, held-out codebase, tokenizer, packed rows and schedule are the same on every rank: those functions are `ref`'s.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ref.cpt import (
+    SPECIAL_TOKENS,
+    CodebaseNLL,
+    Corpus,
+    hold_out_codebase,
+    pack,
+    read_corpus,
+    train_tokenizer,
+    windows,
+    wsd,
+)
+from ref.expect import expect, expect_text
+from scaled.model import Transformer
+from scaled.runtime.comm import summed, total
+from scaled.runtime.cut import ahead, cut, places
+from scaled.runtime.mesh import current
+
+__all__ = ["SPECIAL_TOKENS", "CodebaseNLL", "Corpus", "codebase_nll", "hold_out_codebase", "next_token_loss", "pack", "read_corpus",
+           "train_tokenizer", "wsd"]  # fmt: skip
+
+
+def next_token_loss(
+    model: Transformer,
+    hidden: Float[Tensor, "B T D"],
+    ids: Int[Tensor, "B T"],
+    doc: Int[Tensor, "B T"] | None = None,
+    weight: Tensor | None = None,
+) -> tuple[Float[Tensor, ""], int | float]:
+    """Summed negative log-likelihood (nats) and number of scored tokens of all ranks, the same on every rank, from this rank's rows
+    and tokens. ValueError as in `ref`."""
+    expect("hidden", hidden, "float", "B", "T", model.config.hidden_size)
+    expect_text(ids, doc, weight, *hidden.shape[:2], vocab=model.config.vocab_size)
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    T = ids.shape[1] * current().group("cp").size
+    scored = (places(T).to(ids.device) < T - 1).to(wide).expand(ids.shape).clone()
+    if doc is not None:
+        following = ahead(doc)
+        scored *= (following == doc) & (following >= 0)
+    if weight is not None:
+        scored *= ahead(weight.to(wide))
+    at, targets, scored = hidden.flatten(0, 1), ahead(ids).flatten(), scored.flatten()
+    some = scored.nonzero()[:, 0]
+    logp = model.logprob(at[some], targets[some])
+    loss = -(logp * scored[some]).sum()
+    if not bool(loss.isfinite()):
+        raise ValueError("hidden must give finite log-probs, and some are not")
+    return total(loss), summed(scored.sum()).item()
+
+
+@torch.no_grad()
+def codebase_nll(
+    model: Transformer,
+    tokenizer,
+    path: str | Path | Corpus,
+    window: int = 256,
+    stride: int | None = None,
+    max_tokens: int | None = None,
+    batch: int = 32,
+) -> CodebaseNLL:
+    """`ref.cpt.codebase_nll`: windows over dp, tokens of a window over cp, `batch` windows at a time on all ranks together."""
+    found = windows(model.config, tokenizer, path, window, stride, max_tokens, batch)
+    dp, cp = current().group("dp").size, current().group("cp").size
+    nll = torch.zeros((), dtype=torch.float64, device=current().device)
+    for first in range(0, len(found.starts), batch):
+        rows, scored = found.rows(first, batch)
+        # Rows and tokens that score nothing fill up what ranks share evenly.
+        fill = (0, -rows.shape[1] % (2 * cp if cp > 1 else 1), 0, -len(rows) % dp)
+        rows, scored = (torch.nn.functional.pad(x, fill) for x in (rows, scored))
+        ids, some = cut(rows).to(nll.device), cut(scored).to(nll.device)
+        out = model(ids, logits=False)
+        targets, some = ahead(ids), ahead(some.long()) > 0
+        logp = model.logprob(out.hidden[some], targets[some])
+        nll -= logp.double().sum()
+    value = summed(nll).item()
+    if not math.isfinite(value):
+        raise ValueError("model must give finite log-probs, and gives others")
+    return CodebaseNLL(value, found.tokens, found.bytes)

@@ -1,0 +1,163 @@
+"""Dr. GRPO and its family on many ranks: `ref/dr_grpo.py`, where the formulas, the traps and the glossary are.
+
+What is spread, and what must be added up over ranks:
+
+    rollouts of a group    over dp      a baseline and a deviation are of the whole group: sums over dp
+    tokens of a rollout    over cp      its length, and GSPO's mean log-ratio, are of the whole rollout: sums over cp
+    the loss               everywhere   Σ over ranks; `budget` is the caller's one number, so nothing is averaged here
+
+The trap is a mean. Over the rollouts that a rank happens to hold, a baseline would make the gradient depend on who computes it, and
+one rollout a rank would have no advantage at all.
+
+`group_advantages` takes [G, n]: the same G groups on every dp rank, n of their rollouts here (n may differ, and be 0). Where packing
+has scattered rollouts, pass `rewards` [B] and `groups` [B], the number of each one's group.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from ref import dr_grpo as ref
+from ref.dr_grpo import FAMILY, Variant
+from ref.expect import expect
+from scaled.runtime.comm import least, most, sum_over, summed, total
+
+__all__ = ["FAMILY", "Variant", "family_loss", "group_advantages", "policy_loss", "ratio_statistics"]
+
+
+def group_advantages(
+    rewards: Float[Tensor, "G n"] | Float[Tensor, " B"],
+    *,
+    baseline: str = "mean",
+    scale: str = "none",
+    eps: float = 1e-6,
+    groups: Int[Tensor, " B"] | None = None,
+) -> Float[Tensor, "G n"] | Float[Tensor, " B"]:
+    """Advantages of this rank's rollouts, over their groups' rollouts on all dp ranks; shape of `rewards`.
+
+    ValueError as in `ref`, a group's size being its rollouts on all ranks, and for groups that are negative."""
+    ref._choice("baseline", baseline, "mean", "leave_one_out")
+    ref._choice("scale", scale, "none", "std")
+    ref._positive("eps", eps)
+    if groups is None:
+        expect("rewards", rewards, "float", "G", "n")
+        G, n = rewards.shape
+        of = torch.arange(G, device=rewards.device).repeat_interleave(n)
+    else:
+        expect("rewards", rewards, "float", "B")
+        expect("groups", groups, "int", len(rewards))
+        last = groups.max() if len(groups) else torch.tensor(-1, device=rewards.device)
+        if len(groups) and int(groups.min()) < 0:
+            raise ValueError(f"groups must not be negative, got {int(groups.min())}")
+        of, G = groups.long(), int(most(last, "dp")) + 1
+    flat = rewards.flatten()
+    ref._refuse("rewards must be finite", ~flat.isfinite())
+
+    def over_group(x: Tensor) -> Tensor:
+        return summed(x.new_zeros(G).index_add_(0, of, x), "dp")
+
+    count = over_group(torch.ones_like(flat))
+    fewest, needed = count[count > 0].min().item() if bool((count > 0).any()) else 0, 1 if (baseline, scale) == ("mean", "none") else 2
+    if fewest < needed:
+        raise ValueError(f"rewards must be [G, N] with N ≥ {needed} for {baseline}, {scale}; got N = {int(fewest)}")
+    # Relative to the group's least reward, so that equal rewards give exact zeros.
+    base = least(flat.new_full((G,), math.inf).scatter_reduce(0, of, flat, "amin"), "dp")
+    relative = flat - base[of]
+    centred = relative - (over_group(relative) / count)[of]
+    advantages = centred * (count / (count - 1))[of] if baseline == "leave_one_out" else centred
+    if scale == "std":
+        advantages = advantages / ((over_group(centred.square()) / (count - 1)).sqrt() + eps)[of]
+    return advantages.view_as(rewards)
+
+
+def policy_loss(
+    logp: Float[Tensor, "B T"],
+    behavior_logp: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    mask: Shaped[Tensor, "B T"],
+    *,
+    budget: int | float,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    ratio: str = "token",
+    length: str = "none",
+    keep: Bool[Tensor, " B"] | None = None,
+) -> Float[Tensor, ""]:
+    """The loss (3) of all ranks' tokens, the same on every rank. ValueError as in `ref`."""
+    ref._positive("budget", budget)
+    ref._choice("length", length, "none", "rollout")
+    log_ratio, advantage, weight = _select(logp, behavior_logp, advantages, mask, ratio, keep)
+    if length == "rollout":
+        weight = weight / _tokens(mask, keep)
+    surrogate = torch.exp(ref._pessimistic(log_ratio, advantage, clip_low, clip_high)) * advantage
+    return total(-(weight * surrogate).sum() / budget)
+
+
+def family_loss(
+    variant: Variant,
+    logp: Float[Tensor, "B T"],
+    behavior_logp: Float[Tensor, "B T"],
+    rewards: Float[Tensor, "G n"],
+    mask: Shaped[Tensor, "B T"],
+    *,
+    budget: int | float,
+    finished: Bool[Tensor, " B"] | None = None,
+) -> Float[Tensor, ""]:
+    """The loss (3) of a variant: row g·n + i here is this rank's rollout i of group g. ValueError as in `ref`."""
+    advantages = group_advantages(rewards, baseline=variant.baseline, scale=variant.scale).flatten()
+    expect("logp", logp, "float", len(advantages), "T")
+    expect("mask", mask, "any", *logp.shape)
+    if not bool(summed((mask != 0).sum())):
+        raise ValueError(f"mask must be nonzero somewhere; got {list(mask.shape)} a rank without a token of the policy")
+    if variant.drop_overlong or finished is not None:
+        expect("finished", finished, "bool", len(advantages))
+    return policy_loss(
+        logp, behavior_logp, advantages, mask, budget=budget, clip_low=variant.clip_low, clip_high=variant.clip_high,
+        ratio=variant.ratio, length=variant.length, keep=finished if variant.drop_overlong else None,
+    )  # fmt: skip
+
+
+def ratio_statistics(
+    logp: Float[Tensor, "B T"],
+    behavior_logp: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    mask: Shaped[Tensor, "B T"],
+    *,
+    n_tokens: int | float,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    ratio: str = "token",
+) -> dict[str, Float[Tensor, ""]]:
+    """`ref.dr_grpo.ratio_statistics` over all ranks' tokens; `n_tokens` is global."""
+    ref._positive("n_tokens", n_tokens)
+    with torch.no_grad():
+        log_ratio, advantage, weight = _select(logp, behavior_logp, advantages, mask, ratio, None)
+        clipped = ref._pessimistic(log_ratio, advantage, clip_low, clip_high) != log_ratio
+        return {
+            "mean_ratio": summed((weight * log_ratio.exp()).sum()) / n_tokens,
+            "clip_fraction": summed((weight * (clipped & (advantage != 0))).sum()) / n_tokens,
+            "approx_kl": summed((weight * (torch.expm1(log_ratio) - log_ratio)).sum()) / n_tokens,
+        }
+
+
+def _select(
+    logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None
+) -> tuple[Tensor, ...]:
+    """log ρ, A and weight of this rank's tokens; for the ratio of a sequence log ρ is the mean over all its tokens, here or not."""
+    ref._choice("ratio", ratio, "token", "sequence")
+    log_ratio, advantage, weight = ref._select(logp, behavior_logp, advantages, mask, "token", keep)
+    if ratio == "sequence":
+        live = mask != 0 if keep is None else (mask != 0) & keep[:, None]
+        mean = sum_over(log_ratio.sum(1, keepdim=True), "cp") / _tokens(mask, keep)
+        log_ratio = mean.expand_as(log_ratio).where(live, 0)
+    return log_ratio, advantage, weight
+
+
+def _tokens(mask: Tensor, keep: Tensor | None) -> Tensor:
+    """Tokens of each rollout, on all cp ranks together, [B, 1]."""
+    count = summed((mask != 0).sum(1), "cp")
+    empty = (count == 0) if keep is None else (count == 0) & keep
+    ref._refuse("mask must be nonzero somewhere in each row", empty)
+    return count.clamp(min=1)[:, None]

@@ -1,0 +1,104 @@
+"""Muon on many ranks: `ref/muon.py`, where the method is explained.
+
+An orthogonalised update is of a whole matrix, and FSDP leaves every rank a slice of each (Composer 2 technical report, §6.1: sharded
+Muon, Newton–Schulz at the natural granularity). Each matrix is made whole on one rank only:
+
+    experts       rank r of an efsdp group already owns whole experts where they can be dealt out evenly: nothing is sent
+    all others    matrix i goes to rank i mod n (all-to-all of slices), is orthogonalised there, and its slices come back
+
+So no rank does another's work twice, and each sends its own slice of the momentum and gets it back: two all-to-alls a step.
+Momentum and weights stay sharded. One rank: `ref`, exactly.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ref import muon as ref
+from ref.muon import newton_schulz, split_parameters
+
+__all__ = ["newton_schulz", "Muon", "split_parameters", "optimizers"]
+
+
+class Muon(ref.Muon):
+    """`ref.muon.Muon` for parameters of which some, or all, are sharded (DTensor, over one mesh dimension)."""
+
+    def _step_equal_shapes(self, params: list[Tensor], group: dict) -> None:
+        # Together go parameters of one shape that are sharded over the same ranks in the same way, or not at all.
+        kinds: dict[object, list[Tensor]] = {}
+        for p in params:
+            spread = (p.device_mesh.get_group(), p.placements[0].dim) if isinstance(p, DTensor) else None
+            kinds.setdefault((spread, p.shape), []).append(p)
+        for (spread, _), some in kinds.items():
+            if spread is None:
+                super()._step_equal_shapes(some, group)
+            else:
+                self._step_sharded(some, group, *spread)
+
+    def _step_sharded(self, params: list[DTensor], group: dict, handle, dim: int) -> None:
+        momentum, (m, n) = group["momentum"], params[0].shape[-2:]
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        buffers = [self.state[p]["momentum_buffer"].to_local() for p in params]
+        updates, local = [p.grad.to_local() for p in params], [p.to_local() for p in params]
+        torch._foreach_lerp_(buffers, updates, 1 - momentum)
+        updates = torch._foreach_lerp(updates, buffers, momentum) if group["nesterov"] else buffers
+        if params[0].ndim > 2 and dim == 0:  # whole matrices lie here
+            stacked = torch.cat([update.reshape(-1, m, n) for update in updates])
+            orthogonal = newton_schulz(stacked, self.steps, dtype=self.ns_dtype) if len(stacked) else stacked
+            pieces = orthogonal.split([len(update.reshape(-1, m, n)) for update in updates])
+        else:
+            pieces = self._dealt(updates, params, handle, dim)
+        if group["weight_decay"]:
+            torch._foreach_mul_(local, 1 - group["lr"] * group["weight_decay"])
+        pieces = [piece.reshape(x.shape) for piece, x in zip(pieces, local, strict=True)]
+        torch._foreach_add_(local, pieces, alpha=-group["lr"] * max(1.0, m / n) ** 0.5)
+
+    def _dealt(self, updates: list[Tensor], params: list[DTensor], handle, dim: int) -> list[Tensor]:
+        """Slices of the orthogonalised updates: update i is made whole, and orthogonalised, on rank i mod n."""
+        n, me = dist.get_world_size(handle), dist.get_rank(handle)
+        shape, size = params[0].shape, params[0].shape[dim]
+        step = -(-size // n)  # torch.chunk's and FSDP's division
+        lengths = [max(0, min(size, (r + 1) * step) - r * step) for r in range(n)]
+        mine = [i for i in range(len(params)) if i % n == me]
+        rest = shape.numel() // size
+        send = [len(range(r, len(params), n)) * lengths[me] * rest for r in range(n)]
+        receive = [len(mine) * length * rest for length in lengths]
+        order = [i for r in range(n) for i in range(r, len(params), n)]
+        flat = torch.cat([updates[i].movedim(dim, 0).reshape(-1) for i in order])
+        came = flat.new_empty(sum(receive))
+        dist.all_to_all_single(came, flat, receive, send, group=handle)
+        moved = (size, *shape[:dim], *shape[dim + 1 :])
+        if mine:
+            parts = [part.view(len(mine), length, *moved[1:]) for part, length in zip(came.split(receive), lengths, strict=True)]
+            whole = torch.cat(parts, 1).movedim(1, dim + 1)
+            whole = newton_schulz(whole.reshape(-1, *shape[-2:]), self.steps, dtype=self.ns_dtype).view(len(mine), *shape)
+            came = torch.cat([part.reshape(-1) for part in whole.movedim(dim + 1, 1).split(lengths, 1)])
+        back = torch.empty_like(flat)
+        dist.all_to_all_single(back, came, send, receive, group=handle)
+        pieces: list[Tensor] = [flat] * len(params)
+        for i, piece in zip(order, back.split(lengths[me] * rest), strict=True) if lengths[me] else ():
+            pieces[i] = piece.view(lengths[me], *moved[1:]).movedim(0, dim)
+        return pieces if lengths[me] else updates
+
+
+def optimizers(
+    model: nn.Module,
+    muon_lr: float = 0.02,
+    adamw_lr: float = 3e-3,
+    betas: tuple[float, float] = (0.9, 0.95),
+    weight_decay: float = 0.0,
+    use_muon: bool = True,
+) -> list[torch.optim.Optimizer]:
+    """`ref.muon.optimizers`, its Muon the one above."""
+    found = ref.optimizers(model, muon_lr, adamw_lr, betas, weight_decay, use_muon)
+    return [_sharded(one) if isinstance(one, ref.Muon) else one for one in found]
+
+
+def _sharded(one: ref.Muon) -> Muon:
+    groups: Iterable = [{k: v for k, v in group.items()} for group in one.param_groups]
+    return Muon(groups, steps=one.steps, ns_dtype=one.ns_dtype)

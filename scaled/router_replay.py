@@ -1,0 +1,35 @@
+"""Router replay on many ranks: `ref/router_replay.py`, where the rule and the glossary are.
+
+A token's experts are replayed where the token is: indices are cut like ids (`runtime/cut.py`), [B, T, K] a layer, and given to this
+rank's forward pass, whose router scores the same tokens. Which rank owns an expert does not matter to who chooses it. So `replay`,
+`gates` and `route` are those of `ref`; the statistics are of all ranks' tokens together, because the 99th percentile of a rank says
+nothing about that of the batch.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ref import router_replay as ref
+from ref.router_replay import Demo, demo, gates, replay, route
+from scaled.runtime.comm import gathered, summed
+
+__all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay", "route"]
+
+
+def mismatch(
+    logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
+) -> dict[str, float]:
+    """`ref.router_replay.mismatch` of all ranks' sampled tokens; a rank may have none, all together must have one."""
+    ref.check_log_probs(logp, behavior, mask)
+    pairs = torch.cat(gathered(torch.stack((logp[mask], behavior[mask]), 1).double()))
+    return ref.mismatch(pairs[:, 0], pairs[:, 1], torch.ones(len(pairs), dtype=torch.bool, device=pairs.device))
+
+
+def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "N K"]]) -> dict[str, float]:
+    """`ref.router_replay.differing` of all ranks' tokens, each of which weighs the same wherever it is."""
+    found, n = ref.differing(ours, theirs), torch.tensor(float(len(ours[0])), dtype=torch.float64)
+    shares = summed(torch.tensor(list(found.values()), dtype=torch.float64) * n) / summed(n)
+    return dict(zip(found, shares.tolist(), strict=True))

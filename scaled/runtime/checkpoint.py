@@ -1,0 +1,198 @@
+"""Checkpoints that many ranks write together and any other layout reads (torch.distributed.checkpoint).
+
+    FOLDER/step-00000120/      __0_0.distcp, __1_0.distcp, …   each rank's shards
+                               .metadata                       which slice of which tensor lies where
+                               meta.json                       step, layout, what the caller added
+                               manifest.json                   size and CRC-32 of every file above
+    FOLDER/.step-00000140      being written: no checkpoint yet
+
+Sharded tensors are DTensors, so a slice knows its place in the whole; another layout asks for other slices and gets the same bits. A
+folder takes its name only when every rank's shards and the manifest are on disk: a process killed at any moment leaves the one before.
+Writing goes on in a thread, from copies, over a process group of its own; `finish` waits for it, and so does the next `save`.
+"""
+
+import json
+import os
+import re
+import shutil
+import threading
+import zlib
+from pathlib import Path
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from scaled.runtime.mesh import current
+
+__all__ = ["CheckpointError", "Checkpoints"]
+
+
+class CheckpointError(ValueError):
+    """One line: which file of a checkpoint is wrong, and how."""
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: str | Path, keep: int = 2):
+        """Makes the folder; all ranks together. `keep`: how many stay."""
+        self.folder, self.keep = Path(folder), keep
+        self.many = dist.is_initialized() and dist.get_world_size() > 1
+        self.rank = dist.get_rank() if self.many else 0
+        self.group = dist.new_group(backend="gloo") if self.many else None
+        self.thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.rank == 0:
+            for fresh in self.folder.glob(".step-*"):
+                step = int(fresh.name.removeprefix(".step-"))
+                # Its manifest is the last thing written: killed between the two names, it is whole.
+                if (fresh / "manifest.json").exists() and not self.path(step).exists():
+                    self._name(fresh, step)
+        self._together()
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, rising."""
+        found = (re.fullmatch(r"step-(\d+)", path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def path(self, step: int) -> Path:
+        """Where a step's checkpoint lies."""
+        return self.folder / f"step-{step:08d}"
+
+    def save(self, step: int, state: dict[str, Tensor], meta: dict | None = None) -> None:
+        """Begins to write; returns once everything is copied. All ranks together, with the same keys."""
+        self.finish()
+        copies = {name: x.detach().clone() for name, x in state.items()}
+        layout = current().layout
+        record = {"step": step, "layout": {"dp": layout.dp, "cp": layout.cp, "ep": layout.ep}, **(meta or {})}
+        self.thread = threading.Thread(target=self._write, args=(step, copies, record))
+        self.thread.start()
+
+    def finish(self) -> None:
+        """Waits until what was begun is on disk; raises what went wrong there."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+
+    def _write(self, step: int, state: dict[str, Tensor], record: dict) -> None:
+        try:
+            fresh = self.path(step).with_name(f".step-{step:08d}")
+            if self.rank == 0:
+                shutil.rmtree(fresh, ignore_errors=True)
+                fresh.mkdir()
+            self._together()
+            dcp.save(state, checkpoint_id=fresh, process_group=self.group, no_dist=not self.many)
+            if self.rank == 0:
+                (fresh / "meta.json").write_text(json.dumps(record, indent=1) + "\n")
+                files = sorted(path for path in fresh.iterdir())
+                manifest = {path.name: [path.stat().st_size, checksum(path)] for path in files}
+                (fresh / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+                for path in [*files, fresh / "manifest.json", fresh]:
+                    flush(path)
+                self._name(fresh, step)
+                for old in [one for one in self.steps() if one <= step][: -self.keep]:
+                    shutil.rmtree(self.path(old), ignore_errors=True)
+            self._together()
+        except BaseException as error:
+            self.failure = error
+
+    def _name(self, fresh: Path, step: int) -> None:
+        """A complete folder takes its name, and the place of one that bears it already."""
+        aside = self.path(step).with_name(f".old-{step:08d}")
+        shutil.rmtree(aside, ignore_errors=True)
+        if self.path(step).exists():
+            os.rename(self.path(step), aside)
+        os.rename(fresh, self.path(step))
+        flush(self.folder)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def _together(self) -> None:
+        if self.many:
+            dist.barrier(group=self.group)
+
+    def meta(self, step: int | None = None) -> dict:
+        """What was recorded beside a checkpoint, by default the last. CheckpointError where there is none or it is damaged."""
+        folder = self._folder(step)
+        self._check(folder, ["meta.json"])
+        return read_json(folder / "meta.json")
+
+    def names(self, step: int | None = None) -> list[str]:
+        """Names of the tensors in a checkpoint."""
+        return list(dcp.FileSystemReader(self._folder(step)).read_metadata().state_dict_metadata)
+
+    def load(self, state: dict[str, Tensor], step: int | None = None) -> dict:
+        """Fills the tensors of `state`, whatever their layout, from a checkpoint, by default the last; returns its `meta`. All ranks
+        together. CheckpointError, on every rank, naming the file that is missing or damaged, or the tensor that is not there."""
+        self.finish()
+        folder = self._folder(step)
+        says = ""
+        try:
+            files = sorted(read_json(folder / "manifest.json"))
+            ranks = dist.get_world_size() if self.many else 1
+            self._check(folder, files[self.rank :: ranks])  # every file is read through by one rank
+            there = set(self.names(int(folder.name.removeprefix("step-"))))
+            if missing := [name for name in state if name not in there]:
+                raise CheckpointError(f"{folder} has no tensor {missing[0]}")
+        except CheckpointError as error:
+            says = str(error)
+        if self.many:
+            every: list = [None] * dist.get_world_size()
+            dist.all_gather_object(every, says, group=self.group)
+            says = next((one for one in every if one), "")
+        if says:
+            raise CheckpointError(says)
+        dcp.load(state, checkpoint_id=folder, process_group=self.group, no_dist=not self.many)
+        return read_json(folder / "meta.json")
+
+    def _folder(self, step: int | None) -> Path:
+        steps = self.steps()
+        if not steps or (step is not None and step not in steps):
+            which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            raise CheckpointError(f"{self.folder} holds {which}" + (f"; there are {steps}" if steps else ""))
+        return self.path(steps[-1] if step is None else step)
+
+    def _check(self, folder: Path, names: list[str]) -> None:
+        manifest, steps = read_json(folder / "manifest.json"), self.steps()
+        here = int(folder.name.removeprefix("step-"))
+        before = [step for step in steps if step < here]
+        other = f"; the checkpoint before is of step {before[-1]}" if before else ""
+        for name in names:
+            path, (size, crc) = folder / name, manifest[name]
+            if not path.exists():
+                raise CheckpointError(f"{path} is missing{other}")
+            if path.stat().st_size != size:
+                raise CheckpointError(f"{path} is damaged: {path.stat().st_size} bytes, {size} were written{other}")
+            if checksum(path) != crc:
+                raise CheckpointError(f"{path} is damaged: its checksum is not what was written{other}")
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file."""
+    crc = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def flush(path: Path) -> None:
+    """Onto the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except ValueError:
+        raise CheckpointError(f"{path} is damaged: not valid JSON") from None

@@ -1,0 +1,210 @@
+"""What ranks say to each other, with gradients. Each function is the identity on a group of one rank.
+
+The loss is the sum of what the ranks compute from their shards, and every rank calls backward on its own part; FSDP then sums the
+gradients of the weights. So a gradient here is of the *sum over ranks*, and what a rank receives back is what all others make of
+what it sent:
+
+    forward                            backward
+    total        Σ over ranks          the gradient itself: the sum is the loss, and each rank owns its part
+    sum_over     Σ over ranks          Σ over ranks: the sum is used further, on every rank
+    all_gather   parts, in order       Σ over ranks of the gradients of this rank's part (reduce-scatter)
+    all_to_all   rows to their ranks   rows back
+
+`total` is for the last step, a scalar that all ranks report; taking it for `sum_over` in between would lose what the other ranks do
+with the sum, and the reverse would count the loss once for each rank.
+
+`Traffic` counts the bytes that a rank sends, by what went through torch.distributed, FSDP's own collectives included.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from scaled.runtime.mesh import Group, current
+
+# torch 2.13 renamed them.
+gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+__all__ = ["Traffic", "all_gather", "all_to_all", "gathered", "least", "most", "summed", "sum_over", "total"]
+
+
+def summed(x: Tensor, axis: str = "all", op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """Σ over the ranks of an axis (or another `op`), without gradient; x stays as it is."""
+    group = current().group(axis)
+    x = x.detach().clone()
+    if group.size > 1:
+        dist.all_reduce(x, op, group=group.handle)
+    return x
+
+
+def least(x: Tensor, axis: str = "all") -> Tensor:
+    """The minimum over the ranks of an axis, without gradient."""
+    return summed(x, axis, dist.ReduceOp.MIN)
+
+
+def most(x: Tensor, axis: str = "all") -> Tensor:
+    """The maximum over the ranks of an axis, without gradient."""
+    return summed(x, axis, dist.ReduceOp.MAX)
+
+
+def gathered(x: Tensor, axis: str = "all") -> list[Tensor]:
+    """x of every rank of an axis, without gradient; sizes may differ along the first dimension."""
+    group = current().group(axis)
+    if group.size == 1:
+        return [x.detach()]
+    sizes = [torch.zeros(1, dtype=torch.long, device=x.device) for _ in range(group.size)]
+    dist.all_gather(sizes, torch.tensor([len(x)], device=x.device), group=group.handle)
+    lengths = [int(size) for size in sizes]
+    most = max(lengths)
+    padded = x.detach().new_zeros(most, *x.shape[1:])
+    padded[: len(x)] = x.detach()
+    parts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(parts, padded.contiguous(), group=group.handle)
+    return [part[:n] for part, n in zip(parts, lengths, strict=True)]
+
+
+class _Total(Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        y = x.detach().clone()
+        dist.all_reduce(y, group=group.handle)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+def total(x: Tensor, axis: str = "all") -> Tensor:
+    """Σ over ranks of what each computed: the value that all report. Its gradient stays with the part."""
+    group = current().group(axis)
+    return x if group.size == 1 else _Total.apply(x, group)
+
+
+class _SumOver(Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return _reduced(x, group)
+
+    @staticmethod
+    def backward(ctx, g):
+        return _reduced(g, ctx.group), None
+
+
+def _reduced(x: Tensor, group: Group) -> Tensor:
+    y = x.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(y, group=group.handle)
+    return y
+
+
+def sum_over(x: Tensor, axis: str) -> Tensor:
+    """Σ over the ranks of an axis, to be used further on each of them."""
+    group = current().group(axis)
+    return x if group.size == 1 else _SumOver.apply(x, group)
+
+
+class _AllGather(Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        out = x.new_empty(group.size, *x.shape)
+        gather_single(out.view(-1), x.contiguous().view(-1), group=group.handle)
+        return out
+
+    @staticmethod
+    def backward(ctx, g):
+        out = torch.empty_like(g[0], memory_format=torch.contiguous_format)
+        scatter_single(out.view(-1), g.contiguous().view(-1), group=ctx.group.handle)
+        return out, None
+
+
+def all_gather(x: Tensor, axis: str) -> Tensor:
+    """x of every rank of an axis, [ranks, *x.shape]; all must have one shape."""
+    group = current().group(axis)
+    return x[None] if group.size == 1 else _AllGather.apply(x, group)
+
+
+class _AllToAll(Function):
+    @staticmethod
+    def forward(ctx, x, send, receive, group):
+        ctx.splits, ctx.group = (send, receive), group
+        return _exchange(x, send, receive, group)
+
+    @staticmethod
+    def backward(ctx, g):
+        send, receive = ctx.splits
+        return _exchange(g, receive, send, ctx.group), None, None, None
+
+
+def _exchange(x: Tensor, send: Sequence[int], receive: Sequence[int], group: Group) -> Tensor:
+    out = x.new_empty(sum(receive), *x.shape[1:])
+    dist.all_to_all_single(out, x.contiguous(), list(receive), list(send), group=group.handle)
+    return out
+
+
+def all_to_all(x: Tensor, send: Sequence[int], receive: Sequence[int], axis: str) -> Tensor:
+    """The first send[0] rows to rank 0 of the axis, the next send[1] to rank 1, …; what came from rank 0, then from rank 1, …, of
+    which there are receive[0], receive[1], …. Any number may be zero."""
+    group = current().group(axis)
+    return x if group.size == 1 else _AllToAll.apply(x, send, receive, group)
+
+
+class Traffic(TorchDispatchMode):
+    """Counts what this rank sends while it is entered: `sent[name]` in bytes, by collective.
+
+    What is counted is the volume that every algorithm must at least move: of n ranks, all-gather sends (n − 1) parts, reduce-scatter
+    n − 1 of the n, all-reduce both, all-to-all what is not the rank's own, a broadcast the tensor (from its source)."""
+
+    def __init__(self):
+        super().__init__()
+        self.sent: dict[str, int] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Over all collectives."""
+        return sum(self.sent.values())
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if name.startswith("c10d::"):
+            self.count(name.removeprefix("c10d::").strip("_"), args)
+        return out
+
+    def count(self, name: str, args: Sequence[Any]) -> None:
+        group = next((dist.ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and _is_group(a)), None)
+        if group is None:
+            return
+        n, me = group.size(), group.rank()
+        if name == "allgather_base":
+            size = (n - 1) * _bytes(args[1])
+        elif name == "allgather":
+            size = (n - 1) * sum(map(_bytes, args[1]))
+        elif name == "reduce_scatter_base":
+            size = (n - 1) * _bytes(args[0])
+        elif name == "allreduce":
+            size = 2 * (n - 1) * sum(map(_bytes, args[0])) // n
+        elif name == "alltoall_base":
+            x, splits = args[1], args[4]
+            rows = splits or [len(x) // n] * n
+            size = (sum(rows) - rows[me]) * (_bytes(x) // max(len(x), 1))
+        elif name == "broadcast":
+            size = sum(map(_bytes, args[0])) if me == args[2] else 0
+        else:
+            return
+        self.sent[name] = self.sent.get(name, 0) + size
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _is_group(x: torch.ScriptObject) -> bool:
+    return "ProcessGroup" in str(x._type())

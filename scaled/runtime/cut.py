@@ -1,0 +1,87 @@
+"""Who holds which part of a batch: rows over dp, the tokens of a row over cp.
+
+A causal token attends to all before it, so equal runs of tokens are not equal work. Each row of T tokens is cut in 2·cp chunks of
+T/(2·cp), and rank i of the cp group takes chunks i and 2·cp − 1 − i (Composer 2 technical report, §6.1): an early one with a late one.
+
+    cp = 2        chunks   0 1 2 3        rank 0: 0 3        rank 1: 1 2
+    causal pairs           1 3 5 7                8                  8        (in half squares of a chunk)
+
+    cut(x)        the whole batch [B, T, …] → this rank's [B/dp, T/cp, …]; [B] → [B/dp]
+    joined(x)     the reverse, on every rank, without gradient
+    places(T)     where this rank's tokens stand in the row, [T/cp]
+    full(x)       this rank's rows with all their tokens, in order, [B/dp, T/cp, …] → [B/dp, T, …], with gradient
+    ahead(x, k)   x of the k-th token after each of this rank's, zero behind the row's end, with gradient
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scaled.runtime.comm import all_gather, gathered
+from scaled.runtime.mesh import current
+
+__all__ = ["ahead", "cut", "full", "joined", "places"]
+
+
+def places(T: int) -> Tensor:
+    """Where this rank's tokens stand in a row of T, [T/cp] int64. ValueError unless T is a multiple of 2·cp."""
+    group = current().group("cp")
+    if group.size == 1:
+        return torch.arange(T)
+    if T % (2 * group.size):
+        raise ValueError(f"rows must be a multiple of 2 · cp = {2 * group.size} tokens long, got {T}; pad them (doc −1)")
+    chunks = torch.arange(T).view(2 * group.size, -1)
+    return chunks[[group.rank, 2 * group.size - 1 - group.rank]].flatten()
+
+
+def cut(x: Tensor) -> Tensor:
+    """This rank's part of a whole batch: of [B, T, …] rows and tokens, of [B] rows. ValueError unless B is a multiple of dp and T of
+    2·cp."""
+    group = current().group("dp")
+    if len(x) % group.size:
+        raise ValueError(f"rows must be a multiple of dp = {group.size}, got {len(x)}; add empty ones")
+    rows = x.chunk(group.size)[group.rank] if len(x) else x
+    return rows if x.ndim == 1 or current().group("cp").size == 1 else rows[:, places(x.shape[1]).to(x.device)]
+
+
+def _order(cp: int) -> list[int]:
+    """Where chunk 0, 1, … lies once the parts of ranks 0, 1, …, of two chunks each, stand side by side."""
+    return [2 * c if c < cp else 2 * (2 * cp - 1 - c) + 1 for c in range(2 * cp)]
+
+
+def _in_order(parts: Tensor) -> Tensor:
+    """[cp, B, T/cp, …] → [B, T, …]."""
+    cp, B, Tl = parts.shape[:3]
+    chunks = parts.unflatten(2, (2, Tl // 2)).transpose(0, 1).flatten(1, 2)  # B, 2·cp, chunk, …
+    return chunks[:, _order(cp)].flatten(1, 2)
+
+
+def full(x: Tensor) -> Tensor:
+    """This rank's rows with all their tokens in order."""
+    return x if current().group("cp").size == 1 else _in_order(all_gather(x, "cp"))
+
+
+def joined(x: Tensor) -> Tensor:
+    """The whole batch, on every rank, without gradient."""
+    if x.ndim > 1 and current().group("cp").size > 1:
+        x = _in_order(torch.stack(gathered(x, "cp")))
+    return torch.cat(gathered(x, "dp"))
+
+
+def ahead(x: Tensor, k: int = 1) -> Tensor:
+    """[B, T/cp, …] → of each token the x of the k-th one after it in the row; zero where there is none."""
+    pad = (0, 0) * (x.ndim - 2)
+    cp = current().group("cp")
+    size = x.shape[1] // 2
+    if cp.size == 1:
+        return F.pad(x[:, k:], (*pad, 0, min(k, x.shape[1])))
+    if k > size:
+        whole = full(x)
+        whole = F.pad(whole[:, k:], (*pad, 0, min(k, whole.shape[1])))
+        return whole[:, places(whole.shape[1]).to(x.device)]
+    # A chunk needs the first k tokens of the next one, and nothing else.
+    chunks = x.unflatten(1, (2, size))
+    heads = all_gather(chunks[:, :, :k], "cp").transpose(0, 1).flatten(1, 2)[:, _order(cp.size)]  # B, 2·cp, k, …
+    heads = F.pad(heads, (*pad, 0, 0, 0, 1))
+    following = heads[:, [cp.rank + 1, 2 * cp.size - cp.rank]]
+    return torch.cat((chunks[:, :, k:], following), 2).flatten(1, 2)

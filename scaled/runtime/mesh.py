@@ -1,0 +1,136 @@
+"""Which ranks belong together. The current mesh is the one argument that no function of `scaled/` takes.
+
+    with mesh(dp=2, cp=2, ep=4):
+        loss = scaled.dr_grpo.policy_loss(...)      # of this rank's shard
+
+A world of dp·cp ranks, rank = dp_index · cp + cp_index, is cut twice (Composer 2 technical report, §6.1):
+
+    axis     ranks of a group                what lies across it
+    dp       same cp_index                   rows of the batch
+    cp       same dp_index, neighbours       tokens of a row (context parallelism; a row's two chunks, see `cut.py`)
+    all      every rank                      weights outside the experts (FSDP): cp is folded into it
+    ep       ep neighbours                   experts: each rank of a group owns num_experts/ep of them
+    efsdp    same index in its ep group      the weights of those experts (FSDP)
+
+So expert parallelism is made of the same ranks as data and context parallelism, and bound to neither: only dp·cp must be a multiple
+of ep. Without a mesh, or on one rank, every axis has one rank, no process group is needed, and `scaled` is `ref`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["AXES", "Group", "Layout", "Mesh", "current", "mesh"]
+
+AXES = ("dp", "cp", "all", "ep", "efsdp")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many ranks share what. ValueError names the number at fault."""
+
+    dp: int = 1
+    """Groups of ranks with rows of their own."""
+    cp: int = 1
+    """Ranks that share a row's tokens."""
+    ep: int = 1
+    """Ranks that share a layer's experts."""
+
+    def __post_init__(self):
+        for name in ("dp", "cp", "ep"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be at least 1, a whole number, got {value}")
+        if self.world % self.ep:
+            raise ValueError(f"ep must divide dp · cp = {self.world}, got {self.ep}")
+
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        return self.dp * self.cp
+
+    @property
+    def efsdp(self) -> int:
+        """Ranks that hold the same experts, each a part of their weights."""
+        return self.world // self.ep
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that share one axis with this one."""
+
+    size: int = 1
+    """Ranks."""
+    rank: int = 0
+    """This rank's place among them."""
+    handle: dist.ProcessGroup | None = None
+    """What collectives take; None for a group of one."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A layout on this rank."""
+
+    layout: Layout = Layout()
+    groups: tuple[tuple[str, Group], ...] = ()
+    weights: DeviceMesh | None = None
+    """One dimension, `all`: what FSDP shards weights outside the experts over."""
+    experts: DeviceMesh | None = None
+    """Two dimensions, `ep` and `efsdp`: an expert tensor is cut by the first, then by the second."""
+
+    def group(self, axis: str) -> Group:
+        """The group of an axis. KeyError for one that is none of AXES."""
+        return dict(self.groups)[axis] if self.groups else {name: Group() for name in AXES}[axis]
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        if self.weights is not None and self.weights.device_type == "cuda":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+
+_current: ContextVar[Mesh] = ContextVar("mesh", default=Mesh())
+
+
+def current() -> Mesh:
+    """The mesh that is set; one rank where none is."""
+    return _current.get()
+
+
+@contextmanager
+def mesh(dp: int = 1, cp: int = 1, ep: int = 1) -> Iterator[Mesh]:
+    """Sets the mesh for the calls inside. The first use of a layout makes its process groups, on all ranks together.
+
+    ValueError for a layout that is none, or does not have as many ranks as there are."""
+    layout = Layout(dp, cp, ep)
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    if layout.world != ranks:
+        start = "" if dist.is_initialized() else f"; start that many with torchrun --nproc-per-node {layout.world}"
+        raise ValueError(f"dp · cp must be the number of ranks: {dp} · {cp} asked for, {ranks} there{start}")
+    token = _current.set(_build(layout, id(dist.group.WORLD)) if ranks > 1 else Mesh(layout))
+    try:
+        yield current()
+    finally:
+        _current.reset(token)
+
+
+@lru_cache(None)
+def _build(layout: Layout, world: int) -> Mesh:
+    """The mesh of a layout in this process group (`world`: its identity, part of the cache's key)."""
+    kind = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    ranks = torch.arange(layout.world)
+    rows = DeviceMesh(kind, ranks.view(layout.dp, layout.cp), mesh_dim_names=("dp", "cp"))
+    weights = DeviceMesh(kind, ranks, mesh_dim_names=("all",))
+    experts = DeviceMesh(kind, ranks.view(layout.efsdp, layout.ep).t().contiguous(), mesh_dim_names=("ep", "efsdp"))
+    groups = []
+    for name, part in (("dp", rows), ("cp", rows), ("all", weights), ("ep", experts), ("efsdp", experts)):
+        handle = part.get_group(name)
+        groups.append((name, Group(dist.get_world_size(handle), dist.get_rank(handle), handle)))
+    return Mesh(layout, tuple(groups), weights, experts)

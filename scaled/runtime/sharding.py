@@ -1,0 +1,104 @@
+"""Which part of which weight a rank holds.
+
+    weights outside the experts    FSDP2 over all ranks, along the first dimension
+    experts                        whole experts to the ranks of an ep group in order, each then FSDP2 over efsdp
+
+Outside its own ep group a rank's experts are other tensors under the same names: `owned` says which those are, `whole_shape` what
+they are part of, `put` and `wholes` go from the whole to the part and back.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from scaled.runtime.mesh import current
+
+__all__ = ["EXPERTS", "initialise", "owned", "place", "put", "shard", "whole_shape", "wholes"]
+
+EXPERTS = ("gate_up_proj", "down_proj")
+"""Parameters of a mixture that belong to experts."""
+
+
+def shard(model: nn.Module, blocks: nn.ModuleList, reshard_after_forward: bool = True) -> None:
+    """FSDP2 over each block and over the rest: experts on their own mesh, all else on all ranks. Gradients are summed."""
+    mesh = current()
+    how = {"mp_policy": MixedPrecisionPolicy(), "reshard_after_forward": reshard_after_forward}
+    for block in blocks:
+        for part in block.modules():
+            if all(hasattr(part, name) for name in EXPERTS) and mesh.layout.ep > 1:
+                # The router is every rank's, and is managed apart from the experts beside which it lies.
+                fully_shard(part.gate, mesh=mesh.weights, **how)
+                fully_shard(part, mesh=mesh.experts["efsdp"], shard_placement_fn=along, **how)
+        fully_shard(block, mesh=mesh.weights, **how)
+    fully_shard(model, mesh=mesh.weights, **how | {"reshard_after_forward": False})
+    for part in model.modules():
+        if hasattr(part, "set_gradient_divide_factor"):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+
+
+def along(p: nn.Parameter):
+    """The dimension along which expert weights are sharded: whole experts where they can be dealt out evenly, else their rows."""
+    n = current().layout.efsdp
+    return Shard(1) if len(p) % n and p.shape[1] % n == 0 else Shard(0)
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, config: Any) -> None:
+    """Weights as `ref.model.initialise` draws them; `config` is its. Every rank draws every weight whole, one after the other, and
+    keeps its part: one seed is one network, and nothing is sent."""
+    for name, p in module.named_parameters():
+        whole = torch.empty(whole_shape(name, p), device=current().device)
+        if p.ndim < 2:
+            whole.fill_(1.0)
+        else:
+            residual = "o_proj" in name or "down_proj" in name
+            std = config.initializer_range / ((2 * config.num_hidden_layers) ** 0.5 if residual else 1.0)
+            whole.normal_(0.0, std)
+        put(name, p, whole)
+
+
+def owned(name: str) -> bool:
+    """Whether a parameter belongs to experts that only this rank's efsdp group has."""
+    return name.rpartition(".")[2] in EXPERTS and ".mlp." in name and current().layout.ep > 1
+
+
+def whole_shape(name: str, p: Tensor) -> tuple[int, ...]:
+    """Shape of a parameter over all ranks."""
+    return (p.shape[0] * current().layout.ep, *p.shape[1:]) if owned(name) else tuple(p.shape)
+
+
+def put(name: str, p: Tensor, whole: Tensor) -> None:
+    """This rank's part of `whole` into parameter p."""
+    ep = current().group("ep")
+    place(name, p, whole.chunk(ep.size)[ep.rank] if owned(name) else whole)
+
+
+@torch.no_grad()
+def place(name: str, p: Tensor, part: Tensor) -> None:
+    """The tensor that p is sharded from, of experts those of this rank's ep group, into p."""
+    if isinstance(p, DTensor):
+        part = distribute_tensor(part.to(p.device), p.device_mesh, p.placements, src_data_rank=None).to_local()
+        p.to_local().copy_(part)
+    else:
+        p.copy_(part)
+
+
+def wholes(model: nn.Module, grad: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """(name, whole tensor) of every parameter, or of its gradient, one after the other, on every rank: all ranks must walk together."""
+    ep = current().group("ep")
+    for name, p in model.named_parameters():
+        x = p.grad if grad else p.detach()
+        if x is None:
+            continue
+        x = x.full_tensor() if isinstance(x, DTensor) else x
+        if owned(name):
+            parts = [torch.empty_like(x) for _ in range(ep.size)]
+            dist.all_gather(parts, x.contiguous(), group=ep.handle)
+            x = torch.cat(parts)
+        yield name, x

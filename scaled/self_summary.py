@@ -1,0 +1,40 @@
+"""Self-summarisation on many ranks: `ref/self_summary.py`, where chains are explained.
+
+Sampling is another engine's: each dp rank plays conversations of its own with its own sampler, so `rollout_chains` and
+`converse_chain` are those of `ref`. Training is where chains come apart: packing (`scaled/packing.py`) puts segments where there is
+room, and those of one chain on different ranks.
+
+    advantages [C]   of all chains, the same on every rank (`scaled.dr_grpo.group_advantages` over chains)
+    chains           the same C chains on every rank, each with the segments that this rank holds; it may hold none
+    spread(…)        one advantage for each segment here
+
+Nothing is divided by a number of segments, here or elsewhere, so it does not matter where they are: the sum over ranks of
+A_c · (tokens of c here) is A_c · (tokens of c).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ref.expect import expect
+from ref.self_summary import Chain, Chaining, Demo, Segment, converse_chain, demo, rollout_chains
+from scaled.runtime.comm import summed
+
+__all__ = ["Chain", "Chaining", "Demo", "Segment", "converse_chain", "demo", "rollout_chains", "spread"]
+
+
+def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Tensor, " S"]:
+    """Advantages of C chains → one for each of their segments on this rank, in order. ValueError as in `ref`, a chain being without
+    segments when no rank has one."""
+    if not chains:
+        raise ValueError("chains must hold at least one chain")
+    expect("advantages", advantages, "float", len(chains))
+    if not bool(advantages.isfinite().all()):
+        raise ValueError(f"advantages must be finite, got {advantages.tolist()}")
+    counts = torch.tensor([len(c.segments) for c in chains], device=advantages.device)
+    everywhere = summed(counts, "dp")
+    if not bool((everywhere > 0).all()):
+        raise ValueError(f"chains must have segments, and chain {int(everywhere.argmin())} has none")
+    return advantages.repeat_interleave(counts)

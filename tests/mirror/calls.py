@@ -1,0 +1,243 @@
+"""What ranks are asked to do. Every call gets the whole problem, cuts this rank's part, and returns whole results, float64."""
+
+import torch
+
+from ref.model import Config
+from scaled import checkpoint, cpt, dr_grpo, mtp, muon, packing, router_replay, self_summary
+from scaled import model as network
+from scaled.runtime import sharding
+from scaled.runtime.checkpoint import Checkpoints
+from scaled.runtime.comm import Traffic, all_to_all, gathered, sum_over, summed, total
+from scaled.runtime.cut import ahead, cut, full, joined, places
+from scaled.runtime.exchange import exchange
+from scaled.runtime.mesh import current
+
+
+def leaf(x):
+    """This rank's part, to be differentiated."""
+    return cut(x).clone().requires_grad_()
+
+
+def laws(x, k):
+    """What `cut.py` promises, and the gradient of a function that crosses every border between ranks."""
+    mine = leaf(x)
+    whole, next_ = full(mine), ahead(mine, k)
+    loss = total((mine * next_).sum() + (sum_over(mine.square().sum(1, keepdim=True), "cp") * mine).sum())
+    loss.backward()
+    group = current().group("dp")
+    rows = x.chunk(group.size)[group.rank]
+    return joined(mine), bool(torch.equal(whole, rows)), joined(next_), loss.detach(), joined(mine.grad)
+
+
+def everyone(T):
+    """The places of every rank of a row."""
+    return gathered(places(T), "cp")
+
+
+def to_owners(x, owner):
+    """Rows to the ep ranks that `owner` names, and their sum of squares back through the same door."""
+    group = current().group("ep")
+    mine = leaf(x)
+    to = cut(owner) % group.size
+    order = to.argsort(stable=True)
+    counts = to.bincount(minlength=group.size)
+    coming = torch.stack(gathered(counts, "ep"))[:, group.rank] if group.size > 1 else counts
+    sent = all_to_all(mine[order], counts.tolist(), coming.tolist(), "ep")
+    back = all_to_all(sent * (group.rank + 1), coming.tolist(), counts.tolist(), "ep")
+    found = torch.empty_like(back).index_copy(0, order, back)
+    total((found * found).sum()).backward()
+    return joined(found), joined(mine.grad)
+
+
+def advantages(rewards, how, scattered):
+    """Rollouts of a group over dp: equal shares of each group's, or scattered with their groups' numbers."""
+    group = current().group("dp")
+    if not scattered:
+        parts = rewards.tensor_split(group.size, 1)
+        found = dr_grpo.group_advantages(parts[group.rank].contiguous(), **how)
+        return torch.cat(gathered(found.T.contiguous(), "dp")).T.contiguous()
+    G, N = rewards.shape
+    number = torch.arange(G * N)
+    mine = number[number * 7 % group.size == group.rank]
+    found = dr_grpo.group_advantages(rewards.flatten()[mine], groups=mine // N, **how)
+    out = torch.empty(G * N, dtype=rewards.dtype)
+    out[torch.cat(gathered(mine, "dp"))] = torch.cat(gathered(found, "dp"))
+    return out.view(G, N)
+
+
+def policy(logp, behavior, advantages, mask, keep, how):
+    mine = leaf(logp)
+    args = mine, cut(behavior), cut(advantages), cut(mask)
+    loss = dr_grpo.policy_loss(*args, budget=7.0, keep=None if keep is None else cut(keep), **how)
+    loss.backward()
+    how = {key: value for key, value in how.items() if key != "length"}
+    return loss.detach(), joined(mine.grad), dr_grpo.ratio_statistics(*args, n_tokens=11.0, **how)
+
+
+def family(name, logp, behavior, rewards, mask, finished):
+    """The rollouts of every group over dp: row g·n + i is this rank's rollout i of group g."""
+    group, (G, N) = current().group("dp"), rewards.shape
+    n = N // group.size
+
+    def part(x):
+        some = x.unflatten(0, (G, N))[:, group.rank * n : (group.rank + 1) * n].flatten(0, 1)
+        return some if x.ndim == 1 else some[:, places(x.shape[1])]
+
+    mine = part(logp).clone().requires_grad_()
+    loss = dr_grpo.family_loss(dr_grpo.FAMILY[name], mine, part(behavior), part(rewards.flatten()).view(G, n), part(mask),
+                               budget=5.0, finished=part(finished))  # fmt: skip
+    loss.backward()
+    grad = full(mine.grad).unflatten(0, (G, n))
+    return loss.detach(), torch.cat([part for part in gathered(grad.transpose(0, 1).contiguous(), "dp")]).transpose(0, 1).flatten(0, 1)
+
+
+def replay_statistics(logp, behavior, mask, ours, theirs):
+    a, b = ([cut(layer).flatten(0, 1) for layer in layers] for layers in (ours, theirs))
+    return router_replay.mismatch(cut(logp), cut(behavior), cut(mask)), router_replay.differing(a, b)
+
+
+def chain(segments: int) -> self_summary.Chain:
+    """A chain of so many contexts of three tokens."""
+    one = self_summary.Segment(torch.arange(3), torch.ones(3, dtype=torch.bool), torch.zeros(3), torch.zeros(3, dtype=torch.long),
+                               torch.zeros(2, 0, 0, dtype=torch.long), True, summary=torch.zeros(3, dtype=torch.bool))  # fmt: skip
+    return self_summary.Chain([one] * segments)
+
+
+def chain_advantages(advantages, chains):
+    """Segment s of every chain on dp rank s mod dp → (chain, advantage) of all segments."""
+    group = current().group("dp")
+    mine = [self_summary.Chain(chain.segments[group.rank :: group.size]) for chain in chains]
+    found = self_summary.spread(advantages, mine)
+    of = torch.tensor([c for c, chain in enumerate(mine) for _ in chain.segments], dtype=torch.long)
+    pairs = sorted(zip(torch.cat(gathered(of, "dp")).tolist(), torch.cat(gathered(found, "dp")).tolist(), strict=True))
+    return pairs
+
+
+def packed(costs, n):
+    """Balanced over all ranks' sequences, then sent: who has which afterwards, and the imbalance."""
+    group = current().group("dp")
+    mine = torch.arange(len(costs)).tensor_split(group.size)[group.rank]
+    rank_of = packing.balance(costs[mine], n)
+    off = packing.imbalance(costs[mine], rank_of, n)
+    came = exchange([torch.full((int(i) % 5 + 1,), int(i)) for i in mine], rank_of % group.size)
+    dealt = torch.empty(len(costs), dtype=torch.long)
+    dealt[torch.cat(gathered(mine, "dp"))] = torch.cat(gathered(rank_of, "dp"))
+    held = torch.tensor([[int(x[0]), len(x), group.rank] for x in came], dtype=torch.long).view(-1, 3)
+    return dealt, off, sorted(map(tuple, torch.cat(gathered(held, "dp")).tolist()))
+
+
+def given(config: Config, state: dict) -> network.Transformer:
+    """The network that holds `state`."""
+    model = network.Transformer(config).double()
+    for name, p in model.named_parameters():
+        sharding.put(name, p, state[name])
+    return model
+
+
+def gradients(model) -> dict:
+    return dict(sharding.wholes(model, grad=True))
+
+
+def forward(config, state, ids, doc, experts, remake):
+    """Logits, a loss over them with the balance loss, gradients; experts replayed where given."""
+    model = given(config, state)
+    network.REMATERIALISE = remake
+    try:
+        chosen = None if experts is None else [cut(layer).flatten(0, 1) for layer in experts]
+        out = model(cut(ids), doc=None if doc is None else cut(doc), experts=chosen)
+        loss = total((out.logits * out.logits.sin()).sum())
+        if config.num_experts:
+            loss = loss + 10 * network.load_balancing_loss(out.router_logits, out.experts).double()
+        loss.backward()
+    finally:
+        network.REMATERIALISE = False
+    picks = [joined(layer.unflatten(0, cut(ids).shape)) for layer in out.experts]
+    return joined(out.logits.detach()), loss.detach(), picks, gradients(model)
+
+
+def next_token(config, state, ids, doc, weight):
+    model = given(config, state)
+    part = {name: None if x is None else cut(x) for name, x in (("doc", doc), ("weight", weight))}
+    hidden = model(cut(ids), doc=part["doc"], logits=False).hidden
+    loss, count = cpt.next_token_loss(model, hidden, cut(ids), **part)
+    loss.backward()
+    return loss.detach(), count, gradients(model)
+
+
+def perplexity(config, state, tokenizer, corpus, how):
+    found = cpt.codebase_nll(given(config, state), tokenizer, corpus, **how)
+    return found.nll, found.tokens, found.bytes
+
+
+def distilled(config, state, shape, layers, ids, doc, weight, how):
+    model = given(config, state)
+    heads = mtp.MTP(config, shape).double()
+    for name, p in heads.named_parameters():
+        sharding.put(name, p, layers[name])
+    part = {name: None if x is None else cut(x) for name, x in (("doc", doc), ("weight", weight))}
+    out = model(cut(ids), doc=part["doc"], logits=False)
+    generator = torch.Generator().manual_seed(3)
+    loss, count, figures = mtp.mtp_loss(heads, model, out, cut(ids), **part, generator=generator, **how)
+    loss.backward()
+    return loss.detach(), count, figures, gradients(heads), gradients(model)
+
+
+def sent(config, state, ids, how):
+    """The logits, and the bytes that all ranks' all-to-alls send, dispatch and combine together."""
+    network.DISPATCH, network.COMBINE = how
+    try:
+        model = given(config, state).to(torch.bfloat16)
+        with Traffic() as traffic, torch.no_grad():
+            out = model(cut(ids))
+    finally:
+        network.DISPATCH = network.COMBINE = "model"
+    return joined(out.logits.float()), int(summed(torch.tensor(traffic.sent.get("alltoall_base", 0))))
+
+
+def trained(config, state, batches, dtype, use_muon, saves=None):
+    """Losses and final weights of training steps on `batches` [steps, B, T]; from a checkpoint on, and into one, where told."""
+    model = given(config, state).to(dtype)
+    steps = muon.optimizers(model, muon_lr=0.01, adamw_lr=1e-3, weight_decay=0.1, use_muon=use_muon)
+    first, until, shelf = 0, len(batches), None
+    if saves is not None:
+        folder, until = saves
+        shelf = Checkpoints(folder)
+        if shelf.steps():
+            checkpoint.begun(model, steps, shelf.names())
+            first = shelf.load(checkpoint.state(model, steps))["step"]
+    losses = []
+    for batch in batches[first:until]:
+        ids = cut(batch)
+        out = model(ids, logits=False)
+        loss, count = cpt.next_token_loss(model, out.hidden, ids)
+        loss = loss / count + 0.01 * network.load_balancing_loss(out.router_logits, out.experts).to(dtype)
+        loss.backward()
+        for optimizer in steps:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.detach())
+    if shelf is not None:
+        shelf.save(until, checkpoint.state(model, steps), {"seen": until})
+        shelf.finish()
+    return torch.stack(losses) if losses else torch.empty(0), dict(sharding.wholes(model))
+
+
+def read_back(config, folder, step=None):
+    """The weights in a checkpoint, whole."""
+    model = network.Transformer(config)
+    shelf = Checkpoints(folder)
+    meta = shelf.load(checkpoint.state(model), step)
+    return meta["step"], dict(sharding.wholes(model))
+
+
+def through_a_folder(path, out, dtype):
+    """A Hugging Face folder read, its weights whole, and written again."""
+    model = network.load_hf(path, dtype)
+    network.save_hf(model, out, max_shard_bytes=20_000)
+    return dict(sharding.wholes(model))
+
+
+def drawn(config, seed):
+    """The weights that a seed gives."""
+    torch.manual_seed(seed)
+    return dict(sharding.wholes(network.Transformer(config)))

@@ -1,0 +1,180 @@
+"""scaled = ref for the network and what is trained with it, on every layout: values and the gradient of every parameter, float64."""
+
+import string
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ref import cpt, mtp
+from ref.model import Config, Transformer, load_balancing_loss
+from tests.mirror import calls
+from tests.mirror.layouts import EVERY, NAMES, close, layouts, play, seeds
+
+few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+size = st.integers(1, 3)
+V = 40
+
+
+def shape(experts: int, top: int, groups: int, tied: bool) -> Config:
+    return Config.tiny(
+        V, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=groups, head_dim=8, intermediate_size=24,
+        num_experts=experts, num_experts_per_tok=top, moe_intermediate_size=8, tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+def made(config: Config, seed: int) -> tuple[Transformer, dict]:
+    torch.manual_seed(seed)
+    model = Transformer(config).double()
+    return model, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def rows(layout: dict, seed: int, n: int, size: int, packed: bool):
+    """ids and, where packed, documents of odd lengths with padding at the end."""
+    B, T, g = n * layout["dp"], 2 * size * layout["cp"], torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, V, (B, T), generator=g)
+    doc = (torch.rand(B, T, generator=g) < 0.3).long().cumsum(1)
+    doc[:, T - T // 4 :] = -1
+    return ids, doc if packed else None
+
+
+def same_gradients(found: dict, model) -> None:
+    wanted = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        close(found[name], wanted[name])
+
+
+@few
+@given(
+    layouts, seeds, size, size, st.booleans(), st.booleans(), st.booleans(),
+    st.sampled_from([shape(8, 2, 2, True), shape(4, 3, 1, False), shape(4, 1, 4, True), shape(0, 1, 2, True)]),
+)  # fmt: skip
+def test_forward_and_backward(layout, seed, n, size, packed, replayed, remake, config):
+    """Logits, balance loss, chosen experts and every gradient; experts replayed or not, activations kept or made again."""
+    model, state = made(config, seed)
+    ids, doc = rows(layout, seed, n, size, packed)
+    experts = None
+    if replayed and config.num_experts:
+        g = torch.Generator().manual_seed(seed)
+        draw = torch.rand(2, *ids.shape, config.num_experts, generator=g)
+        experts = list(draw.argsort(-1)[..., : config.num_experts_per_tok])
+    logits, loss, picks, grads = play(layout, calls.forward, config, state, ids, doc, experts, remake)
+    out = model(ids, doc=doc, experts=None if experts is None else [layer.flatten(0, 1) for layer in experts])
+    wanted = (out.logits * out.logits.sin()).sum()
+    if config.num_experts:
+        wanted = wanted + 10 * load_balancing_loss(out.router_logits, out.experts)
+    wanted.backward()
+    close(logits, out.logits)
+    close(loss, wanted)
+    assert all(torch.equal(a.flatten(0, 1), b) for a, b in zip(picks, out.experts, strict=True))
+    same_gradients(grads, model)
+
+
+@pytest.mark.parametrize("layout", EVERY, ids=NAMES)
+def test_one_expert_takes_all_and_others_none(layout):
+    """A router that sends every token to experts 0 and 1: ranks without a row, and one with all of them."""
+    config = shape(8, 2, 2, True)
+    model, state = made(config, 0)
+    ids, _ = rows(layout, 0, 2, 2, False)
+    experts = [torch.tensor([0, 1]).expand(*ids.shape, 2)] * 2
+    logits, _, _, grads = play(layout, calls.forward, config, state, ids, None, experts, False)
+    out = model(ids, experts=[layer.flatten(0, 1) for layer in experts])
+    ((out.logits * out.logits.sin()).sum() + 10 * load_balancing_loss(out.router_logits, out.experts)).backward()
+    close(logits, out.logits)
+    same_gradients(grads, model)
+
+
+@few
+@given(layouts, seeds, size, size, st.booleans(), st.sampled_from(["all", "some", "none", "shares"]))
+def test_next_token_loss(layout, seed, n, size, packed, weighed):
+    """The target of a chunk's last token is on another rank; some ranks may have nothing to score."""
+    config = shape(4, 2, 2, True)
+    model, state = made(config, seed)
+    ids, doc = rows(layout, seed, n, size, packed)
+    g = torch.Generator().manual_seed(seed)
+    weight = {
+        "all": None, "none": torch.zeros(ids.shape), "some": torch.rand(ids.shape, generator=g) < 0.2,
+        "shares": torch.rand(ids.shape, generator=g, dtype=torch.float64),
+    }[weighed]  # fmt: skip
+    loss, count, grads = play(layout, calls.next_token, config, state, ids, doc, weight)
+    hidden = model(ids, doc=doc, logits=False).hidden
+    wanted, scored = cpt.next_token_loss(model, hidden, ids, doc, weight)
+    wanted.backward()
+    close(loss, wanted)
+    close(count, scored)
+    same_gradients(grads, model)
+
+
+class Letters:
+    """A tokenizer of printable characters."""
+
+    def encode(self, text: str):
+        return type("Encoding", (), {"ids": [string.printable.index(c) % V for c in text]})
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(string.printable[i] for i in ids)
+
+
+@few
+@given(layouts, seeds, st.integers(2, 60), st.integers(2, 12), st.integers(1, 5), st.booleans())
+def test_codebase_nll(layout, seed, length, window, batch, cut_off):
+    """Windows over dp, their tokens over cp, whatever does not share out evenly filled up."""
+    config = shape(4, 2, 2, True)
+    model, state = made(config, seed)
+    g = torch.Generator().manual_seed(seed)
+    text = "".join(string.ascii_letters[i] for i in torch.randint(0, 30, (length,), generator=g))
+    corpus = cpt.Corpus({"a.py": text[: length // 2], "b.py": text[length // 2 :]})
+    how = dict(window=window, stride=max(1, window // 3), batch=batch, max_tokens=max(2, length - 3) if cut_off else None)
+    found = play(layout, calls.perplexity, config, state, Letters(), corpus, how)
+    wanted = cpt.codebase_nll(model, Letters(), corpus, **how)
+    close(found[0], wanted.nll)
+    assert found[1:] == (wanted.tokens, wanted.bytes)
+
+
+@few
+@given(
+    layouts, seeds, size, size, st.booleans(), st.booleans(), st.sampled_from(["distill", "hard"]), st.booleans(), st.sampled_from([1.0, 0.5]),
+    st.integers(1, 3),
+)  # fmt: skip
+def test_mtp_loss(layout, seed, n, size, packed, weighed, kind, detached, share, depth):
+    """Every depth looks over the borders of chunks; gradients of the layers, and of the trunk where they are let through."""
+    config, heads = shape(4, 2, 2, seed % 2 == 0), mtp.MTPConfig(depth=depth, intermediate_size=12)
+    model, state = made(config, seed)
+    torch.manual_seed(seed + 1)
+    layers = mtp.MTP(config, heads).double()
+    ids, doc = rows(layout, seed, n, size, packed)
+    weight = torch.randint(0, 3, ids.shape, generator=torch.Generator().manual_seed(seed)) if weighed else None
+    how = dict(kind=kind, detach_trunk=detached, share=share, chunk=7)
+    given_layers = {name: p.detach() for name, p in layers.named_parameters()}
+    loss, count, figures, grads, trunk = play(layout, calls.distilled, config, state, heads, given_layers, ids, doc, weight, how)
+    out = model(ids, doc=doc, logits=False)
+    generator = torch.Generator().manual_seed(3)
+    wanted, positions, shown = mtp.mtp_loss(layers, model, out, ids, doc, weight, generator=generator, **how)
+    wanted.backward()
+    close(loss, wanted)
+    close(count, positions)
+    assert figures.keys() == shown.keys()
+    for name in shown:
+        close(figures[name], shown[name])
+    same_gradients(grads, layers)
+    if not detached:
+        same_gradients(trunk, model)
+
+
+@pytest.mark.parametrize("layout", [d for d in EVERY if d["ep"] > 1], ids=lambda d: "-".join(map(str, d.values())))
+def test_eight_bit_dispatch(layout):
+    """Rows travel in at most 0.52 of bfloat16's bytes, and the logits stay as near to bfloat16's as FP8 is to bfloat16."""
+    config = Config.tiny(V, hidden_size=128, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+                         num_experts=8, moe_intermediate_size=16)  # fmt: skip
+    _, state = made(config, 0)
+    ids = torch.randint(0, V, (4, 64), generator=torch.Generator().manual_seed(0))
+    plain, small = (play(layout, calls.sent, config, state, ids, how) for how in (("model", "model"), ("fp8", "bf16")))
+    ranks, ep = layout["dp"] * layout["cp"], layout["ep"]
+    counts = ranks * 8 * 8 * (ep - 1) // ep  # a number of rows for each of 8 experts
+    crossing, rest = divmod(plain[1] - counts, 2 * 2 * 128)  # bfloat16 there and back
+    assert crossing > 0 and rest == 0
+    assert small[1] == counts + crossing * (128 + 4 + 2 * 128)  # codes and one scale there, bfloat16 back
+    assert 128 + 4 <= 0.52 * 2 * 128
+    assert (small[0] - plain[0]).abs().max() < 0.05 * plain[0].abs().max()

@@ -1,0 +1,85 @@
+"""Who holds what, and what crosses between ranks: laws of `scaled/runtime` on every layout."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scaled.runtime.cut import cut, places
+from scaled.runtime.mesh import AXES, Layout, current, mesh
+from tests.mirror import calls
+from tests.mirror.layouts import EVERY, close, layouts, play, seeds
+
+slow = settings(max_examples=25, deadline=None)
+
+
+@slow
+@given(layouts, seeds, st.integers(1, 3), st.integers(1, 3), st.integers(1, 9))
+def test_cutting_and_joining(layout, seed, rows, size, k):
+    """joined(cut(x)) is x, full(cut(x)) this rank's rows, ahead(x, k) x shifted by k over all borders; and gradients of a function of
+    all three are those of the whole."""
+    B, T = rows * layout["dp"], 2 * size * layout["cp"]
+    x = torch.randn(B, T, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    back, rows_whole, shifted, loss, grad = play(layout, calls.laws, x, k)
+    assert torch.equal(back, x) and rows_whole
+    next_ = torch.zeros_like(x)
+    next_[:, : max(T - k, 0)] = x[:, k:]
+    assert torch.equal(shifted, next_)
+    whole = x.clone().requires_grad_()
+    later = torch.cat((whole[:, k:], torch.zeros_like(whole[:, :k])), 1)[:, :T]
+    wanted = (whole * later).sum() + (whole.square().sum(1, keepdim=True) * whole).sum()
+    wanted.backward()
+    close(loss, wanted)
+    close(grad, whole.grad)
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_causal_work_is_equal(cp):
+    """Pairs of a query and a key that it sees: every rank has the same number of them, to the pair."""
+    T = 4 * 2 * cp
+    found = play(dict(dp=1, cp=cp), calls.everyone, T)
+    assert sorted(torch.cat(found).tolist()) == list(range(T))
+    work = {int((part + 1).sum()) for part in found}
+    assert len(work) == 1
+
+
+@slow
+@given(layouts, seeds, st.integers(1, 4))
+def test_rows_to_their_owners_and_back(layout, seed, n):
+    """all_to_all with any splits, empty ones too, there and back, and its gradient."""
+    g = torch.Generator().manual_seed(seed)
+    N = n * layout["dp"]
+    x = torch.randn(N, dtype=torch.float64, generator=g)
+    owner = torch.randint(0, 8, (N,), generator=g)
+    found, grad = play(layout, calls.to_owners, x, owner)
+    factor = owner % layout["ep"] + 1
+    close(found, x * factor)
+    close(grad, 2 * x * factor**2)
+
+
+@pytest.mark.parametrize("layout", [dict(dp=0), dict(cp=-1), dict(dp=2, cp=3, ep=4), dict(ep=1.5), dict(dp=True, cp="2")])
+def test_no_layout(layout):
+    with pytest.raises(ValueError, match="dp|cp|ep"):
+        Layout(**layout)
+
+
+def test_too_few_ranks():
+    with pytest.raises(ValueError, match="torchrun --nproc-per-node 6"), mesh(dp=2, cp=3, ep=2):
+        pass
+
+
+def test_without_a_mesh_there_is_one_rank():
+    assert all((current().group(axis).size, current().group(axis).rank) == (1, 0) for axis in AXES)
+    x = torch.randn(3, 5)
+    assert torch.equal(cut(x), x) and places(5).tolist() == list(range(5))
+
+
+def test_layouts_are_all_there():
+    assert {(d["dp"], d["cp"], d["ep"]) for d in EVERY} >= {(4, 1, 1), (1, 4, 1), (2, 2, 4), (4, 1, 2), (1, 1, 1), (1, 2, 2)}
+
+
+def test_what_does_not_share_out_is_refused():
+    """Rows that dp does not divide, tokens that 2·cp does not."""
+    for call, args, says in ((calls.laws, (torch.zeros(3, 8, 1), 1), "multiple of dp = 2"), (calls.everyone, (6,), "2 · cp = 4")):
+        with pytest.raises(RuntimeError, match=says):
+            play(dict(dp=2, cp=2), call, *args)

@@ -1,0 +1,195 @@
+"""Twenty optimiser steps on four ranks are those of one; what one layout saves, another reads, bit for bit."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from torch import multiprocessing as mp
+
+from kernels.gate import excess
+from ref import muon
+from ref.cpt import next_token_loss
+from ref.model import Config, Transformer, load_balancing_loss, load_hf, save_hf
+from scaled.runtime.checkpoint import CheckpointError, Checkpoints
+from tests.mirror import calls
+from tests.mirror.layouts import EVERY, NAMES, close, play
+
+FOUR = [dict(dp=4, cp=1, ep=1), dict(dp=2, cp=2, ep=2), dict(dp=1, cp=4, ep=4), dict(dp=4, cp=1, ep=2)]
+CONFIG = Config.tiny(40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8,
+                     moe_intermediate_size=8)  # fmt: skip
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def start():
+    torch.manual_seed(0)
+    state = {name: p.detach().double() for name, p in Transformer(CONFIG).named_parameters()}
+    first = torch.randint(0, 40, (STEPS, 4, 1), generator=torch.Generator().manual_seed(1))
+    return state, (first + torch.arange(16)) % 40  # counting, which can be learnt
+
+
+def reference(state, batches, dtype, use_muon):
+    model = Transformer(CONFIG).to(dtype)
+    model.load_state_dict({name: x.to(dtype) for name, x in state.items()})
+    steps, losses = muon.optimizers(model, muon_lr=0.01, adamw_lr=1e-3, weight_decay=0.1, use_muon=use_muon), []
+    for ids in batches:
+        out = model(ids, logits=False)
+        loss, count = next_token_loss(model, out.hidden, ids)
+        loss = loss / count + 0.01 * load_balancing_loss(out.router_logits, out.experts).to(dtype)
+        loss.backward()
+        for optimizer in steps:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack(losses), {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    """`reference`, each played once."""
+    held: dict = {}
+
+    def found(state, batches, dtype, use_muon):
+        if (dtype, use_muon) not in held:
+            held[dtype, use_muon] = reference(state, batches, dtype, use_muon)
+        return held[dtype, use_muon]
+
+    return found
+
+
+@pytest.mark.parametrize("layout", FOUR, ids=str)
+@pytest.mark.parametrize("use_muon", [False, True], ids=["adamw", "muon"])
+def test_twenty_steps(start, one_rank, layout, use_muon):
+    """In float32 by the three-way rule: as near to float64 as one rank is, at most twice as far."""
+    state, batches = start
+    exact, theirs = (one_rank(state, batches, dtype, use_muon) for dtype in (torch.float64, torch.float32))
+    ours = play(layout, calls.trained, CONFIG, state, batches, torch.float32, use_muon)
+    assert exact[0][-1] < exact[0][0] - 0.1  # it learns
+    assert excess(ours[0], theirs[0], exact[0]) <= 1
+    flat = [torch.cat([some[1][name].flatten() for name in state]) for some in (ours, theirs, exact)]
+    assert excess(*flat) <= 1
+
+
+@pytest.mark.parametrize("layout", EVERY, ids=NAMES)
+def test_one_seed_is_one_network(layout):
+    """Whatever the layout; and of the distribution that `ref` draws from."""
+    found, wanted = play(layout, calls.drawn, CONFIG, 5), play(dict(dp=2, cp=1, ep=1), calls.drawn, CONFIG, 5)
+    if layout["dp"] * layout["cp"] == 1:  # one rank draws as `ref` does
+        torch.manual_seed(5)
+        wanted = {name: p.detach() for name, p in Transformer(CONFIG).named_parameters()}
+    assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+    for name, x in found.items():
+        std = 1 if x.ndim < 2 else CONFIG.initializer_range / (2 if "o_proj" in name or "down_proj" in name else 1)
+        assert x.ndim < 2 and bool((x == 1).all()) or abs(x.std() / std - 1) < 0.2
+
+
+@pytest.mark.parametrize("after", [dict(dp=2, cp=2, ep=2), dict(dp=1, cp=1, ep=1), dict(dp=1, cp=2, ep=2)], ids=str)
+@pytest.mark.parametrize("before", [dict(dp=4, cp=1, ep=4), dict(dp=2, cp=1, ep=1)], ids=str)
+def test_a_checkpoint_is_read_by_another_layout(start, before, after, tmp_path):
+    """Bit for bit; and training goes on from it, moments included, as if nothing had happened."""
+    state, batches = start
+    _, saved = play(before, calls.trained, CONFIG, state, batches, torch.float32, True, (tmp_path, 4))
+    step, found = play(after, calls.read_back, CONFIG, tmp_path)
+    assert step == 4 and all(torch.equal(found[name], saved[name]) for name in state)
+    assert json.loads((tmp_path / "step-00000004" / "meta.json").read_text())["layout"] == before
+    losses, _ = play(after, calls.trained, CONFIG, state, batches, torch.float64, True, (tmp_path, 8))
+    wanted, _ = reference(state, batches[:8], torch.float64, True)
+    assert (losses - wanted[4:]).abs().max() < 1e-4  # the first four steps were float32's
+
+
+def test_the_same_layout_goes_on_bit_for_bit(start, tmp_path):
+    state, batches = start
+    layout = dict(dp=2, cp=2, ep=2)
+    play(layout, calls.trained, CONFIG, state, batches, torch.float32, True, (tmp_path, 3))
+    losses, weights = play(layout, calls.trained, CONFIG, state, batches, torch.float32, True, (tmp_path, 6))
+    through, wanted = play(layout, calls.trained, CONFIG, state, batches[:6], torch.float32, True)
+    assert torch.equal(losses, through[3:]) and all(torch.equal(weights[name], wanted[name]) for name in wanted)
+
+
+def damage(path, how):
+    if how == "missing":
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data[:-5] if how == "truncated" else data)
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated", "one bit"])
+def test_a_damaged_shard_is_named_and_the_one_before_still_loads(start, how, tmp_path):
+    state, batches = start
+    layout = dict(dp=2, cp=1, ep=2)
+    for until in (2, 4):
+        _, saved = play(layout, calls.trained, CONFIG, state, batches, torch.float32, False, (tmp_path, until))
+        if until == 2:
+            wanted = saved
+    assert Checkpoints(tmp_path).steps() == [2, 4]
+    shard = next((tmp_path / "step-00000004").glob("__1_*.distcp"))
+    damage(shard, how)
+    with pytest.raises(RuntimeError, match=rf"{shard}.*(missing|damaged).*before is of step 2"):
+        play(layout, calls.read_back, CONFIG, tmp_path)
+    step, found = play(layout, calls.read_back, CONFIG, tmp_path, 2)
+    assert step == 2 and all(torch.equal(found[name], wanted[name]) for name in state)
+
+
+def write_for_ever(folder):
+    """One process that writes the same large tensor, step after step."""
+    shelf, x = Checkpoints(folder), torch.arange(2_000_000.0)
+    for step in range(max(shelf.steps(), default=0) + 1, 10_000):
+        shelf.save(step, {"x": x + step})
+        shelf.finish()
+
+
+def test_killed_while_writing(tmp_path):
+    """SIGKILL at moments that differ: what stays is a whole checkpoint, and it loads."""
+    for pause in (0.0, 0.013, 0.031, 0.05):
+        process = mp.get_context("spawn").Process(target=write_for_ever, args=(tmp_path,))
+        process.start()
+        seen, deadline = sorted(tmp_path.glob("step-*")), time.monotonic() + 60
+        while sorted(tmp_path.glob("step-*")) == seen:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(pause)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        shelf, x = Checkpoints(tmp_path), {"x": torch.zeros(2_000_000)}
+        step = shelf.load(x)["step"]
+        assert step == shelf.steps()[-1] and torch.equal(x["x"], torch.arange(2_000_000.0) + step)
+
+
+def test_no_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        Checkpoints(tmp_path).load({})
+
+
+@pytest.mark.parametrize("layout", [dict(dp=4, cp=1, ep=4), dict(dp=2, cp=2, ep=2), dict(dp=2, cp=1, ep=1)], ids=str)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_hugging_face_folders(layout, tied, tmp_path):
+    """Read by many ranks and written by them again, in files of at most 20 kB: the same bits, and transformers opens it."""
+    from dataclasses import replace
+
+    from transformers import AutoModelForCausalLM
+
+    config = replace(CONFIG, tie_word_embeddings=tied)
+    torch.manual_seed(3)
+    model = Transformer(config)
+    save_hf(model, tmp_path / "in")
+    found = play(layout, calls.through_a_folder, tmp_path / "in", tmp_path / "out", torch.float32)
+    again = load_hf(tmp_path / "out")
+    for name, p in model.named_parameters():
+        assert torch.equal(found[name], p) and torch.equal(again.get_parameter(name), p)
+    assert max(path.stat().st_size for path in (tmp_path / "out").glob("model-*")) < 30_000
+    ids = torch.randint(0, 40, (1, 9))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(ids).logits
+    close(theirs.double().round(decimals=4), again(ids).logits.double().round(decimals=4), scale=1e7)
+
+
+def test_a_folder_of_another_network_is_named(tmp_path):
+    torch.manual_seed(0)
+    save_hf(Transformer(CONFIG), tmp_path / "in")
+    (tmp_path / "in" / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(RuntimeError, match="model.safetensors is damaged"):
+        play(dict(dp=2, cp=1, ep=2), calls.through_a_folder, tmp_path / "in", tmp_path / "out", torch.float32)

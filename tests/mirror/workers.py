@@ -1,0 +1,109 @@
+"""Ranks to test on: processes started once and sent one call after another, over gloo.
+
+    ranks(4).run(dict(dp=2, cp=2), f, x, y)        f(x, y) on each of four ranks under that mesh → their results, by rank
+
+What is called must be importable in a fresh process: a function at the top level of a module beside this file. A rank that raises is
+reported with its traceback, and the others, which may wait for it in a collective, are started again with it.
+"""
+
+import atexit
+import os
+import socket
+import traceback
+from functools import lru_cache
+from multiprocessing.connection import Connection, wait
+
+import torch
+import torch.multiprocessing as mp
+
+__all__ = ["Ranks", "ranks"]
+
+TIMEOUT = 120.0
+"""Seconds a call may take before it counts as hung."""
+
+
+class Ranks:
+    """`n` processes, one rank each."""
+
+    def __init__(self, n: int):
+        self.n = n
+        self.pipes: list[Connection] = []
+        self.processes: list = []
+
+    def start(self) -> None:
+        context = mp.get_context("spawn")
+        port = free_port()
+        for rank in range(self.n):
+            here, there = context.Pipe()
+            process = context.Process(target=serve, args=(rank, self.n, port, there), daemon=True)
+            process.start()
+            there.close()
+            self.pipes.append(here)
+            self.processes.append(process)
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self.pipes, self.processes = [], []
+
+    def run(self, layout: dict, call, *args) -> list:
+        """The results of all ranks. RuntimeError with the traceback of a rank that failed, or if none answers in time."""
+        if not self.processes:
+            self.start()
+        for pipe in self.pipes:
+            pipe.send((layout, call, args))
+        results, waiting = [None] * self.n, {pipe: rank for rank, pipe in enumerate(self.pipes)}
+        while waiting:
+            ready = wait(list(waiting), TIMEOUT)
+            if not ready:
+                self.stop()
+                raise RuntimeError(f"ranks {sorted(waiting.values())} did not answer within {TIMEOUT:.0f} s")
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                try:
+                    fine, results[rank] = pipe.recv()
+                except EOFError:
+                    fine, results[rank] = False, "the process ended"
+                if not fine:
+                    self.stop()
+                    raise RuntimeError(f"rank {rank} of {self.n}, {layout}:\n{results[rank]}")
+        return results
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def serve(rank: int, n: int, port: int, pipe: Connection) -> None:
+    """A rank: answers calls until its pipe closes."""
+    import torch.distributed as dist
+
+    from scaled.runtime.mesh import mesh
+
+    torch.set_num_threads(1)
+    # As in conftest.py: what nobody wrote is NaN.
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group("gloo", rank=rank, world_size=n)
+    while True:
+        try:
+            layout, call, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            with mesh(**layout):
+                pipe.send((True, call(*args)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
+
+
+@lru_cache(None)
+def ranks(n: int) -> Ranks:
+    """The session's n ranks."""
+    found = Ranks(n)
+    atexit.register(found.stop)
+    return found
