@@ -165,3 +165,17 @@ def test_a_quick_run(tmp_path, play_figure):
     assert {row["engine"] for row in record["rows"] if row["part"] == "routing"} == {"bf16", "fp8", "recipe"}
     assert (tmp_path / "router-mismatch.png").stat().st_size > 20_000
     assert json.loads((tmp_path / "router-mismatch.json").read_text())["quick"]
+
+
+def test_a_filter_that_drops_nothing_has_lowered_nothing():
+    """Arms of RL that differ by chance: the rule asks whether the filter did anything at all."""
+    from sims.router_mismatch import ARMS, Experiment, rl_verdicts
+
+    p99 = {"exact": 0.001, "none": 0.5, "plain": 0.3, "filtered": 0.28}
+    arms = {
+        arm: {"success": [0.5, 0.6], "greedy": [1.0, 0.0],
+              "steps": [{"mismatch": p99[arm], "mismatch_p99": p99[arm], "outside_clip": 0.0, "grad_norm": 0.1}] * 5} for arm in ARMS
+    }  # fmt: skip
+    idle, busy = ({c["name"]: c for c in rl_verdicts(Experiment(resamples=20), arms, dropped)}["rl-filter"] for dropped in (0.0, 0.01))
+    assert idle["verdict"] == "not at this scale" and "the chance of two trainings" in idle["note"]
+    assert busy["verdict"] == "reproduced" and "chance" not in busy["note"]
