@@ -71,6 +71,10 @@ def run_technique(
     checkpoint_seconds: Annotated[
         float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)
     ] = 20.0,
+    nproc: Annotated[
+        Optional[int], typer.Option(help="Ranks of a full run.", show_default="every GPU here, or two with gloo")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: a full run rehearsed on CPUs.")] = "nccl",
     help: Annotated[bool, typer.Option("--help", help="Show this, and the settings of TECHNIQUE.")] = False,
 ) -> None:
     """Run TECHNIQUE and leave everything it made in the output folder."""
@@ -87,16 +91,17 @@ def run_technique(
         near = difflib.get_close_matches(technique, names, n=1)
         guess = f"did you mean {near[0]}? There are" if near else "there are"
         raise RunError(f"unknown technique {technique!r}; {guess}: {', '.join(names)}")
-    if help:
-        print(context.get_help())
-        _print_settings(entry)
-        return
     if scale not in ("small", "full"):
         raise RunError(f"--scale expects small or full, got {scale!r}")
+    if backend not in ("nccl", "gloo"):
+        raise RunError(f"--backend expects nccl or gloo, got {backend!r}")
+    if help:
+        print(context.get_help())
+        _print_settings(entry, backend if scale == "full" else None)
+        return
     if scale == "full":
-        raise RunError(
-            f"{entry.name} has no full scale yet: its scaled path is not written; use --scale small"
-        )
+        _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend)
+        return
     out = out or Path("runs") / entry.name
     wanted = _read_toml(config)
     given = list(sets or [])
@@ -214,6 +219,21 @@ def bench_kernels() -> None:
     if importlib.util.find_spec("triton") is None:
         raise RunError("etude bench kernels needs Triton (Linux): pip install triton")
     importlib.import_module("etude.bench_kernels").kernels()
+
+
+def _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend) -> None:  # noqa: ANN001 – as typed in run_technique
+    """The scaled path, under torchrun."""
+    from etude import full
+
+    given = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
+    if corpus is not None:
+        _check_corpus(corpus)
+        given.append(f"corpus={corpus.resolve()}")
+    out = out or Path("runs") / f"{entry.name}-full"
+    toml = _read_toml(config)
+    if resume:
+        toml = _merge(_stored_config(out, f"{entry.name} full"), toml)
+    full.run(entry, out, toml, given, resume, nproc, backend)
 
 
 def _config_class(entry: catalog.Technique) -> type:
@@ -336,7 +356,7 @@ def _finish_recipe(run: Any) -> None:
         print(f"model:  {run.root / 'checkpoints' / 'final'}")
 
 
-def _print_settings(entry: catalog.Technique) -> None:
+def _print_settings(entry: catalog.Technique, backend: str | None = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -351,7 +371,13 @@ def _print_settings(entry: catalog.Technique) -> None:
         title="Settings for --set and --config",
         title_justify="left",
     )
-    for key, kind, default, doc in runs.describe(_config_class(entry)):
+    if backend is not None:
+        from etude import full
+
+        cls = full.settings_class(backend)
+    else:
+        cls = _config_class(entry)
+    for key, kind, default, doc in runs.describe(cls):
         table.add_row(key, _cell(list(default) if isinstance(default, tuple) else default), doc or kind)
     Console().print(table)
 

@@ -1,0 +1,121 @@
+"""Into torchrun and out of it: one process a rank, groups of them started again when one dies, and the rank that hangs called by name.
+
+    start(arguments, nproc)      from a shell: torchrun with this program inside, on this machine
+    worker()                     whether this process is one of torchrun's
+    world(backend)               inside: the process group, NCCL on GPUs or gloo on CPUs, and this rank's device
+    Watch(folder, timeout)       inside: `beat(step)` after each step; silence for longer than `timeout` ends the process
+
+On a cluster torchrun is started by the scheduler on every node, with the same program inside; `start` is for one node.
+
+A rank that hangs makes all others wait in a collective, and which one it is nobody can say from there. So each has a thread that looks
+at its main thread: when no step has ended for longer than `timeout`, it leaves where that stands in a file, FOLDER/RANK. Who is not in a
+collective, or leaves no word at all, is the one the others wait for; the first that answers says so, and all end, which lets torchrun
+start the group again from the last checkpoint.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["Watch", "start", "worker", "world"]
+
+
+def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> int:
+    """Runs `python -m module arguments` as nproc ranks on this machine; the exit code of torchrun. A group of which one rank dies is
+    started again up to `restarts` times."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc),
+               "--max-restarts", str(restarts), "-m", module, *arguments]  # fmt: skip
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "TORCH_DISTRIBUTED_DEBUG": "OFF"}
+    return subprocess.call(command, env=environment)
+
+
+def worker() -> bool:
+    """Whether this process is a rank of torchrun's."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and "LOCAL_RANK" in os.environ
+
+
+@contextmanager
+def world(backend: str, timeout: float) -> Iterator[int]:
+    """Joins the process group; gives this rank. `timeout`: seconds of a step; a collective gives up only at three times that, so that
+    `Watch` can say who is to blame."""
+    if backend == "nccl":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    store, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(3 * timeout, 300))))
+    # torchrun keeps its store over restarts, and in it the addresses of the ranks that died.
+    store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=3 * timeout))
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
+
+
+class Watch:
+    """Tells who hangs. Entered as a context, by all ranks together; the thread ends with it."""
+
+    GRACE = 2.0
+    """Seconds that ranks have to say where they stand."""
+
+    def __init__(self, folder: Path, timeout: float):
+        """`folder` is the same for all ranks; `timeout`: seconds that a step may take."""
+        self.folder, self.timeout = Path(folder), timeout
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.last, self.step, self.over = time.monotonic(), -1, threading.Event()
+        self.main = threading.get_ident()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / str(self.rank)).unlink(missing_ok=True)
+        self.thread = threading.Thread(target=self._look, daemon=True)
+        dist.barrier()
+
+    def beat(self, step: int) -> None:
+        """This rank has finished a step."""
+        self.step, self.last = step, time.monotonic()
+
+    def where(self) -> str:
+        """What this rank's main thread does: "wait" inside torch.distributed, else file, line and function."""
+        frame = sys._current_frames()[self.main]
+        code = frame.f_code
+        if f"torch{os.sep}distributed" in code.co_filename:
+            return "wait"
+        return f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}"
+
+    def verdict(self) -> str:
+        """What all ranks' files say: the ranks that do not wait for others, and those that say nothing."""
+        said = {}
+        for rank in range(self.ranks):
+            path = self.folder / str(rank)
+            said[rank] = path.read_text() if path.exists() else ""
+        silent, busy = [r for r, text in said.items() if not text], {r: text for r, text in said.items() if text not in ("", "wait")}
+        parts = [f"rank {rank} hangs in {text}" for rank, text in busy.items()] + [f"rank {rank} does not answer" for rank in silent]
+        return "; ".join(parts) or "all ranks wait for one another"
+
+    def _look(self) -> None:
+        while not self.over.wait(min(1.0, self.timeout / 4)):
+            if time.monotonic() - self.last < self.timeout:
+                continue
+            temporary = self.folder / f".{self.rank}"
+            temporary.write_text(self.where())
+            os.replace(temporary, self.folder / str(self.rank))
+            time.sleep(self.GRACE)
+            if min((r for r in range(self.ranks) if (self.folder / str(r)).exists()), default=self.rank) == self.rank:
+                print(f"error: no step after step {self.step} in {self.timeout:g} s: {self.verdict()}", file=sys.stderr, flush=True)
+            time.sleep(self.GRACE / 4)
+            os._exit(14)
+
+    def __enter__(self) -> "Watch":
+        self.last = time.monotonic()
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()

@@ -1,0 +1,137 @@
+"""`etude run cpt --scale full --backend gloo` from outside: it trains on a user's folder, a rank that dies is replaced and the curve stays
+the same to the last bit, and a rank that hangs is called by name."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ref.cpt import read_corpus, train_tokenizer
+from ref.model import Config, Transformer, load_hf, save_hf
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """A folder of code, and a network with its tokenizer to begin from."""
+    folder, draw = tmp_path_factory.mktemp("given"), random.Random(0)
+    for n in range(12):
+        lines = [f"def f{i}(x):\n    return x + {draw.randrange(100)}\n" for i in range(40)]
+        (folder / "code" / f"p{n}").mkdir(parents=True)
+        (folder / "code" / f"p{n}" / "a.py").write_text("\n".join(lines))
+    tokenizer = train_tokenizer(read_corpus(folder / "code").files.values(), 300)
+    torch.manual_seed(0)
+    shape = Config.tiny(300, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+                        num_experts=4, moe_intermediate_size=16)  # fmt: skip
+    save_hf(Transformer(shape), folder / "net")
+    tokenizer.save(str(folder / "net" / "tokenizer.json"))
+    return folder
+
+
+def command(given: Path, out: Path, *more: str, technique: str = "cpt") -> list[str]:
+    return [
+        sys.executable, "-m", "etude.cli", "run", technique, "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", str(out),
+        "--corpus", str(given / "code"), "--set", f"checkpoint={given / 'net'}", "--set", f"steps={STEPS}", "--set", "rows=4",
+        "--set", "length=32", "--set", "ep=2", "--set", "cp=2", "--set", "checkpoint_every=5", "--set", "perplexity_tokens=500", *more,
+    ]  # fmt: skip
+
+
+def start(arguments: list[str]) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def through(given, tmp_path_factory):
+    """A run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("through") / "run"
+    process = start(command(given, out))
+    said, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error[-9000:]
+    return out, said
+
+
+def lines(out: Path) -> list[dict]:
+    path = out / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+
+
+def wait_for_step(out: Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while len(lines(out)) < step:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_it_trains_and_leaves_a_network(given, through):
+    out, said = through
+    losses = [line["loss"] for line in lines(out)]
+    assert [line["step"] for line in lines(out)] == list(range(1, STEPS + 1)) and losses[-1] < losses[0] - 1
+    report = json.loads((out / "report.json").read_text())
+    assert report["result"]["codebase_perplexity"] < 200 and "codebase_perplexity" in said
+    trained, before = load_hf(out / "checkpoints" / "final"), load_hf(given / "net")
+    assert not torch.equal(trained.embed_tokens.weight, before.embed_tokens.weight)
+    again = start(command(given, out))
+    _, error = again.communicate(timeout=60)
+    assert again.returncode == 2 and "already holds a run" in error and error.count("\n") == 1
+
+
+def test_a_rank_that_dies_is_replaced(given, through, tmp_path):
+    """SIGKILL of one rank in the middle: exit 0, every loss the same to the last bit, no step twice."""
+    process = start(command(given, tmp_path / "run"))
+    wait_for_step(tmp_path / "run", 12, process)
+    os.kill(int((tmp_path / "run" / "ranks" / "1.pid").read_text()), signal.SIGKILL)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error[-9000:]
+    assert lines(tmp_path / "run") == lines(through[0])
+
+
+def test_all_killed_and_resumed(given, through, tmp_path):
+    """SIGKILL of everything, then --resume."""
+    process = start(command(given, tmp_path / "run"))
+    wait_for_step(tmp_path / "run", 8, process)
+    process.kill()
+    for rank in range(2):
+        os.kill(int((tmp_path / "run" / "ranks" / f"{rank}.pid").read_text()), signal.SIGKILL)
+    process.communicate()
+    again = start([*command(given, tmp_path / "run"), "--resume"])
+    _, error = again.communicate(timeout=300)
+    assert again.returncode == 0, error
+    assert lines(tmp_path / "run") == lines(through[0])
+
+
+def test_a_rank_that_hangs_is_named(given, tmp_path):
+    process = start(command(given, tmp_path / "run", "--set", "timeout=8", "--set", "restarts=0"))
+    wait_for_step(tmp_path / "run", 3, process)
+    hung = int((tmp_path / "run" / "ranks" / "1.pid").read_text())
+    os.kill(hung, signal.SIGSTOP)
+    begun, said = time.monotonic(), ""
+    for line in process.stderr:
+        said += line
+        if "does not answer" in line:
+            break
+    assert "rank 1 does not answer" in said and "no step after step" in said
+    assert time.monotonic() - begun < 30
+    os.kill(hung, signal.SIGKILL)  # torchrun would give it half a minute
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 2 and "Go on with: etude run cpt --scale full" in rest
+
+
+def test_layers_are_distilled(given, tmp_path):
+    process = start(command(given, tmp_path / "run", "--set", "layers=2", technique="mtp"))
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error[-9000:]
+    kl = [line["kl_1"] for line in lines(tmp_path / "run")]
+    assert len(kl) == STEPS and kl[-1] < 0.7 * kl[0]
+    from ref.model import load_extra
+
+    assert any(name.startswith("mtp.layers.1.") for name in load_extra(tmp_path / "run" / "checkpoints" / "final"))
