@@ -204,6 +204,8 @@ def rounded(x: Float[Tensor, "*shape"], form: str, axis: int = -1, weight: bool 
     so that one set of codes serves both axes (DeepSeek-V3, §3.3.2). ValueError for an unknown format."""
     if form not in FORMATS:
         raise ValueError(f"form must be one of {', '.join(FORMATS)}; got {form!r}")
+    if not x.numel():  # an expert without tokens
+        return x.float()
     if weight and form == "fp8":
         return blockwise_fp8_dequantize(*blockwise_fp8_quantize(x, (128, 128)), (128, 128))
     return FORMATS[form](x, axis)

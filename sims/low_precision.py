@@ -67,7 +67,7 @@ class Experiment:
     """Held-out rows of the pretraining mix that are measured on."""
     companions: int = 7
     """Other rows in the batch."""
-    steps: int = 150
+    steps: int = 80
     """Training steps of each arm."""
     batch_rows: int = 8
     """Rows of `training.length` tokens per step."""

@@ -368,3 +368,11 @@ def test_a_weight_in_fp8_is_the_same_numbers_whichever_axis_is_summed_over():
     assert not torch.equal(rounded(w, "fp8", 0), rounded(w, "fp8", 1))
     x = torch.randn(5, 200)
     torch.testing.assert_close(linear(x, w, "fp8"), rounded(x, "fp8") @ rounded(w, "fp8", weight=True).T)
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+def test_an_expert_without_tokens_has_zero_gradients(form):
+    """Both ways in every format: what sums over no token is zero."""
+    x, weight = torch.randn(5, 32, requires_grad=True), torch.randn(3, 16, 32, requires_grad=True)
+    grouped_linear(x, weight, torch.tensor([2, 2, 5]), form, form).square().sum().backward()
+    assert not weight.grad[1].any() and bool(weight.grad[[0, 2]].any()) and bool(x.grad.isfinite().all())
