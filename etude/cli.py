@@ -118,6 +118,27 @@ def run_technique(
     _play(entry, out, wanted, given, resume, checkpoint_seconds)
 
 
+@app.command("plan")
+def plan(
+    model: Annotated[str, typer.Option(help="qwen3_30b_a3b, tiny, or a Hugging Face folder.")] = "qwen3_30b_a3b",
+    gpus: Annotated[Optional[list[int]], typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", min=1)] = None,
+    cp: Annotated[int, typer.Option(help="Ranks that share a row's tokens.", min=1)] = 2,
+    ep: Annotated[int, typer.Option(help="Ranks that share a layer's experts.", min=1)] = 8,
+    length: Annotated[int, typer.Option(help="Tokens of a row.", min=1)] = 32_768,
+    rows: Annotated[int, typer.Option(help="Rows of a step for each group of cp ranks.", min=1)] = 1,
+    hardware: Annotated[str, typer.Option(help="h200 or h100.")] = "h200",
+    out: Annotated[Optional[Path], typer.Option(help="Folder for plan.json and plan.png.", show_default="none")] = None,
+) -> None:
+    """What a step of a full run holds, sends and costs on so many GPUs, before anyone pays for it."""
+    from etude import planning
+
+    found = planning.plans(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
+    planning.show(found, model, length, hardware)
+    if out is not None:
+        planning.write(found, out)
+        print(f"plan: {out / 'plan.json'} and plan.png")
+
+
 @app.command("results")
 def results(
     runs: Annotated[list[Path], typer.Argument(help="Finished runs of the recipe, one a seed.")],

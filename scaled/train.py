@@ -36,13 +36,14 @@ from ref.cpt import Corpus
 from ref.model import Config
 from ref.mtp import MTPConfig
 from scaled import checkpoint, cpt, muon
+from scaled import model as network
 from scaled.model import Transformer, load_balancing_loss, load_hf, save_hf
 from scaled.mtp import MTP, mtp_loss
+from scaled.runtime import sharding
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.cut import cut
 from scaled.runtime.launch import Watch
 from scaled.runtime.mesh import current
-from scaled.runtime.sharding import wholes
 
 __all__ = ["Full", "Rehearsal", "train"]
 
@@ -83,6 +84,12 @@ class Full:
     """Share of the steps, at the end, over which they fall."""
     layers: int = 3
     """Multi-token-prediction layers (mtp)."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """What is computed in; weights, gradients' sums and moments are float32."""
+    rematerialise: bool = True
+    """Compute a block's activations again in the backward pass instead of keeping them."""
+    dispatch: Literal["model", "fp8"] = "model"
+    """What tokens travel to their experts in: the dtype above, or E4M3 with a scale per 128 values."""
     checkpoint_every: int = 50
     """Steps between two checkpoints."""
     perplexity_tokens: int = 65_536
@@ -126,6 +133,10 @@ class Rehearsal(Full):
     """Ranks that share a row's tokens."""
     ep: int = 1
     """Ranks that share a layer's experts."""
+    dtype: Literal["bfloat16", "float32"] = "float32"
+    """What is computed in; weights, gradients' sums and moments are float32."""
+    rematerialise: bool = False
+    """Compute a block's activations again in the backward pass instead of keeping them."""
     optimizer: Literal["muon", "adamw"] = "muon"
     """Muon for matrices with AdamW for the rest, or AdamW alone."""
     muon_lr: float = 0.02
@@ -144,6 +155,8 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
     """The whole training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns what was measured in the end."""
     folder, rank = Path(folder), dist.get_rank() if dist.is_initialized() else 0
     tokenizer, rows, doc, held = data(c, folder, rank)
+    network.REMATERIALISE, network.DISPATCH = c.rematerialise, c.dispatch
+    sharding.COMPUTE = torch.bfloat16 if c.dtype == "bfloat16" else None
     torch.manual_seed(c.seed)
     model = load_hf(c.checkpoint) if c.checkpoint else Transformer(c.shape(tokenizer.get_vocab_size()))
     (folder / "ranks").mkdir(parents=True, exist_ok=True)
@@ -228,7 +241,7 @@ def distil(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.
         return loss, {"loss": loss.item(), "tokens": count, **figures}
 
     last = steps_of(c, folder, layers, loss_of, log, rank)
-    extra = {f"mtp.{name}": x.cpu() for name, x in wholes(layers)}  # a few dense layers: small enough for one rank
+    extra = {f"mtp.{name}": x.cpu() for name, x in sharding.wholes(layers)}  # a few dense layers: small enough for one rank
     save_hf(model, folder / "checkpoints" / "final", extra=extra)
     return last
 

@@ -85,6 +85,11 @@ BAD = [
     (["run", "kl", "--out", "other"], "holds no run"),
     (["run", "kl", "--out", "other", "--resume"], "holds no run"),
     (["run", "kl", "--out", "bad.toml/below"], "bad.toml"),
+    (["plan", "--cp", "3"], "3 does not divide 8"),
+    (["plan", "--hardware", "abacus"], "unknown hardware 'abacus'; there is h200"),
+    (["plan", "--model", "missing"], "--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder"),
+    (["plan", "--length", "33"], "length of 2 · cp = 4"),
+    (["plan", "--gpus", "12", "--ep", "8"], "ep must divide dp · cp = 12"),
     (["frob"], "frob"),
     (["bench", "frob"], "frob"),
 ]
@@ -223,3 +228,14 @@ def test_help_is_quick_because_torch_stays_out():
     )
     assert done.returncode == 0 and "recipe" in done.stdout
     assert not any(name in done.stderr for name in (" torch\n", "matplotlib\n", "transformers\n"))
+
+
+def test_plan(tmp_path, capsys):
+    """A table for 8, 64 and 512 GPUs with what it assumes, and the same as numbers and a picture."""
+    import json
+
+    code, said, _ = ask(capsys, "plan", "--out", tmp_path / "plan")
+    assert code == 0 and "30.53 B parameters" in said and "512 GPUs" in said and "Guessed: 50% of the peak" in " ".join(said.split())
+    found = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert [one["gpus"] for one in found] == [8, 64, 512] and found[0]["parameters"] == 30_532_122_624
+    assert (tmp_path / "plan" / "plan.png").stat().st_size > 10_000

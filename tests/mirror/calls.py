@@ -1,6 +1,7 @@
 """What ranks are asked to do. Every call gets the whole problem, cuts this rank's part, and returns whole results, float64."""
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ref.model import Config
 from scaled import checkpoint, cpt, dr_grpo, mtp, muon, packing, router_replay, self_summary
@@ -241,3 +242,59 @@ def drawn(config, seed):
     """The weights that a seed gives."""
     torch.manual_seed(seed)
     return dict(sharding.wholes(network.Transformer(config)))
+
+
+def traffic(config, state, ids, remake):
+    """What each rank sends in one forward and backward pass, by collective, and how many rows it dispatched and received, by layer."""
+    model = given(config, state).float()
+    network.REMATERIALISE = remake
+    try:
+        with Traffic() as counted:
+            out = model(cut(ids))
+            out.logits.square().sum().backward()
+    finally:
+        network.REMATERIALISE = False
+    ep, E = current().group("ep"), config.num_experts
+    rows = []
+    for picks in out.experts:
+        to = picks.flatten() // (E // ep.size)
+        load = to.bincount(minlength=ep.size)
+        coming = torch.stack(gathered(load, "ep"))[:, ep.rank]
+        rows.append((int(load.sum() - load[ep.rank]), int(coming.sum() - coming[ep.rank])))
+    every = [None] * current().layout.world
+    torch.distributed.all_gather_object(every, (counted.sent, rows))
+    return every
+
+
+def held(config):
+    """Parameters on each rank."""
+    model = network.Transformer(config)
+    mine = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in model.parameters())
+    return [int(n) for n in gathered(torch.tensor([mine]))]
+
+
+def kept(config, ids, remake):
+    """Bytes on each rank at the peak of a step: weights, gradients, moments, and what autograd keeps from the forward pass."""
+    model = network.Transformer(config)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    seen: dict[int, int] = {}
+
+    def pack(x):
+        # FSDP frees whole weights after a block, and gets them again: they are not kept.
+        if not isinstance(x, torch.nn.Parameter):
+            seen[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            alive.append(x)
+        return x
+
+    alive: list = []
+    network.REMATERIALISE = remake
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            out = model(cut(ids), logits=False)
+    finally:
+        network.REMATERIALISE = False
+    total(out.hidden.square().sum()).backward()
+    optimizer.step()
+    state = [x for p in model.parameters() for x in (p, p.grad, *(v for v in optimizer.state[p].values() if v.ndim))]
+    local = sum((x.to_local() if isinstance(x, DTensor) else x).numel() * 4 for x in state)
+    return [(int(a), int(b)) for a, b in torch.stack(gathered(torch.tensor([[local, sum(seen.values())]]))).view(-1, 2)]

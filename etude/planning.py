@@ -1,0 +1,126 @@
+"""`etude plan`: what a step of a full run holds, sends and costs, as a table and a picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from etude.settings import RunError
+
+__all__ = ["ASSUMPTIONS", "picture", "plans", "show"]
+
+ASSUMPTIONS = (
+    "Counted, and held to measurement by tests: parameters, state, activations (flash attention, blocks computed again in the backward "
+    "pass), bytes sent. FLOPs: 6 per active weight and token, and causal attention; the recomputation is not in them, but is in the time. "
+    "Assumed: weights, gradients and moments in float32 at rest, bfloat16 at work; even routing; nothing overlaps; peak, bandwidth and "
+    "links from data sheets. Guessed: {efficiency:.0%} of the peak for products, {latency:.0f} µs a collective, {price:g} dollars an hour "
+    "and GPU. Head, loss and allocator's rounding are not in the memory."
+)
+
+
+def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int, hardware: str) -> list[dict]:
+    """One record for each number of GPUs. RunError for what is not known or does not share out."""
+    from ref.model import Config, config_of
+    from scaled.plan import HARDWARE, plan
+    from scaled.runtime.mesh import Layout
+
+    if hardware not in HARDWARE:
+        raise RunError(f"unknown hardware {hardware!r}; there is {' and '.join(HARDWARE)}")
+    if min(rows, length) < 1:
+        raise RunError(f"--rows and --length must be at least 1, got {rows} and {length}")
+    if model in ("qwen3_30b_a3b", "tiny"):
+        config = getattr(Config, model)()
+    else:
+        try:
+            config = config_of(model)
+        except ValueError as error:
+            raise RunError(f"--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder; {error}") from None
+    machine, found = HARDWARE[hardware], []
+    for n in gpus:
+        if cp < 1 or n % cp:
+            raise RunError(f"--cp must divide the number of GPUs: {cp} does not divide {n}")
+        try:
+            layout = Layout(dp=n // cp, cp=cp, ep=min(ep, n))
+            step = plan(config, layout, rows * layout.dp, length)
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        seconds = step.seconds(machine, layout)
+        seconds["compute"] *= 4 / 3  # a forward pass more: blocks are computed again
+        total = seconds["network"] + max(seconds["compute"], seconds["memory"])
+        tokens = step.tokens * n
+        found.append({
+            "gpus": n, "layout": asdict(layout), **{k: v for k, v in asdict(step).items()}, "memory": step.memory, "seconds": seconds,
+            "step_seconds": total, "tokens_per_step": tokens, "tokens_per_second": tokens / total,
+            "share_of_peak": step.flops / total / machine.flops, "dollars_per_billion_tokens": 1e9 * n * machine.price * total / tokens / 3600,
+            "fits": step.memory <= 0.92 * machine.memory, "capacity": machine.memory,
+        })  # fmt: skip
+    return found
+
+
+def show(found: list[dict], model: str, length: int, hardware: str) -> None:
+    """The table, and under it what was assumed."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from scaled.plan import HARDWARE
+
+    first = found[0]
+    title = f"{model} on {hardware}: {first['parameters'] / 1e9:.2f} B parameters, {first['active'] / 1e9:.2f} B a token; rows of {length:,} tokens"
+    table = Table("a rank, a step", *(f"{one['gpus']} GPUs" for one in found), box=None, header_style="bold", title=title, title_justify="left")
+    giga = lambda key: [f"{one[key] / 1e9:.2f} GB" for one in found]  # noqa: E731
+
+    def row(name: str, cells: list[str]) -> None:
+        table.add_row(name, *cells)
+
+    row("dp · cp · ep", ["{dp} · {cp} · {ep}".format(**one["layout"]) for one in found])
+    row("tokens", [f"{one['tokens']:,}" for one in found])
+    for name, key in (("weights, float32", "weights"), ("gradients, float32", "gradients"), ("AdamW's moments", "moments"),
+                      ("weights gathered", "gathered"), ("activations", "activations")):  # fmt: skip
+        row(name, giga(key))
+    row("memory", [f"{one['memory'] / 1e9:.1f} GB" + ("" if one["fits"] else ": too much") for one in found])
+    for name, key in (("sent, weights", "fsdp"), ("sent, keys and values", "attention"), ("sent, expert rows", "experts")):
+        row(name, giga(key))
+    row("FLOPs", [f"{one['flops'] / 1e12:.0f} T" for one in found])
+    for name, key in (("compute", "compute"), ("memory traffic", "memory"), ("network", "network")):
+        row(f"time, {name}", [f"{one['seconds'][key]:.2f} s" for one in found])
+    row("step", [f"{one['step_seconds']:.2f} s" for one in found])
+    row("tokens/s, all ranks", [f"{one['tokens_per_second']:,.0f}" for one in found])
+    row("share of peak", [f"{one['share_of_peak']:.0%}" for one in found])
+    row("dollars a billion tokens", [f"{one['dollars_per_billion_tokens']:,.0f}" for one in found])
+    console, machine = Console(), HARDWARE[hardware]
+    console.print(table)
+    console.print(ASSUMPTIONS.format(efficiency=machine.efficiency, latency=machine.latency * 1e6, price=machine.price), highlight=False)
+
+
+def picture(found: list[dict], path: Path) -> None:
+    """Left: what fills a rank's memory. Right: where a step's time goes."""
+    from sims.drawing import COLOURS, GREY, save, sheet
+
+    figure, (left, right) = sheet(2, "A step of the full run")
+    names = [f"{one['gpus']}" for one in found]
+
+    def stack(axis, parts: dict[str, list[float]]) -> None:
+        base = [0.0] * len(found)
+        for (name, values), colour in zip(parts.items(), [*COLOURS, GREY], strict=False):
+            axis.bar(names, values, bottom=base, color=colour, label=name, width=0.6)
+            base = [a + b for a, b in zip(base, values, strict=True)]
+        axis.set(xlabel="GPUs", ylim=(0, 1.4 * max(base)))
+        axis.legend(frameon=False, loc="upper right")
+
+    stack(left, {key: [one[key] / 1e9 for one in found] for key in ("weights", "gradients", "moments", "gathered", "activations")})
+    left.axhline(found[0]["capacity"] / 1e9, color=GREY, linestyle="--", linewidth=1)
+    left.set(ylabel="GB a rank (dashed: what there is)", title="Memory at the peak")
+    stack(right, {
+        "compute": [max(one["seconds"]["compute"], one["seconds"]["memory"]) for one in found],
+        "network": [one["seconds"]["network"] for one in found],
+    })  # fmt: skip
+    right.set(ylabel="seconds a step", title="Time, nothing overlapped")
+    save(figure, path)
+
+
+def write(found: list[dict], out: Path) -> None:
+    """plan.json and plan.png in a folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "plan.json").write_text(json.dumps(found, indent=1) + "\n")
+    picture(found, out / "plan.png")

@@ -1,0 +1,87 @@
+"""The plan's counts against what ranks really hold and really send."""
+
+import pytest
+import torch
+
+from ref.model import Config, Transformer
+from scaled.plan import HARDWARE, plan
+from scaled.runtime.mesh import Layout
+from tests.mirror import calls
+from tests.mirror.layouts import EVERY, NAMES, play
+
+SHAPES = {
+    "experts": Config.tiny(50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+                           num_experts=8, moe_intermediate_size=16),
+    "odd": Config.tiny(51, hidden_size=18, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=6,
+                       num_experts=4, moe_intermediate_size=10, tie_word_embeddings=False),
+    "dense": Config.tiny(50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+                         num_experts=0, intermediate_size=24),
+    "wide": Config.tiny(50, hidden_size=128, num_hidden_layers=3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("remake", [False, True], ids=["kept", "remade"])
+@pytest.mark.parametrize("layout", EVERY, ids=NAMES)
+@pytest.mark.parametrize("shape", ["experts", "odd", "dense"])
+def test_bytes_sent(shape, layout, remake):
+    """Every byte of FSDP, context and expert parallelism, on every rank, to the last one: counted by what went through
+    torch.distributed, with the routing that there was."""
+    config = SHAPES[shape]
+    torch.manual_seed(0)
+    state = {name: p.detach().double() for name, p in Transformer(config).named_parameters()}
+    ids = torch.randint(0, 50, (4, 16), generator=torch.Generator().manual_seed(1))
+    if layout["dp"] * layout["cp"] == 1:
+        assert plan(config, Layout(), 4, 16, computed=4).fsdp == 0
+        return
+    for sent, rows in play(layout, calls.traffic, config, state, ids, remake):
+        crossing = [out + came for out, came in rows] or [0]
+        found = plan(config, Layout(**layout), 4, 16, computed=4, crossing=0, remake=remake)
+        experts = found.experts + sum((3 if remake else 2) * each * config.hidden_size * 4 for each in crossing)
+        assert sent.get("allgather_base", 0) + sent.get("reduce_scatter_base", 0) == found.fsdp + found.attention
+        assert sent.get("alltoall_base", 0) == experts
+        assert set(sent) <= {"allgather_base", "reduce_scatter_base", "alltoall_base"}
+
+
+@pytest.mark.parametrize("layout", EVERY, ids=NAMES)
+def test_parameters_held(layout):
+    config = SHAPES["odd"]
+    held = play(layout, calls.held, config)
+    assert max(held) == plan(config, Layout(**layout), 4, 16).held or layout["dp"] * layout["cp"] > 1
+    assert max(held) <= plan(config, Layout(**layout), 4, 16).held <= max(held) * 1.25
+    assert sum(held) == config.parameters()
+
+
+@pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=1, ep=1), dict(dp=2, cp=1, ep=2), dict(dp=4, cp=1, ep=4)], ids=str)
+@pytest.mark.parametrize("shape", ["experts", "dense", "wide"])
+def test_memory(shape, layout):
+    """State to the byte (padding aside), and with what autograd keeps, within 10%. Rows are long enough for attention
+    without stored weights."""
+    config = SHAPES[shape]
+    ids = torch.randint(0, 50, (4, 1024), generator=torch.Generator().manual_seed(1))
+    found = plan(config, Layout(**layout), 4, 1024, computed=4, remake=False)
+    ranks = play(layout, calls.kept, config, ids, False)
+    for state, _ in ranks:
+        assert state <= found.weights + found.gradients + found.moments <= 1.05 * state
+    # Which rank gets how many expert rows is the router's doing, and a network that learnt nothing deals them unevenly: the mean.
+    activations = sum(kept for _, kept in ranks) / len(ranks)
+    assert activations == pytest.approx(found.activations, rel=0.1)
+
+
+def test_the_real_network():
+    """Qwen3-30B-A3B: its size, and that state shared out over more ranks is less on each."""
+    config = Config.qwen3_30b_a3b()
+    eight, many = (plan(config, Layout(dp=dp, cp=2, ep=8), rows=dp, length=32_768) for dp in (4, 256))
+    assert eight.parameters == 30_532_122_624 and eight.active == 3_353_032_704
+    assert eight.held == pytest.approx(eight.parameters / 8, rel=1e-3)
+    assert many.held < eight.held / 60
+    assert eight.weights + eight.gradients + eight.moments == eight.held * 16
+    # 6 · (active, embedding left out) · tokens and attention's share, which at 32k is more than half of it again.
+    linear = 6 * (3_353_032_704 - 151_936 * 2048) * 16_384
+    assert 1.5 * linear < eight.flops < 4 * linear
+    seconds = eight.seconds(HARDWARE["h200"], Layout(dp=4, cp=2, ep=8))
+    assert all(value > 0 for value in seconds.values())
+
+
+def test_what_does_not_share_out_is_refused():
+    with pytest.raises(ValueError, match="multiple of dp = 4"):
+        plan(SHAPES["dense"], Layout(dp=4), 6, 16)
