@@ -221,6 +221,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="low precision: NVFP4 per token forward, MXFP8 backward, and what a scale per tensor leaks",
         source="§6.2",
         ref="ref/quant.py",
+        scaled="scaled/quant.py",
         kernel="kernels/quant.py",
         sim="sims/low_precision.py",
         tests=("tests/ref/test_quant.py", "tests/ref/test_minifloat.py", "tests/kernels/test_quant.py", "tests/kernels/test_gemm.py",

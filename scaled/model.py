@@ -28,7 +28,7 @@ What to know
 | rows sent to, received from each ep rank | `send`, `receive` | ep |
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -95,20 +95,28 @@ class MoE(ref.MoE):
         ep = current().group("ep")
         if ep.size == 1:
             return super().mix(x, gates, experts)
-        K, E = experts.shape[1], self.gate.out_features
-        flat = experts.flatten()
-        order = flat.argsort(stable=True)
-        load = flat.bincount(minlength=E).view(ep.size, -1)  # rows for each expert of each rank
-        coming = torch.empty_like(load)
-        torch.distributed.all_to_all_single(coming, load, group=ep.handle)
-        send, receive = load.sum(1).tolist(), coming.sum(1).tolist()
-        rows = dispatch(x[order // K], send, receive)
-        local = torch.arange(E // ep.size, device=x.device).repeat(ep.size).repeat_interleave(coming.flatten())
-        y = experts_swiglu(rows, rows.new_ones(len(rows), 1), self.gate_up_proj, self.down_proj, local[:, None])
-        y = combine(y, receive, send)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=x.device)
-        return (y[place].view(-1, K, x.shape[1]) * gates[..., None]).sum(1)
+        return on_owners(
+            x, gates, experts, self.gate.out_features,
+            lambda rows, ones, local: experts_swiglu(rows, ones, self.gate_up_proj, self.down_proj, local),
+        )  # fmt: skip
+
+
+def on_owners(x: Tensor, gates: Tensor, experts: Tensor, num_experts: int, run: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    """Σ over a token's experts of gate times what the rank that owns the expert makes of the token: `run(rows [R, D], ones [R, 1],
+    experts [R, 1])` there, experts counted from its first one."""
+    ep, K = current().group("ep"), experts.shape[1]
+    flat = experts.flatten()
+    order = flat.argsort(stable=True)
+    load = flat.bincount(minlength=num_experts).view(ep.size, -1)  # rows for each expert of each rank
+    coming = torch.empty_like(load)
+    torch.distributed.all_to_all_single(coming, load, group=ep.handle)
+    send, receive = load.sum(1).tolist(), coming.sum(1).tolist()
+    rows = dispatch(x[order // K], send, receive)
+    local = torch.arange(num_experts // ep.size, device=x.device).repeat(ep.size).repeat_interleave(coming.flatten())
+    y = combine(run(rows, rows.new_ones(len(rows), 1), local[:, None]), receive, send)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=x.device)
+    return (y[place].view(-1, K, x.shape[1]) * gates[..., None]).sum(1)
 
 
 class _Dispatch8(torch.autograd.Function):

@@ -4,7 +4,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ref.model import Config
-from scaled import checkpoint, cpt, dr_grpo, mtp, muon, packing, router_replay, self_summary
+from scaled import checkpoint, cpt, dr_grpo, mtp, muon, packing, quant, router_replay, self_summary
 from scaled import model as network
 from scaled.runtime import sharding
 from scaled.runtime.checkpoint import Checkpoints
@@ -298,3 +298,20 @@ def kept(config, ids, remake):
     state = [x for p in model.parameters() for x in (p, p.grad, *(v for v in optimizer.state[p].values() if v.ndim))]
     local = sum((x.to_local() if isinstance(x, DTensor) else x).numel() * 4 for x in state)
     return [(int(a), int(b)) for a, b in torch.stack(gathered(torch.tensor([[local, sum(seen.values())]]))).view(-1, 2)]
+
+
+def quantised(x, gates, w13, w2, experts, forward, backward):
+    """Values and gradients of the quantised mixture; the weights' gradients whole, added up over the ranks that share them."""
+    ep = current().group("ep")
+    mine, mine_gates = cut_rows(x).requires_grad_(), cut_rows(gates).requires_grad_()
+    a, b = (w.chunk(ep.size)[ep.rank].clone().requires_grad_() for w in (w13, w2))
+    y = quant.experts_swiglu(mine, mine_gates, a, b, cut_rows(experts), forward, backward)
+    total((y * torch.linspace(-1, 1, y.shape[1])).sum()).backward()
+    weights = [torch.cat(gathered(summed(w.grad, "efsdp"), "ep")) for w in (a, b)]
+    return [torch.cat(gathered(part.detach())) for part in (y, mine.grad, mine_gates.grad)], weights
+
+
+def cut_rows(x):
+    """Rows over all ranks."""
+    group = current().group("all")
+    return x.chunk(group.size)[group.rank].clone()

@@ -1,0 +1,59 @@
+"""Low precision on many ranks: `ref/quant.py`, where formats and traps are explained.
+
+A scale per token, per 32 values or per 128 × 128 weights is found where the row or the weight is: those functions are `ref`'s. What
+crosses ranks is the mixture: rows go to the ranks that own their experts and are quantised there, as they would be at home.
+
+What equals `ref`, and what cannot
+1. Forward values and the gradients of x and gates: on every layout, for scales that lie along a row. "nvfp4-tensor" takes its scale
+   from the rows that a rank happens to have: one more way in which it depends on its company.
+2. The weights' gradients sum over tokens in blocks of 32 of an expert's rows. One ep group has all rows, in the order of `ref`; where
+   several share an expert's weights (efsdp), each quantises blocks of its own rows, and the sum is another rounding of the same sum.
+"""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ref import quant as ref
+from ref.expect import expect
+from ref.quant import (
+    FORMATS,
+    Demo,
+    blockwise_fp8_dequantize,
+    blockwise_fp8_quantize,
+    demo,
+    grouped_linear,
+    linear,
+    mxfp8_dequantize,
+    mxfp8_quantize,
+    mxfp8_quantize_both,
+    nvfp4_dequantize,
+    nvfp4_quantize,
+    rounded,
+)
+from scaled.model import on_owners
+from scaled.runtime.mesh import current
+
+__all__ = [
+    "FORMATS", "Demo", "blockwise_fp8_dequantize", "blockwise_fp8_quantize", "demo", "experts_swiglu", "grouped_linear", "linear",
+    "mxfp8_dequantize", "mxfp8_quantize", "mxfp8_quantize_both", "nvfp4_dequantize", "nvfp4_quantize", "rounded",
+]  # fmt: skip
+
+
+def experts_swiglu(
+    x: Float[Tensor, "N D"], gates: Float[Tensor, "N K"], w13: Float[Tensor, "E J D"], w2: Float[Tensor, "E D I"],
+    experts: Int[Tensor, "N K"], forward: str = "nvfp4-token", backward: str = "mxfp8",
+) -> Float[Tensor, "N D"]:  # fmt: skip
+    """`ref.quant.experts_swiglu`; x, gates and experts are of this rank's tokens, w13 and w2 of the experts it owns."""
+    ep = current().group("ep")
+    if ep.size == 1:
+        return ref.experts_swiglu(x, gates, w13, w2, experts, forward, backward)
+    expect("gates", gates, "float", len(x), "K")
+    expect("experts", experts, "int", *gates.shape)
+    expect("w2", w2, "float", len(w13), x.shape[1], w13.shape[1] // 2)
+
+    def run(rows: Tensor, ones: Tensor, local: Tensor) -> Tensor:
+        if not len(rows):  # gradients of zero, not none: others wait for this rank's
+            return rows + 0 * (w13.sum() + w2.sum())
+        return ref.experts_swiglu(rows, ones, w13, w2, local, forward, backward)
+
+    return on_owners(x, gates, experts, len(w13) * ep.size, run)
