@@ -1,6 +1,6 @@
 """Low precision in the experts' products: what formats lose, what a shared scale leaks, and whether training notices.
 
-    etude figure low-precision              some minutes on two cores; agent and text from runs/small (make small)
+    etude figure low-precision              under twenty minutes on one thread; agent and text from runs/small (make small)
     etude figure low-precision --quick
 
 1. Noise. The run's last agent reads held-out rows of its pretraining mix; what its experts' products take (activations before
