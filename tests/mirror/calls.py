@@ -223,9 +223,9 @@ def trained(config, state, batches, dtype, use_muon, saves=None):
     return torch.stack(losses) if losses else torch.empty(0), dict(sharding.wholes(model))
 
 
-def read_back(config, folder, step=None):
+def read_back(config, folder, step=None, dtype=torch.float32):
     """The weights in a checkpoint, whole."""
-    model = network.Transformer(config)
+    model = network.Transformer(config).to(dtype)
     shelf = Checkpoints(folder)
     meta = shelf.load(checkpoint.state(model), step)
     return meta["step"], dict(sharding.wholes(model))
