@@ -12,7 +12,7 @@ from ref.model import Config, Transformer, load_balancing_loss
 from tests.mirror import calls
 from tests.mirror.layouts import EVERY, NAMES, close, layouts, play, seeds
 
-few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 size = st.integers(1, 3)
 V = 40
 

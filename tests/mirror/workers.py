@@ -66,9 +66,24 @@ class Ranks:
                 except EOFError:
                     fine, results[rank] = False, "the process ended"
                 if not fine:
+                    others = self.hear(waiting)
                     self.stop()
-                    raise RuntimeError(f"rank {rank} of {self.n}, {layout}:\n{results[rank]}")
+                    said = "\n".join(f"rank {r} of {self.n}, {layout}:\n{text}" for r, text in ((rank, results[rank]), *others))
+                    raise RuntimeError(said)
         return results
+
+    @staticmethod
+    def hear(waiting: dict[Connection, int]) -> list[tuple[int, str]]:
+        """What other ranks have to say of a failure: which of them was first, only they know."""
+        found = []
+        for pipe in wait(list(waiting), 3.0) if waiting else []:
+            try:
+                fine, text = pipe.recv()
+            except EOFError:
+                fine, text = False, "the process ended"
+            if not fine:
+                found.append((waiting[pipe], text))
+        return found
 
 
 def free_port() -> int:
