@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from pathlib import Path
 
 from etude import catalog
-from etude.settings import RunError, describe, fill
+from etude.runs import Run, RunError, atomic_write, fill
 
 TRAINED = ("cpt", "mtp")
 """Techniques that `scaled/train.py` trains."""
+FREE = ("cp", "ep", "timeout", "restarts", "checkpoint_every")
+"""Settings that a resumed run may change: they do not change what is trained."""
 
 
 def settings_class(backend: str) -> type:
@@ -37,14 +38,24 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume
         raise RunError("mtp needs a trunk: --set checkpoint=FOLDER, a Hugging Face folder (etude run cpt --scale full leaves one)")
     if config.checkpoint and not (Path(config.checkpoint) / "tokenizer.json").is_file():
         raise RunError(f"checkpoint {config.checkpoint} is no folder with config.json, weights and tokenizer.json")
-    take(entry, out, config, resume, backend, ranks)
-    from scaled.runtime import launch
+    with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume):
+        from scaled.runtime import launch
 
-    code = launch.start("etude.full", [str(out.resolve())], ranks, config.restarts)
+        told = json.dumps({"technique": entry.name, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
+        code = launch.start("etude.full", [str(out.resolve()), told], ranks, config.restarts)
     if code:
         raise RunError(f"the ranks of {entry.name} failed; what they said stands above. Go on with: etude run {entry.name} --scale full "
                        f"--out {out} --resume" + (f" --backend {backend} --nproc {ranks}" if backend == "gloo" else ""))  # fmt: skip
-    show(out, entry.name)
+    show(out)
+
+
+def as_begun(config, out: Path):
+    """The settings, but those that may change without changing what is trained as the run in the folder has them."""
+    try:
+        before = json.loads((out / "config.json").read_text())["config"]
+        return dataclasses.replace(config, **{name: before[name] for name in FREE})
+    except (OSError, ValueError, KeyError, TypeError):
+        return config  # Run.open says what is wrong with it
 
 
 def count(config, nproc: int | None, backend: str, name: str) -> int:
@@ -77,33 +88,7 @@ def layout(config, ranks: int) -> dict[str, int]:
     return found
 
 
-def take(entry: catalog.Technique, out: Path, config, resume: bool, backend: str, ranks: int) -> None:
-    """The folder of the run: a new one, or the one to go on with."""
-    path = out / "config.json"
-    record = {"technique": f"{entry.name} full", "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)}
-    if path.exists():
-        try:
-            before = json.loads(path.read_text())
-        except ValueError:
-            raise RunError(f"{path} is damaged: not valid JSON; delete {out} to begin again") from None
-        if not resume:
-            raise RunError(f"{out} already holds a run; --resume goes on with it, or choose another --out, or delete {out}")
-        free = {"cp", "ep", "timeout", "restarts", "checkpoint_every"}  # what may change without changing what is trained
-        was, now = ({k: v for k, v in one.get("config", {}).items() if k not in free} for one in (before, record))
-        if before.get("technique") != record["technique"] or was != now:
-            other = [k for k in now if was.get(k) != now[k]] or ["technique"]
-            raise RunError(f"{out} holds another run: {other[0]} differs; choose another --out")
-    elif resume:
-        raise RunError(f"{out} holds no run to go on with; leave --resume out")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out} is not an empty folder; choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    temporary = out / ".config.json"
-    temporary.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(temporary, path)
-
-
-def show(out: Path, name: str) -> None:
+def show(out: Path) -> None:
     """What came out."""
     record = json.loads((out / "report.json").read_text())
     for key, value in record["result"].items():
@@ -111,7 +96,7 @@ def show(out: Path, name: str) -> None:
     print(f"report: {out / 'report.json'}\nmodel:  {out / 'checkpoints' / 'final'}")
 
 
-def rank(out: Path) -> None:
+def rank(out: Path, told: dict) -> None:
     """What each of torchrun's processes does."""
     from etude.process import machine
     from etude.progress import Progress
@@ -119,9 +104,8 @@ def rank(out: Path) -> None:
     from scaled.runtime import launch
     from scaled.runtime.mesh import mesh
 
-    record = json.loads((out / "config.json").read_text())
-    backend, technique = record["backend"], record["technique"].split()[0]
-    config = settings_class(backend)(**record["config"])
+    backend, technique = told["backend"], told["technique"]
+    config = settings_class(backend)(**told["config"])
     line = Line(technique, config.steps)
     progress, tokens = Progress(line), 0.0
 
@@ -133,13 +117,11 @@ def rank(out: Path) -> None:
             progress.last()
             progress.stop()
 
-    with launch.world(backend, config.timeout) as me, mesh(**layout(config, record["ranks"])):
+    with launch.world(backend, config.timeout) as me, mesh(**layout(config, told["ranks"])):
         found = train.train(technique, config, out, log)
         if me == 0:
-            report = {"technique": technique, "scale": "full", **record, "machine": machine(), "result": found}
-            temporary = out / ".report.json"
-            temporary.write_text(json.dumps(report, indent=1) + "\n")
-            os.replace(temporary, out / "report.json")
+            report = {"scale": "full", **told, "machine": machine(), "result": found}
+            atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")
 
 
 class Line:
@@ -156,12 +138,7 @@ class Line:
         """A full run keeps no second file of rates."""
 
 
-def settings_table(backend: str) -> list[tuple]:
-    """(key, default, what) of every setting."""
-    return [(key, default, doc or kind) for key, kind, default, doc in describe(settings_class(backend))]
-
-
 if __name__ == "__main__":
     import sys
 
-    rank(Path(sys.argv[1]))
+    rank(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from etude.settings import RunError
+from etude.runs import RunError, atomic_write
 
-__all__ = ["ASSUMPTIONS", "picture", "plans", "show"]
+__all__ = ["ASSUMPTIONS", "picture", "plans", "show", "write"]
 
 ASSUMPTIONS = (
     "Counted, and held to measurement by tests: parameters, state, activations (flash attention, blocks computed again in the backward "
@@ -122,5 +122,5 @@ def picture(found: list[dict], path: Path) -> None:
 def write(found: list[dict], out: Path) -> None:
     """plan.json and plan.png in a folder."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "plan.json").write_text(json.dumps(found, indent=1) + "\n")
+    atomic_write(out / "plan.json", json.dumps(found, indent=1) + "\n")
     picture(found, out / "plan.png")

@@ -186,11 +186,7 @@ def read_tensors(
             name, index = places[part]
             fit(state[name][index], tensor, folder / file, part)
     if tied:
-        [(_, head)] = read_file(folder / files["lm_head.weight"], ["lm_head.weight"])
-        if not torch.equal(head.to(dtype), state["embed_tokens.weight"]):
-            raise CheckpointError(
-                f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it"
-            )
+        check_tied(folder, files, state["embed_tokens.weight"])
     return state
 
 
@@ -223,6 +219,15 @@ def fit(target: Tensor, tensor: Tensor, path: Path, part: str) -> None:
             f"{path}: tensor {part} is {tensor.dtype} {list(tensor.shape)}, expected floats {list(target.shape)}"
         )
     target.copy_(tensor)
+
+
+def check_tied(folder: Path, files: Mapping[str, str], embedding: Tensor) -> None:
+    """CheckpointError unless the stored head is the embedding that it is tied to."""
+    [(_, head)] = read_file(folder / files["lm_head.weight"], ["lm_head.weight"])
+    if not torch.equal(head.to(embedding.dtype), embedding):
+        raise CheckpointError(
+            f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it"
+        )
 
 
 def others(names: list[str]) -> str:
@@ -287,8 +292,6 @@ def write_checkpoint(
     change places: a process killed at any moment leaves the old checkpoint or the new one, whole. Other files
     of the old folder come along."""
     folder, fresh = begin(folder)
-    dtype = next(iter(state.values())).dtype
-    (fresh / "config.json").write_text(write_config(fields, dtype))
     shards = split_shards(state, max_shard_bytes)
     names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     names = names if len(shards) > 1 else ["model.safetensors"]
@@ -300,6 +303,12 @@ def write_checkpoint(
         save_file(tensors, fresh / file, metadata={"format": "pt"})
     if len(shards) > 1:
         write_index(fresh, index, total)
+    finish(folder, fresh, fields, next(iter(state.values())).dtype, extra)
+
+
+def finish(folder: Path, fresh: Path, fields: Mapping, dtype: torch.dtype, extra: Mapping[str, Tensor] | None) -> None:
+    """Config and extra tensors beside the weights in the new folder, which then takes the place of the old."""
+    (fresh / "config.json").write_text(write_config(fields, dtype))
     if extra:
         tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in extra.items()}
         save_file(tensors, fresh / "extra.safetensors", metadata={"format": "pt"})

@@ -408,11 +408,15 @@ def attention_mask(config: Config, T: int, start: int, doc: Tensor | None, like:
 def initialise(module: nn.Module, config: Config) -> None:
     """Normal weights; the two outputs into the residual stream are scaled by 1/sqrt(2 L) so that depth keeps
     its variance."""
-    residual = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
     for name, p in module.named_parameters():
-        if p.is_meta or p.ndim < 2:
-            continue
-        p.normal_(0.0, residual if "o_proj" in name or "down_proj" in name else config.initializer_range)
+        if not p.is_meta and p.ndim >= 2:
+            p.normal_(0.0, initial_std(name, config))
+
+
+def initial_std(name: str, config: Config) -> float:
+    """Standard deviation of a matrix's initial weights."""
+    residual = "o_proj" in name or "down_proj" in name
+    return config.initializer_range / math.sqrt(2 * config.num_hidden_layers) if residual else config.initializer_range
 
 
 def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> Float[Tensor, ""]:

@@ -69,34 +69,24 @@ def load_folder(model: nn.Module, folder: str | Path, dtype: torch.dtype = torch
     folder, names = Path(folder), dict(model.named_parameters())
     shapes = {name: sharding.whole_shape(name, p) for name, p in names.items()}
     files, places, tied = ref.matched(folder, shapes)
-    ep = current().group("ep")
+    ep, parts = current().group("ep"), {}
+    for there, (name, index) in places.items():
+        parts.setdefault(name, []).append((there, index))
     for name, p in names.items():
-        shape, first = shapes[name], 0
-        if sharding.owned(name):
-            first = ep.rank * (shape[0] // ep.size)
-            shape = (shape[0] // ep.size, *shape[1:])
-        part = torch.empty(shape, dtype=dtype)
-        for there, (parameter, index) in places.items():
-            if parameter != name:
-                continue
-            path = folder / files[there]
-            if index and sharding.owned(name):  # one expert's matrix
-                if not first <= index[0] < first + shape[0]:
+        shape, mine = shapes[name], sharding.owned(name)
+        own = shape[0] // ep.size if mine else shape[0]
+        first = ep.rank * own if mine else 0
+        part = torch.empty(own, *shape[1:], dtype=dtype)
+        for there, index in parts[name]:
+            if mine and index:  # one expert's matrix
+                if not first <= index[0] < first + own:
                     continue
-                [(_, tensor)] = ref.read_file(path, [there])
-                ref.fit(part[(index[0] - first, *index[1:])], tensor, path, there)
-            elif sharding.owned(name):  # all experts in one tensor
-                [(_, tensor)] = ref.read_file(path, [there])
-                ref.fit(part, tensor[first : first + shape[0]], path, there)
-            else:
-                [(_, tensor)] = ref.read_file(path, [there])
-                ref.fit(part[index], tensor, path, there)
+                index = (index[0] - first, *index[1:])
+            [(_, tensor)] = ref.read_file(folder / files[there], [there])
+            whole = mine and not index  # all experts in one tensor
+            ref.fit(part[index], tensor[first : first + own] if whole else tensor, folder / files[there], there)
         if tied and name == "embed_tokens.weight":
-            [(_, head)] = ref.read_file(folder / files["lm_head.weight"], ["lm_head.weight"])
-            if not torch.equal(head.to(dtype), part):
-                raise ref.CheckpointError(
-                    f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it"
-                )
+            ref.check_tied(folder, files, part)
         sharding.place(name, p, part)
 
 
@@ -149,8 +139,5 @@ def save_folder(
             total += sum(sizes.values())
         if len(files) > 1:
             ref.write_index(fresh, index, total)
-        (fresh / "config.json").write_text(ref.write_config(asdict(config), next(model.parameters()).dtype))
-        if extra:
-            save_file({name: x.detach().contiguous().cpu() for name, x in extra.items()}, fresh / "extra.safetensors", metadata={"format": "pt"})
-        ref.replace(target, fresh)
+        ref.finish(target, fresh, asdict(config), next(model.parameters()).dtype, extra)
     dist.barrier()

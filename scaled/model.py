@@ -43,7 +43,7 @@ from ref.gradients import experts_swiglu
 from ref.model import CheckpointError, Config, KVCache, Output, load_extra, rope_table
 from ref.quant import blockwise_fp8_dequantize, blockwise_fp8_quantize
 from scaled.checkpoint import load_folder, save_folder
-from scaled.runtime.comm import all_to_all, summed, total
+from scaled.runtime.comm import all_to_all, moved, summed, total
 from scaled.runtime.cut import full, places
 from scaled.runtime.mesh import current
 from scaled.runtime.sharding import EXPERTS, initialise, shard
@@ -127,20 +127,14 @@ class _Dispatch8(torch.autograd.Function):
         ctx.splits = send, receive, group
         codes, scale = blockwise_fp8_quantize(x)
         packed = torch.cat((codes, scale.contiguous().view(torch.uint8).view(len(x), -1)), 1)
-        out = _move(packed, send, receive, group)
+        out = moved(packed, send, receive, group)
         codes, scale = out[:, : x.shape[1]].contiguous(), out[:, x.shape[1] :].contiguous().view(torch.float32)
         return blockwise_fp8_dequantize(codes, scale).to(x.dtype)
 
     @staticmethod
     def backward(ctx, g):
         send, receive, group = ctx.splits
-        return _move(g, receive, send, group), None, None, None
-
-
-def _move(x: Tensor, send: list[int], receive: list[int], group) -> Tensor:
-    out = x.new_empty(sum(receive), *x.shape[1:])
-    torch.distributed.all_to_all_single(out, x.contiguous(), receive, send, group=group.handle)
-    return out
+        return moved(g, receive, send, group), None, None, None
 
 
 def dispatch(rows: Tensor, send: list[int], receive: list[int]) -> Tensor:

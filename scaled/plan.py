@@ -14,8 +14,8 @@
     time       max(FLOPs / (peak · efficiency), HBM bytes / bandwidth) + α · collectives + bytes / link bandwidth, nothing overlapped
 
 Weights, state and bytes sent are counts, equal to what torch.distributed really moved and what ranks really held; activations are
-counted within a few per cent of what autograd really keeps (`tests/mirror/test_plan.py` measures all of them). FLOPs are the usual count. Time is a model with the numbers of `Hardware`, which are data sheets' and
-guesses, not measurements: read it as an order of magnitude.
+within a tenth of what autograd really keeps (`tests/mirror/test_plan.py` measures all of them). FLOPs are the usual count. Time is a
+model with the numbers of `Hardware`, which are data sheets' and guesses, not measurements: read it as an order of magnitude.
 """
 
 import math
@@ -88,7 +88,7 @@ class Step:
     experts: int
     """Sent for expert rows, where routing is even."""
     collectives: int
-    """How many of them."""
+    """How many of them, roughly."""
     tokens: int
     """Tokens of this rank."""
     flops: float

@@ -10,7 +10,7 @@ Inside torchrun, on every rank:
 
 FOLDER/data/        tokenizer.json, rows.npy and doc.npy: packed once, by rank 0, and mapped into memory by all
 FOLDER/state/       checkpoints of the training (`runtime/checkpoint.py`), the last two
-FOLDER/metrics.jsonl     one line a step; what a training that begins again repeats is cut off first, so that no step stands twice
+FOLDER/metrics/cpt.jsonl    one line a step; what a training that begins again repeats is cut off first, so that no step stands twice
 FOLDER/ranks/       process numbers, and what ranks say when one hangs
 FOLDER/checkpoints/final    the network, in the end
 
@@ -153,7 +153,7 @@ class Rehearsal(Full):
 
 def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **__: None) -> dict[str, float]:
     """The whole training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns what was measured in the end."""
-    folder, rank = Path(folder), dist.get_rank() if dist.is_initialized() else 0
+    folder, rank = Path(folder), dist.get_rank()
     tokenizer, rows, doc, held = data(c, folder, rank)
     network.REMATERIALISE, network.DISPATCH = c.rematerialise, c.dispatch
     sharding.COMPUTE = torch.bfloat16 if c.dtype == "bfloat16" else None
@@ -194,8 +194,7 @@ def data(c: Full, folder: Path, rank: int) -> tuple[Tokenizer, np.ndarray, np.nd
         np.save(at / "rows.npy", ids)
         np.save(at / ".doc.npy", doc)
         os.replace(at / ".doc.npy", at / "doc.npy")  # the last, so that who finds it finds all
-    if dist.is_initialized():
-        dist.barrier()
+    dist.barrier()
     tokenizer = Tokenizer.from_file(str(at / "tokenizer.json"))
     return tokenizer, np.load(at / "rows.npy", mmap_mode="r"), np.load(at / "doc.npy", mmap_mode="r"), held
 
@@ -223,7 +222,7 @@ def pretrain(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: n
             loss = loss + weight * load_balancing_loss(out.router_logits, out.experts)
         return loss, shown
 
-    last = steps_of(c, folder, model, loss_of, log, rank)
+    last = steps_of(c, folder, "cpt", model, loss_of, log, rank)
     save_hf(model, folder / "checkpoints" / "final")
     return last
 
@@ -240,14 +239,14 @@ def distil(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.
         loss = loss / max(count, 1.0)
         return loss, {"loss": loss.item(), "tokens": count, **figures}
 
-    last = steps_of(c, folder, layers, loss_of, log, rank)
+    last = steps_of(c, folder, "mtp", layers, loss_of, log, rank)
     extra = {f"mtp.{name}": x.cpu() for name, x in sharding.wholes(layers)}  # a few dense layers: small enough for one rank
     save_hf(model, folder / "checkpoints" / "final", extra=extra)
     return last
 
 
 def steps_of(
-    c: Full, folder: Path, model: nn.Module, loss_of: Callable[[int], tuple[Tensor, dict[str, float]]], log: Log, rank: int
+    c: Full, folder: Path, name: str, model: nn.Module, loss_of: Callable[[int], tuple[Tensor, dict[str, float]]], log: Log, rank: int
 ) -> dict[str, float]:
     """The optimiser's loop: checkpoints, metrics, and an eye on who hangs. Returns the last step's metrics."""
     optimizers = muon.optimizers(model, c.muon_lr, c.adamw_lr, use_muon=c.optimizer == "muon")
@@ -256,11 +255,11 @@ def steps_of(
     if shelf.steps():
         checkpoint.begun(model, optimizers, shelf.names())
         first = shelf.load(checkpoint.state(model, optimizers))["step"]
-    metrics, shown = folder / "metrics.jsonl", {}
+    metrics, shown = folder / "metrics" / f"{name}.jsonl", {}
     if rank == 0:
         keep_lines(metrics, first)
     last = [json.loads(line) for line in metrics.read_text().splitlines()][-1:] if rank == 0 else []
-    with Watch(folder / "ranks", c.timeout) if dist.is_initialized() else nobody() as watch:
+    with Watch(folder / "ranks", c.timeout) as watch:
         for step in range(first, c.steps):
             factor = cpt.wsd(step, c.steps, round(c.warmup * c.steps), round(c.decay * c.steps))
             for optimizer, rates in zip(optimizers, base, strict=True):
@@ -282,19 +281,6 @@ def steps_of(
     return shown or {name: value for name, value in (last[0] if last else {}).items() if name != "step"}
 
 
-class nobody:
-    """Who watches a single process."""
-
-    def __enter__(self) -> "nobody":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def beat(self, step: int) -> None:
-        pass
-
-
 def keep_lines(path: Path, step: int) -> None:
     """Cuts a metrics file back to the lines up to a step."""
     lines: Iterable[str] = path.read_text().splitlines() if path.exists() else []
@@ -305,6 +291,7 @@ def keep_lines(path: Path, step: int) -> None:
                 kept.append(line + "\n")
         except ValueError:  # a line that a killed process left half written
             break
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}")
     temporary.write_text("".join(kept))
     os.replace(temporary, path)

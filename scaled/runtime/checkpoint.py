@@ -23,13 +23,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from ref.checkpoint import CheckpointError, flush, read_json
 from scaled.runtime.mesh import current
 
 __all__ = ["CheckpointError", "Checkpoints"]
-
-
-class CheckpointError(ValueError):
-    """One line: which file of a checkpoint is wrong, and how."""
 
 
 class Checkpoints:
@@ -115,12 +112,6 @@ class Checkpoints:
         if self.many:
             dist.barrier(group=self.group)
 
-    def meta(self, step: int | None = None) -> dict:
-        """What was recorded beside a checkpoint, by default the last. CheckpointError where there is none or it is damaged."""
-        folder = self._folder(step)
-        self._check(folder, ["meta.json"])
-        return read_json(folder / "meta.json")
-
     def names(self, step: int | None = None) -> list[str]:
         """Names of the tensors in a checkpoint."""
         return list(dcp.FileSystemReader(self._folder(step)).read_metadata().state_dict_metadata)
@@ -178,21 +169,3 @@ def checksum(path: Path) -> int:
         while block := file.read(1 << 22):
             crc = zlib.crc32(block, crc)
     return crc
-
-
-def flush(path: Path) -> None:
-    """Onto the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def read_json(path: Path) -> dict:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except ValueError:
-        raise CheckpointError(f"{path} is damaged: not valid JSON") from None

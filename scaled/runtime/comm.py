@@ -31,16 +31,19 @@ from scaled.runtime.mesh import Group, current
 gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-__all__ = ["Traffic", "all_gather", "all_to_all", "gathered", "least", "most", "summed", "sum_over", "total"]
+__all__ = ["Traffic", "all_gather", "all_to_all", "gathered", "least", "most", "moved", "summed", "sum_over", "total"]
 
 
 def summed(x: Tensor, axis: str = "all", op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     """Σ over the ranks of an axis (or another `op`), without gradient; x stays as it is."""
     group = current().group(axis)
-    x = x.detach().clone()
-    if group.size > 1:
-        dist.all_reduce(x, op, group=group.handle)
-    return x
+    return _reduced(x, group, op) if group.size > 1 else x.detach().clone()
+
+
+def _reduced(x: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    y = x.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(y, op, group=group.handle)
+    return y
 
 
 def least(x: Tensor, axis: str = "all") -> Tensor:
@@ -72,9 +75,7 @@ def gathered(x: Tensor, axis: str = "all") -> list[Tensor]:
 class _Total(Function):
     @staticmethod
     def forward(ctx, x, group):
-        y = x.detach().clone()
-        dist.all_reduce(y, group=group.handle)
-        return y
+        return _reduced(x, group)
 
     @staticmethod
     def backward(ctx, g):
@@ -96,12 +97,6 @@ class _SumOver(Function):
     @staticmethod
     def backward(ctx, g):
         return _reduced(g, ctx.group), None
-
-
-def _reduced(x: Tensor, group: Group) -> Tensor:
-    y = x.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(y, group=group.handle)
-    return y
 
 
 def sum_over(x: Tensor, axis: str) -> Tensor:
@@ -135,15 +130,16 @@ class _AllToAll(Function):
     @staticmethod
     def forward(ctx, x, send, receive, group):
         ctx.splits, ctx.group = (send, receive), group
-        return _exchange(x, send, receive, group)
+        return moved(x, send, receive, group)
 
     @staticmethod
     def backward(ctx, g):
         send, receive = ctx.splits
-        return _exchange(g, receive, send, ctx.group), None, None, None
+        return moved(g, receive, send, ctx.group), None, None, None
 
 
-def _exchange(x: Tensor, send: Sequence[int], receive: Sequence[int], group: Group) -> Tensor:
+def moved(x: Tensor, send: Sequence[int], receive: Sequence[int], group: Group) -> Tensor:
+    """`all_to_all` without gradient."""
     out = x.new_empty(sum(receive), *x.shape[1:])
     dist.all_to_all_single(out, x.contiguous(), list(receive), list(send), group=group.handle)
     return out
@@ -165,11 +161,6 @@ class Traffic(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.sent: dict[str, int] = {}
-
-    @property
-    def bytes(self) -> int:
-        """Over all collectives."""
-        return sum(self.sent.values())
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))

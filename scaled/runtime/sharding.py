@@ -8,7 +8,6 @@ they are part of, `put` and `wholes` go from the whole to the part and back.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from ref.model import Config, initial_std
 from scaled.runtime.mesh import current
 
 __all__ = ["EXPERTS", "initialise", "owned", "place", "put", "shard", "whole_shape", "wholes"]
@@ -52,7 +52,7 @@ def along(p: nn.Parameter):
 
 
 @torch.no_grad()
-def initialise(module: nn.Module, config: Any) -> None:
+def initialise(module: nn.Module, config: Config) -> None:
     """Weights as `ref.model.initialise` draws them; `config` is its. Every rank draws every weight whole, one after the other, and
     keeps its part: one seed is one network, and nothing is sent."""
     for name, p in module.named_parameters():
@@ -60,9 +60,7 @@ def initialise(module: nn.Module, config: Any) -> None:
         if p.ndim < 2:
             whole.fill_(1.0)
         else:
-            residual = "o_proj" in name or "down_proj" in name
-            std = config.initializer_range / ((2 * config.num_hidden_layers) ** 0.5 if residual else 1.0)
-            whole.normal_(0.0, std)
+            whole.normal_(0.0, initial_std(name, config))
         put(name, p, whole)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from etude.runs import Run, RunError
 from ref.cpt import read_corpus, train_tokenizer
 from ref.model import Config, Transformer, load_hf, save_hf
 
@@ -61,7 +62,7 @@ def through(given, tmp_path_factory):
 
 
 def lines(out: Path) -> list[dict]:
-    path = out / "metrics.jsonl"
+    path = next((out / "metrics").glob("*.jsonl"), out / "metrics" / "none")
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
 
 
@@ -114,6 +115,8 @@ def test_a_rank_that_hangs_is_named(given, tmp_path):
     wait_for_step(tmp_path / "run", 3, process)
     hung = int((tmp_path / "run" / "ranks" / "1.pid").read_text())
     os.kill(hung, signal.SIGSTOP)
+    with pytest.raises(RunError, match="in use by another run"):
+        Run.open(tmp_path / "run", "cpt full", None, resume=True)
     begun, said = time.monotonic(), ""
     for line in process.stderr:
         said += line

@@ -11,9 +11,10 @@ from torch import multiprocessing as mp
 
 from kernels.gate import excess
 from ref import muon
+from ref.checkpoint import CheckpointError
 from ref.cpt import next_token_loss
 from ref.model import Config, Transformer, load_balancing_loss, load_hf, save_hf
-from scaled.runtime.checkpoint import CheckpointError, Checkpoints
+from scaled.runtime.checkpoint import Checkpoints
 from tests.mirror import calls
 from tests.mirror.layouts import EVERY, NAMES, close, play
 
