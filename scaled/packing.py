@@ -28,4 +28,5 @@ def balance(costs: Float[Tensor, " S"], ranks: int) -> Int[Tensor, " S"]:
 def imbalance(costs: Float[Tensor, " S"], rank_of: Int[Tensor, " S"], ranks: int) -> float:
     """The fullest rank's load over the mean load, of all ranks' sequences."""
     loads = summed(torch.zeros(ranks, dtype=torch.float64).index_add_(0, rank_of, costs.double()), "dp")
-    return float(loads.max() / loads.mean()) if float(loads.sum()) else 1.0
+    most = loads.max()
+    return 1 / float((loads / most).mean()) if float(most) else 1.0  # not most / mean: the mean of the least loads is zero
