@@ -395,7 +395,7 @@ def _print_settings(entry: catalog.Technique, backend: str | None = None) -> Non
     if backend is not None:
         from etude import full
 
-        cls = full.settings_class(backend)
+        cls = full.settings_class(entry.name, backend)
     else:
         cls = _config_class(entry)
     for key, kind, default, doc in runs.describe(cls):

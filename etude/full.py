@@ -1,4 +1,4 @@
-"""`etude run TECHNIQUE --scale full`: from the shell into torchrun, and on every rank into `scaled/train.py`.
+"""`etude run TECHNIQUE --scale full`: from the shell into torchrun, and on every rank into `scaled/train.py` or `scaled/rl.py`.
 
     parent    checks settings, folder and GPUs, then runs torchrun with this same command inside
     rank      joins the others, sets the mesh, trains; rank 0 shows progress and writes the report
@@ -14,30 +14,43 @@ from pathlib import Path
 from etude import catalog
 from etude.runs import Run, RunError, atomic_write, fill
 
-TRAINED = ("cpt", "mtp")
-"""Techniques that `scaled/train.py` trains."""
+PRETRAINING = {"cpt": {}, "muon": {"optimizer": "muon"}, "mtp": {}}
+"""What `scaled/train.py` trains, and the defaults that the technique changes."""
+RL = {
+    "dr-grpo": {}, "packing": {}, "kl": {"kl": 0.005}, "length-penalty": {"effort_price": 0.0002, "invalid_call": 0.03},
+    "self-summary": {"join": "self"}, "router-replay": {"replay": "filtered"},
+}  # fmt: skip
+"""What `scaled/rl.py` trains: Dr. GRPO on packed rows, and with one part of the recipe turned on."""
 FREE = ("cp", "ep", "timeout", "restarts", "checkpoint_every")
 """Settings that a resumed run may change: they do not change what is trained."""
 
 
-def settings_class(backend: str) -> type:
-    """Settings of a full run, or of its rehearsal on CPUs."""
-    from scaled import train
+def settings_class(name: str, backend: str) -> type:
+    """Settings of a technique's full run, or of its rehearsal on CPUs. RunError where it has none."""
+    from scaled import rl, train
+    from scaled.loop import changed
 
-    return train.Rehearsal if backend == "gloo" else train.Full
+    if name not in PRETRAINING | RL:
+        raise RunError(f"{name} has no full run of its own; {', '.join([*PRETRAINING, *RL])} have. Use --scale small")
+    cls = (train if name in PRETRAINING else rl).Rehearsal if backend == "gloo" else train.Full if name in PRETRAINING else rl.Rl
+    return changed(cls, cls.__name__, cls.__doc__ or "", **(PRETRAINING | RL)[name])
 
 
 def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume: bool, nproc: int | None, backend: str) -> None:
     """What the shell's process does. RunError where it cannot begin, or where the ranks failed."""
-    if entry.name not in TRAINED:
-        raise RunError(f"{entry.name} has no full run of its own yet: `scaled/` holds its functions, and cpt and mtp can be trained; use --scale small")
-    config = fill(settings_class(backend), toml, sets)
+    config = fill(settings_class(entry.name, backend), toml, sets)
     ranks = count(config, nproc, backend, entry.name)
     layout(config, ranks)
-    if entry.name == "mtp" and config.checkpoint is None:
-        raise RunError("mtp needs a trunk: --set checkpoint=FOLDER, a Hugging Face folder (etude run cpt --scale full leaves one)")
+    if config.checkpoint is None and entry.name not in ("cpt", "muon"):
+        left = "etude run cpt --scale full" if entry.name == "mtp" else "etude run recipe --scale small, in checkpoints/sft,"
+        raise RunError(f"{entry.name} needs a network to begin from: --set checkpoint=FOLDER, a Hugging Face folder ({left} leaves one)")
     if config.checkpoint and not (Path(config.checkpoint) / "tokenizer.json").is_file():
-        raise RunError(f"checkpoint {config.checkpoint} is no folder with config.json, weights and tokenizer.json")
+        raise RunError(f"checkpoint {config.checkpoint} is no folder with config.json, weights and tokenizer.json; see --set checkpoint=…"
+                       + (" (make small leaves runs/small/checkpoints/sft)" if entry.name in RL else ""))  # fmt: skip
+    if entry.name in RL:
+        from etude.microworld import MicroWorld
+
+        MicroWorld(config)  # says now what every rank would say
     with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume):
         from scaled.runtime import launch
 
@@ -83,8 +96,10 @@ def layout(config, ranks: int) -> dict[str, int]:
     found = {"dp": ranks // config.cp, "cp": config.cp, "ep": config.ep}
     if ranks % config.ep:
         raise RunError(f"ep={config.ep} must divide the number of ranks, {ranks}; see --set ep=… and --nproc")
-    if config.rows % found["dp"]:
-        raise RunError(f"rows={config.rows} must be a multiple of dp = {found['dp']}; see --set rows=…")
+    try:
+        config.check(found["dp"])
+    except ValueError as error:
+        raise RunError(str(error)) from None
     return found
 
 
@@ -100,25 +115,30 @@ def rank(out: Path, told: dict) -> None:
     """What each of torchrun's processes does."""
     from etude.process import machine
     from etude.progress import Progress
-    from scaled import train
+    from scaled import rl, train
     from scaled.runtime import launch
     from scaled.runtime.mesh import mesh
 
     backend, technique = told["backend"], told["technique"]
-    config = settings_class(backend)(**told["config"])
+    config = settings_class(technique, backend)(**told["config"])
     line = Line(technique, config.steps)
     progress, tokens = Progress(line), 0.0
 
     def log(step: int, steps: int, **metrics: float) -> None:
         nonlocal tokens
         tokens += metrics["tokens"]
-        progress.update(step, tokens, {"loss": metrics["loss"]})
+        progress.update(step, tokens, {name: metrics[name] for name in ("reward", "success", "loss") if name in metrics})
         if step == steps:
             progress.last()
             progress.stop()
 
     with launch.world(backend, config.timeout) as me, mesh(**layout(config, told["ranks"])):
-        found = train.train(technique, config, out, log)
+        if technique in RL:
+            from etude.microworld import MicroWorld
+
+            found = rl.learn(technique, config, out, MicroWorld(config), log)
+        else:
+            found = train.train(technique, config, out, log)
         if me == 0:
             report = {"scale": "full", **told, "machine": machine(), "result": found}
             atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")

@@ -14,11 +14,12 @@ __all__ = ["exchange"]
 def exchange(sequences: Sequence[Tensor], rank_of: Tensor) -> list[Tensor]:
     """Per-token data [T, …] of this rank's sequences to the dp ranks named; what comes back is this rank's, those of rank 0 first, each
     rank's in its order. A rank that has none passes an empty list, if another has one of this dtype and shape behind T."""
-    group = current().group("dp")
+    group, device = current().group("dp"), current().device
     if group.size == 1:
         return list(sequences)
+    rank_of = rank_of.to(device)
     order = rank_of.argsort(stable=True).tolist()
-    lengths = torch.tensor([len(sequences[i]) for i in order], dtype=torch.long)
+    lengths = torch.tensor([len(sequences[i]) for i in order], dtype=torch.long, device=device)
     counts = rank_of.bincount(minlength=group.size)
     coming = torch.empty_like(counts)
     dist.all_to_all_single(coming, counts, group=group.handle)
@@ -34,7 +35,7 @@ def exchange(sequences: Sequence[Tensor], rank_of: Tensor) -> list[Tensor]:
     if len(set(known)) > 1:
         raise ValueError(f"sequences must be of one dtype and shape behind their length on all ranks, got {sorted(map(str, set(known)))}")
     dtype, rest = known[0]
-    flat = torch.cat([sequences[i] for i in order]) if len(sequences) else torch.empty(0, *rest, dtype=dtype)
-    out = torch.empty(sum(receive), *rest, dtype=dtype)
+    flat = torch.cat([sequences[i] for i in order]) if len(sequences) else torch.empty(0, *rest, dtype=dtype, device=device)
+    out = flat.new_empty(sum(receive), *rest)
     dist.all_to_all_single(out, flat, receive, send, group=group.handle)
     return list(out.split(there.tolist()))

@@ -7,6 +7,7 @@ Outside its own ep group a rank's experts are other tensors under the same names
 they are part of, `put` and `wholes` go from the whole to the part and back.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -16,9 +17,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ref.model import Config, initial_std
+from scaled.runtime.comm import summed
 from scaled.runtime.mesh import current
 
-__all__ = ["EXPERTS", "initialise", "owned", "place", "put", "shard", "whole_shape", "wholes"]
+__all__ = ["EXPERTS", "clip", "initialise", "owned", "place", "put", "shard", "whole_shape", "wholes"]
 
 EXPERTS = ("gate_up_proj", "down_proj")
 """Parameters of a mixture that belong to experts."""
@@ -62,6 +64,20 @@ def initialise(module: nn.Module, config: Config) -> None:
         else:
             whole.normal_(0.0, initial_std(name, config))
         put(name, p, whole)
+
+
+@torch.no_grad()
+def clip(model: nn.Module, most: float) -> float:
+    """Scales the gradients down to norm `most` where they are longer, all ranks' parts of all weights together (0: does nothing); the
+    norm before. FloatingPointError where it is not finite: no step should be taken."""
+    parts = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters() if p.grad is not None]
+    # Every weight is spread over all ranks, an expert over its own and those that hold the same ones: nothing counts twice.
+    norm = summed(sum((part.double().square().sum() for part in parts), torch.zeros((), dtype=torch.float64, device=current().device))).sqrt().item()
+    if not math.isfinite(norm):
+        raise FloatingPointError(f"gradient norm is {norm}; the step was not taken")
+    if most and norm > most:
+        torch._foreach_mul_(parts, most / (norm + 1e-6))
+    return norm
 
 
 def owned(name: str) -> bool:

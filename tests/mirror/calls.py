@@ -3,8 +3,10 @@
 import torch
 from torch.distributed.tensor import DTensor
 
+from ref import model as ref_model
 from ref.model import Config
-from scaled import checkpoint, cpt, dr_grpo, mtp, muon, packing, quant, router_replay, self_summary
+from ref.sampler import Sampler
+from scaled import checkpoint, cpt, dr_grpo, mtp, muon, packing, quant, rl, router_replay, self_summary
 from scaled import model as network
 from scaled.runtime import sharding
 from scaled.runtime.checkpoint import Checkpoints
@@ -315,3 +317,38 @@ def cut_rows(x):
     """Rows over all ranks."""
     group = current().group("all")
     return x.chunk(group.size)[group.rank].clone()
+
+
+class Script:
+    """A world in which every conversation went as written down: what each rank is asked for is its share."""
+
+    def __init__(self, chains, rewards):
+        self.chains, self.rewards, self.asked = chains, rewards, []
+
+    def play(self, sampler, stream, tasks, generator):
+        numbers = rl.share(len(self.chains)).tolist()
+        self.asked += tasks
+        return [rl.Played(self.chains[n], float(self.rewards[n]), {"success": float(n % 3 == 0)}) for n in numbers]
+
+
+def rl_step(settings, config, state, before, chains, rewards):
+    """Figures and gradients of one RL step on conversations that are given, and which tasks all ranks asked for."""
+    model, reference = given(config, state), given(config, before)
+    sampler = Sampler(ref_model.Transformer(config), torch.float64)
+    script = Script(chains, rewards)
+    figures = rl.improve(settings, model, reference if settings.kl else None, sampler, script, 2)
+    norm = sharding.clip(model, 0.0)
+    # Whole weights have come to the sampler.
+    arrived = all(torch.equal(p, state[name]) for name, p in sampler.model.named_parameters())
+    return figures | {"grad_norm": norm}, gradients(model), torch.cat(gathered(torch.tensor(script.asked))).tolist(), arrived
+
+
+def clipped(config, state, share):
+    """The norm of a gradient, and the gradient before and after it is clipped to `share` of that."""
+    model = given(config, state)
+    ids = cut(torch.arange(64).view(4, 16) % config.vocab_size)
+    total(model(ids).logits.sin().sum()).backward()
+    before = {name: x.clone() for name, x in sharding.wholes(model, grad=True)}
+    norm = sharding.clip(model, 0.0)
+    assert sharding.clip(model, share * norm) == norm
+    return norm, before, gradients(model)

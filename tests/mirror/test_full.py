@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from etude import catalog, full
 from etude.runs import Run, RunError
 from ref.cpt import read_corpus, train_tokenizer
 from ref.model import Config, Transformer, load_hf, save_hf
@@ -140,3 +141,47 @@ def test_layers_are_distilled(given, tmp_path):
     from ref.model import load_extra
 
     assert any(name.startswith("mtp.layers.1.") for name in load_extra(tmp_path / "run" / "checkpoints" / "final"))
+
+
+def play_rl(given: Path, out: Path, *more: str, technique: str = "length-penalty") -> list[str]:
+    few = ("steps=4", "prompts=2", "rollouts=4", "length=256", "max_len=256", "micro_rows=2", "heldout=4", "checkpoint_every=1", "cp=2", "ep=2",
+           f"checkpoint={given / 'net'}", "effort_price=0.01")  # fmt: skip
+    sets = [part for one in (*few, *more) for part in ("--set", one)]
+    return [sys.executable, "-m", "etude.cli", "run", technique, "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", str(out), *sets]
+
+
+def test_reinforcement_learning_in_the_small_world(given, tmp_path):
+    """Two ranks share every row and the experts; one of them is killed in the middle, and nothing changes, to the last bit."""
+    process = start(play_rl(given, tmp_path / "through"))
+    said, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error[-9000:]
+    steps = lines(tmp_path / "through")
+    assert [step["step"] for step in steps] == [1, 2, 3, 4] and "heldout_after" in said
+    assert all(step["tokens"] > 0 and step["imbalance"] >= 1 and step["reward"] < step["success"] for step in steps)
+    assert any(step["grad_norm"] > 0 for step in steps)
+    trained, before = load_hf(tmp_path / "through" / "checkpoints" / "final"), load_hf(given / "net")
+    assert not torch.equal(trained.layers[0].self_attn.q_proj.weight, before.layers[0].self_attn.q_proj.weight)
+    process = start(play_rl(given, tmp_path / "killed"))
+    wait_for_step(tmp_path / "killed", 2, process)
+    os.kill(int((tmp_path / "killed" / "ranks" / "1.pid").read_text()), signal.SIGKILL)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error[-9000:]
+    assert lines(tmp_path / "killed") == steps
+
+
+@pytest.mark.parametrize(
+    ("technique", "sets", "says"),
+    [
+        ("dr-grpo", ["checkpoint=nowhere"], "is no folder with config.json, weights and tokenizer.json"),
+        ("kl", ["rollouts=1"], "rollouts must be at least 2"),
+        ("self-summary", ["length=64", "max_len=64"], "length must hold a context of"),
+        ("packing", ["prompts=1", "rollouts=2", "heldout=1"], "number of ranks, 2"),
+        ("quant", [], "quant has no full run of its own"),
+    ],
+    ids=lambda x: str(x)[:30],
+)
+def test_what_cannot_be_played_is_said_in_one_line(given, tmp_path, technique, sets, says):
+    few = ["rollouts=4", "prompts=2", "length=256", "max_len=256", f"checkpoint={given / 'net'}", *sets]
+    with pytest.raises(RunError, match=says) as error:
+        full.run(catalog.find(technique), tmp_path / "run", {}, few, False, 2, "gloo")
+    assert "\n" not in str(error.value) and not (tmp_path / "run").exists()

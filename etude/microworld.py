@@ -1,0 +1,74 @@
+"""The small world as the environment of a full RL run: `scaled/rl.py` asks, `sims/microrepo/` answers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from etude.runs import RunError
+from ref.sampler import Sampler
+from scaled.rl import Played, Rl
+from sims.agent import Language, Payment, pay, play
+from sims.chains import context
+from sims.corpus import task_stream
+from sims.microrepo import Task
+from sims.policies import read_config
+from sims.recipe import Recipe
+
+__all__ = ["MicroWorld"]
+
+
+class MicroWorld:
+    """Repairs of tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in the run that the checkpoint
+    is of, RUN/checkpoints/NAME, else the recipe's defaults. RunError for a tokenizer that cannot name the roles, and where `c.length`
+    holds no context."""
+
+    def __init__(self, c: Rl):
+        path = Path(c.checkpoint) / "tokenizer.json"
+        self.language = Language(Tokenizer.from_file(str(path)))
+        if None in (self.language.env, self.language.agent):
+            raise RunError(f"{path} has no tokens <|env|> and <|agent|>: the small world is played by a policy that it taught; "
+                           "etude run recipe --scale small leaves one in checkpoints/sft")  # fmt: skip
+        self.recipe = recipe_of(Path(c.checkpoint))
+        rl = replace(self.recipe.rl, max_len=c.max_len)
+        self.how = context(self.language, replace(self.recipe, rl=rl, context=replace(self.recipe.context, join=c.join)))
+        if self.how.limit > c.length:
+            raise RunError(f"length must hold a context of {self.how.limit} tokens, got {c.length}; see --set length=…")
+        self.payment = Payment(effort_price=c.effort_price, k=c.k, q=c.q, invalid_call=c.invalid_call, kl=0.0)
+        self.temperature = c.temperature
+        self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
+
+    def task(self, stream: str, number: int) -> Task:
+        """A task of a stream; all before it are drawn on the way, which costs nothing beside playing one."""
+        use = "evaluation" if stream == "heldout" else stream
+        source, known = self.streams.setdefault(stream, (iter(task_stream(self.recipe, use)), []))
+        known += itertools.islice(source, max(0, number + 1 - len(known)))
+        return known[number]
+
+    def play(self, sampler: Sampler, stream: str, tasks: Sequence[int], generator: torch.Generator) -> list[Played]:
+        """`scaled.rl.World`."""
+        chosen = [self.task(stream, n) for n in tasks]
+        episodes = play(sampler, self.language, chosen, 1, self.how, self.recipe.rl.max_turns, generator, self.temperature)
+        return [Played(e.chain, pay(e, self.payment)["reward"], figures(e)) for e in episodes]
+
+
+def figures(episode) -> dict[str, float]:
+    """What is told of a conversation."""
+    verdict, chain = episode.verdict, episode.chain
+    return {
+        "success": float(verdict.tests), "turns": float(verdict.turns), "invalid_calls": float(verdict.invalid_calls),
+        "written": float(chain.written), "segments": float(len(chain.segments)), "summary_tokens": float(chain.summary_tokens),
+    }  # fmt: skip
+
+
+def recipe_of(checkpoint: Path) -> Recipe:
+    """The settings of the run that a checkpoint lies in."""
+    try:
+        return read_config(checkpoint.resolve().parents[1])
+    except (RunError, IndexError):
+        return Recipe()

@@ -1,0 +1,133 @@
+"""A step of reinforcement learning on many ranks is that of one, wherever conversations were played and segments were dealt to."""
+
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from ref import dr_grpo, kl, packing, router_replay
+from ref.model import Config, Transformer
+from ref.self_summary import Chain, Segment, spread
+from scaled.rl import Rehearsal
+from tests.mirror import calls
+from tests.mirror.layouts import close, layouts, play, seeds
+
+CONFIG = Config.tiny(30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4,
+                     num_experts_per_tok=2, moe_intermediate_size=8)  # fmt: skip
+G, N, LENGTH = 3, 3, 24
+ASKED = Rehearsal(prompts=G, rollouts=N, length=LENGTH, max_len=LENGTH, budget_tokens=5, heldout=0)
+
+
+def network(seed: int) -> dict:
+    torch.manual_seed(seed)
+    # Far from where it began: log-probs, ratios and routers that matter.
+    return {name: 3 * p.detach().double() for name, p in Transformer(CONFIG).named_parameters()}
+
+
+def policy(state: dict) -> Transformer:
+    model = Transformer(CONFIG).double()
+    model.load_state_dict(state)
+    return model
+
+
+def segment(g: torch.Generator, model: Transformer) -> Segment:
+    """A context of 2 to LENGTH tokens, some of them the policy's; behaviour near that of `model`, so that not every ratio is clipped."""
+    T = int(torch.randint(2, LENGTH + 1, (), generator=g))
+    tokens = torch.randint(0, 30, (T,), generator=g)
+    sampled = torch.rand(T, generator=g) < 0.6
+    sampled[0], sampled[-1] = False, True
+    with torch.no_grad():
+        logits = model(tokens[None]).logits[0].log_softmax(-1)
+    own = logits[:-1].gather(1, tokens[1:, None])[:, 0] + 0.2 * torch.randn(T - 1, generator=g, dtype=torch.float64)
+    logp = torch.cat((torch.zeros(1, dtype=torch.float64), own.clamp(max=0))).where(sampled, 0)
+    experts = torch.rand(T - 1, 2, 4, generator=g).argsort(-1)[..., :2].to(torch.int16)
+    return Segment(tokens, sampled, logp, torch.zeros(T, dtype=torch.long), experts, True, summary=torch.zeros(T, dtype=torch.bool))
+
+
+def on_one(c: Rehearsal, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor) -> tuple[float, dict]:
+    """Loss and gradients by `ref` alone, every segment a batch of its own."""
+    model, reference = policy(state), policy(before)
+
+    def logp_of(network, s, experts=None):
+        hidden = network(s.tokens[None], logits=False, experts=experts).hidden
+        return network.logprob(hidden[0, :-1], s.tokens[1:])[None]
+
+    drift = torch.zeros(len(chains), dtype=torch.float64)
+    for n, chain in enumerate(chains if c.kl else ()):
+        for s in chain.segments:
+            with torch.no_grad():
+                drift[n] += (kl.token_kl(s.logp[None, 1:], logp_of(reference, s), "k1") * s.sampled[None, 1:]).sum()
+    advantages = dr_grpo.group_advantages((rewards - c.kl * drift).view(G, N)).flatten()
+    loss = 0.0
+    for s, a in zip([s for chain in chains for s in chain.segments], spread(advantages, chains), strict=True):
+        last = torch.arange(2).expand(1, 2, 2)  # the last token predicts nothing
+        layers = [x.long() for x in torch.cat((s.experts, last)).unbind(1)]
+        if c.replay == "filtered":
+            layers = [partial(router_replay.replay, replayed=x, k=2, alpha=c.replay_alpha) for x in layers]
+        logp = logp_of(model, s, None if c.replay == "none" else layers)
+        part = dr_grpo.policy_loss(logp, s.logp[None, 1:], a[None], s.sampled[None, 1:], budget=float(G * N * c.budget_tokens))
+        part.backward()
+        loss += part.item()
+    return loss, {name: p.grad for name, p in model.named_parameters()}
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@given(layouts, seeds, st.sampled_from(["none", "plain", "filtered"]), st.sampled_from([0.0, 0.3]), st.integers(1, 2), st.integers(1, 4))
+def test_a_step(layout, seed, replay, beta, longest, micro):
+    """Loss and gradient within 1e-10 in float64, whatever is replayed, charged for, or cut over ranks."""
+    g = torch.Generator().manual_seed(seed)
+    state, before = network(seed % 5), network(seed % 5 + 1)
+    mine = policy(state)
+    chains = [Chain([segment(g, mine) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
+    rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
+    c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], replay=replay, kl=beta, micro_rows=micro)
+    figures, grads, asked, arrived = play(layout, calls.rl_step, c, CONFIG, state, before, chains, rewards)
+    loss, wanted = on_one(c, state, before, chains, rewards)
+    close(figures["loss"], loss)
+    assert grads.keys() == wanted.keys()
+    largest = max(float(x.abs().max()) for x in wanted.values())
+    for name, x in wanted.items():
+        close(grads[name], x, largest)
+    close(figures["grad_norm"] ** 2, sum(float(x.square().sum()) for x in wanted.values()))
+    assert arrived and asked == [2 * G + n // N for n in range(G * N)]
+    assert figures["tokens"] == sum(int(s.sampled.sum()) for chain in chains for s in chain.segments)
+    assert figures["success"] == pytest.approx(sum(n % 3 == 0 for n in range(G * N)) / (G * N))
+    lengths = torch.tensor([len(s.tokens) for chain in chains for s in chain.segments])
+    costs = packing.Cost.of(CONFIG)(lengths)
+    # Costs are dealt in the order in which dp ranks hold them, which is that of the conversations.
+    wanted = packing.imbalance(costs, packing.balance(costs, layout["dp"]), layout["dp"])
+    assert figures["imbalance"] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_equal_rewards_teach_nothing():
+    """A group that is paid the same throughout has no gradient, on ranks as on one; and a clip leaves nothing as it was."""
+    g, state = torch.Generator().manual_seed(0), network(0)
+    mine = policy(state)
+    chains = [Chain([segment(g, mine)], finished=True) for _ in range(G * N)]
+    layout = dict(dp=2, cp=2, ep=2)
+    c = dataclasses.replace(ASKED, cp=2, ep=2)
+    figures, grads, *_ = play(layout, calls.rl_step, c, CONFIG, state, state, chains, torch.ones(G * N).double())
+    assert figures["loss"] == 0 and all(not x.any() for x in grads.values())
+
+
+@pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=4, cp=1, ep=2), dict(dp=2, cp=2, ep=4)], ids=str)
+def test_clipping(layout):
+    """One norm over all ranks' parts, experts counted once."""
+    state = network(1)
+    norm, before, after = play(layout, calls.clipped, CONFIG, state, 0.5)
+    close(norm, sum(float(x.square().sum()) for x in before.values()) ** 0.5)
+    close(sum(float(x.square().sum()) for x in after.values()) ** 0.5, 0.5 * norm * norm / (norm + 1e-6))
+    flat = [torch.cat([x[name].flatten() for name in before]) for x in (before, after)]
+    torch.testing.assert_close(flat[1] / flat[1].norm(), flat[0] / flat[0].norm())
+
+
+def test_settings_that_cannot_be():
+    for wrong, name in ((dict(rollouts=1), "rollouts"), (dict(max_len=999), "max_len"), (dict(replay_alpha=1.5), "replay_alpha"),
+                        (dict(kl=-1.0), "kl"), (dict(warmup=0.9), "warmup"), (dict(max_norm=float("nan")), "max_norm")):  # fmt: skip
+        with pytest.raises(ValueError, match=name):
+            dataclasses.replace(ASKED, **wrong)
+    with pytest.raises(ValueError, match="number of ranks, 16"):
+        ASKED.check(16)
