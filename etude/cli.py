@@ -242,6 +242,12 @@ def bench_kernels() -> None:
     importlib.import_module("etude.bench_kernels").kernels()
 
 
+@bench_app.command("plan")
+def bench_plan() -> None:
+    """The plan's model of time against steps that two ranks of this machine really take."""
+    importlib.import_module("etude.bench_plan").bench()
+
+
 def _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend) -> None:  # noqa: ANN001 – as typed in run_technique
     """The scaled path, under torchrun."""
     from etude import full

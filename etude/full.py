@@ -14,7 +14,7 @@ from pathlib import Path
 from etude import catalog
 from etude.runs import Run, RunError, atomic_write, fill
 
-PRETRAINING = {"cpt": {}, "muon": {"optimizer": "muon"}, "mtp": {}}
+PRETRAINING = {"cpt": {}, "muon": {"optimizer": "muon"}, "mtp": {}, "quant": {"experts": "nvfp4-token"}}
 """What `scaled/train.py` trains, and the defaults that the technique changes."""
 RL = {
     "dr-grpo": {}, "packing": {}, "kl": {"kl": 0.005}, "length-penalty": {"effort_price": 0.0002, "invalid_call": 0.03},
@@ -41,7 +41,7 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume
     config = fill(settings_class(entry.name, backend), toml, sets)
     ranks = count(config, nproc, backend, entry.name)
     layout(config, ranks)
-    if config.checkpoint is None and entry.name not in ("cpt", "muon"):
+    if config.checkpoint is None and entry.name not in ("cpt", "muon", "quant"):
         left = "etude run cpt --scale full" if entry.name == "mtp" else "etude run recipe --scale small, in checkpoints/sft,"
         raise RunError(f"{entry.name} needs a network to begin from: --set checkpoint=FOLDER, a Hugging Face folder ({left} leaves one)")
     if config.checkpoint and not (Path(config.checkpoint) / "tokenizer.json").is_file():

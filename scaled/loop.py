@@ -65,6 +65,8 @@ class Ranks:
     """Compute a block's activations again in the backward pass instead of keeping them."""
     dispatch: Literal["model", "fp8"] = "model"
     """What tokens travel to their experts in: the dtype above, or E4M3 with a scale per 128 values."""
+    experts: Literal["model", "mxfp8", "nvfp4-token"] = "model"
+    """What experts' products are computed in: the dtype above, or quantised (then MXFP8 in the backward pass, as in the report)."""
     checkpoint_every: int = 50
     """Steps between two checkpoints."""
     timeout: float = 900.0
@@ -109,7 +111,7 @@ def changed(cls: type, name: str, doc: str, **defaults) -> type:
 
 def begin(c: Ranks, folder: Path, rank: int) -> None:
     """Before the network is made: how it computes and sends, its seed, and this process's number for whoever looks for it."""
-    network.REMATERIALISE, network.DISPATCH = c.rematerialise, c.dispatch
+    network.REMATERIALISE, network.DISPATCH, network.EXPERTS_IN = c.rematerialise, c.dispatch, c.experts
     sharding.COMPUTE = torch.bfloat16 if c.dtype == "bfloat16" else None
     torch.manual_seed(c.seed)
     (folder / "ranks").mkdir(parents=True, exist_ok=True)

@@ -45,6 +45,7 @@ from ref.quant import blockwise_fp8_dequantize, blockwise_fp8_quantize
 from scaled.checkpoint import load_folder, save_folder
 from scaled.runtime.comm import all_to_all, moved, summed, total
 from scaled.runtime.cut import full, places
+from scaled.runtime.engine import fast
 from scaled.runtime.mesh import current
 from scaled.runtime.sharding import EXPERTS, initialise, shard
 
@@ -55,6 +56,8 @@ DISPATCH: str = "model"
 """What tokens travel to their experts in: "model", the model's dtype, or "fp8"."""
 COMBINE: str = "model"
 """What comes back: "model", or "bf16"."""
+EXPERTS_IN: str = "model"
+"""What experts' products are computed in: "model", or a format of `ref.quant.FORMATS` in the forward pass and MXFP8 in the backward."""
 REMATERIALISE = False
 """Whether a block's activations are computed again in the backward pass instead of kept (activation checkpointing)."""
 
@@ -92,6 +95,10 @@ class MoE(ref.MoE):
             setattr(self, name, nn.Parameter(getattr(self, name).chunk(ep.size)[ep.rank].clone()))
 
     def mix(self, x: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        if EXPERTS_IN != "model":
+            from scaled.quant import experts_swiglu as quantised
+
+            return quantised(x, gates, self.gate_up_proj, self.down_proj, experts, EXPERTS_IN)
         ep = current().group("ep")
         if ep.size == 1:
             return super().mix(x, gates, experts)
@@ -178,6 +185,15 @@ class Transformer(ref.Transformer):
         self.to_empty(device=current().device)
         if drawn:
             initialise(self, config)
+
+    def logprob(self, hidden: Tensor, targets: Tensor, chunk: int = 2048) -> Tensor:
+        """As in `ref`; on GPUs by `kernels/linear_logprob.py`, without a row of logits in memory."""
+        if not fast(hidden):
+            return super().logprob(hidden, targets, chunk)
+        from kernels.linear_logprob import linear_logprob
+
+        table = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+        return linear_logprob(hidden, table.weight, targets)[0]
 
     def forward(self, ids, positions=None, doc=None, cache=None, experts=None, logits=True) -> Output:
         """As in `ref`: ids, positions and doc [B/dp, T/cp], experts per layer [B·T/(dp·cp), K] or functions."""

@@ -31,6 +31,7 @@ from ref.quant import (
     rounded,
 )
 from scaled.model import on_owners
+from scaled.runtime.engine import fast
 from scaled.runtime.mesh import current
 
 __all__ = [
@@ -43,10 +44,13 @@ def experts_swiglu(
     x: Float[Tensor, "N D"], gates: Float[Tensor, "N K"], w13: Float[Tensor, "E J D"], w2: Float[Tensor, "E D I"],
     experts: Int[Tensor, "N K"], forward: str = "nvfp4-token", backward: str = "mxfp8",
 ) -> Float[Tensor, "N D"]:  # fmt: skip
-    """`ref.quant.experts_swiglu`; x, gates and experts are of this rank's tokens, w13 and w2 of the experts it owns."""
-    ep = current().group("ep")
+    """`ref.quant.experts_swiglu`; x, gates and experts are of this rank's tokens, w13 and w2 of the experts it owns. On GPUs by
+    `kernels/experts.py`, for the formats that it knows."""
+    ep, own = current().group("ep"), ref.experts_swiglu
+    if fast(x) and {forward, backward} <= {"mxfp8", "nvfp4-token"}:
+        from kernels.experts import experts_swiglu as own
     if ep.size == 1:
-        return ref.experts_swiglu(x, gates, w13, w2, experts, forward, backward)
+        return own(x, gates, w13, w2, experts, forward, backward)
     expect("gates", gates, "float", len(x), "K")
     expect("experts", experts, "int", *gates.shape)
     expect("w2", w2, "float", len(w13), x.shape[1], w13.shape[1] // 2)
@@ -54,6 +58,6 @@ def experts_swiglu(
     def run(rows: Tensor, ones: Tensor, local: Tensor) -> Tensor:
         if not len(rows):  # gradients of zero, not none: others wait for this rank's
             return rows + 0 * (w13.sum() + w2.sum())
-        return ref.experts_swiglu(rows, ones, w13, w2, local, forward, backward)
+        return own(rows, ones, w13, w2, local, forward, backward)
 
     return on_owners(x, gates, experts, len(w13) * ep.size, run)

@@ -176,7 +176,7 @@ def test_reinforcement_learning_in_the_small_world(given, tmp_path):
         ("kl", ["rollouts=1"], "rollouts must be at least 2"),
         ("self-summary", ["length=64", "max_len=64"], "length must hold a context of"),
         ("packing", ["prompts=1", "rollouts=2", "heldout=1"], "number of ranks, 2"),
-        ("quant", [], "quant has no full run of its own"),
+        ("recipe", [], "recipe has no full run of its own"),
     ],
     ids=lambda x: str(x)[:30],
 )
