@@ -1,11 +1,13 @@
 # make small   plays the whole recipe here, into runs/small (again after an interruption: goes on)
 # make test    runs every test
+# make explore opens the explorer in a browser
+# make lessons executes the notebooks of the lessons that have changed; LESSONS chooses, for instance: make lessons LESSONS="5 9"
 # make .venv   only installs; PY chooses the Python, for instance: make small PY=python3.12
 
 PY ?= python3
 BIN := .venv/bin
 
-.PHONY: small test .venv
+.PHONY: small test explore lessons .venv
 .DEFAULT_GOAL := small
 
 small: .venv/.installed
@@ -13,6 +15,13 @@ small: .venv/.installed
 
 test: .venv/.installed
 	$(BIN)/python -m pytest
+
+explore: .venv/.installed
+	$(BIN)/etude explore
+
+lessons: .venv/.installed
+	$(BIN)/python -m lessons.build $(LESSONS)
+	$(BIN)/python -m lessons.syllabus
 
 .venv: .venv/.installed
 

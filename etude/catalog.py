@@ -28,6 +28,8 @@ class Technique:
     """The experiment that shows what the source claims."""
     lesson: str | None = None
     """The lesson that teaches it."""
+    page: str | None = None
+    """Name of the explorer's page, as its URL has it: etude/explorer/NAME.py."""
     figure: str | None = None
     """The measurement that the README quotes."""
     tests: tuple[str, ...] = ()
@@ -134,6 +136,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="the whole recipe: data, CPT, MTP, RL, evaluation and report",
         source="Composer 2",
         sim="sims/recipe.py",
+        lesson="lessons/00_recipe.py",
+        page="recipe",
+        figure="results/recipe-small.png",
     ),
     Technique(
         name="cpt",
@@ -142,6 +147,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         ref="ref/cpt.py",
         scaled="scaled/cpt.py",
         sim="sims/cpt_rl.py",
+        lesson="lessons/01_cpt.py",
+        figure="results/figures/cpt-rl.png",
         tests=("tests/ref/test_cpt.py",),
     ),
     Technique(
@@ -151,6 +158,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         ref="ref/muon.py",
         scaled="scaled/muon.py",
         kernel="kernels/newton_schulz.py",
+        lesson="lessons/02_muon.py",
         tests=("tests/ref/test_muon.py",),
     ),
     Technique(
@@ -160,6 +168,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         ref="ref/mtp.py",
         scaled="scaled/mtp.py",
         sim="sims/mtp_distillation.py",
+        lesson="lessons/03_mtp.py",
+        page="mtp",
+        figure="results/figures/mtp.png",
         tests=("tests/ref/test_mtp.py",),
     ),
     Technique(
@@ -169,6 +180,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         ref="ref/dr_grpo.py",
         scaled="scaled/dr_grpo.py",
         sim="sims/grpo_bias.py",
+        lesson="lessons/04_dr_grpo.py",
+        page="advantages",
+        figure="results/figures/grpo-bias.png",
         tests=("tests/ref/test_dr_grpo.py",),
     ),
     Technique(
@@ -178,6 +192,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         ref="ref/kl.py",
         scaled="scaled/kl.py",
         sim="sims/kl_variance.py",
+        lesson="lessons/05_kl.py",
+        page="kl",
+        figure="results/figures/kl-variance.png",
         tests=("tests/ref/test_kl.py",),
     ),
     Technique(
@@ -187,6 +204,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         ref="ref/length_penalty.py",
         scaled="scaled/length_penalty.py",
         sim="sims/length_penalty.py",
+        lesson="lessons/06_length_penalty.py",
+        page="penalties",
+        figure="results/figures/length-penalty.png",
         tests=("tests/ref/test_length_penalty.py",),
     ),
     Technique(
@@ -196,6 +216,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         ref="ref/self_summary.py",
         scaled="scaled/self_summary.py",
         sim="sims/self_summary.py",
+        lesson="lessons/07_self_summary.py",
+        page="summary",
+        figure="results/figures/self-summary.png",
         tests=("tests/ref/test_self_summary.py",),
     ),
     Technique(
@@ -206,6 +229,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         scaled="scaled/router_replay.py",
         kernel="kernels/moe.py",
         sim="sims/router_mismatch.py",
+        lesson="lessons/08_router_replay.py",
+        page="replay",
+        figure="results/figures/router-mismatch.png",
         tests=("tests/ref/test_router_replay.py",),
     ),
     Technique(
@@ -214,6 +240,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         source="§6.1",
         ref="ref/packing.py",
         scaled="scaled/packing.py",
+        lesson="lessons/09_packing.py",
         tests=("tests/ref/test_packing.py",),
     ),
     Technique(
@@ -224,6 +251,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         scaled="scaled/quant.py",
         kernel="kernels/quant.py",
         sim="sims/low_precision.py",
+        lesson="lessons/10_quant.py",
+        figure="results/figures/low-precision.png",
         tests=("tests/ref/test_quant.py", "tests/ref/test_minifloat.py", "tests/kernels/test_quant.py", "tests/kernels/test_gemm.py",
                "tests/kernels/test_grouped_gemm.py", "tests/kernels/test_experts.py"),
     ),

@@ -221,6 +221,87 @@ def claims(
     figures.show(figures.gather(folders, out) if folders else figures.load(out))
 
 
+@app.command("examples")
+def examples(
+    run: Annotated[Path, typer.Option(help="A finished run of the recipe.")] = Path("runs/small"),
+    out: Annotated[Path, typer.Option(help="Folder for the examples.")] = Path("results/examples"),
+) -> None:
+    """Write what the explorer shows to whoever has played nothing: the last agent of a run at work, a few minutes."""
+    from sims import examples
+
+    for path in examples.write(run, out):
+        print(path)
+
+
+@app.command("explore")
+def explore(
+    port: Annotated[Optional[int], typer.Option(help="Port to listen on.", show_default="8501 or the next that is free", min=1, max=65535)] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+) -> None:
+    """The explorer in a browser: every technique with its formula, its controls and its picture; Ctrl-C ends it."""
+    from etude.runs import RunError
+
+    page = Path(__file__).resolve().parent.parent / "app.py"
+    if importlib.util.find_spec("streamlit") is None:
+        raise RunError("etude explore needs Streamlit: pip install streamlit")
+    if not page.is_file():
+        raise RunError(f"{page} is missing; the explorer is started from a checkout of the repository")
+    if port is not None and not _free(port):
+        raise RunError(f"port {port} is in use; choose another --port")
+    options = ["--server.address", "127.0.0.1", "--server.headless", str(no_browser).lower(), "--browser.gatherUsageStats", "false",
+               "--server.showEmailPrompt", "false", "--client.toolbarMode", "viewer"]  # fmt: skip
+    options += [] if port is None else ["--server.port", str(port)]
+    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(page), *options])
+
+
+def _free(port: int) -> bool:
+    import socket
+
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will: one that has just ended is no obstacle
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@app.command("lesson")
+def lesson(number: Annotated[Optional[int], typer.Argument(help="A lesson; without one, all are listed.", min=0)] = None) -> None:
+    """Open a lesson in Jupyter: a copy of its notebook in runs/lessons/, which is yours to work in."""
+    import shutil
+    import subprocess
+
+    from etude.runs import RunError
+    from lessons import syllabus
+
+    if number is None:
+        _print_lessons(syllabus.lessons())
+        return
+    made = syllabus.notebook(syllabus.find(number).path)
+    if not made.is_file():
+        raise RunError(f"the notebook of lesson {number} has not been made; make it with: make lessons LESSONS={number}")
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise RunError(f"etude lesson needs Jupyter: pip install jupyterlab; or open {made} in another program")
+    mine = Path("runs") / "lessons" / made.name
+    if not mine.exists():
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(made, mine)
+    print(f"lesson {number}: {mine}; delete it to begin anew", flush=True)
+    path = os.pathsep.join(filter(None, (str(syllabus.FOLDER.parent), os.environ.get("PYTHONPATH"))))
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", str(mine)], env={**os.environ, "PYTHONPATH": path}))
+
+
+def _print_lessons(course: list[Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("lesson", "what", "minutes", "before it", box=None, header_style="bold", pad_edge=False)
+    for one in course:
+        table.add_row(str(one.number), one.title, str(one.minutes), one.before)
+    Console().print(table)
+
+
 @bench_app.callback()
 def bench() -> None:
     """Measure speed; results go to results/."""

@@ -105,13 +105,28 @@ def bench() -> str:
     return "\n".join(lines)
 
 
+def plan() -> str:
+    """What the plan says a step takes, beside what it took, by network and layout."""
+    (found,) = _read("plan-*.json")
+    lines = ["| network, parameters | dp · cp · ep | predicted | measured | predicted / measured |", "|---|---|---|---|---|"]
+    for x in found["steps"]:
+        lines.append(
+            f"| {x['shape']}, {x['parameters'] / 1e6:.1f} M | {x['dp']} · {x['cp']} · {x['ep']} | {x['predicted_s'] * 1e3:.0f} ms | "
+            f"{x['measured_s'] * 1e3:.0f} ms [{x['least_s'] * 1e3:.0f}, {x['most_s'] * 1e3:.0f}] | {x['predicted_s'] / x['measured_s']:.2f} |"
+        )
+    all_of_it, box = found["predicted_over_measured"], found["machine"]
+    lines += ["", f"{found['ranks']} ranks of one thread each on {box['cpu']}, gloo, median of {found['rounds']} steps with the least and the most; "
+              f"predicted over measured: median {all_of_it['median']:.2f}, from {all_of_it['least']:.2f} to {all_of_it['most']:.2f}."]  # fmt: skip
+    return "\n".join(lines)
+
+
 def claims() -> str:
     """The sources' claims with verdicts."""
     return figures.markdown(figures.load(ROOT / "results" / "claims.json"))
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "recipe": recipe, "by-depth": by_depth, "perplexity": perplexity, "decode": decode, "bench": bench, "claims": claims,
+    "recipe": recipe, "by-depth": by_depth, "perplexity": perplexity, "decode": decode, "bench": bench, "claims": claims, "plan": plan,
     "techniques": catalog.table,
 }  # fmt: skip
 

@@ -15,7 +15,8 @@
 
 Weights, state and bytes sent are counts, equal to what torch.distributed really moved and what ranks really held; activations are
 within a tenth of what autograd really keeps (`tests/mirror/test_plan.py` measures all of them). FLOPs are the usual count. Time is a
-model with the numbers of `Hardware`, which are data sheets' and guesses, not measurements: read it as an order of magnitude.
+model with the numbers of `Hardware`, which for GPUs are data sheets' and guesses: read it as an order of magnitude. `etude bench plan`
+holds it against steps on CPUs, where the numbers can be measured (results/plan-*.json).
 """
 
 import math

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -27,7 +28,7 @@ MAY = {
     "kernels": {"kernels", "ref"},
     "scaled": {"scaled", "ref", "kernels"},
     "sims": {"sims", "ref", "etude.runs"},
-    "lessons": {"ref", "sims", "scaled"},
+    "lessons": {"lessons", "ref", "sims", "scaled", "etude.runs"},
     "etude/catalog.py": set(),
     "etude/settings.py": set(),
     "etude/process.py": set(),
@@ -115,6 +116,51 @@ def test_catalogue(technique):
     assert all(hasattr(module, name) for name in module.__all__)
     assert dataclasses.is_dataclass(module.Demo) and module.Demo.__dataclass_params__.frozen
     assert list(inspect.signature(module.demo).parameters) == ["config", "log"]
+
+
+def broken_links(technique: catalog.Technique, readme_text: str, claimed: set[str]) -> list[str]:
+    """What is missing from lesson → reference → kernel and scaled twin → experiment → figure and page → number in the README → tests."""
+    missing = []
+    for part in ("ref", "scaled", "lesson"):
+        if not getattr(technique, part):
+            missing.append(f"no {part}")
+    paths = [*filter(None, (getattr(technique, part) for part in ("ref", "scaled", "kernel", "sim", "lesson", "figure")))]
+    missing += [f"{path} does not exist" for path in [*paths, *technique.tests] if not (ROOT / path).is_file()]
+    if not technique.tests:
+        missing.append("no tests")
+    if technique.lesson and (ROOT / technique.lesson).is_file() and technique.module not in imports(ROOT / technique.lesson):
+        missing.append(f"{technique.lesson} does not import {technique.module}")
+    experiment = next((entry for entry in catalog.EXPERIMENTS if entry.sim == technique.sim), None)
+    if technique.sim and experiment is None:
+        missing.append(f"{technique.sim} is no experiment of the catalogue")
+    if experiment:
+        if technique.figure != f"results/figures/{experiment.name}.png":
+            missing.append(f"its figure is not that of {experiment.name}")
+        if experiment.name not in claimed:
+            missing.append(f"results/claims.json has no claim of {experiment.name}")
+        if f"`etude figure {experiment.name}`" not in readme_text:
+            missing.append(f"README quotes no number of {experiment.name}")
+    if technique.page and not (ROOT / "etude" / "explorer" / f"{technique.page}.py").is_file():
+        missing.append(f"the explorer has no page {technique.page}")
+    return missing + [f"README does not mention {path}" for path in paths if f"]({path})" not in readme_text]
+
+
+@pytest.mark.parametrize("technique", [t for t in catalog.TECHNIQUES if t.ref], ids=lambda technique: technique.name)
+def test_the_chain_of_a_technique_has_no_gap(technique):
+    claimed = {claim["experiment"] for claim in json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))}
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not broken_links(technique, text, claimed)
+
+
+def test_a_gap_in_the_chain_is_seen():
+    """Every link, taken away, is missed."""
+    claimed = {claim["experiment"] for claim in json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))}
+    whole, text = catalog.find("quant"), (ROOT / "README.md").read_text(encoding="utf-8")
+    for change in ({"lesson": None}, {"lesson": "lessons/05_kl.py"}, {"scaled": "scaled/nothing.py"}, {"kernel": "kernels/nothing.py"},
+                   {"sim": "sims/behaviour.py"}, {"figure": None}, {"page": "nothing"}, {"tests": ()}):  # fmt: skip
+        assert broken_links(dataclasses.replace(whole, **change), text, claimed), change
+    assert broken_links(whole, text, claimed - {"low-precision"}) == ["results/claims.json has no claim of low-precision"]
+    assert len(broken_links(whole, text.replace("low-precision", ""), claimed)) == 2
 
 
 @pytest.mark.parametrize("entry", catalog.EXPERIMENTS, ids=lambda entry: entry.name)

@@ -1,0 +1,23 @@
+"""The pages of the explorer, in the order of the recipe."""
+
+import streamlit as st
+
+from etude.explorer import advantages, claims, kl, lesson, mtp, penalties, recipe, replay, summary
+from etude.explorer.page import LESSON, Page, show
+
+__all__ = ["PAGES", "Page", "start"]
+
+PAGES: tuple[Page, ...] = tuple(
+    module.PAGE for module in (recipe, mtp, advantages, kl, penalties, summary, replay, claims)
+)
+
+
+def start(first: str = "recipe") -> None:
+    """Draws the page that the URL names, and the page called `first` where it names none."""
+    st.set_page_config(page_title="etude", page_icon="🎼", layout="wide")
+    found = [st.Page(lambda page=page: show(page), title=page.title, url_path=page.name) for page in PAGES]
+    LESSON[:] = [st.Page(lesson.draw, title="Lesson", url_path="lesson")]
+    # What lies at the root has no name of its own in the URL, and a page is to be found under its name.
+    begin = next(page for page in PAGES if page.name == first)
+    root = st.Page(lambda: show(begin), title=begin.title, url_path="begin", default=True, visibility="hidden")
+    st.navigation([root, *found, *LESSON]).run()

@@ -1,0 +1,203 @@
+"""Group advantages: edit a group's rewards and lengths, and see what each member of the family makes of them."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import pandas as pd
+import streamlit as st
+import torch
+
+from etude.explorer.page import COLOURS, Page, axes, figure, png, table
+from etude.runs import RunError
+from ref.dr_grpo import FAMILY, family_loss, group_advantages
+
+LONGEST, MOST = 2048, 32
+"""Tokens of a rollout, and rollouts of a group, that the page takes."""
+NAMES = {"dr_grpo": "Dr. GRPO", "grpo": "GRPO", "rloo": "RLOO", "dapo": "DAPO", "gspo": "GSPO"}
+STYLES = {"dr_grpo": ("blue", "o"), "grpo": ("orange", "s"), "rloo": ("green", "^"), "dapo": ("purple", "D"), "gspo": ("red", "v")}
+PRESETS: dict[str, list[tuple[float, int, bool]]] = {
+    "half right": [(1.0, 30, False), (1.0, 45, False), (1.0, 60, False), (1.0, 38, False),
+                   (0.0, 52, False), (0.0, 35, False), (0.0, 70, False), (0.0, 41, False)],
+    "equally correct": [(0.991, 30, False), (0.989, 45, False), (0.990, 60, False), (0.992, 38, False),
+                        (0.990, 52, False), (0.991, 35, False), (0.988, 70, False), (0.990, 41, False)],
+    "one success": [(1.0, 40, False), *[(0.0, 40, False)] * 7],
+    "long wrong answers": [(1.0, 20, False), (1.0, 25, False), (1.0, 30, False), (1.0, 35, False),
+                           (0.0, 60, False), (0.0, 120, False), (0.0, 240, False), (0.0, 480, False)],
+    "cut off": [(1.0, 40, False), (1.0, 90, False), (0.0, 50, False), (0.0, 70, False), (0.0, 128, True), (0.0, 128, True)],
+    "all equal": [(1.0, 20, False), (1.0, 40, False), (1.0, 80, False), (1.0, 160, False)],
+}  # fmt: skip
+"""Reward, length in tokens, and whether the length limit cut it off."""
+
+
+def frame(group: Sequence[tuple]) -> pd.DataFrame:
+    reward, length, cut = zip(*group, strict=True) if group else ((), (), ())
+    return pd.DataFrame({"reward": pd.array(reward, "Float64"), "length": pd.array(length, "Float64"), "cut off": pd.array(cut, "boolean")})
+
+
+def encode(edited: pd.DataFrame) -> str:
+    """The table as the URL holds it: reward_length, an x behind what was cut off, rows joined by ~; an empty cell is empty."""
+    def cell(value: object) -> str:
+        return "" if pd.isna(value) else f"{value:.10g}"
+
+    return "~".join(f"{cell(r)}_{cell(n)}{'x' if not pd.isna(c) and c else ''}" for r, n, c in edited.itertuples(index=False))
+
+
+def decode(text: str) -> pd.DataFrame:
+    """What `encode` wrote. RunError for anything else."""
+    group = []
+    try:
+        for row in text.split("~") if text else ():
+            reward, length = row.split("_")
+            cells = [None if cell == "" else float(cell) for cell in (reward, length.removesuffix("x"))]
+            group.append((*cells, length.endswith("x")))
+    except ValueError:
+        raise RunError("the URL's group cannot be read; the preset is shown instead") from None
+    if len(group) > 10 * MOST:
+        raise RunError(f"the URL's group has {len(group)} rollouts; the preset is shown instead")
+    return frame(group)
+
+
+def checked(edited: pd.DataFrame) -> tuple[list[float], list[int], list[bool]]:
+    """Rewards, lengths and which were cut off. RunError, naming the first bad cell, where they are none of a group."""
+    if not 2 <= len(edited) <= MOST:
+        raise RunError(f"a group has 2 to {MOST} rollouts, this one {len(edited)}: a rollout alone has nothing to be compared with")
+    for row, (reward, length, _) in enumerate(edited.itertuples(index=False), 1):
+        if pd.isna(reward) or not abs(reward) <= 1e6:
+            raise RunError(f"row {row}: the reward must be a number, at most a million in size")
+        if pd.isna(length) or not 1 <= length <= LONGEST or length != int(length):
+            raise RunError(f"row {row}: the length must be a whole number of tokens, 1 to {LONGEST}")
+    reward, length, cut = (edited[name].tolist() for name in ("reward", "length", "cut off"))
+    cut = [False if pd.isna(c) else bool(c) for c in cut]
+    if all(cut):
+        raise RunError("every rollout was cut off: DAPO would learn from nothing")
+    return reward, [int(n) for n in length], cut
+
+
+def counts(lengths: Sequence[int], longest: int) -> dict[str, float]:
+    """What the budget of each member counts over this group."""
+    rollouts = len(lengths)
+    return {"dr_grpo": rollouts * longest, "grpo": rollouts, "rloo": rollouts * longest, "dapo": sum(lengths), "gspo": rollouts}
+
+
+def family(rewards: Sequence[float], lengths: Sequence[int], cut: Sequence[bool], longest: int) -> dict[str, tuple[list[float], list[float]]]:
+    """Of each member: advantages [N] and each rollout's weight per token [N].
+
+    The weight is what gradient ascent adds to log π of each of its tokens: minus the gradient of the loss at ratio one, where π still
+    is the policy that sampled."""
+    R, n = torch.tensor([rewards], dtype=torch.float64), torch.tensor(lengths)
+    mask = torch.arange(int(n.max())) < n[:, None]
+    found = {}
+    for name, variant in FAMILY.items():
+        logp = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)
+        loss = family_loss(variant, logp, logp.detach(), R, mask, budget=counts(lengths, longest)[name], finished=~torch.tensor(cut))
+        (gradient,) = torch.autograd.grad(loss, logp)
+        advantages = group_advantages(R, baseline=variant.baseline, scale=variant.scale)[0]
+        found[name] = advantages.tolist(), (0.0 - gradient[:, 0]).tolist()  # 0 − x: no minus zero
+    return found
+
+
+def editor() -> pd.DataFrame:
+    """The table. The URL holds it where it differs from the preset; a new link, or another preset, begins a new table."""
+    preset = st.selectbox("Begin with", list(PRESETS), key="preset", bind="query-params")
+    state, group = st.session_state.setdefault("group-state", {"seen": None, "turn": 0}), st.query_params.get("group")
+    if (preset, group) != state["seen"]:
+        if state["seen"] and preset != state["seen"][0]:
+            group = None
+        state["turn"] += 1
+        state["begin"] = frame(PRESETS[preset])
+        if group is not None:
+            try:
+                state["begin"] = decode(group)
+            except RunError as error:
+                st.error(str(error))
+    edited = st.data_editor(
+        state["begin"], key=f"group-{state['turn']}", num_rows="dynamic", width="stretch", hide_index=True,
+        column_config={
+            "reward": st.column_config.NumberColumn("reward", format="%.4g", help="what the rollout earned"),
+            "length": st.column_config.NumberColumn("length", format="%d", help="tokens that the policy wrote"),
+            "cut off": st.column_config.CheckboxColumn("cut off", help="by the length limit; DAPO drops it"),
+        },
+    )  # fmt: skip
+    code = encode(edited)
+    code = None if code == encode(frame(PRESETS[preset])) else code
+    if code is None:
+        st.query_params.pop("group", None)
+    elif code != st.query_params.get("group"):
+        st.query_params["group"] = code
+    state["seen"] = preset, code
+    return edited
+
+
+@lru_cache(128)
+def drawn(members: tuple[tuple[str, tuple[float, ...]], ...], unit: str) -> bytes:
+    """A dot for each rollout and member."""
+    fig, ax = axes("rollout", unit, 4.8, 3.2, fixed=True)
+    many = len(members[0][1])
+    for place, (name, ys) in enumerate(members):
+        colour, mark = STYLES[name]
+        xs = [1 + i + (place - 2) * 0.14 for i in range(many)]
+        ax.plot(xs, ys, mark, color=COLOURS[colour], markersize=6 if many < 13 else 4, label=NAMES[name])
+    ax.axhline(0, color="black", linewidth=0.8)
+    ax.set_xticks(range(1, many + 1, 1 if many < 13 else 4))
+    ax.margins(y=0.1)
+    ax.legend(frameon=False, ncols=5, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), columnspacing=1, handletextpad=0.2)
+    return png(fig)
+
+
+def draw() -> None:
+    left, right = st.columns([2, 3])
+    with left:
+        edited = editor()
+        longest = st.slider("Longest allowed response, tokens", 64, LONGEST, 512, 64, key="longest", bind="query-params",
+                            help="Dr. GRPO and RLOO divide by rollouts × this, whatever the rollouts' own lengths.")  # fmt: skip
+        relative = st.toggle("Weights relative to the largest", True, key="relative", bind="query-params",
+                             help="Adam takes most of a common factor away; what is left is how a member's weights compare.")  # fmt: skip
+    rewards, lengths, cut = checked(edited)
+    if max(lengths) > longest:
+        raise RunError(f"a rollout of {max(lengths)} tokens is longer than the longest allowed, {longest}")
+    found = family(rewards, lengths, cut, longest)
+    scale = {name: (max(map(abs, weights)) or 1.0) if relative else 1.0 for name, (_, weights) in found.items()}
+    given = [{"rollout": i, "reward": r, "length": n} for i, (r, n) in enumerate(zip(rewards, lengths), 1)]
+    advantages = [row | {NAMES[name]: a[i] for name, (a, _) in found.items()} for i, row in enumerate(given)]
+    weights = [row | {NAMES[name]: w[i] / scale[name] for name, (_, w) in found.items()} for i, row in enumerate(given)]
+    with right:
+        figure(drawn(tuple((name, tuple(a)) for name, (a, _) in found.items()), "advantage"), "advantages", advantages,
+               "Advantage of each rollout: reward minus baseline, in GRPO, DAPO and GSPO divided by the group's deviation.")  # fmt: skip
+        unit = "weight of a token" + (", relative" if relative else "")
+        figure(drawn(tuple((name, tuple(x / scale[name] for x in w)) for name, (_, w) in found.items()), unit), "weights", weights,
+               "What each of the rollout's tokens is pushed by: minus the gradient of the loss at ratio one.")  # fmt: skip
+    st.subheader("Advantages")
+    table(advantages, "advantages-table")
+    st.subheader("Weight of each token")
+    table(weights, "weights-table")
+    st.subheader("The group as a whole")
+    st.markdown("The last column: how much a token of the longest rollout is pushed per unit of advantage, over the same of the shortest; "
+                "1 where length does not matter, empty where either has none.")  # fmt: skip
+    table([{"member": NAMES[name], "sum of advantages": math.fsum(a), "largest advantage": max(map(abs, a)),
+            "largest weight of a token": max(map(abs, w)), "longest ÷ shortest": _length_bias(a, w, lengths)}
+           for name, (a, w) in found.items()], "group")  # fmt: skip
+
+
+def _length_bias(advantages: Sequence[float], weights: Sequence[float], lengths: Sequence[int]) -> float | None:
+    """Weight per advantage of the longest rollout over that of the shortest: 1 where length does not matter."""
+    ends = [min(range(len(lengths)), key=lengths.__getitem__), max(range(len(lengths)), key=lengths.__getitem__)]
+    if any(advantages[i] == 0 for i in ends):
+        return None
+    short, long = (weights[i] / advantages[i] for i in ends)
+    return long / short if short else None
+
+
+PAGE = Page(
+    name="advantages",
+    title="Group advantages",
+    says="A prompt gets a group of rollouts; each is judged by what the others earned. Edit rewards and lengths, and see what the members "
+    "of the family push up and down, and how much per token.",
+    formula=r"\begin{gathered} A_i = \frac{R_i - b_i}{s} \\"
+    r"L = -\frac{1}{\text{budget}}\sum_{i,t} w_{i,t}\,\min(\rho_t A_i,\ \mathrm{clip}(\rho_t) A_i)\end{gathered}",
+    look="In “equally correct” the rewards differ by thousandths, and members that divide by the deviation blow that up to full size; in "
+    "“long wrong answers” members that divide by length blame a long wrong answer less, token by token.",
+    draw=draw,
+    code=(group_advantages, family_loss),
+    technique="dr-grpo",
+)

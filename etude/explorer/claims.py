@@ -1,0 +1,82 @@
+"""What the sources claim, what was measured here, the verdict, and the experiments' pictures."""
+
+from pathlib import Path
+
+import streamlit as st
+
+from etude import catalog, figures
+from etude.explorer.page import ROOT, Page, table
+from etude.runs import RunError
+
+RESULTS = ROOT / "results"
+MARKS = {"reproduced": "●", "partly": "◐", "not at this scale": "○"}
+"""Verdicts differ in shape, not in colour alone."""
+
+
+def rows(claims: list[dict]) -> list[dict]:
+    """Claims as the table shows them. RunError where one is not what `etude claims` writes."""
+    try:
+        return [{"verdict": f"{MARKS[c['verdict']]} {c['verdict']}", "measured": figures.measured(c), "claim": c["claim"], "source": c["source"],
+                 "how it was decided": c["note"] or "", "play it again": c["command"]} for c in claims]  # fmt: skip
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"results/claims.json holds what etude claims does not write ({type(error).__name__}: {error}); gather again") from None
+
+
+def chosen(claims: list[dict], verdicts: list[str], experiments: list[str], words: str) -> list[dict]:
+    """Claims of these verdicts and experiments (none given: of all) whose text has all these words."""
+    return [
+        c for c in claims
+        if (not verdicts or c["verdict"] in verdicts) and (not experiments or c["experiment"] in experiments)
+        and all(word in f"{c['claim']} {c['source']} {c['note']}".casefold() for word in words.casefold().split())
+    ]  # fmt: skip
+
+
+def draw() -> None:
+    claims = figures.load(RESULTS / "claims.json")
+    rows(claims)
+    known = {entry.name: entry for entry in catalog.EXPERIMENTS}
+    left, middle, right = st.columns([2, 2, 1])
+    with left:
+        experiments = st.multiselect("Experiments", list(dict.fromkeys(c["experiment"] for c in claims)), key="experiment", bind="query-params",
+                                     placeholder="all")  # fmt: skip
+    with middle:
+        verdicts = st.pills("Verdicts", list(MARKS), selection_mode="multi", key="verdict", bind="query-params")
+    with right:
+        words = st.text_input("Words", key="words", bind="query-params", placeholder="k1 gradient")
+    found = chosen(claims, verdicts, experiments, words)
+    count = ", ".join(f"{sum(c['verdict'] == verdict for c in found)} {verdict}" for verdict in MARKS)
+    st.markdown(f"{len(found)} of {len(claims)} claims: {count}.")
+    if not found:
+        st.info("No claim is left; take a filter away.")
+        return
+    table(rows(found), "claims")
+    for number, name in enumerate(dict.fromkeys(c["experiment"] for c in found)):
+        entry = known.get(name)
+        title = f"{name}: {entry.title} ({entry.source})" if entry else name
+        st.subheader(title, anchor=name)
+        _picture(RESULTS / "figures", name, title)
+
+
+def _picture(folder: Path, name: str, alt: str) -> None:
+    """The experiment's picture and table, to take away. A file that is missing is named, and the others still show."""
+    try:
+        drawn, data = (folder / f"{name}.png").read_bytes(), (folder / f"{name}.csv").read_bytes()
+        st.image(drawn, width=4000, alt=alt)  # wider than any, and than the page: as wide as the page, and not made again at another size
+    except Exception as error:  # whatever a picture library says to a damaged file
+        st.error(f"the picture of {name} cannot be shown ({error}); etude figure {name} makes it again")
+        return
+    with st.container(horizontal=True):
+        st.download_button("Picture (PNG)", drawn, f"{name}.png", "image/png", key=f"{name}-png", on_click="ignore")
+        st.download_button("Data (CSV)", data, f"{name}.csv", "text/csv", key=f"{name}-csv", on_click="ignore")
+
+
+PAGE = Page(
+    name="claims",
+    title="Claims",
+    says="Every claim of the sources that was tested here, what was measured, and a verdict by a rule that its experiment states. Tests that "
+    "did not come out are kept.",
+    formula="",
+    look="What did not reproduce, and why: how each verdict was decided stands in the table, and every row names the command that plays it again.",
+    draw=draw,
+    code=(figures.gather,),
+)

@@ -1,0 +1,141 @@
+"""KL estimators: value, bias, variance, and what each one's gradient really is."""
+
+from functools import lru_cache
+
+import numpy as np
+import streamlit as st
+import torch
+from torch import Tensor
+
+from etude.explorer import examples
+from etude.explorer.page import COLOURS, Page, axes, figure, table
+from ref import kl
+from sims import kl_variance
+
+FAMILIES = ("Gaussians", "categorical", "tokens of the tiny model")
+STYLES = {"k1": ("blue", "-", "o"), "k2": ("orange", "--", "s"), "k3": ("green", ":", "^")}
+VOCABULARY = 32
+
+
+@lru_cache(64)
+def categorical(divergence: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Two softmax heads, float64 log-probs [V], whose KL is `divergence` nats: the reference is pushed away until it is."""
+    generator = torch.Generator().manual_seed(seed)
+    policy, push = torch.randn(2, VOCABULARY, dtype=torch.float64, generator=generator)
+    low, high = 0.0, 64.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = kl.exact_kl(policy, policy + middle * push).item() < divergence
+        low, high = (middle, high) if below else (low, middle)
+    return policy.log_softmax(-1), (policy + low * push).log_softmax(-1)
+
+
+def pair(family: str, divergence: float, samples: int, seed: int) -> tuple[Tensor, Tensor, float]:
+    """log π and log π_ref of tokens sampled from π, [samples], and the exact KL in nats."""
+    generator = torch.Generator().manual_seed(seed)
+    if family == FAMILIES[0]:
+        m = (2 * divergence) ** 0.5
+        x = torch.randn(samples, dtype=torch.float64, generator=generator)
+        return -x.square() / 2, -(x - m).square() / 2, divergence
+    if family == FAMILIES[1]:
+        policy, reference = categorical(divergence, seed)
+        drawn = torch.multinomial(policy.exp(), samples, replacement=True, generator=generator)
+        return policy[drawn], reference[drawn], kl.exact_kl(policy, reference).item()
+    policy, reference = token_heads()
+    row = torch.randint(len(policy), (samples,), generator=generator)
+    drawn = torch.multinomial(policy[row].exp(), 1, generator=generator)[:, 0]
+    return policy[row, drawn], reference[row, drawn], kl.exact_kl(policy, reference).mean().item()
+
+
+@lru_cache(1)
+def token_heads() -> tuple[Tensor, Tensor]:
+    """Log-probs [positions, V] of the tiny agent after RL and before, at positions where it chose a token."""
+    stored = examples.arrays("token-distributions")
+    return tuple(torch.from_numpy(stored[name].astype(np.float64)).log_softmax(-1) for name in ("policy", "reference"))
+
+
+def estimates(family: str, divergence: float, samples: int, seed: int) -> tuple[list[dict], dict[str, np.ndarray]]:
+    """A row for each estimator, and its values."""
+    logp, ref_logp, exact = pair(family, divergence, samples, seed)
+    rows, values = [], {}
+    for kind in kl.KINDS:
+        value = kl.token_kl(logp, ref_logp, kind).numpy()
+        values[kind] = value
+        row = {"estimator": kind, "mean": value.mean(), "exact KL": exact, "bias": value.mean() - exact,
+               "standard error": value.std(ddof=1) / len(value) ** 0.5, "variance": value.var(ddof=1)}  # fmt: skip
+        if family == FAMILIES[0]:
+            mean, variance = kl.gaussian_oracle((2 * divergence) ** 0.5)[kind]
+            row |= {"mean, closed form": mean, "variance, closed form": variance}
+        rows.append(row)
+    return rows, values
+
+
+@lru_cache(1)
+def closed_form() -> tuple[np.ndarray, dict[str, list[float]]]:
+    """KLs of two Gaussians in nats, and the variance of each estimator there."""
+    across = np.linspace(0.01, 1.5, 100)
+    return across, {kind: [kl.gaussian_oracle((2 * x) ** 0.5)[kind][1] for x in across] for kind in kl.KINDS}
+
+
+@lru_cache(1)
+def gradients() -> list[dict]:
+    """How far each estimator's expected gradient lies from the right one, by full enumeration (`sims/kl_variance.py`): medians."""
+    found = kl_variance.gradients_of_one_token(kl_variance.Experiment())
+    return [{"gradient": name, "relative distance or size (median)": float(np.median(values))} for name, values in found.items()]
+
+
+def draw() -> None:
+    first, second, third, fourth = st.columns(4)
+    with first:
+        family = st.selectbox("Distributions", FAMILIES, key="family", bind="query-params")
+    with second:
+        divergence = st.slider("KL(π‖π_ref), nats", 0.01, 1.5, 0.2, 0.01, key="kl", bind="query-params", disabled=family == FAMILIES[2])
+    with third:
+        samples = st.select_slider("Samples", (100, 300, 1000, 3000, 10_000, 30_000), 3000, key="samples", bind="query-params")
+    with fourth:
+        seed = st.number_input("Seed", 0, 9999, 0, key="seed", bind="query-params")
+    rows, values = estimates(family, divergence, samples, int(seed))
+    left, right = st.columns(2)
+    with left:
+        fig, histogram = axes("value of one token, nats", "share of tokens", 4.4, 3.2, fixed=True)
+        spread = np.quantile(np.concatenate(list(values.values())), (0.002, 0.998))
+        bins = []
+        for kind, value in values.items():
+            colour, dash, _ = STYLES[kind]
+            shares, edges, _ = histogram.hist(value, 60, range=spread, weights=np.full(len(value), 1 / len(value)), histtype="step",
+                                              color=COLOURS[colour], linestyle=dash, linewidth=1.6, label=kind)  # fmt: skip
+            bins += [{"estimator": kind, "from": low, "to": high, "share": share} for low, high, share in zip(edges, edges[1:], shares)]
+        histogram.axvline(rows[0]["exact KL"], color="black", linewidth=1, label="exact KL")
+        histogram.legend(frameon=False, fontsize=8)
+        figure(fig, "kl-values", bins, "Values of each estimator, token by token; rare ones lie outside.")
+    with right:
+        fig, curve = axes("KL, nats", "variance of one token, nats²", 4.4, 3.2, fixed=True)
+        across, variances = closed_form()
+        for kind, (colour, dash, mark) in STYLES.items():
+            curve.plot(across, variances[kind], color=COLOURS[colour], linestyle=dash, label=kind)
+            curve.plot(rows[0]["exact KL"], rows[kl.KINDS.index(kind)]["variance"], mark, color=COLOURS[colour], markersize=8)
+        curve.axvline(kl.crossing(), color=COLOURS["grey"], linewidth=1)
+        curve.annotate(f"k1 and k3 cross at {kl.crossing():.3f}", (kl.crossing(), 0.02), xytext=(4, 0), textcoords="offset points", fontsize=8)
+        curve.set(yscale="log")
+        curve.minorticks_off()
+        curve.legend(frameon=False, fontsize=8, loc="lower right")
+        figure(fig, "kl-estimators", rows, "Variance over the KL: lines are the closed form for two Gaussians, marks are these samples.")
+    table(rows, "kl-estimates")
+    st.subheader("The gradient of each, against ∇KL(π‖π_ref)")
+    st.markdown("By full enumeration over a small vocabulary, nothing sampled. `size` is the norm beside the right gradient's; a distance of 0 "
+                "is the right gradient, of 1 no use at all.")  # fmt: skip
+    table(gradients(), "kl-gradients")
+
+
+PAGE = Page(
+    name="kl",
+    title="KL estimators",
+    says="How far has the policy moved from its reference? Three estimates from sampled tokens, and why the one that looks best is not the "
+    "one to differentiate.",
+    formula=r"\begin{gathered} k_1 = -\log r \qquad k_2 = \tfrac12(\log r)^2 \\"
+    r"k_3 = (r-1)-\log r \qquad r = \pi_{\mathrm{ref}}(x)/\pi(x)\end{gathered}",
+    look="k3 varies least while the policies are close, and most beyond 0.628 nats; k1 as a loss term has no gradient at all in expectation.",
+    draw=draw,
+    code=(kl.token_kl, kl.exact_kl, kl.gaussian_oracle),
+    technique="kl",
+)

@@ -1,0 +1,142 @@
+"""What a page is made of, and the pieces that all of them use.
+
+A page is a `Page` and one function that draws it. Widgets are given `bind="query-params"` and a `key`, which is their name in the URL:
+a link reopens the view that it was copied from. A value that a URL asks for and no widget allows is replaced by the default.
+
+    figure(fig, name, rows, alt)     a picture, and below it the picture as PNG and its data as CSV to take away
+    axes(...)                        empty axes in the house's style, safe in threads
+    png(fig)                         the drawn picture as bytes, which a cache can keep; `figure` takes them too
+
+Drawing is what a redraw spends its time on: a picture that a control does not change is cached, and a page draws few at a time. On a
+narrow screen columns come one under another: two pictures of one pair of axes are then still legible, one picture of two is not.
+"""
+
+import base64
+import csv
+import inspect
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+from matplotlib.figure import Figure
+
+from etude import catalog
+
+__all__ = ["COLOURS", "LESSON", "Page", "axes", "figure", "png", "show", "table"]
+
+ROOT = Path(__file__).resolve().parents[2]
+COLOURS = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "purple": "#CC79A7", "sky": "#56B4E9", "red": "#D55E00", "grey": "#9AA5B1"}
+"""Okabe and Ito's, which people with any colour vision tell apart. Lines also differ in dashes or markers."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of the explorer."""
+
+    name: str
+    """Its place in the URL."""
+    title: str
+    """What the navigation calls it."""
+    says: str
+    """One or two sentences: what this is."""
+    formula: str
+    """LaTeX; empty where there is none."""
+    look: str
+    """What to look for, in one sentence."""
+    draw: Callable[[], None]
+    """Controls and picture."""
+    code: tuple[Any, ...] = ()
+    """Functions and classes whose source stands on the page."""
+    technique: str | None = None
+    """Name in `etude/catalog.py`, for the lesson."""
+
+
+def show(page: Page) -> None:
+    """The whole page. What is wrong with a folder or a file is said on it in one line."""
+    from etude.runs import RunError
+
+    st.title(page.title)
+    st.markdown(page.says)
+    if page.formula:
+        st.latex(page.formula)
+    st.info(f"**Look for:** {page.look}")
+    try:
+        page.draw()
+    except (RunError, OSError) as error:
+        st.error(str(error))
+    for shown in page.code:
+        path, first, text = source(shown)
+        with st.expander(f"`{shown.__name__}` in {path}, line {first}"):
+            st.code(text, language="python")
+    entry = catalog.find(page.technique) if page.technique else None
+    if entry and entry.lesson:
+        number = Path(entry.lesson).name.partition("_")[0]
+        st.page_link(LESSON[0], label=f"Lesson {number}: {entry.title}", query_params={"n": number}, icon=":material/school:")
+
+
+@lru_cache(None)
+def source(shown: Any) -> tuple[Path, int, str]:
+    """File, first line and text of a function or class."""
+    lines, first = inspect.getsourcelines(shown)
+    return Path(inspect.getsourcefile(inspect.unwrap(shown))).relative_to(ROOT), first, "".join(lines)
+
+
+LESSON: list = []
+"""The page that shows lessons; `start` puts it here, because a link needs the page as Streamlit made it."""
+
+
+def axes(x: str, y: str, width: float = 7.0, height: float = 3.6, columns: int = 1, fixed: bool = False) -> tuple[Figure, Any]:
+    """A figure and its axes (a list of them where there are several columns). No pyplot: sessions draw in threads of their own.
+
+    `fixed`: margins for a title and ordinary labels, instead of measuring all labels first, a quarter of what drawing takes."""
+    fig = Figure(figsize=(width, height), layout=None if fixed else "constrained")
+    if fixed:
+        fig.subplots_adjust(left=0.7 / width, right=1 - 0.15 / width, bottom=0.5 / height, top=1 - 0.3 / height)
+    made = fig.subplots(1, columns)
+    for one in made if columns > 1 else [made]:
+        one.set_xlabel(x)
+        one.set_ylabel(y)
+        one.spines[["top", "right"]].set_visible(False)
+        one.grid(axis="y", color="#E5E8EB", linewidth=0.8)
+        one.set_axisbelow(True)
+        one.locator_params(nbins=5)  # labels are a third of what drawing takes
+    return fig, made
+
+
+def png(fig: Figure) -> bytes:
+    """The picture, drawn."""
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png", dpi=144)
+    return buffer.getvalue()
+
+
+def figure(fig: Figure | bytes, name: str, rows: Sequence[dict], alt: str) -> None:
+    """The picture with a description for whoever cannot see it; PNG and CSV to take away. `rows`: the numbers that were drawn."""
+    drawn = fig if isinstance(fig, bytes) else png(fig)
+    # Inside the page: a file of its own is gone when a slider moves on before the browser has fetched it.
+    st.image(f"data:image/png;base64,{base64.b64encode(drawn).decode()}", caption=alt, width="stretch", alt=alt)
+    with st.container(horizontal=True):
+        st.download_button("Picture (PNG)", drawn, f"{name}.png", "image/png", key=f"{name}-png", on_click="ignore")
+        st.download_button("Data (CSV)", as_csv(rows), f"{name}.csv", "text/csv", key=f"{name}-csv", on_click="ignore")
+
+
+def as_csv(rows: Sequence[dict]) -> str:
+    """Rows as text; columns in the order in which they first appear."""
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def table(rows: Sequence[dict], name: str) -> None:
+    """Rows as a table, to take away as CSV. Four digits are shown, all are in the file."""
+    floats = {key for row in rows for key, value in row.items() if isinstance(value, float)}
+    short = {key: st.column_config.NumberColumn(format="%.4g") for key in floats}
+    st.dataframe(list(rows), hide_index=True, width="stretch", column_config=short)
+    st.download_button("Data (CSV)", as_csv(rows), f"{name}.csv", "text/csv", key=f"{name}-csv", on_click="ignore")

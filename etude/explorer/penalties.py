@@ -1,0 +1,194 @@
+"""Length penalties: the curve, its slope and its limits; rollouts of a real run ranked by reward; serial against parallel calls."""
+
+from dataclasses import fields, replace
+from functools import lru_cache
+from types import SimpleNamespace
+
+import numpy as np
+import streamlit as st
+import torch
+
+from etude.explorer import examples
+from etude.explorer.page import COLOURS, Page, axes, figure, png, table
+from etude.runs import RunError
+from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
+from sims.agent import Payment, pay
+
+RECIPE = Payment()
+BENDS = (0.0, 1e-6, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+PRICES = (0.0, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
+HIGHEST = {"thinking_tokens": 5.0, "tool_call_tokens": 5.0, "tool_output_tokens": 2.0, "final_message_tokens": 5.0, "tool_calls": 50.0,
+           "turns": 200.0}  # fmt: skip
+WORDS = {"thinking_tokens": "thinking token", "tool_call_tokens": "token of a call", "tool_output_tokens": "token of tool output",
+         "final_message_tokens": "token of the final message", "tool_calls": "tool call", "turns": "turn"}  # fmt: skip
+CALL, OUTPUT = 12, 300
+"""Tokens that a call of the example takes to write, and that its answer has."""
+
+
+def rollouts() -> list[dict]:
+    """Rollouts of a real run. RunError where the example is missing or is none."""
+    found = examples.load("rollouts").get("rollouts")
+    columns = {"task": str, "success": bool, "own_tokens": int, "given_tokens": int, "calls": int, "turns": int, "invalid_calls": int, "text": str}
+    good = isinstance(found, list) and found and all(isinstance(r, dict) and all(type(r.get(c)) is k for c, k in columns.items()) for r in found)
+    if not good:
+        raise RunError("example rollouts.json holds no rollouts; write it again with: etude examples")
+    return found
+
+
+def spent(rollout: dict, payment: Payment) -> tuple[float, dict[str, float]]:
+    """Effort of an example rollout in token equivalents, and what `sims.agent.pay` pays for it, part by part."""
+    own, given = rollout["own_tokens"], rollout["given_tokens"]
+    verdict = SimpleNamespace(tests=float(rollout["success"]), **{k: rollout[k] for k in ("calls", "turns", "invalid_calls")})
+    taken = SimpleNamespace(sampled=torch.ones(own), tokens=range(own + given))
+    episode = SimpleNamespace(verdict=verdict, rollout=taken, prompt=())
+    unit = pay(episode, replace(payment, effort_price=1.0, k=0.0, q=0.0))
+    return -unit["effort"], pay(episode, payment)
+
+
+def ranked(found: list[dict], payment: Payment) -> list[dict]:
+    """Rollouts by reward, best first; rank and move beside the ranking by success and invalid calls alone. Equal rewards share a rank."""
+    free = replace(payment, effort_price=0.0)
+    before, after = ([spent(r, p)[1]["reward"] for r in found] for p in (free, payment))
+    rows = []
+    for number, r in enumerate(found):
+        x, parts = spent(r, payment)
+        rank, was = (1 + sum(other > rewards[number] for other in rewards) for rewards in (after, before))
+        rows.append({
+            "rank": rank, "without a penalty": was, "rollout": number + 1, "task": r["task"], "success": r["success"], "reward": parts["reward"],
+            "effort": x, "C(effort)": length_penalty(x, payment.k, payment.q), "next unit costs": marginal_cost(x, payment.k, payment.q),
+            "own tokens": r["own_tokens"], "given tokens": r["given_tokens"], "calls": r["calls"], "turns": r["turns"],
+            "invalid calls": r["invalid_calls"],
+        })  # fmt: skip
+    return sorted(rows, key=lambda row: (row["rank"], row["rollout"]))
+
+
+def ways(most: int, weights: EffortWeights, k: float, q: float) -> list[dict]:
+    """The same 1 … `most` calls, one a turn or all in one turn: effort and cost of each."""
+    rows = []
+    for n in range(1, most + 1):
+        row = {"calls": n}
+        for name, turns in (("one a turn", n), ("all in one turn", 1)):
+            x = effort(Effort(tool_call_tokens=CALL * n, tool_output_tokens=OUTPUT * n, tool_calls=n, turns=turns), weights)
+            row |= {f"effort, {name}": x, f"C, {name}": length_penalty(x, k, q)}
+        rows.append(row)
+    return rows
+
+
+def limits(x: float, k: float, q: float) -> list[dict]:
+    """C close to its limits and at them, at effort x: nothing jumps there."""
+    rows = [{"limit": "q → 1: the logarithm", "close by": length_penalty(x, k, 1 + 1e-9), "at the limit": length_penalty(x, k, 1.0)},
+            {"limit": "k → 0: the effort itself", "close by": length_penalty(x, 1e-12, q), "at the limit": length_penalty(x, 0.0, q)},
+            {"limit": "q → 0: the effort itself", "close by": length_penalty(x, k, 1e-12), "at the limit": length_penalty(x, k, 0.0)}]  # fmt: skip
+    if q > 1 and k > 0:
+        rows.append({"limit": "x → ∞: the bound", "close by": length_penalty(1e150 / k, k, q), "at the limit": length_penalty(1e290 / k, k, q)})
+    return rows
+
+
+@lru_cache(128)
+def curve(k: float, q: float, most: float) -> tuple[bytes, list[dict]]:
+    x = np.linspace(0, most, 120)
+    cost = length_penalty(x, k, q)
+    fig, ax = axes("effort x, token equivalents", "C(x)", 4.2, 3.0, fixed=True)
+    ax.plot(x, length_penalty(x, 0.0, q), ":", color=COLOURS["grey"], label="k → 0: x itself")
+    ax.plot(x, length_penalty(x, k, 1.0), "--", color=COLOURS["orange"], label="q → 1: logarithm")
+    if q > 1 and k > 0 and (bound := length_penalty(1e290 / k, k, q)) < most:
+        ax.axhline(bound, color=COLOURS["purple"], linestyle="-.", linewidth=1.2, label="x → ∞: bound")
+    ax.plot(x, cost, color=COLOURS["blue"], linewidth=2, label="C(x)")
+    ax.legend(frameon=False, fontsize=8)
+    ax.set(xlim=(0, most), ylim=(0, most))
+    return png(fig), [{"x": a, "C": b, "C'": c} for a, b, c in zip(x.tolist(), cost.tolist(), marginal_cost(x, k, q).tolist(), strict=True)]
+
+
+@lru_cache(128)
+def slope(k: float, q: float, most: float, efforts: tuple[float, ...]) -> bytes:
+    x = np.linspace(0, most, 120)
+    fig, ax = axes("effort x, token equivalents", "price of the next unit, C'(x)", 4.2, 3.0, fixed=True)
+    ax.plot(x, marginal_cost(x, k, q), color=COLOURS["blue"], linewidth=2)
+    if efforts:
+        ax.plot(efforts, marginal_cost(np.array(efforts), k, q), "o", color=COLOURS["red"], markersize=5, alpha=0.6, label="example rollouts")
+        ax.legend(frameon=False, fontsize=8)
+    ax.set(xlim=(0, most), ylim=(0, 1.05))
+    return png(fig)
+
+
+@lru_cache(128)
+def calls_picture(most: int, weights: EffortWeights, k: float, q: float) -> tuple[bytes, list[dict]]:
+    rows = ways(most, weights, k, q)
+    fig, ax = axes("calls", "C(effort)", 4.2, 3.0, fixed=True)
+    for name, colour, style in (("one a turn", "orange", "s--"), ("all in one turn", "blue", "o-")):
+        ax.plot([row["calls"] for row in rows], [row[f"C, {name}"] for row in rows], style, color=COLOURS[colour], markersize=5, label=name)
+    ax.set_ylim(0)
+    ax.legend(frameon=False, fontsize=8)
+    return png(fig), rows
+
+
+def controls() -> tuple[Payment, int]:
+    """The payment that the sliders say, and the number of calls of the example."""
+    first, second, third = st.columns(3)
+    with first:
+        k = st.select_slider("k: how soon it bends, per unit of effort", BENDS, RECIPE.k, key="k", bind="query-params",
+                             format_func=lambda v: f"{v:g}")  # fmt: skip
+        q = st.slider("q: how much it bends", 0.0, 3.0, RECIPE.q, 0.05, key="q", bind="query-params")
+        price = st.select_slider("Reward that a unit of C costs", PRICES, RECIPE.effort_price, key="price", bind="query-params",
+                                 format_func=lambda v: f"{v:g}")  # fmt: skip
+        most = st.slider("Calls in the example", 1, 12, 6, key="calls", bind="query-params")
+    chosen = {}
+    for place, term in enumerate(fields(EffortWeights)):
+        with (second, third)[place // 3]:
+            default, top = getattr(RECIPE.weights, term.name), HIGHEST[term.name]
+            chosen[term.name] = st.slider(f"Weight of a {WORDS[term.name]}", 0.0, top, default, 0.1 if top < 10 else 1.0,
+                                          key=term.name.replace("_", "-"), bind="query-params")  # fmt: skip
+    return replace(RECIPE, k=k, q=q, effort_price=price, weights=EffortWeights(**chosen)), most
+
+
+def draw() -> None:
+    payment, most = controls()
+    k, q = payment.k, payment.q
+    try:
+        found, lacks = rollouts(), ""
+    except RunError as error:
+        found, lacks = [], str(error)
+    rows = ranked(found, payment)
+    efforts = tuple(sorted(row["effort"] for row in rows))
+    reach = float(max(*efforts, 100.0) * 1.15) if efforts else 1000.0
+    left, right = st.columns(2)
+    with left:
+        drawn, points = curve(k, q, reach)
+        figure(drawn, "penalty", points, "The penalty. It begins with slope one and flattens.")
+    with right:
+        figure(slope(k, q, reach, efforts), "marginal-cost", points, "What moves the policy: the price of one more unit.")
+    left, right = st.columns(2)
+    with left:
+        drawn, calls = calls_picture(most, payment.weights, k, q)
+        figure(drawn, "parallel-calls", calls,
+               f"The same work in many turns or in one: {CALL} tokens a call, {OUTPUT} of output each.")  # fmt: skip
+    last = calls[-1]
+    serial, parallel = last["C, one a turn"], last["C, all in one turn"]
+    with right:
+        st.markdown(f"**Serial against parallel.** {most} calls, one a turn: effort {last['effort, one a turn']:.1f}, which costs {serial:.1f}; "
+                    f"all in one turn: effort {last['effort, all in one turn']:.1f}, which costs {parallel:.1f}. Calls in parallel save "
+                    f"{serial - parallel:.1f}, {(serial - parallel) / serial if serial else 0:.0%}.")  # fmt: skip
+    st.subheader("Rollouts of a real run, ranked")
+    if lacks:
+        st.error(lacks)
+    else:
+        st.markdown("Reward = success − price · C(effort) − price of invalid calls, as the recipe pays. All that the agent writes counts as "
+                    "tokens of calls: it neither thinks nor sends a final message, and those two weights move nothing here.")  # fmt: skip
+        table(rows, "ranking")
+        number = st.number_input("Read rollout", 1, len(found), 1, key="read", bind="query-params")
+        st.code(found[int(number) - 1]["text"].replace("<|", "\n<|").strip(), language=None, wrap_lines=True)
+    st.subheader("Limits")
+    table(limits(reach, k, q), "limits")
+
+
+PAGE = Page(
+    name="penalties",
+    title="Length penalties",
+    says="Effort costs less per unit the more a task already took: an easy task is hurried, a hard one keeps room to think.",
+    formula=r"\begin{gathered} C_{k,q}(x) = \frac{(1+kx)^{1-q}-1}{k(1-q)} \\ C'(x) = (1+kx)^{-q}\end{gathered}",
+    look="Turns have a price of their own, so the same work in fewer turns is cheaper; where k·x stays far below one, every curve is the "
+    "straight line.",
+    draw=draw,
+    code=(length_penalty, marginal_cost, Effort, EffortWeights, effort),
+    technique="length-penalty",
+)

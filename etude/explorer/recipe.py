@@ -1,0 +1,223 @@
+"""The recipe: the newest run on disk, its stages, its curves, and what RL changed; several runs side by side."""
+
+import json
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import streamlit as st
+
+from etude.explorer import curves, examples
+from etude.explorer.page import Page, figure, table
+from etude.record import STAGES, as_triple, before_after, collect, evaluation_of, read_lines
+from etude.runs import RunError
+from sims import recipe
+
+RUNS = Path("runs")
+"""Where `etude run` puts them, seen from where the explorer was started."""
+EXAMPLE = "committed example"
+AWAY = 900.0
+"""Seconds without a sign of life after which an unfinished run is no longer watched."""
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """What the page shows of a run; whatever could be wrong with its files has come to light by now. Equal only to itself, so that
+    pictures can be cached by it: a run that has written since is another one."""
+
+    name: str
+    facts: list[str]
+    """Seed and machine, in words."""
+    stages: dict[str, str]
+    """Of each stage how far it is, in words."""
+    changes: list[tuple[str, str, str, str]]
+    """Measure, before RL, after RL, difference."""
+    successes: list[tuple[str, tuple, tuple]]
+    """Measure of success, and (value, low, high) before and after RL."""
+    series: dict[str, tuple[np.ndarray, np.ndarray]]
+    """Points of every curve, by `curves.Panel` and key."""
+    missing: list[str]
+    """Stages that are not finished."""
+    touched: float
+    """When the run last wrote, seconds since 1970."""
+
+    @property
+    def going(self) -> bool:
+        return bool(self.missing) and time.time() - self.touched < AWAY
+
+
+def folders() -> dict[str, Path]:
+    """Folders of runs of the recipe by name, and those that cannot be said to be of another; the committed example."""
+    found = {}
+    for folder in sorted(RUNS.iterdir()) if RUNS.is_dir() else ():
+        if any((folder / part).exists() for part in ("config.json", "stages", "timings.jsonl")):
+            try:
+                other = _object(folder / "config.json").get("technique", "recipe") != "recipe"
+            except RunError:
+                other = False  # broken; `load` says how
+            if not other:
+                found[folder.name] = folder
+    return found | {EXAMPLE: examples.FOLDER / "recipe"}
+
+
+def whole(found: dict[str, Path]) -> tuple[list[Played], list[str]]:
+    """The runs in these folders as they now are, newest first and the example last; a line for each that is broken."""
+    runs, broken = [], []
+    for name, folder in found.items():
+        try:
+            runs.append(load(name, folder))
+        except RunError as error:
+            broken.append(str(error))
+    return sorted(runs, key=lambda run: (run.name == EXAMPLE, -run.touched)), broken
+
+
+def _files(folder: Path) -> list[Path]:
+    parts = ("config.json", "report.json", "timings.jsonl", "stages/*.json", "metrics/*.jsonl")
+    return sorted(path for part in parts for path in folder.glob(part))
+
+
+def load(name: str, folder: Path) -> Played:
+    """A run as it now lies on disk. RunError, in one line, where files are missing or damaged."""
+    try:
+        stamp = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in _files(folder))
+        return _load(name, folder, stamp)
+    except (OSError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RunError(f"{folder} holds what no run leaves ({type(error).__name__}: {error})") from None
+
+
+@lru_cache(256)
+def _load(name: str, folder: Path, stamp: tuple) -> Played:
+    config = _object(folder / "config.json")
+    if not {"technique", "config", "machine"} <= config.keys():
+        raise RunError(f"{folder / 'config.json'} is not the configuration of a run")
+    if (folder / "stages").is_dir():
+        for path in sorted((folder / "stages").glob("*.json")):
+            _object(path)
+            if not (folder / "metrics" / f"{path.stem}.jsonl").is_file():
+                raise RunError(f"{folder / 'metrics' / path.stem}.jsonl is missing, although its stage is finished")
+        record = collect(folder)
+    else:
+        record = _object(folder / "report.json")  # a trimmed copy
+    metrics = {path.stem: _lines(path) for path in sorted((folder / "metrics").glob("*.jsonl"))}
+    evaluated = evaluation_of(record)
+    before, after = (evaluated.get(part) or {} for part in ("before", "after"))
+    names = (("success", "sampled"), ("greedy", "greedy"), ("best_of_8", "best of 8"))
+    pairs = [(words, as_triple(before.get(key)), as_triple(after.get(key))) for key, words in names]
+    missing = [stage for stage in STAGES if stage not in record["stages"]]
+    machine = config["machine"]
+    facts = [f"seed {config['config']['seed']}", f"{machine['cpu']}, {machine['cores']} cores",
+             *(f"{what} {machine[what]}" for what in ("torch", "commit") if machine[what])]  # fmt: skip
+    return Played(
+        name, facts, _how_far(folder, record), before_after(record), [pair for pair in pairs if pair[1] and pair[2]],
+        curves.points(metrics), missing, max((ns / 1e9 for _, ns, _ in stamp), default=0.0),
+    )  # fmt: skip
+
+
+def _how_far(folder: Path, record: dict) -> dict[str, str]:
+    last = {line["stage"]: line for line in read_lines(folder / "timings.jsonl") if line.get("step") is not None}
+    words = {}
+    for stage in STAGES:
+        seconds = record["seconds"].get(stage)
+        if stage in record["stages"]:
+            words[stage] = "done" if seconds is None else f"{seconds:.0f} s"
+        elif stage in last:
+            words[stage] = f"{seconds:.0f} s so far, at step {last[stage]['step']:g}"
+        else:
+            words[stage] = "–" if seconds is None else f"{seconds:.0f} s so far"
+    return words | {"together": f"{sum(record['seconds'].values()) / 60:.1f} min"}
+
+
+def _object(path: Path) -> dict:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error})") from None
+    if not isinstance(found, dict):
+        raise RunError(f"{path} holds no JSON object")
+    return found
+
+
+def _lines(path: Path) -> list[dict]:
+    """Whole lines. A line that a run is just writing, or that a kill tore, is passed over; a file of such lines is none."""
+    found = read_lines(path)
+    if not found and path.stat().st_size > 0:
+        raise RunError(f"{path} holds no line of metrics")
+    return found
+
+
+def draw() -> None:
+    found = folders()
+    runs, broken = whole(found)
+    for line in broken:
+        st.error(line)
+    if not runs:
+        return
+    names = [run.name for run in runs]
+    left, middle, right = st.columns([3, 4, 2])
+    with left:
+        chosen = st.multiselect("Runs, newest first", names, names[:1], key="run", bind="query-params")
+    with middle:
+        what = st.radio("Curves", list(curves.PANELS), key="curves", bind="query-params", horizontal=True)
+    with right:
+        smooth = st.slider("Smoothing, points", 1, 31, 9, 2, key="smooth", bind="query-params")
+    if not chosen:
+        st.info("Choose a run.")
+        return
+    going = any(run.going for run in runs if run.name in chosen)
+    st.fragment(shown, run_every=5.0 if going else None)({name: found[name] for name in chosen}, what, smooth, going)
+
+
+def shown(chosen: dict[str, Path], what: str, smooth: int, going: bool) -> None:
+    """All that comes from the files. While a run is going this part draws itself again every few seconds."""
+    runs, broken = whole(chosen)
+    for line in broken:
+        st.error(line)
+    if not runs:
+        return
+    for run in runs:
+        st.caption(_about(run))
+    for panel, column in zip(curves.PANELS[what], st.columns(2), strict=True):
+        with column:
+            rows = curves.rows(panel, runs, smooth)
+            if rows:
+                figure(curves.drawn(panel, smooth, tuple(runs)), panel.name, rows, panel.words)
+            else:
+                st.info(f"{panel.title}: nothing yet.")
+    st.subheader("Before and after RL")
+    changes = [dict(zip(("run", "measure", "before RL", "after RL", "difference"), (run.name, *row), strict=True))
+               for run in runs for row in run.changes]  # fmt: skip
+    if changes:
+        st.markdown("On held-out tasks, whose target and helper functions no training saw; brackets are 95% bootstrap intervals over tasks.")
+        table(changes, "before-after")
+    else:
+        st.info("No evaluation yet.")
+    st.subheader("Stages and their times")
+    table([{"stage": stage, **{run.name: run.stages[stage] for run in runs}} for stage in (*STAGES, "together")], "stages")
+    if going and not any(run.going for run in runs):
+        st.rerun()  # the watch can end
+
+
+def _about(run: Played) -> str:
+    state = "finished"
+    if run.missing:
+        minutes = (time.time() - run.touched) / 60
+        state = f"going, at {run.missing[0]}" if run.going else f"stopped {minutes:.0f} minutes ago before the end of {run.missing[0]}"
+    return " · ".join([f"**{run.name}**", state, *run.facts])
+
+
+PAGE = Page(
+    name="recipe",
+    title="The recipe",
+    says="From real source code to a trained agent: pretraining, draft layers, long context, demonstrations, reinforcement learning, "
+    "evaluation. This is the newest run here, or a committed one where there is none; `make small` plays one in about ten minutes.",
+    formula=r"\begin{gathered}\text{data} \to \text{CPT} \to \text{MTP} \to \text{long context} \\"
+    r"\to \text{SFT} \to \text{RL} \to \text{evaluation}\end{gathered}",
+    look="Sampled success rises in RL and best of 8 hardly does: RL makes likely what was already within reach.",
+    draw=draw,
+    code=(recipe.run, recipe.pretrain),
+    technique="recipe",
+)

@@ -1,0 +1,182 @@
+"""Experts that a coarse sampler took, those that an exact trainer would take, and what replay makes of the two."""
+
+from functools import lru_cache
+
+import numpy as np
+import streamlit as st
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from etude.explorer import examples, spans
+from etude.explorer.page import COLOURS, Page, axes, figure, png, table
+from ref import router_replay
+
+WINDOW = 20
+"""Tokens in the picture."""
+
+
+@lru_cache(16)
+def stored(rollout: int) -> dict[str, Tensor]:
+    """The arrays of a rollout (`sims/examples.py`), experts as integers that index."""
+    found = {name.partition("/")[2]: torch.from_numpy(x) for name, x in examples.arrays("routing").items() if name.startswith(f"{rollout}/")}
+    return found | {name: found[name].long() for name in ("sampler", "own", "pass")}
+
+
+@lru_cache(512)
+def taken(rollout: int, alpha: int) -> tuple[Tensor, Tensor]:
+    """Experts [T−1, L, K] that replay at the α of that place takes, and the scores [T−1, L, E] of the pass in which it does: what a layer
+    sees depends on what the layers before it took."""
+    s = stored(rollout)
+    scores, value = s["scores"][s["pass"][alpha]], examples.load("routing")["alphas"][alpha]
+    layers = zip(scores.unbind(1), s["sampler"].unbind(1), strict=True)
+    return torch.stack([router_replay.replay(x, theirs, theirs.shape[-1], value) for x, theirs in layers], 1), scores
+
+
+def other(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Where two engines' sets of experts [..., K] are not the same."""
+    return (ours.sort(-1)[0] != theirs.sort(-1)[0]).any(-1)
+
+
+def beginning(rollout: int) -> int:
+    """Where a window begins in which the engines differ on the last layer; 0 where they never do."""
+    s = stored(rollout)
+    apart = other(s["sampler"][:, -1], s["own"][:, -1]).nonzero()[:, 0].tolist()
+    return max(0, min(apart[0] - WINDOW // 2, len(s["sampler"]) - WINDOW)) if apart else 0
+
+
+@lru_cache(1)
+def quantiles() -> list[dict]:
+    """A row for each way over the sampled tokens of all rollouts: `router_replay.mismatch`."""
+    columns, alphas = examples.arrays("routing"), examples.load("routing")["alphas"]
+    behavior = torch.from_numpy(columns["behavior"])
+    ways, rows = ["own", *(f"α = {a:g}" for a in alphas)], []
+    for way, logp in zip(ways, torch.from_numpy(columns["logp"]), strict=True):
+        found = router_replay.mismatch(logp, behavior, torch.ones_like(behavior, dtype=torch.bool))
+        rows.append({"experts": way, "p50": found["p50"], "p99": found["p99"], "max": found["max"], "mean log μ − log π": found["kl"]})
+    return rows
+
+
+@lru_cache(16)
+def dropped(rollout: int) -> list[dict]:
+    """A row for each α: the share of the sampler's experts that the filter drops, and what of the taken ones are not the router's own."""
+    s, rows = stored(rollout), []
+    for place, alpha in enumerate(examples.load("routing")["alphas"]):
+        ours = taken(rollout, place)[0].unbind(1)
+        rows.append({"α": alpha, "dropped": router_replay.differing(ours, s["sampler"].unbind(1))["decisions"],
+                     "not its own": router_replay.differing(ours, s["own"].unbind(1))["decisions"]})  # fmt: skip
+    return rows
+
+
+def token_rows(rollout: int, layer: int, alpha: int, alphas: list[float]) -> list[dict]:
+    """A row for each position: the token, the one after it, the experts of one layer by all three, and the gap |log π − log μ| of the next
+    token, in nats, where the agent drew it."""
+    s, told = stored(rollout), examples.load("routing")["rollouts"][rollout]
+    chosen = taken(rollout, alpha)[0][:, layer]
+    sampler, own = s["sampler"][:, layer], s["own"][:, layer]
+    apart, filtered = other(sampler, own), other(sampler, chosen)
+    gap = (s["logp"] - s["behavior"]).abs()
+    rows = []
+    for t in range(len(sampler)):
+        drawn = bool(told["sampled"][t + 1])
+        row = {"position": t, "token": told["tokens"][t], "next": told["tokens"][t + 1]}
+        for name, experts in (("sampler", sampler), ("trainer's own", own), ("replayed", chosen)):
+            row[name] = " ".join(map(str, sorted(experts[t].tolist())))
+        for way, name in ((0, "own"), (1, "plain replay"), (alpha + 1, f"α = {alphas[alpha]:g}")):
+            row[f"gap, {name}"] = gap[way, t].item() if drawn else None
+        rows.append(row | {"engines differ": bool(apart[t]), "filter dropped": bool(filtered[t])})
+    return rows
+
+
+def picture(rollout: int, layer: int, alpha: int, first: int, alphas: list[float]) -> None:
+    """Probabilities of the router for some tokens, with the three choices upon them."""
+    s, told = stored(rollout), examples.load("routing")["rollouts"][rollout]
+    chosen, scores = taken(rollout, alpha)
+    at = slice(first, first + WINDOW)
+    p = scores[at, layer].softmax(-1).numpy()
+    fig = Figure(figsize=(9.2, 3.9))  # its margins are fixed: working them out would take as long as drawing
+    ax = fig.add_axes((0.055, 0.22, 0.94, 0.69))
+    ax.imshow(p.T, aspect="auto", cmap="Greys", vmin=0, vmax=1.6, origin="lower")  # never so dark that marks are lost
+    columns = np.arange(len(p))
+    for name, experts, style in (
+        ("sampler", s["sampler"], {"marker": "s", "s": 210, "facecolors": "none", "edgecolors": COLOURS["orange"], "linewidths": 2.2}),
+        ("trainer's own", s["own"], {"marker": "o", "s": 62, "facecolors": "none", "edgecolors": COLOURS["blue"], "linewidths": 2.0}),
+        (f"replayed, α = {alphas[alpha]:g}", chosen, {"marker": "x", "s": 30, "color": COLOURS["red"], "linewidths": 1.8}),
+    ):  # fmt: skip
+        some = experts[at, layer].numpy()
+        ax.scatter(np.repeat(columns, some.shape[1]), some.ravel(), label=name, **style)
+    ax.set_xticks(columns, [repr(word)[1:-1].replace("$", r"\$") for word in told["tokens"][first : first + len(p)]], rotation=60, ha="right")
+    ax.set(ylabel=f"expert of layer {layer + 1}", yticks=range(p.shape[1]))
+    ax.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
+    figure(fig, "router-replay", token_rows(rollout, layer, alpha, alphas)[at],
+           f"{len(p)} tokens and how probable the trainer's router finds each expert for them, darker is more. Squares are the sampler's choice, "
+           "circles the trainer's own, crosses what replay takes.")  # fmt: skip
+
+
+@lru_cache(32)
+def curve(alpha: int) -> bytes:
+    """p99 of the mismatch over α, all rollouts, drawn once for every α."""
+    alphas, rows = examples.load("routing")["alphas"], quantiles()
+    fig, ax = axes("α", "p99 of |log π − log μ|, nats", 4.8, 3.8)
+    ax.plot(alphas, [row["p99"] for row in rows[1:]], "o-", color=COLOURS["blue"], label="replayed")
+    ax.plot(alphas[alpha], rows[alpha + 1]["p99"], "D", color=COLOURS["red"], markersize=10)
+    ax.axhline(rows[0]["p99"], color=COLOURS["grey"], linestyle="--", label="trainer's own")
+    ax.set_ylim(0, 1.1 * max(row["p99"] for row in rows))
+    ax.legend(frameon=False, loc="lower left")
+    return png(fig)
+
+
+def draw() -> None:
+    told = examples.load("routing")
+    alphas, rollouts = told["alphas"], told["rollouts"]
+    one, two, three, four = st.columns(4)
+    names = [f"{i}, {'success' if told['success'] else 'failure'}" for i, told in enumerate(rollouts, 1)]
+    rollout = names.index(one.selectbox("Rollout", names, key="rollout", bind="query-params"))
+    one.caption(f"`{rollouts[rollout]['task']}`")
+    layers, T = stored(rollout)["sampler"].shape[1], len(stored(rollout)["sampler"])
+    layer = two.slider("Layer", 1, layers, layers, key="layer", bind="query-params") - 1
+    value = three.select_slider("α, plausibility asked for", alphas, 0.5, key="alpha", bind="query-params")
+    first = four.slider("First token shown", 0, max(T - WINDOW, 1), beginning(rollout), key=f"first-{rollout + 1}", bind="query-params")
+    alpha = alphas.index(value)
+    picture(rollout, layer, alpha, first, alphas)
+    rows, drops = token_rows(rollout, layer, alpha, alphas), dropped(rollout)[alpha]
+    spans.metrics(
+        ("Tokens that differ", f"{sum(row['engines differ'] for row in rows)} of {len(rows)}", "The engines' own choices, on this layer."),
+        ("Sampler's experts dropped", f"{100 * drops['dropped']:.2f}%", "By the filter, over all layers."),
+        ("Taken, not the trainer's own", f"{100 * drops['not its own']:.2f}%", "What replay changes in the trainer, over all layers."),
+    )
+    only = st.toggle("Only tokens on which somebody differs", True, key="only", bind="query-params")
+    some = [row for row in rows if row["engines differ"] or row["filter dropped"]] if only else rows
+    st.caption("gap: |log π − log μ| of the next token, nats, where the agent drew that token.")
+    if some:
+        table(some, "router-replay-tokens")
+    else:
+        st.markdown("On this layer they agree everywhere.")
+    st.subheader("Mismatch by way")
+    st.markdown(f"|log π − log μ| of the {len(examples.arrays('routing')['behavior'])} tokens that the agent drew in {told['played']} rollouts of held-out "
+                f"tasks, nats. Sampler: {told['sampler']}; trainer: {told['trainer']}. α = 0 is plain replay, α = 1 the router's own choice. The "
+                f"{len(rollouts)} rollouts above are {told['chosen']}.")  # fmt: skip
+    left, right = st.columns([1, 1])
+    with left:
+        figure(curve(alpha), "router-mismatch", quantiles(), "The 99th percentile of the mismatch over α, over all rollouts; the diamond is the α above.")
+    with right:
+        table(quantiles(), "router-replay-mismatch")
+    st.subheader("What the filter drops")
+    st.markdown("In the rollout above, over all layers: shares of the sampler's experts that are dropped, and of the experts taken that are not the "
+                "trainer's own.")  # fmt: skip
+    table(dropped(rollout), "router-replay-dropped")
+
+
+PAGE = Page(
+    name="replay",
+    title="Router replay",
+    says="Sampler and trainer round differently, and where two experts score nearly alike the rounding decides who gets the token. Replay gives the "
+    "trainer the sampler's experts; the filter takes back those that the trainer's router finds implausible.",
+    formula=r"\begin{gathered}\text{keep } e \in R \iff p_e \ge \alpha\, p_{(K)} \\"
+    r"p = \mathrm{softmax}(s) \qquad g_e = \frac{\exp s_e}{\sum_{j \in R}\exp s_j}\end{gathered}",
+    look="most of the mismatch sits on few tokens, and plain replay removes much of it; the filter has next to nothing to drop until α is near 1, "
+    "where it is no replay any more.",
+    draw=draw,
+    code=(router_replay.replay, router_replay.gates, router_replay.mismatch),
+    technique="router-replay",
+)

@@ -1,0 +1,67 @@
+"""Tokens as text of which every piece says what it is: by its colour, and without it by underline, strike or frame."""
+
+import html
+from collections.abc import Iterable, Sequence
+
+import streamlit as st
+
+from etude.explorer.page import COLOURS
+
+__all__ = ["LOOKS", "legend", "line", "metrics", "spans", "write"]
+
+
+def tint(colour: str, strength: float) -> str:
+    """A colour of the house as a transparent background, so that the text keeps its theme's colour."""
+    red, green, blue = (int(COLOURS[colour][i : i + 2], 16) for i in (1, 3, 5))
+    return f"background:rgba({red},{green},{blue},{strength:.2f})"
+
+
+LOOKS = {
+    "given": ("given", "opacity:.72"),
+    "turn": ("written by the agent", f"{tint('blue', 0.16)};border-bottom:2px solid {COLOURS['blue']}"),
+    "request": ("asks for the summary", f"opacity:.85;border-bottom:2px dotted {COLOURS['grey']}"),
+    "summary": ("summary, written", f"{tint('green', 0.20)};border-bottom:4px double {COLOURS['green']}"),
+    "summary, given": ("summary, given to the next context", f"{tint('green', 0.10)};border-bottom:2px dashed {COLOURS['green']}"),
+    "accepted": ("drafted, stood", f"{tint('green', 0.20)};border-bottom:2px solid {COLOURS['green']}"),
+    "rejected": ("drafted, fell", f"{tint('orange', 0.28)};text-decoration:line-through 2px {COLOURS['red']}"),
+    "added": ("added by the trunk", f"border:1px solid {COLOURS['blue']};border-radius:3px"),
+    "paid": ("advantage above 0", f"{tint('blue', 0.22)};border-bottom:2px solid {COLOURS['blue']}"),
+    "blamed": ("advantage below 0", f"{tint('orange', 0.28)};text-decoration:underline wavy {COLOURS['red']}"),
+}
+"""Kind of a token: what the legend calls it, and its CSS."""
+
+
+def spans(tokens: Sequence[str], kind: str, title: str = "") -> str:
+    """Tokens of one kind as HTML. A newline is shown as ↵ and broken; `title` is what a pointer over them reads."""
+    look, shown = LOOKS[kind][1], []
+    for token in tokens:
+        text = html.escape(token).replace("\n", "↵\n")
+        shown.append(f'<span style="{look};margin-right:1px" title="{html.escape(title)}">{text}</span>')
+    return "".join(shown)
+
+
+def line(label: str, text: str) -> str:
+    """A line of text behind its label; where there is little room, below it."""
+    return (f'<div style="display:flex;flex-wrap:wrap;column-gap:.8rem"><span style="flex:0 0 7.5rem;opacity:.6;font-size:.8em">{html.escape(label)}</span>'
+            f'<span style="flex:1 1 15rem">{text}</span></div>')  # fmt: skip
+
+
+def metrics(*shown: tuple[str, object, str | None]) -> None:
+    """Numbers side by side, as many to a line as there is room for: (label, value, what it means)."""
+    with st.container(horizontal=True, gap="medium"):
+        for label, value, help in shown:
+            st.metric(label, value, help=help, width="content")
+
+
+def legend(kinds: Iterable[str]) -> str:
+    """What the looks mean, as one line."""
+    return " &ensp; ".join(f'<span style="{LOOKS[kind][1]};padding:0 3px">{LOOKS[kind][0]}</span>' for kind in kinds)
+
+
+def write(parts: Iterable[str], kinds: Iterable[str]) -> None:
+    """A legend, and below it the parts as text in fixed pitch."""
+    body = "".join(parts)
+    st.html(
+        f'<div style="font-size:.85rem;margin-bottom:.4rem;line-height:1.9">{legend(kinds)}</div><div style="font-family:\'Source Code Pro\',monospace;'
+        f'font-size:.85rem;line-height:1.8;white-space:pre-wrap;overflow-wrap:anywhere">{body}</div>'
+    )

@@ -1,0 +1,173 @@
+"""A real chain of contexts, piece by piece: what each holds, what the summary kept, and what every token is credited with."""
+
+from functools import lru_cache
+
+import streamlit as st
+import torch
+
+from etude.explorer import examples, spans
+from etude.explorer.page import COLOURS, Page, axes, figure, table
+from etude.runs import RunError
+from ref import dr_grpo, self_summary
+from ref.self_summary import Chain, Segment
+
+WRITTEN = ("turn", "summary")
+"""Roles of what the policy wrote; all others were given to it."""
+KINDS = {"prompt": "given", "answer": "given", "resume": "given"}
+"""How a role looks that has no look of its own."""
+
+
+def segment(given: int, written: int, summary: int) -> Segment:
+    """A context of which only the counts are known, its given tokens first: for sums over it the order is the same."""
+    T = given + written
+    sampled = torch.arange(T) >= given
+    nothing = torch.zeros(max(T - 1, 0), 0, 1, dtype=torch.int16)
+    return Segment(torch.zeros(T, dtype=torch.long), sampled, torch.zeros(T), torch.where(sampled, 0, -1), nothing, True,
+                   summary=torch.arange(T) >= T - summary)  # fmt: skip
+
+
+def chain_of(contexts: list[list[int]], saved: int = 0) -> Chain:
+    """A chain from its contexts' [given, written, of them summary] tokens."""
+    return Chain([segment(*counts) for counts in contexts], finished=True, saved=saved)
+
+
+def counted(pieces: list[dict]) -> list[int]:
+    """[given, written, of them summary] tokens of some pieces of a context."""
+    sizes = [(piece["role"], len(piece["tokens"])) for piece in pieces]
+    return [sum(n for role, n in sizes if role not in WRITTEN), sum(n for role, n in sizes if role in WRITTEN),
+            sum(n for role, n in sizes if role == "summary")]  # fmt: skip
+
+
+@lru_cache(8)
+def group_rows(number: int) -> list[dict]:
+    """A row for each rollout of the chain's group: what it was paid, its advantage, and what the trap would make of it."""
+    group = examples.load("chain")["chains"][number]["group"]
+    rewards = torch.tensor([[one["reward"] for one in group]], dtype=torch.float64)
+    chains = [chain_of(one["contexts"]) for one in group]
+    advantages = dr_grpo.group_advantages(rewards)[0]
+    over_rows = dr_grpo.group_advantages(self_summary.spread(rewards[0], chains)[None])[0]
+    rows, at = [], 0
+    for place, (one, chain, advantage) in enumerate(zip(group, chains, advantages.tolist(), strict=True)):
+        n = len(chain.segments)
+        credit = self_summary.spread(advantages, chains)[at : at + n]
+        rows.append({
+            "rollout": place + 1, "success": one["success"], "contexts": n, "reward": one["reward"], "advantage": advantage,
+            "credit of each token": ", ".join(f"{c:+.3f}" for c in credit.tolist()), "the trap": over_rows[at].item(),
+            "tokens written": chain.written, **{part: one[part] for part in ("tests", "effort", "invalid", "kl")},
+        })  # fmt: skip
+        at += n
+    return rows
+
+
+def sizes(contexts: list[list[dict]]) -> list[dict]:
+    """A row for each piece of the chain: context, role, tokens, and how full the context then is."""
+    rows = []
+    for number, pieces in enumerate(contexts, 1):
+        held = 0
+        for piece in pieces:
+            held += len(piece["tokens"])
+            rows.append({"piece": len(rows) + 1, "context": number, "role": piece["role"], "tokens": len(piece["tokens"]), "in the context": held})
+    return rows
+
+
+def picture(rows: list[dict], at: int, trigger: int) -> None:
+    """How full the context is, piece by piece."""
+    fig, ax = axes("piece of the chain", "tokens in the context", 9.0, 2.8)
+    for number in dict.fromkeys(row["context"] for row in rows):
+        some = [row for row in rows if row["context"] == number]
+        ax.plot([row["piece"] for row in some], [row["in the context"] for row in some], "-" if number % 2 else "--", color=COLOURS["grey"])
+    for role, colour, mark in (("given", "grey", "o"), ("turn", "blue", "s"), ("summary", "green", "D")):
+        some = [row for row in rows if (row["role"] if row["role"] in WRITTEN else "given") == role]
+        ax.plot([row["piece"] for row in some], [row["in the context"] for row in some], mark, color=COLOURS[colour], label=role)
+    ax.axhline(trigger, color=COLOURS["red"], linestyle=":", linewidth=1.4, label=f"trigger, {trigger}")
+    ax.axvline(at, color="black", linewidth=1)
+    ax.set_ylim(0, 1.08 * max(row["in the context"] for row in rows))
+    ax.legend(frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    figure(fig, "self-summary", rows, "How full the context is after every piece of the chain; the black line is the piece you are at.")
+
+
+def text(contexts: list[list[dict]], at: int, colouring: str, credit: float) -> None:
+    """The pieces up to `at`, under the heading of their context."""
+    parts, left, kinds = [], at, []
+    for number, pieces in enumerate(contexts, 1):
+        if not left:
+            break
+        shown, left = pieces[:left], left - len(pieces[:left])
+        parts.append(f'<div style="font-weight:600;margin:.6rem 0 .2rem">Context {number}: {sum(map(sum, (counted(shown)[:2],)))} tokens</div>')
+        for piece in shown:
+            role, mine = piece["role"], piece["role"] in WRITTEN
+            kind = KINDS.get(role, role)
+            if colouring == "credit":
+                kind = "given" if not mine or credit == 0 else "paid" if credit > 0 else "blamed"
+            kinds.append(kind)
+            told = f"{role}: {len(piece['tokens'])} tokens" + (f", each credited with {credit:+.3f}" if mine else ", given, no credit")
+            parts.append(spans.line(role, spans.spans(piece["tokens"], kind, told)))
+    spans.write(parts, dict.fromkeys(kinds))
+
+
+def fates(notes: list[dict]) -> None:
+    """What became of what the old context knew."""
+    for number, note in enumerate(notes, 1):
+        st.markdown(f"**Summary {number}** says `{note['summary'] or ' '}`. The scripted agent, which knows what is needed, would have said "
+                    f"`{note['scripted']}`.")  # fmt: skip
+        rows = [{"of": f["file"] or "the body", "the old context said": f["fact"] or "nothing", "needed": f["needed"], "in the summary": f["fate"]}
+                for f in note["facts"]]  # fmt: skip
+        if rows:
+            table(rows, f"self-summary-kept-{number}")
+
+
+def draw() -> None:
+    found = examples.load("chain")
+    chains = found["chains"]
+    if not chains:
+        raise RunError("in example chain.json no rollout needed a second context; write it from a run with a smaller context.trigger: etude examples")
+    left, right = st.columns([1, 2])
+    with left:
+        names = [f"{i}, {'success' if chain['success'] else 'failure'}" for i, chain in enumerate(chains, 1)]
+        number = names.index(st.selectbox("Chain", names, key="chain", bind="query-params"))
+        chain = chains[number]
+        st.caption(f"`{chain['task']}`")
+        contexts, rows = chain["contexts"], sizes(chain["contexts"])
+        at = st.slider("Piece", 1, len(rows), len(rows), key=f"piece-{number + 1}", bind="query-params",
+                       help="Prompts, turns, answers, requests and summaries, in the order in which they came.")  # fmt: skip
+        colouring = st.radio("Colour", ("role", "credit"), key="colour", bind="query-params", horizontal=True)
+    group = group_rows(number)
+    credit, here = group[chain["place"]]["advantage"], rows[at - 1]
+    whole = chain_of([counted(pieces) for pieces in contexts], chain["saved"])
+    passed = [counted([p for p, row in zip(pieces, (r for r in rows if r["context"] == n), strict=True) if row["piece"] <= at])
+              for n, pieces in enumerate(contexts, 1)]  # fmt: skip
+    so_far = chain_of([counts for counts in passed if sum(counts)])
+    with left:
+        spans.metrics(
+            ("Context", f"{here['context']} of {len(contexts)}", None),
+            ("Tokens in it", here["in the context"], f"A summary is asked for at {found['trigger']}."),
+            ("Prefill", so_far.prefill, f"Given tokens that the engine ran so far; {whole.prefill} in the whole chain."),
+            ("Written", so_far.written, f"So far; {whole.written} in the whole chain, {whole.summary_tokens} of them summary."),
+            ("Saved", whole.saved, "Prefill that a compaction in a separate call would have needed besides, over the whole chain."),
+            ("Credit", f"{credit:+.3f}", "The rollout's advantage, undivided, on every token that the policy wrote."),
+        )
+    with right:
+        text(contexts, at, colouring, credit)
+    picture(rows, at, found["trigger"])
+    st.subheader("What was kept and lost")
+    st.markdown("A fact is kept where the summary repeats it as the scripted agent would say it; changed where the summary speaks of the file in "
+                "other words, right or wrong; invented where no context had shown the file.")  # fmt: skip
+    fates(chain["notes"])
+    st.subheader("Where the credit comes from")
+    st.markdown("One reward for each rollout, the mean of the group as baseline, and every context inherits the result whole. The column beside it is "
+                "the trap: with contexts as rows of the baseline, a rollout would weigh more the more often it ran out of context.")  # fmt: skip
+    table(group, "self-summary-group")
+
+
+PAGE = Page(
+    name="summary",
+    title="Self-summary",
+    says="A rollout longer than its context goes on in another one, behind a summary that the policy wrote itself. These are real chains of the "
+    "tiny agent after RL, on tasks it never trained on.",
+    formula=r"\begin{gathered} A_c = R_c - \frac1N\sum_{j} R_j \\"
+    r"\mathcal L = -\frac{1}{\mathrm{budget}}\sum_c A_c \sum_{s \in c}\;\sum_{t\ \mathrm{sampled\ in}\ s} \rho_t \end{gathered}",
+    look="the summary is the only thing that the next context knows; it gets the same credit as every other token that the policy wrote.",
+    draw=draw,
+    code=(self_summary.spread, self_summary.Chaining, self_summary.rollout_chains),
+    technique="self-summary",
+)

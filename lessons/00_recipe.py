@@ -1,0 +1,317 @@
+# %% [markdown]
+# # 0 · The recipe in one sitting
+#
+# **After this lesson you can** name the stages that turn a base model into a coding agent, and say what each learns from and leaves
+# behind; read a run's report without being misled by it; and put an honest interval on a success rate.
+#
+# *About 45 minutes. Before it: PyTorch, and what a language model is. Source: Composer 2 technical report, §2 to §5.*
+#
+# ## The idea
+#
+# A model that writes code is not yet an agent that works in a repository. The report gets from one to the other by a chain of stages,
+# each of which starts from the weights that the one before it left. Only what is learned from, and the loss, change:
+#
+# | stage | learns from | by | lesson |
+# |---|---|---|---|
+# | **data** | files of code | reading, tokenising, packing into rows | 1 |
+# | **CPT**, continued pretraining | those rows | $-\log p(x_t \mid x_{<t})$, short contexts | 1, 2 |
+# | **MTP**, multi-token prediction | the same rows | $\mathrm{KL}(p\,\Vert\,q^k)$: extra layers guess what the main head will say | 3 |
+# | **long context** | longer rows | both losses; the learning rate falls to its end | 1 |
+# | **SFT**, supervised fine-tuning | demonstrations of an agent at work | $-\log p$ on the agent's own tokens alone | 1, 7 |
+# | **RL**, reinforcement learning | its own attempts | $-A \log\pi(x)$, $A = r - \bar r$: reward over the mean of a group | 4 to 8 |
+# | **evaluation** | – | tasks, and a codebase, that no stage has seen | this one |
+#
+# The report does this to a model of a trillion parameters. Here the same chain runs on two cores, with a model that is a few hundred
+# thousand times smaller and a world small enough for it. What carries over is how the parts hang together, and how each can go wrong.
+# Lessons 9 to 11 are about what lets the chain run on many machines: packing, low precision, and the same code on many ranks.
+
+# %%
+import itertools
+import json
+from math import comb
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from lessons.course import ROOT, check, quick, source, tiny_run
+from ref.model import Config
+from ref.sampler import Sampler
+from sims import agent, recipe
+from sims.chains import context
+from sims.corpus import shown_episodes, task_stream
+from sims.learner import language_of, load_checkpoint
+from sims.microrepo import document, transcript
+from sims.policies import read_config
+from sims.statistics import bootstrap, pass_at_k
+
+source(recipe.run, recipe.finetune)
+print(f"parameters: {Config.tiny().parameters():,} here")
+
+# %% [markdown]
+# `run` is the table above, line by line. `finetune` stands for the rest, since all stages are built alike:
+#
+# * It begins with what is on disk: demonstrations from the seed, weights from `checkpoints/cpt`. It ends with `checkpoints/sft`.
+# * A stage that is finished is passed over, and one that was killed goes on from its last saved state. All randomness comes from
+#   generators seeded by seed, stage and step, so the resumed run repeats the dead one bit for bit.
+# * The loss is not in sight: `train` serves every supervised phase. What makes it SFT is `weight`, one on the agent's own tokens.
+#
+# ## The world
+#
+# The agent has to repair a function in a repository. It sees names only; the rest it must read. Pretraining shows it finished modules:
+
+# %%
+settings = recipe.Recipe()
+task, turns = next((task, turns) for task, turns in shown_episodes(settings) if task.depth == 1 and turns.count("test") == 2)
+print(document(task))
+
+# %% [markdown]
+# The docstring of the last one, the target, refers to a helper. The helper's file has to be read and its body inlined: depth 1. SFT shows
+# how it is done, by a scripted agent that makes mistakes, and sometimes finds them. `env` speaks first:
+
+# %%
+for who, text in transcript(task, turns):
+    print(f"{who:>6} │ " + "\n       │ ".join(text.split("\n")))
+
+# %% [markdown]
+# The reward is one if 32 hidden tests pass, else zero, less small prices for effort and for calls that make no sense.
+#
+# ## All of it, played live
+#
+# `tiny_run` plays the whole chain at its smallest: half a minute of computing, kept for the next time. Here is what the stages report:
+
+# %%
+root = tiny_run()
+for name in ("data", "cpt", "mtp", "long", "sft", "rl"):
+    result = json.loads((root / "stages" / f"{name}.json").read_text())["result"]
+    print(f"{name:>5}: " + ", ".join(f"{key} {value}" for key, value in result.items() if isinstance(value, int)))
+print("checkpoints:", ", ".join(sorted(path.name for path in (root / "checkpoints").iterdir())))
+
+
+def logged(stage):
+    """The lines that a stage logged, one dictionary for each step."""
+    return [json.loads(line) for line in (root / "metrics" / f"{stage}.jsonl").read_text().splitlines()]
+
+
+panels = (("cpt", "loss", "CPT: nats per token"), ("mtp", "mtp_loss", "MTP: KL to the main head"),
+          ("long", "loss", "long context: nats per token"), ("sft", "loss", "SFT: nats per own token"), ("rl", "success", "RL: success"))  # fmt: skip
+figure, axes = plt.subplots(1, len(panels), figsize=(12, 2.4), layout="constrained")
+for axis, (stage, key, title) in zip(axes, panels, strict=True):
+    line = [(entry["step"], entry[key]) for entry in logged(stage)]
+    axis.plot(*zip(*line, strict=True), ".-", markersize=4)
+    axis.set(xlabel="step", ylim=(-0.05, 1) if key == "success" else None)
+    axis.set_title(title, fontsize=9)
+    axis.locator_params(axis="x", integer=True, nbins=5)
+plt.show()
+for stage, key, _ in panels:
+    first, *_, last = [entry[key] for entry in logged(stage)]
+    print(f"{stage:>5} {key}: {first:.3f} at the first step, {last:.3f} at the last")
+
+# %% [markdown]
+# Every loss ends below where it began. RL has nothing to work with: no attempt succeeds, and in a group where all fail $A = r - \bar r$
+# says nothing about the tests. Here is why. The checkpoint that RL left, at work:
+
+# %%
+config, language = read_config(root), language_of(root)
+model, _ = load_checkpoint(root, config, "final", with_mtp=False)
+tasks = list(itertools.islice(task_stream(config, "evaluation"), 8))
+how = context(language, config)
+episodes = agent.play(Sampler(model), language, tasks, 2, how, config.rl.max_turns, torch.Generator().manual_seed(0))
+print(language.decode(episodes[0].rollout.tokens[:80].tolist()))
+print(f"\nsolved: {sum(e.verdict.tests for e in episodes):.0f} of {len(episodes)} attempts")
+
+# %% [markdown]
+# Babble. This is why `rl.gate` refuses to begin RL below a tenth of success (the tiny run switches it off): the prices would teach it to
+# stop at once, and nothing else would teach it anything.
+#
+# ## The real one
+#
+# `make small` plays the recipe at a size at which it learns, in ten minutes or more. Its outcome over several seeds is committed; what
+# follows is read from that file.
+
+# %%
+committed = json.loads((ROOT / "results" / "recipe-small.json").read_text())
+runs, control = committed["runs"], committed["control"]
+print(f"{committed['command']}, {len(runs)} seeds, {committed['machine']['cpu']}, {committed['machine']['cores']} cores, "
+      f"{min(r['seconds'] for r in runs) / 60:.0f} to {max(r['seconds'] for r in runs) / 60:.0f} minutes")  # fmt: skip
+for name in ("success", "greedy", "best_of_8", "tokens", "turns", "invalid_calls"):
+    found = committed["over_seeds"][name]
+    print(f"{name:>14}: {found['before']['mean']:7.3f} → {found['after']['mean']:7.3f}   "
+          f"{found['difference']['mean']:+.3f} ± {found['difference']['sd']:.3f} between seeds")  # fmt: skip
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+window = 10
+for number, one in enumerate([*runs, *control]):
+    smooth = np.convolve(one["success_by_step"], np.ones(window) / window, "valid")
+    mine = {"color": "tab:blue", "label": "RL" if number == 0 else None} if number < len(runs) else {"color": "grey", "linestyle": "--"}
+    left.plot(np.arange(len(smooth)) + window / 2, smooth, **({"label": "rewards shuffled"} if number == len(runs) else {}) | mine)
+left.set(xlabel="RL step", ylabel=f"success, mean of {window} steps")
+left.legend(frameon=False)
+for when, style in (("before", "o--"), ("after", "o-")):
+    curve = np.mean([one[when]["pass_at_k"] for one in runs], axis=0)
+    right.plot(np.arange(1, len(curve) + 1), curve, style, label=f"{when} RL")
+right.set(xlabel="k", ylabel="pass@k, held-out tasks")
+right.legend(frameon=False)
+plt.show()
+for one in control:
+    found = one["difference"]["success"]
+    print(f"control, rewards shuffled: success {found['value']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]")
+
+# %% [markdown]
+# Learn to read such a table; four things are in it.
+#
+# * **sampled and greedy are two agents.** `success` samples at temperature one, `greedy` takes the likeliest token. The first gains much,
+#   the second hardly anything. Most of what RL did here was to make the policy stick to what it already preferred. Anyone who only prints
+#   sampled success will call that new ability.
+# * **pass@k is what is within reach.** The two curves draw together: at one attempt RL is far ahead, at eight hardly.
+# * **A control carries the claim.** With the same rewards dealt to the wrong attempts success falls: the gain comes from what the rewards
+#   say, not from more steps.
+# * **Two kinds of spread.** An interval of one run, `[low, high]`, says how much another draw of *tasks* could change; `± between seeds`
+#   how much another *training* would. Neither stands for the other.
+#
+# And one number that no success rate shows:
+
+# %%
+for name in (found["checkpoint"] for found in runs[0]["codebase"]):
+    bits = [found["bits_per_byte"] for one in runs for found in one["codebase"] if found["checkpoint"] == name]
+    print(f"{name:>8}: {np.mean(bits):.2f} bits per byte of a codebase that was held out")
+
+# %% [markdown]
+# The long-context phase lowers it; SFT undoes more than that. Fine-tuned on a few hundred thousand tokens of its own small world, the
+# model forgets how other people's code goes. RL changes little about it. In a run's `report.html` all of this stands in the same order:
+# before and after, RL's curves, the codebase, decoding, one rollout in full. `report.json` holds the numbers, `metrics/*.jsonl` the steps.
+#
+# ## Exercise 1: metrics have holes
+#
+# Perplexity is dear, so it is looked at every so many steps, and only those lines of `metrics/cpt.jsonl` have `codebase_ppl`. Write
+# `last_look(lines, key)`: the last logged value of `key`, and the tokens seen by then. `None` if there is no such line.
+
+# %% tags=["exercise"]
+def last_look(lines, key):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_1():
+    lines = [{"step": 1, "tokens": 10}, {"step": 2, "tokens": 20, "ppl": 9.0}, {"step": 3, "tokens": 30, "ppl": 7.0}, {"step": 4, "tokens": 40}]
+    assert last_look(lines, "ppl") == (7.0, 30), "the last line that has the key counts, not the last line, and not the smallest value"
+    assert last_look(lines, "loss") is None, "without any such line there is nothing to report: None"
+    value, tokens = last_look(logged("cpt"), "codebase_ppl")
+    assert value > 1 and 0 < tokens <= logged("cpt")[-1]["tokens"], "a perplexity, and tokens counted in the same line"
+
+
+check(1, check_1)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def last_look(lines, key):
+    found = [(line[key], line["tokens"]) for line in lines if key in line]
+    return found[-1] if found else None
+
+
+check(1, check_1)
+
+# %% [markdown]
+# ## Exercise 2: pass@k without bias
+#
+# Of $n$ attempts at a task $c$ succeeded. How likely is it that at least one of $k$ would have? The tempting
+# $1 - (1 - c/n)^k$ is too low, and the fewer the attempts the more. Unbiased is the share of the $k$-subsets of the $n$ attempts that hold
+# a success. Write `within_reach(c, n, k)`.
+
+# %%
+truth, k = 0.1, 8
+print(f"success {truth} an attempt: pass@{k} is {1 - (1 - truth) ** k:.3f}")
+for n in (8, 16, 64):
+    chances = [comb(n, c) * truth**c * (1 - truth) ** (n - c) for c in range(n + 1)]
+    tempting = sum(chance * (1 - (1 - c / n) ** k) for c, chance in enumerate(chances))
+    print(f"the tempting estimate from {n:>2} attempts has the mean {tempting:.3f}")
+
+# %% tags=["exercise"]
+def within_reach(c, n, k):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_2():
+    for c, n, k in ((0, 8, 3), (8, 8, 3), (2, 6, 3), (5, 6, 3), (1, 8, 1)):
+        subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
+        want = sum(map(any, subsets)) / len(subsets)
+        got = within_reach(c, n, k)
+        assert abs(got - want) < 1e-12, f"c={c}, n={n}, k={k}: {want:.4f} of the subsets hold a success, not {got:.4f}"
+    assert np.allclose([within_reach(c, 8, 4) for c in range(9)], pass_at_k(range(9), 8, 4)), "differs from sims.statistics.pass_at_k"
+
+
+check(2, check_2)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def within_reach(c, n, k):
+    return 1 - comb(n - c, k) / comb(n, k)
+
+
+check(2, check_2)
+
+# %% [markdown]
+# ## How it breaks: attempts are not tasks
+#
+# 300 tasks with 8 attempts each are 2,400 results. They are not 2,400 independent results: a task that is hard is hard eight times over.
+# An interval that resamples attempts believes that it knows far more than it does. How often does a "95%" interval hold the truth? Here
+# 100 tasks are drawn, most of them nearly hopeless or nearly certain, and tried 8 times each; and all of that again and again:
+
+# %%
+draw = np.random.default_rng(0)
+evaluations, held, widths = quick(300, 40), {"attempts": 0, "tasks": 0}, {"attempts": 0.0, "tasks": 0.0}
+for number in range(evaluations):
+    difficulty = draw.beta(0.4, 0.4, size=100)  # the mean is one half
+    results = draw.random((100, 8)) < difficulty[:, None]
+    for unit_of, values in (("attempts", results.ravel()), ("tasks", results.mean(1))):
+        found = bootstrap(values, n=quick(200, 60), seed=number)
+        held[unit_of] += found["low"] <= 0.5 <= found["high"]
+        widths[unit_of] += (found["high"] - found["low"]) / evaluations
+for unit_of in held:
+    print(f"resampling {unit_of:>8}: interval {widths[unit_of]:.3f} wide, holds the truth in {held[unit_of] / evaluations:.0%} of evaluations")
+
+# %% [markdown]
+# The narrow interval is not the better measurement. It is the same measurement with a wrong label, and one evaluation in three shows, with
+# confidence, what is not there. This is why `evaluation.summarise` averages each task's attempts first.
+#
+# ## Exercise 3: a difference, paired
+#
+# Before and after RL the *same* tasks are tried. What makes a task hard then cancels in the difference, if it is taken task by task. Write
+# `gained(before, after)` for results [tasks, attempts]: a dictionary with the mean difference and its interval, `value`, `low`, `high`. Use
+# `bootstrap`.
+
+# %% tags=["exercise"]
+def gained(before, after):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_3():
+    draw = np.random.default_rng(1)
+    difficulty = draw.beta(0.4, 0.4, size=(200, 1))
+    before, after = draw.random((200, 8)) < difficulty, draw.random((200, 8)) < np.minimum(difficulty + 0.05, 1)
+    found = gained(before, after)
+    each = after.mean(1) - before.mean(1)
+    assert abs(found["value"] - each.mean()) < 1e-12, f"the mean difference is {each.mean():.4f}, after minus before"
+    width, wanted = found["high"] - found["low"], 2 * 1.96 * each.std() / len(each) ** 0.5
+    assert width < 1.3 * wanted, "too wide: two intervals subtracted? Subtract first, task by task, then resample"
+    assert width > 0.75 * wanted, "too narrow: resample tasks, with all their attempts, not attempts"
+
+
+check(3, check_3)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def gained(before, after):
+    return bootstrap(np.mean(after, axis=1) - np.mean(before, axis=1))
+
+
+check(3, check_3)
+
+# %% [markdown]
+# ## Where to read on
+#
+# * `sims/recipe.py`, the settings first: every field says in one line what it is. `etude run recipe --scale small --seed 3` is a run of
+#   your own, `etude explore`, page *Recipe*, watches it.
+# * `sims/evaluation.py`: what is measured before and after, and how decoding is timed.
+# * `results/claims.json`, or `etude claims`: every claim of the sources that was put to the test, and the ones that did not hold here.
+# * Chen et al., "Evaluating large language models trained on code" (arXiv:2107.03374): where the unbiased pass@k comes from.
+# * Next: lesson 1, continued pretraining.

@@ -1,0 +1,374 @@
+# %% [markdown]
+# # 4 · Dr. GRPO: two divisions that are not there
+#
+# **After this lesson you can** turn a group of rewards into a policy gradient in five ways; say which of them point along the gradient of the
+# expected reward, which do not, and what each does to the length of answers; and find the mean in a training loop that makes its gradient
+# depend on the size of the micro-batch.
+#
+# *About 60 minutes. Before it: lesson 0, and what a policy gradient is. Source: Composer 2 technical report, §4.1; arXiv:2503.20783.*
+#
+# ## The idea
+#
+# The agent tries a prompt $N$ times. Such a *group* of rollouts is its own yardstick: a rollout's advantage is its reward minus a baseline
+# $b$ that the group gives, so no value network has to be trained. Every token that the policy wrote is then pushed by its rollout's advantage:
+#
+# $$A_i = \frac{R_i - b_i}{s} \qquad \rho_t = \frac{\pi(o_t)}{\mu(o_t)} \qquad
+# L = -\frac{1}{\mathrm{budget}}\sum_{i,t} w_{i,t}\,\min\bigl(\rho_t A_i,\ \mathrm{clip}(\rho_t,\,1-\epsilon_-,\,1+\epsilon_+)\,A_i\bigr)$$
+#
+# $\pi$ is the policy being trained, $\mu$ the one that sampled; as long as they are the same, $\rho = 1$ and the clip does nothing. Five well
+# known methods are five ways to fill in the rest:
+#
+# | | baseline $b$ | $s$ | ratio $\rho$ | weight $w$ | clip −, + |
+# |---|---|---|---|---|---|
+# | Dr. GRPO | mean of the group | 1 | of the token | 1 | 0.2, 0.2 |
+# | GRPO | mean of the group | deviation | of the token | 1 / own length | 0.2, 0.2 |
+# | RLOO | mean of the *others* | 1 | of the token | 1 | 0.2, 0.2 |
+# | DAPO | mean of the group | deviation | of the token | 1; 0 if cut off | 0.2, 0.28 |
+# | GSPO | mean of the group | deviation | of the whole rollout | 1 / own length | 3e-4, 4e-4 |
+#
+# Dr. GRPO, which the report follows, is the one where nothing is divided. Why not? Both divisions look like housekeeping: a mean over tokens,
+# a standardised score. Each one changes what is being maximised.
+
+# %%
+import itertools
+
+import matplotlib.pyplot as plt
+import torch
+
+from lessons.course import check, play, quick, source
+from ref import dr_grpo
+from sims import grpo_bias
+
+source(dr_grpo.group_advantages)
+
+# %% [markdown]
+# Three lines carry it. The last one is a division that only `scale="std"` asks for. The leave-one-out baseline is the plain one times
+# $N/(N-1)$: of the group's mean, a share of $1/N$ is the rollout's own reward. And the mean is taken relative to the first reward, because of
+# what happens otherwise in a group where all got the same:
+
+# %%
+alike = torch.full((1, 3), 0.1, dtype=torch.float64)
+print(f"three rewards of 0.1 less their plain mean: {(alike - alike.mean()).tolist()[0]}")
+print(f"group_advantages:                           {dr_grpo.group_advantages(alike).tolist()[0]}")
+
+# %% [markdown]
+# Equal rewards are no reason to prefer one rollout to another. An exact zero says so, whatever is later divided by. The loss:
+
+# %%
+source(dr_grpo.policy_loss)
+for name, variant in dr_grpo.FAMILY.items():
+    print(f"{name:8s} {variant}")
+
+# %% [markdown]
+# * `_select` picks the policy's own tokens *before* any arithmetic. Multiplying by a mask is not enough: 0 · NaN is NaN.
+# * `_pessimistic` is the min and the clip, on $\log\rho$.
+# * `budget` is a number that the caller hands in. That is the whole defence against the second trap below.
+#
+# What does one token weigh? The loss is linear in $\log\pi$ at $\rho = 1$, so its gradient tells. Four rollouts, two right and two wrong, of
+# different lengths:
+
+# %%
+def token_weights(name, rewards, lengths):
+    """What a member of the family pushes each token of each rollout by, [N]; the budget is left out."""
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    logp = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)
+    rewards, finished = torch.tensor([rewards], dtype=torch.float64), torch.ones(len(lengths), dtype=torch.bool)
+    loss = dr_grpo.family_loss(dr_grpo.FAMILY[name], logp, logp.detach(), rewards, mask, budget=1, finished=finished)
+    return -torch.autograd.grad(loss, logp)[0][:, 0]
+
+
+rewards, lengths = [1.0, 1.0, 0.0, 0.0], [2, 8, 2, 8]
+print("rollout:            right, 2   right, 8   wrong, 2   wrong, 8   (tokens)")
+for name in dr_grpo.FAMILY:
+    print(f"{name:8s} a token:" + "".join(f"{w:11.3f}" for w in token_weights(name, rewards, lengths).tolist()))
+
+# %% [markdown]
+# Under `grpo` and `gspo` a token of the long wrong answer is blamed a quarter as much as one of the short wrong answer. Being wrong at
+# length comes cheap. A token of the short right answer earns four times what one of the long right answer earns. (GSPO sits beside GRPO in
+# every table of this lesson: the two differ in the ratio alone, and here it is one.)
+#
+# ## The expected gradient, enumerated
+#
+# What a rule does *on average* could be sampled. It is better to leave nothing to chance: let the policy write words of at most five symbols
+# to three prompts (any finished word is right; it must hold letter 0; it must hold letters 0 and 1). Then there are so few words, and so few
+# groups of $N$ of them, that the expected gradient of every member can be summed exactly and laid beside the true gradient of the expected
+# reward. `sims/grpo_bias.py` does it for random policies:
+
+# %%
+settings = grpo_bias.Experiment(
+    length=quick(5, 4), policies=quick(16, 4), group_sizes=quick((2, 4, 8), (2, 4)), seeds=quick(16, 4), steps=quick(150, 10), looks=quick(10, 2)
+)
+N = settings.group_sizes[-1]
+rows, values = grpo_bias.gradients(settings)
+free = {row["member"]: row for row in rows if row["N"] == N and row["price"] == 0}
+print(f"N = {N}, means over {settings.policies} policies   size, true = 1   sine of the angle to the true gradient")
+for name in ("dr_grpo", "rloo", "grpo", "gspo", "dapo", "only length", "only std"):
+    print(f"  {name:12s} {free[name]['norm']:30.4f} {free[name]['sine']:22.2e}")
+for row in rows:
+    if row["member"] == "dr_grpo" and row["price"] == 0:
+        factor = (row["N"] - 1) / row["N"]
+        print(f"dr_grpo, N = {row['N']}: (N − 1)/N = {factor}; distance from that much of the true gradient {row['from (N-1)/N']:.1e}")
+
+# %% [markdown]
+# Read the table from the top. Dr. GRPO is the true gradient, only shorter: by $(N-1)/N$, to the last digit. Its baseline contains the
+# rollout's own reward, and a share of $1/N$ of what it earned is taken from it again. RLOO has the factor one and differs in nothing else. A
+# factor is harmless; it belongs to the learning rate.
+#
+# `only length` and `only std` are Dr. GRPO with one division added. Dividing by length turns the gradient by an angle that no learning
+# rate can mend. Dividing by the deviation turns it little here, where every reward is 0 or 1. Keep that number in mind until prices
+# come in.
+#
+# And where does the turned gradient lead? The derivative of the expected length along it:
+
+# %%
+names = ["dr_grpo", "only length", "only std", "grpo", "dapo"]
+figure, (angle, slope) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
+angle.barh(names, [free[name]["sine"] for name in names], color="#0072B2")
+angle.set(xlabel="sine of the angle to the true gradient", title=f"Direction, N = {N}")
+places = range(len(names))
+slope.barh([p - 0.2 for p in places], [free[name]["grows wrong"] for name in names], height=0.38, color="#D55E00", label="given wrong")
+slope.barh([p + 0.2 for p in places], [free[name]["grows right"] for name in names], height=0.38, color="#009E73", label="given right")
+slope.axvline(free["truth"]["grows wrong"], color="#D55E00", linestyle=":")
+slope.set(xlabel="change of E[length], tokens per unit step", title="Length (dotted: true gradient, wrong)")
+slope.set_xlim(-0.1, 0.62)
+slope.legend(frameon=False, loc="lower right")
+angle.invert_yaxis()
+plt.show()
+for name in ("truth", "only length"):
+    print(f"{name:12s} E[length | wrong] {free[name]['grows wrong']:+.3f}, E[length | right] {free[name]['grows right']:+.3f} tokens per unit step")
+
+# %% [markdown]
+# Growth alone is no bias: in this world longer words have more chances to be right, and the true gradient lengthens wrong answers too. The
+# bias is what is added on top. Does it survive a training, with samples, noise and Adam? A few random policies, same starts and same draws:
+
+# %%
+curves = {name: play(grpo_bias.train, settings, name) for name in ("dr_grpo", "only length")}
+for name, curve in curves.items():
+    first, last = ({what: sum(curve[what][look]) / settings.seeds for what in ("reward", "wrong")} for look in (0, -1))
+    print(f"{name:12s} reward {first['reward']:.3f} → {last['reward']:.3f}   E[length | wrong] {first['wrong']:.3f} → {last['wrong']:.3f} tokens")
+longer = torch.tensor(curves["only length"]["wrong"][-1]) - torch.tensor(curves["dr_grpo"]["wrong"][-1])
+error = longer.std() / len(longer) ** 0.5
+print(f"divided − undivided: {longer.mean():+.3f} ± {error:.3f} tokens (standard error over {settings.seeds} pairs of trainings)")
+
+# %% [markdown]
+# The same reward, and wrong answers that are longer: the length bias for which the Dr. GRPO paper blames this division (its §3).
+#
+# ## Exercise 1: the factor, by your own enumeration
+#
+# A policy picks one of a few actions; `logits` [A] are its parameters, `rewards` [A] what the actions pay. Write
+# `average_gradient(logits, rewards, N, baseline)`: the expectation, over all $A^N$ groups, of $\frac1N\sum_i A_i \nabla\log\pi(a_i)$.
+# Use `dr_grpo.group_advantages` and `itertools.product`. The check holds you to the true gradient, and to $(N-1)/N$ of it.
+
+# %% tags=["exercise"]
+def average_gradient(logits, rewards, N, baseline):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_1():
+    logits = torch.tensor([0.3, -0.5, 0.1], dtype=torch.float64, requires_grad=True)
+    rewards = torch.tensor([1.0, 0.3, 0.0], dtype=torch.float64)
+    (true,) = torch.autograd.grad((logits.softmax(0) * rewards).sum(), logits)
+    for N, (baseline, factor) in itertools.product((2, 3, 4), (("mean", lambda N: (N - 1) / N), ("leave_one_out", lambda N: 1.0))):
+        got = average_gradient(logits, rewards, N, baseline)
+        assert got.shape == logits.shape, f"a gradient has the shape of the logits, {list(logits.shape)}, not {list(got.shape)}"
+        away = ((got - factor(N) * true).norm() / true.norm()).item()
+        assert away < 1e-9, f"N = {N}, {baseline}: expected {factor(N):.3f} times the true gradient, off by {away:.2g} of its size"
+
+
+check(1, check_1)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def average_gradient(logits, rewards, N, baseline):
+    logp, total = logits.log_softmax(0), 0.0
+    for group in itertools.product(range(len(logits)), repeat=N):
+        chosen = logp[list(group)]
+        advantages = dr_grpo.group_advantages(rewards[list(group)][None], baseline=baseline)[0]
+        total = total + chosen.sum().exp().detach() * (advantages * chosen).mean()
+    return torch.autograd.grad(total, logits)[0]
+
+
+check(1, check_1)
+
+# %% [markdown]
+# ## The ratio and its clip
+#
+# Rollouts are a little older than the policy that learns from them, so $\rho$ is not always one. The surrogate multiplies by it, which
+# corrects the expectation, and stops rewarding a move that has gone far enough. Here is $\partial L/\partial\log\pi$ of one token, against
+# $\rho$:
+
+# %%
+def pull(ratio, advantage, variant):
+    """The push on log π of a single token, [n], at ratios [n]."""
+    logp = ratio.log().requires_grad_()
+    loss = dr_grpo.policy_loss(
+        logp[:, None], torch.zeros(len(ratio), 1, dtype=ratio.dtype), torch.full_like(ratio, advantage), torch.ones(len(ratio), 1), budget=1,
+        clip_low=variant.clip_low, clip_high=variant.clip_high,
+    )  # fmt: skip
+    return 0.0 - torch.autograd.grad(loss, logp)[0]
+
+
+ratios = torch.tensor([0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 1.27, 1.29, 2.0], dtype=torch.float64)
+print("ratio              " + "".join(f"{r:7.2f}" for r in ratios.tolist()))
+for name, advantage in itertools.product(("dr_grpo", "dapo"), (1.0, -1.0)):
+    print(f"{name:8s} A = {advantage:+.0f}   " + "".join(f"{p:7.2f}" for p in pull(ratios, advantage, dr_grpo.FAMILY[name]).tolist()))
+
+# %% [markdown]
+# Two things surprise at first sight. The clip works on one side only: a token with $A > 0$ that has become *less* likely keeps its full pull back,
+# and so does one with $A < 0$ that has become *more* likely, without any bound ($\rho = 2$ pulls by 2). And a clipped token is not held at the
+# border. It has no gradient at all. DAPO's higher upper border leaves tokens more room to rise.
+#
+# ## Exercise 2: who is still pushed
+#
+# Write `pushed(ratio, advantage, clip_low, clip_high)` for tensors of one shape: True where the token has a gradient. No autograd; two
+# comparisons and the sign of $A$.
+
+# %% tags=["exercise"]
+def pushed(ratio, advantage, clip_low, clip_high):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_2():
+    ratio = torch.tensor([0.3, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 3.0], dtype=torch.float64)
+    for name in ("dr_grpo", "dapo", "gspo"):
+        variant = dr_grpo.FAMILY[name]
+        for advantage in (1.0, -1.0, 0.0):
+            got = pushed(ratio, torch.full_like(ratio, advantage), variant.clip_low, variant.clip_high)
+            want = pull(ratio, advantage, variant) != 0
+            assert got.shape == ratio.shape, f"one answer for each token: {list(ratio.shape)}, not {list(got.shape)}"
+            wrong = ratio[got.bool() != want].tolist()
+            assert not wrong, f"{name}'s clip, A = {advantage:+.0f}: wrong at ratios {wrong}"
+
+
+check(2, check_2)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def pushed(ratio, advantage, clip_low, clip_high):
+    return ((advantage > 0) & (ratio <= 1 + clip_high)) | ((advantage < 0) & (ratio >= 1 - clip_low))
+
+
+check(2, check_2)
+
+# %% [markdown]
+# ## How it breaks: a group in which all are right
+#
+# Charge a small price for every token, as lesson 6 will, and look at a group where all four answers are right. What distinguishes them is a
+# few hundredths of reward. What does division by the deviation make of it?
+
+# %%
+price, lengths = 0.001, [3, 4, 5, 4]
+paid = torch.tensor([[1 - price * length for length in lengths]], dtype=torch.float64)
+mixed = torch.tensor([[1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+for what, group in (("all right, priced", paid), ("half right", mixed)):
+    for scale in ("none", "std"):
+        print(f"{what:18s} divided by: {scale:5s}" + "".join(f"{a:10.4f}" for a in dr_grpo.group_advantages(group, scale=scale)[0].tolist()))
+
+# %% [markdown]
+# A token more or less decides as hard as right or wrong does. The price itself no longer matters. Make it ten times smaller and nothing
+# changes:
+
+# %%
+sizes = grpo_bias.equally_right(settings)
+priced = {row["member"]: row for row in rows if row["N"] == N and row["price"]}
+figure, (size, share) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+for scale, label, style in (("none", "undivided", "o-"), ("std", "divided by the deviation", "s--")):
+    line = [row for row in sizes if row["scale"] == scale]
+    size.plot([row["price"] for row in line], [row["size"] for row in line], style, label=label)
+size.set(xscale="log", yscale="log", xlabel="price of a token", ylabel="advantage / half-right group's", title="Groups in which all are right")
+size.legend(frameon=False)
+names = ["dr_grpo", "only std", "grpo", "dapo"]
+share.bar(names, [priced[name]["all right"] for name in names], color="#CC79A7")
+share.set(ylabel="share of the gradient's norm", title=f"What such groups give, price {settings.price:g}")
+plt.show()
+low, high = min(row["size"] for row in sizes if row["scale"] == "std"), max(row["size"] for row in sizes if row["scale"] == "std")
+print(f"divided, over all prices: {low:.3f} to {high:.3f} of a half-right group's advantage; undivided, at the least price: {sizes[0]['size']:.1e}")
+for name in ("dr_grpo", "only std"):
+    given, sine = priced[name]["all right"], priced[name]["sine"]
+    print(f"{name:9s} at a price of {settings.price:g}: {given:.3f} of the gradient is from such groups, sine {sine:.2g}")
+
+# %% [markdown]
+# This is the division that looked harmless a page ago. With a price of two hundredths a token, groups in which every answer is right give
+# sixteen times as large a share of the gradient, and the gradient is turned nearly as far as by the other division. The report gives the
+# blow-up as its reason to leave the deviation out.
+#
+# ## How it breaks: a mean over whoever happens to be there
+#
+# The second trap is in no paper, because it is in the training loop. A step's rollouts do not fit into memory at once; they come in
+# micro-batches, and on many ranks. Rollouts of like length go together, which saves padding. Divide each loss by *its own* number of tokens
+# and average the parts, as one would for a classifier:
+
+# %%
+generator = torch.Generator().manual_seed(0)
+B, T, V = 8, 40, 16
+ids = torch.randint(0, V, (B, T), generator=generator)
+mask = torch.arange(T - 1) < torch.tensor([2, 2, 3, 4, 35, 38, 39, 39])[:, None]
+advantages = dr_grpo.group_advantages(torch.tensor([[1.0, 1, 0, 1, 0, 1, 0, 0]], dtype=torch.float64))[0]
+table = torch.randn(V, V, dtype=torch.float64, generator=generator).requires_grad_()  # logits of the next token, given this one
+
+
+def log_probs(rows):
+    """log π of the tokens of some rollouts, [rows, T − 1]."""
+    return table[ids[rows, :-1]].log_softmax(-1).gather(-1, ids[rows, 1:, None])[..., 0]
+
+
+def part(rows, budget):
+    """The loss of a micro-batch."""
+    logp = log_probs(rows)
+    return dr_grpo.policy_loss(logp, logp.detach(), advantages[rows], mask[rows], budget=budget)
+
+
+(whole,) = torch.autograd.grad(part(torch.arange(B), mask.sum().item()), table)
+for size in (8, 4, 2, 1):
+    parts = torch.arange(B).split(size)
+    (local,) = torch.autograd.grad(sum(part(rows, mask[rows].sum().item()) for rows in parts) / len(parts), table)
+    cosine = (local * whole).sum() / (local.norm() * whole.norm())
+    print(f"{size} rollouts a micro-batch, divided by its own tokens: off by {(local - whole).norm() / whole.norm():.2f}, cosine {cosine:.2f}")
+
+# %% [markdown]
+# Nothing but the micro-batch size changed, a setting that one picks by what fits into memory. At one rollout a micro-batch the mean over its
+# tokens is the division by length again, through the back door. On many ranks the same happens when each rank divides by its own count.
+#
+# ## Exercise 3: micro-batches that add up
+#
+# Write `accumulated(sizes, budget)`: split the eight rollouts into micro-batches of the given sizes, in order, call `backward()` for each, and
+# return `table.grad` (clear it first). It must be the whole step's gradient, however the step is cut. `budget` counts the whole step.
+
+# %% tags=["exercise"]
+def accumulated(sizes, budget):
+    raise NotImplementedError  # your code: part(rows, ...) is the loss of some rollouts
+
+
+# %% tags=["check"]
+def check_3():
+    budget = B * (T - 1)  # rollouts × the longest allowed
+    (want,) = torch.autograd.grad(part(torch.arange(B), budget), table)
+    for sizes in ((8,), (4, 4), (1,) * 8, (5, 2, 1)):
+        got = accumulated(sizes, budget)
+        assert got is not None and got.shape == table.shape, f"return table.grad, of shape {list(table.shape)}"
+        away = ((got - want).norm() / want.norm()).item()
+        assert away < 1e-9, f"cut into {sizes} the gradient is off by {away:.2g} of its size"
+
+
+check(3, check_3)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def accumulated(sizes, budget):
+    table.grad = None
+    for rows in torch.arange(B).split(list(sizes)):
+        part(rows, budget).backward()
+    return table.grad
+
+
+check(3, check_3)
+
+# %% [markdown]
+# ## Where to read on
+#
+# * `ref/dr_grpo.py` from the top: where it departs from each of the five papers. `scaled/dr_grpo.py` is the same on many ranks, with the
+#   budget as the one number that travels.
+# * `etude figure grpo-bias` plays the whole experiment: four group sizes, trainings of every member, and cut-off rollouts masked or not.
+#   `etude explore`, page *Group advantages*.
+# * `sims/reinforcement.py`, function `improve`: one step as the recipe takes it, micro-batches and budget included.
+# * Dr. GRPO is arXiv:2503.20783; GRPO arXiv:2402.03300; RLOO arXiv:2402.14740; DAPO arXiv:2503.14476; GSPO arXiv:2507.18071.
+# * Next: lesson 5, KL, what keeps the policy near where it came from.

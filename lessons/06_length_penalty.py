@@ -1,0 +1,358 @@
+# %% [markdown]
+# # 6 · The length penalty: the price of the next step
+#
+# **After this lesson you can** choose the bend, the exponent and the price of a length penalty from the efforts that a policy really makes;
+# say what the next unit costs on an easy and on a hard task; tell by how much parallel tool calls are cheaper; and recognise a penalty that
+# teaches to give up.
+#
+# *About 45 minutes. Before it: lesson 4. Source: Composer 2 technical report, §4.2 and Figure 6.*
+#
+# ## The idea
+#
+# An agent that is paid for being right, and for nothing else, has no reason ever to be quick. So effort gets a price. But which? A fixed price a
+# token asks the same of a one-line fix and of a day's refactoring. The report bends the price:
+#
+# $$C_{k,q}(x) = \frac{(1 + kx)^{1-q} - 1}{k\,(1-q)} \qquad\qquad C'_{k,q}(x) = (1 + kx)^{-q}$$
+#
+# $x$ is effort: a weighted sum of thinking tokens, tokens of tool calls, tokens of tool outputs, tokens of the final message, calls and turns.
+# The slope $C'$ is what matters. It is the price of one unit *more*: full at $x = 0$, less and less the more a task already took. Easy
+# tasks, where $x$ is small, feel nearly the whole price; on hard ones the next step is almost free.
+
+# %%
+import json
+from dataclasses import replace
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from lessons.course import ROOT, check, quick, source, verdicts
+from ref import dr_grpo, length_penalty
+from ref.length_penalty import Effort, EffortWeights
+from sims import length_curves
+from sims.recipe import Recipe
+
+source(length_penalty.length_penalty, length_penalty.marginal_cost)
+
+# %% [markdown]
+# The code does not look like the formula. As printed the formula is 0/0 at $q = 1$, and near it most digits are lost: two numbers that agree
+# in all their first digits are subtracted and divided by almost nothing. So the limits are taken out first. `_ratio(expm1(z), z)` is
+# $(e^z - 1)/z$ with its limit 1, `_ratio(growth, k * wide)` is $\ln(1+kx)/kx$ with its limit 1, and both
+#
+# $$q \to 1:\quad C = \frac{\ln(1+kx)}{k} \qquad\qquad k \to 0 \ \text{or}\ q = 0:\quad C = x$$
+#
+# come out of one line. What it buys, at $k = 0.01$ and $x = 300$; the truth is computed in 60 digits:
+
+# %%
+k, x = 0.01, 300.0
+for away in (1e-4, 1e-8, 1e-12, 1e-15):
+    q = 1 + away
+    truth, printed = float(length_curves.printed(x, k, q)), ((1 + k * x) ** (1 - q) - 1) / (k * (1 - q))
+    print(f"q = 1 + {away:g}:  truth {truth:.9f}   as printed {printed:.9f}   the code {length_penalty.length_penalty(x, k, q):.9f}")
+
+# %% [markdown]
+# The first part of the experiment behind Figure 6 checks all of this, shape included, over a grid:
+
+# %%
+bends, exponents = quick((0.001, 0.01, 0.1), (0.01,)), (0.0, 0.5, 1.0, 2.0, 3.0)
+for claim in length_curves.verdicts(length_curves.curves(bends, exponents), bends, exponents):
+    print(f"{claim['verdict']}: {claim['claim']} ({claim['measured']:.2g}; {claim['note']})")
+
+# %%
+at = np.linspace(0, 1000, 501)
+figure, (cost, slope) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+for q, style in zip((0.0, 0.5, 1.0, 2.0), ("-", "--", "-.", ":"), strict=True):
+    cost.plot(at, length_penalty.length_penalty(at, k, q), style, label=f"q = {q:g}")
+    slope.plot(at, length_penalty.marginal_cost(at, k, q), style, label=f"q = {q:g}")
+cost.axhline(1 / k, color="grey", linewidth=1)
+cost.set(xlabel="effort x", ylabel="C(x)", title=f"Cost, k = {k:g} (grey: the bound at q = 2)", ylim=(0, 500))
+slope.set(xlabel="effort x", ylabel="C'(x)", title="Price of the next unit", yscale="log")
+slope.legend(frameon=False)
+plt.show()
+for q in (0.5, 1.0, 2.0):
+    print(f"q = {q:g}: the next unit costs " + ", ".join(f"{length_penalty.marginal_cost(x, k, q):.4f} at x = {x:g}" for x in (10.0, 100.0, 1000.0)))
+
+# %% [markdown]
+# With $q > 1$ the whole bill is bounded, by $1/(k(q-1))$. With $0 < q \le 1$ it grows without end, ever more slowly.
+#
+# ## Exercise 1: choose the bend
+#
+# Somebody tells you: "at effort $x$ the next unit should cost a fifth of what the first one does". Write `bend(x, share, q)`, the $k$ for which
+# it costs `share` of it. (One line; invert $C'$.)
+
+# %% tags=["exercise"]
+def bend(x, share, q):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_1():
+    for x, share, q in ((300.0, 0.2, 2.0), (1000.0, 0.5, 1.0), (40.0, 0.9, 0.5)):
+        k = bend(x, share, q)
+        assert k > 0, f"k must be positive, not {k}"
+        got = length_penalty.marginal_cost(x, k, q)
+        assert abs(got - share) < 1e-9, f"with your k = {k:.4g} the next unit at x = {x:g} costs {got:.4f}, not {share} (q = {q:g})"
+
+
+check(1, check_1)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def bend(x, share, q):
+    return (share ** (-1 / q) - 1) / x
+
+
+check(1, check_1)
+
+# %% [markdown]
+# ## What counts as effort
+
+# %%
+source(length_penalty.EffortWeights, length_penalty.effort)
+
+# %% [markdown]
+# The report names the six terms and keeps the weights to itself; these are this project's. The heavy one is the turn, a round trip that the
+# user sits through. It is what pays for **parallel tool calls**. The same six files, read one a turn or all in one turn:
+
+# %%
+files = 6
+one_by_one = Effort(tool_call_tokens=12 * files, tool_output_tokens=300 * files, tool_calls=files, turns=files)
+together = replace(one_by_one, turns=1)
+serial, parallel = length_penalty.effort(one_by_one), length_penalty.effort(together)
+print(f"effort: {serial:g} one by one, {parallel:g} together")
+for k in (0.0001, 0.001, 0.01):
+    saved = {q: length_penalty.length_penalty(serial, k, q) - length_penalty.length_penalty(parallel, k, q) for q in (0.0, 0.5, 1.0, 2.0)}
+    print(f"k = {k:g}: calling in parallel saves " + ", ".join(f"{value:.1f} (q = {q:g})" for q, value in saved.items()))
+
+# %% [markdown]
+# Look down the last column. With $q = 2$ the same habit is worth hundreds at $k = 0.0001$ and single digits at $k = 0.01$. There the curve is
+# already flat at these efforts, and whatever happens on flat ground teaches nothing. And where $kx$ stays far below one, every $q$ is the
+# linear price. $k$ has to be chosen where the policy stands.
+#
+# ## Exercise 2: what a habit is worth
+#
+# Write `saving(counts, k, q)`: the share of a rollout's cost, between 0 and 1, that would be saved if all its turns were one. `counts` is an
+# `Effort`; weights are the defaults.
+
+# %% tags=["exercise"]
+def saving(counts, k, q):
+    raise NotImplementedError  # your code: length_penalty.effort, length_penalty.length_penalty
+
+
+# %% tags=["check"]
+def check_2():
+    only_turns = Effort(turns=5)
+    got = saving(only_turns, 0.0, 0.0)
+    assert abs(got - 0.8) < 1e-9, f"five turns and nothing else, at the linear price: a fifth is left, so 0.8 is saved, not {got}"
+    got = saving(Effort(thinking_tokens=500, turns=1), 0.001, 1.0)
+    assert abs(got) < 1e-12, f"who has one turn saves nothing, not {got}"
+    linear, bent = saving(one_by_one, 0.001, 0.0), saving(one_by_one, 0.001, 2.0)
+    assert abs(linear - 500 / 972) < 1e-9, f"six files at the linear price save 500 of 972, not {linear:.4f}"
+    assert abs(bent - 0.3494) < 1e-3, f"at k = 0.001, q = 2 they save 0.349 of the cost, not {bent:.4f}"
+    assert EffortWeights().turns == 100
+
+
+check(2, check_2)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def saving(counts, k, q):
+    before, after = (length_penalty.length_penalty(length_penalty.effort(c), k, q) for c in (counts, replace(counts, turns=1)))
+    return 1 - after / before
+
+
+check(2, check_2)
+
+# %% [markdown]
+# ## An agent that decides how long to think
+#
+# To see what a penalty teaches, here is the smallest agent that has something to learn. On a task of difficulty $\tau$, thinking for $x$
+# tokens solves it with probability $1 - e^{-x/\tau}$: the first tokens help most, and on a hard task help comes slowly. The reward is 1 if solved,
+# minus `price` $\cdot\, C(x)$.
+#
+# Two penalties are compared, linear and $q = 2$, and the comparison has to be fair. `sims/length_penalty.py` does it like this: before
+# training, both cost the same *on average*, and $k$ is one over the mean effort, so that the curve bends where the policy stands.
+#
+# ## Exercise 3: a price that matches
+#
+# Write `matched_price(efforts, k, q, budget)`: the price at which rollouts of these efforts [n] pay `budget` of reward on average.
+
+# %% tags=["exercise"]
+def matched_price(efforts, k, q, budget):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_3():
+    efforts = np.array([10.0, 100.0, 1000.0])
+    linear = matched_price(efforts, 0.0, 0.0, 0.2)
+    assert abs(linear * 370 - 0.2) < 1e-9, f"these efforts are 370 on average, so a linear price of {0.2 / 370:.6f} costs 0.2; yours is {linear:.6f}"
+    price = matched_price(efforts, 0.01, 2.0, 0.2)
+    cost = price * length_penalty.length_penalty(efforts, 0.01, 2.0).mean()
+    assert abs(cost - 0.2) < 1e-9, f"at your price the bent penalty costs {cost:.4f} on average, not 0.2 (mean of costs is not cost of mean)"
+
+
+check(3, check_3)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def matched_price(efforts, k, q, budget):
+    return budget / length_penalty.length_penalty(efforts, k, q).mean()
+
+
+check(3, check_3)
+
+# %% [markdown]
+# The agent begins with efforts around $10\tau$: it solves nearly everything, and thinks far longer than it has to. Prices are matched on five
+# difficulties; two harder ones come on top. For each difficulty it learns one number, the median of its effort (the spread is fixed), along
+# the gradient of the expected reward. That is Dr. GRPO's expected direction (lesson 4), so nothing has to be sampled.
+
+# %%
+known, harder = [10.0, 30.0, 100.0, 300.0, 1000.0], [5000.0, 20_000.0]
+difficulty = torch.tensor(known + harder, dtype=torch.float64)
+usual = 10 * np.array(known)
+k = 1 / usual.mean()
+penalties = {
+    name: (0.2 / length_penalty.length_penalty(usual, k, q).mean(), k, q) for name, q in (("linear", 0.0), ("nonlinear", 2.0))
+}  # price, k, q
+for name, (price, k, q) in penalties.items():
+    next_unit = {x: price * length_penalty.marginal_cost(x, k, q) for x in (usual[0], usual[-1])}
+    print(f"{name:9s} the next thousand units cost " + ", ".join(f"{1000 * value:.3f} at x = {x:g}" for x, value in next_unit.items()))
+
+
+def expected_reward(median, price, k, q):
+    """Expected reward [tasks] of an agent whose log effort is normal around log `median` with deviation 0.5, by 64 quantiles."""
+    z = torch.special.ndtri((torch.arange(64, dtype=torch.float64) + 0.5) / 64)
+    x = median[:, None] * torch.exp(0.5 * z)
+    return (1 - torch.exp(-x / difficulty[:, None]) - price * length_penalty.length_penalty(x, k, q)).mean(1)
+
+
+def trained(start, price, k, q, steps=quick(1500, 100)):
+    """The median effort [tasks] after training from `start` [tasks]."""
+    log_median = start.log().requires_grad_()
+    optimizer = torch.optim.Adam([log_median], lr=0.05, betas=(0.9, 0.99))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (-expected_reward(log_median.exp(), price, k, q).sum()).backward()
+        optimizer.step()
+    return log_median.detach().exp()
+
+
+def success(median):
+    return expected_reward(median, 0.0, 0.0, 0.0)
+
+
+learned = {name: trained(10 * difficulty, *penalty) for name, penalty in penalties.items()}
+print("difficulty  " + "".join(f"{d:10g}" for d in difficulty.tolist()))
+for name, median in {"before": 10 * difficulty, **learned}.items():
+    print(f"{name:9s} x " + "".join(f"{m:11.3g}" if m >= 0.1 else "   about 0 " for m in median.tolist()))
+    print("     solved " + "".join(f"{s:10.3f}" for s in success(median).tolist()))
+
+# %%
+figure, (effort_axis, solved_axis) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+for (name, median), style in zip({"before": 10 * difficulty, **learned}.items(), ("k:", "s--", "o-"), strict=True):
+    effort_axis.plot(difficulty, median.clamp(min=1), style, label=name)
+    solved_axis.plot(difficulty, success(median), style, label=name)
+effort_axis.set(xscale="log", yscale="log", xlabel="difficulty τ", ylabel="median effort", title="How long it thinks")
+solved_axis.set(xscale="log", xlabel="difficulty τ", ylabel="share solved", title="What it solves", ylim=(-0.03, 1.03))
+solved_axis.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# Up to a difficulty of 300 the agent is quicker under the bent price than under the linear one, for about a hundredth of success at most.
+# Beyond, it keeps its room. Under the linear price it learns to leave the hard tasks half thought through, and the hardest alone.
+#
+# ## How it breaks: a linear penalty on hard tasks
+#
+# That last point is not a matter of degree. Under a linear price $p$ the best effort has a closed form, and from some difficulty on it is
+# *nothing at all*: where $p\,\tau \ge 1$, not even the first token earns what it costs.
+#
+# ## Exercise 4: where giving up pays
+#
+# Write `best_effort(tau, price)`: the $x \ge 0$ that maximises $1 - e^{-x/\tau} - p\,x$. (Set the slope to zero; mind the case in which it
+# never is.)
+
+# %% tags=["exercise"]
+def best_effort(tau, price):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_4():
+    grid = np.linspace(0, 20_000, 200_001)
+    for tau, price in ((10.0, 2e-4), (1000.0, 2e-4), (3000.0, 2e-4), (5000.0, 2e-4), (10_000.0, 2e-4)):
+        got, best = best_effort(tau, price), grid[(1 - np.exp(-grid / tau) - price * grid).argmax()]
+        assert abs(got - best) < 0.2, f"τ = {tau:g}, price {price:g}: the best effort is {best:.1f}, not {got:.1f}"
+
+
+check(4, check_4)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def best_effort(tau, price):
+    return max(0.0, -tau * np.log(price * tau))
+
+
+check(4, check_4)
+
+# %% [markdown]
+# With the matched prices from above:
+
+# %%
+linear_price, _, _ = penalties["linear"]
+price, k, q = penalties["nonlinear"]
+print(f"linear: giving up is best from difficulty {1 / linear_price:.0f} on")
+print(f"nonlinear: the whole bill never exceeds {price / (k * (q - 1)):.2f}, and solving pays 1")
+
+# %% [markdown]
+# ## How it breaks, again: a penalty that teaches to stop
+#
+# So the bent price is safe? No. Bounded is the *bill*; the price of the *first* step is the full one, and higher than the linear price that it
+# was matched with. Let the same agent meet the hardest tasks with efforts that are far too small for them, as a policy does that has only
+# seen easy ones:
+
+# %%
+short = trained(torch.full_like(difficulty, 300.0), *penalties["nonlinear"])
+for begun, median in (("10τ", learned["nonlinear"]), ("300", short)):
+    paid = expected_reward(median, *penalties["nonlinear"])
+    print(f"difficulty {difficulty[-1]:g}, begun at {begun}: {success(median)[-1]:.3f} solved, reward {round(paid[-1].item(), 3) + 0.0:.3f}")
+
+# %% [markdown]
+# There is a better place, far off, and a valley in front of it. Inside a group of rollouts it looks like this. Nobody solved the task, so the
+# penalty is all there is to tell them apart:
+
+# %%
+efforts = torch.tensor([[100.0, 300.0, 600.0, 1200.0]], dtype=torch.float64)
+for name, (price, k, q) in penalties.items():
+    advantages = dr_grpo.group_advantages(-price * length_penalty.length_penalty(efforts, k, q))
+    print(f"{name:9s} advantages of efforts 100, 300, 600, 1200, none solved: " + ", ".join(f"{a:+.3f}" for a in advantages[0].tolist()))
+print(f"the recipe refuses to begin RL where fewer than {Recipe().rl.gate:.0%} of rollouts succeed")
+
+# %% [markdown]
+# Every such group says one thing: stop earlier. No curve repairs that. What helps is to begin where the policy sometimes succeeds; so the
+# recipe measures success first, and says why it refuses.
+#
+# ## What trained agents did
+#
+# A toy shows what a rule *can* do. This is what was measured on the tiny coding agent, trained under each setting:
+
+# %%
+verdicts("length-penalty")
+print()
+record = json.loads((ROOT / "results" / "figures" / "length-penalty.json").read_text(encoding="utf-8"))
+for row in record["rows"]:
+    if row["part"] == "price" and row["setting"] in ("linear", "nonlinear"):
+        low, high = row["effort_low"], row["effort_high"]  # a tenth of the rollouts lies below, a tenth above
+        print(f"{row['setting']:9s} the next hundred units cost {100 * row['next_unit_low']:.3f} at effort {low:.0f} and "
+              f"{100 * row['next_unit_high']:.3f} at effort {high:.0f}, {high / low:.1f} times as much")  # fmt: skip
+
+# %% [markdown]
+# Read each verdict with the lines below it. The efforts on which the toy's prices were matched span a factor of a hundred; the agent's, its
+# cheapest and its dearest tenth left out, less than a factor of four. In so narrow a range the bent price that costs the same on average is
+# the lower one for the next unit at *both* ends, on the cheap rollouts too. So what tells the two agents apart is partly a bent penalty against
+# a straight one, and partly a weak one against a strong one. Matching the bill does not match the slope.
+#
+# ## Where to read on
+#
+# * `ref/length_penalty.py`: the trap in the words of its author, and why negative $k$ raises an error.
+# * `etude figure length-penalty` plays Figure 6 and all trainings (half an hour); `etude explore`, page *Length penalties*, re-ranks real
+#   rollouts as you move $k$ and $q$.
+# * `sims/agent.py`, function `pay`: what an episode of the recipe is charged for.
+# * Composer 2 technical report, §4.2, on the other behaviour rewards and on what went wrong with them.
+# * Next: lesson 7, what to do when a task outgrows the context.

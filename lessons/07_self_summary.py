@@ -1,0 +1,349 @@
+# %% [markdown]
+# # 7 · Self-summary: a rollout longer than its context
+#
+# **After this lesson you can** follow a rollout through several contexts and say which token was given, written, or written as a summary; count
+# what a summary asked for in the running context saves; and spread one reward over a chain so that how often it ran out of context does not
+# change what it weighs.
+#
+# *About 45 minutes. Before it: lesson 4. Source: Composer 2 technical report, §4.1.*
+#
+# ## The idea
+#
+# A context is finite and a task may not be. So a rollout becomes a *chain* of contexts. When one reaches a trigger length, a fixed request is
+# appended and the policy itself writes what has to be known. The next context opens with the prompt and that summary:
+#
+# ```
+# segment 1    prompt turn answer turn answer … | request | summary      the context reached the trigger
+# segment 2    prompt summary | turn answer … | request | summary
+# segment S    prompt summary | turn answer … turn                       the conversation is over
+# ```
+#
+# What makes a good summary? Nobody grades it. It is one more thing that the policy wrote, and the chain's one reward goes to every token that it
+# wrote, summaries included: a summary is good if what follows from it goes well.
+#
+# $$A_c = R_c - \frac1N\sum_{c' \in \mathrm{group}} R_{c'} \qquad\qquad
+# L = -\frac{1}{\mathrm{budget}}\sum_c A_c \sum_{s \in c}\ \sum_{t\ \mathrm{written\ in}\ s} \rho_t$$
+#
+# with the clip of lesson 4. Read the subscripts: the advantage has a $c$, never an $s$.
+
+# %%
+import itertools
+from dataclasses import replace
+from random import Random
+
+import matplotlib.pyplot as plt
+import torch
+
+from lessons.course import check, quick, source, verdicts
+from ref import cpt, dr_grpo, self_summary
+from ref.model import Config, Transformer
+from sims import chains
+from sims import self_summary as experiment
+from sims.agent import Language, pay
+from sims.corpus import shown_episodes, task_stream
+from sims.microrepo import demonstration, documents, transcript
+from sims.recipe import Recipe
+
+source(self_summary._Link.answer_to, self_summary._Link.take, self_summary._Link.go_on)
+
+# %% [markdown]
+# `_Link` stands between the sampler and the environment. To the sampler it looks like an ordinary conversation, for as long as the context lasts.
+#
+# * `answer_to` passes turns on and counts tokens. After the answer that reaches the trigger it adds the request. So no turn is broken, and a
+#   context may pass the trigger by the `room` that is left for one turn and answer.
+# * `take` receives what was sampled, marks the summary in it, and
+# * `go_on` opens the next context: the prompt, the summary, and a few fixed tokens that hand the word to the policy. A summary that is too
+#   long ends the chain, as running into the limit ends a plain rollout.
+#
+# ## A chain, read
+#
+# To look at chains that make sense one needs an agent that does. The small world has a scripted one, who repairs functions by a plan and
+# summarises what it has read; training shows it to the policy. Its tokens go through the very `rollout_chains` that the policy's go through.
+
+# %%
+recipe, limits = Recipe(), experiment.Experiment()
+spoken = (text for task, turns in itertools.islice(shown_episodes(recipe), quick(300, 60)) for _, text in transcript(task, turns))
+written = itertools.islice(documents(Random(0)), quick(300, 60))
+language = Language(cpt.train_tokenizer(itertools.chain(spoken, written), 600))
+how = chains.chaining(language, limits.trigger, limits.room, limits.longest_summary)
+world = replace(recipe, world=replace(recipe.world, depth_mix=limits.depth_mix))
+tasks = list(itertools.islice(task_stream(world, "evaluation"), quick(40, 6)))
+N = recipe.rl.rollouts
+
+
+def played(how):
+    """N episodes of the scripted agent on every task, those of a task side by side, the same turns whatever joins its contexts."""
+    rng, teacher = Random(1), chains.Teacher(language, how.request)
+    episodes = [
+        chains.Lesson(language, task, demonstration(task, rng, recipe.sft.noise), Random(f"memory-{number}"), chains.Memory())
+        for number, task in enumerate(t for t in tasks for _ in range(N))
+    ]
+    for episode, chain in zip(episodes, self_summary.rollout_chains(teacher, episodes, how), strict=True):
+        episode.take(chain)
+    return episodes
+
+
+episodes = played(how)
+number = next((i for i, e in enumerate(episodes) if e.verdict.tests and len(e.chain.segments) == 3), 0)
+print(f"trigger {how.trigger} tokens, longest summary {how.longest_summary}, no context beyond {how.limit}\n")
+for segment in episodes[number].chain.segments:
+    print(f"──── a context of {len(segment.tokens)} tokens")
+    kinds = [("SUMMARY" if s else "wrote") if own else "given" for own, s in zip(segment.sampled.tolist(), segment.summary.tolist(), strict=True)]
+    for kind, run in itertools.groupby(zip(kinds, segment.tokens.tolist(), strict=True), key=lambda pair: pair[0]):
+        text = language.decode([token for _, token in run])
+        print(f"{kind:8s}" + text.replace("\n", "\n        "))
+
+# %% [markdown]
+# A context of code shrinks to one line of facts. Look at the second context: the summary that it opens with is *given* there. The policy wrote
+# it in the first one, and there it counts. If it counted here too, a chain's summaries would weigh double.
+#
+# ## What the running context is worth
+#
+# The request is appended to a context whose keys and values lie in the cache. All that is left to prefill is the answer and the request. *Compaction*
+# in a separate call, with an instruction of its own in front, has to read the whole context again. The same agent on the same tasks, joined in
+# all four ways that `ref/self_summary.py` knows:
+
+# %%
+ways = {"self": how, "separate": replace(how, join="separate"), "truncate": replace(how, join="truncate"), "none": chains.unlimited(how)}
+found = {join: played(way) for join, way in ways.items()}
+print("means over chains   contexts  longest  prefill  written  of it summary  saved")
+for join, some in found.items():
+    all_chains = [e.chain for e in some]
+    longest = max(len(s.tokens) for c in all_chains for s in c.segments)
+    counts = [sum(map(of, all_chains)) / len(all_chains)
+              for of in (lambda c: c.prefill, lambda c: c.written, lambda c: c.summary_tokens, lambda c: c.saved)]  # fmt: skip
+    segments = sum(len(c.segments) for c in all_chains) / len(all_chains)
+    print(f"{join:18s} {segments:9.2f} {longest:8d} {counts[0]:8.1f} {counts[1]:8.1f} {counts[2]:14.1f} {counts[3]:6.1f}")
+total = {name: sum(getattr(e.chain, name) for e in found["self"]) for name in ("prefill", "saved")}
+print(f"self: {total['prefill']} tokens of prefill + {total['saved']} saved = {sum(total.values())};  separate calls really filled "
+      f"{sum(e.chain.prefill for e in found['separate'])}")  # fmt: skip
+
+# %% [markdown]
+# `saved` is no estimate. What the chain says that separate calls would have needed besides is, to the token, what separate calls need. (A
+# separate compaction counts as a context of its own here. `none` runs the fewest tokens, in contexts that no limit holds. And this agent has
+# its plan outside the context, so the table is about tokens; what joining does to *success* stands at the end.)
+
+# %%
+figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
+for (join, some), style in zip(found.items(), ("-", "--", "-.", "-"), strict=True):
+    ran, across, up = 0, [], []
+    for segment in some[number].chain.segments:
+        across += [ran, ran + len(segment.tokens)]
+        up += [0, len(segment.tokens)]
+        ran += len(segment.tokens)
+    width, alpha = (5, 0.35) if join == "none" else (1.5, 1.0)  # where they agree, all can be seen
+    axes.plot(across, up, style, label=f"{join}: {ran} tokens run", linewidth=width, alpha=alpha)
+axes.axhline(how.trigger, color="grey", linewidth=1)
+axes.set(xlabel="tokens that the engine ran, prefill included", ylabel="length of the context", title="One task, four ways (grey: the trigger)")
+axes.legend(frameon=False, fontsize=9, loc="upper left", ncols=2)
+axes.set_ylim(0, 1.45 * max(len(s.tokens) for some in found.values() for s in some[number].chain.segments))
+plt.show()
+
+# %% [markdown]
+# ## Exercise 1: count what was saved
+#
+# Write `reused(chain, how)`: over the segments that end in a summary, the tokens that a separate call would have run once more: its instruction
+# (`how.instruction`), and the old context up to and including the last token that the policy wrote *before* its summary. (The answer and the
+# request behind it are read once either way.) A segment has `tokens`, `sampled` and `summary`.
+
+# %% tags=["exercise"]
+def reused(chain, how):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_1():
+    for at, episode in enumerate(episodes):
+        got, kinds = reused(episode.chain, how), len(episode.chain.segments)
+        assert got == episode.chain.saved, f"chain {at}, of {kinds} segments: {episode.chain.saved} tokens are saved, not {got}"
+
+
+check(1, check_1)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def reused(chain, how):
+    total = 0
+    for segment in chain.segments:
+        if segment.summary.any():
+            turns = (segment.sampled & ~segment.summary).nonzero()
+            total += len(how.instruction) + int(turns[-1]) + 1
+    return total
+
+
+check(1, check_1)
+
+# %% [markdown]
+# ## One reward for the chain
+#
+# To the trainer every segment is a row of the batch, with a context of its own. This is all that stands between chains and rows:
+
+# %%
+source(self_summary.spread)
+
+# %% [markdown]
+# A line of code, and no division in it. Does a chain then weigh the same however it is cut? `sims/self_summary.py` asks the gradient
+# of a network: segments as rows, the trainer's way, against every chain as *one* row, its contexts packed side by side, where nobody could
+# count segments if he wanted to. The network is a small random one; the chains are those of the scripted agent.
+
+# %%
+torch.manual_seed(0)
+tiny = Config.tiny(language.tokenizer.get_vocab_size(), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+                   head_dim=16, num_experts=4, moe_intermediate_size=32)  # fmt: skip
+some = episodes[: quick(8, 2) * N]
+weight = experiment.one_weight(Transformer(tiny), some, recipe)
+rows = sum(len(e.chain.segments) for e in some)
+print(f"{weight['chains']} chains of up to {weight['most_segments']} segments, {rows} rows; distance from the gradient with chains as rows:")
+print(f"  segments as rows, advantages spread            {weight['split']:.1e}")
+print(f"  segments as rows, baseline and mean over rows  {weight['faulty']:.2f} (the denominator alone: {1 - weight['chains'] / rows:.2f})")
+
+# %% [markdown]
+# The first is rounding. The second, innocent means over the rows of a group and of a batch, is off by nearly the gradient's whole size. Part of
+# it is the denominator: there are about three times as many rows as chains, so everything becomes a third as large, in a ratio that is another
+# in every batch. The rest is the baseline.
+#
+# ## Exercise 2: credit, token by token
+#
+# Write `credit(rewards, episode_chains)`: `rewards` is [G, N], one for each chain, the chains in the same order. Return a list of tensors, one
+# for each segment in order, [T] each: the advantage where the policy wrote the token in that segment, zero where it was given.
+# Use `dr_grpo.group_advantages` and `self_summary.spread`.
+
+# %% tags=["exercise"]
+def credit(rewards, episode_chains):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_2():
+    some = [e.chain for e in episodes[: 2 * N]]
+    rewards = torch.arange(2 * N, dtype=torch.float64).square().view(2, N)
+    got = credit(rewards, some)
+    segments = [s for chain in some for s in chain.segments]
+    assert len(got) == len(segments), f"one tensor for each of the {len(segments)} segments, not {len(got)}"
+    for at, (mine, segment) in enumerate(zip(got, segments, strict=True)):
+        assert mine.shape == segment.tokens.shape, f"segment {at} has {len(segment.tokens)} tokens, your tensor {list(mine.shape)}"
+        assert not mine[~segment.sampled].any(), f"segment {at}: given tokens get credit; a summary that opens a context is given there"
+    parts = iter(got)
+    for at, (chain, reward) in enumerate(zip(some, rewards.flatten(), strict=True)):
+        total = sum(next(parts).sum().item() for _ in chain.segments)
+        want = (reward - rewards[at // N].mean()).item() * chain.written
+        assert abs(total - want) < 1e-6, f"chain {at} wrote {chain.written} tokens: its advantage on each makes {want:.1f}, not {total:.1f}"
+
+
+check(2, check_2)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def credit(rewards, episode_chains):
+    advantages = self_summary.spread(dr_grpo.group_advantages(rewards).flatten(), episode_chains)
+    segments = [s for chain in episode_chains for s in chain.segments]
+    return [torch.where(s.sampled, a, 0.0) for a, s in zip(advantages, segments, strict=True)]
+
+
+check(2, check_2)
+
+# %% [markdown]
+# ## How it breaks: a baseline over rows
+#
+# Rows repeat a chain's reward as often as it ran out of context. Where long chains earn less, the mean over rows lies below the mean over
+# chains, and the chains of a group look better than their own group. The reference's `demo` counts it on a random network that is charged 1 for
+# every hundred tokens it writes:
+
+# %%
+figures = self_summary.demo(self_summary.Demo(chains=quick(64, 8)))
+mean, most, wrote = (figures[name] for name in ("self_segments", "most_segments", "self_written"))
+print(f"{mean:.2f} segments a chain on average, {most:.0f} at most, {wrote:.1f} tokens written")
+print(f"mean advantage of a chain with the baseline over rows: {figures['advantage_over_rows']:+.3f} (over chains: zero)")
+
+# %% [markdown]
+# A group cannot on average be better than itself, and here it is told so. Now the scripted agent, whose rewards are the recipe's: hidden
+# tests, less the price of effort and of invalid calls.
+
+# %%
+rewards = torch.tensor([pay(e, recipe.rl.payment)["reward"] for e in episodes], dtype=torch.float64)
+numbers = torch.tensor([len(e.chain.segments) for e in episodes])
+owner = torch.arange(len(episodes)) // N
+right = dr_grpo.group_advantages(rewards.view(-1, N)).flatten()
+over_rows = torch.stack([(rewards * numbers)[owner == g].sum() / numbers[owner == g].sum() for g in range(len(tasks))])
+faulty = rewards - over_rows[owner]
+shift = over_rows[owner] - (rewards - right)
+print(f"baseline over rows − baseline over chains: mean {shift.mean():+.4f}, from {shift.min():+.3f} to {shift.max():+.3f}")
+print(f"mean advantage of a chain: {right.mean():+.4f} over chains, {faulty.mean():+.4f} over rows")
+flipped = (right * faulty < 0) & (right.abs() > 1e-9)
+print(f"advantages that change their sign: {flipped.double().mean():.1%}")
+share = torch.tensor([e.verdict.tests for e in episodes], dtype=torch.float64)
+for n in sorted(set(numbers.tolist())):
+    here = numbers == n
+    told = f"{right[here].mean():+.3f} over chains, {faulty[here].mean():+.3f} over rows"
+    print(f"{n} segments: {int(here.sum()):4d} chains, {share[here].mean():.2f} solved, mean advantage {told}")
+
+# %% [markdown]
+# Here it goes the other way. Whoever stops early needs one context and is mostly wrong; the right ones are long. So the mean over rows is too
+# *high*, and chains of every length are told that they are worse than they are.
+
+# %%
+figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
+counts = [n for n in sorted(set(numbers.tolist())) if (numbers == n).sum() >= quick(5, 1)]
+for values, style, label in ((right, "o-", "baseline over chains"), (faulty, "s--", "baseline over rows")):
+    axes.plot(counts, [values[numbers == n].mean() for n in counts], style, label=label)
+axes.axhline(0, color="grey", linewidth=1)
+axes.set(xlabel="segments of the chain", ylabel="mean advantage", title="What a chain is told")
+axes.set_xticks(counts)
+axes.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# ## Exercise 3: the fault in closed form
+#
+# A group of chains has rewards $R$ and segments $S$. With the baseline over rows, what is the mean advantage of its chains? Write
+# `row_bias(rewards, segments)` for tensors [N]. Counting rows as above will do; better, derive it first: it is one covariance and one mean.
+
+# %% tags=["exercise"]
+def row_bias(rewards, segments):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_3():
+    same = row_bias(torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64), torch.tensor([2, 2, 2]))
+    assert abs(float(same)) < 1e-9, f"chains of equally many segments: there is no fault, not {float(same):.3f}"
+    one = row_bias(torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([1, 3]))
+    assert abs(float(one) - 0.25) < 1e-9, f"rewards 1 and 0, segments 1 and 3: rows have mean 1/4, chains 1/2, so 0.25, not {float(one):.3f}"
+    for g in range(len(tasks)):
+        here = owner == g
+        got, want = float(row_bias(rewards[here], numbers[here])), faulty[here].mean().item()
+        assert abs(got - want) < 1e-9, f"group {g}: the chains' mean advantage is {want:+.4f}, not {got:+.4f}"
+
+
+check(3, check_3)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def row_bias(rewards, segments):
+    segments = segments.double()
+    covariance = (segments * rewards).mean() - segments.mean() * rewards.mean()
+    return -covariance / segments.mean()
+
+
+check(3, check_3)
+
+# %% [markdown]
+# So the fault has the sign of *minus* the covariance of length and reward. It is zero as long as all chains of a group have one length, as in
+# every unit test with a single segment, and a batch that shows it looks like any other.
+#
+# ## What trained agents did
+#
+# The whole experiment trains the tiny agent by RL under a limit and without, and plays held-out tasks in every way of going on:
+
+# %%
+verdicts("self-summary")
+
+# %% [markdown]
+# The notes to these verdicts in `results/claims.json` say what each compares. One is worth knowing before you quote any of them: at this size no
+# prompt can explain a task, so the separate call was taught by demonstrations as well, as many as the request in the running context had.
+#
+# ## Where to read on
+#
+# * `ref/self_summary.py` from the top; `converse_chain` is the same for one conversation at a time.
+# * `sims/chains.py`: what the scripted agent puts into a summary, and how it is made to forget on purpose.
+# * `etude figure self-summary` plays the experiment (half an hour); `etude explore`, page *Self-summary*, steps through a real chain.
+# * `sims/reinforcement.py`, function `improve`: rewards and drift by chain, rows by segment, in the recipe's own step.
+# * Composer 2 technical report, §4.1, on self-summarisation.
+# * Next: lesson 8, what happens when sampler and trainer disagree about the experts.

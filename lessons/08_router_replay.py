@@ -1,0 +1,356 @@
+# %% [markdown]
+# # 8 · Router replay: two engines, one choice of experts
+#
+# **After this lesson you can** say why a mixture of experts turns rounding errors into jumps of its log-probs; replay the sampler's experts so
+# that the router still learns; choose, and doubt, the plausibility $\alpha$; and tell a harmless mismatch from indices that are off by one.
+#
+# *About 45 minutes. Before it: lesson 4. Source: Composer 2 technical report, §6.2; arXiv:2510.11370.*
+#
+# ## The idea
+#
+# One engine samples, another one trains. Both hold the same weights and round differently. In a dense network that moves log-probs a little. In a
+# mixture of experts a router picks the $K$ best of $E$ scores, and *best of* is not continuous: a score that moves in its last digit can
+# send a token to other experts, and its log-prob jumps. The importance ratio $\pi/\mu$ of that token is then noise.
+#
+# So the sampler returns which experts it chose, for every token and layer, and the trainer takes them over. Only the choice: the gates are
+# computed from the trainer's own scores $s$, and gradients reach the router through them.
+#
+# $$g_e = \frac{e^{s_e}}{\sum_{j\in R} e^{s_j}}, \quad e \in R \qquad\qquad
+# \text{keep } e \in R \iff p_e \ge \alpha\, p_{(K)}, \quad p = \mathrm{softmax}(s)$$
+#
+# The rule on the right is the report's *plausibility filter*: a replayed expert that this router finds absurd is dropped, and the router's next
+# candidate takes its place. How absurd is too absurd, the report does not say; a share $\alpha$ of the $K$-th best probability is this
+# project's reading. $\alpha = 0$ is plain replay, $\alpha = 1$ the router's own choice.
+
+# %%
+import copy
+import math
+from dataclasses import replace
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from lessons.course import check, quick, source, verdicts
+from ref import router_replay
+from ref.model import Config, Transformer
+from ref.sampler import Sampler
+from sims import engines
+from sims.rounding import fp8_rows
+
+source(router_replay.replay, router_replay.gates)
+
+# %% [markdown]
+# * `floor` is the threshold as a logit: $p_e \ge \alpha\,p_{(K)}$ says $s_e \ge s_{(K)} + \ln\alpha$. The softmax cancels, and nothing underflows.
+# * `rank + E * ~kept` sorts in one go: kept experts first by score, then all others by score. The first $K$ are the answer, so there are always
+#   exactly $K$, all different.
+# * In `gates`, `scores.gather` is differentiable in the scores. The indices carry no gradient, and need none.
+#
+# Four experts, two of them chosen; the sampler took 0 and 2:
+
+# %%
+scores, taken = torch.tensor([[2.0, 1.9, 0.5, -1.0]]), torch.tensor([[0, 2]])
+print(f"probabilities {[round(p, 3) for p in scores.softmax(-1)[0].tolist()]}; the router's own two are 0 and 1")
+for alpha in (0.0, 0.2, 0.25, 1.0):
+    chosen = router_replay.replay(scores, taken, 2, alpha)
+    print(f"α = {alpha:4.2f}: experts {chosen[0].tolist()}, gates {[round(g, 3) for g in router_replay.gates(scores, chosen)[0].tolist()]}")
+
+# %% [markdown]
+# Expert 2 has 0.247 of the second best probability, so it falls between $\alpha = 0.2$ and $0.25$.
+#
+# ## Exercise 1: what is plausible
+#
+# Write `plausible(scores, replayed, k, alpha)`, [N, K], True where a replayed expert is kept. Use probabilities, as the formula does.
+
+# %% tags=["exercise"]
+def plausible(scores, replayed, k, alpha):
+    raise NotImplementedError  # your code: scores [N, E], replayed [N, K]
+
+
+# %% tags=["check"]
+def check_1():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(200, 8, dtype=torch.float64, generator=generator)
+    replayed = torch.rand(200, 8, generator=generator).argsort(-1)[:, :3]
+    for alpha in (0.0, 0.3, 0.7, 1.0):
+        got = plausible(scores, replayed, 3, alpha)
+        assert got.shape == replayed.shape, f"an answer for each replayed expert, {list(replayed.shape)}, not {list(got.shape)}"
+        there = (router_replay.replay(scores, replayed, 3, alpha)[:, None] == replayed[:, :, None]).any(-1)
+        assert (got == there).all(), f"α = {alpha}: {int((got != there).sum())} of {replayed.numel()} experts are judged otherwise"
+
+
+check(1, check_1)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def plausible(scores, replayed, k, alpha):
+    p = scores.softmax(-1)
+    return p.gather(1, replayed) >= alpha * p.topk(k, -1)[0][:, -1:]
+
+
+check(1, check_1)
+
+# %% [markdown]
+# ## Two engines on the same tokens
+#
+# Now a whole network: four layers, eight experts, two a token, random weights of a size at which experts matter. The sampler holds them in FP8 and
+# computes in bfloat16; the trainer computes in float32. `engines.compare` lets the trainer score the sampler's tokens with its own experts, with
+# replay, and with the filter.
+
+# %%
+class Talk:
+    """The other side of a rollout: three tokens answer whatever is said."""
+
+    def __init__(self, number):
+        self.prompt, self.stop = [1 + number, 2, 3], 0
+
+    def reply(self, turn):
+        return [5, 6, 7]
+
+
+torch.manual_seed(0)
+shape = Config.tiny(vocab_size=256, hidden_size=64, head_dim=16, moe_intermediate_size=64, initializer_range=0.15)
+trainer = Transformer(shape)
+sampler = Sampler(trainer, torch.bfloat16, rounding=fp8_rows)
+rollouts = sampler.rollout([Talk(n) for n in range(quick(96, 8))], max_len=96, generator=torch.Generator().manual_seed(0))
+ways = {"own": ("none", 0.0), "plain": ("plain", 0.0)} | {f"α={a:g}": ("filtered", a) for a in (0.5, 0.75, 0.9, 1.0)}
+
+
+def told(rollouts):
+    """Compares the engines and prints the mismatch of each way, in nats."""
+    found = engines.compare(trainer, rollouts, ways)
+    print(f"{'experts':8s}{'p50':>9s}{'p99':>9s}{'max':>9s}   ratio outside 0.8 to 1.2   replayed experts dropped")
+    for at, way in enumerate(ways):
+        gap = torch.from_numpy(found["gap"][way])
+        far = router_replay.mismatch(-gap, torch.zeros_like(gap), torch.ones(len(gap), dtype=torch.bool))
+        outside = ((gap < -math.log(1.2)) | (gap > -math.log(0.8))).double().mean()
+        dropped = f"{found['dropped'][:, at].mean():.2%}" if way != "own" else "–"
+        print(f"{way:8s}{far['p50']:9.3f}{far['p99']:9.3f}{far['max']:9.3f}{outside:22.1%}{dropped:>27s}")
+    return found
+
+
+found = told(rollouts)
+decisions, tokens = found["shares"].mean(0)[[0, -1]]
+moved = found["moved"]
+L = shape.num_hidden_layers
+print(f"\nthe engines differ in {decisions:.1%} of the chosen experts, and at {tokens:.1%} of the positions in at least one of {L} layers")
+for way in ("own", "plain"):
+    size = np.abs(found["gap"][way])
+    print(f"{way:6s} mean |log π − log μ|: {size[moved].mean():.3f} nats where some expert differs, {size[~moved].mean():.3f} elsewhere")
+
+# %% [markdown]
+# Read the first two rows. Nothing was trained between the two, and still a third of the ratios lie outside a clip of ±0.2. Replay brings the 99th
+# percentile down to about a quarter. The last two lines say where from: replay changes little where the experts agree anyway, and makes the
+# other tokens like those. What remains is rounding proper, inside experts and attention, and replay cannot take it away.
+#
+# Then the filter. At $\alpha = 0.5$ it does nothing here, not a single expert is that implausible. Closer to one it drops some, and the
+# mismatch goes *up*: who wins a near-tie is plausible either way, and each one dropped is a step away from the engine that is to be followed.
+# The report finds that the filter lowers the p99. We come to a case where it does.
+#
+# ## Where the jump comes from
+#
+# Take one rollout and walk from the sampler's weights to the trainer's in a straight line, all in float64. On the way one asks for the log-probs,
+# with the experts that the weights choose and with those that were recorded:
+
+# %%
+one = rollouts[0]
+walker = Transformer(shape).double()
+exact = {name: p.detach().double() for name, p in trainer.named_parameters()}
+coarse = {name: p.detach().double() for name, p in sampler.model.named_parameters()}
+recorded = [torch.cat((one.experts[:, layer].long(), torch.arange(2)[None])) for layer in range(L)]  # the last predicts nothing
+
+
+@torch.no_grad()
+def walk(at, experts=None):
+    """Log-probs [T − 1] and experts [L][T, K] a share `at` of the way from sampler to trainer."""
+    walker.load_state_dict({name: coarse[name] + at * (exact[name] - coarse[name]) for name in exact})
+    out = walker(one.tokens[None], logits=False, experts=experts)
+    return walker.logprob(out.hidden[0, :-1], one.tokens[1:]), out.experts
+
+
+places = np.linspace(0, 1, quick(81, 11))
+own, replayed = (torch.stack([walk(at, experts)[0] for at in places]) for experts in (None, recorded))
+steps = (own[1:] - own[:-1]).abs() * one.sampled[1:]
+place, token = divmod(int(steps.argmax()), steps.shape[1])
+print(f"largest change of a sampled token's log-prob in one of {len(places) - 1} steps: {steps.max():.3f} nats with own experts, "
+      f"{((replayed[1:] - replayed[:-1]).abs() * one.sampled[1:]).max():.3f} replayed")  # fmt: skip
+
+low, high = places[place], places[place + 1]
+before, after = walk(low)[0][token], walk(high)[0][token]
+for _ in range(30):  # halve the step, keep the half with the jump
+    middle = (low + high) / 2
+    value = walk(middle)[0][token]
+    if abs(value - before) > abs(after - value):
+        high, after = middle, value
+    else:
+        low, before = middle, value
+apart = max(((high - low) * (exact[name] - coarse[name])).abs().max().item() for name in exact)
+changed = [layer for layer, (a, b) in enumerate(zip(walk(low)[1], walk(high)[1], strict=True)) if set(a[token].tolist()) != set(b[token].tolist())]
+print(f"two sets of weights, no weight further apart than {apart:.0e}: log-probs {before:.3f} and {after:.3f}, a factor of "
+      f"{(after - before).abs().exp():.1f} in probability; experts change in layers {changed}")  # fmt: skip
+
+# %%
+figure, (path, sweep) = plt.subplots(1, 2, figsize=(9.5, 3.4), layout="constrained")
+path.plot(places, own[:, token], "o-", markersize=2.5, label="own experts")
+path.plot(places, replayed[:, token], "--", label="replayed")
+path.set(xlabel="from the sampler's weights (0) to the trainer's (1)", ylabel="log-prob of one token, nats", title="One token on the way")
+path.legend(frameon=False)
+bits = quick((3, 4, 5, 6, 7, 8), (4, 6))
+swept = [router_replay.demo(router_replay.Demo(bits=b, tokens=quick(2048, 256))) for b in bits]
+for way, style in (("own", "o-"), ("replay", "s--")):
+    sweep.plot(bits, [f[f"{way}_p99"] for f in swept], style, label={"own": "own experts", "replay": "replayed"}[way])
+sweep.set(yscale="log", xlabel="mantissa bits of the sampler's weights", ylabel="p99 of |log π − log μ|, nats", title="Finer engines")
+sweep.legend(frameon=False)
+plt.show()
+for b, f in zip(bits, swept, strict=True):
+    print(f"{b} bits: {f['differing_decisions']:6.2%} of decisions differ; own experts: p99 {f['own_p99']:.3f}, largest {f['own_max']:.3f}; "
+          f"replayed: p99 {f['replay_p99']:.3f}, largest {f['replay_max']:.3f}")  # fmt: skip
+
+# %% [markdown]
+# The weights change in the thirteenth decimal place, and the token becomes more than ten times as likely. A finer dtype does not cure that, it
+# makes it rarer. On the right, with every bit more of mantissa, the replayed p99 and the largest value about halve, as rounding errors do. With
+# own experts far fewer decisions differ, but the largest jump shrinks little.
+#
+# ## Exercise 2: how layers add up
+#
+# Write `per_layer(share, layers)`: if layers differed independently, each in the same share of tokens, which share would it be, given that `share`
+# of the tokens differ in at least one of `layers` layers?
+
+# %% tags=["exercise"]
+def per_layer(share, layers):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_2():
+    for share, layers in ((0.94, 48), (0.2, 4), (0.5, 1)):
+        got = per_layer(share, layers)
+        back = engines.independent(np.full(layers, got))
+        assert abs(back - share) < 1e-9, f"{layers} layers that each differ in {got:.4f} of the tokens make {back:.4f}, not {share}"
+
+
+check(2, check_2)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def per_layer(share, layers):
+    return 1 - (1 - share) ** (1 / layers)
+
+
+check(2, check_2)
+
+# %% [markdown]
+# The replay paper reports that about 10% of decisions differ and that 94% of tokens do in at least one layer, in a network of 48. Independent layers
+# with a tenth each would make:
+
+# %%
+print(f"{engines.independent(np.array([0.1]), 48):.3f} of the tokens")
+layers = found["shares"].mean(0)[1 : 1 + L]
+print(f"here: {tokens:.3f} of the positions differ in some layer; independent layers with their shares would make {engines.independent(layers):.3f}")
+
+# %% [markdown]
+# More than is found, there and here. Differences come in clusters: a token that went elsewhere in one layer arrives at the next with another input.
+#
+# ## Exercise 3: what the router learns
+#
+# A token's output is $y = \sum_{e\in R} g_e v_e$ with the gates of the equation at the top. Write `router_gradient(scores, experts, values)`:
+# $\partial y/\partial s$, [N, E], for scores [N, E], experts [N, K] and $v$ [N, K], without autograd. (`router_replay.gates` gives $g$.)
+
+# %% tags=["exercise"]
+def router_gradient(scores, experts, values):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_3():
+    generator = torch.Generator().manual_seed(1)
+    scores, values = torch.randn(5, 6, dtype=torch.float64, generator=generator), torch.randn(5, 2, dtype=torch.float64, generator=generator)
+    experts = torch.rand(5, 6, generator=generator).argsort(-1)[:, :2]
+    leaf = scores.clone().requires_grad_()
+    (want,) = torch.autograd.grad((router_replay.gates(leaf, experts) * values).sum(), leaf)
+    got = router_gradient(scores, experts, values)
+    assert got.shape == scores.shape, f"a gradient has the shape of the scores, {list(scores.shape)}, not {list(got.shape)}"
+    chosen = torch.zeros(5, 6, dtype=torch.bool).scatter_(1, experts, True)
+    assert not got[~chosen].any(), "an expert that was not chosen is in no gate: its score has no gradient"
+    assert (got - want).abs().max() < 1e-9, f"off by {(got - want).abs().max():.2g}; a gate also depends on the scores of the other chosen experts"
+
+
+check(3, check_3)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def router_gradient(scores, experts, values):
+    g = router_replay.gates(scores, experts)
+    y = (g * values).sum(-1, keepdim=True)
+    return torch.zeros_like(scores).scatter(1, experts, g * (values - y))
+
+
+check(3, check_3)
+
+# %% [markdown]
+# An expert gains score if what it says is better than the mixture. Who was not chosen learns nothing, replay or not.
+#
+# ## How it breaks: constants for gates
+#
+# It is tempting to let the sampler return its gates too, and to use them as they come. Here is what a gate without a gradient does. The tokens'
+# mean log-prob is differentiated with respect to the routers' weights, once with the gates recomputed, once with the same gates as constants:
+
+# %%
+batch = [rollout for rollout in rollouts if len(rollout.tokens) == 96][:8]
+ids, keep = torch.stack([r.tokens for r in batch]), torch.stack([r.sampled for r in batch])[:, 1:]
+filler = torch.arange(2).expand(len(batch), 1, 2)
+picked = [torch.cat((torch.stack([r.experts[:, n].long() for r in batch]), filler), 1).flatten(0, 1) for n in range(L)]
+
+
+def asked(experts, constant):
+    """The mean log-prob, and the norm of its gradient with respect to all routers' weights."""
+    network = copy.deepcopy(trainer)
+    routers = [layer.mlp.gate for layer in network.layers]
+    for router in routers if constant else []:
+        router.register_forward_hook(lambda module, inputs, logits: logits.detach())
+    hidden = network(ids, logits=False, experts=experts).hidden
+    logp = network.logprob(hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1)
+    mean = (logp * keep).sum() / keep.sum()
+    mean.backward()
+    return mean.item(), math.sqrt(sum(r.weight.grad.square().sum().item() for r in routers if r.weight.grad is not None))
+
+
+for name, *how in (("own experts", None, False), ("replayed, gates recomputed", picked, False), ("replayed, gates constant", picked, True)):
+    mean, norm = asked(*how)
+    print(f"{name:28s} mean log-prob {mean:.6f}, gradient at the routers {norm:.4f}")
+leaf = scores.clone().requires_grad_()
+for normalise in (True, False):
+    gate = router_replay.gates(leaf, taken[:, :1], normalise)
+    (gradient,) = torch.autograd.grad(gate.sum(), leaf)
+    print(f"one expert a token, normalise={normalise}: gate {gate.item():.3f}, gradient {[round(g, 3) for g in gradient[0].tolist()]}")
+
+# %% [markdown]
+# The value is the same to the last digit shown, and the routers stand still. The last two lines are the same trap in a model's design: with a
+# single expert a token, a gate that is normalised over the chosen is one, whatever the score.
+#
+# ## How it breaks: off by one
+#
+# The experts of position $t$ were chosen while predicting token $t + 1$. Whoever stores per token what was recorded per position is off by one,
+# and everything has the right shape. Shift the recorded experts by one position:
+
+# %%
+shifted = told([replace(rollout, experts=rollout.experts.roll(1, 0)) for rollout in rollouts])
+
+# %% [markdown]
+# Misplaced replay is far worse than none. Now the filter earns its keep: it throws out what this router cannot believe and lowers the p99, though
+# not to what own experts give. Better still, it *counts*. At $\alpha = 0.5$ the aligned indices lost nothing and the shifted ones lose a third.
+# A share of dropped experts that is far from zero is an alarm, and it is cheap to log.
+#
+# ## What trained agents did
+
+# %%
+verdicts("router-mismatch")
+
+# %% [markdown]
+# These two engines are one implementation in two precisions, and the trained agent has four layers; what the sources report is of real engines
+# and of 48. Where the filter drops nothing it can improve nothing. The notes in `results/claims.json` say what each number rests on.
+#
+# ## Where to read on
+#
+# * `ref/router_replay.py` from the top; `ref/model.py`, class `MoE`, where indices or a function of the logits overrule the router.
+# * `sims/reinforcement.py`, function `routing`: from rollouts to the experts of a padded batch. Look for the row that pads.
+# * `etude figure router-mismatch` plays the experiment, RL included; `etude explore`, page *Router replay*.
+# * Rollout routing replay is arXiv:2510.11370; the filter is the Composer 2 technical report's, §6.2.
+# * Next: lesson 9, packing.

@@ -1,0 +1,170 @@
+"""Notebooks from percent scripts, executed: python -m lessons.build [NN …] [--all] [--check]
+
+    python -m lessons.build           every lesson of which the script, or a file that it imports, has changed since it was executed
+    python -m lessons.build 5 9       these, changed or not; --all: every one
+    python -m lessons.build --check   nothing is executed: which notebooks are not what their scripts say (exit code 1)
+
+lessons/NN_name.py is the source, lessons/notebooks/NN_name.ipynb is made from it and committed with its outputs. No time stamps, no
+random cell ids, no progress on stderr: what differs from one execution to the next is what the lesson itself measures.
+"""
+
+import argparse
+import ast
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import jupytext
+import nbformat
+from ipykernel.kernelspec import RESOURCES, get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+from traitlets import default
+
+from etude.runs import RunError, atomic_write
+from lessons import syllabus
+from lessons.syllabus import notebook, scripts
+
+__all__ = ["build", "differs", "executed", "made_from", "tags", "unexecuted"]
+
+ROOT = syllabus.FOLDER.parent
+KERNEL = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}, "language_info": {"name": "python"}}
+KEPT = ("tags", "jupyter")
+"""Metadata of a cell that its script gives it."""
+
+
+def tags(cell: NotebookNode) -> list[str]:
+    """The tags of a cell."""
+    return cell.metadata.get("tags", [])
+
+
+def unexecuted(script: Path) -> NotebookNode:
+    """The notebook of a script, without outputs; solutions are folded."""
+    book = jupytext.read(script, fmt="py:percent")
+    book.metadata = nbformat.from_dict({"etude": {"made_from": made_from(script)}, **KERNEL})
+    for number, cell in enumerate(book.cells):
+        cell.id = f"cell-{number:02d}"
+        cell.metadata = nbformat.from_dict({name: cell.metadata[name] for name in KEPT if name in cell.metadata})
+        if "solution" in tags(cell):
+            cell.metadata["jupyter"] = {"source_hidden": True}
+    return book
+
+
+def made_from(script: Path) -> str:
+    """SHA-256 over the script and the files of this repository that it imports itself."""
+    files = {script}
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{name}" for name in names)]
+        files |= {path for path in (ROOT / (name.replace(".", "/") + ".py") for name in names) if path.is_file()}
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class Specs(KernelSpecManager):
+    """One kernel: the Python that runs this, whatever kernels the user has installed."""
+
+    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+        return KernelSpec(resource_dir=RESOURCES, **get_kernel_dict())
+
+
+class Manager(AsyncKernelManager):
+    """Starts that kernel."""
+
+    @default("kernel_spec_manager")
+    def _specs(self) -> Specs:
+        return Specs(parent=self)
+
+
+def executed(script: Path, quick: bool = False) -> NotebookNode:
+    """The notebook of a script with its outputs. RunError when a cell fails or a solution does not solve its exercise."""
+    book = unexecuted(script)
+    environment = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "ETUDE_QUICK")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    if quick:
+        environment["ETUDE_QUICK"] = "1"
+    client = NotebookClient(
+        book, timeout=None, startup_timeout=600, record_timing=False, store_widget_state=False, coalesce_streams=True,
+        kernel_manager_class=Manager, resources={"metadata": {"path": str(ROOT)}},
+        extra_arguments=["--HistoryManager.hist_file=:memory:", "--IPKernelApp.log_level=40"],
+    )  # fmt: skip
+    try:
+        client.execute(env=environment)
+    except CellExecutionError as error:
+        at = next(number for number, cell in enumerate(book.cells) if any(out.output_type == "error" for out in cell.get("outputs", ())))
+        raise RunError(f"{script.name}: cell {at} stops with {error.ename}: {error.evalue}") from None
+    book.metadata.update(nbformat.from_dict(KERNEL))  # the kernel has added its version
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
+        if "solution" in tags(cell) and not any("solved" in out.get("text", "") for out in cell.outputs):
+            said = "".join(out.get("text", "") for out in cell.outputs).strip()
+            raise RunError(f"{script.name}: a solution does not solve its exercise: {said or 'it checks nothing'}")
+    return book
+
+
+def differs(script: Path) -> str:
+    """How the committed notebook is another than its script says; empty where it is not."""
+    at = notebook(script)
+    if not at.is_file():
+        return "there is no notebook"
+    try:
+        there = nbformat.read(at, as_version=4)
+    except ValueError as error:
+        return f"the notebook cannot be read ({error})"
+    here = unexecuted(script)
+    if len(there.cells) != len(here.cells):
+        return f"the notebook has {len(there.cells)} cells, the script {len(here.cells)}"
+    for number, (a, b) in enumerate(zip(there.cells, here.cells, strict=True)):
+        if (a.cell_type, a.source, a.id, a.metadata) != (b.cell_type, b.source, b.id, b.metadata):
+            return f"cell {number} of the notebook is not the script's"
+        if a.cell_type == "code" and a.execution_count is None:
+            return f"cell {number} of the notebook was not executed"
+    return ""
+
+
+def changed(script: Path) -> bool:
+    """Whether the lesson has to be executed again."""
+    return bool(differs(script)) or nbformat.read(notebook(script), as_version=4).metadata.get("etude") != {"made_from": made_from(script)}
+
+
+def build(script: Path) -> None:
+    """Executes a lesson and writes its notebook."""
+    began, book = time.perf_counter(), executed(script)
+    notebook(script).parent.mkdir(exist_ok=True)
+    atomic_write(notebook(script), nbformat.writes(book) + "\n")
+    print(f"{script.stem}: {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m lessons.build", description="Notebooks from percent scripts, executed.")
+    parser.add_argument("numbers", nargs="*", type=int, metavar="NN", help="lessons; none: those that have changed")
+    parser.add_argument("--all", action="store_true", help="every lesson, changed or not")
+    parser.add_argument("--check", action="store_true", help="only say which notebooks are not what their scripts say")
+    wanted = parser.parse_args()
+    try:
+        some = [syllabus.find(number).path for number in wanted.numbers] or scripts()
+        if wanted.check:
+            wrong = {script.stem: said for script in some if (said := differs(script))}
+            for name, said in wrong.items():
+                print(f"{name}: {said}; make it again: python -m lessons.build {name[:2]}")
+            return 1 if wrong else 0
+        for script in some:
+            if wanted.numbers or wanted.all or changed(script):
+                build(script)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Ranks for a notebook: processes on this machine that talk over gloo and do what a cell asks of them.
+
+    two = Ranks(2)
+    two.run(dict(dp=2), function, x, y)       function(x, y) on each rank under that mesh → what each returned, by rank
+    two.stop()
+
+What a notebook defines no other process can import. So a function is sent as its text, and with it what it names: modules and what was
+imported from them by their names, other functions of the notebook as their texts, everything else pickled. Ranks are started at the
+first call and stay; where one raises, the call raises the same here, with the rank's traceback as a note.
+"""
+
+import atexit
+import builtins
+import importlib
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import textwrap
+import traceback
+import types
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Ranks"]
+
+TIMEOUT = 300.0
+"""Seconds after which a call counts as hung."""
+GRACE = 10.0
+"""Seconds that the others have to answer once a rank has failed; who has not by then waits for it in a collective."""
+
+
+class Ranks:
+    """`n` processes, one rank each."""
+
+    def __init__(self, n: int):
+        self.n = n
+        self.pipes: list[Connection] = []
+        self.processes: list[subprocess.Popen] = []
+        atexit.register(self.stop)
+
+    def start(self) -> None:
+        """Starts the processes; `run` does so by itself."""
+        self.folder = tempfile.TemporaryDirectory()
+        root = str(Path(__file__).resolve().parents[1])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))), "OMP_NUM_THREADS": "1"}
+        for rank in range(self.n):
+            here, there = Pipe()
+            command = [sys.executable, "-m", "lessons.mirror_ranks", str(there.fileno()), str(rank), str(self.n), self.folder.name]
+            with open(Path(self.folder.name) / f"{rank}.err", "wb") as said:
+                self.processes.append(subprocess.Popen(command, env=environment, pass_fds=[there.fileno()], stderr=said))
+            there.close()
+            self.pipes.append(here)
+
+    def stop(self) -> None:
+        """Ends the processes."""
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        if self.processes:
+            self.folder.cleanup()
+        self.pipes, self.processes = [], []
+
+    def run(self, layout: dict[str, int], function: Callable, *arguments: Any) -> list:
+        """The results of all ranks. Raises what a rank raised; RuntimeError when one ends or hangs."""
+        request = pickle.dumps((layout, packed(function), function.__name__, arguments))
+        if not self.processes:
+            self.start()
+        for pipe in self.pipes:
+            pipe.send_bytes(request)
+        results: list = [None] * self.n
+        waiting = {pipe: rank for rank, pipe in enumerate(self.pipes)}
+        failure: BaseException | None = None
+        while waiting:
+            ready = wait(list(waiting), GRACE if failure else TIMEOUT)
+            if not ready:
+                hung = sorted(waiting.values())
+                self.stop()
+                raise failure or RuntimeError(f"ranks {hung} did not answer within {TIMEOUT:.0f} s; do all ranks call the same collectives?")
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                try:
+                    fine, results[rank] = pickle.loads(pipe.recv_bytes())
+                except (EOFError, OSError):
+                    said = (Path(self.folder.name) / f"{rank}.err").read_text(errors="replace").strip().splitlines()
+                    self.stop()
+                    raise RuntimeError(f"rank {rank} ended: {said[-1] if said else 'it left no word'}") from None
+                failure = failure or (None if fine else results[rank])
+        if failure:
+            raise failure
+        return results
+
+
+def packed(function: Callable, known: dict | None = None) -> dict[str, tuple]:
+    """The text of a function and of all that it names and a fresh process does not know: name → how to come by it."""
+    found = {} if known is None else known
+    if function.__name__ == "<lambda>":
+        raise ValueError("a lambda cannot be sent to ranks; give the function a name")
+    found[function.__name__] = "text", textwrap.dedent(inspect.getsource(function))
+    said = names(function.__code__)
+    for name in said:
+        if name in found or name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        if isinstance(value, types.ModuleType):
+            inside = [part for part in (f"{value.__name__}.{attribute}" for attribute in said) if part in sys.modules]
+            found[name] = "module", value.__name__, *inside
+        elif isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__:
+            packed(value, found)
+        elif callable(value) and importable(value):
+            found[name] = "import", value.__module__, value.__qualname__
+        else:
+            found[name] = "value", value
+    return found
+
+
+def names(code: types.CodeType) -> set[str]:
+    """What a function's code, and code inside it, looks up beyond its own variables."""
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return set(code.co_names).union(*map(names, inner)) - set(vars(builtins))
+
+
+def importable(value: Any) -> bool:
+    """Whether another process can import it: it lies, under its own name, in a module that has a file."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    return getattr(module, "__file__", None) is not None and getattr(module, getattr(value, "__qualname__", ""), None) is value
+
+
+def unpacked(parts: dict[str, tuple]) -> dict[str, Any]:
+    """The namespace that `packed` described."""
+    namespace: dict[str, Any] = {"__name__": "notebook"}
+    for name, (how, *what) in parts.items():
+        if how == "module":
+            namespace[name], *_ = map(importlib.import_module, what)
+        elif how == "import":
+            namespace[name] = getattr(importlib.import_module(what[0]), what[1])
+        elif how == "value":
+            namespace[name] = what[0]
+    for name, (how, *what) in parts.items():
+        if how == "text":
+            exec(compile(what[0], f"<{name}, on a rank>", "exec"), namespace)
+    return namespace
+
+
+def serve(pipe: Connection, rank: int, n: int, folder: str) -> None:
+    """A rank: answers calls until its pipe closes."""
+    import torch
+    import torch.distributed as dist
+
+    from scaled.runtime.mesh import mesh
+
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=n)
+    while True:
+        try:
+            request = pipe.recv_bytes()
+        except (EOFError, OSError):
+            return
+        try:
+            layout, parts, name, arguments = pickle.loads(request)
+            with mesh(**layout):
+                answer = pickle.dumps((True, unpacked(parts)[name](*arguments)))
+        except Exception as error:
+            answer = failed(error, rank)
+        pipe.send_bytes(answer)
+
+
+def failed(error: Exception, rank: int) -> bytes:
+    """An exception as it can travel, with what the rank saw."""
+    seen = "".join(traceback.format_exception(error))
+    for what in (error, RuntimeError(f"{type(error).__name__}: {error}")):
+        try:
+            what.add_note(f"on rank {rank}:\n{seen}")
+            answer = pickle.dumps((False, what))
+            pickle.loads(answer)
+            return answer
+        except Exception:  # an exception may refuse to be pickled, or to come back
+            continue
+    raise AssertionError("a RuntimeError can be pickled")
+
+
+if __name__ == "__main__":
+    handle, rank, n, folder = sys.argv[1:]
+    serve(Connection(int(handle)), int(rank), int(n), folder)

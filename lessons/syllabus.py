@@ -1,0 +1,103 @@
+"""What the course has: read from the heads of the percent scripts, told by `etude lesson` and lessons/README.md.
+
+    python -m lessons.syllabus       writes the table in lessons/README.md anew
+
+The head of a lesson is its first cell:
+
+    # # 5 · KL: three estimates, and the gradient that is not there
+    #
+    # **After this lesson you can** say what k1, k2 and k3 estimate; ...
+    #
+    # *About 40 minutes. Before it: lesson 4. Source: Composer 2 technical report, §4.1 and Figure 4.*
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from etude.runs import RunError, atomic_write
+
+__all__ = ["FOLDER", "Lesson", "filled", "find", "lessons", "notebook", "read", "scripts"]
+
+FOLDER = Path(__file__).resolve().parent
+HEAD = re.compile(
+    r"# (?P<number>\d+) · (?P<title>.+?)\n\n\*\*After this lesson you can\*\* (?P<can>.+?)\n\n"
+    r"\*About (?P<minutes>\d+) minutes\. Before it: (?P<before>.+?)\. Source: (?P<source>.+?)\*\n", re.DOTALL
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One lesson, as its head announces it."""
+
+    path: Path
+    """The percent script."""
+    number: int
+    """Its place in the course."""
+    title: str
+    """What it is about."""
+    can: str
+    """What one can do after it."""
+    minutes: int
+    """How long it takes."""
+    before: str
+    """What one should have read."""
+    source: str
+    """Whose idea it is."""
+
+
+def scripts(folder: Path = FOLDER) -> list[Path]:
+    """The percent scripts, in order."""
+    return sorted(folder.glob("[0-9][0-9]_*.py"))
+
+
+def notebook(script: Path) -> Path:
+    """Where the notebook of a script lies."""
+    return script.parent / "notebooks" / f"{script.stem}.ipynb"
+
+
+def read(script: Path) -> Lesson:
+    """The lesson of a percent script. RunError when its head is not that of a lesson, or bears another number than its name."""
+    comment = script.read_text(encoding="utf-8").removeprefix("# %% [markdown]\n").partition("\n# %%")[0]
+    found = HEAD.match(re.sub(r"^# ?", "", comment, flags=re.MULTILINE))
+    if found is None:
+        raise RunError(f"{script.name} has no head of a lesson: title, after this lesson you can, about N minutes, before it, source")
+    says = {name: " ".join(value.split()) for name, value in found.groupdict().items()}
+    if int(says["number"]) != int(script.name[:2]):
+        raise RunError(f"{script.name} calls itself lesson {says['number']}")
+    return Lesson(script, int(says.pop("number")), minutes=int(says.pop("minutes")), **says)
+
+
+def lessons(folder: Path = FOLDER) -> list[Lesson]:
+    """The course, in order."""
+    return [read(script) for script in scripts(folder)]
+
+
+def find(number: int) -> Lesson:
+    """A lesson by its number. RunError when there is none."""
+    known = {lesson.number: lesson for lesson in lessons()}
+    if number not in known:
+        raise RunError(f"there is no lesson {number}; there are {', '.join(map(str, known))}")
+    return known[number]
+
+
+def table() -> str:
+    """The course as a Markdown table."""
+    rows = ["| | lesson | after it you can | before it | minutes |", "|---|---|---|---|---|"]
+    course = lessons()
+    for one in course:
+        at = notebook(one.path).relative_to(FOLDER).as_posix()
+        rows.append(f"| {one.number:02d} | [{one.title}]({at}) ([script]({one.path.name})) | {one.can} | {one.before} | {one.minutes} |")
+    hours = sum(one.minutes for one in course) / 60
+    return "\n".join([*rows, "", f"All of it: about {hours:.0f} hours."])
+
+
+def filled(text: str) -> str:
+    """The text of lessons/README.md with the table made anew."""
+    block = f"<!-- syllabus -->\n{table()}\n<!-- /syllabus -->"
+    return re.sub(r"<!-- syllabus -->\n.*?<!-- /syllabus -->", lambda _: block, text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    readme = FOLDER / "README.md"
+    atomic_write(readme, filled(readme.read_text(encoding="utf-8")))

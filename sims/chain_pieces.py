@@ -1,0 +1,127 @@
+"""Chains in pieces, for whoever wants to see what happened in one: roles, credit, and what its summaries kept of what was known."""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from random import Random
+
+from ref.model import Transformer
+from sims.agent import Episode, Language, pad, pay, reference_kl
+from sims.chains import Lesson, Memory, context
+from sims.microrepo import Task
+from sims.recipe import Recipe
+
+__all__ = ["notes", "pieces", "priced", "retold", "words"]
+
+STATES = ("ok", "passed", "failed")
+"""What a summary says of the body as it stands (`sims/chains.py`)."""
+
+
+def words(language: Language, tokens: Sequence[int]) -> list[str]:
+    """Every token as text by itself."""
+    return [language.decode([token]) for token in tokens]
+
+
+def retold(before: Transformer, recipe: Recipe, language: Language, tasks: list[Task], episodes: list[Episode], n: int) -> dict:
+    """Of the chains of several contexts that succeeded the one whose summaries kept most facts and the one whose kept fewest, and the same
+    of those that did not: among groups of n rollouts whose outcomes differ, or among all where no group is such. Each with its whole
+    group, because only beside it has a reward an advantage. No chains where no rollout needed a second context."""
+    several = [number for number, e in enumerate(episodes) if len(e.chain.segments) > 1]
+    groups = {number: episodes[number // n * n :][:n] for number in several}
+    differ = [number for number in several if len({e.verdict.tests for e in groups[number]}) > 1] or several
+    said = {number: notes(language, tasks[number // n], episodes[number]) for number in differ}
+    kept = {number: sum(fact["fate"] == "kept" for note in said[number] for fact in note["facts"]) for number in differ}
+    chosen: set[int] = set()
+    for success in (1.0, 0.0):
+        some = [number for number in differ if episodes[number].verdict.tests == success]
+        chosen |= {best(some, key=kept.__getitem__) for best in (max, min) if some}
+    found = []
+    for number in sorted(chosen, key=lambda number: (-kept[number], number)):
+        e = episodes[number]
+        found.append({
+            "task": e.environment.prompt, "depth": tasks[number // n].depth, "success": bool(e.verdict.tests), "finished": e.chain.finished,
+            "saved": e.chain.saved, "place": number % n, "group": [priced(before, recipe, other) for other in groups[number]],
+            "contexts": pieces(language, recipe, e), "notes": said[number],
+        })  # fmt: skip
+    c = recipe.context
+    return {"trigger": c.trigger, "room": c.room, "longest_summary": c.longest_summary, "max_segments": c.max_segments, "several": len(several),
+            "rollouts": len(episodes), "chosen": "successes and failures whose summaries kept most and fewest facts", "chains": found}  # fmt: skip
+
+
+def priced(before: Transformer, recipe: Recipe, episode: Episode) -> dict:
+    """What a rollout of the group got, in named parts, and its contexts as [given, written, of them summary] tokens."""
+    segments, payment = episode.chain.segments, recipe.rl.payment
+    drift = reference_kl(before, *pad(segments)).sum().item()
+    paid = pay(episode, payment)
+    return {
+        "success": bool(episode.verdict.tests), "tests": paid["tests"], "effort": paid["effort"], "invalid": paid["invalid"],
+        "kl": -payment.kl * drift, "reward": paid["reward"] - payment.kl * drift,
+        "contexts": [[int((~s.sampled).sum()), int(s.sampled.sum()), int(s.summary.sum())] for s in segments],
+    }  # fmt: skip
+
+
+def pieces(language: Language, recipe: Recipe, episode: Episode) -> list[list[dict]]:
+    """Per context its pieces in order: role and tokens. Roles: prompt, turn, answer, request, summary; `summary, given` and `resume`
+    where a context opens with what the last one left."""
+    how, contexts, summary = context(language, recipe), [], 0
+    for number, s in enumerate(episode.chain.segments):
+        tokens, cuts = words(language, s.tokens.tolist()), [0]
+        for t in range(1, len(tokens)):
+            ended = bool(s.sampled[t - 1]) and int(s.tokens[t - 1]) == episode.stop
+            if ended or s.sampled[t] != s.sampled[t - 1]:
+                cuts.append(t)
+        found = []
+        for start, end in itertools.pairwise([*cuts, len(tokens)]):
+            piece = tokens[start:end]
+            if s.sampled[start]:
+                found.append({"role": "summary" if s.summary[start] else "turn", "tokens": piece})
+            elif start == 0:
+                ends = [0, len(episode.prompt), len(episode.prompt) + summary, len(piece)] if number else [0, len(piece)]
+                roles = ("prompt", "summary, given", "resume")
+                found += [{"role": role, "tokens": piece[a:b]} for role, (a, b) in zip(roles, itertools.pairwise(ends), strict=False)]
+            else:
+                asked = end < len(tokens) and bool(s.summary[end])
+                answer = len(piece) - (len(how.request) if asked else 0)
+                found.append({"role": "answer", "tokens": piece[:answer]})
+                found += [{"role": "request", "tokens": piece[answer:]}] if asked else []
+        contexts.append(found)
+        summary = int(s.summary.sum())
+    return contexts
+
+
+def notes(language: Language, task: Task, episode: Episode) -> list[dict]:
+    """Per summary: its text, the one that the scripted agent would have written there, and the fate of every fact. A fact is what the
+    scripted agent says of a file, or of the body as it stands: "kept" word for word; "changed", spoken of, but not so; "lost"; "invented",
+    of a file that no context showed."""
+    scripted = Lesson(language, task, [], Random(0), Memory(wordy=0.0, forgetful=0.0))
+    found: list[dict] = []
+    for s in episode.chain.segments:
+        for turn, is_summary in turns(s.tokens.tolist(), s.sampled.tolist(), s.summary.tolist(), episode.stop):
+            if not is_summary:
+                if not scripted.environment.done:
+                    scripted.reply(turn)
+                continue
+            said, known, facts = language.decode(turn), list(scripted.known), []
+            spoken = re.findall(r"\b(m\d)(?:\([^)]*\):| is )", said)
+            for name in dict.fromkeys([*known, *spoken]):
+                fact = scripted.fact(name, wordy=False) if name in task.files else ""
+                fate = "kept" if name in known and fact in said else "lost" if name not in spoken else "changed" if name in known else "invented"
+                facts.append({"file": name, "fact": fact if name in known else "", "needed": name == task.target or name in task.helpers, "fate": fate})
+            if scripted.state:
+                last = next((state for state in STATES if said.endswith(state)), "")
+                fate = "kept" if last == scripted.state else "changed" if last else "lost"
+                facts.append({"file": "", "fact": scripted.state, "needed": True, "fate": fate})
+            found.append({"summary": said, "facts": facts, "scripted": scripted.summary()})
+            scripted.known = [fact["file"] for fact in facts if fact["fate"] == "kept" and fact["file"]]
+    return found
+
+
+def turns(tokens: list[int], own: list[bool], summary: list[bool], stop: int) -> Iterator[tuple[list[int], bool]]:
+    """What the policy said, turn by turn without the stop token, and whether it was a summary. A turn that was cut off is left out."""
+    turn: list[int] = []
+    for token, mine, noted in zip(tokens, own, summary, strict=True):
+        if mine and token == stop:
+            yield turn, noted
+            turn = []
+        elif mine:
+            turn.append(token)

@@ -1,0 +1,236 @@
+"""Examples of a finished run, small enough to be committed: what the explorer shows to whoever has played nothing yet.
+
+    etude examples --run runs/small --out results/examples        minutes
+
+Everything is the last agent's own work on held-out tasks. Nothing is timed, and all that is drawn is drawn with `Sizes.seed`:
+the same run on the same machine gives the same files. What was chosen among many is chosen by a rule that the file states.
+
+    rollouts.json                  rollouts, several of each task, with what they are charged for
+    chain.json                     chains of more than one context in pieces, their groups' rewards, what their summaries kept
+    token-distributions.npz        policy and reference, log-probs [positions, V] where the agent chose a token
+    routing.json, routing.npz      router scores of an exact trainer, experts and log-probs of a coarse sampler
+    drafting.json                  a speculative decode pass by pass, and acceptance by depth over a sample
+"""
+
+import io
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from etude.runs import RunError, atomic_write
+from ref.conversation import converse
+from ref.model import Transformer
+from ref.mtp import MTP
+from ref.router_replay import differing
+from ref.sampler import Sampler
+from sims.agent import Episode, Language, pad, play, single
+from sims.chain_pieces import retold, words
+from sims.chains import context
+from sims.corpus import task_stream
+from sims.drafting import LONGEST, Timed
+from sims.engines import engines
+from sims.learner import language_of, load_checkpoint
+from sims.microrepo import Session, Task
+from sims.policies import read_config
+from sims.recipe import Recipe
+from sims.reinforcement import routing
+
+__all__ = ["Sizes", "write"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is played, and how much of it is kept."""
+
+    tasks: int = 32
+    """Held-out tasks that the agent plays in the recipe's contexts."""
+    samples: int = 8
+    """Rollouts of each; they are a group."""
+    shown_tasks: int = 6
+    """Tasks of rollouts.json."""
+    shown_samples: int = 4
+    """Rollouts of each of them."""
+    positions: int = 64
+    """Positions whose distributions are kept."""
+    routed: int = 48
+    """Rollouts of the coarse sampler, one a task."""
+    dropping: int = 2
+    """Of those whose scores are kept, how many are chosen for what the filter drops."""
+    alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+    """Plausibilities that replay's filter asks for."""
+    drafted: int = 24
+    """Tasks decoded speculatively."""
+    seed: int = 0
+    """Seed of everything drawn."""
+
+
+def write(run_folder: Path, out: Path, sizes: Sizes = Sizes()) -> list[Path]:
+    """Plays the last agent of a finished run of the recipe and writes the examples into `out`. RunError when `run_folder` is no such
+    run, or one without MTP layers."""
+    recipe, language = read_config(run_folder), language_of(run_folder)
+    after, mtp = load_checkpoint(run_folder, recipe, "final")
+    before = load_checkpoint(run_folder, recipe, "sft", with_mtp=False)[0]
+    if mtp is None:
+        raise RunError(f"run={run_folder} has no MTP layers; play it again with: etude run recipe --scale small --out FOLDER")
+    tasks = list(itertools.islice(task_stream(recipe, "evaluation"), max(sizes.tasks, sizes.routed, sizes.drafted)))
+    generator = torch.Generator().manual_seed(sizes.seed)
+    r = recipe.rl
+    episodes = play(Sampler(after, torch.float32), language, tasks[: sizes.tasks], sizes.samples, context(language, recipe), r.max_turns,
+                    generator, r.temperature)  # fmt: skip
+    routed, arrays = routes(after, recipe, language, tasks[: sizes.routed], sizes)
+    texts = {
+        "rollouts": {"rollouts": [told(e) for e in mixed(episodes, sizes)]},
+        "chain": retold(before, recipe, language, tasks, episodes, sizes.samples),
+        "routing": routed,
+        "drafting": drafts(after, mtp, recipe, language, tasks[: sizes.drafted]),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / f"{name}.json" for name in texts]
+    for path, found in zip(paths, texts.values(), strict=True):
+        atomic_write(path, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    for name, columns in (("token-distributions", distributions(after, before, episodes, sizes)), ("routing", arrays)):
+        paths.append(out / f"{name}.npz")
+        file = io.BytesIO()
+        np.savez_compressed(file, **columns)
+        atomic_write(paths[-1], file.getvalue())
+    return paths
+
+
+def mixed(episodes: list[Episode], sizes: Sizes) -> list[Episode]:
+    """The first rollouts of each of the first tasks, those first of which some rollouts succeed and some do not."""
+    n = sizes.samples
+    groups = [episodes[i : i + n][: sizes.shown_samples] for i in range(0, len(episodes), n)]
+    groups.sort(key=lambda group: len({e.verdict.tests for e in group}), reverse=True)
+    return list(itertools.chain(*groups[: sizes.shown_tasks]))
+
+
+def told(episode: Episode) -> dict:
+    """A rollout: its text, and what it is charged for."""
+    verdict, own = episode.verdict, int(episode.rollout.sampled.sum())
+    tokens = episode.rollout.tokens.tolist()
+    return {
+        "task": episode.environment.prompt, "success": bool(verdict.tests), "own_tokens": own,
+        "given_tokens": len(tokens) - own - len(episode.prompt), "calls": verdict.calls, "turns": verdict.turns,
+        "invalid_calls": verdict.invalid_calls, "text": episode.language.decode(tokens),
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def distributions(after: Transformer, before: Transformer, episodes: list[Episode], sizes: Sizes) -> dict[str, np.ndarray]:
+    """Log-probs of both agents, float16 [positions, V], at positions drawn from all at which the last one chose a token."""
+    segments = [s for e in episodes for s in e.chain.segments]
+    row, t = pad(segments)[1][:, 1:].nonzero(as_tuple=True)
+    drawn = np.random.default_rng(sizes.seed).choice(len(row), min(sizes.positions, len(row)), replace=False)
+    found = {"policy": [], "reference": []}
+    for at in sorted(drawn.tolist()):
+        prefix = segments[row[at]].tokens[None, : t[at] + 1]
+        for name, model in (("policy", after), ("reference", before)):
+            found[name].append(model(prefix).logits[0, -1].log_softmax(-1).half().numpy())
+    return {name: np.stack(rows) for name, rows in found.items()}
+
+
+@torch.no_grad()
+def routes(model: Transformer, recipe: Recipe, language: Language, tasks: list[Task], sizes: Sizes) -> tuple[dict, dict[str, np.ndarray]]:
+    """What the coarse sampler of `sims/router_mismatch.py` (FP8 weights, bfloat16) and a float32 trainer make of the same tokens.
+
+    Arrays: behavior [n] and logp [ways, n] of all sampled tokens, nats, rollout [n]; and of each rollout i that is shown
+    i/scores [P, T−1, L, E], router logits of P different passes of the trainer, which of them belongs to each α in i/pass [alphas],
+    i/sampler and i/own [T−1, L, K] experts, i/behavior [T−1], i/logp [ways, T−1]. The ways are the trainer's own experts, then every α."""
+    dtype, rounding, trainer_dtype = engines(recipe)["fp8"]
+    trainer, r = model.to(trainer_dtype), recipe.rl
+    generator = torch.Generator().manual_seed(sizes.seed)
+    episodes = play(Sampler(model, dtype, rounding=rounding), language, tasks, 1, single(r.max_len), r.max_turns, generator, r.temperature)
+    passes = [[run_trainer(trainer, e, None)] + [run_trainer(trainer, e, alpha) for alpha in sizes.alphas] for e in episodes]
+    own = [e.rollout.sampled[1:] for e in episodes]
+    arrays = {
+        "behavior": np.concatenate([e.rollout.logp[1:][keep] for e, keep in zip(episodes, own, strict=True)]),
+        "logp": np.concatenate([[p["logp"][keep] for p in some] for some, keep in zip(passes, own, strict=True)], 1),
+        "rollout": np.repeat(np.arange(len(own)), [int(keep.sum()) for keep in own]).astype(np.int16),
+    }
+
+    def dropped(i: int) -> float:
+        """Share of the sampler's experts that the strictest filter but α = 1 drops."""
+        return differing(passes[i][-2]["experts"].unbind(1), passes[i][1]["experts"].unbind(1))["decisions"]
+
+    firsts = {bool(e.verdict.tests): i for i, e in reversed([*enumerate(episodes)])}
+    most = sorted(range(len(episodes)), key=dropped, reverse=True)[: sizes.dropping]
+    shown, rollouts = list(dict.fromkeys([*(firsts[key] for key in (True, False) if key in firsts), *most])), []
+    for number, i in enumerate(shown):
+        e, some = episodes[i], passes[i]
+        different: list[torch.Tensor] = []
+        at = []
+        for p in some[1:]:
+            same = [k for k, scores in enumerate(different) if torch.equal(scores, p["scores"])]
+            at.append(same[0] if same else len(different))
+            different += [] if same else [p["scores"]]
+        arrays |= {
+            f"{number}/scores": torch.stack(different).numpy(), f"{number}/pass": np.array(at, dtype=np.int8),
+            f"{number}/sampler": e.rollout.experts.to(torch.int8).numpy(), f"{number}/own": some[0]["experts"].to(torch.int8).numpy(),
+            f"{number}/behavior": e.rollout.logp[1:].numpy(), f"{number}/logp": torch.stack([p["logp"] for p in some]).numpy(),
+        }  # fmt: skip
+        rollouts.append({"task": e.environment.prompt, "success": bool(e.verdict.tests), "tokens": words(language, e.rollout.tokens.tolist()),
+                         "sampled": e.rollout.sampled.int().tolist()})  # fmt: skip
+    return {"sampler": "bfloat16, weights rounded to FP8 E4M3 a row", "trainer": "float32", "alphas": sizes.alphas, "played": len(episodes),
+            "chosen": f"the first success, the first failure, and those {sizes.dropping} in which the filter at the largest α below 1 drops most",
+            "rollouts": rollouts}, arrays  # fmt: skip
+
+
+def run_trainer(trainer: Transformer, episode: Episode, alpha: float | None) -> dict[str, torch.Tensor]:
+    """One pass over a rollout of T tokens with the sampler's experts filtered at `alpha`, or the trainer's own (None): scores
+    [T−1, L, E], experts [T−1, L, K] and log-probs [T−1] of the tokens that follow."""
+    tokens = episode.rollout.tokens[None]
+    chosen = routing([episode.rollout], tokens.shape[1], "none" if alpha is None else "filtered", alpha or 0.0)
+    out = trainer(tokens, logits=False, experts=chosen)
+    logp = trainer.logprob(out.hidden[0, :-1], tokens[0, 1:])
+    return {"scores": torch.stack(out.router_logits, 1)[:-1], "experts": torch.stack(out.experts, 1)[:-1], "logp": logp}
+
+
+class Told(Timed):
+    """Remembers what was given, and every pass: the tokens drafted, how many stood, and what the trunk added."""
+
+    def reset(self, forget: bool = False) -> None:
+        super().reset(forget)
+        self.told: list[dict] = []
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        super().feed(tokens)
+        self.told.append({"kind": "given", "tokens": list(tokens)})
+
+    def settle(self, x, draft, q, stop, counts) -> int:
+        known = len(self.tokens)
+        taken = super().settle(x, draft, q, stop, counts)
+        self.told.append({"kind": self.kind, "drafted": list(draft), "accepted": taken, "added": self.tokens[known + taken :]})
+        return taken
+
+
+def drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Language, tasks: list[Task]) -> dict:
+    """Greedy rollouts at batch 1, plain and with 1 … D drafts a pass. By number of drafts: offered and accepted at each depth; `tried`,
+    drafts put to the test, and `stood`; tokens, passes. `turns`: how many turns have so many tokens. Shown step by step: the first
+    success in which a draft fell, with D drafts."""
+    r, depth = recipe.rl, recipe.mtp.layers.depth
+    ways = {g: Told(model, mtp if g else None, draft_len=g or None, max_len=r.max_len) for g in range(depth + 1)}
+    lengths, same, shown = [0] * (LONGEST + 1), 0, None
+    counts = {g: {"drafted": [0] * g, "accepted": [0] * g, "tried": 0, "stood": 0, "tokens": 0, "passes": 0} for g in range(1, depth + 1)}
+    for number, task in enumerate(tasks):
+        for g, decoder in ways.items():
+            episode = converse(decoder, Episode(language, Session(task, r.max_turns)), ahead=False)
+            total = decoder.total
+            if g:
+                found = counts[g]
+                sums = {"tried": decoder.tried, "stood": decoder.stood, "tokens": len(total.tokens), "passes": total.cycles}
+                found |= {key: found[key] + value for key, value in sums.items()}
+                found |= {key: [a + b for a, b in zip(found[key], getattr(total, key), strict=True)] for key in ("drafted", "accepted")}
+        for length in ways[0].turns_seen:
+            lengths[length] += 1
+        same += all(decoder.tokens == ways[0].tokens for decoder in ways.values())
+        fell = decoder.stood < decoder.tried
+        if shown is None or fell and episode.verdict.tests and not shown["good"]:
+            steps = [{k: words(language, v) if isinstance(v, list) else v for k, v in step.items()} for step in decoder.told]
+            shown = {"good": fell and bool(episode.verdict.tests), "task": task.prompt, "success": bool(episode.verdict.tests), "steps": steps}
+    shown.pop("good")
+    return {"tasks": len(tasks), "identical": same, "turns": lengths, "drafts": {str(g): found for g, found in counts.items()}, **shown}

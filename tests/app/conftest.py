@@ -1,0 +1,109 @@
+"""The explorer without a browser: pages opened by name, every control moved to every end, tables edited.
+
+What tests of several pages need stands here as fixtures that are functions:
+
+    page(name, **query)     opens a page, as its link with these query parameters would
+    whole(at)               nothing on it is an exception; returns it
+    drive(at)               moves every control to each end and through its options; how often it was drawn
+    edit(at, ...)           edits the page's table
+    table(at, column)       the first table that has this column, as a data frame
+"""
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+SLOW = 120
+"""Seconds that a page may take at most: a page that hangs fails, on a slow machine too."""
+
+
+def _whole(at):
+    assert not at.exception, "\n".join([*(e.message for e in at.exception), *at.exception[0].stack_trace])
+    return at
+
+
+@pytest.fixture
+def whole():
+    return _whole
+
+
+@pytest.fixture
+def page():
+    def opened(name, **query):
+        at = AppTest.from_string(f"from etude.explorer import start\nstart({name!r})", default_timeout=SLOW)
+        at.query_params.update(query)
+        return _whole(at.run())
+
+    return opened
+
+
+@pytest.fixture
+def table():
+    def found(at, column):
+        return next(shown.value for shown in at.dataframe if column in shown.value.columns)
+
+    return found
+
+
+@pytest.fixture
+def edit():
+    def edited(at, rows=None, add=(), delete=()):
+        """`rows`: {row: {column: value}}, over what was edited before."""
+        key = at.data_editor[0].key
+        before = at.session_state[key]["edited_rows"] if key in at.session_state else {}
+        at.session_state[key] = {"edited_rows": {**before, **(rows or {})}, "added_rows": list(add), "deleted_rows": list(delete)}
+        return _whole(at.run())
+
+    return edited
+
+
+def _number(text):
+    """An option of a select slider as the page gave it."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _settings(widget):
+    """Values that a control is driven through; they end where it began."""
+    kind, now = widget.type, widget.value
+    if kind in ("slider", "number_input"):
+        ends = [end for end in (widget.min, widget.max) if end is not None]
+        return [*(type(now)(end) for end in ends), now]
+    if kind == "select_slider":
+        return [_number(widget.options[0]), _number(widget.options[-1]), now]
+    if kind in ("selectbox", "radio"):
+        return [*widget.options, now]
+    if kind in ("multiselect", "button_group"):
+        names = [getattr(option, "content", option) for option in widget.options]
+        several = isinstance(now, list)
+        return [*([name] if several else name for name in names), *([[], names] if several else []), now]
+    if kind in ("checkbox", "toggle"):
+        return [not now, now]
+    if kind == "text_input":
+        return ["zebra", now]
+    return []
+
+
+@pytest.fixture
+def drive():
+    def driven(at):
+        listed = [w for kind in ("slider", "select_slider", "selectbox", "radio", "multiselect", "button_group", "number_input", "checkbox",
+                                 "toggle", "text_input") for w in getattr(at, kind)]  # fmt: skip
+        drawn = 0
+        for kind, key in [(w.type, w.key) for w in listed]:
+            assert key, f"a control without a key is not in the URL: {kind}"
+            assert key != "n", "which lesson is meant; a link to one would lose it here"
+            for value in _settings(getattr(at, kind)(key=key)):
+                getattr(at, kind)(key=key).set_value(value)
+                _whole(at.run())
+                drawn += 1
+        for key in [button.key for button in at.button]:
+            at.button(key=key).click()
+            _whole(at.run())
+            drawn += 1
+        return drawn
+
+    return driven

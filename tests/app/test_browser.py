@@ -1,0 +1,149 @@
+"""The explorer in a real Chromium, on a wide and a narrow screen: every page opens without an error, and a link reopens what it shows."""
+
+import csv
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from etude.explorer import PAGES
+from etude.explorer.page import ROOT
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+WIDTHS = (1200, 390)
+SLOW = 60_000
+"""Milliseconds that anything may take at most."""
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory):
+    """The explorer as `etude explore` starts it, where no run lies: pages show the committed examples."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("explorer")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with open(folder / "log", "w") as log:
+        server = subprocess.Popen([sys.executable, "-m", "etude.cli", "explore", "--no-browser", "--port", str(port)], cwd=folder,
+                                  stdout=log, stderr=log, env=environment)  # fmt: skip
+    try:
+        for _ in range(SLOW // 250):
+            assert server.poll() is None, (folder / "log").read_text()
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.25)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(30)
+    assert "Traceback" not in (folder / "log").read_text(), (folder / "log").read_text()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    assert program, f"none of {', '.join(PROGRAMS)} is installed; on Debian and Ubuntu: apt-get install chromium"
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(params=WIDTHS)
+def tab(request, browser):
+    """A tab in which nothing may go wrong, with `errors`, all that did."""
+    context = browser.new_context(viewport={"width": request.param, "height": 900}, accept_downloads=True)
+    context.set_default_timeout(SLOW)
+    opened = context.new_page()
+    opened.errors = []
+
+    def said(message):
+        # Opened below the root, Streamlit's own client first asks there whether the server is well, and then at the root.
+        if message.type == "error" and "/_stcore/h" not in message.location["url"]:
+            opened.errors.append(f"{message.text} {message.location['url']}")
+
+    opened.on("console", said)
+    opened.on("pageerror", lambda error: opened.errors.append(str(error)))
+    yield opened
+    context.close()
+
+
+def place(page):
+    """The page's address below the explorer's; the first page is the explorer's own."""
+    return "" if page is PAGES[0] else page.name
+
+
+def settled(tab):
+    """Waits until the page is drawn to its end."""
+    expect(tab.locator('[data-testid="stApp"][data-test-script-state="notRunning"]')).to_be_attached(timeout=SLOW)
+    expect(tab.locator("h1").first).to_be_visible(timeout=SLOW)
+    return tab
+
+
+def test_every_page_opens_without_an_error(tab, address):
+    width = tab.viewport_size["width"]
+    for page in PAGES:
+        tab.goto(f"{address}/{place(page)}")
+        settled(tab)
+        expect(tab.locator("h1").first).to_have_text(page.title)
+        assert tab.locator('[data-testid="stException"]').count() == 0, page.name
+        expect(tab.locator("img").first).to_be_visible()
+        wide = tab.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
+        assert wide <= width, f"{page.name} is {wide} pixels wide on a screen of {width}"
+        assert not tab.errors, (page.name, tab.errors)
+
+
+def test_a_slider_moves_by_keyboard_and_the_link_reopens_what_it_says(tab, address):
+    tab.goto(f"{address}/penalties")
+    slider = settled(tab).get_by_role("slider", name="q: how much it bends")
+    before = float(slider.input_value())
+    slider.focus()
+    for _ in range(4):
+        slider.press("ArrowRight")
+    tab.wait_for_url("**/penalties?*q=*")
+    settled(tab)
+    after = float(slider.input_value())
+    assert after == pytest.approx(before + 0.2) and f"q={after:g}" in tab.url
+    again = tab.context.new_page()
+    again.goto(tab.url)
+    expect(settled(again).get_by_role("slider", name="q: how much it bends")).to_have_value(f"{after:g}")
+    assert not tab.errors
+
+
+def test_data_are_downloaded_as_csv(tab, address):
+    tab.goto(f"{address}/advantages?preset=one+success")
+    with settled(tab).expect_download() as loading:
+        tab.get_by_role("button", name="Data (CSV)").first.click()
+    with open(loading.value.path(), newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert loading.value.suggested_filename == "advantages.csv" and len(rows) == 8
+    assert [float(row["reward"]) for row in rows] == [1.0, *[0.0] * 7] and float(rows[0]["Dr. GRPO"]) == 0.875
+    assert not tab.errors
+
+
+def test_a_page_leads_to_its_lesson(tab, address):
+    tab.goto(f"{address}/kl?samples=1000&kl=0.5")
+    settled(tab).locator('[data-testid="stPageLink"] a').click()
+    tab.wait_for_url("**/lesson?n=*")
+    expect(tab.locator("h1").first).to_contain_text("KL")
+    expect(tab.locator("h1").first).not_to_have_text("KL estimators")
+    assert not tab.errors
+
+
+def test_pages_are_reached_by_their_links_and_no_setting_goes_along(tab, address):
+    tab.goto(f"{address}/advantages?preset=all+equal&group=1_2~0_3")
+    settled(tab)
+    if tab.viewport_size["width"] < 800:
+        tab.get_by_test_id("stExpandSidebarButton").click()
+    tab.get_by_role("link", name="Claims").click()
+    tab.wait_for_url("**/claims*")
+    expect(tab.locator("h1").first).to_have_text("Claims")
+    assert tab.url == f"{address}/claims"
+    assert not tab.errors

@@ -1,0 +1,198 @@
+"""The pages on which numbers are played with: every control, every edit, and what they show against `ref` called directly."""
+
+import json
+import math
+import time
+
+import pytest
+import torch
+
+from etude.explorer import advantages, examples
+from ref import dr_grpo, kl
+from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
+from sims.agent import Payment
+
+MEMBERS = {name: advantages.NAMES[name] for name in dr_grpo.FAMILY}
+ROLLOUTS = [
+    {"task": "easy", "success": True, "own_tokens": 20, "given_tokens": 60, "calls": 3, "turns": 3, "invalid_calls": 0, "text": "read a\nwrite a\n"},
+    {"task": "easy", "success": True, "own_tokens": 60, "given_tokens": 400, "calls": 9, "turns": 9, "invalid_calls": 0, "text": "read b\n"},
+    {"task": "easy", "success": True, "own_tokens": 20, "given_tokens": 60, "calls": 3, "turns": 3, "invalid_calls": 2, "text": "red a\n"},
+    {"task": "hard", "success": False, "own_tokens": 5, "given_tokens": 0, "calls": 1, "turns": 1, "invalid_calls": 0, "text": "stop\n"},
+]  # fmt: skip
+
+
+@pytest.fixture
+def rollouts(tmp_path, monkeypatch):
+    """An example in the form of the committed one, small enough to be reckoned by hand."""
+    (tmp_path / "rollouts.json").write_text(json.dumps({"rollouts": ROLLOUTS}))
+    monkeypatch.setattr(examples, "FOLDER", tmp_path)
+    examples.load.cache_clear()
+    yield ROLLOUTS
+    examples.load.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["kl", "advantages", "penalties"])
+def test_every_control_at_every_end(page, drive, rollouts, name):
+    at = page(name)
+    before = dict(at.query_params)
+    assert drive(at) > 8
+    assert dict(at.query_params) == before, "every control is back where it began, and the URL with it"
+
+
+@pytest.mark.parametrize(("name", "slider"), [("kl", "kl"), ("advantages", "longest"), ("penalties", "q")])
+def test_a_redraw_is_quick(page, whole, rollouts, name, slider):
+    """A slider's redraw, in processor time of this process: what else the machine does is not the page's."""
+    at, took = page(name), []
+    for i in range(6):
+        control = at.slider(key=slider)
+        control.set_value(type(control.value)(control.min + control.step * (2 + i)))
+        began = time.process_time()
+        whole(at.run())
+        took.append(time.process_time() - began)
+    assert sorted(took)[2] <= 0.3, took
+
+
+# ------------------------------------------------------------------------------------------- KL estimators
+
+
+def test_kl_shows_what_ref_says(page, table):
+    at = page("kl", kl="0.5", seed="3")
+    shown = table(at, "estimator").set_index("estimator")
+    assert (shown["exact KL"] == 0.5).all()
+    for kind in kl.KINDS:
+        mean, variance = kl.gaussian_oracle(1.0)[kind]
+        assert shown.loc[kind, "mean, closed form"] == pytest.approx(mean) and shown.loc[kind, "variance, closed form"] == pytest.approx(variance)
+        assert abs(shown.loc[kind, "mean"] - mean) < 5 * shown.loc[kind, "standard error"]
+    assert shown.loc["k3", "variance"] < shown.loc["k1", "variance"]
+
+
+# -------------------------------------------------------------------------------------------- advantages
+
+
+def test_advantages_of_every_preset_are_those_of_ref(page, whole, table):
+    at = page("advantages")
+    for preset, group in advantages.PRESETS.items():
+        at.selectbox(key="preset").set_value(preset)
+        whole(at.run())
+        assert not at.error
+        shown, rewards = table(at, "Dr. GRPO"), torch.tensor([[reward for reward, *_ in group]], dtype=torch.float64)
+        assert shown["length"].tolist() == [length for _, length, _ in group]
+        for name, variant in dr_grpo.FAMILY.items():
+            right = dr_grpo.group_advantages(rewards, baseline=variant.baseline, scale=variant.scale)[0]
+            assert shown[MEMBERS[name]].tolist() == right.tolist()
+            assert math.fsum(shown[MEMBERS[name]]) == pytest.approx(0, abs=1e-9)
+        if preset == "all equal":
+            assert (shown[list(MEMBERS.values())].to_numpy() == 0).all()
+
+
+def test_the_deviation_blows_up_a_group_that_is_equally_correct(page, table):
+    half, equal = (table(page("advantages", preset=preset), "Dr. GRPO").abs().max() for preset in ("half right", "equally correct"))
+    assert equal["Dr. GRPO"] < 0.01 * half["Dr. GRPO"] and equal["GRPO"] > half["GRPO"]
+
+
+def test_weights_per_token_are_what_the_papers_write():
+    rewards, lengths, cut = [1.0, 0.0, 0.0, 0.5], [4, 10, 20, 7], [False, False, True, False]
+    centred = [r - 0.375 for r in rewards]
+    deviation = (sum(c * c for c in centred) / 3) ** 0.5 + 1e-6
+    right = {
+        "dr_grpo": [c / (4 * 32) for c in centred],
+        "rloo": [c * 4 / 3 / (4 * 32) for c in centred],
+        "grpo": [c / deviation / n / 4 for c, n in zip(centred, lengths)],
+        "gspo": [c / deviation / n / 4 for c, n in zip(centred, lengths)],  # at ratio one: as GRPO's, by way of the geometric mean
+        "dapo": [0.0 if off else c / deviation / 41 for c, off in zip(centred, cut)],
+    }
+    for name, (_, weights) in advantages.family(rewards, lengths, cut, 32).items():
+        assert weights == pytest.approx(right[name], abs=1e-15), name
+
+
+def test_edits_are_judged_and_stay_in_the_link(page, edit, table):
+    at = page("advantages", preset="one success")
+    assert "group" not in at.query_params
+    edit(at, {1: {"reward": 0.25}, 2: {"length": 80}}, add=[{"reward": -1.0, "length": 7, "cut off": True}], delete=[7])
+    shown = table(at, "Dr. GRPO")
+    assert shown["reward"].tolist() == [1, 0.25, 0, 0, 0, 0, 0, -1] and shown["length"].tolist() == [40, 40, 80, 40, 40, 40, 40, 7]
+    assert shown["Dr. GRPO"].tolist() == pytest.approx([r - 0.03125 for r in shown["reward"]])
+    again = page("advantages", **at.query_params)
+    assert again.query_params == at.query_params
+    assert table(again, "Dr. GRPO").equals(shown)
+    again.selectbox(key="preset").set_value("all equal").run()
+    assert "group" not in again.query_params and (table(again, "Dr. GRPO")["Dr. GRPO"] == 0).all(), "a preset begins anew"
+
+
+@pytest.mark.parametrize(
+    ("rows", "add", "delete", "says"),
+    [
+        ({2: {"reward": None}}, (), (), "row 3: the reward"),
+        ({2: {"reward": float("nan")}}, (), (), "row 3: the reward"),
+        ({2: {"reward": 1e300}}, (), (), "row 3: the reward"),
+        ({0: {"length": -4}}, (), (), "row 1: the length"),
+        ({0: {"length": 0}}, (), (), "row 1: the length"),
+        ({0: {"length": 2.5}}, (), (), "row 1: the length"),
+        ({0: {"length": None}}, (), (), "row 1: the length"),
+        ({0: {"length": 99_999}}, (), (), "row 1: the length"),
+        ({0: {"length": 600}}, (), (), "longer than the longest allowed"),
+        ({}, [{}], (), "row 9: the reward"),
+        ({}, [{"reward": 1, "length": 5}] * 30, (), "2 to 32 rollouts"),
+        ({}, (), range(1, 8), "2 to 32 rollouts, this one 1"),
+        ({}, (), range(8), "2 to 32 rollouts, this one 0"),
+        ({row: {"cut off": True} for row in range(8)}, (), (), "every rollout was cut off"),
+    ],
+)
+def test_a_bad_cell_is_one_line(page, edit, rows, add, delete, says):
+    at = edit(page("advantages"), rows, add, list(delete))
+    assert len(at.error) == 1 and says in at.error[0].value and "\n" not in at.error[0].value
+    again = page("advantages", **at.query_params)
+    assert [error.value for error in again.error] == [error.value for error in at.error], "the link shows the same"
+
+
+@pytest.mark.parametrize("group", ["nonsense", "1_2_3", "a_b", "~~~", "1_2~" * 99, "nan_4~inf_5", "1_1e400~2_3"])
+def test_a_link_that_cannot_be_read_is_one_line(page, group):
+    at = page("advantages", group=group)
+    assert len(at.error) == 1 and "\n" not in at.error[0].value
+
+
+# --------------------------------------------------------------------------------------------- penalties
+
+
+def test_rollouts_are_ranked_by_what_the_recipe_pays(page, rollouts, table):
+    at = page("penalties", k="0.1", q="1.5", price="0.01", turns="10", **{"tool-calls": "3"})
+    shown = table(at, "rank").set_index("rollout")
+    for number, r in enumerate(rollouts, 1):
+        x = effort(Effort(tool_call_tokens=r["own_tokens"], tool_output_tokens=r["given_tokens"], tool_calls=r["calls"], turns=r["turns"]),
+                   EffortWeights(1.0, 1.0, 0.1, 1.0, 3.0, 10.0))  # fmt: skip
+        reward = r["success"] - 0.01 * length_penalty(x, 0.1, 1.5) - Payment().invalid_call * r["invalid_calls"]
+        row = shown.loc[number]
+        assert row["effort"] == pytest.approx(x) and row["reward"] == pytest.approx(reward)
+        assert row["C(effort)"] == pytest.approx(length_penalty(x, 0.1, 1.5)) and row["next unit costs"] == pytest.approx(marginal_cost(x, 0.1, 1.5))
+    assert shown["reward"].is_monotonic_decreasing and shown.loc[[1, 2], "without a penalty"].tolist() == [1, 1]
+    assert shown.loc[1, "rank"] < shown.loc[2, "rank"], "of two that are right the one that spent less is ahead"
+
+
+def test_the_limits_close_and_the_straight_line(page, rollouts, table):
+    at = page("penalties", k="0.01", q="2")
+    limits = table(at, "limit")
+    assert limits["close by"].tolist() == pytest.approx(limits["at the limit"].tolist(), rel=1e-6) and len(limits) == 4
+    shown = table(page("penalties", q="0"), "rank")
+    assert shown["C(effort)"].tolist() == pytest.approx(shown["effort"].tolist()) and (shown["next unit costs"] == 1).all()
+
+
+def test_calls_in_one_turn_are_cheaper(page, rollouts, whole):
+    at = page("penalties")
+    line = next(m.value for m in at.markdown if "Serial against parallel" in m.value)
+    weights, p = Payment().weights, Payment()
+    serial, parallel = (effort(Effort(tool_call_tokens=72, tool_output_tokens=1800, tool_calls=6, turns=turns), weights) for turns in (6, 1))
+    saved = length_penalty(serial, p.k, p.q) - length_penalty(parallel, p.k, p.q)
+    assert saved > 0 and f"save {saved:.1f}" in line
+    whole(at.slider(key="turns").set_value(0.0).run())
+    assert "save 0.0, 0%" in next(m.value for m in at.markdown if "Serial against parallel" in m.value)
+
+
+def test_without_its_example_the_page_still_draws(page, tmp_path, monkeypatch):
+    monkeypatch.setattr(examples, "FOLDER", tmp_path)
+    examples.load.cache_clear()
+    for content in (None, "{", "[]", '{"rollouts": []}', '{"rollouts": [{"task": 1}]}'):
+        if content is not None:
+            (tmp_path / "rollouts.json").write_text(content)
+        at = page("penalties")
+        assert len(at.error) == 1 and "etude examples" in at.error[0].value and len(at.get("imgs")) + len(at.get("image")) >= 3
+        examples.load.cache_clear()

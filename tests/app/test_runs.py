@@ -1,0 +1,228 @@
+"""The pages that read files: runs of the recipe, claims. Whole ones show; broken ones are one line, and the others still show."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from etude import figures
+from etude.explorer import claims, curves, examples, recipe
+from etude.record import STAGES, collect
+from etude.runs import RunError
+
+
+def played(folder, stages=STAGES, ago=0.0):
+    """A run folder as the recipe leaves it after these stages, made of the committed example."""
+    example, record = examples.FOLDER / "recipe", json.loads((examples.FOLDER / "recipe" / "report.json").read_text())
+    for part in ("stages", "metrics"):
+        (folder / part).mkdir(parents=True)
+    shutil.copy(example / "config.json", folder)
+    for stage in stages:
+        (folder / "stages" / f"{stage}.json").write_text(json.dumps({"stage": stage, "result": record["stages"][stage], "files": {}}))
+        shutil.copyfile(example / "metrics" / f"{stage}.jsonl", folder / "metrics" / f"{stage}.jsonl") if stage in METRICS else None
+        (folder / "metrics" / f"{stage}.jsonl").touch()
+    (folder / "timings.jsonl").write_text("".join(json.dumps({"stage": s, "seconds": record["seconds"][s]}) + "\n" for s in stages))
+    for path in folder.rglob("*"):
+        os.utime(path, (time.time() - ago,) * 2)
+    return folder
+
+
+METRICS = {path.stem for path in (examples.FOLDER / "recipe" / "metrics").glob("*.jsonl")}
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def words(at):
+    return " ".join(element.value for element in (*at.caption, *at.info, *at.error))
+
+
+def test_with_no_run_the_committed_example_is_shown(page, runs, drive, table):
+    at = page("recipe")
+    assert at.multiselect(key="run").value == [recipe.EXAMPLE] and not at.error and "finished" in words(at)
+    assert "seed 0" in words(at) and len(table(at, "measure")) >= 5
+    assert drive(at) >= 7
+
+
+def test_what_is_shown_of_a_run_is_what_it_recorded(page, runs, table):
+    played(runs / "mine")
+    record = collect(runs / "mine")
+    at = page("recipe", curves="Pretraining", smooth="1")
+    shown, eval_before = table(at, "measure"), record["stages"]["eval"]["before"]["success"]["value"]
+    assert shown.set_index("measure").loc["success, sampled", "before RL"].startswith(f"{eval_before:.3f} ")
+    assert table(at, "stage").set_index("stage").loc["cpt", "mine"] == f"{record['seconds']['cpt']:.0f} s"
+    (run,), broken = recipe.whole({"mine": runs / "mine"})
+    lines = [json.loads(line) for line in (runs / "mine" / "metrics" / "rl.jsonl").read_text().splitlines()]
+    xs, ys = run.series["reward/success"]
+    assert not broken and (xs == [line["step"] for line in lines]).all() and (ys == [line["success"] for line in lines]).all()
+    loss = next(panel for panel in curves.PANELS["Pretraining"] if panel.name == "loss")
+    tokens = [row["tokens"] for row in curves.rows(loss, [run], 1)]
+    assert tokens == sorted(tokens) and tokens[-1] > 1.5e6, "one stage goes on where the one before ended"
+
+
+def test_the_newest_run_comes_first_and_several_are_compared(page, runs, table):
+    played(runs / "old", ago=500)
+    played(runs / "new", ago=50)
+    at = page("recipe")
+    assert at.multiselect(key="run").options == ["new", "old", recipe.EXAMPLE] and at.multiselect(key="run").value == ["new"]
+    for what in curves.PANELS:
+        at = page("recipe", run=["new", "old"], curves=what)
+        assert {"new", "old"} == set(table(at, "measure")["run"]) and {"new", "old"} <= set(table(at, "stage").columns)
+
+
+def test_a_run_is_watched_while_it_goes_on_and_no_longer(page, runs, table, whole):
+    played(runs / "half", stages=STAGES[:5])
+    with open(runs / "half" / "timings.jsonl", "a") as file:
+        file.write('{"stage": "rl", "seconds": 12.3, "step": 7, "rate": 1.0}\n{"stage": "rl", "sec')
+    (runs / "half" / "metrics" / "rl.jsonl").write_text('{"step": 1, "reward": 0.5, "success": 0.5}\n{"step": 2, "rew')
+    at = page("recipe")
+    assert "going, at rl" in words(at) and table(at, "stage").set_index("stage").loc["rl", "half"] == "12 s so far, at step 7"
+    assert "No evaluation yet." in words(at)
+    (run,), _ = recipe.whole({"half": runs / "half"})
+    assert run.going and len(run.series["reward/reward"][0]) == 1
+    played(runs / "dead", stages=STAGES[:2], ago=2 * recipe.AWAY)
+    (run,), _ = recipe.whole({"dead": runs / "dead"})
+    assert not run.going and "stopped 30 minutes ago before the end of mtp" in words(page("recipe", run="dead"))
+    (runs / "half" / "metrics" / "rl.jsonl").write_text('{"step": 1, "reward": 0.5, "success": 0.5}\n{"step": 2, "reward": 0.7, "success": 0.8}\n')
+    assert len(recipe.whole({"half": runs / "half"})[0][0].series["reward/reward"][0]) == 2, "what was written since is seen"
+
+
+def broken(folder):
+    """Ways to break a run folder, by name."""
+    def cut(path):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    def put(name, content):
+        (folder / name).write_bytes(content)
+
+    return {
+        "no config": lambda: (folder / "config.json").unlink(),
+        "half a config": lambda: cut(folder / "config.json"),
+        "config of nothing": lambda: put("config.json", b"{}"),
+        "config of garbage": lambda: put("config.json", b"\xff\x00\x81"),
+        "a list for a config": lambda: put("config.json", b"[1]"),
+        "machine of garbage": lambda: put("config.json", b'{"technique": "recipe", "config": {"seed": 0}, "machine": 3}'),
+        "half a stage": lambda: cut(folder / "stages" / "eval.json"),
+        "a stage of garbage": lambda: put("stages/eval.json", b'{"result": 5}'),
+        "an evaluation of garbage": lambda: put("stages/eval.json", b'{"result": {"before": {"success": "much"}}}'),
+        "no metrics": lambda: (folder / "metrics" / "rl.jsonl").unlink(),
+        "metrics of garbage": lambda: put("metrics/rl.jsonl", b"\x80\x81\x82\n\n"),
+        "times of garbage": lambda: put("timings.jsonl", b'{"stage": "rl", "seconds": "long"}\n'),
+        "a folder for a file": lambda: ((folder / "config.json").unlink(), (folder / "config.json").mkdir()),
+        "no stages": lambda: shutil.rmtree(folder / "stages"),
+    }
+
+
+@pytest.mark.parametrize("way", list(broken(None)))
+def test_a_broken_run_is_one_line_and_the_others_show(page, runs, table, way):
+    played(runs / "good", ago=100)
+    broken(played(runs / "bad"))[way]()
+    at = page("recipe")
+    assert len(at.error) == 1 and "bad" in at.error[0].value and "\n" not in at.error[0].value
+    assert at.multiselect(key="run").options == ["good", recipe.EXAMPLE] and "good" in table(at, "measure")["run"].tolist()
+
+
+def test_other_folders_are_none_of_its_business(page, runs):
+    (runs / "figure" / "kl-variance").mkdir(parents=True)
+    (runs / "kl").mkdir()
+    (runs / "kl" / "config.json").write_text('{"technique": "kl", "config": {}, "machine": {}}')
+    (runs / "notes.txt").write_text("mine")
+    assert not page("recipe").error
+
+
+def test_the_example_is_a_run_cut_short(runs, tmp_path):
+    run = played(runs / "mine")
+    with open(run / "metrics" / "rl.jsonl", "w") as file:
+        file.writelines(json.dumps({"step": step, "reward": 0.5, **({"codebase_ppl": 2.0} if step == 123 else {})}) + "\n" for step in range(1, 1001))
+    out = examples.write_recipe(run, tmp_path / "example")
+    steps = [json.loads(line)["step"] for line in (out / "metrics" / "rl.jsonl").read_text().splitlines()]
+    assert {1, 123, 1000} <= set(steps) and len(steps) <= examples.LINES + 2
+    (copied,), broken = recipe.whole({"copy": out})
+    assert not broken and not copied.missing and copied.changes == recipe.whole({"mine": run})[0][0].changes
+    (run / "stages" / "decode.json").unlink()
+    with pytest.raises(RunError, match="no finished run"):
+        examples.write_recipe(run, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_committed_example_is_small():
+    files = [path for path in (examples.FOLDER / "recipe").rglob("*") if path.is_file()]
+    assert len(files) >= 5 and sum(path.stat().st_size for path in files) < 400_000
+
+
+# ------------------------------------------------------------------------------------------------ claims
+
+
+def test_claims_are_filtered(page, drive, whole, table):
+    known = figures.load(claims.RESULTS / "claims.json")
+    at = page("claims")
+    assert len(table(at, "claim")) == len(known)
+    assert drive(at) > 10
+    for verdict in claims.MARKS:
+        shown = table(page("claims", verdict=verdict, experiment=["kl-variance", "mtp"]), "claim")
+        right = [c["claim"] for c in known if c["verdict"] == verdict and c["experiment"] in ("kl-variance", "mtp")] if len(shown) else []
+        assert shown["claim"].tolist() == right and shown["verdict"].str.endswith(verdict).all()
+        if verdict == "reproduced":
+            assert shown["measured"].tolist() == [figures.measured(c) for c in known if c["claim"] in right and c["verdict"] == verdict]
+            break
+    at = page("claims", words="NO such claim")
+    assert not at.error and "No claim is left" in words(at)
+
+
+@pytest.mark.parametrize("content", [None, "[{", '[{"claim": 1}]', "[3]", '{"a": 1}'])
+def test_broken_claims_are_one_line(page, tmp_path, monkeypatch, content):
+    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    if content is not None:
+        (tmp_path / "claims.json").write_text(content)
+    at = page("claims")
+    assert len(at.error) == 1 and "\n" not in at.error[0].value
+
+
+def test_a_missing_picture_is_named_and_the_others_show(page, tmp_path, monkeypatch):
+    shutil.copytree(claims.RESULTS / "figures", tmp_path / "figures", ignore=shutil.ignore_patterns("*.json"))
+    shutil.copy(claims.RESULTS / "claims.json", tmp_path)
+    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    (tmp_path / "figures" / "mtp.png").unlink()
+    (tmp_path / "figures" / "cpt-rl.png").write_bytes(b"no picture")
+    at = page("claims")
+    assert {"mtp", "cpt-rl"} == {line.value.split()[3] for line in at.error}
+    assert len(at.image) == len({c["experiment"] for c in figures.load(tmp_path / "claims.json")}) - 2
+
+
+# ----------------------------------------------------------------------------------------- etude explore
+
+
+def etude(*words, **environment):
+    return subprocess.run([sys.executable, "-m", "etude.cli", *words], capture_output=True, text=True, timeout=120,
+                          env=os.environ | {"PYTHONPATH": str(claims.ROOT)} | environment)  # fmt: skip
+
+
+def test_explore_starts_streamlit_with_the_repositorys_page(monkeypatch):
+    from etude import cli
+
+    started = []
+    monkeypatch.setattr(os, "execv", lambda program, words: started.append((program, words)))
+    cli.app(["explore", "--port", "8765", "--no-browser"], standalone_mode=False)
+    ((program, given),) = started
+    assert program == given[0] == sys.executable and given[1:5] == ["-m", "streamlit", "run", str(claims.ROOT / "app.py")]
+    assert given[given.index("--server.port") + 1] == "8765" and given[given.index("--server.headless") + 1] == "true"
+
+
+def test_what_stands_in_the_way_of_explore_is_one_line(monkeypatch):
+    import socket
+
+    from etude import cli
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(RunError, match="is in use; choose another --port"):
+            cli.app(["explore", "--port", str(taken.getsockname()[1])], standalone_mode=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RunError, match="needs Streamlit: pip install streamlit"):
+        cli.app(["explore"], standalone_mode=False)

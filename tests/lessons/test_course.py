@@ -1,0 +1,85 @@
+"""What lessons stand on: code shown, parts played in silence, `etude lesson`, the builder's word."""
+
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+from etude import cli
+from lessons import build, course, syllabus
+
+
+def test_source_shows_the_code_as_it_stands(capsys):
+    course.source(syllabus.find, course.Solved)
+    assert capsys.readouterr().out == inspect.getsource(syllabus.find) + "\n" + inspect.getsource(course.Solved) + "\n"
+
+
+def test_a_part_is_played_in_silence(capfd):
+    """Progress goes nowhere, neither to stdout nor to stderr; what the part returns comes back, what it raises too."""
+
+    def part(run, x):
+        stage = run.stage("part", total=2)
+        stage.progress(1)
+        print("noise", file=sys.stderr)
+        return stage.finish({"x": x})
+
+    assert course.play(part, 3) == {"x": 3}
+    with pytest.raises(ZeroDivisionError):
+        course.play(lambda run: 1 / 0)
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_claims_are_those_of_the_experiment():
+    assert {claim["experiment"] for claim in course.claims("low-precision")} == {"low-precision"}
+    assert course.claims("nothing") == []
+
+
+def ask(capsys, *arguments: object) -> tuple[int, str, str]:
+    """The command line in this process: exit code, stdout, stderr."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["etude", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+    captured = capsys.readouterr()
+    return left.value.code, captured.out, captured.err
+
+
+def test_etude_lesson(capsys, monkeypatch, tmp_path):
+    """A list; an error for a number that there is none of; and Jupyter on a copy, which is not made anew."""
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = ask(capsys, "lesson")
+    assert code == 0 and "KL: three estimates" in out and not any(tmp_path.iterdir())
+    code, _, error = ask(capsys, "lesson", 99)
+    assert code == 2 and error.startswith("error: there is no lesson 99; there are 0, 1") and error.count("\n") == 1
+    found = cli.importlib.util.find_spec
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "jupyterlab" else found(name))
+    code, _, error = ask(capsys, "lesson", 5)
+    assert code == 2 and "pip install jupyterlab" in error and "05_kl.ipynb" in error and not any(tmp_path.iterdir())
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    # A stand-in for Jupyter says what it was asked to open, and whether a kernel would find the lessons.
+    (tmp_path / "jupyterlab").mkdir()
+    (tmp_path / "jupyterlab" / "__init__.py").touch()
+    says = "import sys, lessons.course\nfrom pathlib import Path\nPath('asked').write_text(sys.argv[1])\nsys.exit(3)\n"
+    (tmp_path / "jupyterlab" / "__main__.py").write_text(says)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code, out, _ = ask(capsys, "lesson", 5)
+    copy = Path("runs") / "lessons" / "05_kl.ipynb"
+    assert code == 3 and Path((tmp_path / "asked").read_text()) == copy
+    assert copy.read_bytes() == syllabus.notebook(syllabus.find(5).path).read_bytes()
+    copy.write_text("my work")
+    assert ask(capsys, "lesson", 5)[0] == 3 and copy.read_text() == "my work"
+
+
+def test_the_builder_says_what_differs(capsys, monkeypatch):
+    """One line a lesson and exit code 1; nothing, and 0, when all are as they should be."""
+    monkeypatch.setattr(sys, "argv", ["build", "5", "--check"])
+    assert build.main() == 0 and capsys.readouterr().out == ""
+    monkeypatch.setattr(sys, "argv", ["build", "--check"])
+    monkeypatch.setattr(build, "differs", lambda script: "so it is" if script.stem == "05_kl" else "")
+    assert build.main() == 1 and capsys.readouterr().out == "05_kl: so it is; make it again: python -m lessons.build 05\n"
+    monkeypatch.setattr(sys, "argv", ["build", "99"])
+    assert build.main() == 1 and "there is no lesson 99" in capsys.readouterr().err
