@@ -316,7 +316,7 @@ def picture(found: dict, path: Path) -> None:
             at = [k + 0.03 * (1 if kind == "hard" else -1) for k in depths]  # side by side, or intervals hide each other
             middle.errorbar(at, [row[key] for row in last], errors, fmt=style, color=colour, markersize=4, capsize=3)
     left.set(xscale="log", xlabel="tokens seen", ylabel="acceptance, mean over depths", title="Held-out text, equal tokens")
-    left.set_xticks(tokens, [f"{t / 1000:.0f}k" for t in tokens])
+    left.set_xticks(tokens, [f"{t / 1000:.0f}k" for t in tokens], fontsize=8, rotation=30)
     left.minorticks_off()
     left.legend(frameon=False, fontsize=8.5)
     middle.set(xlabel="depth of the draft", ylabel="acceptance, earlier drafts given")
