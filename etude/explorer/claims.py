@@ -5,7 +5,7 @@ from pathlib import Path
 import streamlit as st
 
 from etude import catalog, figures
-from etude.explorer.page import ROOT, Page, table
+from etude.explorer.page import ROOT, Page, download, table
 from etude.runs import RunError
 
 RESULTS = ROOT / "results"
@@ -66,8 +66,8 @@ def _picture(folder: Path, name: str, alt: str) -> None:
         st.error(f"the picture of {name} cannot be shown ({error}); etude figure {name} makes it again")
         return
     with st.container(horizontal=True):
-        st.download_button("Picture (PNG)", drawn, f"{name}.png", "image/png", key=f"{name}-png", on_click="ignore")
-        st.download_button("Data (CSV)", data, f"{name}.csv", "text/csv", key=f"{name}-csv", on_click="ignore")
+        download("Picture (PNG)", lambda: drawn, f"{name}.png", "image/png")
+        download("Data (CSV)", lambda: data, f"{name}.csv", "text/csv")
 
 
 PAGE = Page(

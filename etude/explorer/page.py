@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 from etude import catalog
 
-__all__ = ["COLOURS", "LESSON", "Page", "axes", "figure", "png", "show", "table"]
+__all__ = ["COLOURS", "LESSON", "Page", "axes", "download", "figure", "png", "show", "table"]
 
 ROOT = Path(__file__).resolve().parents[2]
 COLOURS = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "purple": "#CC79A7", "sky": "#56B4E9", "red": "#D55E00", "grey": "#9AA5B1"}
@@ -120,8 +120,13 @@ def figure(fig: Figure | bytes, name: str, rows: Sequence[dict], alt: str) -> No
     # Inside the page: a file of its own is gone when a slider moves on before the browser has fetched it.
     st.image(f"data:image/png;base64,{base64.b64encode(drawn).decode()}", caption=alt, width="stretch", alt=alt)
     with st.container(horizontal=True):
-        st.download_button("Picture (PNG)", drawn, f"{name}.png", "image/png", key=f"{name}-png", on_click="ignore")
-        st.download_button("Data (CSV)", as_csv(rows), f"{name}.csv", "text/csv", key=f"{name}-csv", on_click="ignore")
+        download("Picture (PNG)", lambda: drawn, f"{name}.png", "image/png")
+        download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
+
+
+def download(label: str, content: Callable[[], bytes | str], name: str, kind: str) -> None:
+    """A button that gives the file away. `content` is made when it is pressed: a redraw does not wait for it."""
+    st.download_button(label, content, name, kind, key=name.replace(".", "-"), on_click="ignore")
 
 
 def as_csv(rows: Sequence[dict]) -> str:
@@ -139,4 +144,4 @@ def table(rows: Sequence[dict], name: str) -> None:
     floats = {key for row in rows for key, value in row.items() if isinstance(value, float)}
     short = {key: st.column_config.NumberColumn(format="%.4g") for key in floats}
     st.dataframe(list(rows), hide_index=True, width="stretch", column_config=short)
-    st.download_button("Data (CSV)", as_csv(rows), f"{name}.csv", "text/csv", key=f"{name}-csv", on_click="ignore")
+    download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")

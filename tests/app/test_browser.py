@@ -75,22 +75,17 @@ def tab(request, browser):
     context.close()
 
 
-def place(page):
-    """The page's address below the explorer's; the first page is the explorer's own."""
-    return "" if page is PAGES[0] else page.name
-
-
 def settled(tab):
     """Waits until the page is drawn to its end."""
-    expect(tab.locator('[data-testid="stApp"][data-test-script-state="notRunning"]')).to_be_attached(timeout=SLOW)
     expect(tab.locator("h1").first).to_be_visible(timeout=SLOW)
+    expect(tab.locator('[data-testid="stApp"][data-test-script-state="notRunning"]')).to_be_attached(timeout=SLOW)
     return tab
 
 
 def test_every_page_opens_without_an_error(tab, address):
     width = tab.viewport_size["width"]
-    for page in PAGES:
-        tab.goto(f"{address}/{place(page)}")
+    for place, page in [("", PAGES[0]), *((page.name, page) for page in PAGES)]:
+        tab.goto(f"{address}/{place}")
         settled(tab)
         expect(tab.locator("h1").first).to_have_text(page.title)
         assert tab.locator('[data-testid="stException"]').count() == 0, page.name
