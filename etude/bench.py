@@ -78,10 +78,14 @@ def model(
         "onednn_primitive_cache": os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"],
         "results": results,
     }
+    return written(record, out, "model", record["machine"]["cpu"])
+
+
+def written(record: dict, out: Path | None, kind: str, device: str) -> dict:
+    """The record; before, where there is a folder `out`, it is put into out/KIND-DEVICE.json, and that is said."""
     if out is not None:
-        name = re.sub(r"\((r|tm)\)", "", record["machine"]["cpu"].lower())
-        cpu = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
-        path = Path(out) / f"model-{cpu}.json"
+        name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", device.lower())).strip("-")
+        path = Path(out) / f"{kind}-{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, json.dumps(record, indent=1) + "\n")
         print(f"written: {path}")

@@ -6,16 +6,15 @@ Contenders take turns; a figure is the median over rounds of a ratio within a ro
 
 from __future__ import annotations
 
-import json
-import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from etude.bench import written
 from etude.kernel_cases import Case, cases
-from etude.runs import RunError, atomic_write, machine
+from etude.runs import RunError, machine
 
 
 def kernels(out: Path | None = Path("results"), rounds: int = 15) -> dict:
@@ -37,12 +36,7 @@ def kernels(out: Path | None = Path("results"), rounds: int = 15) -> dict:
         "what": "kernels beside what one would otherwise call, seconds and ratios",
         "command": "etude bench kernels", "machine": machine() | device(), "rounds": rounds, "results": results,
     }  # fmt: skip
-    if out is not None:
-        path = Path(out) / f"kernels-{re.sub(r'[^a-z0-9]+', '-', device()['gpu'].lower()).strip('-')}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(record, indent=1) + "\n")
-        print(f"written: {path}")
-    return record
+    return written(record, out, "kernels", device()["gpu"])
 
 
 def device() -> dict:

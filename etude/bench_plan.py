@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from etude.bench import written
 from etude.runs import RunError, atomic_write, machine
 from ref.model import Config
 from scaled.plan import Hardware, plan
@@ -55,12 +56,7 @@ def bench(out: Path | None = Path("results")) -> dict:
         print(f"{one['shape']:6s} dp {one['dp']} cp {one['cp']} ep {one['ep']}: predicted {one['predicted_s'] * 1e3:6.0f} ms, measured "
               f"{one['measured_s'] * 1e3:6.0f} ms [{one['least_s'] * 1e3:.0f}, {one['most_s'] * 1e3:.0f}], {one['predicted_s'] / one['measured_s']:.2f}")
     print("predicted over measured: median {median:.2f}, from {least:.2f} to {most:.2f}".format(**record["predicted_over_measured"]))
-    if out is not None:
-        path = Path(out) / f"plan-{'-'.join(machine()['cpu'].lower().replace('(r)', '').split())}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(record, indent=1) + "\n")
-        print(f"written: {path}")
-    return record
+    return written(record, out, "plan", record["machine"]["cpu"])
 
 
 def median_of(call: Callable[[], object], rounds: int = ROUNDS) -> list[float]:

@@ -8,14 +8,14 @@ import importlib
 import io
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from etude import catalog
 from etude.runs import Interrupted, Run, RunError, atomic_write, fill, machine
 
-__all__ = ["gather", "play", "show"]
+__all__ = ["as_csv", "gather", "load", "markdown", "measured", "play", "show"]
 
 
 def play(
@@ -43,7 +43,7 @@ def play(
             "quick": quick, "config": json.loads((out / "config.json").read_text())["config"], "machine": machine(),
             "seconds": run.seconds(), **found,
         }  # fmt: skip
-        atomic_write(out / f"{entry.name}.csv", _csv(found["rows"]))
+        atomic_write(out / f"{entry.name}.csv", as_csv(found["rows"]))
         module.picture(record, out / f"{entry.name}.png")
         atomic_write(out / f"{entry.name}.json", json.dumps(record, indent=1) + "\n")
     return record
@@ -53,7 +53,8 @@ def _over(base: dict, toml: dict) -> dict:
     return {**base, **{k: _over(base.get(k, {}), v) if isinstance(v, dict) else v for k, v in toml.items()}}
 
 
-def _csv(rows: list[dict]) -> str:
+def as_csv(rows: Sequence[dict]) -> str:
+    """Rows as text; columns in the order in which they first appear."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import multiprocessing.connection
 import os
 import platform
 import random
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,8 @@ def in_new_process(function: Callable, *arguments: Any, progress: Callable[[floa
 
 
 def _report(there, function: Callable, arguments: tuple) -> None:
+    # Without the parent nobody needs the answer, and whoever resumes the run would share the cores with a ghost.
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     keep_freed_memory()
     try:
         there.send(("returned", function(*arguments, progress=lambda value: there.send(("progress", value)))))
@@ -72,6 +76,11 @@ def _report(there, function: Callable, arguments: tuple) -> None:
         pass  # nobody listens any more
     except Exception as error:
         there.send(("raised", f"{type(error).__name__}: {error}"))
+
+
+def _end_with(parent) -> None:
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 def machine() -> dict:

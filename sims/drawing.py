@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COLOURS", "GREY", "save", "sheet"]
+__all__ = ["BLUE", "COLOURS", "GREEN", "GREY", "ORANGE", "PURPLE", "RED", "SKY", "save", "sheet"]
 
 # Okabe and Ito's colours, which people with any colour vision tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+COLOURS = (BLUE, RED, GREEN, PURPLE, SKY, ORANGE)
 GREY = "#8A97A3"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from etude.runs import RunError, machine
+from sims.drawing import COLOURS, GREY, save
 
 __all__ = ["gather", "picture", "table"]
 
@@ -45,7 +46,8 @@ def read(root: Path, shuffled: bool) -> dict:
     with open(root / "metrics" / "rl.jsonl") as file:
         curve = [json.loads(line)["success"] for line in file]
     return {
-        "seed": config["seed"], "success_by_step": [round(x, 4) for x in curve], "before": found["before"], "after": found["after"], "difference": found["difference"],
+        "seed": config["seed"], "success_by_step": [round(x, 4) for x in curve],
+        "before": found["before"], "after": found["after"], "difference": found["difference"],
         "tasks": found["tasks"], "codebase": found["codebase"], "decode": decode,
         "seconds": round(sum(line["seconds"] for line in finished), 1),
         "peak_memory_gib": max(line["peak_memory_gib"] for line in finished),
@@ -119,12 +121,8 @@ def picture(found: dict, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#E5E8EB", linewidth=0.8)
         axes.set_axisbelow(True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save(figure, path)
 
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
-GREY = "#8A97A3"
 WINDOW = 10
 """RL steps that the thick lines average."""

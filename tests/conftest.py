@@ -1,6 +1,8 @@
 """Runtime shape checking, deterministic kernels, and memory that is NaN until it is written."""
 
 import os
+import sys
+from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -19,6 +21,32 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def ask(capsys):
+    """The command line in this process: ask(words…) gives exit code, stdout, stderr."""
+    from etude import cli
+
+    def asked(*arguments: object) -> tuple[int, str, str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["etude", *map(str, arguments)])
+            with pytest.raises(SystemExit) as left:
+                cli.main()
+        captured = capsys.readouterr()
+        return left.value.code, captured.out, captured.err
+
+    return asked
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """A finished run of the recipe at its smallest, seed 0. For all tests together: who changes it copies it first."""
+    from tests import forks
+
+    folder = tmp_path_factory.mktemp("tiny")
+    forks.play("run", "recipe", "--config", Path(__file__).with_name("smoke.toml"), "--out", folder / "recipe", said=folder / "said")
+    return folder / "recipe"
 
 
 def pytest_collection_modifyitems(items):

@@ -53,6 +53,17 @@ def test_a_wrong_gradient_shows_no_speed(monkeypatch, capsys):
     assert "tokens/s" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("device", "name"), [
+    ("Intel(R) Xeon(R) Processor", "intel-xeon-processor"), ("Intel(R) Core(TM) i7-8550U CPU @ 1.80GHz", "intel-core-i7-8550u-cpu-1-80ghz"),
+    ("NVIDIA H200", "nvidia-h200"),
+])  # fmt: skip
+def test_a_record_is_named_after_the_device(tmp_path, device, name):
+    record = {"what": "x"}
+    assert bench.written(record, None, "plan", device) is record and not list(tmp_path.iterdir())
+    assert bench.written(record, tmp_path / "new", "plan", device) is record
+    assert json.loads((tmp_path / "new" / f"plan-{name}.json").read_text()) == record
+
+
 def test_unknown_dtype():
     with pytest.raises(RunError, match="dtype expects bfloat16 or float32, got 'int8'"):
         bench.model(None, dtypes=("int8",))

@@ -62,7 +62,7 @@ def _picture(folder: Path, name: str, alt: str) -> None:
     try:
         drawn, data = (folder / f"{name}.png").read_bytes(), (folder / f"{name}.csv").read_bytes()
         st.image(drawn, width=4000, alt=alt)  # wider than any, and than the page: as wide as the page, and not made again at another size
-    except Exception as error:  # whatever a picture library says to a damaged file
+    except (OSError, SyntaxError, ValueError) as error:  # a damaged PNG is a SyntaxError to PIL
         st.error(f"the picture of {name} cannot be shown ({error}); etude figure {name} makes it again")
         return
     with st.container(horizontal=True):

@@ -12,7 +12,6 @@ narrow screen columns come one under another: two pictures of one pair of axes a
 """
 
 import base64
-import csv
 import inspect
 import io
 from collections.abc import Callable, Sequence
@@ -25,12 +24,14 @@ import streamlit as st
 from matplotlib.figure import Figure
 
 from etude import catalog
+from etude.figures import as_csv
+from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 
 __all__ = ["COLOURS", "LESSON", "Page", "axes", "download", "figure", "png", "show", "table"]
 
 ROOT = Path(__file__).resolve().parents[2]
-COLOURS = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "purple": "#CC79A7", "sky": "#56B4E9", "red": "#D55E00", "grey": "#9AA5B1"}
-"""Okabe and Ito's, which people with any colour vision tell apart. Lines also differ in dashes or markers."""
+COLOURS = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "purple": PURPLE, "sky": SKY, "red": RED, "grey": GREY}
+"""People with any colour vision tell them apart. Lines also differ in dashes or markers."""
 
 
 @dataclass(frozen=True)
@@ -127,16 +128,6 @@ def figure(fig: Figure | bytes, name: str, rows: Sequence[dict], alt: str) -> No
 def download(label: str, content: Callable[[], bytes | str], name: str, kind: str) -> None:
     """A button that gives the file away. `content` is made when it is pressed: a redraw does not wait for it."""
     st.download_button(label, content, name, kind, key=name.replace(".", "-"), on_click="ignore")
-
-
-def as_csv(rows: Sequence[dict]) -> str:
-    """Rows as text; columns in the order in which they first appear."""
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
 
 
 def table(rows: Sequence[dict], name: str) -> None:

@@ -28,16 +28,6 @@ def call(*arguments: object, cwd: Path = ROOT, **extra: str) -> subprocess.Compl
     )
 
 
-def ask(capsys, *arguments: object) -> tuple[int, str, str]:
-    """The same in this process: exit code, stdout, stderr."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["etude", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-    captured = capsys.readouterr()
-    return left.value.code, captured.out, captured.err
-
-
 def tree(folder: Path) -> dict[str, bytes | None]:
     return {
         str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))
@@ -96,14 +86,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "says"), BAD, ids=[" ".join(arguments) for arguments, _ in BAD])
-def test_bad_input(arguments, says, tmp_path, monkeypatch, capsys):
+def test_bad_input(arguments, says, tmp_path, monkeypatch, ask):
     (tmp_path / "bad.toml").write_text("seed = = 1")
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("precious")
     monkeypatch.chdir(tmp_path)
     before = tree(tmp_path)
-    code, _, error = ask(capsys, *arguments)
+    code, _, error = ask(*arguments)
     assert code == 2
     assert error.count("\n") == 1 and error.startswith("error: ") and says in error
     assert tree(tmp_path) == before
@@ -116,10 +106,10 @@ def test_bad_input_from_outside():
     assert done.stderr.count("\n") == 1 and "did you mean kl?" in done.stderr
 
 
-def test_unreadable_corpus(tmp_path, capsys, monkeypatch):
+def test_unreadable_corpus(tmp_path, ask, monkeypatch):
     (tmp_path / "closed").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed")  # also true for root
-    code, _, error = ask(capsys, "run", "recipe", "--corpus", tmp_path / "closed", "--out", tmp_path / "out")
+    code, _, error = ask("run", "recipe", "--corpus", tmp_path / "closed", "--out", tmp_path / "out")
     assert (
         code == 2 and error.count("\n") == 1 and "cannot be read" in error and not (tmp_path / "out").exists()
     )
@@ -130,30 +120,30 @@ def test_unreadable_corpus(tmp_path, capsys, monkeypatch):
     [PermissionError(13, "Permission denied", "corpus/a.py"), OSError(28, "No space left on device")],
     ids=["permission", "disk full"],
 )
-def test_an_operating_system_error_is_one_line(tmp_path, capsys, monkeypatch, failure):
+def test_an_operating_system_error_is_one_line(tmp_path, ask, monkeypatch, failure):
     import ref.kl
 
     def fail(config, log):
         raise failure
 
     monkeypatch.setattr(ref.kl, "demo", fail)
-    code, _, error = ask(capsys, "run", "kl", "--out", tmp_path / "out")
+    code, _, error = ask("run", "kl", "--out", tmp_path / "out")
     assert (
         code == 2 and error.count("\n") == 1 and failure.strerror in error and not (tmp_path / "out").exists()
     )
 
 
-def test_folder_in_use(tmp_path, capsys):
+def test_folder_in_use(tmp_path, ask):
     config = cli._config_class(catalog.find("kl"))()
     with Run.open(tmp_path, "kl", config):
         before = tree(tmp_path)
         for extra in ((), ("--resume",)):
-            code, _, error = ask(capsys, "run", "kl", "--out", tmp_path, *extra)
+            code, _, error = ask("run", "kl", "--out", tmp_path, *extra)
             assert code == 2 and error.count("\n") == 1 and "in use by another run" in error
         assert tree(tmp_path) == before
 
 
-def test_an_error_on_the_way_leaves_no_half_run(tmp_path, capsys, monkeypatch):
+def test_an_error_on_the_way_leaves_no_half_run(tmp_path, ask, monkeypatch):
     import ref.kl
     from etude.runs import RunError
 
@@ -162,7 +152,7 @@ def test_an_error_on_the_way_leaves_no_half_run(tmp_path, capsys, monkeypatch):
         raise RunError("the corpus is empty; choose another --corpus")
 
     monkeypatch.setattr(ref.kl, "demo", fail)
-    code, _, error = ask(capsys, "run", "kl", "--out", tmp_path / "out")
+    code, _, error = ask("run", "kl", "--out", tmp_path / "out")
     assert (code, error) == (2, "error: the corpus is empty; choose another --corpus\n")
     assert not (tmp_path / "out").exists()
 
@@ -176,7 +166,7 @@ def test_a_bug_is_not_hidden(tmp_path, monkeypatch):
         cli.main()
 
 
-def test_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+def test_interruption_says_how_to_go_on(tmp_path, monkeypatch, ask):
     import ref.kl
 
     def interrupt(config, log):
@@ -184,38 +174,38 @@ def test_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr(ref.kl, "demo", interrupt)
-        code, _, error = ask(capsys, "run", "kl", "--out", tmp_path / "out", "--seed", 5)
+        code, _, error = ask("run", "kl", "--out", tmp_path / "out", "--seed", 5)
     assert code == 130 and error == f"interrupted; go on with: etude run kl --out {tmp_path}/out --resume\n"
     monkeypatch.setattr(ref.kl, "demo", lambda config, log: {"seed": config.seed})
     code, out, error = ask(
-        capsys, "run", "kl", "--out", tmp_path / "out", "--resume"
+        "run", "kl", "--out", tmp_path / "out", "--resume"
     )  # the seed is remembered
     assert code == 0 and json.loads((tmp_path / "out" / "report.json").read_text())["result"] == {"seed": 5}
-    code, _, error = ask(capsys, "run", "kl", "--out", tmp_path / "out", "--resume", "--seed", 6)
+    code, _, error = ask("run", "kl", "--out", tmp_path / "out", "--resume", "--seed", 6)
     assert code == 2 and "seed = 5, not 6" in error
 
 
-def test_a_demonstration(tmp_path, capsys):
+def test_a_demonstration(tmp_path, ask):
     """etude run kl: progress, a table, report.json; a second --resume shows the same without computing."""
     out = tmp_path / "out"
-    code, shown, error = ask(capsys, "run", "kl", "--out", out)
+    code, shown, error = ask("run", "kl", "--out", out)
     assert (code, error) == (0, "")
     assert f"report: {out}/report.json" in shown and "result" in shown
     record = json.loads((out / "report.json").read_text())
     assert record["technique"] == "kl" and record["result"] and record["machine"]["cores"] >= 1
     began = time.perf_counter()
-    assert ask(capsys, "run", "kl", "--out", out, "--resume")[0] == 0
+    assert ask("run", "kl", "--out", out, "--resume")[0] == 0
     assert time.perf_counter() - began < 2
-    code, _, error = ask(capsys, "run", "kl", "--out", out)
+    code, _, error = ask("run", "kl", "--out", out)
     assert code == 2 and "already holds a run" in error
 
 
-def test_list_and_help(capsys):
-    code, shown, _ = ask(capsys, "list")
+def test_list_and_help(ask):
+    code, shown, _ = ask("list")
     assert code == 0 and all(technique.name in shown for technique in catalog.TECHNIQUES)
-    code, shown, _ = ask(capsys, "run", "kl", "--help")
+    code, shown, _ = ask("run", "kl", "--help")
     assert code == 0 and "--checkpoint-seconds" in shown and "setting" in shown and "seed" in shown
-    code, shown, _ = ask(capsys, "--help")
+    code, shown, _ = ask("--help")
     assert code == 0 and "run" in shown and "bench" in shown
 
 
@@ -230,11 +220,11 @@ def test_help_is_quick_because_torch_stays_out():
     assert not any(name in done.stderr for name in (" torch\n", "matplotlib\n", "transformers\n"))
 
 
-def test_plan(tmp_path, capsys):
+def test_plan(tmp_path, ask):
     """A table for 8, 64 and 512 GPUs with what it assumes, and the same as numbers and a picture."""
     import json
 
-    code, said, _ = ask(capsys, "plan", "--out", tmp_path / "plan")
+    code, said, _ = ask("plan", "--out", tmp_path / "plan")
     assert code == 0 and "30.53 B parameters" in said and "512 GPUs" in said and "Guessed: 50% of the peak" in " ".join(said.split())
     found = json.loads((tmp_path / "plan" / "plan.json").read_text())
     assert [one["gpus"] for one in found] == [8, 64, 512] and found[0]["parameters"] == 30_532_122_624

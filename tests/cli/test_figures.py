@@ -2,11 +2,10 @@
 
 import json
 import math
-import sys
 
 import pytest
 
-from etude import catalog, cli, figures
+from etude import catalog, figures
 from etude.runs import RunError
 from sims.experiment import VERDICTS, claim, decide
 
@@ -86,20 +85,11 @@ def test_verdicts():
     assert [decide(True), decide(False, True), decide(False)] == list(VERDICTS)
 
 
-def ask(capsys, *arguments):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["etude", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-    captured = capsys.readouterr()
-    return left.value.code, captured.out, captured.err
-
-
-def test_bad_words_cost_one_line(capsys, tmp_path):
-    code, _, error = ask(capsys, "figure", "kl-varience", "--out", tmp_path / "x")
+def test_bad_words_cost_one_line(ask, tmp_path):
+    code, _, error = ask("figure", "kl-varience", "--out", tmp_path / "x")
     assert code == 2 and error.count("\n") == 1 and "did you mean kl-variance" in error
-    code, _, error = ask(capsys, "figure", "kl-variance", "--set", "run=/nowhere", "--out", tmp_path / "x")
+    code, _, error = ask("figure", "kl-variance", "--set", "run=/nowhere", "--out", tmp_path / "x")
     assert code == 2 and "is no run of the recipe" in error and error.count("\n") == 1
     assert not (tmp_path / "x").exists()
-    code, out, _ = ask(capsys, "figure")
+    code, out, _ = ask("figure")
     assert code == 0 and all(entry.name in out for entry in catalog.EXPERIMENTS)

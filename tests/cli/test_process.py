@@ -1,7 +1,11 @@
 """Work in a process of its own: what comes back, what it reports, and how it may end."""
 
+import contextlib
+import multiprocessing
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +24,36 @@ def stumble(progress):
 
 def die(progress):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def live_long(file, progress):
+    file.write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def ask_for_ever(file):
+    in_new_process(live_long, file, progress=print)
+
+
+def test_work_ends_with_the_process_that_asked_for_it(tmp_path):
+    """SIGKILL of that one, which leaves it no time to say so."""
+    asking = multiprocessing.get_context("spawn").Process(target=ask_for_ever, args=(tmp_path / "pid",))
+    asking.start()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert asking.is_alive() and time.monotonic() < deadline
+        time.sleep(0.02)
+    pid = int((tmp_path / "pid").read_text())
+    asking.kill()
+    asking.join()
+    deadline = time.monotonic() + 10
+    try:
+        while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+            assert time.monotonic() < deadline, "it goes on alone"
+            time.sleep(0.02)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_returns_and_reports_from_another_process():

@@ -36,26 +36,16 @@ def test_claims_are_those_of_the_experiment():
     assert course.claims("nothing") == []
 
 
-def ask(capsys, *arguments: object) -> tuple[int, str, str]:
-    """The command line in this process: exit code, stdout, stderr."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["etude", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-    captured = capsys.readouterr()
-    return left.value.code, captured.out, captured.err
-
-
-def test_etude_lesson(capsys, monkeypatch, tmp_path):
+def test_etude_lesson(ask, monkeypatch, tmp_path):
     """A list; an error for a number that there is none of; and Jupyter on a copy, which is not made anew."""
     monkeypatch.chdir(tmp_path)
-    code, out, _ = ask(capsys, "lesson")
+    code, out, _ = ask("lesson")
     assert code == 0 and "KL: three estimates" in out and not any(tmp_path.iterdir())
-    code, _, error = ask(capsys, "lesson", 99)
+    code, _, error = ask("lesson", 99)
     assert code == 2 and error.startswith("error: there is no lesson 99; there are 0, 1") and error.count("\n") == 1
     found = cli.importlib.util.find_spec
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "jupyterlab" else found(name))
-    code, _, error = ask(capsys, "lesson", 5)
+    code, _, error = ask("lesson", 5)
     assert code == 2 and "pip install jupyterlab" in error and "05_kl.ipynb" in error and not any(tmp_path.iterdir())
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
@@ -66,12 +56,12 @@ def test_etude_lesson(capsys, monkeypatch, tmp_path):
     (tmp_path / "jupyterlab" / "__main__.py").write_text(says)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    code, out, _ = ask(capsys, "lesson", 5)
+    code, out, _ = ask("lesson", 5)
     copy = Path("runs") / "lessons" / "05_kl.ipynb"
     assert code == 3 and Path((tmp_path / "asked").read_text()) == copy
     assert copy.read_bytes() == syllabus.notebook(syllabus.find(5).path).read_bytes()
     copy.write_text("my work")
-    assert ask(capsys, "lesson", 5)[0] == 3 and copy.read_text() == "my work"
+    assert ask("lesson", 5)[0] == 3 and copy.read_text() == "my work"
 
 
 def test_the_builder_says_what_differs(capsys, monkeypatch):

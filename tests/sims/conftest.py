@@ -6,19 +6,7 @@ import importlib
 import pytest
 
 from etude import catalog, figures
-from etude.runs import Run, fill
-from sims import recipe
 from sims.microrepo import transcript
-from sims.policies import SMOKE
-
-
-@pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory):
-    """A finished run of the recipe, as experiments play it for themselves with --quick: `run` empty, seed 0."""
-    root, config = tmp_path_factory.mktemp("tiny") / "recipe", fill(recipe.Recipe, SMOKE | {"seed": 0})
-    with Run.open(root, "recipe", config) as inner:
-        recipe.run(inner, config)
-    return root
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,6 @@
 
 import json
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,21 +13,14 @@ from etude.runs import fill
 from ref.model import load_hf
 from sims import corpus, recipe
 from sims.agent import Language
+from sims.policies import SMOKE
+from tests import forks
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def command(out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "etude.cli", "run", "recipe", "--config", str(ROOT / "tests/smoke.toml"), "--out", str(out), *more]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """An uninterrupted run."""
-    out = tmp_path_factory.mktemp("recipe") / "whole"
-    done = subprocess.run(command(out), cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return out
+def command(out: Path, *more: object) -> tuple:
+    return "run", "recipe", "--config", ROOT / "tests/smoke.toml", "--out", out, *more
 
 
 def deterministic(out: Path) -> dict[str, bytes]:
@@ -40,16 +30,16 @@ def deterministic(out: Path) -> dict[str, bytes]:
     return found | {p.name: p.read_bytes() for p in sorted((out / "stages").glob("*.json")) if p.stem != "decode"}
 
 
-def test_every_stage_leaves_its_result(whole):
-    assert {p.stem for p in (whole / "stages").glob("*.json")} == {"data", "cpt", "mtp", "long", "sft", "rl", "eval", "decode"}
-    report = json.loads((whole / "report.json").read_text())
-    assert (whole / "report.html").read_text().startswith("<!")
+def test_every_stage_leaves_its_result(tiny_run):
+    assert {p.stem for p in (tiny_run / "stages").glob("*.json")} == {"data", "cpt", "mtp", "long", "sft", "rl", "eval", "decode"}
+    report = json.loads((tiny_run / "report.json").read_text())
+    assert (tiny_run / "report.html").read_text().startswith("<!")
     assert 0 <= report["stages"]["eval"]["before"]["success"]["value"] <= 1
-    rl = [json.loads(line) for line in (whole / "metrics/rl.jsonl").read_text().splitlines()]
-    assert len(rl) == 6 and all(np.isfinite(v) for line in rl for v in line.values())
-    cpt_loss = [json.loads(line)["loss"] for line in (whole / "metrics/cpt.jsonl").read_text().splitlines()]
+    rl = [json.loads(line) for line in (tiny_run / "metrics/rl.jsonl").read_text().splitlines()]
+    assert len(rl) == 4 and all(np.isfinite(v) for line in rl for v in line.values())
+    cpt_loss = [json.loads(line)["loss"] for line in (tiny_run / "metrics/cpt.jsonl").read_text().splitlines()]
     assert cpt_loss[-1] < cpt_loss[0] - 1
-    decode = json.loads((whole / "stages/decode.json").read_text())["result"]
+    decode = json.loads((tiny_run / "stages/decode.json").read_text())["result"]
     assert list(decode["ways"]) == ["mtp", "mtp+recall", "mtp+recall+ahead"]
     full = decode["ways"]["mtp+recall+ahead"]
     same = ("identical", "acceptance", "tokens_per_cycle", "retracted", "speedup")
@@ -60,10 +50,10 @@ def test_every_stage_leaves_its_result(whole):
     assert not decode["ways"]["mtp"]["recall_acceptance"] and len(full["recall_acceptance"]) == 4
 
 
-def test_the_final_checkpoint_opens_in_transformers_with_the_same_logits(whole):
+def test_the_final_checkpoint_opens_in_transformers_with_the_same_logits(tiny_run):
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    path = whole / "checkpoints/final"
+    path = tiny_run / "checkpoints/final"
     theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
     ids = torch.tensor([tokenizer.encode("def m3(a, b):\n    return max(a, b)\n")])
@@ -72,48 +62,45 @@ def test_the_final_checkpoint_opens_in_transformers_with_the_same_logits(whole):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_kills_at_any_moment_change_nothing(whole, tmp_path, seed):
+def test_kills_at_any_moment_change_nothing(tiny_run, tmp_path, seed):
     """SIGKILL at random moments of the life of the process, then --resume, until it ends: bit for bit the uninterrupted run."""
-    rng, out, kills = random.Random(seed), tmp_path / "killed", 0
+    rng, out, said, kills = random.Random(seed), tmp_path / "killed", tmp_path / "said", 0
     while True:
         # Every step is a checkpoint, so that a kill may also hit a half-written one.
-        process = subprocess.Popen(command(out, "--resume", "--checkpoint-seconds", "0"), cwd=ROOT,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
-        try:
-            _, err = process.communicate(timeout=rng.uniform(3.5, 7.0) if kills < 4 else 300)
-            assert process.returncode == 0, err.decode()
+        process = forks.start(*command(out, "--resume", "--checkpoint-seconds", "0"), said=said)
+        process.join(rng.uniform(0.5, 4.0) if kills < 4 else 300)
+        if process.exitcode is not None:
             break
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            kills += 1
+        process.kill()
+        process.join()
+        kills += 1
+    assert process.exitcode == 0, said.read_text()
     assert kills > 0
-    expected, found = deterministic(whole), deterministic(out)
+    expected, found = deterministic(tiny_run), deterministic(out)
     assert found.keys() == expected.keys()
     assert [name for name in expected if found[name] != expected[name]] == []
 
 
-def test_a_truncated_checkpoint_is_named_and_the_previous_one_goes_on(whole, tmp_path):
+def test_a_truncated_checkpoint_is_named_and_the_previous_one_goes_on(tiny_run, tmp_path):
     out = tmp_path / "cut"
-    process = subprocess.Popen(command(out, "--checkpoint-seconds", "0"), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = forks.start(*command(out, "--checkpoint-seconds", "0"), said=tmp_path / "begun")
     deadline = time.time() + 120
     # Not those still being written, whose names begin with a dot.
     while len(list(out.glob("state/[!.]*.json"))) < 2 and time.time() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     newest = max(out.glob("state/[!.]*.json")).with_suffix(".pt")
     newest.write_bytes(newest.read_bytes()[:-100])
-    done = subprocess.run(command(out, "--resume"), cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0
-    assert f"{newest.name} is damaged" in done.stderr and "going on from" in done.stderr
-    assert deterministic(out) == deterministic(whole)
+    said = forks.play(*command(out, "--resume"), said=tmp_path / "said")
+    assert f"{newest.name} is damaged" in said and "going on from" in said
+    assert deterministic(out) == deterministic(tiny_run)
 
 
-def test_a_truncated_model_is_named(whole, tmp_path):
+def test_a_truncated_model_is_named(tiny_run, tmp_path):
     import shutil
 
-    shutil.copytree(whole / "checkpoints/final", tmp_path / "final")
+    shutil.copytree(tiny_run / "checkpoints/final", tmp_path / "final")
     file = tmp_path / "final/model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
     with pytest.raises(ValueError, match="model.safetensors"):
@@ -131,7 +118,8 @@ def test_tasks_are_never_used_twice():
 def test_smoke_settings_are_settings():
     import tomllib
 
-    assert fill(recipe.Recipe, tomllib.loads((ROOT / "tests/smoke.toml").read_text())).rl.steps == 6
+    assert tomllib.loads((ROOT / "tests/smoke.toml").read_text()) == json.loads(json.dumps(SMOKE))
+    assert fill(recipe.Recipe, SMOKE).rl.steps == SMOKE["rl"]["steps"]
 
 
 def test_world_words_are_single_tokens_in_the_small_run():
