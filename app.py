@@ -1,4 +1,5 @@
-"""The explorer: every technique with its formula, its controls, a picture that moves, and the code that made it.
+"""The explorer: the recipe's techniques as pages, each with its formula, its controls, a picture that moves, and the code that
+made it.
 
     etude explore        the same as: streamlit run app.py
 

@@ -227,9 +227,10 @@ def examples(
     out: Annotated[Path, typer.Option(help="Folder for the examples.")] = Path("results/examples"),
 ) -> None:
     """Write what the explorer shows to whoever has played nothing: the last agent of a run at work, a few minutes."""
+    from etude.explorer.examples import write_recipe
     from sims import examples
 
-    for path in examples.write(run, out):
+    for path in [*examples.write(run, out), write_recipe(run, out / "recipe")]:
         print(path)
 
 
@@ -505,7 +506,7 @@ def _stored_config(out: Path, technique: str) -> dict:
     """The settings a run began with, so that --resume need not repeat them."""
     try:
         record = json.loads((out / "config.json").read_text())
-        return record["config"] if record["technique"] == technique else {}
+        return record["config"] if record["technique"] == technique and isinstance(record["config"], dict) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}  # Run.open says what is wrong with it
 

@@ -7,15 +7,21 @@ import dataclasses
 import importlib
 import io
 import json
+import shlex
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from etude import catalog
-from etude.runs import Interrupted, Run, RunError, atomic_write, fill, machine
+from etude.runs import Interrupted, Run, RunError, atomic_write, fill, flatten, machine
+from sims.experiment import VERDICTS
 
 __all__ = ["as_csv", "gather", "load", "markdown", "measured", "play", "show"]
+
+
+CLAIM = {"name", "claim", "source", "measured", "interval", "unit", "verdict", "note", "experiment", "command"}
+"""What every claim in the file says."""
 
 
 def play(
@@ -36,12 +42,11 @@ def play(
         except KeyboardInterrupt:
             run.close()
             raise Interrupted(f"interrupted; go on with: etude figure {entry.name} --out {out} --resume") from None
-        command = f"etude figure {entry.name}" + (" --quick" if quick else "")
-        words = [command, *(f"--set {item}" for item in sets)]
+        played = json.loads((out / "config.json").read_text())["config"]
+        command, quick = command_of(entry.name, module.Experiment, played)
         record = {
-            "experiment": entry.name, "title": entry.title, "source": entry.source, "command": " ".join(words),
-            "quick": quick, "config": json.loads((out / "config.json").read_text())["config"], "machine": machine(),
-            "seconds": run.seconds(), **found,
+            "experiment": entry.name, "title": entry.title, "source": entry.source, "command": command, "quick": quick, "config": played,
+            "machine": machine(), "seconds": run.seconds(), **found,
         }  # fmt: skip
         atomic_write(out / f"{entry.name}.csv", as_csv(found["rows"]))
         module.picture(record, out / f"{entry.name}.png")
@@ -50,7 +55,28 @@ def play(
 
 
 def _over(base: dict, toml: dict) -> dict:
-    return {**base, **{k: _over(base.get(k, {}), v) if isinstance(v, dict) else v for k, v in toml.items()}}
+    def inside(key: str) -> dict:
+        return base[key] if isinstance(base.get(key), dict) else {}
+
+    return {**base, **{k: _over(inside(k), v) if isinstance(v, dict) else v for k, v in toml.items()}}
+
+
+def command_of(name: str, settings: type, config: dict) -> tuple[str, bool]:
+    """The shortest command that plays an experiment with these settings, and whether it says --quick. Read off the settings, not off the
+    command that was typed: that one may have been resumed by another."""
+
+    def word(value: Any) -> str:
+        if isinstance(value, list):
+            return ",".join(map(word, value))
+        return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+    mine, commands = flatten(config), []
+    for quick, base in ((False, settings()), (True, settings.quick())):
+        plain = flatten(json.loads(json.dumps(dataclasses.asdict(base))))
+        sets = [f"--set {shlex.quote(f'{key}={word(value)}')}" for key, value in mine.items() if key not in plain or plain[key] != value]
+        commands.append((len(sets), quick, " ".join([f"etude figure {name}", *(["--quick"] if quick else []), *sets])))
+    _, quick, command = min(commands)
+    return command, quick
 
 
 def as_csv(rows: Sequence[dict]) -> str:
@@ -97,7 +123,12 @@ def gather(folders: Iterable[Path], out: Path) -> list[dict]:
 def load(path: Path) -> list[dict]:
     """The claims in a file that `gather` wrote. RunError when there is none, or it is damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, list) or not all(isinstance(claim, dict) and CLAIM <= claim.keys() for claim in found):
+            raise ValueError("it does not hold claims as etude claims writes them")
+        if unknown := {str(claim["verdict"]) for claim in found} - set(VERDICTS):
+            raise ValueError(f"it has the verdict {sorted(unknown)[0]!r}")
+        return found
     except FileNotFoundError:
         raise RunError(f"{path} does not exist; play experiments with etude figure, then give their folders to etude claims") from None
     except ValueError as error:

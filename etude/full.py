@@ -47,10 +47,7 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume
     if config.checkpoint and not (Path(config.checkpoint) / "tokenizer.json").is_file():
         raise RunError(f"checkpoint {config.checkpoint} is no folder with config.json, weights and tokenizer.json; see --set checkpoint=…"
                        + (" (make small leaves runs/small/checkpoints/sft)" if entry.name in RL else ""))  # fmt: skip
-    if entry.name in RL:
-        from etude.microworld import MicroWorld
-
-        MicroWorld(config)  # says now what every rank would say
+    check_work(config, entry.name, ranks)
     with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume):
         from scaled.runtime import launch
 
@@ -60,6 +57,29 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume
         raise RunError(f"the ranks of {entry.name} failed; what they said stands above. Go on with: etude run {entry.name} --scale full "
                        f"--out {out} --resume" + (f" --backend {backend} --nproc {ranks}" if backend == "gloo" else ""))  # fmt: skip
     show(out)
+
+
+def check_work(config, name: str, ranks: int) -> None:
+    """Says now what every rank would say later, some after minutes. RunError."""
+    from ref.model import CheckpointError, config_of
+
+    corpus = getattr(config, "corpus", None)
+    if corpus and not Path(corpus).is_dir():
+        raise RunError(f"corpus {corpus} is no folder; see --corpus and --set corpus=…")
+    if ranks == 1 and config.dtype != "float32":
+        raise RunError(f"dtype={config.dtype} is what weights are gathered in, and one rank gathers none; see --set dtype=float32, or --nproc")
+    try:
+        network = config_of(config.checkpoint) if config.checkpoint else config.shape(getattr(config, "vocab_size", 0))
+        if network.num_experts % config.ep:
+            raise RunError(f"ep={config.ep} must divide the network's {network.num_experts} experts; see --set ep=…")
+        if not network.num_experts and (getattr(config, "replay", "none") != "none" or config.experts != "model"):
+            raise RunError(f"{name} is about experts, and the network of {config.checkpoint} has none; see --set replay=… and experts=…")
+        if name in RL:
+            from etude.microworld import MicroWorld
+
+            MicroWorld(config)
+    except (CheckpointError, ValueError) as error:
+        raise RunError(str(error)) from None
 
 
 def as_begun(config, out: Path):

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from etude.runs import RunError
 from ref.sampler import Sampler
 from scaled.rl import Played, Rl
-from sims.agent import Language, Payment, pay, play
+from sims.agent import Episode, Language, Payment, pay, play
 from sims.chains import context
 from sims.corpus import task_stream
-from sims.microrepo import Task
+from sims.microrepo import Session, Task
 from sims.policies import read_config
 from sims.recipe import Recipe
 
@@ -42,6 +42,9 @@ class MicroWorld:
         self.payment = Payment(effort_price=c.effort_price, k=c.k, q=c.q, invalid_call=c.invalid_call, kl=0.0)
         self.temperature = c.temperature
         self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
+        prompt = len(Episode(self.language, Session(self.task("rl", 0))).prompt)
+        if prompt + 1 >= self.how.limit:
+            raise RunError(f"a prompt has {prompt} tokens or so, and contexts of {self.how.limit} leave nothing to write; see --set max_len=…")
 
     def task(self, stream: str, number: int) -> Task:
         """A task of a stream; all before it are drawn on the way, which costs nothing beside playing one."""

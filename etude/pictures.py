@@ -15,9 +15,10 @@ import numpy as np  # noqa: E402
 from matplotlib.ticker import LogLocator, NullFormatter  # noqa: E402
 
 from etude.record import STAGES, as_triple, in_words, joined_lines, points_of, smoothed  # noqa: E402
-from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY  # noqa: E402
 
-BEFORE, AFTER = GREY, BLUE
+# Okabe and Ito's colours, which people with any colour vision tell apart.
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+BEFORE, AFTER = "#9AA5B1", BLUE
 
 
 def _axes(title: str, x: str, y: str, size: tuple[float, float] = (5.0, 3.1)) -> tuple[Any, Any]:

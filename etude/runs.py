@@ -44,6 +44,7 @@ __all__ = [
     "atomic_write",
     "describe",
     "fill",
+    "flatten",
     "in_new_process",
     "machine",
     "pack_rng",
@@ -216,7 +217,7 @@ class Run:
         path = out / "config.json"
         try:
             record = json.loads(path.read_text())
-            if not isinstance(record, dict) or not {"technique", "config"} <= set(record):
+            if not isinstance(record, dict) or not {"technique", "config"} <= set(record) or not isinstance(record["config"], dict):
                 raise ValueError("it is not the configuration of a run")
             return record
         except ValueError as error:
@@ -228,7 +229,7 @@ class Run:
             raise RunError(
                 f"{out} holds a run of {before['technique']}, not of {technique}; choose another --out"
             )
-        old, new = _flatten(before["config"]), _flatten(_plain(config))
+        old, new = flatten(before["config"]), flatten(_plain(config))
         for key in [*new, *(key for key in old if key not in new)]:
             if old.get(key, "nothing") != new.get(key, "nothing"):
                 raise RunError(
@@ -290,12 +291,13 @@ class Run:
         self.close()
 
 
-def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested dicts by dotted key."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= _flatten(value, f"{prefix}.{key}" if prefix else key)
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else key)
     return flat
 
 

@@ -17,7 +17,7 @@
 # | **CPT**, continued pretraining | those rows | $-\log p(x_t \mid x_{<t})$, short contexts | 1, 2 |
 # | **MTP**, multi-token prediction | the same rows | $\mathrm{KL}(p\,\Vert\,q^k)$: extra layers guess what the main head will say | 3 |
 # | **long context** | longer rows | both losses; the learning rate falls to its end | 1 |
-# | **SFT**, supervised fine-tuning | demonstrations of an agent at work | $-\log p$ on the agent's own tokens alone | 1, 7 |
+# | **SFT**, supervised fine-tuning | demonstrations of an agent at work | $-\log p$ on the agent's own tokens alone; the MTP layers go along | 1, 7 |
 # | **RL**, reinforcement learning | its own attempts | $-A \log\pi(x)$, $A = r - \bar r$: reward over the mean of a group | 4 to 8 |
 # | **evaluation** | – | tasks, and a codebase, that no stage has seen | this one |
 #
@@ -74,7 +74,8 @@ for who, text in transcript(task, turns):
     print(f"{who:>6} │ " + "\n       │ ".join(text.split("\n")))
 
 # %% [markdown]
-# The reward is one if 32 hidden tests pass, else zero, less small prices for effort and for calls that make no sense.
+# The reward is one if 32 hidden tests pass, else zero, less small prices for effort, for calls that make no sense, and for drifting away from
+# the policy before RL.
 #
 # ## All of it, played live
 #
@@ -108,8 +109,8 @@ for stage, key, _ in panels:
     print(f"{stage:>5} {key}: {first:.3f} at the first step, {last:.3f} at the last")
 
 # %% [markdown]
-# Every loss ends below where it began. RL has nothing to work with: no attempt succeeds, and in a group where all fail $A = r - \bar r$
-# says nothing about the tests. Here is why. The checkpoint that RL left, at work:
+# Losses fall, as far as so few steps can show it. RL has nothing to work with: no attempt succeeds, and in a group where all fail $A = r - \bar
+# r$ says nothing about the tests. Here is why. The checkpoint that RL left, at work:
 
 # %%
 config, language = read_config(root), language_of(root)
@@ -252,9 +253,9 @@ check(2, check_2)
 # %% [markdown]
 # ## How it breaks: attempts are not tasks
 #
-# 300 tasks with 8 attempts each are 2,400 results. They are not 2,400 independent results: a task that is hard is hard eight times over.
-# An interval that resamples attempts believes that it knows far more than it does. How often does a "95%" interval hold the truth? Here
-# 100 tasks are drawn, most of them nearly hopeless or nearly certain, and tried 8 times each; and all of that again and again:
+# 300 tasks with 8 attempts each are 2,400 results. They are not 2,400 independent results: a task that is hard is hard eight times over. An
+# interval that resamples attempts believes that it knows far more than it does. How often does a "95%" interval hold the truth? Here 100 tasks
+# are drawn, half of them nearly hopeless or nearly certain, and tried 8 times each; and all of that again and again:
 
 # %%
 draw = np.random.default_rng(0)
@@ -309,8 +310,8 @@ check(3, check_3)
 # %% [markdown]
 # ## Where to read on
 #
-# * `sims/recipe.py`, the settings first: every field says in one line what it is. `etude run recipe --scale small --seed 3` is a run of
-#   your own, `etude explore`, page *Recipe*, watches it.
+# * `sims/recipe.py`, the settings first: every field says in one line what it is. `etude run recipe --scale small --seed 3` is a run of your
+#   own, `etude explore`, page *The recipe*, watches it.
 # * `sims/evaluation.py`: what is measured before and after, and how decoding is timed.
 # * `results/claims.json`, or `etude claims`: every claim of the sources that was put to the test, and the ones that did not hold here.
 # * Chen et al., "Evaluating large language models trained on code" (arXiv:2107.03374): where the unbiased pass@k comes from.

@@ -69,9 +69,8 @@ print(f"all above 0.002 end between {arrived.min():.2f} and {arrived.max():.2f}"
 #
 # ## What real momentum looks like
 #
-# A small network reads modules of the small world by the character, with Muon for matrices and AdamW for the rest, and with AdamW
-# alone at two learning rates. `optimizers` does the sorting: embeddings, head and router are no maps between activations, and stay with
-# AdamW.
+# A small network reads modules of the small world by the character, with Muon for matrices and AdamW for the rest, and with AdamW alone at three
+# learning rates. `optimizers` does the sorting: embeddings, head and router are no maps between activations, and stay with AdamW.
 
 # %%
 source(muon.split_parameters)
@@ -197,8 +196,8 @@ for m, n in ((64, 64), (256, 64), (1024, 64), (64, 256)):
 
 # %% [markdown]
 # Not one but a little less, since Newton–Schulz ends below one on average. And the last column is why `lr` cannot be carried over from AdamW,
-# which moves every *weight* by about η whatever the shape. Moonlight turns this round: its factor $0.2\sqrt{\max(m, n)}$ gives a weight
-# the step it would have under AdamW, and borrows AdamW's learning rate. Neither is wrong; mixing them up is.
+# which moves every *weight* by about η whatever the shape. Moonlight turns this round: its factor $0.2\sqrt{\max(m, n)}$ gives a weight a step
+# as large as AdamW's are in practice, a fifth of η, and borrows AdamW's learning rate. Neither is wrong; mixing them up is.
 #
 # What Muon does not see is the basis. A regression in which most input directions are rare, once along the axes and once rotated:
 

@@ -45,7 +45,7 @@ source(mtp.MTP.forward, mtp.mtp_loss)
 # * `target = out.hidden.detach()[b, j]`: the teacher is the main head at $j = i + k$, not at $i$, and no gradient goes into it. A teacher
 #   that is also trained would learn to be easy to guess.
 # * `detach_trunk`: unless told otherwise the loss cannot touch the model below at all.
-# * "distill" and "hard" differ in `target` only: a distribution, or the next token of the text (DeepSeek-V3's own loss).
+# * "distill" and "hard" differ in the target only: a distribution, or the next token of the text (DeepSeek-V3's own loss).
 # * No $N \times V$ matrix of probabilities is kept: $-\sum p \log q = \mathrm{logsumexp}(Wh) - m\cdot h$ with $m = \mathbb{E}_p[W]$, so the
 #   teacher comes down to one vector a position.
 #
@@ -129,10 +129,11 @@ for claim in claims("mtp")[:2]:
     print(f"committed: {claim['claim']}: {claim['measured']:+.4f} [{low:.4f}, {high:.4f}] {claim['unit']}, {claim['verdict']}")
 
 # %% [markdown]
-# Distributions are the better teacher, by little for sampled drafts and by more for greedy ones. Here that is one seed; the last lines are
-# what the experiment proper found on the recipe's agent, over several repetitions and at three learning rates. That deeper layers do better is
-# no mistake: each is given the true tokens up to the one it guesses, and has more layers of its own to read them with. When they draft, a
-# guess falls with every one before it.
+# One seed cannot tell much. The last lines are what the experiment proper found on the recipe's network in the middle of pretraining, over
+# several repetitions: distributions are the better teacher, by little for sampled drafts and by more for greedy ones, and with each kind at the
+# best of three learning rates the lead is larger. That the second and third layers do better than the first is no mistake: each is given the
+# true tokens up to the one it guesses, and has more layers of its own to read them with. When they draft, a guess falls with every one before
+# it.
 #
 # ## Exercise 1: the chance that a draft stands
 #
@@ -299,9 +300,9 @@ for claim in claims("mtp"):
 
 # %% [markdown]
 # The price of a draft decides: $c$ bounds the speed-up by $1/c$. Composer 2's base has 61 layers, and a draft of one layer costs about 0.02
-# passes, the green curves; there many drafts pay. Here the model has four layers, and a draft is one layer and a head. That is why the
-# recipe's measured speed-up stays under the 2 to 3 times of the write-ups. And the formula promises more than comes, because it takes
-# verifying several tokens to cost no more than one, and text to be one long turn.
+# passes, the green curves; there many drafts pay. Here the model has four layers, and a draft is one layer and a head. That is why the recipe's
+# measured speed-up stays under the 2 to 3 times of the write-ups. And the formula promises more than comes, because it takes verifying several
+# tokens to cost no more than one, and, where an agent works, text to be one long turn.
 #
 # ## Exercise 3: unequal depths
 #

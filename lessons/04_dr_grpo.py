@@ -26,7 +26,7 @@
 # | DAPO | mean of the group | deviation | of the token | 1; 0 if cut off | 0.2, 0.28 |
 # | GSPO | mean of the group | deviation | of the whole rollout | 1 / own length | 3e-4, 4e-4 |
 #
-# Dr. GRPO, which the report follows, is the one where nothing is divided. Why not? Both divisions look like housekeeping: a mean over tokens,
+# Dr. GRPO, which the report follows, divides nothing, and neither does RLOO. Why not? Both divisions look like housekeeping: a mean over tokens,
 # a standardised score. Each one changes what is being maximised.
 
 # %%
@@ -42,9 +42,9 @@ from sims import grpo_bias
 source(dr_grpo.group_advantages)
 
 # %% [markdown]
-# Three lines carry it. The last one is a division that only `scale="std"` asks for. The leave-one-out baseline is the plain one times
-# $N/(N-1)$: of the group's mean, a share of $1/N$ is the rollout's own reward. And the mean is taken relative to the first reward, because of
-# what happens otherwise in a group where all got the same:
+# Four lines carry it. The last one is a division that only `scale="std"` asks for. With the leave-one-out baseline the advantage is the plain
+# one times $N/(N-1)$: of the group's mean, a share of $1/N$ is the rollout's own reward. And the mean is taken relative to the first reward,
+# because of what happens otherwise in a group where all got the same:
 
 # %%
 alike = torch.full((1, 3), 0.1, dtype=torch.float64)
@@ -83,9 +83,9 @@ for name in dr_grpo.FAMILY:
     print(f"{name:8s} a token:" + "".join(f"{w:11.3f}" for w in token_weights(name, rewards, lengths).tolist()))
 
 # %% [markdown]
-# Under `grpo` and `gspo` a token of the long wrong answer is blamed a quarter as much as one of the short wrong answer. Being wrong at
-# length comes cheap. A token of the short right answer earns four times what one of the long right answer earns. (GSPO sits beside GRPO in
-# every table of this lesson: the two differ in the ratio alone, and here it is one.)
+# Under `grpo` and `gspo` a token of the long wrong answer is blamed a quarter as much as one of the short wrong answer. Being wrong at length
+# comes cheap. A token of the short right answer earns four times what one of the long right answer earns. (GSPO equals GRPO in every table of
+# gradients of this lesson: the two differ in the ratio and its clip, and here the ratio is one.)
 #
 # ## The expected gradient, enumerated
 #
@@ -214,9 +214,9 @@ for name, advantage in itertools.product(("dr_grpo", "dapo"), (1.0, -1.0)):
     print(f"{name:8s} A = {advantage:+.0f}   " + "".join(f"{p:7.2f}" for p in pull(ratios, advantage, dr_grpo.FAMILY[name]).tolist()))
 
 # %% [markdown]
-# Two things surprise at first sight. The clip works on one side only: a token with $A > 0$ that has become *less* likely keeps its full pull back,
-# and so does one with $A < 0$ that has become *more* likely, without any bound ($\rho = 2$ pulls by 2). And a clipped token is not held at the
-# border. It has no gradient at all. DAPO's higher upper border leaves tokens more room to rise.
+# Two things surprise at first sight. The clip works on one side only: a token with $A > 0$ that has become *less* likely keeps its pull back, ρ
+# times A, and so does one with $A < 0$ that has become *more* likely, without any bound ($\rho = 2$ pulls by 2). And a clipped token is not held
+# at the border. It has no gradient at all. DAPO's higher upper border leaves tokens more room to rise.
 #
 # ## Exercise 2: who is still pushed
 #
@@ -253,8 +253,8 @@ check(2, check_2)
 # %% [markdown]
 # ## How it breaks: a group in which all are right
 #
-# Charge a small price for every token, as lesson 6 will, and look at a group where all four answers are right. What distinguishes them is a
-# few hundredths of reward. What does division by the deviation make of it?
+# Charge a small price for every token, as lesson 6 will, and look at a group where all four answers are right. What distinguishes them is one or
+# two thousandths of reward. What does division by the deviation make of it?
 
 # %%
 price, lengths = 0.001, [3, 4, 5, 4]
@@ -288,15 +288,15 @@ for name in ("dr_grpo", "only std"):
     print(f"{name:9s} at a price of {settings.price:g}: {given:.3f} of the gradient is from such groups, sine {sine:.2g}")
 
 # %% [markdown]
-# This is the division that looked harmless a page ago. With a price of two hundredths a token, groups in which every answer is right give
-# sixteen times as large a share of the gradient, and the gradient is turned nearly as far as by the other division. The report gives the
-# blow-up as its reason to leave the deviation out.
+# This is the division that looked harmless a page ago. With a price of two hundredths a token, groups in which every answer is right give some
+# sixteen times as large a share of the gradient, and the gradient is turned nearly as far as by the other division. The report gives the blow-up
+# as its reason to leave the deviation out.
 #
 # ## How it breaks: a mean over whoever happens to be there
 #
-# The second trap is in no paper, because it is in the training loop. A step's rollouts do not fit into memory at once; they come in
-# micro-batches, and on many ranks. Rollouts of like length go together, which saves padding. Divide each loss by *its own* number of tokens
-# and average the parts, as one would for a classifier:
+# The second trap is in none of these papers, because it is in the training loop. A step's rollouts do not fit into memory at once; they come in
+# micro-batches, and on many ranks. Rollouts of like length go together, which saves padding. Divide each loss by *its own* number of tokens and
+# average the parts, as one would for a classifier:
 
 # %%
 generator = torch.Generator().manual_seed(0)

@@ -153,9 +153,9 @@ for kind in kl.KINDS:
 #
 # ## Exercise 2: where k1 belongs
 #
-# $k_1$ is right in the reward, as a number that no gradient passes through. Write the *expected* policy gradient of a reward of
-# $-k_1$ for the distributions above: $\mathbb{E}_{x\sim\pi}[k_1 \nabla\log\pi(x)]$, by summing over the vocabulary. It has to equal
-# $\nabla\mathrm{KL}$.
+# $k_1$ is right in the reward, as a number that no gradient passes through. Write, for the distributions above, the *expected* gradient of the
+# loss that a reward of $-k_1$ makes, which is minus the policy gradient: $\mathbb{E}_{x\sim\pi}[k_1 \nabla\log\pi(x)]$, by summing over the
+# vocabulary. It has to equal $\nabla\mathrm{KL}$.
 
 # %% tags=["exercise"]
 def reward_gradient(logits, reference):
@@ -184,8 +184,8 @@ check(2, check_2)
 # %% [markdown]
 # ## Exercise 3: when to stop trusting k3
 #
-# You measure a KL of `divergence` nats between two nearly Gaussian log-ratios and may draw `n` tokens. Return the estimator, "k1" or "k3",
-# whose mean has the smaller standard error, and that error. Use `kl.gaussian_oracle`.
+# You measure a KL of `divergence` nats between two policies whose log-ratio is nearly Gaussian and may draw `n` tokens. Return the estimator,
+# "k1" or "k3", whose mean has the smaller standard error, and that error. Use `kl.gaussian_oracle`.
 
 # %% tags=["exercise"]
 def choose(divergence, n):

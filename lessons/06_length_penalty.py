@@ -168,8 +168,9 @@ check(2, check_2)
 # tokens solves it with probability $1 - e^{-x/\tau}$: the first tokens help most, and on a hard task help comes slowly. The reward is 1 if solved,
 # minus `price` $\cdot\, C(x)$.
 #
-# Two penalties are compared, linear and $q = 2$, and the comparison has to be fair. `sims/length_penalty.py` does it like this: before
-# training, both cost the same *on average*, and $k$ is one over the mean effort, so that the curve bends where the policy stands.
+# Two penalties are compared, linear and $q = 2$, and the comparison has to be fair. `sims/length_penalty.py` does it like this: before training,
+# both cost the same *on average*, over the efforts that the agent then has, and $k$ is one over the mean effort, so that the curve bends where
+# the policy stands.
 #
 # ## Exercise 3: a price that matches
 #
@@ -200,9 +201,9 @@ def matched_price(efforts, k, q, budget):
 check(3, check_3)
 
 # %% [markdown]
-# The agent begins with efforts around $10\tau$: it solves nearly everything, and thinks far longer than it has to. Prices are matched on five
-# difficulties; two harder ones come on top. For each difficulty it learns one number, the median of its effort (the spread is fixed), along
-# the gradient of the expected reward. That is Dr. GRPO's expected direction (lesson 4), so nothing has to be sampled.
+# The agent begins with efforts around $10\tau$: it solves nearly everything, and thinks far longer than it has to. Prices are matched on the
+# median efforts of five difficulties; two harder ones come on top. For each difficulty it learns one number, the median of its effort (the
+# spread is fixed), along the gradient of the expected reward. That is Dr. GRPO's expected direction (lesson 4), so nothing has to be sampled.
 
 # %%
 known, harder = [10.0, 30.0, 100.0, 300.0, 1000.0], [5000.0, 20_000.0]
@@ -351,7 +352,7 @@ for row in record["rows"]:
 # ## Where to read on
 #
 # * `ref/length_penalty.py`: the trap in the words of its author, and why negative $k$ raises an error.
-# * `etude figure length-penalty` plays Figure 6 and all trainings (half an hour); `etude explore`, page *Length penalties*, re-ranks real
+# * `etude figure length-penalty` plays Figure 6 and all trainings (up to an hour); `etude explore`, page *Length penalties*, re-ranks real
 #   rollouts as you move $k$ and $q$.
 # * `sims/agent.py`, function `pay`: what an episode of the recipe is charged for.
 # * Composer 2 technical report, §4.2, on the other behaviour rewards and on what went wrong with them.

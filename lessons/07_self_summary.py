@@ -52,7 +52,7 @@ source(self_summary._Link.answer_to, self_summary._Link.take, self_summary._Link
 # * `answer_to` passes turns on and counts tokens. After the answer that reaches the trigger it adds the request. So no turn is broken, and a
 #   context may pass the trigger by the `room` that is left for one turn and answer.
 # * `take` receives what was sampled, marks the summary in it, and
-# * `go_on` opens the next context: the prompt, the summary, and a few fixed tokens that hand the word to the policy. A summary that is too
+# * `go_on` opens the next context: the prompt, the summary, and a fixed token or more that hand the word to the policy. A summary that is too
 #   long ends the chain, as running into the limit ends a plain rollout.
 #
 # ## A chain, read
@@ -120,8 +120,8 @@ print(f"self: {total['prefill']} tokens of prefill + {total['saved']} saved = {s
 
 # %% [markdown]
 # `saved` is no estimate. What the chain says that separate calls would have needed besides is, to the token, what separate calls need. (A
-# separate compaction counts as a context of its own here. `none` runs the fewest tokens, in contexts that no limit holds. And this agent has
-# its plan outside the context, so the table is about tokens; what joining does to *success* stands at the end.)
+# separate compaction counts as a context of its own here. `none` runs the fewest tokens, in contexts that reach no limit. And this agent has its
+# plan outside the context, so the table is about tokens; what joining does to *success* stands at the end.)
 
 # %%
 figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
@@ -343,7 +343,7 @@ verdicts("self-summary")
 #
 # * `ref/self_summary.py` from the top; `converse_chain` is the same for one conversation at a time.
 # * `sims/chains.py`: what the scripted agent puts into a summary, and how it is made to forget on purpose.
-# * `etude figure self-summary` plays the experiment (half an hour); `etude explore`, page *Self-summary*, steps through a real chain.
+# * `etude figure self-summary` plays the experiment (up to an hour); `etude explore`, page *Self-summary*, steps through a real chain.
 # * `sims/reinforcement.py`, function `improve`: rewards and drift by chain, rows by segment, in the recipe's own step.
 # * Composer 2 technical report, §4.1, on self-summarisation.
 # * Next: lesson 8, what happens when sampler and trainer disagree about the experts.

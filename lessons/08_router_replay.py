@@ -138,11 +138,12 @@ for way in ("own", "plain"):
     print(f"{way:6s} mean |log π − log μ|: {size[moved].mean():.3f} nats where some expert differs, {size[~moved].mean():.3f} elsewhere")
 
 # %% [markdown]
-# Read the first two rows. Nothing was trained between the two, and still a third of the ratios lie outside a clip of ±0.2. Replay brings the 99th
-# percentile down to about a quarter. The last two lines say where from: replay changes little where the experts agree anyway, and makes the
-# other tokens like those. What remains is rounding proper, inside experts and attention, and replay cannot take it away.
+# Read the first two rows. Nothing was trained between the two, and still a third of the ratios lie outside a clip of ±0.2. Replay brings the
+# 99th percentile down to about a quarter. The last two lines say where from: replay changes much less where the experts agree anyway (what it
+# mends there came from other tokens, through attention), and makes the other tokens like those. What remains is rounding proper, inside experts
+# and attention, and replay cannot take it away.
 #
-# Then the filter. At $\alpha = 0.5$ it does nothing here, not a single expert is that implausible. Closer to one it drops some, and the
+# Then the filter. At $\alpha = 0.5$ it does next to nothing here: hardly an expert is that implausible. Closer to one it drops some, and the
 # mismatch goes *up*: who wins a near-tie is plausible either way, and each one dropped is a step away from the engine that is to be followed.
 # The report finds that the filter lowers the p99. We come to a case where it does.
 #
@@ -206,9 +207,9 @@ for b, f in zip(bits, swept, strict=True):
           f"replayed: p99 {f['replay_p99']:.3f}, largest {f['replay_max']:.3f}")  # fmt: skip
 
 # %% [markdown]
-# The weights change in the thirteenth decimal place, and the token becomes more than ten times as likely. A finer dtype does not cure that, it
-# makes it rarer. On the right, with every bit more of mantissa, the replayed p99 and the largest value about halve, as rounding errors do. With
-# own experts far fewer decisions differ, but the largest jump shrinks little.
+# The weights change in the thirteenth decimal place, and the token becomes many times as likely, or as unlikely. A finer dtype does not cure
+# that, it makes it rarer. On the right, with every bit more of mantissa, the replayed p99 and the largest value about halve, as rounding errors
+# do. With own experts far fewer decisions differ, but the largest jump shrinks little.
 #
 # ## Exercise 2: how layers add up
 #
@@ -334,9 +335,9 @@ for normalise in (True, False):
 shifted = told([replace(rollout, experts=rollout.experts.roll(1, 0)) for rollout in rollouts])
 
 # %% [markdown]
-# Misplaced replay is far worse than none. Now the filter earns its keep: it throws out what this router cannot believe and lowers the p99, though
-# not to what own experts give. Better still, it *counts*. At $\alpha = 0.5$ the aligned indices lost nothing and the shifted ones lose a third.
-# A share of dropped experts that is far from zero is an alarm, and it is cheap to log.
+# Misplaced replay is far worse than none. Now the filter earns its keep: it throws out what this router cannot believe and lowers the p99,
+# though below $\alpha = 1$ not to what own experts give. Better still, it *counts*. At $\alpha = 0.5$ the aligned indices lost next to nothing
+# and the shifted ones lose a third. A share of dropped experts that is far from zero is an alarm, and it is cheap to log.
 #
 # ## What trained agents did
 

@@ -140,9 +140,9 @@ print(f"the bound, by cost: {bound(costs, dealt['by cost'], ranks) / costs.sum()
 
 # %% [markdown]
 # Left: the lengths of this step were cut at 40,000 tokens, so that no one sequence is more than a rank's share; dealing by cost then comes out
-# even to the eye. Dealing by tokens is even in tokens and not in work: ranks with a few long sequences keep all others waiting. Right,
-# without that cut: the dotted line is a rank that holds nothing but the longest sequence. Once it rises above one, it *is* the imbalance,
-# whoever deals. That is where the next section begins; but first, is the rule the best there is?
+# even to the eye. Dealing by tokens is even in tokens and not in work: ranks with a few long sequences keep all others waiting. Right, without
+# that cut: the dotted line is a rank that holds nothing but the longest sequence. Once it rises above one no dealing can come below it, and soon
+# dealing by cost or by tokens comes down to it exactly. That is where the next section begins; but first, is the rule the best there is?
 #
 # ## Exercise 2: not the best
 #
@@ -187,8 +187,8 @@ for costs_of, ranks_of in ((torch.tensor([3.0, 3, 2, 2, 2]), 2), (torch.tensor([
           f"4/3 − 1/(3R) = {4 / 3 - 1 / (3 * ranks_of):.4f}")  # fmt: skip
 
 # %% [markdown]
-# It takes few and large pieces to do that. With sixteen sequences a rank a solver would gain a percent or two, and every rank would have to
-# run the same solver to the same end.
+# It takes few and large pieces to do that. With sixteen sequences a rank, none longer than a rank's share, a solver would gain next to nothing
+# (a thousandth here, says the bound), and every rank would have to run the same solver to the same end.
 #
 # ## One sequence too long
 #
@@ -259,7 +259,7 @@ def check_4():
     got = filled(torch.tensor([5, 5]), 8)
     assert abs(got - 10 / 16) < 1e-12, f"two rows of 8 with 5 tokens each are 10/16 full, not {got}"
     some = lengths[lengths <= 8192]
-    assert filled(some, 8192) > 0.98, "a thousand sequences leave hardly anything empty"
+    assert filled(some, 8192) > 0.98, "so many sequences leave hardly anything empty"
 
 
 check(4, check_4)
@@ -306,7 +306,8 @@ print("without document numbers:", ", ".join(f"{x:.0e}" for x in away(model(ids)
 # Only the sequence that lies first in its row comes out right. The others see strangers in front of them. (Their places in the row do no
 # harm: rotary embedding knows distances only. What is left with document numbers is rounding.)
 #
-# The second leak is in the loss. The token before a border has as its target the first token of the next sequence, which nobody could know:
+# The second leak is in the loss. The token before a border has as its target the first token of the next sequence, which nobody could know, and
+# behind the last sequence of a row padding is scored:
 
 # %%
 hidden = model(ids, doc=doc, logits=False).hidden

@@ -8,7 +8,7 @@
 #
 # ## The idea
 #
-# Four bits hold sixteen numbers. That is enough for a product of matrices only if the sixteen lie where the values are, so a *block* of values
+# Four bits hold sixteen codes. That is enough for a product of matrices only if the sixteen lie where the values are, so a *block* of values
 # shares a scale that puts them there. What differs between formats is who shares:
 #
 # | | a value is | and shares | with |
@@ -99,8 +99,9 @@ for number in range(2):
     print("          is ", " ".join(f"{v:6.2f}" for v in seen[0, some].tolist()))
 
 # %% [markdown]
-# The outlier in the first block costs its fifteen neighbours nearly everything; the second block hardly notices. That is what small blocks are
-# for. How much is left of a number, by how far it lies below the largest of its block?
+# The outlier in the first block costs its fifteen neighbours most of what they were: nine of the first block's become zero and the rest keep
+# hardly a digit; the second block hardly notices. That is what small blocks are for. How much is left of a number, by how far it lies below the
+# largest of its block?
 
 # %%
 below = torch.logspace(-8, 0, 240, base=2)
@@ -231,8 +232,8 @@ for axes in (left, right):
 plt.show()
 
 # %% [markdown]
-# Left: from eight bits to four is about a dozen decibels, whatever the operand; and per tensor loses hardly more than per token, for tokens
-# are much alike here. So why not take one scale? Right (what lies on the bottom line did not move at all).
+# Left: from eight bits to four is ten to fifteen decibels, whatever the operand; and per tensor loses hardly more than per token, for tokens are
+# much alike here. So why not take one scale? Right (what lies on the bottom line did not move at all).
 #
 # ## How it breaks: seeing the future
 #

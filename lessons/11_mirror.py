@@ -303,9 +303,9 @@ check(3, check_3)
 #
 # ## The experiment: twenty steps, five ways
 #
-# The same network, the same batches, float64. Once with `ref` in this process; on two ranks in four layouts; and on two ranks in a fifth
-# way, which is how such code is often written first: each rank takes the mean over its own tokens, and gradients are averaged. Rows are dealt as
-# lesson 9 would: one rank has a few long texts, the other many short ones.
+# The same network, the same batches, float64. Once with `ref` in this process; on two ranks in four layouts; and on two ranks in a fifth way,
+# which is how such code is often written first: each rank takes the mean over its own tokens, and gradients are averaged. Rows are dealt
+# unevenly, on purpose: one rank has the four long texts, the other the four short ones.
 
 # %%
 steps, rows, length = quick(20, 3), 8, 32
@@ -395,8 +395,9 @@ print(f"a token of rank 1 weighs {counted[0] / counted[1]:.1f} times what one of
 # repository are arguments (`budget`, `n_tokens`) or counts that are summed over all ranks, and why `shard` above sets FSDP's divide factor to
 # one: its default averages gradients over ranks, which is the same mistake from the other side.
 #
-# The bug is common because it hides so well: with one rank, or with rows of one length, both means are the same number. A test with two ranks and
-# *unequal* shards sees it at once. All tests of `tests/mirror` draw unequal shards.
+# The bug is common because it hides so well: with one rank, or with rows of one length, both means are the same number. A test with two ranks
+# and *unequal* shards sees it at once. The tests of losses in `tests/mirror` draw masks and groups at random, so that shards are unequal most of
+# the time.
 
 # %%
 two.stop()

@@ -12,13 +12,17 @@ A lesson never defines again what `ref/` defines: it imports it, and takes it ap
 """
 
 import contextlib
+import hashlib
 import inspect
 import io
 import json
 import os
+import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +30,7 @@ from etude.runs import Run, fill
 from sims import recipe
 from sims.policies import SMOKE
 
-__all__ = ["QUICK", "check", "claims", "play", "quick", "source", "tiny_run", "verdicts"]
+__all__ = ["QUICK", "check", "claims", "play", "quick", "source", "tiny_folder", "tiny_run", "verdicts"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "lessons"
@@ -97,14 +101,22 @@ def play(part: Callable[..., T], *arguments: Any) -> T:
         return part(run, *arguments)
 
 
+def tiny_folder() -> Path:
+    """Where the tiny run lies. The settings are in its name: a run of other settings is another run, and cannot be gone on with."""
+    settings = json.dumps(asdict(fill(recipe.Recipe, SMOKE)), sort_keys=True)
+    return RUNS / f"tiny-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
+
+
 def tiny_run() -> Path:
-    """A finished run of the recipe at its smallest, in runs/lessons/: played once (half a minute), then found there. Its agent has learned
-    nothing; what lessons show with it is how things hang together."""
-    root = RUNS / "tiny"
-    config = fill(recipe.Recipe, SMOKE)
+    """A finished run of the recipe at its smallest, in runs/lessons/: played once (half a minute), then found there until its settings
+    change. Its agent has learned nothing; what lessons show with it is how things hang together."""
+    root, config = tiny_folder(), fill(recipe.Recipe, SMOKE)
     begun = (root / "config.json").exists()
     if not begun:
         print("a tiny run of the recipe is played first, once: half a minute", file=sys.stderr)
+        for old in RUNS.glob("tiny*"):
+            if re.fullmatch("tiny(-[0-9a-f]{8})?", old.name) and (old / "config.json").is_file():  # what a learner has put here stays
+                shutil.rmtree(old)
     with hushed(), Run.open(root, "recipe", config, resume=begun) as run:
         recipe.run(run, config)
     return root

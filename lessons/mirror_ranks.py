@@ -6,9 +6,12 @@
 
 What a notebook defines no other process can import. So a function is sent as its text, and with it what it names: modules and what was
 imported from them by their names, other functions of the notebook as their texts, everything else pickled. Ranks are started at the
-first call and stay; where one raises, the call raises the same here, with the rank's traceback as a note.
+first call and stay; where one raises, the call raises the same here, with the rank's traceback as a note. A call that is interrupted,
+or in which a rank ends, ends them all: what they might still answer is not to be taken for the answer to the next call, which starts
+new ones.
 """
 
+import ast
 import atexit
 import builtins
 import importlib
@@ -52,76 +55,103 @@ class Ranks:
             here, there = Pipe()
             command = [sys.executable, "-m", "lessons.mirror_ranks", str(there.fileno()), str(rank), str(self.n), self.folder.name]
             with open(Path(self.folder.name) / f"{rank}.err", "wb") as said:
-                self.processes.append(subprocess.Popen(command, env=environment, pass_fds=[there.fileno()], stderr=said))
+                # In a session of their own, so that Ctrl-C and a notebook's interrupt reach this process alone, which then ends them.
+                self.processes.append(subprocess.Popen(command, env=environment, pass_fds=[there.fileno()], stderr=said, start_new_session=True))
             there.close()
             self.pipes.append(here)
 
     def stop(self) -> None:
         """Ends the processes."""
-        for pipe in self.pipes:
+        pipes, processes, self.pipes, self.processes = self.pipes, self.processes, [], []
+        for pipe in pipes:
             pipe.close()
-        for process in self.processes:
+        for process in processes:
             process.kill()
             process.wait()
-        if self.processes:
+        if processes:
             self.folder.cleanup()
-        self.pipes, self.processes = [], []
 
     def run(self, layout: dict[str, int], function: Callable, *arguments: Any) -> list:
         """The results of all ranks. Raises what a rank raised; RuntimeError when one ends or hangs."""
         request = pickle.dumps((layout, packed(function), function.__name__, arguments))
-        if not self.processes:
-            self.start()
-        for pipe in self.pipes:
-            pipe.send_bytes(request)
+        if any(process.poll() is not None for process in self.processes):
+            self.stop()  # one ended since the last call, and the others are of no use without it
+        try:
+            if not self.processes:
+                self.start()
+            results, failure = self.answers(request)
+        except BaseException:
+            self.stop()
+            raise
+        if failure:
+            raise failure
+        return results
+
+    def answers(self, request: bytes) -> tuple[list, BaseException | None]:
+        """What each rank answers, and what the first that failed has raised. Raises where one does not answer."""
         results: list = [None] * self.n
         waiting = {pipe: rank for rank, pipe in enumerate(self.pipes)}
         failure: BaseException | None = None
+        for pipe, rank in waiting.items():
+            try:
+                pipe.send_bytes(request)
+            except OSError:
+                raise self.ended(rank) from None
         while waiting:
             ready = wait(list(waiting), GRACE if failure else TIMEOUT)
             if not ready:
                 hung = sorted(waiting.values())
-                self.stop()
                 raise failure or RuntimeError(f"ranks {hung} did not answer within {TIMEOUT:.0f} s; do all ranks call the same collectives?")
             for pipe in ready:
                 rank = waiting.pop(pipe)
                 try:
                     fine, results[rank] = pickle.loads(pipe.recv_bytes())
                 except (EOFError, OSError):
-                    said = (Path(self.folder.name) / f"{rank}.err").read_text(errors="replace").strip().splitlines()
-                    self.stop()
-                    raise RuntimeError(f"rank {rank} ended: {said[-1] if said else 'it left no word'}") from None
+                    raise self.ended(rank) from None
                 failure = failure or (None if fine else results[rank])
-        if failure:
-            raise failure
-        return results
+        return results, failure
+
+    def ended(self, rank: int) -> RuntimeError:
+        """What is to be said of a rank that is no more."""
+        said = (Path(self.folder.name) / f"{rank}.err").read_text(errors="replace").strip().splitlines()
+        return RuntimeError(f"rank {rank} ended: {said[-1] if said else 'it left no word'}")
 
 
 def packed(function: Callable, known: dict | None = None) -> dict[str, tuple]:
-    """The text of a function and of all that it names and a fresh process does not know: name → how to come by it."""
+    """The text of a function and of all that it names and a fresh process does not know: name → how to come by it. A function stands behind
+    those that it names: where one is its decorator or the default of an argument, it has to be there first."""
     found = {} if known is None else known
     if function.__name__ == "<lambda>":
         raise ValueError("a lambda cannot be sent to ranks; give the function a name")
-    found[function.__name__] = "text", textwrap.dedent(inspect.getsource(function))
-    said = names(function.__code__)
+    inner, text = inspect.unwrap(function), textwrap.dedent(inspect.getsource(function))
+    found[function.__name__] = "text", text
+    said = names(inner.__code__) | names(head(text))
     for name in said:
-        if name in found or name not in function.__globals__:
+        if name in found or name not in inner.__globals__:
             continue
-        value = function.__globals__[name]
+        value = inner.__globals__[name]
         if isinstance(value, types.ModuleType):
             inside = [part for part in (f"{value.__name__}.{attribute}" for attribute in said) if part in sys.modules]
             found[name] = "module", value.__name__, *inside
-        elif isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__:
+        elif isinstance(value, types.FunctionType) and inspect.unwrap(value).__globals__ is inner.__globals__:
             packed(value, found)
         elif callable(value) and importable(value):
             found[name] = "import", value.__module__, value.__qualname__
         else:
             found[name] = "value", value
+    found[function.__name__] = found.pop(function.__name__)
     return found
 
 
+def head(text: str) -> types.CodeType:
+    """The code that defines a function without its body: its decorators, defaults and annotations are looked up by whoever defines it."""
+    tree = ast.parse(text)
+    tree.body[0].body = ast.parse("pass").body
+    return compile(tree, "<head>", "exec")
+
+
 def names(code: types.CodeType) -> set[str]:
-    """What a function's code, and code inside it, looks up beyond its own variables."""
+    """What code, and code inside it, looks up beyond its own variables."""
     inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
     return set(code.co_names).union(*map(names, inner)) - set(vars(builtins))
 

@@ -129,12 +129,12 @@ class KVCache:
     """
 
     def __init__(
-        self, config: Config, batch: int, max_len: int, dtype=torch.float32, layers: int | None = None
+        self, config: Config, batch: int, max_len: int, dtype=torch.float32, layers: int | None = None, device=None
     ):
         shape = (batch, config.num_key_value_heads, max_len, config.head_dim)
         layers = config.num_hidden_layers if layers is None else layers
-        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(layers)]
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.length, self.max_len = 0, max_len
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

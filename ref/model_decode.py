@@ -30,9 +30,9 @@ def unit(x: Tensor, eps: Tensor) -> Tensor:
     return torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_().mul(x)
 
 
-def copied(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous copy in main memory, in another dtype, that no optimiser step reaches."""
-    return weight.detach().to("cpu", dtype).clone(memory_format=torch.contiguous_format)
+def copied(weight: Tensor, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """A contiguous copy, by default in main memory, in another dtype, that no optimiser step reaches."""
+    return weight.detach().to(device, dtype).clone(memory_format=torch.contiguous_format)
 
 
 def entrance(block: Block, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -127,14 +127,14 @@ class Rows:
     Attention's weights are copied when it is made, in the model's dtype; all others stay the model's."""
 
     def __init__(self, model: Transformer, max_len: int):
-        self.model, dtype = model, model.embed_tokens.weight.dtype
+        self.model, dtype, device = model, model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
         wide = torch.promote_types(dtype, torch.float32)
-        rope = rope_table(model.config, torch.arange(max_len), wide)
+        rope = rope_table(model.config, torch.arange(max_len, device=device), wide)
         with torch.no_grad():
             laid_out = [entrance(block, rope) for block in model.layers]
-            self.qkv = [copied(qkv.t(), dtype) for qkv, _ in laid_out]
-            self.tables = [copied(table, dtype).unbind() for _, table in laid_out]
-        self.eps = torch.tensor(model.config.rms_norm_eps, dtype=dtype)
+            self.qkv = [copied(qkv.t(), dtype, device) for qkv, _ in laid_out]
+            self.tables = [copied(table, dtype, device).unbind() for _, table in laid_out]
+        self.eps = torch.tensor(model.config.rms_norm_eps, dtype=dtype, device=device)
 
     def step(self, ids: Int[Tensor, " B"], cache: KVCache) -> tuple[Float[Tensor, "B D"], list[Tensor]]:
         """Final hidden states, to which `model.head` gives logits, and the experts of each MoE layer [B, K].

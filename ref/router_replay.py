@@ -128,7 +128,7 @@ def mismatch(
         raise ValueError("mask must be True somewhere: there is no sampled token to compare")
     difference = (behavior - logp)[mask].double()
     size = difference.abs()
-    p50, p99 = torch.quantile(size, torch.tensor([0.5, 0.99], dtype=size.dtype)).tolist()
+    p50, p99 = torch.quantile(size, torch.tensor([0.5, 0.99], dtype=size.dtype, device=size.device)).tolist()
     return {"kl": difference.mean().item(), "p50": p50, "p99": p99, "max": size.max().item()}
 
 

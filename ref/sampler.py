@@ -71,10 +71,10 @@ def sample(logits: Float[Tensor, "B V"], temperature: float, generator: torch.Ge
     """Tokens [B] drawn from softmax(logits / temperature) by inverting the cumulative distribution, and their log-probabilities
     [B] under it (float32). Temperature 0 is greedy: the first maximum, with log-probability 0."""
     if temperature == 0:
-        return logits.argmax(-1), torch.zeros(len(logits))
+        return logits.argmax(-1), torch.zeros(len(logits), device=logits.device)
     logp = (logits.float() / temperature).log_softmax(-1)
     mass = logp.exp().double().cumsum(-1)
-    u = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64) * mass[:, -1:]
+    u = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64, device=logits.device) * mass[:, -1:]
     token = torch.searchsorted(mass, u, right=True).clamp_(max=logits.shape[-1] - 1)
     return token[:, 0], logp.gather(1, token)[:, 0]
 
@@ -114,7 +114,7 @@ class Sampler:
         generator: torch.Generator | None = None,
     ) -> list[Rollout]:
         """Play all conversations to their end or to `max_len` tokens, in one batch; results in the order given."""
-        B, config = len(conversations), self.model.config
+        B, config, device = len(conversations), self.model.config, self.model.embed_tokens.weight.device
         known = torch.tensor([min(len(c.prompt), max_len) for c in conversations])  # tokens of a row that are decided
         tokens = torch.zeros(B, max_len, dtype=torch.long)
         for row, c in enumerate(conversations):
@@ -125,23 +125,23 @@ class Sampler:
         experts = torch.zeros(B, max_len, layers, config.num_experts_per_tok, dtype=torch.int16)
         turn_start, finished = known.tolist(), [False] * B
 
-        cache, decode = KVCache(config, B, max_len, self.dtype), Rows(self.model, max_len)
+        cache, decode = KVCache(config, B, max_len, self.dtype, device=device), Rows(self.model, max_len)
         rows, live = torch.arange(B), torch.ones(B, dtype=torch.bool)  # the rows of the batch; those not over
         t = 0
         while live.any() and t < max_len - 1:
             # One token a step, or as many as every row already knows: the common length of the prompts goes in one pass.
             n = min(max(t + 1, int(known[rows[live]].min())), max_len - 1)
             if n == t + 1:
-                hidden, chosen = decode.step(tokens[rows, t], cache)
+                hidden, chosen = decode.step(tokens[rows, t].to(device), cache)
             else:
-                out = self.model(tokens[rows, t:n], cache=cache, logits=False)
+                out = self.model(tokens[rows, t:n].to(device), cache=cache, logits=False)
                 hidden, chosen = out.hidden[:, -1], out.experts
             if layers:
-                experts[rows, t:n] = torch.stack(chosen, 1).to(torch.int16).view(len(rows), n - t, layers, -1)
+                experts[rows, t:n] = torch.stack(chosen, 1).to("cpu", torch.int16).view(len(rows), n - t, layers, -1)
             t = n
             free = (live & (known[rows] == t)).nonzero()[:, 0]
             if len(free):
-                drawn, drawn_logp = sample(self.model.head(hidden[free]), temperature, generator)
+                drawn, drawn_logp = (x.cpu() for x in sample(self.model.head(hidden[free.to(device)]), temperature, generator))
                 speakers = rows[free]
                 tokens[speakers, t], sampled[speakers, t], logp[speakers, t] = drawn, True, drawn_logp
                 known[speakers] = t + 1
@@ -156,7 +156,7 @@ class Sampler:
                     tokens[row, t + 1 : turn_start[row]] = torch.tensor(answer[: max_len - t - 1], dtype=torch.long)
             # A row that is over still costs its share of every step, dropping it a copy of the cache: drop them in tenths.
             if live.sum() <= 0.9 * len(rows):
-                cache.select(live.nonzero()[:, 0])
+                cache.select(live.nonzero()[:, 0].to(device))
                 rows, live = rows[live], torch.ones(int(live.sum()), dtype=torch.bool)
         version = torch.where(sampled, self.version, -1)
         return [

@@ -61,7 +61,7 @@ def begun(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], names: 
                 name = of[id(p)]
                 keys = [one.removeprefix(name + ".") for one in held if one.rpartition(".")[0] == name]
                 for key in sorted(keys):
-                    optimizer.state[p][key] = torch.zeros(()) if key == "step" else torch.zeros_like(p, memory_format=torch.preserve_format)
+                    optimizer.state[p][key] = torch.zeros((), device=p.device) if key == "step" else torch.zeros_like(p, memory_format=torch.preserve_format)
 
 
 def load_folder(model: nn.Module, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
@@ -95,6 +95,7 @@ def save_folder(
 ) -> None:
     """A sharded network as a Hugging Face folder on a file system that all ranks see, whole or not at all; all ranks together."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    sharding.rest(model)
     paths: list = [None]
     if rank == 0:
         paths = [ref.begin(folder)]

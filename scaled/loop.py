@@ -78,7 +78,8 @@ class Ranks:
 
     def __post_init__(self):
         self.at_least(1, "steps", "length", "cp", "ep", "checkpoint_every")
-        self.at_least(0, "max_norm", "restarts", "muon_lr", "adamw_lr")
+        self.at_least(1, "timeout")
+        self.at_least(0, "max_norm", "restarts", "muon_lr", "adamw_lr", "seed")
         if self.length % (2 * self.cp):
             raise ValueError(f"length must be a multiple of 2 · cp = {2 * self.cp}, got {self.length}")
         if not (0 <= self.warmup and 0 <= self.decay and self.warmup + self.decay <= 1):

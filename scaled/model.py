@@ -176,12 +176,15 @@ class Transformer(ref.Transformer):
 
     def __init__(self, config: Config, *, drawn: bool = True):
         """`drawn=False` leaves the weights as memory had them: whoever loads others need not wait for these."""
-        if current().layout.world == 1:
+        one = current().layout.world == 1
+        if one and drawn:
             super().__init__(config)
+            self.to(current().device)
             return
         with torch.device("meta"):
             super().__init__(config)
-        shard(self, self.layers)
+        if not one:
+            shard(self, self.layers)
         self.to_empty(device=current().device)
         if drawn:
             initialise(self, config)
@@ -246,10 +249,11 @@ def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> T
 
 def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:
     """`ref.model.load_hf`; each rank reads its part. CheckpointError as there."""
-    if current().layout.world == 1:
-        return ref.load_hf(path, dtype)
     model = Transformer(ref.config_of(path), drawn=False)
-    load_folder(model, path, dtype)
+    if current().layout.world == 1:
+        model.to(dtype).load_state_dict(ref.load_hf(path, dtype).state_dict())
+    else:
+        load_folder(model, path, dtype)
     return model
 
 

@@ -27,6 +27,6 @@ def balance(costs: Float[Tensor, " S"], ranks: int) -> Int[Tensor, " S"]:
 
 def imbalance(costs: Float[Tensor, " S"], rank_of: Int[Tensor, " S"], ranks: int) -> float:
     """The fullest rank's load over the mean load, of all ranks' sequences."""
-    loads = summed(torch.zeros(ranks, dtype=torch.float64).index_add_(0, rank_of, costs.double()), "dp")
+    loads = summed(torch.zeros(ranks, dtype=torch.float64, device=costs.device).index_add_(0, rank_of.to(costs.device), costs.double()), "dp")
     most = loads.max()
     return 1 / float((loads / most).mean()) if float(most) else 1.0  # not most / mean: the mean of the least loads is zero

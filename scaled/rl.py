@@ -103,6 +103,8 @@ class Rl(Ranks):
         self.at_least(0, "kl", "effort_price", "invalid_call", "heldout", "clip_low", "clip_high")
         if self.max_len > self.length:
             raise ValueError(f"length must hold a context of max_len = {self.max_len} tokens, got {self.length}")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are the same")
         if not 0 <= self.replay_alpha <= 1:
             raise ValueError(f"replay_alpha must lie between 0 and 1, got {self.replay_alpha}")
 
@@ -162,7 +164,9 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
     folder, rank = Path(folder), dist.get_rank()
     begin(c, folder, rank)
     model, reference = load_hf(c.checkpoint), load_hf(c.checkpoint) if c.kl else None
-    sampler = Sampler(ref.Transformer(model.config).to(current().device), getattr(torch, c.sampler_dtype))
+    with torch.device("meta"):  # no room is taken before the dtype is known: `fetch` fills it
+        sampler = Sampler(ref.Transformer(model.config), getattr(torch, c.sampler_dtype))
+    sampler.model.to_empty(device=current().device)
     found = {}
     if c.heldout:
         found["heldout_before"] = heldout(c, reference or model, sampler, world)
@@ -188,7 +192,7 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: S
     if reference is not None:
         with torch.no_grad():
             for batch in batches:
-                logp = own_logp(reference, batch, None)[0]
+                logp = own_logp(reference, batch, None, c.temperature)[0]
                 drift.index_add_(0, batch.conversation[batch.keep], token_kl(batch.behavior, logp, "k1")[batch.keep].double())
         drift = summed(drift)
     # A dp rank's conversations are its cp ranks' shares; of the groups they belong to, other dp ranks have the rest.
@@ -199,7 +203,7 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: S
 
     total, pairs, routed = 0.0, [], []
     for batch in batches:
-        logp, chosen = own_logp(model, batch, routing(c, batch))
+        logp, chosen = own_logp(model, batch, routing(c, batch), c.temperature)
         # Packed, a row holds tokens of several rollouts: each token is handed in as a row of its own.
         flat = (x.reshape(-1, 1) for x in (logp, batch.behavior))
         loss = policy_loss(*flat, advantages[batch.conversation.flatten()], batch.keep.reshape(-1, 1),
@@ -289,11 +293,12 @@ def routing(c: Rl, batch: Batch) -> list | None:
     return list(layers) if c.replay == "plain" else [partial(replay, replayed=e, k=K, alpha=c.replay_alpha) for e in layers]
 
 
-def own_logp(model: Transformer, batch: Batch, experts: list | None) -> tuple[Tensor, list[Tensor]]:
-    """Log-probs [B, T/cp] of the tokens that the policy chose, zero elsewhere, where the head is not asked; and the experts taken."""
+def own_logp(model: Transformer, batch: Batch, experts: list | None, temperature: float) -> tuple[Tensor, list[Tensor]]:
+    """Log-probs [B, T/cp], at the temperature that they were sampled at, of the tokens that the policy chose, zero elsewhere, where the
+    head is not asked; and the experts taken."""
     out = model(batch.ids, doc=batch.doc, logits=False, experts=experts)
     at = batch.keep.nonzero(as_tuple=True)
-    logp = model.logprob(out.hidden[at], batch.target[at])
+    logp = model.logprob(out.hidden[at] / temperature, batch.target[at])
     return logp.new_zeros(batch.keep.shape).index_put(at, logp), out.experts
 
 

@@ -16,6 +16,7 @@ A step's rows are drawn by (seed, epoch) alone, whatever the layout.
 
 import os
 import sysconfig
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -60,6 +61,9 @@ class Full(Ranks):
     def __post_init__(self):
         super().__post_init__()
         self.at_least(1, "rows", "layers")
+        self.at_least(len(cpt.SPECIAL_TOKENS) + 256, "vocab_size")
+        if self.perplexity_tokens:
+            self.at_least(2, "perplexity_tokens")
 
     def check(self, dp: int) -> None:
         if self.rows % dp:
@@ -115,7 +119,8 @@ def data(c: Full, folder: Path, rank: int) -> tuple[Tokenizer, np.ndarray, np.nd
         np.save(at / "rows.npy", ids)
         np.save(at / ".doc.npy", doc)
         os.replace(at / ".doc.npy", at / "doc.npy")  # the last, so that who finds it finds all
-    dist.barrier()
+    while not (at / "doc.npy").exists():  # for as long as rank 0 needs; in a collective the others would give up
+        time.sleep(0.1)
     tokenizer = Tokenizer.from_file(str(at / "tokenizer.json"))
     return tokenizer, np.load(at / "rows.npy", mmap_mode="r"), np.load(at / "doc.npy", mmap_mode="r"), held
 

@@ -170,16 +170,16 @@ def pad(
 
 
 @torch.no_grad()
-def reference_kl(reference, ids: Tensor, mask: Tensor, behavior_logp: Tensor) -> Tensor:
+def reference_kl(reference, ids: Tensor, mask: Tensor, behavior_logp: Tensor, temperature: float = 1.0) -> Tensor:
     """Sum over a rollout's own tokens of k1 = log μ − log π_ref, [B] nats: what the reward is charged for
     drifting."""
-    logp = own_logp(reference, reference(ids, logits=False).hidden, ids, mask)
+    logp = own_logp(reference, reference(ids, logits=False).hidden, ids, mask, temperature)
     return (kl.token_kl(behavior_logp[:, 1:], logp, "k1") * mask[:, 1:]).sum(1)
 
 
-def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """Log-probs [B, T−1] of the tokens that `mask` [B, T] calls the policy's own, given those before them; zero elsewhere, where
+def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probs [B, T−1], at the temperature that they were sampled at, of the tokens that `mask` [B, T] calls the policy's own, given those before them; zero elsewhere, where
     the head is not asked."""
     row, t = mask[:, 1:].nonzero(as_tuple=True)
-    logp = model.logprob(hidden[row, t], ids[row, t + 1])
+    logp = model.logprob(hidden[row, t] / temperature, ids[row, t + 1])
     return logp.new_zeros(len(ids), ids.shape[1] - 1).index_put((row, t), logp)

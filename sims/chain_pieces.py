@@ -51,7 +51,7 @@ def retold(before: Transformer, recipe: Recipe, language: Language, tasks: list[
 def priced(before: Transformer, recipe: Recipe, episode: Episode) -> dict:
     """What a rollout of the group got, in named parts, and its contexts as [given, written, of them summary] tokens."""
     segments, payment = episode.chain.segments, recipe.rl.payment
-    drift = reference_kl(before, *pad(segments)).sum().item()
+    drift = reference_kl(before, *pad(segments), recipe.rl.temperature).sum().item()
     paid = pay(episode, payment)
     return {
         "success": bool(episode.verdict.tests), "tests": paid["tests"], "effort": paid["effort"], "invalid": paid["invalid"],

@@ -1,6 +1,6 @@
 """Figure 2: does more continued pretraining give a lower loss after SFT, and a lower loss a higher RL reward?
 
-    etude figure cpt-rl                 90 minutes on one thread of a busy machine; on two not yet timed
+    etude figure cpt-rl                 55 minutes on two threads
     etude figure cpt-rl --quick
 
 The recipe at log-spaced budgets of pretraining tokens, several seeds of each: short and long context in the recipe's

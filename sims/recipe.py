@@ -191,6 +191,8 @@ class Rl:
     """Sampled success after SFT below which RL is not begun: penalties would only teach it to stop at once."""
 
     def __post_init__(self):
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are the same")
         one = ("prompts", "max_len", "max_turns", "budget_tokens")
         within(self, least=dict.fromkeys(one, 1) | {"rollouts": 2}, shares=("replay_alpha", "gate"), mixes=("depth_mix",))
 

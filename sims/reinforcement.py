@@ -114,7 +114,7 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
     batches = [(rows, -(-int(lengths[rows].max()) // 16) * 16) for rows in lengths.argsort(stable=True).split(32)]
     drift = torch.zeros(len(episodes))
     for rows, T in batches:
-        drift.index_add_(0, owner[rows], reference_kl(reference, ids[rows, :T], mask[rows, :T], behavior[rows, :T]))
+        drift.index_add_(0, owner[rows], reference_kl(reference, ids[rows, :T], mask[rows, :T], behavior[rows, :T], r.temperature))
     rewards = torch.tensor([p["reward"] for p in paid]) - r.payment.kl * drift
     if r.shuffle_rewards:
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "shuffle", step))
@@ -128,7 +128,7 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
         some, keep = ids[rows, :T], mask[rows, :T]
         experts = routing([segments[i] if i < len(segments) else None for i in rows.tolist()], T, r.replay, r.replay_alpha)
         out = model(some, logits=False, experts=experts)
-        logp = own_logp(model, out.hidden, some, keep)
+        logp = own_logp(model, out.hidden, some, keep, r.temperature)
         loss = dr_grpo.policy_loss(logp, behavior[rows, 1:T], advantages[rows], keep[:, 1:], budget=budget,
                                    clip_low=r.clip_low, clip_high=r.clip_high)  # fmt: skip
         loss.backward()

@@ -172,7 +172,7 @@ def one_weight(model: Transformer, episodes: list[Episode], config: Recipe) -> d
         total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
         for some in torch.arange(len(rows)).split(8):
             hidden = model(ids[some], logits=False, **{name: value[some] for name, value in how.items()}).hidden
-            logp = own_logp(model, hidden, ids[some], mask[some])
+            logp = own_logp(model, hidden, ids[some], mask[some], config.rl.temperature)
             loss = dr_grpo.policy_loss(logp, logp.detach(), weights[some].to(logp.dtype), mask[some, 1:], budget=budget)
             total += torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
         return total

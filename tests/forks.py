@@ -1,42 +1,60 @@
-"""`etude` in processes of its own that begin with everything imported: forks of one that has imported it, once for the whole session.
+"""`etude`, or a function, in processes of its own that begin with everything imported: forks of one that has imported it, once for the whole session.
 
     process = start("run", "recipe", "--out", out, said=tmp_path / "said")      a multiprocessing.Process: kill(), join(), exitcode
     play("run", "recipe", "--out", out, said=tmp_path / "said")                 waits; fails with what was said where the exit code is not 0
+    begin(function, x, y, said=…)                                               calls a function there
+    end(process, said)                                                          the same for one that was started
 
 Started anew, each would import torch for seconds first. What is imported there is imported without the tests' checks of shapes.
 """
 
+import atexit
 import multiprocessing
 import os
 import sys
 from pathlib import Path
 
-__all__ = ["play", "start"]
+__all__ = ["begin", "end", "play", "start"]
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "etude.cli", "etude.report", "sims.recipe", "matplotlib.pyplot", "torch.utils.tensorboard"])
+CONTEXT.set_forkserver_preload(["torch._dynamo", "etude.cli", "etude.report", "sims.recipe", "scaled.rl", "scaled.train", "matplotlib.pyplot",
+                               "torch.utils.tensorboard"])  # fmt: skip
+
+
+def begin(function, *arguments: object, said: Path | str = os.devnull):
+    """A process that calls a function; stdout and stderr go into the file `said`."""
+    process = CONTEXT.Process(target=_heard, args=(str(said), function, arguments))
+    process.start()
+    atexit.register(process.kill)  # where a test failed before it ended; Python would wait for it
+    return process
 
 
 def start(*arguments: object, said: Path):
-    """A process with the command line `etude arguments`; stdout and stderr go into the file `said`."""
-    process = CONTEXT.Process(target=_command_line, args=(list(map(str, arguments)), str(said)))
-    process.start()
-    return process
+    """A process with the command line `etude arguments`."""
+    return begin(_command_line, *map(str, arguments), said=said)
 
 
 def play(*arguments: object, said: Path, seconds: float = 300) -> str:
     """What `etude arguments` says, once it has ended well."""
-    process = start(*arguments, said=said)
+    return end(start(*arguments, said=said), said, seconds)
+
+
+def end(process, said: Path, seconds: float = 300) -> str:
+    """The same of a process that runs."""
     process.join(seconds)
     process.kill()
     process.join()
-    assert process.exitcode == 0, said.read_text()
+    assert process.exitcode == 0, said.read_text()[-9000:]
     return said.read_text()
 
 
-def _command_line(arguments: list[str], said: str) -> None:
+def _heard(said: str, function, arguments: tuple) -> None:
     file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1), os.dup2(file, 2)
+    function(*arguments)
+
+
+def _command_line(*arguments: str) -> None:
     sys.argv = ["etude", *arguments]
     from etude import cli
 

@@ -98,11 +98,13 @@ def family(rewards: Sequence[float], lengths: Sequence[int], cut: Sequence[bool]
 
 
 def editor() -> pd.DataFrame:
-    """The table. The URL holds it where it differs from the preset; a new link, or another preset, begins a new table."""
+    """The table. The URL holds it where it differs from the preset; a new link, or another preset, begins a new table. So does coming back
+    from another page: Streamlit has forgotten the edits by then, and only the URL still has them."""
     preset = st.selectbox("Begin with", list(PRESETS), key="preset", bind="query-params")
     state, group = st.session_state.setdefault("group-state", {"seen": None, "turn": 0}), st.query_params.get("group")
-    if (preset, group) != state["seen"]:
-        if state["seen"] and preset != state["seen"][0]:
+    if (preset, group) != state["seen"] or f"group-{state['turn']}" not in st.session_state:
+        # Another preset was chosen, and the URL still has the old one's edits. A link or the browser's Back brings edits of its own.
+        if state["seen"] and preset != state["seen"][0] and group == state["seen"][1]:
             group = None
         state["turn"] += 1
         state["begin"] = frame(PRESETS[preset])

@@ -31,7 +31,15 @@ def chosen(claims: list[dict], verdicts: list[str], experiments: list[str], word
     ]  # fmt: skip
 
 
+NARROW = """<style>@media (max-width: 640px) {
+  [data-testid="stImage"], [data-testid="stFullScreenFrame"] {overflow-x: auto}
+  [data-testid="stImage"] img {min-width: 56rem; max-width: none !important}
+}</style>"""
+"""Pictures of three pairs of axes side by side: where there is no room for them they keep a size that can be read, and are moved sideways."""
+
+
 def draw() -> None:
+    st.html(NARROW)
     claims = figures.load(RESULTS / "claims.json")
     rows(claims)
     known = {entry.name: entry for entry in catalog.EXPERIMENTS}

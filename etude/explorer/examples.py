@@ -1,41 +1,145 @@
-"""Committed examples of a real run, for whoever has none: `etude examples` writes them from runs/small into results/examples/."""
+"""Committed examples of a real run, for whoever has none: `etude examples` writes them from runs/small into results/examples/.
+
+    load(name), arrays(name)         NAME.json and NAME.npz as they now lie there
+    remembered(file, …)              keeps what a function makes of these files until one of them changes
+
+The explorer may run for days, and the files may be written again meanwhile: whatever is kept of them is kept by path, time and size.
+"""
 
 import json
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from etude.record import STAGES, collect, read_lines
 from etude.runs import RunError, atomic_write
 
-__all__ = ["FOLDER", "arrays", "load", "write_recipe"]
+__all__ = ["FOLDER", "arrays", "load", "parsed", "remembered", "stamp", "unlike", "unreadable", "write_recipe"]
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "examples"
 
+NUMBER = (int, float)
+"""A float that is whole may have been written without its point."""
 
-@lru_cache(None)
+
+def _step(value: Any) -> dict:
+    given = isinstance(value, dict) and value.get("kind") == "given"
+    return {"tokens": [str]} if given else {"kind": str, "drafted": [str], "accepted": int, "added": [str]}
+
+
+_PIECE = {"role": str, "tokens": [str]}
+_FACT = {"file": str, "fact": str, "needed": bool, "fate": str}
+_PAID = {"success": bool, "reward": NUMBER, "tests": NUMBER, "effort": NUMBER, "invalid": NUMBER, "kl": NUMBER, "contexts": [[int], ...]}
+_DRAFTS = {"drafted": [int, ...], "accepted": [int, ...]}
+SHAPES: dict[str, dict] = {
+    "rollouts": {"rollouts": [{"task": str, "success": bool, "own_tokens": int, "given_tokens": int, "calls": int, "turns": int,
+                               "invalid_calls": int, "text": str}, ...]},
+    "chain": {"trigger": int, "chains": [{
+        "task": str, "success": bool, "saved": int, "place": int, "group": [_PAID, ...], "contexts": [[_PIECE, ...], ...],
+        "notes": [{"summary": str, "scripted": str, "facts": [_FACT]}],
+    }]},
+    "routing": {"sampler": str, "trainer": str, "alphas": [NUMBER, ...], "played": int, "chosen": str,
+                "rollouts": [{"task": str, "success": bool, "tokens": [str, ...], "sampled": [int, ...]}, ...]},
+    "drafting": {"task": str, "tasks": int, "identical": int, "turns": [int, ...], "drafts": {"1": _DRAFTS, ...: _DRAFTS}, "steps": [_step, ...]},
+}  # fmt: skip
+"""What the pages need of each JSON, as `unlike` takes it."""
+ARRAYS = {"routing": ("behavior", "logp"), "token-distributions": ("policy", "reference")}
+"""The arrays that they need of each NPZ."""
+
+
 def load(name: str) -> dict:
-    """NAME.json. RunError where it is missing or broken."""
+    """NAME.json. RunError where it is missing or broken, or lacks what the pages show of it."""
     path = FOLDER / f"{name}.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("it holds no JSON object")
-        return found
-    except (OSError, ValueError) as error:
-        raise RunError(f"example {path.name} cannot be read ({error}); write it again with: etude examples") from None
+        return _load(*stamp(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise unreadable(path, error) from None
 
 
-@lru_cache(None)
+@lru_cache(16)
+def _load(path: Path, changed: int, size: int) -> dict:
+    return parsed(path, SHAPES[path.stem])
+
+
 def arrays(name: str) -> dict[str, np.ndarray]:
-    """NAME.npz. RunError where it is missing or broken."""
+    """NAME.npz. RunError where it is missing or broken, or lacks an array."""
     path = FOLDER / f"{name}.npz"
     try:
-        with np.load(path) as stored:
-            return dict(stored)
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"example {path.name} cannot be read ({error}); write it again with: etude examples") from None
+        return _arrays(*stamp(path))
+    except Exception as error:  # of a damaged archive zipfile, zlib and NumPy each complain in ways of their own
+        raise unreadable(path, error) from None
+
+
+@lru_cache(8)
+def _arrays(path: Path, changed: int, size: int) -> dict[str, np.ndarray]:
+    with np.load(path) as stored:
+        found = dict(stored)
+    missing = [name for name in ARRAYS[path.stem] if name not in found]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
+    return found
+
+
+def unreadable(path: Path, why: object) -> RunError:
+    """One line about an example."""
+    return RunError(f"example {path.name} cannot be read ({' '.join(str(why).split())}); write it again with: etude examples")
+
+
+def stamp(path: Path) -> tuple[Path, int, int]:
+    """A file, and what is another once it has been written again. OSError where it is missing."""
+    now = path.stat()
+    return path, now.st_mtime_ns, now.st_size
+
+
+def remembered(*files: str, most: int = 1) -> Callable[[Callable], Callable]:
+    """The last `most` results of a function are kept for as long as these files of FOLDER, which it reads, stay as they are."""
+
+    def keeping(function: Callable) -> Callable:
+        kept = lru_cache(most)(lambda stamps, *arguments: function(*arguments))
+
+        @wraps(function)
+        def call(*arguments: Any) -> Any:
+            try:
+                stamps = tuple(stamp(FOLDER / file) for file in files)
+            except OSError:
+                return function(*arguments)  # says what is missing
+            return kept(stamps, *arguments)
+
+        return call
+
+    return keeping
+
+
+def parsed(path: Path, shape: dict) -> dict:
+    """The JSON object in a file. OSError or ValueError where there is none of this shape."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if wrong := unlike(found, shape):
+        raise ValueError(wrong)
+    return found
+
+
+def unlike(value: Any, shape: Any) -> str:
+    """Where a value out of JSON is not of this shape, in words; empty where it is.
+
+    A shape is a type, or a tuple of them; a list of the shape of its elements, and of ... where there has to be one; a dict of the shapes of
+    what has to be there, and under ... of everything; or a function that says the shape for a value."""
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return "no JSON object"
+        wanted = [(key, inner) for named, inner in shape.items() for key in (value if named is ... else [named])]
+        wrong = ((key, unlike(value[key], inner) if key in value else "missing") for key, inner in wanted)
+    elif isinstance(shape, list):
+        if not isinstance(value, list) or len(shape) > len(value) + 1:
+            return "empty" if value == [] else "no list"
+        wrong = ((place, unlike(inner, shape[0])) for place, inner in enumerate(value))
+    elif isinstance(shape, type | tuple):
+        return "" if type(value) in (shape if isinstance(shape, tuple) else (shape,)) else f"not what it should be, {json.dumps(value)[:40]}"
+    else:
+        return unlike(value, shape(value))
+    return next((f"{where}: {what}" for where, what in wrong if what), "")
 
 
 LINES = 120

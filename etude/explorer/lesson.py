@@ -17,6 +17,8 @@ from lessons import syllabus
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 WIDTH = 860
 """Pixels of a line of text; screens may be wider."""
+LONGEST = 12
+"""Characters of the URL's number that are looked at."""
 
 
 @dataclass
@@ -130,9 +132,10 @@ def draw() -> None:
 
 def show(course: list[syllabus.Lesson], wanted: str) -> None:
     known = {one.number: one for one in course}
-    if not (wanted.isascii() and wanted.isdigit() and int(wanted) in known):
+    # Short, because int() refuses thousands of digits.
+    if not (len(wanted) <= LONGEST and wanted.isascii() and wanted.isdigit() and int(wanted) in known):
         if wanted:
-            st.warning(f"There is no lesson {wanted}.")
+            st.warning(f"There is no lesson {wanted if len(wanted) <= LONGEST else wanted[:LONGEST] + '…'}.")
         contents(course)
         return
     one = known[int(wanted)]

@@ -1,6 +1,5 @@
 """From acceptance to speed: what drafts are worth, and one speculative decode pass by pass."""
 
-import json
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,26 +17,39 @@ MOST = 8
 """Drafts of a pass that the sliders go up to."""
 
 
-@lru_cache(1)
+ROW = {"tasks": int, **dict.fromkeys(("alpha", "draft_cost", "verify_cost", "opening_cost", "speedup", "speedup_low", "speedup_high"),
+                                     examples.NUMBER)}  # fmt: skip
+"""What is needed of a measurement."""
+
+
 def measured() -> dict[int, dict]:
     """By number of drafts the row that `etude figure mtp` committed: acceptance, costs in passes over one row, speed-up. RunError where
     there is none."""
     try:
-        rows = json.loads(MEASURED.read_text(encoding="utf-8"))["rows"]
-        return {int(row["way"]): row for row in rows if row["part"] == "decode" and row["way"].isdigit()}
-    except (OSError, ValueError, KeyError) as error:
+        return _measured(*examples.stamp(MEASURED))
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"results/figures/{MEASURED.name} cannot be read ({error}); measure it again with: etude figure mtp") from None
 
 
-@lru_cache(256)
+@lru_cache(4)
+def _measured(path: Path, changed: int, size: int) -> dict[int, dict]:
+    rows = examples.parsed(path, {"rows": [{"part": str}]})["rows"]
+    found = {int(way): row for row in rows if row["part"] == "decode" and (way := str(row.get("way"))).isdecimal()}
+    if not found:
+        raise ValueError("no decode is measured in it")
+    if wrong := examples.unlike(list(found.values()), [ROW]):
+        raise ValueError(wrong)
+    return found
+
+
 def speeds(alpha: float, cost: float, verify: float, opening: float) -> list[dict]:
     """A row for every number of drafts: tokens a pass and speed-ups as `sims/drafting.py` predicts them, and the measured one."""
-    lengths, rows = np.array(examples.load("drafting")["turns"]), []
+    known, lengths, rows = measured(), np.array(examples.load("drafting")["turns"]), []
     for drafts in range(1, MOST + 1):
         row = {"drafts": drafts, "tokens a pass": drafting.predicted(alpha, drafts, 0.0), "predicted": drafting.predicted(alpha, drafts, cost),
                "predicted, with turns": drafting.with_turns(alpha, drafts, cost, verify, opening, lengths)}  # fmt: skip
-        if drafts in measured():
-            row |= {"measured": measured()[drafts]["speedup"], "low": measured()[drafts]["speedup_low"], "high": measured()[drafts]["speedup_high"]}
+        if drafts in known:
+            row |= {"measured": known[drafts]["speedup"], "low": known[drafts]["speedup_low"], "high": known[drafts]["speedup_high"]}
         rows.append(row)
     return rows
 
@@ -58,18 +70,18 @@ def depths(alpha: float, drafts: int) -> list[dict]:
 
 def by_depth(rows: list[dict], alpha: float) -> None:
     """Acceptance by depth."""
-    fig, ax = axes("depth of the draft", "share that stood with all before it", 5.4, 3.6)
+    fig, ax = axes("depth of the draft", "share that stood with all before it", 5.4, 3.6, fixed=True)
     some = [row for row in rows if "share" in row]
     ax.bar([row["depth"] for row in some], [row["share"] for row in some], 0.6, color=COLOURS["sky"], label="counted")
     ax.plot([row["depth"] for row in rows], [row["from α"] for row in rows], "s--", color=COLOURS["orange"], label=f"α = {alpha:g} at every depth")
     ax.set(ylim=(0, 1.05), xticks=range(1, len(rows) + 1))
-    ax.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+    ax.legend(frameon=False, fontsize=9, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0)
     figure(fig, "mtp-acceptance", rows, "How often a draft of each depth stood, counted on the agent's rollouts, and what one α for all depths would give.")
 
 
 def by_drafts(rows: list[dict], drafts: int) -> None:
     """Speed-up by number of drafts."""
-    fig, ax = axes("drafts a pass", "speed-up over plain decoding", 5.4, 3.6)
+    fig, ax = axes("drafts a pass", "speed-up over plain decoding", 5.4, 3.6, fixed=True)
     at = [row["drafts"] for row in rows]
     ax.plot(at, [row["predicted"] for row in rows], "o--", color=COLOURS["orange"], label="predicted")
     ax.plot(at, [row["predicted, with turns"] for row in rows], "s-", color=COLOURS["blue"], label="with turns")
@@ -79,7 +91,7 @@ def by_drafts(rows: list[dict], drafts: int) -> None:
     ax.axvline(drafts, color=COLOURS["grey"], linewidth=1)
     ax.axhline(1, color=COLOURS["grey"], linestyle=":", linewidth=1)
     ax.set(xticks=at, ylim=(0, None))
-    ax.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    ax.legend(frameon=False, fontsize=9, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0)
     figure(fig, "mtp-speed", rows, "Speed-up by number of drafts: dashed as the formula has it, solid with short turns and the cost of verifying, both "
            "from the controls; diamonds are measured, with 95% intervals over tasks.")  # fmt: skip
 
@@ -99,6 +111,8 @@ def decode(found: dict) -> None:
     """The decode up to a pass, drafts marked by what became of them."""
     steps = found["steps"]
     rows = step_rows(steps)
+    if len(rows) < 2:
+        raise RunError("example drafting.json shows no decode of several passes; write it again with: etude examples")
     at = st.slider("Pass", 1, len(rows), len(rows), key="pass", bind="query-params", help="Each is one pass of the trunk over all drafts at once.")
     parts, number = [], 0
     for step in steps:
@@ -123,14 +137,19 @@ def decode(found: dict) -> None:
 def draw() -> None:
     known, found = measured(), examples.load("drafting")
     deepest = known[max(known)]
+
+    def near(key: str, low: float, high: float) -> tuple[float, float, float]:
+        """A slider's ends, and between them what was measured: another machine may have measured something beyond them."""
+        return low, high, min(max(round(float(deepest[key]), 2), low), high)
+
     one, two, three, four, five = st.columns(5)
-    drafts = one.slider("Drafts a pass (γ)", 1, MOST, max(known), key="drafts", bind="query-params")
-    alpha = two.slider("α, chance that a draft stands", 0.0, 1.0, round(deepest["alpha"], 2), 0.01, key="alpha", bind="query-params")
-    cost = three.slider("Cost of a draft (c)", 0.0, 1.0, round(deepest["draft_cost"], 2), 0.01, key="cost", bind="query-params",
+    drafts = one.slider("Drafts a pass (γ)", 1, MOST, min(max(known), MOST), key="drafts", bind="query-params")
+    alpha = two.slider("α, chance that a draft stands", *near("alpha", 0.0, 1.0), 0.01, key="alpha", bind="query-params")
+    cost = three.slider("Cost of a draft (c)", *near("draft_cost", 0.0, 1.0), 0.01, key="cost", bind="query-params",
                         help="In passes of the trunk over one row, as the next two.")  # fmt: skip
-    verify = four.slider("Cost of verifying", 1.0, 3.0, round(deepest["verify_cost"], 2), 0.01, key="verify", bind="query-params",
+    verify = four.slider("Cost of verifying", *near("verify_cost", 1.0, 3.0), 0.01, key="verify", bind="query-params",
                          help="A pass over the drafts. Theory takes it to be 1.")  # fmt: skip
-    opening = five.slider("Cost of an opening", 1.0, 4.0, round(deepest["opening_cost"], 2), 0.01, key="opening", bind="query-params",
+    opening = five.slider("Cost of an opening", *near("opening_cost", 1.0, 4.0), 0.01, key="opening", bind="query-params",
                           help="A turn's first pass reads a prompt or an answer with nothing drafted, drafts or not.")  # fmt: skip
     rows = speeds(alpha, cost, verify, opening)
     here = rows[drafts - 1]

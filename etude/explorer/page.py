@@ -1,7 +1,9 @@
 """What a page is made of, and the pieces that all of them use.
 
 A page is a `Page` and one function that draws it. Widgets are given `bind="query-params"` and a `key`, which is their name in the URL:
-a link reopens the view that it was copied from. A value that a URL asks for and no widget allows is replaced by the default.
+a link reopens the view that it was copied from. A value that a URL asks for and no widget allows is replaced by the default; whole
+numbers are sliders, because `st.number_input` ends in a traceback where a URL asks it for inf. No two pages share a key: Streamlit
+carries its value from one to the other.
 
     figure(fig, name, rows, alt)     a picture, and below it the picture as PNG and its data as CSV to take away
     axes(...)                        empty axes in the house's style, safe in threads

@@ -27,12 +27,7 @@ CALL, OUTPUT = 12, 300
 
 def rollouts() -> list[dict]:
     """Rollouts of a real run. RunError where the example is missing or is none."""
-    found = examples.load("rollouts").get("rollouts")
-    columns = {"task": str, "success": bool, "own_tokens": int, "given_tokens": int, "calls": int, "turns": int, "invalid_calls": int, "text": str}
-    good = isinstance(found, list) and found and all(isinstance(r, dict) and all(type(r.get(c)) is k for c, k in columns.items()) for r in found)
-    if not good:
-        raise RunError("example rollouts.json holds no rollouts; write it again with: etude examples")
-    return found
+    return examples.load("rollouts")["rollouts"]
 
 
 def spent(rollout: dict, payment: Payment) -> tuple[float, dict[str, float]]:
@@ -122,27 +117,31 @@ def calls_picture(most: int, weights: EffortWeights, k: float, q: float) -> tupl
     return png(fig), rows
 
 
-def controls() -> tuple[Payment, int]:
-    """The payment that the sliders say, and the number of calls of the example."""
-    first, second, third = st.columns(3)
-    with first:
+def controls() -> Payment:
+    """The payment that the sliders say. The six weights are folded away unless the link that led here sets one of them: on a narrow
+    screen they would stand between the curve and what bends it."""
+    places = st.columns(3)
+    with places[0]:
         k = st.select_slider("k: how soon it bends, per unit of effort", BENDS, RECIPE.k, key="k", bind="query-params",
                              format_func=lambda v: f"{v:g}")  # fmt: skip
+    with places[1]:
         q = st.slider("q: how much it bends", 0.0, 3.0, RECIPE.q, 0.05, key="q", bind="query-params")
+    with places[2]:
         price = st.select_slider("Reward that a unit of C costs", PRICES, RECIPE.effort_price, key="price", bind="query-params",
                                  format_func=lambda v: f"{v:g}")  # fmt: skip
-        most = st.slider("Calls in the example", 1, 12, 6, key="calls", bind="query-params")
-    chosen = {}
-    for place, term in enumerate(fields(EffortWeights)):
-        with (second, third)[place // 3]:
-            default, top = getattr(RECIPE.weights, term.name), HIGHEST[term.name]
-            chosen[term.name] = st.slider(f"Weight of a {WORDS[term.name]}", 0.0, top, default, 0.1 if top < 10 else 1.0,
-                                          key=term.name.replace("_", "-"), bind="query-params")  # fmt: skip
-    return replace(RECIPE, k=k, q=q, effort_price=price, weights=EffortWeights(**chosen)), most
+    terms, chosen = {term.name: term.name.replace("_", "-") for term in fields(EffortWeights)}, {}
+    opened = st.session_state.setdefault("weights-opened", any(key in st.query_params for key in terms.values()))
+    with st.expander("Weights of the six terms of effort", expanded=opened):
+        places = st.columns(3)
+        for place, (name, key) in enumerate(terms.items()):
+            with places[place % 3]:
+                default, top = getattr(RECIPE.weights, name), HIGHEST[name]
+                chosen[name] = st.slider(f"Weight of a {WORDS[name]}", 0.0, top, default, 0.1 if top < 10 else 1.0, key=key, bind="query-params")
+    return replace(RECIPE, k=k, q=q, effort_price=price, weights=EffortWeights(**chosen))
 
 
 def draw() -> None:
-    payment, most = controls()
+    payment = controls()
     k, q = payment.k, payment.q
     try:
         found, lacks = rollouts(), ""
@@ -159,6 +158,7 @@ def draw() -> None:
         figure(slope(k, q, reach, efforts), "marginal-cost", points, "What moves the policy: the price of one more unit.")
     left, right = st.columns(2)
     with left:
+        most = st.slider("Calls in the example", 1, 12, 6, key="calls", bind="query-params")
         drawn, calls = calls_picture(most, payment.weights, k, q)
         figure(drawn, "parallel-calls", calls,
                f"The same work in many turns or in one: {CALL} tokens a call, {OUTPUT} of output each.")  # fmt: skip
@@ -172,11 +172,12 @@ def draw() -> None:
     if lacks:
         st.error(lacks)
     else:
-        st.markdown("Reward = success − price · C(effort) − price of invalid calls, as the recipe pays. All that the agent writes counts as "
-                    "tokens of calls: it neither thinks nor sends a final message, and those two weights move nothing here.")  # fmt: skip
+        st.markdown("Reward = success − price · C(effort) − price of invalid calls. The recipe also charges for drift, a price for each nat of KL "
+                    "against the policy before RL; that charge is left out here. All that the agent writes counts as tokens of calls: it neither "
+                    "thinks nor sends a final message, and those two weights move nothing here.")  # fmt: skip
         table(rows, "ranking")
-        number = st.number_input("Read rollout", 1, len(found), 1, key="read", bind="query-params")
-        st.code(found[int(number) - 1]["text"].replace("<|", "\n<|").strip(), language=None, wrap_lines=True)
+        number = st.slider("Read rollout", 1, len(found), 1, key="read", bind="query-params") if len(found) > 1 else 1
+        st.code(found[number - 1]["text"].replace("<|", "\n<|").strip(), language=None, wrap_lines=True)
     st.subheader("Limits")
     table(limits(reach, k, q), "limits")
 

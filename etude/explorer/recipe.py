@@ -52,13 +52,14 @@ def folders() -> dict[str, Path]:
     """Folders of runs of the recipe by name, and those that cannot be said to be of another; the committed example."""
     found = {}
     for folder in sorted(RUNS.iterdir()) if RUNS.is_dir() else ():
-        if any((folder / part).exists() for part in ("config.json", "stages", "timings.jsonl")):
-            try:
-                other = _object(folder / "config.json").get("technique", "recipe") != "recipe"
-            except RunError:
-                other = False  # broken; `load` says how
-            if not other:
-                found[folder.name] = folder
+        try:
+            if not any((folder / part).exists() for part in ("config.json", "stages", "timings.jsonl")):
+                continue
+            other = _object(folder / "config.json").get("technique", "recipe") != "recipe"
+        except (OSError, RunError):
+            other = False  # broken, or not to be looked into; `load` says how
+        if not other:
+            found[folder.name] = folder
     return found | {EXAMPLE: examples.FOLDER / "recipe"}
 
 
@@ -156,10 +157,9 @@ def draw() -> None:
         st.error(line)
     if not runs:
         return
-    names = [run.name for run in runs]
     left, middle, right = st.columns([3, 4, 2])
     with left:
-        chosen = st.multiselect("Runs, newest first", names, names[:1], key="run", bind="query-params")
+        chosen = choice([run.name for run in runs], found)
     with middle:
         what = st.radio("Curves", list(curves.PANELS), key="curves", bind="query-params", horizontal=True)
     with right:
@@ -169,6 +169,24 @@ def draw() -> None:
         return
     going = any(run.going for run in runs if run.name in chosen)
     st.fragment(shown, run_every=5.0 if going else None)({name: found[name] for name in chosen}, what, smooth, going)
+
+
+def choice(names: list[str], found: dict[str, Path]) -> list[str]:
+    """The runs to show, the newest at first. They are kept in the URL by hand: a box that is bound to it leaves its default out, and the
+    same link would show another run once a newer one is played."""
+    state, asked = st.session_state.setdefault("run-state", {"seen": None, "shown": []}), st.query_params.get_all("run")
+    begins = asked != state["seen"] or "run" not in st.session_state  # a link, the browser's Back, or back from another page
+    wanted = list(dict.fromkeys(asked or state["shown"])) if begins else st.session_state["run"]
+    there, missing = [name for name in wanted if name in names], [name for name in wanted if name and name not in found]
+    if missing:
+        st.warning(f"There is no run {', '.join(' '.join(name.split())[:80] for name in missing)} here.")
+    if begins or there != wanted:
+        st.session_state["run"] = there or ([] if wanted == [""] else names[:1])
+    chosen = st.multiselect("Runs, newest first", names, key="run")
+    state["shown"], state["seen"] = chosen, chosen or [""]
+    if asked != state["seen"]:
+        st.query_params["run"] = state["seen"]
+    return chosen
 
 
 def shown(chosen: dict[str, Path], what: str, smooth: int, going: bool) -> None:

@@ -1,7 +1,5 @@
 """Experts that a coarse sampler took, those that an exact trainer would take, and what replay makes of the two."""
 
-from functools import lru_cache
-
 import numpy as np
 import streamlit as st
 import torch
@@ -14,16 +12,26 @@ from ref import router_replay
 
 WINDOW = 20
 """Tokens in the picture."""
+FILES = ("routing.json", "routing.npz")
 
 
-@lru_cache(16)
+@examples.remembered(*FILES, most=16)
 def stored(rollout: int) -> dict[str, Tensor]:
-    """The arrays of a rollout (`sims/examples.py`), experts as integers that index."""
-    found = {name.partition("/")[2]: torch.from_numpy(x) for name, x in examples.arrays("routing").items() if name.startswith(f"{rollout}/")}
-    return found | {name: found[name].long() for name in ("sampler", "own", "pass")}
+    """The arrays of a rollout (`sims/examples.py`), experts as integers that index. RunError where they are not those of routing.json, as
+    when one of the two files was written again and the other was not."""
+    arrays, told = examples.arrays("routing"), examples.load("routing")
+    alphas, T = len(told["alphas"]), len(told["rollouts"][rollout]["tokens"]) - 1
+    shapes = {"scores": (None, T, None, None), "sampler": (T, None, None), "own": (T, None, None), "pass": (alphas,), "behavior": (T,),
+              "logp": (alphas + 1, T)}  # fmt: skip
+    found = {name: arrays.get(f"{rollout}/{name}") for name in shapes}
+    for name, shape in shapes.items():
+        x = found[name]
+        if x is None or x.ndim != len(shape) or any(n not in (None, size) for n, size in zip(shape, x.shape)):
+            raise examples.unreadable(examples.FOLDER / "routing.npz", f"{rollout}/{name} is not what routing.json is about")
+    return {name: torch.from_numpy(x.astype(np.int64) if name in ("sampler", "own", "pass") else x) for name, x in found.items()}
 
 
-@lru_cache(512)
+@examples.remembered(*FILES, most=512)
 def taken(rollout: int, alpha: int) -> tuple[Tensor, Tensor]:
     """Experts [T−1, L, K] that replay at the α of that place takes, and the scores [T−1, L, E] of the pass in which it does: what a layer
     sees depends on what the layers before it took."""
@@ -45,7 +53,7 @@ def beginning(rollout: int) -> int:
     return max(0, min(apart[0] - WINDOW // 2, len(s["sampler"]) - WINDOW)) if apart else 0
 
 
-@lru_cache(1)
+@examples.remembered(*FILES)
 def quantiles() -> list[dict]:
     """A row for each way over the sampled tokens of all rollouts: `router_replay.mismatch`."""
     columns, alphas = examples.arrays("routing"), examples.load("routing")["alphas"]
@@ -57,7 +65,7 @@ def quantiles() -> list[dict]:
     return rows
 
 
-@lru_cache(16)
+@examples.remembered(*FILES, most=16)
 def dropped(rollout: int) -> list[dict]:
     """A row for each α: the share of the sampler's experts that the filter drops, and what of the taken ones are not the router's own."""
     s, rows = stored(rollout), []
@@ -113,11 +121,11 @@ def picture(rollout: int, layer: int, alpha: int, first: int, alphas: list[float
            "circles the trainer's own, crosses what replay takes.")  # fmt: skip
 
 
-@lru_cache(32)
+@examples.remembered(*FILES, most=32)
 def curve(alpha: int) -> bytes:
     """p99 of the mismatch over α, all rollouts, drawn once for every α."""
     alphas, rows = examples.load("routing")["alphas"], quantiles()
-    fig, ax = axes("α", "p99 of |log π − log μ|, nats", 4.8, 3.8)
+    fig, ax = axes("α", "p99 of |log π − log μ|, nats", 4.8, 3.8, fixed=True)
     ax.plot(alphas, [row["p99"] for row in rows[1:]], "o-", color=COLOURS["blue"], label="replayed")
     ax.plot(alphas[alpha], rows[alpha + 1]["p99"], "D", color=COLOURS["red"], markersize=10)
     ax.axhline(rows[0]["p99"], color=COLOURS["grey"], linestyle="--", label="trainer's own")
@@ -135,7 +143,7 @@ def draw() -> None:
     one.caption(f"`{rollouts[rollout]['task']}`")
     layers, T = stored(rollout)["sampler"].shape[1], len(stored(rollout)["sampler"])
     layer = two.slider("Layer", 1, layers, layers, key="layer", bind="query-params") - 1
-    value = three.select_slider("α, plausibility asked for", alphas, 0.5, key="alpha", bind="query-params")
+    value = three.select_slider("α, plausibility asked for", alphas, min(alphas, key=lambda a: abs(a - 0.5)), key="plausibility", bind="query-params")
     first = four.slider("First token shown", 0, max(T - WINDOW, 1), beginning(rollout), key=f"first-{rollout + 1}", bind="query-params")
     alpha = alphas.index(value)
     picture(rollout, layer, alpha, first, alphas)

@@ -1,7 +1,5 @@
 """A real chain of contexts, piece by piece: what each holds, what the summary kept, and what every token is credited with."""
 
-from functools import lru_cache
-
 import streamlit as st
 import torch
 
@@ -38,7 +36,7 @@ def counted(pieces: list[dict]) -> list[int]:
             sum(n for role, n in sizes if role == "summary")]  # fmt: skip
 
 
-@lru_cache(8)
+@examples.remembered("chain.json", most=8)
 def group_rows(number: int) -> list[dict]:
     """A row for each rollout of the chain's group: what it was paid, its advantage, and what the trap would make of it."""
     group = examples.load("chain")["chains"][number]["group"]

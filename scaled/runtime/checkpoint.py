@@ -13,6 +13,7 @@ Writing goes on in a thread, from copies, over a process group of its own; `fini
 
 import json
 import os
+import pickle
 import re
 import shutil
 import threading
@@ -47,6 +48,8 @@ class Checkpoints:
                 # Its manifest is the last thing written: killed between the two names, it is whole.
                 if (fresh / "manifest.json").exists() and not self.path(step).exists():
                     self._name(fresh, step)
+                else:
+                    shutil.rmtree(fresh, ignore_errors=True)
         self._together()
 
     def steps(self) -> list[int]:
@@ -88,7 +91,9 @@ class Checkpoints:
                 (fresh / "meta.json").write_text(json.dumps(record, indent=1) + "\n")
                 files = sorted(path for path in fresh.iterdir())
                 manifest = {path.name: [path.stat().st_size, checksum(path)] for path in files}
-                (fresh / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+                (fresh / ".manifest").write_text(json.dumps(manifest, indent=1) + "\n")
+                flush(fresh / ".manifest")
+                os.replace(fresh / ".manifest", fresh / "manifest.json")  # it says that the rest is whole, and so has to be whole itself
                 for path in [*files, fresh / "manifest.json", fresh]:
                     flush(path)
                 self._name(fresh, step)
@@ -114,7 +119,11 @@ class Checkpoints:
 
     def names(self, step: int | None = None) -> list[str]:
         """Names of the tensors in a checkpoint."""
-        return list(dcp.FileSystemReader(self._folder(step)).read_metadata().state_dict_metadata)
+        folder = self._folder(step)
+        try:
+            return list(dcp.FileSystemReader(folder).read_metadata().state_dict_metadata)
+        except (OSError, EOFError, AttributeError, ImportError, LookupError, ValueError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"{folder / '.metadata'} is missing or damaged ({type(error).__name__})") from None
 
     def load(self, state: dict[str, Tensor], step: int | None = None) -> dict:
         """Fills the tensors of `state`, whatever their layout, from a checkpoint, by default the last; returns its `meta`. All ranks

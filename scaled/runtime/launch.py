@@ -14,6 +14,7 @@ start the group again from the last checkpoint.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -31,11 +32,25 @@ __all__ = ["Watch", "start", "worker", "world"]
 
 def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> int:
     """Runs `python -m module arguments` as nproc ranks on this machine; the exit code of torchrun. A group of which one rank dies is
-    started again up to `restarts` times."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc),
+    started again up to `restarts` times; when this process dies, all end."""
+    command = [sys.executable, "-m", "scaled.runtime.launch", str(os.getpid()), "--standalone", "--nproc-per-node", str(nproc),
                "--max-restarts", str(restarts), "-m", module, *arguments]  # fmt: skip
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "TORCH_DISTRIBUTED_DEBUG": "OFF"}
-    return subprocess.call(command, env=environment)
+    process = subprocess.Popen(command, env=environment)
+    try:
+        return process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+
+
+def end_with(parent: int) -> None:
+    """Ends this process once the process `parent` is no more: torchrun with the one that started it, ranks with torchrun. Killed, none of
+    them can say so, and ranks that go on alone would write into the folder beside those of a resumed run."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def worker() -> bool:
@@ -47,6 +62,7 @@ def worker() -> bool:
 def world(backend: str, timeout: float) -> Iterator[int]:
     """Joins the process group; gives this rank. `timeout`: seconds of a step; a collective gives up only at three times that, so that
     `Watch` can say who is to blame."""
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     store, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(3 * timeout, 300))))
@@ -119,3 +135,10 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self.over.set()
         self.thread.join()
+
+
+if __name__ == "__main__":
+    from torch.distributed.run import main
+
+    threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    main(sys.argv[2:])

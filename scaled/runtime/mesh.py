@@ -91,7 +91,7 @@ class Mesh:
     @property
     def device(self) -> torch.device:
         """Where this rank computes."""
-        if self.weights is not None and self.weights.device_type == "cuda":
+        if dist.is_initialized() and dist.get_backend() == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 

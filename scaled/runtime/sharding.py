@@ -13,14 +13,14 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ref.model import Config, initial_std
 from scaled.runtime.comm import summed
 from scaled.runtime.mesh import current
 
-__all__ = ["EXPERTS", "clip", "initialise", "owned", "place", "put", "shard", "whole_shape", "wholes"]
+__all__ = ["EXPERTS", "clip", "initialise", "owned", "place", "put", "rest", "shard", "whole_shape", "wholes"]
 
 EXPERTS = ("gate_up_proj", "down_proj")
 """Parameters of a mixture that belong to experts."""
@@ -106,9 +106,18 @@ def place(name: str, p: Tensor, part: Tensor) -> None:
         p.copy_(part)
 
 
+def rest(model: nn.Module) -> None:
+    """Leaves nothing gathered: after a forward pass without a backward one the outermost weights still are, in the dtype that is computed
+    in, and whoever read them would read them rounded."""
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
 def wholes(model: nn.Module, grad: bool = False) -> Iterator[tuple[str, Tensor]]:
     """(name, whole tensor) of every parameter, or of its gradient, one after the other, on every rank: all ranks must walk together."""
     ep = current().group("ep")
+    rest(model)
     for name, p in model.named_parameters():
         x = p.grad if grad else p.detach()
         if x is None:

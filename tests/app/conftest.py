@@ -3,7 +3,9 @@
 What tests of several pages need stands here as fixtures that are functions:
 
     page(name, **query)     opens a page, as its link with these query parameters would
+    go(at, name, **query)   goes on to another page, or to another address of the same
     whole(at)               nothing on it is an exception; returns it
+    controls(at)            its controls, in order
     drive(at)               moves every control to each end and through its options; how often it was drawn
     edit(at, ...)           edits the page's table
     table(at, column)       the first table that has this column, as a data frame
@@ -14,6 +16,9 @@ from streamlit.testing.v1 import AppTest
 
 SLOW = 120
 """Seconds that a page may take at most: a page that hangs fails, on a slow machine too."""
+KINDS = ("slider", "select_slider", "selectbox", "radio", "multiselect", "button_group", "number_input", "checkbox", "toggle", "text_input")
+BY_HAND = {"run"}
+"""Controls that the page itself keeps in the URL; of all others Streamlit does."""
 
 
 def _whole(at):
@@ -34,6 +39,26 @@ def page():
         return _whole(at.run())
 
     return opened
+
+
+@pytest.fixture
+def go():
+    def gone(at, name, **query):
+        # AppTest finds pages by their file, and these have none.
+        at._page_hash = next(key for key, known in at._registered_pages.items() if known.get("url_pathname") == name)
+        at.query_params = dict(query)
+        return _whole(at.run())
+
+    return gone
+
+
+def _controls(at):
+    return [control for kind in KINDS for control in getattr(at, kind)]
+
+
+@pytest.fixture
+def controls():
+    return _controls
 
 
 @pytest.fixture
@@ -90,12 +115,11 @@ def _settings(widget):
 @pytest.fixture
 def drive():
     def driven(at):
-        listed = [w for kind in ("slider", "select_slider", "selectbox", "radio", "multiselect", "button_group", "number_input", "checkbox",
-                                 "toggle", "text_input") for w in getattr(at, kind)]  # fmt: skip
         drawn = 0
-        for kind, key in [(w.type, w.key) for w in listed]:
+        for kind, key, bound in [(w.type, w.key, w.proto.query_param_key) for w in _controls(at)]:
             assert key, f"a control without a key is not in the URL: {kind}"
             assert key != "n", "which lesson is meant; a link to one would lose it here"
+            assert bound == key or key in BY_HAND and key in at.query_params, f"{kind} {key} is not in the URL"
             for value in _settings(getattr(at, kind)(key=key)):
                 getattr(at, kind)(key=key).set_value(value)
                 _whole(at.run())

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import time
 
 import pytest
@@ -46,12 +47,21 @@ def test_every_control_goes_to_both_ends(page, drive, name):
     assert dict(at.query_params) == before, "every control is back where it began, and the URL with it"
 
 
-@pytest.mark.parametrize(("name", "slider"), [("summary", "piece-1"), ("replay", "layer"), ("mtp", "drafts")])
-def test_a_redraw_is_quick(page, whole, name, slider):
-    """A slider's redraw, in processor time of this process: what else the machine does is not the page's."""
+@pytest.mark.parametrize(("name", "kind", "key"), [
+    ("summary", "slider", "piece-1"), ("replay", "slider", "first-1"), ("replay", "select_slider", "plausibility"), ("mtp", "slider", "drafts"),
+])  # fmt: skip
+def test_a_redraw_is_quick(page, whole, tmp_path, monkeypatch, name, kind, key):
+    """A control's redraw, in processor time of this process: what else the machine does is not the page's. Nothing is shown twice, and
+    the files are another copy: no picture can have been kept."""
+    shutil.copytree(examples.FOLDER, tmp_path / "examples")
+    monkeypatch.setattr(examples, "FOLDER", tmp_path / "examples")
     at, took = page(name), []
-    for i in range(7):
-        at.slider(key=slider).set_value(1 + i % 4)
+    control = getattr(at, kind)(key=key)
+    values = examples.load("routing")["alphas"] if kind == "select_slider" else range(int(control.min), int(control.max) + 1)
+    values = [value for value in values if value != control.value][:7]
+    assert len(values) == 7
+    for value in values:
+        getattr(at, kind)(key=key).set_value(value)
         began = time.process_time()
         whole(at.run())
         took.append(time.process_time() - began)
@@ -86,10 +96,10 @@ def test_a_chain_counts_as_ref_counts_it(page, whole):
 
 
 def test_a_link_opens_the_view_it_was_copied_from(page):
-    at = page("replay", layer="2", alpha="0.9", only="false")
-    assert at.slider(key="layer").value == 2 and at.select_slider(key="alpha").value == 0.9 and at.toggle(key="only").value is False
-    at = page("replay", layer="99", alpha="2")
-    assert at.slider(key="layer").value == 4 and at.select_slider(key="alpha").value == 0.5
+    at = page("replay", layer="2", plausibility="0.9", only="false")
+    assert at.slider(key="layer").value == 2 and at.select_slider(key="plausibility").value == 0.9 and at.toggle(key="only").value is False
+    at = page("replay", layer="99", plausibility="2")
+    assert at.slider(key="layer").value == 4 and at.select_slider(key="plausibility").value == 0.5
 
 
 @pytest.mark.parametrize(("alpha", "same"), [(0.0, "sampler"), (1.0, "trainer's own")])
@@ -100,7 +110,7 @@ def test_the_ends_of_alpha(page, table, alpha, same):
         for layer in range(4):
             for row in replay.token_rows(rollout, layer, alphas.index(alpha), alphas):
                 assert row["replayed"] == row[same]
-    at = page("replay", alpha=f"{alpha}", only="false")
+    at = page("replay", plausibility=f"{alpha}", only="false")
     rows = table(at, "replayed")
     assert (rows["replayed"] == rows[same]).all() and len(rows) == len(replay.stored(0)["sampler"])
     assert metric(at, "Sampler's experts dropped" if alpha == 0 else "Taken, not the trainer's own") == "0.00%"
@@ -143,14 +153,10 @@ def test_drafted_is_accepted_and_rejected(page, table, whole):
 
 @pytest.mark.parametrize(("name", "missing"), [("summary", "chain"), ("replay", "routing"), ("mtp", "drafting")])
 def test_a_missing_example_is_one_line(page, name, missing, tmp_path, monkeypatch):
-    cached = (examples.load, examples.arrays, summary.group_rows, replay.stored, replay.taken, replay.quantiles, replay.dropped, replay.curve, mtp.speeds)
+    page(name)  # what is kept of the files is no answer
     monkeypatch.setattr(examples, "FOLDER", tmp_path)
-    for one in cached:
-        one.cache_clear()
     at = page(name)
     assert not at.exception and [one.value for one in at.error if missing in one.value and "\n" not in one.value]
-    for one in cached:
-        one.cache_clear()
 
 
 def test_a_lesson_is_shown_from_its_notebook_or_its_script():
@@ -161,9 +167,22 @@ def test_a_lesson_is_shown_from_its_notebook_or_its_script():
     assert "Solution" in [box.label for box in at.expander]
 
 
-@pytest.mark.parametrize("wanted", ["", "99", "x", "../../etc"])
+def test_what_was_measured_elsewhere_stands_between_the_sliders_ends(page, tmp_path, monkeypatch):
+    """Another machine may verify drafts at the cost of one row, or open a turn at that of ten; and measure more drafts."""
+    found = json.loads(mtp.MEASURED.read_text(encoding="utf-8"))
+    for row in found["rows"]:
+        if row["part"] == "decode" and row["way"] == "3":
+            row |= {"way": "9", "verify_cost": 0.97, "opening_cost": 10, "draft_cost": 1.5}
+    (tmp_path / "mtp.json").write_text(json.dumps(found))
+    monkeypatch.setattr(mtp, "MEASURED", tmp_path / "mtp.json")
+    at = page("mtp")
+    assert [at.slider(key=key).value for key in ("drafts", "cost", "verify", "opening")] == [8, 1.0, 1.0, 4.0] and not at.error
+
+
+@pytest.mark.parametrize("wanted", ["", "99", "x", "../../etc", "1" * 5000, "٣"], ids=lambda wanted: wanted[:9])
 def test_without_a_lesson_there_is_the_list(wanted):
     at = lessons(wanted)
+    assert not at.exception and all(len(said.value) < 80 for said in at.warning)
     assert at.title[0].value == "The course" and len(at.caption) == len(syllabus.lessons())
     assert bool(at.warning) == bool(wanted)
 

@@ -112,6 +112,39 @@ def test_a_slider_moves_by_keyboard_and_the_link_reopens_what_it_says(tab, addre
     assert not tab.errors
 
 
+def test_back_from_another_page_brings_the_edits_back(tab, address):
+    edits = "1_40~0.25_80~0_40"
+    tab.goto(f"{address}/advantages?preset=one+success&group={edits}")
+    settled(tab)
+    if tab.viewport_size["width"] < 800:
+        tab.get_by_test_id("stExpandSidebarButton").click()
+    tab.get_by_role("link", name="Length penalties").click()
+    tab.wait_for_url("**/penalties*")
+    settled(tab)
+    tab.go_back()  # to the page without a query, which Streamlit leaves behind where a link leads to another page
+    expect(tab.locator("h1").first).to_have_text("Group advantages")
+    settled(tab)
+    tab.go_back()
+    tab.wait_for_url(f"**group={edits}*")
+    for _ in range(20):
+        with settled(tab).expect_download() as loading:
+            tab.get_by_role("button", name="Data (CSV)").first.dispatch_event("click")  # on a narrow screen the sidebar still lies over it
+        with open(loading.value.path(), newline="") as file:
+            rewards = [float(row["reward"]) for row in csv.DictReader(file)]
+        if len(rewards) == 3:
+            break
+        tab.wait_for_timeout(250)  # until the page is drawn again
+    assert rewards == [1.0, 0.25, 0.0] and f"group={edits}" in tab.url
+    assert not tab.errors
+
+
+def test_the_url_names_the_run_that_is_shown(tab, address):
+    tab.goto(f"{address}/recipe?curves=Pretraining")
+    tab.wait_for_url("**/recipe?*run=committed+example*")
+    settled(tab)
+    assert "curves=Pretraining" in tab.url and not tab.errors
+
+
 def test_data_are_downloaded_as_csv(tab, address):
     tab.goto(f"{address}/advantages?preset=one+success")
     with settled(tab).expect_download() as loading:

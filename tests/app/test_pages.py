@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from etude.explorer import advantages, examples
+from etude.explorer.kl import PAGE, closed_form
 from ref import dr_grpo, kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
 from sims.agent import Payment
@@ -26,9 +27,7 @@ def rollouts(tmp_path, monkeypatch):
     """An example in the form of the committed one, small enough to be reckoned by hand."""
     (tmp_path / "rollouts.json").write_text(json.dumps({"rollouts": ROLLOUTS}))
     monkeypatch.setattr(examples, "FOLDER", tmp_path)
-    examples.load.cache_clear()
-    yield ROLLOUTS
-    examples.load.cache_clear()
+    return ROLLOUTS
 
 
 @pytest.mark.parametrize("name", ["kl", "advantages", "penalties"])
@@ -64,6 +63,18 @@ def test_kl_shows_what_ref_says(page, table):
         assert shown.loc[kind, "mean, closed form"] == pytest.approx(mean) and shown.loc[kind, "variance, closed form"] == pytest.approx(variance)
         assert abs(shown.loc[kind, "mean"] - mean) < 5 * shown.loc[kind, "standard error"]
     assert shown.loc["k3", "variance"] < shown.loc["k1", "variance"]
+
+
+def test_what_to_look_for_in_kl_is_so():
+    """Which of two Gaussians' estimators varies how much is known in closed form."""
+    across, variances = closed_form()
+    k1, k2, k3 = (variances[kind] for kind in ("k1", "k2", "k3"))
+    assert "more than k1 beyond 0.628 nats (two Gaussians)" in PAGE.look and f"{kl.crossing():.3f}" == "0.628"
+    for x, a, b, c in zip(across, k1, k2, k3, strict=True):
+        assert (c > a) == (x > kl.crossing())
+        if x < 0.3:
+            assert c < min(a, b), "least while the policies are close"
+    assert any(b > c > a for a, b, c in zip(k1, k2, k3, strict=True)), "but not most at once"
 
 
 # -------------------------------------------------------------------------------------------- advantages
@@ -119,6 +130,26 @@ def test_edits_are_judged_and_stay_in_the_link(page, edit, table):
     assert "group" not in again.query_params and (table(again, "Dr. GRPO")["Dr. GRPO"] == 0).all(), "a preset begins anew"
 
 
+def test_edits_are_there_again_with_the_browsers_back(page, go, edit, table):
+    """From another page, and from another preset: the address of the edits brings them back, as the table itself does not know them any more."""
+    at = go(page("kl"), "advantages", preset="one success")
+    edit(at, {1: {"reward": 0.25}})
+    edited, address = table(at, "Dr. GRPO"), dict(at.query_params)
+    assert address["group"] and not edited.equals(table(page("advantages", preset="one success"), "Dr. GRPO"))
+    go(at, "kl")
+    go(at, "advantages", **address)
+    assert table(at, "Dr. GRPO").equals(edited) and at.query_params == address
+    go(at, "kl")
+    go(at, "advantages", preset="one success")
+    assert "group" not in at.query_params, "an address without them is without them"
+    go(at, "advantages", **address)
+    at.selectbox(key="preset").set_value("half right").run()
+    assert "group" not in at.query_params and len(table(at, "Dr. GRPO")) == 8
+    at.selectbox(key="preset").set_value("one success")
+    go(at, "advantages", **address)
+    assert table(at, "Dr. GRPO").equals(edited) and at.query_params == address
+
+
 @pytest.mark.parametrize(
     ("rows", "add", "delete", "says"),
     [
@@ -166,6 +197,7 @@ def test_rollouts_are_ranked_by_what_the_recipe_pays(page, rollouts, table):
         assert row["C(effort)"] == pytest.approx(length_penalty(x, 0.1, 1.5)) and row["next unit costs"] == pytest.approx(marginal_cost(x, 0.1, 1.5))
     assert shown["reward"].is_monotonic_decreasing and shown.loc[[1, 2], "without a penalty"].tolist() == [1, 1]
     assert shown.loc[1, "rank"] < shown.loc[2, "rank"], "of two that are right the one that spent less is ahead"
+    assert any("that charge is left out here" in text.value for text in at.markdown), "the recipe also charges for drift"
 
 
 def test_the_limits_close_and_the_straight_line(page, rollouts, table):
@@ -189,10 +221,8 @@ def test_calls_in_one_turn_are_cheaper(page, rollouts, whole):
 
 def test_without_its_example_the_page_still_draws(page, tmp_path, monkeypatch):
     monkeypatch.setattr(examples, "FOLDER", tmp_path)
-    examples.load.cache_clear()
     for content in (None, "{", "[]", '{"rollouts": []}', '{"rollouts": [{"task": 1}]}'):
         if content is not None:
             (tmp_path / "rollouts.json").write_text(content)
         at = page("penalties")
         assert len(at.error) == 1 and "etude examples" in at.error[0].value and len(at.get("imgs")) + len(at.get("image")) >= 3
-        examples.load.cache_clear()

@@ -106,6 +106,13 @@ def test_bad_input_from_outside():
     assert done.stderr.count("\n") == 1 and "did you mean kl?" in done.stderr
 
 
+@pytest.mark.parametrize("stored", ["[1]", "null", "3"])
+def test_settings_that_are_none_are_named(tmp_path, ask, stored):
+    (tmp_path / "config.json").write_text('{"technique": "recipe", "config": %s}' % stored)
+    code, _, error = ask("run", "recipe", "--resume", "--out", tmp_path)
+    assert code == 2 and error.count("\n") == 1 and str(tmp_path) in error
+
+
 def test_unreadable_corpus(tmp_path, ask, monkeypatch):
     (tmp_path / "closed").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed")  # also true for root

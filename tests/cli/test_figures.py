@@ -1,12 +1,15 @@
 """Experiments and claims from the command line: what is written, what is refused, what is never lost."""
 
+import dataclasses
+import importlib
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 from etude import catalog, figures
-from etude.runs import RunError
+from etude.runs import RunError, fill
 from sims.experiment import VERDICTS, claim, decide
 
 
@@ -58,6 +61,66 @@ def test_missing_and_damaged_claims_are_named(tmp_path):
     (tmp_path / "claims.json").write_text("[{")
     with pytest.raises(RunError, match="is damaged"):
         figures.load(tmp_path / "claims.json")
+
+
+@pytest.mark.parametrize("content", ["{}", "[3]", '[{"claim": "x"}]', "WRONG"])
+def test_claims_that_are_none_are_named(tmp_path, ask, content):
+    good = claim("x", "y", "§1", None, "partly") | {"experiment": "gone", "command": "etude figure gone"}
+    text = json.dumps([good | {"verdict": "perhaps"}]) if content == "WRONG" else content
+    (tmp_path / "claims.json").write_text(text)
+    code, _, error = ask("claims", "--out", tmp_path / "claims.json")
+    assert code == 2 and error.count("\n") == 1 and "is damaged" in error
+    assert (tmp_path / "claims.json").read_text() == text
+
+
+def test_a_command_is_read_off_the_settings(tmp_path):
+    """However they were given, and by whomever a run was resumed."""
+    from sims.grpo_bias import Experiment
+
+    def command(config):
+        return figures.command_of("grpo-bias", Experiment, json.loads(json.dumps(dataclasses.asdict(config))))
+
+    assert command(Experiment()) == ("etude figure grpo-bias", False)
+    assert command(Experiment.quick()) == ("etude figure grpo-bias --quick", True)
+    changed = dataclasses.replace(Experiment(), seed=3, group_sizes=(2, 5))
+    assert command(changed) == ("etude figure grpo-bias --set group_sizes=2,5 --set seed=3", False)
+    sets = [word for word in command(changed)[0].split() if "=" in word]
+    assert fill(Experiment, {}, sets) == changed
+    assert command(dataclasses.replace(Experiment.quick(), seed=1)) == ("etude figure grpo-bias --quick --set seed=1", True)
+
+
+def test_quick_stays_quick_when_resumed(tmp_path, monkeypatch, ask):
+    """By a command that does not say so: its numbers prove nothing either way."""
+    from sims import grpo_bias
+
+    def cut(run, config):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grpo_bias, "experiment", cut)
+        code, _, said = ask("figure", "grpo-bias", "--quick", "--seed", 2, "--out", tmp_path / "x")
+    assert code == 130 and f"etude figure grpo-bias --out {tmp_path / 'x'} --resume" in said
+    found = {"rows": [{"a": 1}], "claims": [claim("n", "s", "§", 1.0, "partly")]}
+    monkeypatch.setattr(grpo_bias, "experiment", lambda run, config: found)
+    monkeypatch.setattr(grpo_bias, "picture", lambda found, path: path.write_bytes(b""))
+    assert ask("figure", "grpo-bias", "--out", tmp_path / "x", "--resume")[0] == 0
+    record = json.loads((tmp_path / "x" / "grpo-bias.json").read_text())
+    assert record["quick"] and record["command"] == "etude figure grpo-bias --quick --set seed=2"
+    code, _, said = ask("claims", tmp_path / "x", "--out", tmp_path / "claims.json")
+    assert code == 2 and "whose numbers prove nothing" in said
+
+
+@pytest.mark.parametrize("entry", catalog.EXPERIMENTS, ids=lambda entry: entry.name)
+def test_the_committed_record_was_played_by_its_command(entry):
+    record = json.loads((Path(__file__).resolve().parents[2] / "results" / "figures" / f"{entry.name}.json").read_text())
+    settings = importlib.import_module(entry.module).Experiment
+    assert figures.command_of(entry.name, settings, record["config"]) == (record["command"], record["quick"]) and not record["quick"]
+
+
+def test_a_table_where_a_number_belongs(tmp_path, ask):
+    (tmp_path / "bad.toml").write_text("[seed]\nx = 1\n")
+    code, _, said = ask("figure", "grpo-bias", "--quick", "--config", tmp_path / "bad.toml", "--out", tmp_path / "x")
+    assert code == 2 and said.count("\n") == 1 and "seed" in said and not (tmp_path / "x").exists()
 
 
 def test_tables_say_the_interval_and_the_unit(tmp_path, capsys):

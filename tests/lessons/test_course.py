@@ -1,6 +1,8 @@
 """What lessons stand on: code shown, parts played in silence, `etude lesson`, the builder's word."""
 
 import inspect
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -29,6 +31,28 @@ def test_a_part_is_played_in_silence(capfd):
         course.play(lambda run: 1 / 0)
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+def test_a_tiny_run_is_played_once_and_anew_when_its_settings_change(tmp_path, capfd, monkeypatch):
+    """What a learner keeps beside it stays."""
+    played = []
+    monkeypatch.setattr(course, "RUNS", tmp_path / "lessons")
+    monkeypatch.setattr(course.recipe, "run", lambda run, config: (print("noise"), played.append((run.root, config))))
+    said = "a tiny run of the recipe is played first, once: half a minute\n"
+    first = course.tiny_run()
+    assert first.parent == tmp_path / "lessons" and re.fullmatch("tiny-[0-9a-f]{8}", first.name) and capfd.readouterr() == ("", said)
+    assert course.tiny_run() == first == course.tiny_folder() and capfd.readouterr() == ("", "")
+    for name in ("tiny", "tiny-mine", "tinkered"):
+        (first.parent / name).mkdir()
+        (first.parent / name / "config.json").write_text("{}")
+    (first.parent / "tiny-00000000").mkdir()
+    (first.parent / "05_kl.ipynb").write_text("mine")
+    monkeypatch.setattr(course, "SMOKE", course.SMOKE | {"seed": 7})
+    second = course.tiny_run()
+    assert second != first and capfd.readouterr() == ("", said)
+    assert {path.name for path in first.parent.iterdir()} == {second.name, "tiny-mine", "tinkered", "tiny-00000000", "05_kl.ipynb"}
+    assert json.loads((second / "config.json").read_text())["config"]["seed"] == 7
+    assert [(root, config.seed) for root, config in played] == [(first, 0), (first, 0), (second, 7)]
 
 
 def test_claims_are_those_of_the_experiment():

@@ -138,7 +138,7 @@ def test_the_course_has_no_gap():
 def runs(tiny_run, tmp_path_factory):
     """Where lessons find their tiny run."""
     folder = tmp_path_factory.mktemp("lessons")
-    shutil.copytree(tiny_run, folder / "tiny")
+    shutil.copytree(tiny_run, folder / course.tiny_folder().name)
     return folder
 
 

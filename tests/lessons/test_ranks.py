@@ -2,9 +2,12 @@
 
 import math
 import os
+import signal
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 import scaled.kl
 from lessons import mirror_ranks
@@ -26,6 +29,37 @@ def use(x):
         return math.sqrt(y)
 
     return inside(half(x).item()) + len(scaled.kl.KINDS) + summed(torch.ones(1)).item()
+
+
+SIZE = 3
+
+
+def twice(function):
+    """A decorator of this file."""
+
+    def both(*arguments):
+        return function(*arguments) * 2
+
+    return both
+
+
+@torch.no_grad()
+def quiet(x: Tensor, n: int = SIZE, *, by: Callable[[Tensor], Tensor] = half) -> Tensor:
+    """What stands above its body is looked up too."""
+
+    @twice
+    def inside(x: Tensor, n=n) -> Tensor:
+        return by(x) * n
+
+    return inside(x)
+
+
+def calls_quiet(x):
+    return quiet(x).item()
+
+
+def alone():
+    return os.getsid(0) == os.getpid()
 
 
 def place():
@@ -63,6 +97,17 @@ def test_a_function_is_sent_with_what_it_names():
         packed(lambda: 1)
 
 
+def test_what_stands_above_a_functions_body_is_sent_too(two):
+    """Decorators, defaults and annotations are looked up where the function is defined: on the rank."""
+    parts = packed(calls_quiet)
+    assert {name: part[0] for name, part in parts.items()} == {
+        "calls_quiet": "text", "quiet": "text", "twice": "text", "half": "text", "HALF": "value", "SIZE": "value", "torch": "module",
+        "Tensor": "import", "Callable": "import",
+    }  # fmt: skip
+    assert unpacked(parts)["calls_quiet"](torch.tensor(8.0)) == calls_quiet(torch.tensor(8.0)) == 24.0
+    assert two.run(dict(dp=2), calls_quiet, torch.tensor(8.0)) == [24.0, 24.0]
+
+
 def test_all_ranks_answer_under_the_mesh(two):
     assert two.run(dict(dp=2), use, 8.0) == [2 + 3 + 2] * 2
     (first, a), (second, b) = two.run(dict(dp=2), place)
@@ -84,6 +129,31 @@ def test_what_a_rank_raises_is_raised_here(two, monkeypatch):
         two.run(dict(dp=2), dies)
     with pytest.raises(ValueError, match="dp · cp must be the number of ranks"):
         two.run(dict(dp=3), place)
+
+
+def test_after_an_interrupt_no_old_answer_is_taken_for_a_new_one(two, monkeypatch):
+    """The ranks may have answered the call that was interrupted."""
+    before = two.run(dict(dp=2), place)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror_ranks, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            two.run(dict(dp=2), use, 8.0)
+    assert not two.processes
+    after = two.run(dict(dp=2), place)
+    assert [rank for rank, _ in after] == [0, 1] and not {pid for _, pid in before} & {pid for _, pid in after}
+    assert two.run(dict(dp=2), alone) == [True, True], "a Ctrl-C here is none of theirs"
+
+
+def test_a_rank_that_was_killed_between_calls_is_started_again(two):
+    before = two.run(dict(dp=2), place)
+    os.kill(before[1][1], signal.SIGKILL)
+    os.waitid(os.P_PID, before[1][1], os.WEXITED | os.WNOWAIT)
+    after = two.run(dict(dp=2), place)
+    assert [rank for rank, _ in after] == [0, 1] and not {pid for _, pid in before} & {pid for _, pid in after}
 
 
 def test_ranks_end(two):

@@ -3,10 +3,13 @@
 import torch
 from torch.distributed.tensor import DTensor
 
+from etude import full as full_run
+from etude.microworld import MicroWorld
+from etude.runs import fill
 from ref import model as ref_model
 from ref.model import Config
 from ref.sampler import Sampler
-from scaled import checkpoint, cpt, dr_grpo, mtp, muon, packing, quant, rl, router_replay, self_summary
+from scaled import checkpoint, cpt, dr_grpo, mtp, muon, packing, quant, rl, router_replay, self_summary, train
 from scaled import model as network
 from scaled.runtime import sharding
 from scaled.runtime.checkpoint import Checkpoints
@@ -97,6 +100,12 @@ def family(name, logp, behavior, rewards, mask, finished):
 def replay_statistics(logp, behavior, mask, ours, theirs):
     a, b = ([cut(layer).flatten(0, 1) for layer in layers] for layers in (ours, theirs))
     return router_replay.mismatch(cut(logp), cut(behavior), cut(mask)), router_replay.differing(a, b)
+
+
+def on_the_first(ours, theirs):
+    """`differing` where rank 0 holds every token."""
+    first = current().group("all").rank == 0
+    return router_replay.differing(*([layer if first else layer[:0] for layer in layers] for layers in (ours, theirs)))
 
 
 def chain(segments: int) -> self_summary.Chain:
@@ -317,6 +326,16 @@ def cut_rows(x):
     """Rows over all ranks."""
     group = current().group("all")
     return x.chunk(group.size)[group.rank].clone()
+
+
+def training(technique, sets, folder):
+    """A whole training on these ranks, as `etude run TECHNIQUE --scale full` has its own ranks play it."""
+    c = fill(full_run.settings_class(technique, "gloo"), {}, sets)
+    before = network.REMATERIALISE, network.DISPATCH, network.EXPERTS_IN, sharding.COMPUTE
+    try:
+        return rl.learn(technique, c, folder, MicroWorld(c)) if isinstance(c, rl.Rl) else train.train(technique, c, folder)
+    finally:
+        network.REMATERIALISE, network.DISPATCH, network.EXPERTS_IN, sharding.COMPUTE = before
 
 
 class Script:

@@ -1,13 +1,12 @@
 """`etude run cpt --scale full --backend gloo` from outside: it trains on a user's folder, a rank that dies is replaced and the curve stays
 the same to the last bit, and a rank that hangs is called by name."""
 
+import dataclasses
 import json
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +17,9 @@ from etude import catalog, full
 from etude.runs import Run, RunError
 from ref.cpt import read_corpus, train_tokenizer
 from ref.model import Config, Transformer, load_hf, save_hf
+from tests import forks
+from tests.mirror import calls
+from tests.mirror.layouts import play
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
@@ -38,30 +40,26 @@ def given(tmp_path_factory):
                         num_experts=4, moe_intermediate_size=16)  # fmt: skip
     save_hf(Transformer(shape), folder / "net")
     tokenizer.save(str(folder / "net" / "tokenizer.json"))
+    save_hf(Transformer(dataclasses.replace(shape, num_experts=0, intermediate_size=16)), folder / "dense")
+    (folder / "bare").mkdir()
+    for name in ("dense", "bare"):
+        tokenizer.save(str(folder / name / "tokenizer.json"))
     return folder
 
 
-def command(given: Path, out: Path, *more: str, technique: str = "cpt") -> list[str]:
+def command(given: Path, out: Path, *more: str) -> list[object]:
     return [
-        sys.executable, "-m", "etude.cli", "run", technique, "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", str(out),
-        "--corpus", str(given / "code"), "--set", f"checkpoint={given / 'net'}", "--set", f"steps={STEPS}", "--set", "rows=4",
+        "run", "cpt", "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", out,
+        "--corpus", given / "code", "--set", f"checkpoint={given / 'net'}", "--set", f"steps={STEPS}", "--set", "rows=4",
         "--set", "length=32", "--set", "ep=2", "--set", "cp=2", "--set", "checkpoint_every=5", "--set", "perplexity_tokens=500", *more,
     ]  # fmt: skip
-
-
-def start(arguments: list[str]) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.fixture(scope="module")
 def through(given, tmp_path_factory):
     """A run that nothing disturbed."""
     out = tmp_path_factory.mktemp("through") / "run"
-    process = start(command(given, out))
-    said, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error[-9000:]
-    return out, said
+    return out, forks.play(*command(given, out), said=out.with_name("said"))
 
 
 def lines(out: Path) -> list[dict]:
@@ -69,10 +67,10 @@ def lines(out: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
 
 
-def wait_for_step(out: Path, step: int, process: subprocess.Popen) -> None:
+def wait_for_step(out: Path, step: int, process) -> None:
     deadline = time.monotonic() + 120
     while len(lines(out)) < step:
-        assert process.poll() is None and time.monotonic() < deadline
+        assert process.is_alive() and time.monotonic() < deadline
         time.sleep(0.005)
 
 
@@ -84,91 +82,109 @@ def test_it_trains_and_leaves_a_network(given, through):
     assert report["result"]["codebase_perplexity"] < 200 and "codebase_perplexity" in said
     trained, before = load_hf(out / "checkpoints" / "final"), load_hf(given / "net")
     assert not torch.equal(trained.embed_tokens.weight, before.embed_tokens.weight)
-    again = start(command(given, out))
-    _, error = again.communicate(timeout=60)
-    assert again.returncode == 2 and "already holds a run" in error and error.count("\n") == 1
+    again = forks.start(*command(given, out), said=out.with_name("again"))
+    again.join(60)
+    error = out.with_name("again").read_text()
+    assert again.exitcode == 2 and "already holds a run" in error and error.count("\n") == 1
 
 
 def test_a_rank_that_dies_is_replaced(given, through, tmp_path):
     """SIGKILL of one rank in the middle: exit 0, every loss the same to the last bit, no step twice."""
-    process = start(command(given, tmp_path / "run"))
+    process = forks.start(*command(given, tmp_path / "run"), said=tmp_path / "said")
     wait_for_step(tmp_path / "run", 12, process)
     os.kill(int((tmp_path / "run" / "ranks" / "1.pid").read_text()), signal.SIGKILL)
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error[-9000:]
+    forks.end(process, tmp_path / "said")
     assert lines(tmp_path / "run") == lines(through[0])
 
 
-def test_all_killed_and_resumed(given, through, tmp_path):
-    """SIGKILL of everything, then --resume."""
-    process = start(command(given, tmp_path / "run"))
+@pytest.mark.parametrize("first", ["command", "torchrun"])
+def test_killed_and_resumed(given, through, tmp_path, first):
+    """SIGKILL of the process that the user started, or of torchrun beneath it: the ranks end too, instead of training on beside the
+    resumed run."""
+    process = forks.start(*command(given, tmp_path / "run"), said=tmp_path / "killed")
     wait_for_step(tmp_path / "run", 8, process)
-    process.kill()
-    for rank in range(2):
-        os.kill(int((tmp_path / "run" / "ranks" / f"{rank}.pid").read_text()), signal.SIGKILL)
-    process.communicate()
-    again = start([*command(given, tmp_path / "run"), "--resume"])
-    _, error = again.communicate(timeout=300)
-    assert again.returncode == 0, error
+    left = [Path("/proc", (tmp_path / "run" / "ranks" / f"{rank}.pid").read_text()) for rank in range(2)]
+    if first == "torchrun":
+        [beneath] = {int((path / "status").read_text().partition("PPid:")[2].split()[0]) for path in left}
+        os.kill(beneath, signal.SIGKILL)
+    else:
+        process.kill()
+    deadline = time.monotonic() + 20
+    while any(path.exists() for path in left):
+        assert time.monotonic() < deadline, "ranks go on alone"
+        time.sleep(0.05)
+    process.join(20)
+    assert process.exitcode == (2 if first == "torchrun" else -signal.SIGKILL)
+    assert len(lines(tmp_path / "run")) < STEPS
+    if first == "torchrun":
+        return  # going on is the same after either
+    forks.play(*command(given, tmp_path / "run"), "--resume", said=tmp_path / "said")
     assert lines(tmp_path / "run") == lines(through[0])
 
 
 def test_a_rank_that_hangs_is_named(given, tmp_path):
-    process = start(command(given, tmp_path / "run", "--set", "timeout=8", "--set", "restarts=0"))
+    heard = tmp_path / "said"
+    process = forks.start(*command(given, tmp_path / "run", "--set", "timeout=4", "--set", "restarts=0"), said=heard)
     wait_for_step(tmp_path / "run", 3, process)
     hung = int((tmp_path / "run" / "ranks" / "1.pid").read_text())
     os.kill(hung, signal.SIGSTOP)
     with pytest.raises(RunError, match="in use by another run"):
         Run.open(tmp_path / "run", "cpt full", None, resume=True)
-    begun, said = time.monotonic(), ""
-    for line in process.stderr:
-        said += line
-        if "does not answer" in line:
-            break
-    assert "rank 1 does not answer" in said and "no step after step" in said
-    assert time.monotonic() - begun < 30
+    deadline = time.monotonic() + 30
+    while "does not answer" not in heard.read_text():
+        assert time.monotonic() < deadline, heard.read_text()
+        time.sleep(0.05)
+    assert "rank 1 does not answer" in heard.read_text() and "no step after step" in heard.read_text()
     os.kill(hung, signal.SIGKILL)  # torchrun would give it half a minute
-    _, rest = process.communicate(timeout=60)
-    assert process.returncode == 2 and "Go on with: etude run cpt --scale full" in rest
+    process.join(60)
+    assert process.exitcode == 2 and "Go on with: etude run cpt --scale full" in heard.read_text()
+
+
+def on_two(technique: str, out: Path, *sets: str) -> dict:
+    """The training on two ranks that stay from test to test, cp 2 and ep 2."""
+    return play(dict(dp=1, cp=2, ep=2), calls.training, technique, [*sets, "cp=2", "ep=2"], out)
 
 
 def test_layers_are_distilled(given, tmp_path):
     """In bfloat16, activations made again, rows to experts in FP8: what a cluster would be told."""
-    how = [part for one in ("layers=2", "dtype=bfloat16", "rematerialise=true", "dispatch=fp8") for part in ("--set", one)]
-    process = start(command(given, tmp_path / "run", *how, technique="mtp"))
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error[-9000:]
-    kl = [line["kl_1"] for line in lines(tmp_path / "run")]
+    on_two("mtp", tmp_path, f"checkpoint={given / 'net'}", f"corpus={given / 'code'}", f"steps={STEPS}", "rows=4", "length=32", "layers=2",
+           "dtype=bfloat16", "rematerialise=true", "dispatch=fp8")  # fmt: skip
+    kl = [line["kl_1"] for line in lines(tmp_path)]
     assert len(kl) == STEPS and kl[-1] < 0.7 * kl[0]
     from ref.model import load_extra
 
-    assert any(name.startswith("mtp.layers.1.") for name in load_extra(tmp_path / "run" / "checkpoints" / "final"))
+    final = tmp_path / "checkpoints" / "final"
+    assert any(name.startswith("mtp.layers.1.") for name in load_extra(final))
+    # The trunk is only looked at: what it was gathered in must not reach what is saved.
+    for (name, after), before in zip(load_hf(final).named_parameters(), load_hf(given / "net").parameters(), strict=True):
+        assert torch.equal(after, before), name
+    assert json.loads((final / "config.json").read_text())["dtype"] == "float32"
 
 
-def play_rl(given: Path, out: Path, *more: str, technique: str = "length-penalty") -> list[str]:
-    few = (f"steps={RL_STEPS}", "prompts=2", "rollouts=4", "length=256", "max_len=256", "micro_rows=2", "heldout=4", "checkpoint_every=1", "cp=2", "ep=2",
-           f"checkpoint={given / 'net'}", "effort_price=0.01")  # fmt: skip
-    sets = [part for one in (*few, *more) for part in ("--set", one)]
-    return [sys.executable, "-m", "etude.cli", "run", technique, "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", str(out), *sets]
+FEW = ("prompts=2", "rollouts=4", "length=256", "max_len=256", "micro_rows=2", "heldout=4", "checkpoint_every=1", "effort_price=0.01")
 
 
 def test_reinforcement_learning_in_the_small_world(given, tmp_path):
     """Two ranks share every row and the experts; what is played again is the same, to the last bit."""
-    process = start(play_rl(given, tmp_path / "through"))
-    said, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error[-9000:]
-    steps = lines(tmp_path / "through")
-    assert [step["step"] for step in steps] == [1, 2, 3] and "heldout_after" in said
+    few = (*FEW, f"steps={RL_STEPS}", f"checkpoint={given / 'net'}")
+    found = on_two("length-penalty", tmp_path, *few)
+    steps = lines(tmp_path)
+    assert [step["step"] for step in steps] == [1, 2, 3] and {"heldout_before", "heldout_after"} <= found.keys()
     assert all(step["tokens"] > 0 and step["imbalance"] >= 1 and step["reward"] < step["success"] for step in steps)
     assert any(step["grad_norm"] > 0 for step in steps)
-    trained, before = load_hf(tmp_path / "through" / "checkpoints" / "final"), load_hf(given / "net")
+    trained, before = load_hf(tmp_path / "checkpoints" / "final"), load_hf(given / "net")
     assert not torch.equal(trained.layers[0].self_attn.q_proj.weight, before.layers[0].self_attn.q_proj.weight)
     # As if killed after the second step: what is drawn, sampled and learnt again is the same.
-    shutil.rmtree(tmp_path / "through" / "state" / f"step-{RL_STEPS:08d}")
-    again = start([*play_rl(given, tmp_path / "through"), "--resume"])
-    _, error = again.communicate(timeout=300)
-    assert again.returncode == 0, error[-9000:]
-    assert lines(tmp_path / "through") == steps
+    shutil.rmtree(tmp_path / "state" / f"step-{RL_STEPS:08d}")
+    assert on_two("length-penalty", tmp_path, *few) == found
+    assert lines(tmp_path) == steps
+
+
+def test_reinforcement_learning_from_the_command_line(given, tmp_path):
+    sets = [word for one in (*FEW, "steps=1", "cp=2", "ep=2", f"checkpoint={given / 'net'}") for word in ("--set", one)]
+    command = ["run", "self-summary", "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", tmp_path / "run", *sets]
+    said = forks.play(*command, said=tmp_path / "said")
+    assert "heldout_after" in said and [step["step"] for step in lines(tmp_path / "run")] == [1]
 
 
 @pytest.mark.parametrize(
@@ -179,11 +195,24 @@ def test_reinforcement_learning_in_the_small_world(given, tmp_path):
         ("self-summary", ["length=64", "max_len=64"], "length must hold a context of"),
         ("packing", ["prompts=1", "rollouts=2", "heldout=1"], "number of ranks, 2"),
         ("recipe", [], "recipe has no full run of its own"),
+        ("dr-grpo", ["ep=3"], "ep=3 must divide the number of ranks"),
+        ("dr-grpo", ["checkpoint={given}/bare"], "config.json"),
+        ("router-replay", ["checkpoint={given}/dense"], "is about experts, and the network of .* has none"),
+        ("dr-grpo", ["max_len=2", "length=8"], "a prompt has .* tokens or so, and contexts of 2 leave nothing to write"),
+        ("cpt", ["corpus=/nowhere"], "corpus /nowhere is no folder"),
+        ("cpt", ["vocab_size=100"], "vocab_size must be at least"),
     ],
     ids=lambda x: str(x)[:30],
 )
 def test_what_cannot_be_played_is_said_in_one_line(given, tmp_path, technique, sets, says):
-    few = ["rollouts=4", "prompts=2", "length=256", "max_len=256", f"checkpoint={given / 'net'}", *sets]
+    rl = ["rollouts=4", "prompts=2", "length=256", "max_len=256", f"checkpoint={given / 'net'}"] if technique in full.RL else []
+    few = [*rl, *(one.format(given=given) for one in sets)]
     with pytest.raises(RunError, match=says) as error:
         full.run(catalog.find(technique), tmp_path / "run", {}, few, False, 2, "gloo")
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
+
+
+def test_one_rank_is_told_what_it_cannot_do(given, tmp_path):
+    one = [f"checkpoint={given / 'net'}", "rollouts=4", "prompts=2", "length=256", "max_len=256", "dtype=bfloat16"]
+    with pytest.raises(RunError, match="dtype=bfloat16 is what weights are gathered in.*--set dtype=float32"):
+        full.run(catalog.find("dr-grpo"), tmp_path / "run", {}, one, False, 1, "gloo")

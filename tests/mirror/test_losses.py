@@ -90,6 +90,16 @@ def test_replay_statistics(layout, seed, rows, size, holes):
             close(got[name], wanted[name])
 
 
+@pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=1, ep=1), dict(dp=2, cp=2, ep=1)], ids=str)
+def test_experts_of_ranks_without_a_token(layout):
+    """All tokens are rank 0's; and where nobody has one, that is said everywhere."""
+    ours, theirs = ([torch.stack([torch.randperm(6)[:2] for _ in range(7)]) for _ in range(3)] for _ in range(2))
+    assert play(layout, calls.on_the_first, ours, theirs) == router_replay.differing(ours, theirs)
+    none = [x[:0] for x in ours]
+    with pytest.raises((ValueError, RuntimeError), match="at least one token"):
+        play(layout, calls.on_the_first, none, none)
+
+
 @some
 @given(layouts, seeds, st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_a_chain_weighs_the_same_wherever_its_segments_are(layout, seed, sizes):

@@ -53,7 +53,7 @@ def on_one(c: Rehearsal, state: dict, before: dict, chains: list[Chain], rewards
 
     def logp_of(network, s, experts=None):
         hidden = network(s.tokens[None], logits=False, experts=experts).hidden
-        return network.logprob(hidden[0, :-1], s.tokens[1:])[None]
+        return network.logprob(hidden[0, :-1] / c.temperature, s.tokens[1:])[None]
 
     drift = torch.zeros(len(chains), dtype=torch.float64)
     for n, chain in enumerate(chains if c.kl else ()):
@@ -75,15 +75,18 @@ def on_one(c: Rehearsal, state: dict, before: dict, chains: list[Chain], rewards
 
 
 @settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
-@given(layouts, seeds, st.sampled_from(["none", "plain", "filtered"]), st.sampled_from([0.0, 0.3]), st.integers(1, 2), st.integers(1, 4))
-def test_a_step(layout, seed, replay, beta, longest, micro):
-    """Loss and gradient within 1e-10 in float64, whatever is replayed, charged for, or cut over ranks."""
+@given(layouts, seeds, st.sampled_from(["none", "plain", "filtered"]), st.sampled_from([0.0, 0.3]), st.integers(1, 2), st.integers(1, 4),
+       st.sampled_from([LENGTH, 8 * LENGTH]), st.sampled_from([1.0, 0.7]))  # fmt: skip
+def test_a_step(layout, seed, replay, beta, longest, micro, length, temperature):
+    """Loss and gradient within 1e-10 in float64, whatever is replayed, charged for, or cut over ranks, of which some may hold padding
+    alone."""
     g = torch.Generator().manual_seed(seed)
     state, before = network(seed % 5), network(seed % 5 + 1)
     mine = policy(state)
     chains = [Chain([segment(g, mine) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
     rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
-    c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], replay=replay, kl=beta, micro_rows=micro)
+    c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], replay=replay, kl=beta, micro_rows=micro, length=length,
+                            temperature=temperature)  # fmt: skip
     figures, grads, asked, arrived = play(layout, calls.rl_step, c, CONFIG, state, before, chains, rewards)
     loss, wanted = on_one(c, state, before, chains, rewards)
     close(figures["loss"], loss)
@@ -100,6 +103,18 @@ def test_a_step(layout, seed, replay, beta, longest, micro):
     # Costs are dealt in the order in which dp ranks hold them, which is that of the conversations.
     wanted = packing.imbalance(costs, packing.balance(costs, layout["dp"]), layout["dp"])
     assert figures["imbalance"] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_rank_that_holds_padding_alone():
+    """Few tokens in long rows: the chunks of the last cp ranks are empty, and the figures are still those of all tokens."""
+    g, state = torch.Generator().manual_seed(0), network(0)
+    chains = [Chain([segment(g, policy(state))], finished=True) for _ in range(G * N)]
+    rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
+    found = [play(layout, calls.rl_step, dataclasses.replace(ASKED, cp=layout["cp"], length=16 * LENGTH), CONFIG, state, state, chains, rewards)[0]
+             for layout in (dict(dp=1, cp=1, ep=1), dict(dp=1, cp=4, ep=1))]  # fmt: skip
+    assert found[0].keys() == found[1].keys() and 0 < found[0]["routing_differs"] < 1
+    for name, value in found[0].items():
+        close(found[1][name], value)
 
 
 def test_equal_rewards_teach_nothing():
@@ -126,7 +141,7 @@ def test_clipping(layout):
 
 def test_settings_that_cannot_be():
     for wrong, name in ((dict(rollouts=1), "rollouts"), (dict(max_len=999), "max_len"), (dict(replay_alpha=1.5), "replay_alpha"),
-                        (dict(kl=-1.0), "kl"), (dict(warmup=0.9), "warmup"), (dict(max_norm=float("nan")), "max_norm")):  # fmt: skip
+                        (dict(kl=-1.0), "kl"), (dict(temperature=0.0), "temperature"), (dict(seed=-1), "seed"), (dict(timeout=0), "timeout"), (dict(warmup=0.9), "warmup"), (dict(max_norm=float("nan")), "max_norm")):  # fmt: skip
         with pytest.raises(ValueError, match=name):
             dataclasses.replace(ASKED, **wrong)
     with pytest.raises(ValueError, match="number of ranks, 16"):

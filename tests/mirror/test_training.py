@@ -2,19 +2,23 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
 import pytest
 import torch
-from torch import multiprocessing as mp
 
 from kernels.gate import excess
 from ref import muon
 from ref.checkpoint import CheckpointError
 from ref.cpt import next_token_loss
 from ref.model import Config, Transformer, load_balancing_loss, load_hf, save_hf
+from scaled import checkpoint
+from scaled import model as scaled_network
+from scaled.model import load_hf as scaled_load
 from scaled.runtime.checkpoint import Checkpoints
+from tests import forks
 from tests.mirror import calls
 from tests.mirror.layouts import EVERY, NAMES, close, play
 
@@ -33,6 +37,7 @@ def start():
 
 
 def reference(state, batches, dtype, use_muon):
+    """One rank: losses of all steps, and the weights after them."""
     model = Transformer(CONFIG).to(dtype)
     model.load_state_dict({name: x.to(dtype) for name, x in state.items()})
     steps, losses = muon.optimizers(model, muon_lr=0.01, adamw_lr=1e-3, weight_decay=0.1, use_muon=use_muon), []
@@ -49,29 +54,37 @@ def reference(state, batches, dtype, use_muon):
 
 
 @pytest.fixture(scope="module")
-def one_rank():
-    """`reference`, each played once."""
+def one_rank(start):
+    """Losses and flat weights in float64, and in float32 with the rows of each batch in six orders, which changes nothing but the order
+    of sums; each played once."""
+    state, batches = start
     held: dict = {}
 
-    def found(state, batches, dtype, use_muon):
-        if (dtype, use_muon) not in held:
-            held[dtype, use_muon] = reference(state, batches, dtype, use_muon)
-        return held[dtype, use_muon]
+    def flat(found):
+        return found[0], torch.cat([found[1][name].flatten() for name in state])
 
-    return found
+    def played(use_muon):
+        if use_muon not in held:
+            orders = [torch.arange(4), *(torch.randperm(4, generator=torch.Generator().manual_seed(n)) for n in range(5))]
+            singles = [flat(reference(state, batches[:, order], torch.float32, use_muon)) for order in orders]
+            held[use_muon] = flat(reference(state, batches, torch.float64, use_muon)), singles
+        return held[use_muon]
+
+    return played
 
 
 @pytest.mark.parametrize("layout", FOUR, ids=str)
 @pytest.mark.parametrize("use_muon", [False, True], ids=["adamw", "muon"])
 def test_twenty_steps(start, one_rank, layout, use_muon):
-    """In float32 by the three-way rule: as near to float64 as one rank is, at most twice as far."""
+    """In float32 by the three-way rule: as near to float64 as one rank is, at most twice as far. How far one rank is depends on the order
+    of its sums, which twenty steps magnify a thousandfold: of several orders the worst counts."""
     state, batches = start
-    exact, theirs = (one_rank(state, batches, dtype, use_muon) for dtype in (torch.float64, torch.float32))
-    ours = play(layout, calls.trained, CONFIG, state, batches, torch.float32, use_muon)
+    exact, singles = one_rank(use_muon)
+    losses, weights = play(layout, calls.trained, CONFIG, state, batches, torch.float32, use_muon)
     assert exact[0][-1] < exact[0][0] - 0.1  # it learns
-    assert excess(ours[0], theirs[0], exact[0]) <= 1
-    flat = [torch.cat([some[1][name].flatten() for name in state]) for some in (ours, theirs, exact)]
-    assert excess(*flat) <= 1
+    for ours, *others in zip((losses, torch.cat([weights[name].flatten() for name in state])), exact, *singles, strict=True):
+        wanted, theirs = others[0], max(others[1:], key=lambda one, wanted=others[0]: (one - wanted).abs().max())
+        assert excess(ours, theirs, wanted) <= 1
 
 
 @pytest.mark.parametrize("layout", EVERY, ids=NAMES)
@@ -146,8 +159,7 @@ def write_for_ever(folder):
 def test_killed_while_writing(tmp_path):
     """SIGKILL at moments that differ: what stays is a whole checkpoint, and it loads."""
     for pause in (0.0, 0.013, 0.031, 0.05):
-        process = mp.get_context("spawn").Process(target=write_for_ever, args=(tmp_path,))
-        process.start()
+        process = forks.begin(write_for_ever, tmp_path)
         seen, deadline = sorted(tmp_path.glob("step-*")), time.monotonic() + 60
         while sorted(tmp_path.glob("step-*")) == seen:
             assert time.monotonic() < deadline
@@ -160,12 +172,48 @@ def test_killed_while_writing(tmp_path):
         assert step == shelf.steps()[-1] and torch.equal(x["x"], torch.arange(2_000_000.0) + step)
 
 
+def test_what_a_kill_left_half_written_goes(tmp_path):
+    """And what it left whole under its old name takes the new one."""
+    shelf = Checkpoints(tmp_path)
+    for step in (1, 2):
+        shelf.save(step, {"x": torch.full((3,), float(step))})
+        shelf.finish()
+    os.rename(tmp_path / "step-00000002", tmp_path / ".step-00000002")
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / ".step-00000003")
+    os.rename(tmp_path / ".step-00000003" / "manifest.json", tmp_path / ".step-00000003" / ".manifest")
+    assert Checkpoints(tmp_path).steps() == [1, 2] and not list(tmp_path.glob(".step-*"))
+
+
+def test_damaged_names_of_tensors_are_named(tmp_path):
+    shelf = Checkpoints(tmp_path)
+    shelf.save(1, {"x": torch.ones(3)})
+    shelf.finish()
+    for damage in (b"", b"\x80nonsense"):
+        (tmp_path / "step-00000001" / ".metadata").write_bytes(damage)
+        with pytest.raises(CheckpointError, match=".metadata is missing or damaged"):
+            shelf.names()
+
+
+def test_an_optimiser_that_goes_on_has_its_count_where_its_weights_are():
+    """The fused AdamW asks for it there."""
+    model = torch.nn.Linear(2, 3, device="meta")
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpoint.begun(model, [optimizer], [f"optimizer.model.{name}.{key}" for name in ("weight", "bias") for key in ("step", "exp_avg")])
+    assert all(x.device == p.device for p, values in optimizer.state.items() for x in values.values()) and len(optimizer.state) == 2
+
+
+def test_on_one_rank_too_the_network_is_the_scaled_one(start, tmp_path):
+    """Else what it is told of experts and activations would go unheard."""
+    save_hf(Transformer(CONFIG), tmp_path)
+    assert type(scaled_load(tmp_path)) is scaled_network.Transformer
+
+
 def test_no_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         Checkpoints(tmp_path).load({})
 
 
-@pytest.mark.parametrize("layout", [dict(dp=4, cp=1, ep=4), dict(dp=2, cp=2, ep=2), dict(dp=2, cp=1, ep=1)], ids=str)
+@pytest.mark.parametrize("layout", [dict(dp=4, cp=1, ep=4), dict(dp=2, cp=2, ep=2), dict(dp=2, cp=1, ep=1), dict(dp=1, cp=1, ep=1)], ids=str)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_hugging_face_folders(layout, tied, tmp_path):
     """Read by many ranks and written by them again, in files of at most 20 kB: the same bits, and transformers opens it."""

@@ -14,7 +14,8 @@ from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 
 import torch
-import torch.multiprocessing as mp
+
+from tests import forks
 
 __all__ = ["Ranks", "ranks"]
 
@@ -31,11 +32,10 @@ class Ranks:
         self.processes: list = []
 
     def start(self) -> None:
-        context = mp.get_context("spawn")
         port = free_port()
         for rank in range(self.n):
-            here, there = context.Pipe()
-            process = context.Process(target=serve, args=(rank, self.n, port, there), daemon=True)
+            here, there = forks.CONTEXT.Pipe()
+            process = forks.CONTEXT.Process(target=serve, args=(rank, self.n, port, there), daemon=True)
             process.start()
             there.close()
             self.pipes.append(here)

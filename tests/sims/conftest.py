@@ -2,21 +2,27 @@
 
 import dataclasses
 import importlib
+import json
 
 import pytest
 
-from etude import catalog, figures
+from etude import catalog
 from sims.microrepo import transcript
+from tests import forks
 
 
 @pytest.fixture(scope="session")
-def play_figure(tiny_run):
-    def play(name, out, *sets):
-        entry = catalog.find_experiment(name)
-        settings = dataclasses.fields(importlib.import_module(entry.module).Experiment)
-        if any(setting.name == "run" for setting in settings):
+def play_figure(tiny_run, tmp_path_factory):
+    """`etude figure NAME --quick` into `out`, in a process of its own; what NAME.json then holds. `own`: it plays the run of the recipe that
+    it stands on itself, instead of being given the one that all tests share."""
+
+    def play(name, out, *sets, own=False):
+        settings = dataclasses.fields(importlib.import_module(catalog.find_experiment(name).module).Experiment)
+        if not own and any(setting.name == "run" for setting in settings):
             sets = (f"run={tiny_run}", *sets)
-        return figures.play(entry, out, {}, sets, quick=True, resume=False, cadence=20.0)
+        words = [word for one in sets for word in ("--set", one)]
+        forks.play("figure", name, "--quick", "--out", out, *words, said=tmp_path_factory.mktemp("said") / name)
+        return json.loads((out / f"{name}.json").read_text())
 
     return play
 

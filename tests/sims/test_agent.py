@@ -167,17 +167,31 @@ def test_padding_and_reference_kl_by_hand(language):
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
 
 
-@given(seed=st.integers(0, 2**31), share=st.sampled_from([0.0, 0.3, 1.0]))
+@given(seed=st.integers(0, 2**31), share=st.sampled_from([0.0, 0.3, 1.0]), temperature=st.sampled_from([0.5, 1.0, 1.7]))
 @settings(max_examples=10, deadline=None)
-def test_own_log_probs_are_those_of_the_whole_text_where_the_agent_spoke(seed, share):
+def test_own_log_probs_are_those_of_the_whole_text_where_the_agent_spoke(seed, share, temperature):
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(Config.tiny(50, **TINY)).double()
     ids, mask = torch.randint(0, 50, (3, 7), generator=generator), torch.rand(3, 7, generator=generator) < share
     hidden = torch.randn(3, 7, model.config.hidden_size, dtype=torch.float64, generator=generator).requires_grad_()
-    every = model.head(hidden[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-    expected, own = torch.where(mask[:, 1:], every, 0.0), own_logp(model, hidden, ids, mask)
+    every = (model.head(hidden[:, :-1]) / temperature).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    expected, own = torch.where(mask[:, 1:], every, 0.0), own_logp(model, hidden, ids, mask, temperature)
     torch.testing.assert_close(own, expected)
     torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), hidden)[0] for x in (own, expected)))
+
+
+def test_a_policy_has_not_drifted_from_itself_at_any_temperature(language):
+    """What sampled is what learns: no drift, and ratios of one, at the temperature that was sampled at."""
+    model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
+    tasks = [generate(random.Random(i), "train") for i in range(2)]
+    for temperature in (0.6, 1.0, 1.5):
+        generator = torch.Generator().manual_seed(0)
+        episodes = play(Sampler(model, torch.float32), language, tasks, 2, single(40), 3, generator, temperature)
+        ids, mask, behavior = pad([e.rollout for e in episodes])
+        with torch.no_grad():
+            drift = reference_kl(model, ids, mask, behavior, temperature)
+            other = reference_kl(model, ids, mask, behavior, 1.3)
+        assert drift.abs().max() < 1e-3 < other.abs().max()
 
 
 def test_pass_at_k_is_the_mean_over_all_subsets():

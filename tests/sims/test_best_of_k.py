@@ -93,12 +93,10 @@ def test_one_training_that_falls_prevents_reproduced():
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory):
+def played(play_figure, tmp_path_factory):
     """The quick experiment, with the tiny recipe in it."""
-    from etude import catalog, figures
-
     out = tmp_path_factory.mktemp("best-of-k")
-    return out, figures.play(catalog.find_experiment("best-of-k"), out, {}, (), quick=True, resume=False, cadence=20.0)
+    return out, play_figure("best-of-k", out, own=True)
 
 
 def test_rows_of_a_quick_run(played):

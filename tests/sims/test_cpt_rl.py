@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from etude import catalog, figures
 from etude.runs import Run, fill
 from ref import cpt
 from ref.model import Config, Transformer
@@ -267,11 +266,10 @@ def test_every_training_finds_its_place(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory):
+def played(play_figure, tmp_path_factory):
     """The quick experiment with one seed."""
     out = tmp_path_factory.mktemp("cpt-rl")
-    entry = catalog.find_experiment("cpt-rl")
-    return out, figures.play(entry, out, {}, ("seeds=1",), quick=True, resume=False, cadence=20.0)
+    return out, play_figure("cpt-rl", out, "seeds=1")
 
 
 def test_rows_of_a_quick_run(played):

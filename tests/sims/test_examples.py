@@ -17,25 +17,45 @@ from sims.corpus import task_stream
 from sims.learner import language_of, load_checkpoint
 from sims.microrepo import NoiseConfig
 from sims.policies import read_config
+from tests import forks
 
 SIZES = examples.Sizes(tasks=3, samples=2, shown_tasks=2, shown_samples=2, positions=5, routed=4, dropping=1, alphas=(0.0, 0.9, 1.0), drafted=2)
 
 
 @pytest.fixture(scope="module")
-def written(tiny_run, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("examples")
-    return {path.name: path for path in examples.write(tiny_run, folder / "first", SIZES)}
+def twice(tiny_run, tmp_path_factory):
+    """The folders of examples written from one run in two processes."""
+    folder, said = tmp_path_factory.mktemp("examples"), tmp_path_factory.mktemp("said") / "said"
+    folders = [folder / "first", folder / "again"]
+    for process in [forks.begin(write, tiny_run, out, said=said) for out in folders]:
+        forks.end(process, said)
+    return folders
+
+
+def write(run, out):
+    torch.set_num_threads(1)  # two of them on two cores
+    assert sorted(path.name for path in examples.write(run, out, SIZES)) == sorted(path.name for path in out.iterdir())
+
+
+@pytest.fixture(scope="module")
+def written(twice):
+    return {path.name: path for path in twice[0].iterdir()}
 
 
 def told(written, name):
     return json.loads(written[f"{name}.json"].read_text(encoding="utf-8"))
 
 
-def test_the_same_run_gives_the_same_files(tiny_run, written, tmp_path):
-    again = examples.write(tiny_run, tmp_path, SIZES)
-    assert {path.name for path in again} == set(written)
-    for path in again:
-        assert path.read_bytes() == written[path.name].read_bytes(), path.name
+def test_the_same_run_gives_the_same_files(twice):
+    first, again = ({path.name: path.read_bytes() for path in out.iterdir()} for out in twice)
+    assert first.keys() == again.keys() and not [name for name in first if first[name] != again[name]]
+
+
+def test_the_command_writes_the_recipes_curves_too(tiny_run, tmp_path, ask, monkeypatch):
+    monkeypatch.setattr(examples, "write", lambda run, out: [out / "rollouts.json"])
+    code, said, _ = ask("examples", "--run", tiny_run, "--out", tmp_path)
+    assert code == 0 and said.split() == [str(tmp_path / "rollouts.json"), str(tmp_path / "recipe")]
+    assert json.loads((tmp_path / "recipe" / "report.json").read_text())["technique"] == "recipe"
 
 
 def test_rollouts_say_what_they_cost(written):
