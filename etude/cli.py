@@ -330,6 +330,12 @@ def bench_plan() -> None:
     importlib.import_module("etude.bench_plan").bench()
 
 
+@bench_app.command("explorer")
+def bench_explorer() -> None:
+    """Redraws of every slider of the explorer."""
+    importlib.import_module("etude.bench_explorer").bench()
+
+
 def _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend) -> None:  # noqa: ANN001 – as typed in run_technique
     """The scaled path, under torchrun."""
     from etude import full

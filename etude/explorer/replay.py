@@ -121,13 +121,12 @@ def picture(rollout: int, layer: int, alpha: int, first: int, alphas: list[float
            "circles the trainer's own, crosses what replay takes.")  # fmt: skip
 
 
-@examples.remembered(*FILES, most=32)
-def curve(alpha: int) -> bytes:
-    """p99 of the mismatch over α, all rollouts, drawn once for every α."""
+@examples.remembered(*FILES)
+def curve() -> bytes:
+    """p99 of the mismatch over α, all rollouts. The α of the page is not marked: drawing it again each time would take as long as all else."""
     alphas, rows = examples.load("routing")["alphas"], quantiles()
     fig, ax = axes("α", "p99 of |log π − log μ|, nats", 4.8, 3.8, fixed=True)
     ax.plot(alphas, [row["p99"] for row in rows[1:]], "o-", color=COLOURS["blue"], label="replayed")
-    ax.plot(alphas[alpha], rows[alpha + 1]["p99"], "D", color=COLOURS["red"], markersize=10)
     ax.axhline(rows[0]["p99"], color=COLOURS["grey"], linestyle="--", label="trainer's own")
     ax.set_ylim(0, 1.1 * max(row["p99"] for row in rows))
     ax.legend(frameon=False, loc="lower left")
@@ -166,7 +165,8 @@ def draw() -> None:
                 f"{len(rollouts)} rollouts above are {told['chosen']}.")  # fmt: skip
     left, right = st.columns([1, 1])
     with left:
-        figure(curve(alpha), "router-mismatch", quantiles(), "The 99th percentile of the mismatch over α, over all rollouts; the diamond is the α above.")
+        figure(curve(), "router-mismatch", quantiles(),
+               f"The 99th percentile of the mismatch over α, over all rollouts; at α = {value:g} it is {quantiles()[alpha + 1]['p99']:.3f} nats.")
     with right:
         table(quantiles(), "router-replay-mismatch")
     st.subheader("What the filter drops")

@@ -12,6 +12,7 @@ What tests of several pages need stands here as fixtures that are functions:
 """
 
 import pytest
+from matplotlib.figure import Figure
 from streamlit.testing.v1 import AppTest
 
 SLOW = 120
@@ -131,3 +132,19 @@ def drive():
         return drawn
 
     return driven
+
+
+@pytest.fixture
+def redrawn(monkeypatch, whole):
+    """How many pictures are drawn when a control is moved: that is what a redraw waits for. `etude bench explorer` says how long."""
+    drawn = []
+    savefig = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *how, **more: drawn.append(self) or savefig(self, *how, **more))
+
+    def moved(at, control, value):
+        drawn.clear()
+        control.set_value(value)
+        whole(at.run())
+        return len(drawn)
+
+    return moved

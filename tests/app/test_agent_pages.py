@@ -3,7 +3,6 @@
 import base64
 import json
 import shutil
-import time
 
 import pytest
 import torch
@@ -47,25 +46,18 @@ def test_every_control_goes_to_both_ends(page, drive, name):
     assert dict(at.query_params) == before, "every control is back where it began, and the URL with it"
 
 
-@pytest.mark.parametrize(("name", "kind", "key"), [
-    ("summary", "slider", "piece-1"), ("replay", "slider", "first-1"), ("replay", "select_slider", "plausibility"), ("mtp", "slider", "drafts"),
+@pytest.mark.parametrize(("name", "kind", "key", "most"), [
+    ("summary", "slider", "piece-1", 1), ("replay", "slider", "first-1", 1), ("replay", "select_slider", "plausibility", 2), ("mtp", "slider", "drafts", 2),
 ])  # fmt: skip
-def test_a_redraw_is_quick(page, whole, tmp_path, monkeypatch, name, kind, key):
-    """A control's redraw, in processor time of this process: what else the machine does is not the page's. Nothing is shown twice, and
-    the files are another copy: no picture can have been kept."""
+def test_a_control_draws_what_it_changes_and_nothing_else(page, redrawn, tmp_path, monkeypatch, name, kind, key, most):
+    """The files are another copy: no picture can have been kept from another test."""
     shutil.copytree(examples.FOLDER, tmp_path / "examples")
     monkeypatch.setattr(examples, "FOLDER", tmp_path / "examples")
-    at, took = page(name), []
+    at = page(name)
     control = getattr(at, kind)(key=key)
     values = examples.load("routing")["alphas"] if kind == "select_slider" else range(int(control.min), int(control.max) + 1)
-    values = [value for value in values if value != control.value][:7]
-    assert len(values) == 7
-    for value in values:
-        getattr(at, kind)(key=key).set_value(value)
-        began = time.process_time()
-        whole(at.run())
-        took.append(time.process_time() - began)
-    assert sorted(took)[3] <= 0.3, took
+    for value in [value for value in values if value != control.value][:3]:
+        assert 1 <= redrawn(at, getattr(at, kind)(key=key), value) <= most
 
 
 def test_a_chain_is_credited_undivided(page, table):
