@@ -239,7 +239,7 @@ def explore(
     port: Annotated[Optional[int], typer.Option(help="Port to listen on.", show_default="8501 or the next that is free", min=1, max=65535)] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
-    """The explorer in a browser: every technique with its formula, its controls and its picture; Ctrl-C ends it."""
+    """The explorer in a browser: techniques with their formulas, controls and pictures; Ctrl-C ends it."""
     from etude.runs import RunError
 
     page = Path(__file__).resolve().parent.parent / "app.py"
