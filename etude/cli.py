@@ -250,7 +250,7 @@ def explore(
     if port is not None and not _free(port):
         raise RunError(f"port {port} is in use; choose another --port")
     options = ["--server.address", "127.0.0.1", "--server.headless", str(no_browser).lower(), "--browser.gatherUsageStats", "false",
-               "--server.showEmailPrompt", "false", "--client.toolbarMode", "viewer"]  # fmt: skip
+               "--server.showEmailPrompt", "false", "--client.toolbarMode", "viewer", "--server.fileWatcherType", "none"]  # fmt: skip
     options += [] if port is None else ["--server.port", str(port)]
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(page), *options])
 

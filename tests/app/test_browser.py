@@ -21,7 +21,7 @@ SLOW = 60_000
 """Milliseconds that anything may take at most."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def address(tmp_path_factory):
     """The explorer as `etude explore` starts it, where no run lies: pages show the committed examples."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -46,7 +46,7 @@ def address(tmp_path_factory):
     assert "Traceback" not in (folder / "log").read_text(), (folder / "log").read_text()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     assert program, f"none of {', '.join(PROGRAMS)} is installed; on Debian and Ubuntu: apt-get install chromium"
@@ -102,10 +102,9 @@ def test_a_slider_moves_by_keyboard_and_the_link_reopens_what_it_says(tab, addre
     slider.focus()
     for _ in range(4):
         slider.press("ArrowRight")
-    tab.wait_for_url("**/penalties?*q=*")
+    after = round(before + 0.2, 6)
+    tab.wait_for_url(lambda url: f"q={after:g}" in url)  # every key is a redraw of its own
     settled(tab)
-    after = float(slider.input_value())
-    assert after == pytest.approx(before + 0.2) and f"q={after:g}" in tab.url
     again = tab.context.new_page()
     again.goto(tab.url)
     expect(settled(again).get_by_role("slider", name="q: how much it bends")).to_have_value(f"{after:g}")
@@ -121,10 +120,12 @@ def test_back_from_another_page_brings_the_edits_back(tab, address):
     tab.get_by_role("link", name="Length penalties").click()
     tab.wait_for_url("**/penalties*")
     settled(tab)
-    tab.go_back()  # to the page without a query, which Streamlit leaves behind where a link leads to another page
-    expect(tab.locator("h1").first).to_have_text("Group advantages")
-    settled(tab)
-    tab.go_back()
+    for _ in range(2):  # Streamlit may leave an entry without a query behind where a link leads to another page
+        tab.go_back()
+        expect(tab.locator("h1").first).to_have_text("Group advantages")
+        settled(tab)
+        if f"group={edits}" in tab.url:
+            break
     tab.wait_for_url(f"**group={edits}*")
     for _ in range(20):
         with settled(tab).expect_download() as loading:

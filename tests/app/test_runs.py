@@ -275,6 +275,7 @@ def test_explore_starts_streamlit_with_the_repositorys_page(monkeypatch):
     cli.app(["explore", "--port", "8765", "--no-browser"], standalone_mode=False)
     ((program, given),) = started
     assert program == given[0] == sys.executable and given[1:5] == ["-m", "streamlit", "run", str(claims.ROOT / "app.py")]
+    assert given[given.index("--server.fileWatcherType") + 1] == "none"  # watching a checkout with its .venv took most of a core
     assert given[given.index("--server.port") + 1] == "8765" and given[given.index("--server.headless") + 1] == "true"
 
 
