@@ -69,7 +69,7 @@ def check_work(config, name: str, ranks: int) -> None:
     if ranks == 1 and config.dtype != "float32":
         raise RunError(f"dtype={config.dtype} is what weights are gathered in, and one rank gathers none; see --set dtype=float32, or --nproc")
     try:
-        network = config_of(config.checkpoint) if config.checkpoint else config.shape(getattr(config, "vocab_size", 0))
+        network = config_of(config.checkpoint) if config.checkpoint else config.shape(config.vocab_size)
         if network.num_experts % config.ep:
             raise RunError(f"ep={config.ep} must divide the network's {network.num_experts} experts; see --set ep=…")
         if not network.num_experts and (getattr(config, "replay", "none") != "none" or config.experts != "model"):

@@ -147,12 +147,7 @@ def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "
     choose, and `tokens`, the share of tokens with such an expert in at least one layer. The order of a
     token's experts does not count. Raises ValueError unless both hold as many layers, one at least, of one
     shape [N, K] with N and K at least 1."""
-    if not len(ours) == len(theirs) > 0:
-        raise ValueError(f"ours and theirs must hold as many layers, got {len(ours)} and {len(theirs)}")
-    for name, experts in (("ours", ours), ("theirs", theirs)):
-        for layer, chosen in enumerate(experts):
-            shape = ours[0].shape if layer or name == "theirs" else "NK"
-            expect(f"{name}[{layer}]", chosen, "int", *shape)
+    check_experts(ours, theirs)
     if not ours[0].numel():
         raise ValueError(f"ours must hold experts of at least one token, got {list(ours[0].shape)}")
     missing = torch.stack(
@@ -162,6 +157,16 @@ def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "
         "decisions": missing.double().mean().item(),
         "tokens": missing.any(2).any(0).double().mean().item(),
     }
+
+
+def check_experts(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    """Raises ValueError, naming the argument at fault, unless both hold as many layers, one at least, of one shape [N, K]."""
+    if not len(ours) == len(theirs) > 0:
+        raise ValueError(f"ours and theirs must hold as many layers, got {len(ours)} and {len(theirs)}")
+    for name, experts in (("ours", ours), ("theirs", theirs)):
+        for layer, chosen in enumerate(experts):
+            shape = ours[0].shape if layer or name == "theirs" else "NK"
+            expect(f"{name}[{layer}]", chosen, "int", *shape)
 
 
 def _distinct(name: str, experts: Tensor, E: int) -> None:

@@ -31,10 +31,9 @@ def mismatch(
 def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "N K"]]) -> dict[str, float]:
     """`ref.router_replay.differing` of all ranks' tokens, each of which weighs the same wherever it is; a rank may have none, all together
     must have one."""
-    here = len(ours[0]) if ours else 0
-    none = bool(ours) and not here and all(not len(x) for x in (*ours, *theirs)) and len(ours) == len(theirs)
-    found = {"decisions": 0.0, "tokens": 0.0} if none else ref.differing(ours, theirs)
-    n = torch.tensor(float(here), dtype=torch.float64, device=ours[0].device)
+    ref.check_experts(ours, theirs)
+    found = ref.differing(ours, theirs) if len(ours[0]) else {"decisions": 0.0, "tokens": 0.0}
+    n = torch.tensor(float(len(ours[0])), dtype=torch.float64, device=ours[0].device)
     shares, tokens = summed(torch.tensor(list(found.values()), dtype=torch.float64, device=n.device) * n), summed(n)
     if not tokens:
         raise ValueError("ours must hold experts of at least one token, on all ranks together")

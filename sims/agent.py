@@ -178,8 +178,8 @@ def reference_kl(reference, ids: Tensor, mask: Tensor, behavior_logp: Tensor, te
 
 
 def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probs [B, T−1], at the temperature that they were sampled at, of the tokens that `mask` [B, T] calls the policy's own, given those before them; zero elsewhere, where
-    the head is not asked."""
+    """Log-probs [B, T−1], at the temperature that they were sampled at, of the tokens that `mask` [B, T] calls the policy's own, given those
+    before them; zero elsewhere, where the head is not asked."""
     row, t = mask[:, 1:].nonzero(as_tuple=True)
     logp = model.logprob(hidden[row, t] / temperature, ids[row, t + 1])
     return logp.new_zeros(len(ids), ids.shape[1] - 1).index_put((row, t), logp)

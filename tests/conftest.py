@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -45,7 +44,7 @@ def tiny_run(tmp_path_factory):
     from tests import forks
 
     folder = tmp_path_factory.mktemp("tiny")
-    forks.play("run", "recipe", "--config", Path(__file__).with_name("smoke.toml"), "--out", folder / "recipe", said=folder / "said")
+    forks.play(*forks.smallest(folder / "recipe"), said=folder / "said")
     return folder / "recipe"
 
 

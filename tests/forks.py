@@ -21,6 +21,15 @@ CONTEXT.set_forkserver_preload(["torch._dynamo", "etude.cli", "etude.report", "s
                                "torch.utils.tensorboard"])  # fmt: skip
 
 
+def smallest(out: Path, *more: object) -> tuple:
+    """The words of `etude run recipe` at its smallest."""
+    from etude.runs import flatten
+    from sims.policies import SMOKE
+
+    sets = (f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in flatten(SMOKE).items())
+    return "run", "recipe", "--out", out, *(word for one in sets for word in ("--set", one)), *more
+
+
 def begin(function, *arguments: object, said: Path | str = os.devnull):
     """A process that calls a function; stdout and stderr go into the file `said`."""
     process = CONTEXT.Process(target=_heard, args=(str(said), function, arguments))

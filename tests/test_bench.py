@@ -96,3 +96,22 @@ def test_kept_memory_is_used_again():
 
     faults()
     assert min(faults() for _ in range(3)) < 1000  # 64 MiB fresh from the kernel are 16384 pages of 4 KiB
+
+
+def test_bench_explorer_times_every_slider_of_a_page(tmp_path, monkeypatch, capsys):
+    from etude import bench_explorer, explorer
+
+    monkeypatch.setattr(explorer, "PAGES", [page for page in explorer.PAGES if page.name == "summary"])
+    monkeypatch.setattr(bench_explorer, "VALUES", 2)
+    record = bench_explorer.bench(tmp_path)
+    [path] = tmp_path.iterdir()
+    assert path.name.startswith("explorer-") and json.loads(path.read_text()) == record
+    [control] = record["controls"]
+    assert control["control"] == "piece-1" and len(control["seconds"]) == 2 and min(control["seconds"]) > 0
+    assert f"median {record['median_s'] * 1e3:.0f} ms" in capsys.readouterr().out
+
+
+def test_a_select_slider_says_its_options_as_text():
+    from etude.bench_explorer import number
+
+    assert [number(text) for text in ("3", "0.5", "1e-06", "all")] == [3, 0.5, 1e-6, "all"]

@@ -14,16 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from etude.explorer.files import NUMBER, parsed, stamp
 from etude.record import STAGES, collect, read_lines
 from etude.runs import RunError, atomic_write
 
-__all__ = ["FOLDER", "arrays", "load", "parsed", "remembered", "stamp", "unlike", "unreadable", "write_recipe"]
+__all__ = ["FOLDER", "arrays", "load", "remembered", "unreadable", "write_recipe"]
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "examples"
-
-NUMBER = (int, float)
-"""A float that is whole may have been written without its point."""
-
 
 def _step(value: Any) -> dict:
     given = isinstance(value, dict) and value.get("kind") == "given"
@@ -45,7 +42,7 @@ SHAPES: dict[str, dict] = {
                 "rollouts": [{"task": str, "success": bool, "tokens": [str, ...], "sampled": [int, ...]}, ...]},
     "drafting": {"task": str, "tasks": int, "identical": int, "turns": [int, ...], "drafts": {"1": _DRAFTS, ...: _DRAFTS}, "steps": [_step, ...]},
 }  # fmt: skip
-"""What the pages need of each JSON, as `unlike` takes it."""
+"""What the pages need of each JSON, as `files.unlike` takes it."""
 ARRAYS = {"routing": ("behavior", "logp"), "token-distributions": ("policy", "reference")}
 """The arrays that they need of each NPZ."""
 
@@ -88,12 +85,6 @@ def unreadable(path: Path, why: object) -> RunError:
     return RunError(f"example {path.name} cannot be read ({' '.join(str(why).split())}); write it again with: etude examples")
 
 
-def stamp(path: Path) -> tuple[Path, int, int]:
-    """A file, and what is another once it has been written again. OSError where it is missing."""
-    now = path.stat()
-    return path, now.st_mtime_ns, now.st_size
-
-
 def remembered(*files: str, most: int = 1) -> Callable[[Callable], Callable]:
     """The last `most` results of a function are kept for as long as these files of FOLDER, which it reads, stay as they are."""
 
@@ -111,35 +102,6 @@ def remembered(*files: str, most: int = 1) -> Callable[[Callable], Callable]:
         return call
 
     return keeping
-
-
-def parsed(path: Path, shape: dict) -> dict:
-    """The JSON object in a file. OSError or ValueError where there is none of this shape."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if wrong := unlike(found, shape):
-        raise ValueError(wrong)
-    return found
-
-
-def unlike(value: Any, shape: Any) -> str:
-    """Where a value out of JSON is not of this shape, in words; empty where it is.
-
-    A shape is a type, or a tuple of them; a list of the shape of its elements, and of ... where there has to be one; a dict of the shapes of
-    what has to be there, and under ... of everything; or a function that says the shape for a value."""
-    if isinstance(shape, dict):
-        if not isinstance(value, dict):
-            return "no JSON object"
-        wanted = [(key, inner) for named, inner in shape.items() for key in (value if named is ... else [named])]
-        wrong = ((key, unlike(value[key], inner) if key in value else "missing") for key, inner in wanted)
-    elif isinstance(shape, list):
-        if not isinstance(value, list) or len(shape) > len(value) + 1:
-            return "empty" if value == [] else "no list"
-        wrong = ((place, unlike(inner, shape[0])) for place, inner in enumerate(value))
-    elif isinstance(shape, type | tuple):
-        return "" if type(value) in (shape if isinstance(shape, tuple) else (shape,)) else f"not what it should be, {json.dumps(value)[:40]}"
-    else:
-        return unlike(value, shape(value))
-    return next((f"{where}: {what}" for where, what in wrong if what), "")
 
 
 LINES = 120

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import streamlit as st
 
-from etude.explorer import examples, spans
+from etude.explorer import examples, files, spans
 from etude.explorer.page import COLOURS, Page, axes, figure, table
 from etude.runs import RunError
 from ref import decoder, mtp
@@ -18,7 +18,7 @@ MOST = 8
 
 
 ROW = {"tasks": int, **dict.fromkeys(("alpha", "draft_cost", "verify_cost", "opening_cost", "speedup", "speedup_low", "speedup_high"),
-                                     examples.NUMBER)}  # fmt: skip
+                                     files.NUMBER)}  # fmt: skip
 """What is needed of a measurement."""
 
 
@@ -26,18 +26,18 @@ def measured() -> dict[int, dict]:
     """By number of drafts the row that `etude figure mtp` committed: acceptance, costs in passes over one row, speed-up. RunError where
     there is none."""
     try:
-        return _measured(*examples.stamp(MEASURED))
+        return _measured(*files.stamp(MEASURED))
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"results/figures/{MEASURED.name} cannot be read ({error}); measure it again with: etude figure mtp") from None
 
 
 @lru_cache(4)
 def _measured(path: Path, changed: int, size: int) -> dict[int, dict]:
-    rows = examples.parsed(path, {"rows": [{"part": str}]})["rows"]
+    rows = files.parsed(path, {"rows": [{"part": str}]})["rows"]
     found = {int(way): row for row in rows if row["part"] == "decode" and (way := str(row.get("way"))).isdecimal()}
     if not found:
         raise ValueError("no decode is measured in it")
-    if wrong := examples.unlike(list(found.values()), [ROW]):
+    if wrong := files.unlike(list(found.values()), [ROW]):
         raise ValueError(wrong)
     return found
 

@@ -15,6 +15,8 @@ import pytest
 from matplotlib.figure import Figure
 from streamlit.testing.v1 import AppTest
 
+from etude.bench_explorer import number
+
 SLOW = 120
 """Seconds that a page may take at most: a page that hangs fails, on a slow machine too."""
 KINDS = ("slider", "select_slider", "selectbox", "radio", "multiselect", "button_group", "number_input", "checkbox", "toggle", "text_input")
@@ -82,16 +84,6 @@ def edit():
     return edited
 
 
-def _number(text):
-    """An option of a select slider as the page gave it."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
-
-
 def _settings(widget):
     """Values that a control is driven through; they end where it began."""
     kind, now = widget.type, widget.value
@@ -99,7 +91,7 @@ def _settings(widget):
         ends = [end for end in (widget.min, widget.max) if end is not None]
         return [*(type(now)(end) for end in ends), now]
     if kind == "select_slider":
-        return [_number(widget.options[0]), _number(widget.options[-1]), now]
+        return [number(widget.options[0]), number(widget.options[-1]), now]
     if kind in ("selectbox", "radio"):
         return [*widget.options, now]
     if kind in ("multiselect", "button_group"):

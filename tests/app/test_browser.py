@@ -82,6 +82,14 @@ def settled(tab):
     return tab
 
 
+def follow(tab, title):
+    """To another page by the sidebar, which a narrow screen hides."""
+    settled(tab)
+    if tab.viewport_size["width"] < 800:
+        tab.get_by_test_id("stExpandSidebarButton").click()
+    tab.get_by_role("link", name=title).click()
+
+
 def test_every_page_opens_without_an_error(tab, address):
     width = tab.viewport_size["width"]
     for place, page in [("", PAGES[0]), *((page.name, page) for page in PAGES)]:
@@ -114,10 +122,7 @@ def test_a_slider_moves_by_keyboard_and_the_link_reopens_what_it_says(tab, addre
 def test_back_from_another_page_brings_the_edits_back(tab, address):
     edits = "1_40~0.25_80~0_40"
     tab.goto(f"{address}/advantages?preset=one+success&group={edits}")
-    settled(tab)
-    if tab.viewport_size["width"] < 800:
-        tab.get_by_test_id("stExpandSidebarButton").click()
-    tab.get_by_role("link", name="Length penalties").click()
+    follow(tab, "Length penalties")
     tab.wait_for_url("**/penalties*")
     settled(tab)
     for _ in range(2):  # Streamlit may leave an entry without a query behind where a link leads to another page
@@ -168,10 +173,7 @@ def test_a_page_leads_to_its_lesson(tab, address):
 
 def test_pages_are_reached_by_their_links_and_no_setting_goes_along(tab, address):
     tab.goto(f"{address}/advantages?preset=all+equal&group=1_2~0_3")
-    settled(tab)
-    if tab.viewport_size["width"] < 800:
-        tab.get_by_test_id("stExpandSidebarButton").click()
-    tab.get_by_role("link", name="Claims").click()
+    follow(tab, "Claims")
     tab.wait_for_url("**/claims*")
     expect(tab.locator("h1").first).to_have_text("Claims")
     assert tab.url == f"{address}/claims"

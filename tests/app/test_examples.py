@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from etude.explorer import examples, kl, mtp, replay, summary
+from etude.explorer import examples, files, kl, mtp, replay, summary
 from etude.runs import RunError
 
 NAMES = ("chain", "drafting", "rollouts", "routing")
@@ -128,10 +128,10 @@ def test_what_an_example_lacks_is_named(copied, name, path):
 
 
 def test_values_of_another_kind_are_none():
-    assert not examples.unlike({"a": [1, 2.5], "b": "x"}, {"a": [examples.NUMBER, ...], "b": str})
-    assert examples.unlike({"a": [1, True]}, {"a": [int]}) == "a: 1: not what it should be, true"
-    assert examples.unlike({"a": []}, {"a": [int, ...]}) == "a: empty" and not examples.unlike({"a": []}, {"a": [int]})
-    assert examples.unlike([1], {"a": int}) == "no JSON object" and examples.unlike({"a": 1}, {"a": [int]}) == "a: no list"
+    assert not files.unlike({"a": [1, 2.5], "b": "x"}, {"a": [files.NUMBER, ...], "b": str})
+    assert files.unlike({"a": [1, True]}, {"a": [int]}) == "a: 1: not what it should be, true"
+    assert files.unlike({"a": []}, {"a": [int, ...]}) == "a: empty" and not files.unlike({"a": []}, {"a": [int]})
+    assert files.unlike([1], {"a": int}) == "no JSON object" and files.unlike({"a": 1}, {"a": [int]}) == "a: no list"
 
 
 def test_arrays_of_other_rollouts_are_none(page, copied):

@@ -7,6 +7,7 @@ from etude import full as full_run
 from etude.microworld import MicroWorld
 from etude.runs import fill
 from ref import model as ref_model
+from ref import muon as ref_muon
 from ref.model import Config
 from ref.sampler import Sampler
 from scaled import checkpoint, cpt, dr_grpo, mtp, muon, packing, quant, rl, router_replay, self_summary, train
@@ -206,10 +207,19 @@ def sent(config, state, ids, how):
     return joined(out.logits.float()), int(summed(torch.tensor(traffic.sent.get("alltoall_base", 0))))
 
 
+def in_own_dtype(steps):
+    """Optimisers whose Newton–Schulz runs in the dtype that is trained in. In bfloat16, its default, a digit that tips weighs more than any
+    order of sums, in float64 too: two runs would differ by that, and say nothing of what is to be compared."""
+    for one in steps:
+        if isinstance(one, ref_muon.Muon):
+            one.ns_dtype = None
+    return steps
+
+
 def trained(config, state, batches, dtype, use_muon, saves=None):
     """Losses and final weights of training steps on `batches` [steps, B, T]; from a checkpoint on, and into one, where told."""
     model = given(config, state).to(dtype)
-    steps = muon.optimizers(model, muon_lr=0.01, adamw_lr=1e-3, weight_decay=0.1, use_muon=use_muon)
+    steps = in_own_dtype(muon.optimizers(model, muon_lr=0.01, adamw_lr=1e-3, weight_decay=0.1, use_muon=use_muon))
     first, until, shelf = 0, len(batches), None
     if saves is not None:
         folder, until = saves

@@ -141,7 +141,8 @@ def test_clipping(layout):
 
 def test_settings_that_cannot_be():
     for wrong, name in ((dict(rollouts=1), "rollouts"), (dict(max_len=999), "max_len"), (dict(replay_alpha=1.5), "replay_alpha"),
-                        (dict(kl=-1.0), "kl"), (dict(temperature=0.0), "temperature"), (dict(seed=-1), "seed"), (dict(timeout=0), "timeout"), (dict(warmup=0.9), "warmup"), (dict(max_norm=float("nan")), "max_norm")):  # fmt: skip
+                        (dict(kl=-1.0), "kl"), (dict(temperature=0.0), "temperature"), (dict(seed=-1), "seed"), (dict(timeout=0), "timeout"),
+                        (dict(warmup=0.9), "warmup"), (dict(max_norm=float("nan")), "max_norm")):  # fmt: skip
         with pytest.raises(ValueError, match=name):
             dataclasses.replace(ASKED, **wrong)
     with pytest.raises(ValueError, match="number of ranks, 16"):

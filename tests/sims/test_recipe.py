@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,6 @@ from sims.policies import SMOKE
 from tests import forks
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def command(out: Path, *more: object) -> tuple:
-    return "run", "recipe", "--config", ROOT / "tests/smoke.toml", "--out", out, *more
 
 
 def deterministic(out: Path) -> dict[str, bytes]:
@@ -67,7 +64,7 @@ def test_kills_at_any_moment_change_nothing(tiny_run, tmp_path, seed):
     rng, out, said, kills = random.Random(seed), tmp_path / "killed", tmp_path / "said", 0
     while True:
         # Every step is a checkpoint, so that a kill may also hit a half-written one.
-        process = forks.start(*command(out, "--resume", "--checkpoint-seconds", "0"), said=said)
+        process = forks.start(*forks.smallest(out, "--resume", "--checkpoint-seconds", "0"), said=said)
         process.join(rng.uniform(0.5, 4.0) if kills < 4 else 300)
         if process.exitcode is not None:
             break
@@ -83,7 +80,7 @@ def test_kills_at_any_moment_change_nothing(tiny_run, tmp_path, seed):
 
 def test_a_truncated_checkpoint_is_named_and_the_previous_one_goes_on(tiny_run, tmp_path):
     out = tmp_path / "cut"
-    process = forks.start(*command(out, "--checkpoint-seconds", "0"), said=tmp_path / "begun")
+    process = forks.start(*forks.smallest(out, "--checkpoint-seconds", "0"), said=tmp_path / "begun")
     deadline = time.time() + 120
     # Not those still being written, whose names begin with a dot.
     while len(list(out.glob("state/[!.]*.json"))) < 2 and time.time() < deadline:
@@ -92,7 +89,7 @@ def test_a_truncated_checkpoint_is_named_and_the_previous_one_goes_on(tiny_run, 
     process.join()
     newest = max(out.glob("state/[!.]*.json")).with_suffix(".pt")
     newest.write_bytes(newest.read_bytes()[:-100])
-    said = forks.play(*command(out, "--resume"), said=tmp_path / "said")
+    said = forks.play(*forks.smallest(out, "--resume"), said=tmp_path / "said")
     assert f"{newest.name} is damaged" in said and "going on from" in said
     assert deterministic(out) == deterministic(tiny_run)
 
@@ -115,11 +112,9 @@ def test_tasks_are_never_used_twice():
     assert not set(uses["evaluation"]) & set(uses["rl"]) and not set(uses["evaluation"]) & set(uses["demonstrations"])
 
 
-def test_smoke_settings_are_settings():
-    import tomllib
-
-    assert tomllib.loads((ROOT / "tests/smoke.toml").read_text()) == json.loads(json.dumps(SMOKE))
-    assert fill(recipe.Recipe, SMOKE).rl.steps == SMOKE["rl"]["steps"]
+def test_smoke_settings_are_settings(tiny_run):
+    """On the command line as where experiments play them."""
+    assert json.loads((tiny_run / "config.json").read_text())["config"] == json.loads(json.dumps(asdict(fill(recipe.Recipe, SMOKE))))
 
 
 def test_world_words_are_single_tokens_in_the_small_run():
