@@ -2,6 +2,7 @@
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from etude import full as full_run
 from etude.microworld import MicroWorld
@@ -148,7 +149,23 @@ def given(config: Config, state: dict) -> network.Transformer:
 
 
 def gradients(model) -> dict:
-    return dict(sharding.wholes(model, grad=True))
+    """Whole gradients by name, as `sharding.wholes` gathers them one after the other: here every rank adds its parts to zeros, all at once."""
+    ep, parts = current().group("ep"), {}
+    for name, p in model.named_parameters():
+        if p.grad is None:
+            continue
+        whole = torch.zeros(sharding.whole_shape(name, p), dtype=p.grad.dtype)
+        mine = whole.chunk(ep.size)[ep.rank] if sharding.owned(name) else whole
+        if isinstance(p.grad, DTensor):
+            local, (size, offset) = p.grad.to_local(), compute_local_shape_and_global_offset(p.grad.shape, p.grad.device_mesh, p.grad.placements)
+            mine[tuple(slice(at, at + n) for at, n in zip(offset, size, strict=True))] = local
+        else:
+            mine.copy_(p.grad)
+        parts[name] = whole
+    if not parts:
+        return parts
+    together = summed(torch.cat([x.flatten() for x in parts.values()]))
+    return {name: x.view_as(parts[name]) for name, x in zip(parts, together.split([x.numel() for x in parts.values()]), strict=True)}
 
 
 def forward(config, state, ids, doc, experts, remake):
