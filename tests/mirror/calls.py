@@ -282,26 +282,30 @@ def drawn(config, seed):
     return dict(sharding.wholes(network.Transformer(config)))
 
 
-def traffic(config, state, ids, remake):
-    """What each rank sends in one forward and backward pass, by collective, and how many rows it dispatched and received, by layer."""
+def traffic(config, state, ids):
+    """Activations kept, and made again: what each rank sends in a forward and a backward pass, by collective, and how many rows it
+    dispatched and received, by layer."""
     model = given(config, state).float()
-    network.REMATERIALISE = remake
-    try:
-        with Traffic() as counted:
-            out = model(cut(ids))
-            out.logits.square().sum().backward()
-    finally:
-        network.REMATERIALISE = False
     ep, E = current().group("ep"), config.num_experts
-    rows = []
-    for picks in out.experts:
-        to = picks.flatten() // (E // ep.size)
-        load = to.bincount(minlength=ep.size)
-        coming = torch.stack(gathered(load, "ep"))[:, ep.rank]
-        rows.append((int(load.sum() - load[ep.rank]), int(coming.sum() - coming[ep.rank])))
-    every = [None] * current().layout.world
-    torch.distributed.all_gather_object(every, (counted.sent, rows))
-    return every
+    found = []
+    for remake in (False, True):
+        network.REMATERIALISE = remake
+        try:
+            with Traffic() as counted:
+                out = model(cut(ids))
+                out.logits.square().sum().backward()
+        finally:
+            network.REMATERIALISE = False
+        rows = []
+        for picks in out.experts:
+            to = picks.flatten() // (E // ep.size)
+            load = to.bincount(minlength=ep.size)
+            coming = torch.stack(gathered(load, "ep"))[:, ep.rank]
+            rows.append((int(load.sum() - load[ep.rank]), int(coming.sum() - coming[ep.rank])))
+        every = [None] * current().layout.world
+        torch.distributed.all_gather_object(every, (remake, counted.sent, rows))
+        found += every
+    return found
 
 
 def held(config):

@@ -85,12 +85,32 @@ def test_it_trains_and_leaves_a_network(given, through):
     assert not torch.equal(trained.embed_tokens.weight, before.embed_tokens.weight)
 
 
-def test_a_rank_that_dies_is_replaced(given, through, tmp_path):
-    """SIGKILL of one rank in the middle: exit 0, every loss and weight the same to the last bit, no step twice."""
+def test_neither_dead_nor_hanging_ranks_nor_a_killed_command_change_anything(given, through, tmp_path):
+    """SIGKILL of a rank: it is replaced. Then of the command: the ranks end too. Resumed, SIGSTOP of a rank: it is named, and replaced. In
+    the end every loss and weight is the same to the last bit, no step is there twice, exit 0."""
     out, said = tmp_path / "run", tmp_path / "said"
-    process = forks.start(*command(given, out), said=said)
-    wait_for_step(out, 8, process)
-    os.kill(int((out / "ranks" / "1.pid").read_text()), signal.SIGKILL)
+    process = forks.start(*command(given, out), said=tmp_path / "killed")
+    wait_for_step(out, 6, process)
+    os.kill(pids(out)[1], signal.SIGKILL)
+    wait_for_step(out, 12, process)
+    left = pids(out)
+    process.kill()
+    wait_for_end(left)
+    process.join(20)
+    assert process.exitcode == -signal.SIGKILL and 12 <= len(lines(out)) < STEPS
+
+    process = forks.start(*command(given, out, "timeout=4"), "--resume", said=said)
+    wait_for_step(out, 18, process)
+    hung = pids(out)[1]
+    os.kill(hung, signal.SIGSTOP)
+    with pytest.raises(RunError, match="in use by another run"):
+        Run.open(out, "cpt full", None, resume=True)
+    deadline = time.monotonic() + 30
+    while "does not answer" not in said.read_text():
+        assert time.monotonic() < deadline, said.read_text()
+        time.sleep(0.05)
+    assert "rank 1 does not answer" in said.read_text() and "no step after step" in said.read_text()
+    os.kill(hung, signal.SIGKILL)  # torchrun would give it half a minute
     forks.end(process, said)
     assert lines(out) == lines(through[0])
     assert same_files(out / "checkpoints" / "final", through[0] / "checkpoints" / "final")
@@ -101,52 +121,33 @@ def test_a_rank_that_dies_is_replaced(given, through, tmp_path):
     assert again.exitcode == 2 and "already holds a run" in error and error.count("\n") == 1
 
 
+def pids(out: Path) -> list[int]:
+    return [int((out / "ranks" / f"{rank}.pid").read_text()) for rank in range(2)]
+
+
+def wait_for_end(ranks: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while any(Path("/proc", str(pid)).exists() for pid in ranks):
+        assert time.monotonic() < deadline, "ranks go on alone"
+        time.sleep(0.05)
+
+
 def same_files(one: Path, other: Path) -> bool:
     files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in (one, other)]
     return files[0] == files[1]
 
 
-@pytest.mark.parametrize("first", ["command", "torchrun"])
-def test_killed_and_resumed(given, through, tmp_path, first):
-    """SIGKILL of the process that the user started, or of torchrun beneath it: the ranks end too, instead of training on beside the
-    resumed run."""
-    process = forks.start(*command(given, tmp_path / "run"), said=tmp_path / "killed")
-    wait_for_step(tmp_path / "run", 7, process)
-    left = [Path("/proc", (tmp_path / "run" / "ranks" / f"{rank}.pid").read_text()) for rank in range(2)]
-    if first == "torchrun":
-        [beneath] = {int((path / "status").read_text().partition("PPid:")[2].split()[0]) for path in left}
-        os.kill(beneath, signal.SIGKILL)
-    else:
-        process.kill()
-    deadline = time.monotonic() + 20
-    while any(path.exists() for path in left):
-        assert time.monotonic() < deadline, "ranks go on alone"
-        time.sleep(0.05)
+def test_ranks_end_with_torchrun(given, tmp_path):
+    """Instead of training on beside the resumed run."""
+    process = forks.start(*command(given, tmp_path / "run"), said=tmp_path / "said")
+    wait_for_step(tmp_path / "run", 1, process)
+    left = pids(tmp_path / "run")
+    [torchrun] = {int(Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0]) for pid in left}
+    os.kill(torchrun, signal.SIGKILL)
+    wait_for_end(left)
     process.join(20)
-    assert process.exitcode == (2 if first == "torchrun" else -signal.SIGKILL)
+    assert process.exitcode == 2 and "Go on with: etude run cpt --scale full" in (tmp_path / "said").read_text()
     assert len(lines(tmp_path / "run")) < STEPS
-    if first == "torchrun":
-        return  # going on is the same after either
-    forks.play(*command(given, tmp_path / "run"), "--resume", said=tmp_path / "said")
-    assert lines(tmp_path / "run") == lines(through[0])
-
-
-def test_a_rank_that_hangs_is_named(given, tmp_path):
-    heard = tmp_path / "said"
-    process = forks.start(*command(given, tmp_path / "run", "timeout=4", "restarts=0"), said=heard)
-    wait_for_step(tmp_path / "run", 3, process)
-    hung = int((tmp_path / "run" / "ranks" / "1.pid").read_text())
-    os.kill(hung, signal.SIGSTOP)
-    with pytest.raises(RunError, match="in use by another run"):
-        Run.open(tmp_path / "run", "cpt full", None, resume=True)
-    deadline = time.monotonic() + 30
-    while "does not answer" not in heard.read_text():
-        assert time.monotonic() < deadline, heard.read_text()
-        time.sleep(0.05)
-    assert "rank 1 does not answer" in heard.read_text() and "no step after step" in heard.read_text()
-    os.kill(hung, signal.SIGKILL)  # torchrun would give it half a minute
-    process.join(60)
-    assert process.exitcode == 2 and "Go on with: etude run cpt --scale full" in heard.read_text()
 
 
 def on_two(technique: str, out: Path, *sets: str) -> dict:

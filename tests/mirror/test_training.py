@@ -25,7 +25,7 @@ from tests.mirror.layouts import EVERY, NAMES, close, play
 FOUR = [dict(dp=4, cp=1, ep=1), dict(dp=2, cp=2, ep=2), dict(dp=1, cp=4, ep=4), dict(dp=4, cp=1, ep=2)]
 CONFIG = Config.tiny(40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8,
                      moe_intermediate_size=8)  # fmt: skip
-STEPS, EXACT = 20, 5
+STEPS, EXACT = 20, 4
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +68,10 @@ def one_rank():
     return found
 
 
-@pytest.mark.parametrize("layout", FOUR, ids=str)
-@pytest.mark.parametrize("use_muon", [False, True], ids=["adamw", "muon"])
+@pytest.mark.parametrize(("layout", "use_muon"), [*((layout, True) for layout in FOUR), (FOUR[1], False)], ids=str)
 def test_twenty_steps(start, one_rank, layout, use_muon):
     """In float32 by the three-way rule: as near to float64 as one rank is, at most twice as far. In float64, for some steps, nothing shows of
-    the layout."""
+    the layout. With Muon, embeddings, head and norms are AdamW's; AdamW for all, which is the same number by number, in one layout."""
     state, batches = start
     exact, theirs = (one_rank(state, batches, dtype, use_muon) for dtype in (torch.float64, torch.float32))
     assert exact[0][-1] < exact[0][0] - 0.1  # it learns
