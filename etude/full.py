@@ -77,7 +77,8 @@ def check_work(config, name: str, ranks: int) -> None:
         if name in RL:
             from etude.microworld import MicroWorld
 
-            MicroWorld(config)
+            root = MicroWorld(config).root
+            print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} goes back to no run of it"))
     except (CheckpointError, ValueError) as error:
         raise RunError(str(error)) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,23 +11,22 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from etude.runs import RunError
+from etude.runs import RunError, fill
 from ref.sampler import Sampler
 from scaled.rl import Played, Rl
 from sims.agent import Episode, Language, Payment, pay, play
 from sims.chains import context
 from sims.corpus import task_stream
 from sims.microrepo import Session, Task
-from sims.policies import read_config
 from sims.recipe import Recipe
 
 __all__ = ["MicroWorld"]
 
 
 class MicroWorld:
-    """Repairs of tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in the run that the checkpoint
-    is of, RUN/checkpoints/NAME, else the recipe's defaults. RunError for a tokenizer that cannot name the roles, and where `c.length`
-    holds no context."""
+    """Repairs of tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in the run of the recipe that the
+    checkpoint goes back to (`origin`), else the recipe's defaults. RunError for a tokenizer that cannot name the roles, and where
+    `c.length` holds no context."""
 
     def __init__(self, c: Rl):
         path = Path(c.checkpoint) / "tokenizer.json"
@@ -34,7 +34,8 @@ class MicroWorld:
         if None in (self.language.env, self.language.agent):
             raise RunError(f"{path} has no tokens <|env|> and <|agent|>: the small world is played by a policy that it taught; "
                            "etude run recipe --scale small leaves one in checkpoints/sft")  # fmt: skip
-        self.recipe = recipe_of(Path(c.checkpoint))
+        self.root = origin(Path(c.checkpoint))
+        self.recipe = Recipe() if self.root is None else fill(Recipe, json.loads((self.root / "config.json").read_text())["config"])
         rl = replace(self.recipe.rl, max_len=c.max_len)
         self.how = context(self.language, replace(self.recipe, rl=rl, context=replace(self.recipe.context, join=c.join)))
         if self.how.limit > c.length:
@@ -69,9 +70,17 @@ def figures(episode) -> dict[str, float]:
     }  # fmt: skip
 
 
-def recipe_of(checkpoint: Path) -> Recipe:
-    """The settings of the run that a checkpoint lies in."""
-    try:
-        return read_config(checkpoint.resolve().parents[1])
-    except (RunError, IndexError):
-        return Recipe()
+def origin(checkpoint: Path) -> Path | None:
+    """The run of the recipe that a checkpoint goes back to: the one it lies in, RUN/checkpoints/NAME, or that of the checkpoint from which
+    its full run began. None where there is none."""
+    seen: set[Path] = set()
+    while (root := checkpoint.resolve().parent.parent) not in seen:
+        seen.add(root)
+        try:
+            record = json.loads((root / "config.json").read_text(encoding="utf-8"))
+            if record["technique"] == "recipe":
+                return root
+            checkpoint = Path(record["config"]["checkpoint"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+    return None

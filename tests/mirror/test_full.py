@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from etude import catalog, full
-from etude.runs import Run, RunError
+from etude.microworld import MicroWorld
+from etude.runs import Run, RunError, fill
 from ref.cpt import read_corpus, train_tokenizer
 from ref.model import Config, Transformer, load_hf, save_hf
+from sims.recipe import Recipe
 from tests import forks
 from tests.mirror import calls
 from tests.mirror.layouts import play
@@ -190,11 +192,33 @@ def test_reinforcement_learning_in_the_small_world(given, tmp_path):
     assert lines(tmp_path) == steps
 
 
+def test_tasks_are_those_of_the_run_that_a_checkpoint_goes_back_to(given, tmp_path):
+    """Its own, or that of the checkpoint from which its full run began."""
+    def settings(checkpoint):
+        return fill(full.settings_class("dr-grpo", "gloo"), {}, [f"checkpoint={checkpoint}", "length=256", "max_len=256"])
+
+    def run(name, technique, config):
+        shutil.copytree(given / "net", tmp_path / name / "checkpoints" / "final")
+        (tmp_path / name / "config.json").write_text(json.dumps({"technique": technique, "config": config}))
+        return tmp_path / name / "checkpoints" / "final"
+
+    first = run("small", "recipe", {"rl": {"max_turns": 3}})
+    second = run("full", "dr-grpo full", {"checkpoint": str(first)})
+    third = run("again", "kl full", {"checkpoint": str(second)})
+    for checkpoint in (first, second, third):
+        world = MicroWorld(settings(checkpoint))
+        assert world.root == tmp_path / "small" and world.recipe.rl.max_turns == 3
+    circle = run("circle", "kl full", {"checkpoint": str(tmp_path / "circle" / "checkpoints" / "final")})
+    for checkpoint in (given / "net", run("alone", "cpt full", {"checkpoint": None}), circle):
+        world = MicroWorld(settings(checkpoint))
+        assert world.root is None and world.recipe == Recipe()
+
+
 def test_reinforcement_learning_from_the_command_line(given, tmp_path):
     sets = [word for one in (*FEW, "steps=1", "cp=2", "ep=2", f"checkpoint={given / 'net'}") for word in ("--set", one)]
     command = ["run", "self-summary", "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", tmp_path / "run", *sets]
     said = forks.play(*command, said=tmp_path / "said")
-    assert "heldout_after" in said and [step["step"] for step in lines(tmp_path / "run")] == [1]
+    assert "the recipe's defaults" in said and "heldout_after" in said and [step["step"] for step in lines(tmp_path / "run")] == [1]
 
 
 @pytest.mark.parametrize(
