@@ -30,21 +30,27 @@ def e4m3_encode(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
 
 def e4m3_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Codes → float32, exactly; 0x7f and 0xff are NaN."""
-    return codes.contiguous().view(torch.float8_e4m3fn).float()
+    return _looked_up(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float(), codes)
 
 
 def e2m1_encode(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
     """float32 → codes 0 to 15: nearest, ties to the even code, ±6 for what is beyond; there is no NaN, it becomes 0."""
-    size = x.float().abs().nan_to_num(0.0, posinf=6.0)
-    two, four = (size >= 2).float(), (size >= 4).float()
-    # Steps are ½ below 2, 1 below 4, 2 above, and codes count them; torch.round takes ties to even.
-    code = ((size / (0.5 + 0.5 * two + four)).round() + 2 * two + 2 * four).clamp(max=7).to(torch.uint8)
-    return code | ((torch.signbit(x) & ~x.isnan()).to(torch.uint8) << 3)
+    x = x.float().nan_to_num(0.0)
+    size = x.abs().clamp(max=6.0)
+    # float32's exponent says how far apart numbers are: ½ below 2, 1 below 4, 2 above. Codes count them; torch.round takes ties to even.
+    exponent = (size.view(torch.int32) >> 23).clamp(min=127)
+    apart = ((exponent - 1) << 23).view(torch.float32)
+    code = (size / apart).round().int() + 2 * (exponent - 127)
+    return (code | ((x.view(torch.int32) >> 28) & 8)).to(torch.uint8)
 
 
 def e2m1_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Codes 0 to 15 → float32, exactly."""
-    return torch.tensor([*E2M1, *(-size for size in E2M1)], device=codes.device).take(codes.long())
+    return _looked_up(torch.tensor([*E2M1, *(-size for size in E2M1)]), codes)
+
+
+def _looked_up(table: Tensor, codes: Tensor) -> Tensor:
+    return table.to(codes.device).index_select(0, codes.flatten().int()).view(codes.shape)
 
 
 def e8m0_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

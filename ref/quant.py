@@ -92,7 +92,8 @@ def mxfp8_quantize(
     scales = torch.where(amax > 0, scales.clamp(0, 254), 0)
     codes = e4m3_encode(split * power_of_two(127 - scales)[..., None])
     lost = ~amax.isfinite()
-    codes = codes.masked_fill_(lost[..., None], 0x7F)
+    if lost.any():
+        codes.masked_fill_(lost[..., None], 0x7F)
     return _join(codes, axis, x.shape), scales.masked_fill_(lost, 255).to(torch.uint8).movedim(-1, axis)
 
 
