@@ -290,7 +290,11 @@ def lesson(number: Annotated[Optional[int], typer.Argument(help="A lesson; witho
         shutil.copyfile(made, mine)
     print(f"lesson {number}: {mine}; delete it to begin anew", flush=True)
     path = os.pathsep.join(filter(None, (str(syllabus.FOLDER.parent), os.environ.get("PYTHONPATH"))))
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", str(mine)], env={**os.environ, "PYTHONPATH": path}))
+    # The address that Jupyter prints is the lesson's, for whoever opens it in a browser elsewhere.
+    words = [f"--ServerApp.root_dir={mine.parent.resolve()}", f"--LabApp.default_url=/lab/tree/{mine.name}"]
+    if getattr(os, "geteuid", lambda: 1)() == 0:
+        words.append("--allow-root")  # whoever is root in a container would only be told to say so
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", *words], env={**os.environ, "PYTHONPATH": path}))
 
 
 def _print_lessons(course: list[Any]) -> None:

@@ -76,16 +76,20 @@ def test_etude_lesson(ask, monkeypatch, tmp_path):
     # A stand-in for Jupyter says what it was asked to open, and whether a kernel would find the lessons.
     (tmp_path / "jupyterlab").mkdir()
     (tmp_path / "jupyterlab" / "__init__.py").touch()
-    says = "import sys, lessons.course\nfrom pathlib import Path\nPath('asked').write_text(sys.argv[1])\nsys.exit(3)\n"
+    says = "import sys, lessons.course\nfrom pathlib import Path\nPath('asked').write_text(' '.join(sys.argv[1:]))\nsys.exit(3)\n"
     (tmp_path / "jupyterlab" / "__main__.py").write_text(says)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     code, out, _ = ask("lesson", 5)
     copy = Path("runs") / "lessons" / "05_kl.ipynb"
-    assert code == 3 and Path((tmp_path / "asked").read_text()) == copy
+    asked = f"--ServerApp.root_dir={tmp_path / copy.parent} --LabApp.default_url=/lab/tree/05_kl.ipynb"
+    assert code == 3 and (tmp_path / "asked").read_text().removesuffix(" --allow-root") == asked
     assert copy.read_bytes() == syllabus.notebook(syllabus.find(5).path).read_bytes()
     copy.write_text("my work")
-    assert ask("lesson", 5)[0] == 3 and copy.read_text() == "my work"
+    for user in (0, 1000):
+        monkeypatch.setattr(cli.os, "geteuid", lambda user=user: user)
+        assert ask("lesson", 5)[0] == 3 and copy.read_text() == "my work"
+        assert (tmp_path / "asked").read_text() == asked + (" --allow-root" if user == 0 else "")
 
 
 def test_the_builder_says_what_differs(capsys, monkeypatch):
