@@ -8,11 +8,13 @@
 On a cluster torchrun is started by the scheduler on every node, with the same program inside; `start` is for one node.
 
 A rank that hangs makes all others wait in a collective, and which one it is nobody can say from there. So each has a thread that looks
-at its main thread: when no step has ended for longer than `timeout`, it leaves where that stands in a file, FOLDER/RANK. Who is not in a
-collective, or leaves no word at all, is the one the others wait for; the first that answers says so, and all end, which lets torchrun
-start the group again from the last checkpoint.
+at its main thread: when no step has ended for longer than `timeout`, it leaves in a file, FOLDER/RANK, where that stands and how many
+collectives it has begun. Who has begun fewer than others, or leaves no word at all, is the one the others wait for; where all have begun
+as many, who is not inside of one. (On GPUs a collective is begun long before anyone waits for it, and that may be anywhere.) The first
+that answers says so, and all end, which lets torchrun start the group again from the last checkpoint.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -26,6 +28,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from scaled.runtime.mesh import current
 
 __all__ = ["Watch", "start", "worker", "world"]
 
@@ -87,6 +91,7 @@ class Watch:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.last, self.step, self.over = time.monotonic(), -1, threading.Event()
         self.main = threading.get_ident()
+        self.groups = {dist.group.WORLD, *(group.handle for _, group in current().groups if group.handle)}
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / str(self.rank)).unlink(missing_ok=True)
         self.thread = threading.Thread(target=self._look, daemon=True)
@@ -96,22 +101,25 @@ class Watch:
         """This rank has finished a step."""
         self.step, self.last = step, time.monotonic()
 
-    def where(self) -> str:
-        """What this rank's main thread does: "wait" inside torch.distributed, else file, line and function."""
+    def stands(self) -> dict:
+        """How many collectives this rank has begun, whether its main thread is inside of torch.distributed, and the line outside of torch
+        where it is."""
         frame = sys._current_frames()[self.main]
-        code = frame.f_code
-        if f"torch{os.sep}distributed" in code.co_filename:
-            return "wait"
-        return f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}"
+        waits, inside = f"torch{os.sep}distributed" in frame.f_code.co_filename, os.path.dirname(torch.__file__)
+        while frame.f_code.co_filename.startswith(inside) and frame.f_back is not None:
+            frame = frame.f_back
+        begun = sum(group._get_sequence_number_for_group() for group in self.groups)
+        return {"begun": begun, "waits": waits, "at": f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"}
 
     def verdict(self) -> str:
-        """What all ranks' files say: the ranks that do not wait for others, and those that say nothing."""
-        said = {}
-        for rank in range(self.ranks):
-            path = self.folder / str(rank)
-            said[rank] = path.read_text() if path.exists() else ""
-        silent, busy = [r for r, text in said.items() if not text], {r: text for r, text in said.items() if text not in ("", "wait")}
-        parts = [f"rank {rank} hangs in {text}" for rank, text in busy.items()] + [f"rank {rank} does not answer" for rank in silent]
+        """Who hangs, by what all ranks' files say."""
+        files = {rank: self.folder / str(rank) for rank in range(self.ranks)}
+        silent = [rank for rank, path in files.items() if not path.exists()]
+        heard = {rank: json.loads(path.read_text()) for rank, path in files.items() if rank not in silent}
+        most = max((found["begun"] for found in heard.values()), default=0)
+        behind = [rank for rank, found in heard.items() if found["begun"] < most]
+        hanging = behind or [rank for rank, found in heard.items() if not found["waits"]]
+        parts = [f"rank {rank} hangs in {heard[rank]['at']}" for rank in hanging] + [f"rank {rank} does not answer" for rank in silent]
         return "; ".join(parts) or "all ranks wait for one another"
 
     def _look(self) -> None:
@@ -119,13 +127,19 @@ class Watch:
             if time.monotonic() - self.last < self.timeout:
                 continue
             temporary = self.folder / f".{self.rank}"
-            temporary.write_text(self.where())
+            temporary.write_text(json.dumps(self.stands()))
             os.replace(temporary, self.folder / str(self.rank))
             time.sleep(self.GRACE)
-            if min((r for r in range(self.ranks) if (self.folder / str(r)).exists()), default=self.rank) == self.rank:
-                print(f"error: no step after step {self.step} in {self.timeout:g} s: {self.verdict()}", file=sys.stderr, flush=True)
-            time.sleep(self.GRACE / 4)
-            os._exit(14)
+            first = min((r for r in range(self.ranks) if (self.folder / str(r)).exists()), default=self.rank) == self.rank
+            self.end(f"no step after step {self.step} in {self.timeout:g} s: {self.verdict()}", first)
+            return
+
+    def end(self, why: str, say: bool) -> None:
+        """Ends this process; says why where it is to speak for all."""
+        if say:
+            print(f"error: {why}", file=sys.stderr, flush=True)
+        time.sleep(self.GRACE / 4)
+        os._exit(14)
 
     def __enter__(self) -> "Watch":
         self.last = time.monotonic()

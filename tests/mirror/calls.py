@@ -1,5 +1,7 @@
 """What ranks are asked to do. Every call gets the whole problem, cuts this rank's part, and returns whole results, float64."""
 
+import time
+
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -13,7 +15,7 @@ from ref.model import Config
 from ref.sampler import Sampler
 from scaled import checkpoint, cpt, dr_grpo, mtp, muon, packing, quant, rl, router_replay, self_summary, train
 from scaled import model as network
-from scaled.runtime import sharding
+from scaled.runtime import launch, sharding
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.comm import Traffic, all_to_all, gathered, sum_over, summed, total
 from scaled.runtime.cut import ahead, cut, full, joined, places
@@ -367,6 +369,31 @@ def training(technique, sets, folder):
         return rl.learn(technique, c, folder, MicroWorld(c)) if isinstance(c, rl.Rl) else train.train(technique, c, folder)
     finally:
         network.REMATERIALISE, network.DISPATCH, network.EXPERTS_IN, sharding.COMPUTE = before
+
+
+def hung(folder, asynchronous):
+    """What the watches say where rank 1 dawdles before a collective that the others wait in, or wait for somewhere else."""
+    heard: list[str] = []
+
+    class Told(launch.Watch):
+        GRACE = 1.0
+
+        def end(self, why, say):
+            heard.append(why if say else "")
+
+    with Told(folder, 1.0):
+        summed(torch.ones(1))
+        if torch.distributed.get_rank() == 1:
+            dawdle(heard)
+        work = torch.distributed.all_reduce(torch.ones(1), async_op=asynchronous)
+        while asynchronous and not work.is_completed():
+            time.sleep(0.01)
+    return torch.distributed.get_rank(), heard
+
+
+def dawdle(heard):
+    while not heard:
+        time.sleep(0.01)
 
 
 class Script:

@@ -1,5 +1,7 @@
 """Who holds what, and what crosses between ranks: laws of `scaled/runtime` on every layout."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from scaled.runtime.cut import cut, places
 from scaled.runtime.mesh import AXES, Layout, current, mesh
 from tests.mirror import calls
 from tests.mirror.layouts import EVERY, close, layouts, play, seeds
+from tests.mirror.workers import ranks
 
 slow = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -83,3 +86,11 @@ def test_what_does_not_share_out_is_refused():
     for call, args, says in ((calls.laws, (torch.zeros(3, 8, 1), 1), "multiple of dp = 2"), (calls.everyone, (6,), "2 · cp = 4")):
         with pytest.raises(RuntimeError, match=says):
             play(dict(dp=2, cp=2), call, *args)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["waits in torch.distributed", "waits elsewhere"])
+def test_who_hangs_is_named_with_its_line(tmp_path, asynchronous):
+    """As on GPUs, where a rank waits for a collective long after it has begun it."""
+    found = dict(ranks(2).run(dict(dp=1, cp=2, ep=1), calls.hung, tmp_path, asynchronous))
+    assert len(found[0]) == 1 and found[1] == [""]
+    assert re.fullmatch(r"no step after step -1 in 1 s: rank 1 hangs in calls\.py:\d+ dawdle", found[0][0])
