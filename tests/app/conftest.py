@@ -11,12 +11,17 @@ What tests of several pages need stands here as fixtures that are functions:
     table(at, column)       the first table that has this column, as a data frame
 """
 
+from functools import cache
+
 import pytest
 from matplotlib.figure import Figure
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from etude.bench_explorer import number
 
+# Streamlit looks through all installed packages for components whenever a test opens a page: two thirds of the time. Once is enough.
+manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
 SLOW = 120
 """Seconds that a page may take at most: a page that hangs fails, on a slow machine too."""
 KINDS = ("slider", "select_slider", "selectbox", "radio", "multiselect", "button_group", "number_input", "checkbox", "toggle", "text_input")
