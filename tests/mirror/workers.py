@@ -96,8 +96,10 @@ def serve(rank: int, n: int, port: int, pipe: Connection) -> None:
     """A rank: answers calls until its pipe closes."""
     import torch.distributed as dist
 
+    from scaled.runtime.launch import share_cores
     from scaled.runtime.mesh import mesh
 
+    share_cores(rank)
     torch.set_num_threads(1)
     # As in conftest.py: what nobody wrote is NaN.
     torch.use_deterministic_algorithms(True)
