@@ -48,6 +48,11 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume
         raise RunError(f"checkpoint {config.checkpoint} is no folder with config.json, weights and tokenizer.json; see --set checkpoint=…"
                        + (" (make small leaves runs/small/checkpoints/sft)" if entry.name in RL else ""))  # fmt: skip
     check_work(config, entry.name, ranks)
+    if entry.name in RL:
+        from etude.microworld import origin
+
+        root, _ = origin(Path(config.checkpoint))
+        print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} goes back to no run of it"))
     with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume):
         from scaled.runtime import launch
 
@@ -77,8 +82,7 @@ def check_work(config, name: str, ranks: int) -> None:
         if name in RL:
             from etude.microworld import MicroWorld
 
-            root = MicroWorld(config).root
-            print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} goes back to no run of it"))
+            MicroWorld(config)
     except (CheckpointError, ValueError) as error:
         raise RunError(str(error)) from None
 

@@ -34,8 +34,8 @@ class MicroWorld:
         if None in (self.language.env, self.language.agent):
             raise RunError(f"{path} has no tokens <|env|> and <|agent|>: the small world is played by a policy that it taught; "
                            "etude run recipe --scale small leaves one in checkpoints/sft")  # fmt: skip
-        self.root = origin(Path(c.checkpoint))
-        self.recipe = Recipe() if self.root is None else fill(Recipe, json.loads((self.root / "config.json").read_text())["config"])
+        self.root, settings = origin(Path(c.checkpoint))
+        self.recipe = fill(Recipe, settings)
         rl = replace(self.recipe.rl, max_len=c.max_len)
         self.how = context(self.language, replace(self.recipe, rl=rl, context=replace(self.recipe.context, join=c.join)))
         if self.how.limit > c.length:
@@ -70,17 +70,17 @@ def figures(episode) -> dict[str, float]:
     }  # fmt: skip
 
 
-def origin(checkpoint: Path) -> Path | None:
-    """The run of the recipe that a checkpoint goes back to: the one it lies in, RUN/checkpoints/NAME, or that of the checkpoint from which
-    its full run began. None where there is none."""
+def origin(checkpoint: Path) -> tuple[Path | None, dict]:
+    """The run of the recipe that a checkpoint goes back to, and its settings: the one it lies in, RUN/checkpoints/NAME, or that of the
+    checkpoint from which its full run began. None and no settings where there is none."""
     seen: set[Path] = set()
     while (root := checkpoint.resolve().parent.parent) not in seen:
         seen.add(root)
         try:
             record = json.loads((root / "config.json").read_text(encoding="utf-8"))
             if record["technique"] == "recipe":
-                return root
+                return root, record["config"]
             checkpoint = Path(record["config"]["checkpoint"])
         except (OSError, ValueError, KeyError, TypeError):
-            return None
-    return None
+            break
+    return None, {}

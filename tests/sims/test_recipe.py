@@ -58,10 +58,11 @@ def test_the_final_checkpoint_opens_in_transformers_with_the_same_logits(tiny_ru
         torch.testing.assert_close(load_hf(path)(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_neither_kills_nor_a_truncated_checkpoint_change_anything(tiny_run, tmp_path):
+@pytest.mark.parametrize("seed", range(2))
+def test_neither_kills_nor_a_truncated_checkpoint_change_anything(tiny_run, tmp_path, seed):
     """SIGKILL once there are two checkpoints, of which the newer is cut short: it is named, and the one before goes on. Then SIGKILL at
     random moments of the life of the process, and --resume, until it ends: bit for bit the uninterrupted run."""
-    rng, out, said, kills = random.Random(0), tmp_path / "killed", tmp_path / "said", 0
+    rng, out, said, kills = random.Random(seed), tmp_path / "killed", tmp_path / "said", 0
     # Every step is a checkpoint, so that a kill may also hit a half-written one.
     words = forks.smallest(out, "--resume", "--checkpoint-seconds", "0")
     process = forks.start(*words, said=said)
