@@ -30,35 +30,40 @@ def e4m3_encode(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
 
 def e4m3_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Codes → float32, exactly; 0x7f and 0xff are NaN."""
-    return _looked_up(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float(), codes)
+    return _looked_up(_E4M3_VALUES, codes)
 
 
 def e2m1_encode(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
     """float32 → codes 0 to 15: nearest, ties to the even code, ±6 for what is beyond; there is no NaN, it becomes 0."""
     x = x.float().nan_to_num(0.0)
-    size = x.abs().clamp(max=6.0)
-    # float32's exponent says how far apart numbers are: ½ below 2, 1 below 4, 2 above. Codes count them; torch.round takes ties to even.
-    exponent = (size.view(torch.int32) >> 23).clamp(min=127)
-    apart = ((exponent - 1) << 23).view(torch.float32)
-    code = (size / apart).round().int() + 2 * (exponent - 127)
+    size = x.abs().clamp_(max=6.0)
+    # Numbers lie ½ apart below 2, 1 below 4, 2 above; codes count them. Beside a number of 2^23 times that distance, float32's
+    # last bit is worth one of them, and its addition rounds to nearest, ties to even.
+    exponent = (size.view(torch.int32) >> 23).clamp_(min=127)
+    large = (exponent + 22) << 23
+    code = (size + large.view(torch.float32)).view(torch.int32) - large + 2 * (exponent - 127)
     return (code | ((x.view(torch.int32) >> 28) & 8)).to(torch.uint8)
 
 
 def e2m1_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Codes 0 to 15 → float32, exactly."""
-    return _looked_up(torch.tensor([*E2M1, *(-size for size in E2M1)]), codes)
-
-
-def _looked_up(table: Tensor, codes: Tensor) -> Tensor:
-    return table.to(codes.device).index_select(0, codes.flatten().int()).view(codes.shape)
+    return _looked_up(_E2M1_VALUES, codes)
 
 
 def e8m0_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Codes → 2^(code − 127) as float32, exactly; 255 is NaN."""
-    return torch.where(codes == 255, torch.nan, power_of_two(codes.int() - 127))
+    return _looked_up(_E8M0_VALUES, codes)
 
 
 def power_of_two(exponent: Tensor) -> Float[Tensor, "*shape"]:
     """2^exponent for integers −127 to 127, as float32. The smallest of them is subnormal, a float32 all the same."""
-    field = exponent.int() + 127
-    return torch.where(field > 0, field << 23, 0x00400000).int().view(torch.float32)
+    return _looked_up(_E8M0_VALUES, exponent + 127)
+
+
+_E4M3_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+_E2M1_VALUES = torch.tensor([*E2M1, *(-size for size in E2M1)])
+_E8M0_VALUES = torch.tensor([*(2.0 ** (code - 127) for code in range(255)), torch.nan])
+
+
+def _looked_up(table: Tensor, codes: Tensor) -> Tensor:
+    return table.to(codes.device).index_select(0, codes.flatten().int()).view(codes.shape)

@@ -80,21 +80,19 @@ def mxfp8_quantize(
     check_mxfp8(x, axis, mode)
     split = _split(x, axis, 32)
     amax = split.abs().amax(-1)
-    size = amax.view(torch.int32)
     if mode == "rceil":
-        d = (amax * torch.tensor(1 / 448, dtype=torch.float32)).view(torch.int32)
-        field, mantissa = d >> 23, d & 0x7FFFFF
-        # A subnormal d is mantissa · 2^-149, and byte 0 stands for 2^-127 = 0x400000 · 2^-149.
-        scales = field + torch.where(field > 0, mantissa > 0, mantissa > 0x400000)
+        d = (amax * (1 / 448)).view(torch.int32)
+        # Up to the next power of two. A subnormal d is d · 2^-149 as an integer, and byte 0 stands for 2^-127 = 0x400000 · 2^-149.
+        scales = ((d + 0x7FFFFF) >> 23) - (d <= 0x400000).int()
     else:
         extra = {"floor": 0, "ceil": 0x7FFFFF, "even": 1 << 19}[mode]
-        scales = ((size + extra) >> 23) - 8
-    scales = torch.where(amax > 0, scales.clamp(0, 254), 0)
-    codes = e4m3_encode(split * power_of_two(127 - scales)[..., None])
-    lost = ~amax.isfinite()
+        scales = ((amax.view(torch.int32) + extra) >> 23) - 8
+    scales = scales.clamp_(0, 254)
+    codes, scales, lost = e4m3_encode(split * power_of_two(127 - scales)[..., None]), scales.to(torch.uint8), ~amax.isfinite()
     if lost.any():
         codes.masked_fill_(lost[..., None], 0x7F)
-    return _join(codes, axis, x.shape), scales.masked_fill_(lost, 255).to(torch.uint8).movedim(-1, axis)
+        scales.masked_fill_(lost, 255)
+    return _join(codes, axis, x.shape), scales.movedim(-1, axis)
 
 
 def mxfp8_quantize_both(
@@ -130,10 +128,11 @@ def nvfp4_quantize(
     amax = largest.amax(-1, keepdim=True) if scale == "token" else F.pad(largest.flatten(), (0, 1)).amax()
     s = amax / (E4M3_MAX * 6)
     s = torch.where(s.isfinite(), s, torch.nan)
-    over = _divide(largest, 6.0, division)
-    blocks = e4m3_encode(torch.where(s == 0, 0.0, _divide(over, s, division)))
+    blocks = e4m3_encode(torch.where(s == 0, 0.0, _divide(_divide(largest, 6.0, division), s, division)))
     step = e4m3_decode(blocks) * s
-    codes = e2m1_encode(torch.where(step[..., None] > 0, _divide(split, step[..., None], division), 0.0))
+    codes, zero = e2m1_encode(_divide(split, step[..., None], division)), ~(step > 0)
+    if zero.any():
+        codes.masked_fill_(zero[..., None], 0)
     codes = F.pad(_join(codes, -1, x.shape), (0, x.shape[-1] % 2))
     return codes[..., ::2] | (codes[..., 1::2] << 4), blocks, s
 
