@@ -1,19 +1,20 @@
 """Low precision in the experts' products: what formats lose, what a shared scale leaks, and whether training notices.
 
-    etude figure low-precision              under twenty minutes on one thread; agent and text from runs/small (make small)
+    etude figure low-precision              under fifteen minutes on two cores; agent and text from runs/small (make small)
     etude figure low-precision --quick
 
 1. Noise. The run's last agent reads held-out rows of its pretraining mix; what its experts' products take (activations before
    either product, weights, and gradients of the loss at their outputs) is quantised along the sum, format by format.
 2. Leaks. The same agent, its experts in NVFP4: each row is read again with another last token, and again in a batch with other
    rows. A causal model with a scale per token says the same of the earlier tokens, up to the order of float32 sums.
-3. Division. NVFP4 with x · fl(1/s) for x / s, and MXFP8 likewise: how many numbers change.
+3. Division. NVFP4 with x · fl(1/s) for x / s, and MXFP8 likewise: how many of the operands of 1, as bfloat16, change.
 4. Training. The recipe's network from scratch, same data and initial weights in every arm: products in float32 or bfloat16;
    MXFP8; the report's NVFP4 per token forward and MXFP8 backward; the same with a scale per tensor, and with fast division; NVFP4
    both ways. Judged by the loss on held-out rows, computed as the arm computes.
 
-Ours: all arms take the same detour (values rounded, products in float32), so that nothing but rounding differs; what is no
-expert's product stays in float32, routers too; "per tensor" means the tokens of one expert, as its product sees them.
+Ours: all arms take the same detour (values rounded, products in float32), so that nothing but rounding differs; in training experts
+take and give bfloat16, but for the arm "float32"; what is no expert's product stays in float32, routers too; "per tensor" means the
+tokens of one expert, as its product sees them.
 
 Rules of the verdicts, fixed before this was played. Leaks: a row has moved where some log-prob did by more than LEAST; a scale
 per tensor leaks where the share of moved rows lies above 0 by its interval and none has moved with a scale per token. Training:
@@ -51,6 +52,8 @@ ARMS = {
     "fast division": ("nvfp4-fast", "mxfp8"), "NVFP4 both ways": ("nvfp4-token", "nvfp4-token"),
 }  # fmt: skip
 """Arms of training: format of the forward pass, of the backward pass."""
+DTYPES = {"float32": torch.float32}
+"""What an arm's experts take and give, where that is not bfloat16."""
 LEAST = 1e-3
 """Nats by which a log-prob has moved; the order of float32 sums moves it by about 1e-5."""
 NEAR = 0.02
@@ -169,7 +172,7 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, numb
     t, (ids, doc) = recipe.training, text_of(c, root)
     torch.manual_seed(1000 * c.seed + number)
     model = Transformer(load_checkpoint(root, recipe, "final", with_mtp=False)[0].config)
-    learner = Learner(recipe, lower(model, *ARMS[arm]), None, t.muon_lr, t.adamw_lr)
+    learner = Learner(recipe, lower(model, *ARMS[arm], DTYPES.get(arm, torch.bfloat16)), None, t.muon_lr, t.adamw_lr)
     order = c.rows + np.random.default_rng([c.seed, 3, number]).permutation(len(ids) - c.rows)
     at = {round(share * c.steps) for share in np.linspace(1 / c.looks, 1, c.looks)}
 
@@ -228,7 +231,7 @@ def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) ->
     told = ", ".join(f"{kind} {1e6 * share:.0f}" for kind, share in nv.items())
     claims.append(claim(
         "division-mxfp8", "fast division is harmless for MXFP8", SOURCE, max(mx.values()), decide(max(mx.values()) == 0, max(mx.values()) < 1e-4),
-        None, "of the numbers", "that change, the most of activations, products, weights and gradients: dividing by a power of two is exact, "
+        None, "of the numbers", "that change, the most of activations, products, weights and gradients, all bfloat16: dividing by a power of two is exact, "
         f"and a scale of fl(1/448) · amax is hardly ever another than that of amax / 448; NVFP4, per million: {told}",
     ))  # fmt: skip
 

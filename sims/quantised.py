@@ -22,15 +22,16 @@ KINDS = ("activations", "products", "weights", "gradients")
 
 
 class LowPrecision(MoE):
-    """A mixture of experts whose products are quantised, forward and back."""
+    """A mixture of experts whose products are quantised, forward and back; what they take and give has the dtype `dtype`."""
 
-    def __init__(self, c: Config, forward: str, backward: str):
+    def __init__(self, c: Config, forward: str, backward: str, dtype: torch.dtype):
         super().__init__(c)
-        self.forms = forward, backward
+        self.forms, self.dtype = (forward, backward), dtype
 
     def forward(self, x: Tensor, experts=None) -> tuple[Tensor, Tensor, Tensor]:
         logits, gates, experts = self.route(x, experts)
-        return experts_swiglu(x, gates, self.gate_up_proj, self.down_proj, experts, *self.forms), logits, experts
+        taken = [given.to(self.dtype) for given in (x, gates, self.gate_up_proj, self.down_proj)]
+        return experts_swiglu(*taken, experts, *self.forms).to(x.dtype), logits, experts
 
 
 class Watched(MoE):
@@ -59,9 +60,9 @@ def with_experts(model: Transformer, make) -> Transformer:
     return model
 
 
-def lower(model: Transformer, forward: str, backward: str) -> Transformer:
-    """The model itself, its experts' products in these formats, forward and back."""
-    return with_experts(model, lambda c: LowPrecision(c, forward, backward))
+def lower(model: Transformer, forward: str, backward: str, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The model itself, its experts' products in these formats, forward and back, from operands of the dtype `dtype`."""
+    return with_experts(model, lambda c: LowPrecision(c, forward, backward, dtype))
 
 
 def operands(model: Transformer, ids: Tensor, doc: Tensor) -> Iterator[tuple[str, list[Tensor], np.ndarray | None]]:
@@ -88,9 +89,10 @@ def noise(parts: list[Tensor], form: str) -> np.ndarray:
 
 def division(parts: list[Tensor], form: str) -> tuple[int, int]:
     """How many numbers come out otherwise when x / s is x · fl(1/s) ("nvfp4"), or when a scale that multiplied by a power of two,
-    found with a product by fl(1/448), divides by one found by division ("mxfp8"); and how many there are."""
+    found with a product by fl(1/448), divides by one found by division ("mxfp8"); and how many there are. All are rounded to
+    bfloat16 first, as operands of a training are: then quotients often lie on a tie, which one rounding more breaks otherwise."""
     changed = 0
-    for x in parts:
+    for x in (part.bfloat16().float() for part in parts):
         if form == "nvfp4":
             ieee, fast = (nvfp4_dequantize(*nvfp4_quantize(x, division=how), size=x.shape[1]) for how in ("ieee", "fast"))
         else:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from ref import quant
 from ref.model import Config, Transformer
 from sims.low_precision import ARMS, Experiment, gap
 from sims.quantised import KINDS, division, logps, lower, moved, noise, operands
@@ -64,6 +65,21 @@ def test_division_by_hand():
     y = torch.randn(3000, 64).bfloat16().float()
     changed, total = division([y], "nvfp4")
     assert total == y.numel() and 0 < changed < 0.01 * total
+    z = torch.randn(3000, 64)
+    assert division([z], "nvfp4") == division([z.bfloat16().float()], "nvfp4") != (0, z.numel())
+
+
+def test_experts_take_and_give_bfloat16_where_a_training_does(model, text, monkeypatch):
+    """The products see no other numbers, forward or back, and without a format narrower than bfloat16 they change none of them."""
+    seen, rounded = [], quant.rounded
+    monkeypatch.setattr(quant, "rounded", lambda x, *how, **more: (seen.append(x), rounded(x, *how, **more))[1])
+    narrow = lower(copy.deepcopy(model), "bfloat16", "bfloat16", torch.bfloat16)
+    hidden = narrow(text[0], doc=text[1], logits=False).hidden
+    hidden.square().sum().backward()
+    assert hidden.dtype == torch.float32 and narrow.layers[0].mlp.down_proj.grad.dtype == torch.float32
+    assert len(seen) == 2 * 4 * 2 * 6 and all(x.dtype == torch.bfloat16 for x in seen)
+    wide = lower(copy.deepcopy(model), "float32", "float32", torch.bfloat16)
+    assert torch.equal(hidden, wide(text[0], doc=text[1], logits=False).hidden)
 
 
 def test_only_a_scale_per_tensor_moves_what_should_stay(model, text):
