@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from etude.runs import Run, in_new_process
+from etude.runs import Run, in_fresh_process
 from ref import cpt
 from ref.decoder import Decoder, Generation
 from ref.model import Transformer
@@ -272,7 +272,7 @@ def evaluate(run: Run, config: "Recipe", tasks: list[Task]) -> None:
     stage = run.stage("decode", total=ROUNDS * len(WAYS) * e.decode_tasks, unit="tasks")
     if not stage.finished:
         stage.restore()
-        found = in_new_process(decode_checkpoint, run.root, config, progress=stage.progress)
+        found = in_fresh_process(decode_checkpoint, run.root, config, progress=stage.progress)
         counted = ("acceptance", "recall_acceptance", "tokens_per_cycle", "retracted")
         stage.log(1, **{key: found["ways"][FULL][key] for key in counted})
         stage.finish(found)

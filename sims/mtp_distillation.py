@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etude.runs import Run, in_new_process
+from etude.runs import Run, in_fresh_process
 from ref import cpt
 from ref.model import Transformer
 from ref.mtp import MTP, mtp_loss
@@ -226,7 +226,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     stage = run.stage("decode", total=c.rounds * c.tasks, unit="tasks")
     if not stage.finished:
         stage.restore()
-        stage.finish(in_new_process(decode, root, recipe, c, progress=stage.progress))
+        stage.finish(in_fresh_process(decode, root, recipe, c, progress=stage.progress))
     speeds = speed_rows(c, stage.result())
     rows = training_rows(c, counts, tokens, world) + speeds
     return {"rows": rows, "claims": learning_verdicts(c, counts, tokens) + speed_verdicts(rows)}

@@ -22,6 +22,12 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def own_main(monkeypatch):
+    """Streamlit's AppTest makes the page that it plays the main module, and leaves it there: every process begun later would play it first."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+
+
 @pytest.fixture
 def ask(capsys):
     """The command line in this process: ask(words…) gives exit code, stdout, stderr."""

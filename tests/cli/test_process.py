@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.process import in_new_process
+from etude.process import in_fresh_process
 
 
 def double(x, progress):
@@ -32,7 +32,7 @@ def live_long(file, progress):
 
 
 def ask_for_ever(file):
-    in_new_process(live_long, file, progress=print)
+    in_fresh_process(live_long, file, progress=print, fresh=0)
 
 
 def test_work_ends_with_the_process_that_asked_for_it(tmp_path):
@@ -58,7 +58,7 @@ def test_work_ends_with_the_process_that_asked_for_it(tmp_path):
 
 def test_returns_and_reports_from_another_process():
     seen = []
-    found = in_new_process(double, 21, progress=seen.append)
+    found = in_fresh_process(double, 21, progress=seen.append, fresh=0)
     assert found["doubled"] == 42 and found["pid"] != os.getpid() and seen == [1, 2]
 
 
@@ -68,4 +68,12 @@ def test_returns_and_reports_from_another_process():
 )
 def test_a_failure_there_is_an_error_here(function, says):
     with pytest.raises(RuntimeError, match=says):
-        in_new_process(function, progress=lambda n: None)
+        in_fresh_process(function, progress=lambda n: None, fresh=0)
+
+
+def test_a_process_that_has_done_little_is_fresh_enough():
+    """And one that has worked for longer than `fresh` seconds is not."""
+    seen, used = [], time.process_time()
+    found = in_fresh_process(double, 21, progress=seen.append, fresh=used + 60)
+    assert found == {"doubled": 42, "pid": os.getpid()} and seen == [1, 2]
+    assert in_fresh_process(double, 21, progress=seen.append, fresh=used / 2)["pid"] != os.getpid()
