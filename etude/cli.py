@@ -249,9 +249,12 @@ def explore(
         raise RunError(f"{page} is missing; the explorer is started from a checkout of the repository")
     if port is not None and not _free(port):
         raise RunError(f"port {port} is in use; choose another --port")
-    options = ["--server.address", "127.0.0.1", "--server.headless", str(no_browser).lower(), "--browser.gatherUsageStats", "false",
-               "--server.showEmailPrompt", "false", "--client.toolbarMode", "viewer", "--server.fileWatcherType", "none"]  # fmt: skip
-    options += [] if port is None else ["--server.port", str(port)]
+    port = port or next(filter(_free, range(8501, 2**16)))
+    # With its welcome, Streamlit would also put a notice for developers over every page.
+    options = ["--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", str(no_browser).lower(),
+               "--browser.gatherUsageStats", "false", "--server.showEmailPrompt", "false", "--logger.hideWelcomeMessage", "true",
+               "--client.toolbarMode", "viewer", "--server.fileWatcherType", "none"]  # fmt: skip
+    print(f"explorer: http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(page), *options])
 
 

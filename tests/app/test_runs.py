@@ -267,7 +267,7 @@ def etude(*words, **environment):
                           env=os.environ | {"PYTHONPATH": str(claims.ROOT)} | environment)  # fmt: skip
 
 
-def test_explore_starts_streamlit_with_the_repositorys_page(monkeypatch):
+def test_explore_starts_streamlit_with_the_repositorys_page(monkeypatch, capsys):
     from etude import cli
 
     started = []
@@ -277,6 +277,19 @@ def test_explore_starts_streamlit_with_the_repositorys_page(monkeypatch):
     assert program == given[0] == sys.executable and given[1:5] == ["-m", "streamlit", "run", str(claims.ROOT / "app.py")]
     assert given[given.index("--server.fileWatcherType") + 1] == "none"  # watching a checkout with its .venv took most of a core
     assert given[given.index("--server.port") + 1] == "8765" and given[given.index("--server.headless") + 1] == "true"
+    assert "http://127.0.0.1:8765" in capsys.readouterr().out
+    # Else a notice that advertises Streamlit to coding agents lies over the title of every page, where one of them is installed.
+    assert given[given.index("--logger.hideWelcomeMessage") + 1] == "true"
+
+
+def test_explore_takes_the_next_port_that_is_free(monkeypatch, capsys):
+    from etude import cli
+
+    started = []
+    monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
+    monkeypatch.setattr(cli, "_free", lambda port: port > 8502)
+    cli.app(["explore"], standalone_mode=False)
+    assert started[0][started[0].index("--server.port") + 1] == "8503" and "http://127.0.0.1:8503" in capsys.readouterr().out
 
 
 def test_what_stands_in_the_way_of_explore_is_one_line(monkeypatch):
