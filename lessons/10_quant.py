@@ -318,10 +318,10 @@ for one in claims("low-precision"):
     print(f"    {one['note']}")
 
 # %% [markdown]
-# Read the verdicts that are not "reproduced". Fast division changes one number in a thousand (a quotient of two bfloat16 numbers often lies
-# on a tie, and one rounding more breaks it otherwise), and did no harm in the eighty steps of a small network; the report speaks of a hundred
-# steps of a large one. Nor did a scale per tensor, which leaks so plainly, cost any loss in so few steps. That is no contradiction, and no
-# confirmation either.
+# Read the verdicts that are not "reproduced". Fast division changes about one number in a thousand (a quotient of two bfloat16 numbers often
+# lies on a tie, and one rounding more breaks it otherwise), and did no harm in the eighty steps of a small network; the report speaks of a
+# hundred steps of a large one. Nor did a scale per tensor, which leaks so plainly, cost any loss in so few steps. That is no contradiction,
+# and no confirmation either.
 #
 # ## Where to read on
 #

@@ -57,12 +57,12 @@ def e8m0_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 def power_of_two(exponent: Tensor) -> Float[Tensor, "*shape"]:
     """2^exponent for integers −127 to 127, as float32. The smallest of them is subnormal, a float32 all the same."""
-    return _looked_up(_E8M0_VALUES, exponent + 127)
+    return _looked_up(_E8M0_VALUES, exponent.int() + 127)
 
 
 _E4M3_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-_E2M1_VALUES = torch.tensor([*E2M1, *(-size for size in E2M1)])
-_E8M0_VALUES = torch.tensor([*(2.0 ** (code - 127) for code in range(255)), torch.nan])
+_E2M1_VALUES = torch.tensor([*E2M1, *(-size for size in E2M1)], dtype=torch.float32)
+_E8M0_VALUES = torch.tensor([*(2.0 ** (code - 127) for code in range(255)), torch.nan], dtype=torch.float32)
 
 
 def _looked_up(table: Tensor, codes: Tensor) -> Tensor:

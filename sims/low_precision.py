@@ -16,11 +16,12 @@ Ours: all arms take the same detour (values rounded, products in float32), so th
 take and give bfloat16, but for the arm "float32"; what is no expert's product stays in float32, routers too; "per tensor" means the
 tokens of one expert, as its product sees them.
 
-Rules of the verdicts, fixed before this was played. Leaks: a row has moved where some log-prob did by more than LEAST; a scale
-per tensor leaks where the share of moved rows lies above 0 by its interval and none has moved with a scale per token. Training:
-differences of held-out loss between arms of the same seed, Student's t over seeds. The report's pair trains like bfloat16 when
-the interval ends below NEAR nats (partly: the mean does); a scale per tensor, or fast division, harms where the interval lies above 0
-(partly: every seed's difference does), and fast division diverges where it lies above NEAR.
+Rules of the verdicts, fixed before this was first played (then from float32 operands, in which fast division changes next to
+nothing). Leaks: a row has moved where some log-prob did by more than LEAST; a scale per tensor leaks where the share of moved rows
+lies above 0 by its interval and none has moved with a scale per token. Training: differences of held-out loss between arms of the
+same seed, Student's t over seeds. The report's pair trains like bfloat16 when the interval ends below NEAR nats (partly: the mean
+does); a scale per tensor, or fast division, harms where the interval lies above 0 (partly: every seed's difference does), and fast
+division diverges where it lies above NEAR.
 """
 
 import json

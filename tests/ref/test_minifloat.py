@@ -2,6 +2,7 @@
 its float32 neighbours rounded by searching the sorted values in float64."""
 
 import math
+import runpy
 from fractions import Fraction
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ref import minifloat
 from ref.minifloat import e2m1_decode, e2m1_encode, e4m3_decode, e4m3_encode, e8m0_decode, power_of_two
 
 
@@ -102,6 +104,18 @@ def test_powers_of_two_are_exact():
     expected = torch.tensor([2.0 ** (code - 127) for code in range(255)], dtype=torch.float64)
     assert torch.equal(e8m0_decode(codes).double(), expected)
     assert torch.equal(power_of_two(torch.arange(-127, 128)).double(), expected)
+    assert torch.equal(power_of_two(torch.arange(-127, 128).to(torch.int8)).double(), expected)
+
+
+def test_values_are_float32_whatever_torch_makes_by_default():
+    """Also of whoever has changed that before the import."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        here = runpy.run_path(minifloat.__file__)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    codes = torch.zeros(3, dtype=torch.uint8)
+    assert {here[f"{name}_decode"](codes).dtype for name in ("e4m3", "e2m1", "e8m0")} == {torch.float32}
 
 
 @settings(max_examples=200, deadline=None)
