@@ -84,7 +84,7 @@ def show_output(output: dict) -> None:
 def show_cell(cell: Cell) -> None:
     """One cell, its outputs below it. Solutions are folded."""
     if cell.kind == "markdown":
-        st.markdown(linked(cell.text))
+        st.markdown(drawable(cell.text))
         return
     if cell.kind != "code":
         return
@@ -95,8 +95,10 @@ def show_cell(cell: Cell) -> None:
             show_output(output)
 
 
-def linked(text: str) -> str:
-    """Markdown whose links to files of the repository, which lead nowhere from here, are the names of those files."""
+def drawable(text: str) -> str:
+    """Markdown as Streamlit draws it: links to files of the repository, which lead nowhere from here, are the names of those files; dollars
+    of a displayed equation stand on lines of their own, else one of several lines would not be seen as one."""
+    text = re.sub(r"\$\$(.+?)\$\$", lambda m: f"\n$$\n{m[1].strip()}\n$$\n", text, flags=re.DOTALL)
     return re.sub(r"\[([^\]]+)\]\((?!https?://|#)([^)]+)\)", lambda m: m[1] if "`" in m[1] else f"`{m[1]}`", text)
 
 

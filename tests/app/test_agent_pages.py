@@ -159,6 +159,18 @@ def test_a_lesson_is_shown_from_its_notebook_or_its_script():
     assert "Solution" in [box.label for box in at.expander]
 
 
+def test_a_lessons_equations_stand_apart():
+    """Dollars that open or close a displayed equation have a line of their own, or Streamlit shows its source in red where it has several."""
+    many = 0
+    for one in syllabus.lessons():
+        for cell in lesson.of_script(one.path.read_text(encoding="utf-8")):
+            if cell.kind == "markdown":
+                lines = lesson.drawable(cell.text).splitlines()
+                assert all(line == "$$" for line in lines if "$$" in line), (one.number, cell.text)
+                many += lines.count("$$")
+    assert many >= 2 * 12 and many % 2 == 0
+
+
 def test_what_was_measured_elsewhere_stands_between_the_sliders_ends(page, tmp_path, monkeypatch):
     """Another machine may verify drafts at the cost of one row, or open a turn at that of ten; and measure more drafts."""
     found = json.loads(mtp.MEASURED.read_text(encoding="utf-8"))

@@ -173,6 +173,13 @@ def test_a_page_leads_to_its_lesson(tab, address):
     assert not tab.errors
 
 
+def test_an_equation_of_two_lines_is_drawn(tab, address):
+    tab.goto(f"{address}/lesson?n=10")
+    expect(settled(tab).locator(".katex-display").first).to_be_visible()
+    expect(tab.locator("h2", has_text="Where to read on")).to_be_visible()  # its end
+    assert not tab.locator(".katex-error").count() and not tab.errors
+
+
 def test_pages_are_reached_by_their_links_and_no_setting_goes_along(tab, address):
     tab.goto(f"{address}/advantages?preset=all+equal&group=1_2~0_3")
     follow(tab, "Claims")
