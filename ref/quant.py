@@ -88,7 +88,8 @@ def mxfp8_quantize(
         extra = {"floor": 0, "ceil": 0x7FFFFF, "even": 1 << 19}[mode]
         scales = ((amax.view(torch.int32) + extra) >> 23) - 8
     scales = scales.clamp_(0, 254)
-    codes, scales, lost = e4m3_encode(split * power_of_two(127 - scales)[..., None]), scales.to(torch.uint8), ~amax.isfinite()
+    codes = e4m3_encode(split * power_of_two(127 - scales)[..., None])
+    scales, lost = scales.to(torch.uint8), ~amax.isfinite()
     if lost.any():
         codes.masked_fill_(lost[..., None], 0x7F)
         scales.masked_fill_(lost, 255)
@@ -130,7 +131,8 @@ def nvfp4_quantize(
     s = torch.where(s.isfinite(), s, torch.nan)
     blocks = e4m3_encode(torch.where(s == 0, 0.0, _divide(_divide(largest, 6.0, division), s, division)))
     step = e4m3_decode(blocks) * s
-    codes, zero = e2m1_encode(_divide(split, step[..., None], division)), ~(step > 0)
+    codes = e2m1_encode(_divide(split, step[..., None], division))
+    zero = ~(step > 0)
     if zero.any():
         codes.masked_fill_(zero[..., None], 0)
     codes = F.pad(_join(codes, -1, x.shape), (0, x.shape[-1] % 2))

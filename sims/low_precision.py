@@ -52,9 +52,7 @@ ARMS = {
     "NVFP4 per token": ("nvfp4-token", "mxfp8"), "NVFP4 per tensor": ("nvfp4-tensor", "mxfp8"),
     "fast division": ("nvfp4-fast", "mxfp8"), "NVFP4 both ways": ("nvfp4-token", "nvfp4-token"),
 }  # fmt: skip
-"""Arms of training: format of the forward pass, of the backward pass."""
-DTYPES = {"float32": torch.float32}
-"""What an arm's experts take and give, where that is not bfloat16."""
+"""Arms of training: format of the forward pass, of the backward pass. Experts take and give bfloat16, but in the first."""
 LEAST = 1e-3
 """Nats by which a log-prob has moved; the order of float32 sums moves it by about 1e-5."""
 NEAR = 0.02
@@ -173,7 +171,8 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, numb
     t, (ids, doc) = recipe.training, text_of(c, root)
     torch.manual_seed(1000 * c.seed + number)
     model = Transformer(load_checkpoint(root, recipe, "final", with_mtp=False)[0].config)
-    learner = Learner(recipe, lower(model, *ARMS[arm], DTYPES.get(arm, torch.bfloat16)), None, t.muon_lr, t.adamw_lr)
+    dtype = torch.float32 if arm == "float32" else torch.bfloat16
+    learner = Learner(recipe, lower(model, *ARMS[arm], dtype), None, t.muon_lr, t.adamw_lr)
     order = c.rows + np.random.default_rng([c.seed, 3, number]).permutation(len(ids) - c.rows)
     at = {round(share * c.steps) for share in np.linspace(1 / c.looks, 1, c.looks)}
 
