@@ -15,6 +15,8 @@ from sims import kl_variance
 FAMILIES = ("Gaussians", "categorical", "tokens of the tiny model")
 STYLES = {"k1": ("blue", "-", "o"), "k2": ("orange", "--", "s"), "k3": ("green", ":", "^")}
 VOCABULARY = 32
+MEASURED = {"size": "size", "from ∇KL(q‖p)": "distance from ∇KL(π‖π_ref)", "from ∇KL(p‖q)": "distance from ∇KL(π_ref‖π)"}
+"""Columns, by what `sims/kl_variance.py` calls them: its q is π and its p is π_ref."""
 
 
 @lru_cache(64)
@@ -79,9 +81,16 @@ def closed_form() -> tuple[np.ndarray, dict[str, list[float]]]:
 
 @lru_cache(1)
 def gradients() -> list[dict]:
-    """How far each estimator's expected gradient lies from the right one, by full enumeration (`sims/kl_variance.py`): medians."""
-    found = kl_variance.gradients_of_one_token(kl_variance.Experiment())
-    return [{"gradient": name, "relative distance or size (median)": float(np.median(values))} for name, values in found.items()]
+    """How large each estimator's expected gradient is, and how far from the gradient of either KL, by full enumeration
+    (`sims/kl_variance.py`): medians, blank where not asked."""
+    rows: dict[str, dict] = {}
+    for name, values in kl_variance.gradients_of_one_token(kl_variance.Experiment()).items():
+        gradient, _, measured = name.rpartition(", ")
+        if measured not in MEASURED:
+            gradient, measured = name, "from ∇KL(q‖p)"
+        row = rows.setdefault(gradient, {"gradient": gradient} | dict.fromkeys(MEASURED.values()))
+        row[MEASURED[measured]] = float(np.median(values))
+    return list(rows.values())
 
 
 def draw() -> None:
@@ -122,8 +131,8 @@ def draw() -> None:
         figure(fig, "kl-estimators", rows, "Variance over the KL: lines are the closed form for two Gaussians, marks are these samples.")
     table(rows, "kl-estimates")
     st.subheader("The gradient of each, against ∇KL(π‖π_ref)")
-    st.markdown("By full enumeration over a small vocabulary, nothing sampled. `size` is the norm beside the right gradient's; a distance of 0 "
-                "is the right gradient, of 1 no use at all.")  # fmt: skip
+    st.markdown("By full enumeration over a small vocabulary, nothing sampled. The size is the norm beside the right gradient's; a distance of 0 "
+                "is that gradient, of 1 no use at all.")  # fmt: skip
     table(gradients(), "kl-gradients")
 
 

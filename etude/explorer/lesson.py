@@ -15,6 +15,8 @@ from etude.runs import RunError
 from lessons import syllabus
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+SOURCE = re.compile(r"```python\n(.*?)\n*```\s*", re.DOTALL)
+"""What `lessons.course.source` displays."""
 WIDTH = 860
 """Pixels of a line of text; screens may be wider."""
 LONGEST = 12
@@ -74,11 +76,14 @@ def show_output(output: dict) -> None:
     if "image/png" in data:
         st.image(base64.b64decode(joined(data["image/png"])), width="content")
     elif "text/markdown" in data:
-        st.markdown(joined(data["text/markdown"]))
+        shown = joined(data["text/markdown"])
+        code = SOURCE.fullmatch(shown)
+        if code:
+            st.code(code[1], language="python", wrap_lines=True)
+        else:
+            st.markdown(shown)
     elif "text/plain" in data:
-        # Source that `lessons.course.source` displays comes with its colours as HTML.
-        language = "python" if 'class="highlight"' in joined(data.get("text/html", "")) else None
-        st.code(joined(data["text/plain"]), language=language)
+        st.code(joined(data["text/plain"]), language=None)
 
 
 def show_cell(cell: Cell) -> None:
@@ -90,7 +95,7 @@ def show_cell(cell: Cell) -> None:
         return
     with st.expander("Solution") if "solution" in cell.tags else st.container():
         if cell.text.strip():
-            st.code(cell.text, language="python")
+            st.code(cell.text, language="python", wrap_lines=True)
         for output in cell.outputs:
             show_output(output)
 

@@ -74,7 +74,7 @@ def show(page: Page) -> None:
     for shown in page.code:
         path, first, text = source(shown)
         with st.expander(f"`{shown.__name__}` in {path}, line {first}"):
-            st.code(text, language="python")
+            st.code(text, language="python", wrap_lines=True)
     entry = catalog.find(page.technique) if page.technique else None
     if entry and entry.lesson:
         number = Path(entry.lesson).name.partition("_")[0]
@@ -133,8 +133,8 @@ def download(label: str, content: Callable[[], bytes | str], name: str, kind: st
 
 
 def table(rows: Sequence[dict], name: str) -> None:
-    """Rows as a table, to take away as CSV. Four digits are shown, all are in the file."""
+    """Rows as a table, to take away as CSV. Four digits are shown, all are in the file; where a row has no value, nothing is shown."""
     floats = {key for row in rows for key, value in row.items() if isinstance(value, float)}
     short = {key: st.column_config.NumberColumn(format="%.4g") for key in floats}
-    st.dataframe(list(rows), hide_index=True, width="stretch", column_config=short)
+    st.dataframe(list(rows), hide_index=True, width="stretch", column_config=short, placeholder="")
     download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")

@@ -180,6 +180,19 @@ def test_an_equation_of_two_lines_is_drawn(tab, address):
     assert not tab.locator(".katex-error").count() and not tab.errors
 
 
+@pytest.mark.parametrize("place", ["lesson?n=04", "kl"])
+def test_no_line_of_code_is_cut_off(tab, address, place):
+    tab.goto(f"{address}/{place}")
+    settled(tab)
+    for folded in tab.locator("details > summary").all():
+        folded.click()
+    code = tab.locator("pre:has(code.language-python)")
+    expect(code.first).to_be_visible()
+    assert code.count() > 2
+    cut = code.evaluate_all("all => all.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))")
+    assert not cut and not tab.errors
+
+
 def test_pages_are_reached_by_their_links_and_no_setting_goes_along(tab, address):
     tab.goto(f"{address}/advantages?preset=all+equal&group=1_2~0_3")
     follow(tab, "Claims")

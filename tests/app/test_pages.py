@@ -60,6 +60,16 @@ def test_kl_shows_what_ref_says(page, table):
     assert shown.loc["k3", "variance"] < shown.loc["k1", "variance"]
 
 
+def test_each_gradient_is_one_row_under_the_names_of_the_page(page, table):
+    shown = table(page("kl"), "gradient").set_index("gradient")
+    right, other = "distance from ∇KL(π‖π_ref)", "distance from ∇KL(π_ref‖π)"
+    assert shown.index.is_unique and list(shown.columns) == ["size", right, other]
+    zero = {(name, column) for name in shown.index for column in shown.columns if shown.loc[name, column] < 1e-12}
+    assert zero == {("k1 as loss", "size"), ("k1 in reward", right), ("k2 as loss", right), ("k3 as loss", other), ("on policy, k3 × ratio", right),
+                    ("off policy, k3 × ratio", right), ("off policy, k1 in reward, weight π/μ", right)}  # fmt: skip
+    assert shown["size"].count() == shown[other].count() == 3 and shown[right].notna().all()
+
+
 def test_what_to_look_for_in_kl_is_so():
     """Which of two Gaussians' estimators varies how much is known in closed form."""
     across, variances = closed_form()
