@@ -245,7 +245,10 @@ def check_2():
         for number in (1, 2, 3):
             weight.grad = torch.randn(m, n, generator=generator)
             stepper.step()
-            W, M = step(W, M, weight.grad.clone(), 0.1, 0.9, 0.5)
+            held = [matrix.clone() for matrix in (W, M, weight.grad)]
+            given = [matrix.clone() for matrix in held]
+            W, M = step(*given, 0.1, 0.9, 0.5)
+            assert all(map(torch.equal, given, held)), "something that was given has been changed in place"
             away = (M - stepper.state[weight]["momentum_buffer"]).abs().max()
             assert away < 1e-5, f"{m}×{n}, step {number}: the momentum is off by {away:.2g}. M ← μM + (1 − μ)G"
             away = (W - weight.detach()).abs().max()
@@ -268,21 +271,28 @@ check(2, check_2)
 # ## Exercise 3: one head at a time
 #
 # A projection to queries is one matrix $[H d, n]$, but $H$ heads work with it. Composer 2.5 orthogonalises per head. Write
-# `per_head(G, heads)`. Here is why it matters: the gradient of the first head is a hundred times larger than that of the others. Taken as a
-# whole, the quiet heads get what the loud one leaves; how near is each head's step to its own best one, `polar` of its own gradient?
+# `per_head(G, heads)`. Why it matters shows beside each head's own best step, `polar` of its own gradient: how near is the direction of what
+# it gets, and how large is it? The gradient of the first head is 1, 100 and 1,000 times as large as those of the others. The direction
+# suffers in any case, because rows of different heads are made orthogonal to each other. The size suffers where one head is loud: the quiet
+# ones get what it leaves.
 
 # %%
-loud = torch.randn(4, 16, 64, generator=torch.Generator().manual_seed(3))
-loud[0] *= 100
+equal = torch.randn(4, 16, 64, generator=torch.Generator().manual_seed(3))
+loud = equal * torch.tensor([1000.0, 1, 1, 1])[:, None, None]
 
 
-def nearness(steps):
-    """Cosine between each head's step and UVᵀ of its own gradient; both [heads, d, n]."""
-    U, _, Vh = torch.linalg.svd(loud, full_matrices=False)
-    return [round(value, 3) for value in torch.cosine_similarity((U @ Vh).flatten(1), steps.flatten(1)).tolist()]
+def beside_best(gradient, steps):
+    """Each head's step beside UVᵀ of its own gradient, both [heads, d, n]: cosine and relative size, each a list of numbers."""
+    U, _, Vh = torch.linalg.svd(gradient, full_matrices=False)
+    best, steps = (U @ Vh).flatten(1), steps.flatten(1)
+    pair = torch.cosine_similarity(best, steps), steps.norm(dim=1) / best.norm(dim=1)
+    return [[round(value, 3) for value in values.tolist()] for values in pair]
 
 
-print("as a whole:", nearness(muon.newton_schulz(loud.flatten(0, 1)).view_as(loud)))
+for times in (1, 100, 1000):
+    gradient = equal * torch.tensor([times, 1, 1, 1])[:, None, None]
+    near, large = beside_best(gradient, muon.newton_schulz(gradient.flatten(0, 1)).view_as(gradient))
+    print(f"as a whole, the first head {times:>4} times as loud: cosines {near}, sizes {large}")
 
 # %% tags=["exercise"]
 def per_head(G, heads):
@@ -293,9 +303,10 @@ def per_head(G, heads):
 def check_3():
     got = per_head(loud.flatten(0, 1), 4)
     assert got.shape == (64, 64), f"the answer has the shape of the gradient, [64, 64], not {list(got.shape)}"
-    near = nearness(got.view_as(loud))
+    near, large = beside_best(loud, got.view_as(loud))
     assert min(near) > 0.97, f"each head should come near its own best step; the cosines are {near}"
-    print("per head:  ", near)
+    assert min(large) > 0.8, f"each head's step should be as large as its own best one; the sizes are {large}"
+    print(f"per head, the first 1000 times as loud: cosines {near}, sizes {large}")
 
 
 check(3, check_3)
@@ -312,11 +323,11 @@ check(3, check_3)
 #
 # Orthogonalising throws the size of a gradient away. That is the point, until the size was the message. A mixture of experts has experts
 # that a batch does not visit; their gradient is zero, and all that is left is momentum, which fades by $\mu = 0.95$ a step. But a
-# matrix a millionth as large has the *same* $UV^\top$. One gradient at the first step, and none ever after; how far does a step
-# move the weights?
+# matrix a millionth as large has the *same* $UV^\top$. One token comes at the first step, so that the gradient has rank one, and none ever
+# after; how far does a step move the weights?
 
 # %%
-gradient = torch.randn(64, 64, generator=torch.Generator().manual_seed(4))
+gradient = torch.outer(*torch.randn(2, 64, generator=torch.Generator().manual_seed(4)))
 weights = {name: torch.nn.Parameter(torch.zeros(64, 64)) for name in ("Muon", "AdamW")}
 steppers = {"Muon": muon.Muon([weights["Muon"]], lr=1.0), "AdamW": torch.optim.AdamW([weights["AdamW"]], lr=1.0, betas=(0.9, 0.95), weight_decay=0.0)}
 moved = {name: [] for name in weights}

@@ -102,8 +102,8 @@ N = settings.group_sizes[-1]
 rows, values = grpo_bias.gradients(settings)
 free = {row["member"]: row for row in rows if row["N"] == N and row["price"] == 0}
 print(f"N = {N}, means over {settings.policies} policies   size, true = 1   sine of the angle to the true gradient")
-for name in ("dr_grpo", "rloo", "grpo", "gspo", "dapo", "only length", "only std"):
-    print(f"  {name:12s} {free[name]['norm']:30.4f} {free[name]['sine']:22.2e}")
+for name in ("dr_grpo", "rloo", "grpo", "gspo", "dapo", "dapo, large step", "only length", "only std", "masked"):
+    print(f"  {name:16s} {free[name]['norm']:26.4f} {free[name]['sine']:22.2e}")
 for row in rows:
     if row["member"] == "dr_grpo" and row["price"] == 0:
         factor = (row["N"] - 1) / row["N"]
@@ -118,10 +118,15 @@ for row in rows:
 # rate can mend. Dividing by the deviation turns it little here, where every reward is 0 or 1. Keep that number in mind until prices
 # come in.
 #
+# DAPO divides by no length and is turned furthest. What turns it is its third choice: rollouts that were cut off weigh nothing. `masked` is
+# Dr. GRPO with that alone. In this world many words reach the limit (the trainings below begin with a quarter), they are never right, and
+# nobody is blamed for them. (DAPO also divides by the tokens of the step's own rollouts, here of one group. In a step of many groups that
+# makes no difference: `dapo, large step`.)
+#
 # And where does the turned gradient lead? The derivative of the expected length along it:
 
 # %%
-names = ["dr_grpo", "only length", "only std", "grpo", "dapo"]
+names = ["dr_grpo", "only length", "only std", "masked", "grpo", "dapo"]
 figure, (angle, slope) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
 angle.barh(names, [free[name]["sine"] for name in names], color="#0072B2")
 angle.set(xlabel="sine of the angle to the true gradient", title=f"Direction, N = {N}")
@@ -131,21 +136,23 @@ slope.barh([p + 0.2 for p in places], [free[name]["grows right"] for name in nam
 slope.axvline(free["truth"]["grows wrong"], color="#D55E00", linestyle=":")
 slope.set(xlabel="change of E[length], tokens per unit step", title="Length (dotted: true gradient, wrong)")
 slope.set_xlim(-0.1, 0.62)
-slope.legend(frameon=False, loc="lower right")
+slope.legend(frameon=False, loc="upper right")
 angle.invert_yaxis()
 plt.show()
-for name in ("truth", "only length"):
+for name in ("truth", "only length", "masked", "dapo"):
     print(f"{name:12s} E[length | wrong] {free[name]['grows wrong']:+.3f}, E[length | right] {free[name]['grows right']:+.3f} tokens per unit step")
 
 # %% [markdown]
 # Growth alone is no bias: in this world longer words have more chances to be right, and the true gradient lengthens wrong answers too. The
-# bias is what is added on top. Does it survive a training, with samples, noise and Adam? A few random policies, same starts and same draws:
+# bias is what is added on top. Does that of the division survive a training, with samples, noise and Adam? A few random policies, same starts
+# and same draws:
 
 # %%
 curves = {name: play(grpo_bias.train, settings, name) for name in ("dr_grpo", "only length")}
 for name, curve in curves.items():
-    first, last = ({what: sum(curve[what][look]) / settings.seeds for what in ("reward", "wrong")} for look in (0, -1))
-    print(f"{name:12s} reward {first['reward']:.3f} → {last['reward']:.3f}   E[length | wrong] {first['wrong']:.3f} → {last['wrong']:.3f} tokens")
+    first, last = ({what: sum(curve[what][look]) / settings.seeds for what in ("reward", "cut", "wrong")} for look in (0, -1))
+    print(f"{name:12s} reward {first['reward']:.3f} → {last['reward']:.3f}   cut off {first['cut']:.3f} → {last['cut']:.3f}   "
+          f"E[length | wrong] {first['wrong']:.3f} → {last['wrong']:.3f} tokens")  # fmt: skip
 longer = torch.tensor(curves["only length"]["wrong"][-1]) - torch.tensor(curves["dr_grpo"]["wrong"][-1])
 error = longer.std() / len(longer) ** 0.5
 print(f"divided − undivided: {longer.mean():+.3f} ± {error:.3f} tokens (standard error over {settings.seeds} pairs of trainings)")

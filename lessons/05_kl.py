@@ -66,7 +66,7 @@ for size in (1e-1, 1e-2, 1e-3, 1e-4):
 # %%
 for divergence in (0.01, 0.1, 0.5, 0.7, 1.0, 2.0):
     oracle = kl.gaussian_oracle(math.sqrt(2 * divergence))
-    print(f"KL {divergence:5.2f}:  variance of k1 {oracle['k1'][1]:8.3f}   k2 {oracle['k2'][1]:8.3f}   k3 {oracle['k3'][1]:8.3f}")
+    print(f"KL {divergence:5.2f}:  variance of k1 {oracle['k1'][1]:9.5f}   k2 {oracle['k2'][1]:9.5f}   k3 {oracle['k3'][1]:9.5f}")
 print(f"k1 and k3 cross at {kl.crossing():.3f} nats")
 
 # %% [markdown]
@@ -80,7 +80,7 @@ figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
 for kind, style in zip(kl.KINDS, ("o-", "s--", "^:")):
     mine = [row for row in rows if row["kind"] == kind]
     axes.plot([row["kl"] for row in mine], [row["variance"] for row in mine], style, label=kind)
-axes.axvline(kl.crossing(), color="grey", linewidth=1)
+axes.axvline(kl.crossing(), color="grey", linewidth=1, label=f"k1 = k3 at {kl.crossing():.3f}")
 axes.set(xlabel="KL(π‖π_ref), nats", ylabel="variance of one token, nats²", yscale="log")
 axes.legend(frameon=False)
 plt.show()
@@ -133,6 +133,7 @@ generator = torch.Generator().manual_seed(0)
 logits, reference = torch.randn(2, 32, dtype=torch.float64, generator=generator)
 logits.requires_grad_()
 (right,) = torch.autograd.grad(kl.exact_kl(logits, reference), logits)
+(other,) = torch.autograd.grad(kl.exact_kl(reference, logits), logits)
 
 
 def expected_gradient(kind):
@@ -145,11 +146,60 @@ def expected_gradient(kind):
 
 for kind in kl.KINDS:
     gradient = expected_gradient(kind)
-    print(f"{kind} in the loss: size {gradient.norm() / right.norm():.3f} of ∇KL(π‖ref), off by {(gradient - right).norm() / right.norm():.3f}")
+    print(f"{kind} in the loss: size {gradient.norm() / right.norm():.3f} of ∇KL(π‖ref), off by {(gradient - right).norm() / right.norm():.3f}; "
+          f"from ∇KL(ref‖π) off by {(gradient - other).norm() / other.norm():.3f}")  # fmt: skip
 
 # %% [markdown]
 # $k_2$, the biased one, is exactly right; $k_3$, the unbiased one, is not: its gradient is that of $\mathrm{KL}(\pi_\mathrm{ref}\,\|\,\pi)$.
 # Bias of a *value* says nothing about its gradient.
+#
+# And in a training? A policy of 32 actions learns from sampled rewards and is to stay near the reference: with no KL term at all, with $k_1$ in
+# the loss, and with $k_1$ taken from the reward.
+
+# %%
+def trained(where, beta=1.0, steps=quick(300, 30)):
+    """The exact KL after every step of a training with k1 "nowhere", in the "loss" or in the "reward", and the mean k1 that a log would print."""
+    generator = torch.Generator().manual_seed(1)
+    pays = torch.randn(32, dtype=torch.float64, generator=generator)
+    moving, true, printed = reference.clone().requires_grad_(), [], []
+    optimizer = torch.optim.Adam([moving], lr=0.03)
+    for _ in range(steps):
+        logp = moving.log_softmax(-1)
+        x = torch.multinomial(logp.detach().exp(), 256, replacement=True, generator=generator)
+        k1, reward = kl.token_kl(logp[x], reference.log_softmax(-1)[x], "k1"), pays[x]
+        if where == "reward":
+            reward = reward - beta * k1.detach()
+        loss = -((reward - reward.mean()) * logp[x]).mean() + (beta * k1.mean() if where == "loss" else 0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        true.append(kl.exact_kl(moving.detach(), reference).item())
+        printed.append(k1.mean().item())
+    return true, printed
+
+
+figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+for where, style, width in (("nowhere", "-", 4), ("loss", "--", 1.5), ("reward", "-.", 1.5)):
+    true, printed = trained(where)
+    axes.plot(true, style, linewidth=width, label=f"k1 {where}" if where == "nowhere" else f"k1 in the {where}")
+    print(f"k1 {where:>7}: at the end KL {true[-1]:.3f} nats, and the log says {printed[-1]:.3f}")
+axes.set(xlabel="step", ylabel="KL(π‖π_ref), nats")
+axes.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# In the loss it is as good as not there, and the log prints the KL truly while it grows. In the reward it holds.
+#
+# One more limit. All this was one draw from one distribution. A text is many, and each token decides what the later ones are drawn from. Here
+# sequences of four symbols are enumerated, and each rule is held against the gradient of the KL between whole *sequences*:
+
+# %%
+for name, values in kl_variance.gradients_of_sequences(settings).items():
+    print(f"{name:<50}: off by {min(values):.3f} to {max(values):.3f} of its size")
+
+# %% [markdown]
+# $k_2$ as a loss is right no more: it moves each token's own distribution and misses what the token does to the states behind it. $k_1$ in the
+# reward is right if every token is paid the $k_1$ of the whole rollout (or of what follows), and wrong if it is paid only its own.
 #
 # ## Exercise 2: where k1 belongs
 #

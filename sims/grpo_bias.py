@@ -88,7 +88,7 @@ def expected_gradient(
     by_tokens = name == "dapo" if by_tokens is None else by_tokens
     for prompt, here in enumerate(groups):
         outcomes, chances = here.chances(q[:, prompt])
-        pushes = here.pushes(MEMBERS[name], by_tokens)
+        pushes = here.pushes(TRAINED[name], by_tokens)
         if only_all_right:
             pushes = pushes * here.all_right[:, None]
         # Given the outcome, the word is still the policy's.
@@ -122,6 +122,7 @@ def gradients(c: Experiment) -> tuple[list[dict], dict[str, list]]:
     for price, size in itertools.product((0.0, c.price), c.group_sizes):
         groups, truth = [Groups(world, prompt, size, price) for prompt in range(PROMPTS)], true_gradient(world, logits, price)
         found = {name: expected_gradient(world, logits, name, groups) for name in MEMBERS}
+        found["masked"] = expected_gradient(world, logits, "masked", groups)
         found["dapo, large step"] = expected_gradient(world, logits, "dapo", groups, by_tokens=False)
         for name, got in ({"truth": truth} | found).items():
             facts = compare(got, truth)
