@@ -164,8 +164,8 @@ check(2, check_2)
 # %% [markdown]
 # ## An agent that decides how long to think
 #
-# To see what a penalty teaches, here is the smallest agent that has something to learn. On a task of difficulty $\tau$, thinking for $x$
-# tokens solves it with probability $1 - e^{-x/\tau}$: the first tokens help most, and on a hard task help comes slowly. The reward is 1 if solved,
+# To see what a penalty teaches, here is the smallest agent that has something to learn. On a task of difficulty $\tau$, thinking for $x$ tokens
+# solves it with probability $1 - e^{-x/\tau}$: the first tokens help most, and on a hard task help comes slowly. The reward is 1 if solved,
 # minus `price` $\cdot\, C(x)$.
 #
 # Two penalties are compared, linear and $q = 2$, and the comparison has to be fair. `sims/length_penalty.py` does it like this: before training,
@@ -215,7 +215,7 @@ penalties = {
 }  # price, k, q
 for name, (price, k, q) in penalties.items():
     next_unit = {x: price * length_penalty.marginal_cost(x, k, q) for x in (usual[0], usual[-1])}
-    print(f"{name:9s} the next thousand units cost " + ", ".join(f"{1000 * value:.3f} at x = {x:g}" for x, value in next_unit.items()))
+    print(f"{name:9s} the next unit costs " + ", ".join(f"{1000 * value:.3f} thousandths at x = {x:g}" for x, value in next_unit.items()))
 
 
 def expected_reward(median, price, k, q):
@@ -340,8 +340,8 @@ record = json.loads((ROOT / "results" / "figures" / "length-penalty.json").read_
 for row in record["rows"]:
     if row["part"] == "price" and row["setting"] in ("linear", "nonlinear"):
         low, high = row["effort_low"], row["effort_high"]  # a tenth of the rollouts lies below, a tenth above
-        print(f"{row['setting']:9s} the next hundred units cost {100 * row['next_unit_low']:.3f} at effort {low:.0f} and "
-              f"{100 * row['next_unit_high']:.3f} at effort {high:.0f}, {high / low:.1f} times as much")  # fmt: skip
+        print(f"{row['setting']:9s} the next unit costs {1000 * row['next_unit_low']:.2f} thousandths at effort {low:.0f} and "
+              f"{1000 * row['next_unit_high']:.2f} at effort {high:.0f}, {high / low:.1f} times as much")  # fmt: skip
 
 # %% [markdown]
 # Read each verdict with the lines below it. The efforts on which the toy's prices were matched span a factor of a hundred; the agent's, its

@@ -18,9 +18,10 @@
 # $$g_e = \frac{e^{s_e}}{\sum_{j\in R} e^{s_j}}, \quad e \in R \qquad\qquad
 # \text{keep } e \in R \iff p_e \ge \alpha\, p_{(K)}, \quad p = \mathrm{softmax}(s)$$
 #
-# The rule on the right is the report's *plausibility filter*: a replayed expert that this router finds absurd is dropped, and the router's next
-# candidate takes its place. How absurd is too absurd, the report does not say; a share $\alpha$ of the $K$-th best probability is this
-# project's reading. $\alpha = 0$ is plain replay, $\alpha = 1$ the router's own choice.
+# $R$ are the experts that the token is sent to. The rule on the right is the report's *plausibility filter*, asked of every recorded expert
+# before it enters $R$: one that this router finds absurd is dropped, and the router's next candidate takes its place. How absurd is too
+# absurd, the report does not say; a share $\alpha$ of the $K$-th best probability is this project's reading. $\alpha = 0$ is plain replay,
+# $\alpha = 1$ the router's own choice.
 
 # %%
 import copy
@@ -92,9 +93,9 @@ check(1, check_1)
 # %% [markdown]
 # ## Two engines on the same tokens
 #
-# Now a whole network: four layers, eight experts, two a token, random weights of a size at which experts matter. The sampler holds them in FP8 and
-# computes in bfloat16; the trainer computes in float32. `engines.compare` lets the trainer score the sampler's tokens with its own experts, with
-# replay, and with the filter.
+# Now a whole network: four layers, eight experts, two a token, random weights of a size at which experts matter. The sampler holds them in FP8
+# and computes in bfloat16; the trainer computes in float32. `engines.compare` lets the trainer score the sampler's tokens with its own experts,
+# with replay, and with the filter.
 
 # %%
 class Talk:
@@ -213,8 +214,8 @@ for b, f in zip(bits, swept, strict=True):
 #
 # ## Exercise 2: how layers add up
 #
-# Write `per_layer(share, layers)`: if layers differed independently, each in the same share of tokens, which share would it be, given that `share`
-# of the tokens differ in at least one of `layers` layers?
+# Write `per_layer(share, layers)`: if layers differed independently, each in the same share of tokens, which share would it be, given that
+# `share` of the tokens differ in at least one of `layers` layers?
 
 # %% tags=["exercise"]
 def per_layer(share, layers):
@@ -239,16 +240,18 @@ def per_layer(share, layers):
 check(2, check_2)
 
 # %% [markdown]
-# The replay paper reports that about 10% of decisions differ and that 94% of tokens do in at least one layer, in a network of 48. Independent layers
-# with a tenth each would make:
+# The replay paper reports that about 10% of the routers decide differently (a router: one token's set of experts in one layer) and that 94% of
+# tokens do in at least one layer, in a network of 48. Independent layers with a tenth each would make:
 
 # %%
 print(f"{engines.independent(np.array([0.1]), 48):.3f} of the tokens")
 layers = found["shares"].mean(0)[1 : 1 + L]
+print(f"here: by layer {', '.join(f'{share:.3f}' for share in layers)} of the sets of experts differ, {decisions:.3f} of the experts in them")
 print(f"here: {tokens:.3f} of the positions differ in some layer; independent layers with their shares would make {engines.independent(layers):.3f}")
 
 # %% [markdown]
-# More than is found, there and here. Differences come in clusters: a token that went elsewhere in one layer arrives at the next with another input.
+# More than is found, there and here. Differences come in clusters: a token that went elsewhere in one layer arrives at the next with another
+# input.
 #
 # ## Exercise 3: what the router learns
 #
@@ -271,7 +274,8 @@ def check_3():
     assert got.shape == scores.shape, f"a gradient has the shape of the scores, {list(scores.shape)}, not {list(got.shape)}"
     chosen = torch.zeros(5, 6, dtype=torch.bool).scatter_(1, experts, True)
     assert not got[~chosen].any(), "an expert that was not chosen is in no gate: its score has no gradient"
-    assert (got - want).abs().max() < 1e-9, f"off by {(got - want).abs().max():.2g}; a gate also depends on the scores of the other chosen experts"
+    off = (got - want).abs().max()
+    assert off < 1e-9, f"off by {off:.2g}; is the sign right? a gate also depends on the scores of the other chosen experts"
 
 
 check(3, check_3)
@@ -286,7 +290,7 @@ def router_gradient(scores, experts, values):
 check(3, check_3)
 
 # %% [markdown]
-# An expert gains score if what it says is better than the mixture. Who was not chosen learns nothing, replay or not.
+# An expert gains score if what it says is better than the mixture. With these gates, who was not chosen learns nothing, replay or not.
 #
 # ## How it breaks: constants for gates
 #
@@ -324,7 +328,8 @@ for normalise in (True, False):
 
 # %% [markdown]
 # The value is the same to the last digit shown, and the routers stand still. The last two lines are the same trap in a model's design: with a
-# single expert a token, a gate that is normalised over the chosen is one, whatever the score.
+# single expert a token, a gate that is normalised over the chosen is one, whatever the score. (Not normalised, it is a softmax over all experts,
+# and the others' scores get a gradient too.)
 #
 # ## How it breaks: off by one
 #
@@ -346,7 +351,9 @@ verdicts("router-mismatch")
 
 # %% [markdown]
 # These two engines are one implementation in two precisions, and the trained agent has four layers; what the sources report is of real engines
-# and of 48. Where the filter drops nothing it can improve nothing. The notes in `results/claims.json` say what each number rests on.
+# and of 48. A *decision* of the verdicts is one chosen expert; of the sets of experts, which the paper's tenth is about, roughly twice as many
+# differ. Where the filter drops nothing it can improve nothing: in the RL at the end it dropped none, so that its interval below one is the
+# difference of two trainings and not its work. The notes in `results/claims.json` say what each number rests on.
 #
 # ## Where to read on
 #

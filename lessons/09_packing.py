@@ -155,9 +155,10 @@ def best(costs, ranks):
 
 # %% tags=["check"]
 def check_2():
-    for costs, ranks, least in (([3, 3, 2, 2, 2], 2, 6), ([5, 5, 4, 4, 3, 3, 3], 3, 9), ([4, 1], 3, 4), ([1, 1, 1, 1], 2, 2)):
+    instances = ([3, 3, 2, 2, 2], 2, 6), ([5, 5, 4, 4, 3, 3, 3], 3, 9), ([4, 1], 3, 4), ([1, 1, 1, 1], 2, 2), ([2, 2, 2], 2, 4), ([4, 4, 4, 3], 2, 8)
+    for costs, ranks, least in instances:
         got = best(torch.tensor(costs, dtype=torch.float64), ranks)
-        assert abs(got - least) < 1e-12, f"{costs} on {ranks} ranks can be dealt so that none has more than {least}, not {got}"
+        assert abs(got - least) < 1e-12, f"dealt as well as can be, {costs} on {ranks} ranks give the fullest {least}, not {got}"
     generator = torch.Generator().manual_seed(2)
     for ranks in (2, 3):
         costs = torch.rand(7, dtype=torch.float64, generator=generator)
@@ -256,8 +257,8 @@ def filled(lengths, width):
 def check_4():
     got = filled(torch.tensor([3, 5, 4, 4]), 8)
     assert got == 1.0, f"3 + 5 and 4 + 4 fill two rows of 8, so the share is 1, not {got}"
-    got = filled(torch.tensor([5, 5]), 8)
-    assert abs(got - 10 / 16) < 1e-12, f"two rows of 8 with 5 tokens each are 10/16 full, not {got}"
+    got = filled(torch.tensor([5, 5, 5]), 8)
+    assert abs(got - 15 / 24) < 1e-6, f"no two of three sequences of 5 fit in a row of 8: three rows, 15/24 full, not {got}"
     some = lengths[lengths <= 8192]
     assert filled(some, 8192) > 0.98, "so many sequences leave hardly anything empty"
 

@@ -34,7 +34,7 @@ from lessons.course import check, quick, source
 from lessons.mirror_ranks import Ranks
 from ref.model import Config, Transformer
 from scaled import model as network
-from scaled.runtime import sharding
+from scaled.runtime import comm, sharding
 from scaled.runtime.comm import Traffic, sum_over, summed, total
 from scaled.runtime.cut import cut, joined, places
 from scaled.runtime.mesh import current
@@ -45,7 +45,7 @@ LAYOUTS = {"dp = 2": dict(dp=2), "cp = 2": dict(cp=2), "dp = 2, ep = 2": dict(dp
 
 def who():
     """This rank's place on each axis of the mesh."""
-    return {axis: f"{current().group(axis).rank} of {current().group(axis).size}" for axis in ("dp", "cp", "ep", "efsdp", "all")}
+    return {axis: f"{current().group(axis).rank} of {current().group(axis).size}" for axis in ("dp", "cp", "ep", "all")}
 
 
 for name, layout in LAYOUTS.items():
@@ -86,8 +86,8 @@ source(network.Attention)
 # %% [markdown]
 # ## A loss of all ranks
 #
-# Lesson 4's loss, on a batch that is cut by rows and on one that is cut by tokens. What every rank reports has to be what `ref` says of the whole,
-# and so has the gradient:
+# Lesson 4's loss, on a batch that is cut by rows and on one that is cut by tokens. What every rank reports has to be what `ref` says of the
+# whole, and so has the gradient:
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -114,15 +114,15 @@ for name in ("dp = 2", "cp = 2"):
         print(f"scaled, {name}, rank {rank}: loss {loss.item():+.15f}, gradient off by {(gradient - whole.grad).abs().max():.0e}")
 
 # %% [markdown]
-# What does the adding? One function, and it has a trap:
+# What does the adding? Two functions, and they have a trap:
 
 # %%
-source(total, sum_over)
+source(comm._Total, total, comm._SumOver, sum_over)
 
 # %% [markdown]
-# Both add up over ranks; they differ on the way back. `total` is for the last step: all ranks report the sum, each is differentiated by its own
-# part, and the gradient passes as it is. `sum_over` is for a sum that every rank goes on to *use*: what comes back is what all of them made of
-# it. Use one for the other and the values are still right:
+# Both add up over ranks; they differ on the way back, in `backward`. `total` is for the last step: all ranks report the sum, each is
+# differentiated by its own part, and the gradient passes as it is. `sum_over` is for a sum that every rank goes on to *use*: what comes back is
+# what all of them made of it. Use one for the other and the values are still right:
 
 # %%
 def square_sum(x, function):
@@ -161,7 +161,7 @@ def mean_on_ranks(nll, scored):
 def check_1():
     nll = torch.rand(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     scored = torch.zeros(4, 8, dtype=torch.bool)
-    scored[0, 6:], scored[2:, 1:] = True, True
+    scored[0, 6:], scored[2:, 2:] = True, True
     for name in ("dp = 2", "cp = 2"):
         for rank, (value, gradient) in enumerate(two.run(LAYOUTS[name], mean_on_ranks, nll, scored)):
             right = nll[scored].mean().item()
@@ -278,6 +278,7 @@ def traffic(config, seed):
 
 def check_3():
     assert list(rows_to(torch.tensor([[0, 1], [3, 1], [2, 0]]), 4, 2)) == [4, 2], "experts 0 and 1 are rank 0's, 2 and 3 are rank 1's"
+    assert list(rows_to(torch.tensor([[0, 1], [2, 0]]), 8, 4)) == [3, 1, 0, 0], "8 experts on 4 ranks: two each, and a number for every rank"
     for seed in (0, 1):
         answers = two.run(LAYOUTS["dp = 2, ep = 2"], traffic, tiny, seed)
         rows = [[rows_to(layer, tiny.num_experts, 2) for layer in experts] for _, experts in answers]
@@ -370,7 +371,7 @@ left.plot(curves["local means"], "--", color="#D55E00", label="two ranks, local 
 for (name, curve), mark in zip(curves.items(), "o^svx", strict=True):
     right.plot((curve - alone).abs().clamp(min=1e-17), mark, markersize=4, label=name, color="#D55E00" if name == "local means" else None)
 left.set(xlabel="step", ylabel="loss, nats a token")
-right.set(xlabel="step", ylabel="distance from ref, nats", yscale="log", ylim=(1e-18, 1e3))
+right.set(xlabel="step", ylabel="distance from ref, nats (1e-17: none)", yscale="log", ylim=(1e-18, 1e3))
 for axes in (left, right):
     axes.legend(frameon=False, fontsize=8.5, ncols=1 if axes is left else 2)
 plt.show()
