@@ -340,7 +340,7 @@ def picture(found: dict, path: Path) -> None:
         slope.axvline(free["truth"][f"grows {which}"], color=colour, linestyle=":")
     slope.set_yticks(range(len(names)), names)
     slope.set(xlabel="change of E[length], tokens per unit step", title="… what it does to length (reward 0 or 1)")
-    slope.margins(x=0.3)
+    slope.set_xlim(right=2 * max(row["grows wrong"] for row in free.values()))  # room for the legend
     slope.legend(frameon=False, loc="upper right")
     for scale, label, colour in (("none", "undivided", COLOURS[0]), ("std", "divided by deviation", COLOURS[1])):
         line = [row for row in found["rows"] if row["part"] == "equally right" and row["scale"] == scale]

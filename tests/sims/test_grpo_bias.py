@@ -8,7 +8,7 @@ import torch
 
 from ref.dr_grpo import FAMILY, Variant, family_loss
 from sims import grpo_bias, words
-from sims.grpo_bias import MEMBERS, Experiment, compare, expected_gradient, true_gradient
+from sims.grpo_bias import TRAINED, Experiment, compare, expected_gradient, true_gradient
 from sims.words import PROMPTS, Groups, World
 
 LETTERS, LENGTH, PRICE = 2, 2, 0.1
@@ -38,13 +38,21 @@ def brute(logits, variant, size, by_tokens=False):
     return total
 
 
-@pytest.mark.parametrize("name", ["dr_grpo", "dapo", "gspo", "only length", "only std"])
+@pytest.mark.parametrize("name", ["dr_grpo", "dapo", "gspo", "only length", "only std", "masked"])
 def test_expected_gradient_is_that_of_all_ordered_groups(name):
     world = World(LETTERS, LENGTH)
     logits = world.policies(1, 3).requires_grad_()
     groups = [Groups(world, prompt, 2, PRICE) for prompt in range(PROMPTS)]
-    right = brute(logits, MEMBERS[name], 2, by_tokens=name == "dapo")
+    right = brute(logits, TRAINED[name], 2, by_tokens=name == "dapo")
     assert torch.allclose(expected_gradient(world, logits, name, groups), right, atol=1e-12)
+
+
+def test_what_turns_dapo_is_its_masking():
+    rows, _ = grpo_bias.gradients(Experiment(length=4, policies=8, group_sizes=(4,)))
+    found = {row["member"]: row for row in rows if not row["price"]}
+    assert found["only std"]["sine"] < 0.15 < 0.3 < found["masked"]["sine"]
+    assert abs(found["dapo"]["sine"] - found["masked"]["sine"]) < 0.1
+    assert found["masked"]["grows wrong"] > 1.2 * found["truth"]["grows wrong"]
 
 
 def test_chances_of_words_and_of_groups_add_up_to_one():
@@ -84,9 +92,9 @@ def test_a_wrong_baseline_is_found_out(monkeypatch):
     config = Experiment(length=3, policies=2, group_sizes=(3,))
     largest = lambda: max(grpo_bias.gradients(config)[1]["from (N-1)/N, dr_grpo, 3, 0"])  # noqa: E731
     assert largest() < 1e-12
-    monkeypatch.setitem(grpo_bias.MEMBERS, "dr_grpo", Variant(length="rollout"))
+    monkeypatch.setitem(grpo_bias.TRAINED, "dr_grpo", Variant(length="rollout"))
     assert largest() > 0.1
-    monkeypatch.setitem(grpo_bias.MEMBERS, "dr_grpo", FAMILY["dr_grpo"])
+    monkeypatch.setitem(grpo_bias.TRAINED, "dr_grpo", FAMILY["dr_grpo"])
     right = words.family_loss
     monkeypatch.setattr(words, "family_loss", lambda *a, **k: -right(*a, **k))
     assert largest() > 1
