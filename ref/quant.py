@@ -217,7 +217,8 @@ def linear(
     x: Float[Tensor, "N D"], weight: Float[Tensor, "O D"], forward: str = "nvfp4-token", backward: str = "mxfp8"
 ) -> Float[Tensor, "N O"]:
     """x @ weightᵀ with both sides in the format `forward`, and gradients from products in the format `backward`: every
-    operand is quantised anew along the axis that its product sums over. In the dtype of x. Composer 2, §6.2."""
+    operand is quantised anew along the axis that its product sums over. In the dtype of x; summed in float32, of float64 in
+    float64. Composer 2, §6.2."""
     expect("x", x, "float", "N", "D")
     expect("weight", weight, "float", "O", x.shape[1])
     for form in (forward, backward):
@@ -231,15 +232,19 @@ class _Linear(torch.autograd.Function):
     def forward(ctx, x, weight, forward, backward):
         ctx.save_for_backward(x, weight)
         ctx.form = backward
-        return (rounded(x, forward, 1) @ rounded(weight, forward, 1, weight=True).T).to(x.dtype)
+        return _product(rounded(x, forward, 1), rounded(weight, forward, 1, weight=True).T, x.dtype)
 
     @staticmethod
     def backward(ctx, grad):
         (x, weight), form = ctx.saved_tensors, ctx.form
-        to_x = rounded(grad, form, 1) @ rounded(weight, form, 0, weight=True) if ctx.needs_input_grad[0] else None
-        to_weight = rounded(grad, form, 0).T @ rounded(x, form, 0) if ctx.needs_input_grad[1] else None
-        return (to_x if to_x is None else to_x.to(x.dtype),
-                to_weight if to_weight is None else to_weight.to(weight.dtype), None, None)  # fmt: skip
+        to_x = _product(rounded(grad, form, 1), rounded(weight, form, 0, weight=True), x.dtype) if ctx.needs_input_grad[0] else None
+        to_weight = _product(rounded(grad, form, 0).T, rounded(x, form, 0), weight.dtype) if ctx.needs_input_grad[1] else None
+        return to_x, to_weight, None, None
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a @ b of float32 matrices, for operands that were of this dtype before they were rounded."""
+    return a.double() @ b.double() if dtype == torch.float64 else (a @ b).to(dtype)
 
 
 def grouped_linear(

@@ -6,7 +6,8 @@
 1. Noise. The run's last agent reads held-out rows of its pretraining mix; what its experts' products take (activations before
    either product, weights, and gradients of the loss at their outputs) is quantised along the sum, format by format.
 2. Leaks. The same agent, its experts in NVFP4: each row is read again with another last token, and again in a batch with other
-   rows. A causal model with a scale per token says the same of the earlier tokens, up to the order of float32 sums.
+   rows. A causal model with a scale per token says the same of the earlier tokens, up to the order of float32 sums, which can carry
+   a value over a tie between two codes; what is left in float64 is shown beside it.
 3. Division. NVFP4 with x · fl(1/s) for x / s, and MXFP8 likewise: how many of the operands of 1, as bfloat16, change.
 4. Training. The recipe's network from scratch, same data and initial weights in every arm: products in float32 or bfloat16;
    MXFP8; the report's NVFP4 per token forward and MXFP8 backward; the same with a scale per tensor, and with fast division; NVFP4
@@ -54,7 +55,11 @@ ARMS = {
 }  # fmt: skip
 """Arms of training: format of the forward pass, of the backward pass. Experts take and give bfloat16, but in the first."""
 LEAST = 1e-3
-"""Nats by which a log-prob has moved; the order of float32 sums moves it by about 1e-5."""
+"""Nats by which a log-prob has moved; the order of float32 sums moves it by about 1e-5, where no code changes."""
+LEAKS = {form: (form, torch.float32) for form in ("float32", "mxfp8", "nvfp4-token", "nvfp4-tensor")} | {
+    "nvfp4-token, float64": ("nvfp4-token", torch.float64)
+}
+"""What part 2 reads with: format of the experts' products, dtype of all else and of sums."""
 NEAR = 0.02
 """Nats per token within which two held-out losses are near."""
 
@@ -107,7 +112,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     if len(ids) < c.rows + c.batch_rows:
         raise ValueError(f"rows={c.rows} are held out, and training needs {c.batch_rows} more, but the run's text has {len(ids)}")
     held = torch.from_numpy(ids[: c.rows]), torch.from_numpy(doc[: c.rows])
-    stage = run.stage("measure", total=2 + len(FORMS), unit="parts")
+    stage = run.stage("measure", total=1 + len(LEAKS), unit="parts")
     if not stage.finished:
         stage.restore()
         stage.finish(measured(stage, c, root, recipe, held))
@@ -155,9 +160,9 @@ def measured(stage, c: Experiment, root: Path, recipe: Recipe, held: tuple[torch
     figures = {kind: {form: sqnr(kind, form) for form in FORMS} for kind in KINDS}
     found = {"noise": figures, "division": {k: {f: float(n / total) for f, (n, total) in v.items()} for k, v in changed.items()},
              "moved": {}}  # fmt: skip
-    for number, form in enumerate(("float32", "mxfp8", "nvfp4-token", "nvfp4-tensor"), 2):
-        low = lower(load_checkpoint(root, recipe, "final", with_mtp=False)[0], form, "float32")
-        found["moved"][form] = moved(low, *held, c.companions, np.random.default_rng([c.seed, 2]))
+    for number, (name, (form, dtype)) in enumerate(LEAKS.items(), 2):
+        low = lower(load_checkpoint(root, recipe, "final", with_mtp=False)[0].to(dtype), form, "float32", dtype)
+        found["moved"][name] = moved(low, *held, c.companions, np.random.default_rng([c.seed, 2]))
         stage.progress(number)
     return found
 
@@ -216,15 +221,16 @@ def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) ->
     claims = []
     for how, says in (("batch", "a float32 scale per tensor makes what a model computes depend on the batch, one per token does not"),
                       ("later", "and leaks future tokens into past ones, one per token does not")):  # fmt: skip
-        row, token = leaks["nvfp4-tensor", how], leaks["nvfp4-token", how]
+        row, token, exact = (leaks[form, how] for form in ("nvfp4-tensor", "nvfp4-token", "nvfp4-token, float64"))
+        reason = ": so it is the order of float32 sums" if token["share"] > exact["share"] == 0 else ""
         others = ", ".join(f"{form} {leaks[form, how]['largest']:.1g}" for form in ("float32", "mxfp8", "nvfp4-token"))
         what = f"read with {c.companions} others" if how == "batch" else "given another last token"
         claims.append(claim(
             f"{how}-leak", says, SOURCE, row["share"], decide(row["low"] > 0 and token["share"] == 0, row["share"] > token["share"]),
             (row["low"], row["high"]), "of the rows",
             f"{c.rows} held-out rows {what}: those in which a log-prob that should stay moves by more than {LEAST:g} nats; largest move of "
-            f"a row, median {row['median']:.3f}, at most {row['largest']:.2f} nats; with scales per token none should: {token['share']:g}; "
-            f"largest move otherwise: {others} nats",
+            f"a row, median {row['median']:.3f}, at most {row['largest']:.2f} nats; with scales per token none should: {token['share']:g}, "
+            f"in float64 {exact['share']:g}, at most {exact['largest']:.1g} nats{reason}; largest move otherwise: {others} nats",
         ))  # fmt: skip
     mx = {kind: row["changed_mxfp8"] for kind, row in changed.items()}
     nv = {kind: row["changed_nvfp4"] for kind, row in changed.items()}
@@ -276,7 +282,7 @@ def picture(found: dict, path: Path) -> None:
         at = np.arange(len(some)) + 0.36 * (number - 0.5)
         middle.bar(at, [max(r["largest"], 1e-7) for r in some], 0.34, color=COLOURS[number], label=f"{label}: largest")
         middle.plot(at, [max(r["median"], 1e-7) for r in some], "_", color="black", markersize=16, label="median row" if number else None)
-    middle.set_xticks(range(len(some)), [r["form"] for r in some])
+    middle.set_xticks(range(len(some)), [r["form"].replace("nvfp4-", "nvfp4-\n") for r in some])
     middle.axhline(LEAST, color=GREY, linestyle=":")
     middle.set(yscale="log", ylabel="|Δ log p|, nats", title="Log-probs that should not move")
     base = {(r["seed"], r["step"]): r["heldout_loss"] for r in rows if r["part"] == "training" and r["arm"] == "bfloat16"}

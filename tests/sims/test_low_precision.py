@@ -90,6 +90,15 @@ def test_only_a_scale_per_tensor_moves_what_should_stay(model, text):
         assert form == "nvfp4-tensor" or max(found["later"]) < 1e-4
 
 
+def test_in_float64_nothing_moves_with_a_scale_per_token(model, text):
+    """What float32 moves is then the order of its sums, and no scale."""
+    exact = lower(copy.deepcopy(model).double(), "nvfp4-token", "float32", torch.float64)
+    found = moved(exact, *text, 2, np.random.default_rng(0))
+    assert max(found["later"] + found["batch"]) < 1e-12
+    shared = lower(copy.deepcopy(model).double(), "nvfp4-tensor", "float32", torch.float64)
+    assert max(moved(shared, *text, 2, np.random.default_rng(0))["batch"]) > 1e-3
+
+
 def test_a_gap_is_paired_by_seed():
     """Differences .1 and .3: mean .2, half width t(.975, 1) · .1 = 12.706 · .1."""
     trained = {
