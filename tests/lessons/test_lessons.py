@@ -1,11 +1,13 @@
 """Every lesson runs, has its parts, checks its exercises, and is the notebook that is committed.
 
 Lessons are played in this process, quick: a kernel for each would take longer to start than most take to run. That a notebook is
-executed as well is shown with one of them.
+executed as well is shown with one of them. While a lesson is played its checks also hear the answers of `answers.py`: mistakes, which they
+have to refuse, and other ways to be right.
 """
 
 import ast
 import contextlib
+import functools
 import io
 import linecache
 import shutil
@@ -18,9 +20,11 @@ import matplotlib
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
+import torch
 
 from etude.runs import RunError
 from lessons import build, course, syllabus
+from tests.lessons import answers
 
 matplotlib.use("Agg")
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,42 +38,69 @@ class Heard:
     """What a check said."""
 
     kind: str
-    """Tag of the cell that called it."""
+    """Tag of the cell that called it; for one of `answers.py` its kind."""
     number: int
     """The exercise."""
     solved: bool
     """Its verdict."""
     said: str
     """Its sentence."""
+    answer: str = ""
+    """Name of the answer, for one of `answers.py`."""
 
 
 def kind_of(cell: nbformat.NotebookNode) -> str:
     return next((kind for kind in KINDS if kind in build.tags(cell)), "")
 
 
-def walk(script: Path, runs: Path) -> list[Heard]:
-    """Runs the cells of a lesson one after the other in a fresh namespace; all checks in order."""
+def walk(script: Path, runs: Path, given: dict[int, list[answers.Answer]]) -> list[Heard]:
+    """Runs the cells of a lesson one after the other in a fresh namespace; all checks in order. After the solution of an exercise its check
+    hears every answer that is given to it, each in place of the stub; the cells that follow see the solution again."""
     heard: list[Heard] = []
     check, module = course.check, types.ModuleType(f"lesson_{script.stem}")
-    kind = ""
+    kind, answer, stub, asked = "", "", "", None
 
     def listen(number, test):
+        nonlocal asked
+        asked = number, test
         with contextlib.redirect_stdout(io.StringIO()) as said:
             solved = check(number, test)
-        heard.append(Heard(kind, number, bool(solved), said.getvalue().strip()))
+        heard.append(Heard(kind, number, bool(solved), said.getvalue().strip(), answer))
         return solved
+
+    def run(source, part):
+        name = f"<{script.name}, {part}>"  # one for each: ranks are sent the text that stands under the name
+        linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+        exec(compile(source, name, "exec"), module.__dict__)
+
+    def hear(exercise, test):
+        nonlocal kind, answer
+        solved = dict(module.__dict__)
+        for one in given.get(exercise, []):
+            kind, answer = one.kind, one.name
+            with torch.random.fork_rng([]):  # the cells that follow draw what they draw without answers
+                torch.manual_seed(0)
+                run(stub, f"stub of exercise {exercise}")  # an answer that defines something else is not taken for the solution
+                run(one.source, f"exercise {exercise}, {one.name}")
+                listen(exercise, test)
+            module.__dict__.clear()
+            module.__dict__.update(solved)
+        answer = ""
 
     with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context():
         patch.setattr(course, "check", listen)
         patch.setattr(course, "QUICK", True)
         patch.setattr(course, "RUNS", runs)
+        patch.setattr(plt, "show", lambda *_, **__: None)  # Agg cannot, and says so
         patch.setenv("ETUDE_QUICK", "1")
         patch.setitem(sys.modules, module.__name__, module)
         for number, cell in enumerate(build.unexecuted(script).cells):
             if cell.cell_type == "code":
-                kind, name = kind_of(cell), f"<{script.name}, cell {number}>"
-                linecache.cache[name] = len(cell.source), None, cell.source.splitlines(keepends=True), name
-                exec(compile(cell.source, name, "exec"), module.__dict__)
+                kind = kind_of(cell)
+                run(cell.source, f"cell {number}")
+                stub = cell.source if kind == "exercise" else stub
+                if kind == "solution" and asked:
+                    hear(*asked)
         plt.close("all")
     return heard
 
@@ -82,6 +113,7 @@ def faults(script: Path, heard: list[Heard]) -> list[str]:
     wrong = [f"{exercises} exercises are fewer than three"] if exercises < 3 else []
     if found != [*KINDS] * exercises:
         wrong.append(f"exercise, check and solution do not follow one another: {found}")
+    heard = [one for one in heard if not one.answer]
     numbers = [(one.kind, one.number) for one in heard]
     if numbers != [(kind, number) for number in range(1, exercises + 1) for kind in KINDS[1:]]:
         wrong.append(f"not every exercise is checked once before and once after its solution: {numbers}")
@@ -90,6 +122,31 @@ def faults(script: Path, heard: list[Heard]) -> list[str]:
             wrong.append(f"the stub of exercise {one.number} should not be begun; its check says: {one.said}")
         if one.kind == "solution" and not one.solved:
             wrong.append(f"the solution of exercise {one.number} fails: {one.said}")
+    return wrong
+
+
+def misjudged(heard: list[Heard], given: dict[int, list[answers.Answer]]) -> list[str]:
+    """What is wrong with the checks and with the answers given to them: a mistake that passes or that the check says nothing about, a right
+    answer that does not pass, an exercise with too few answers or answers without their exercise."""
+    wrong = []
+    exercises = {one.number for one in heard if one.kind == "solution"}
+    for number in sorted(exercises | set(given)):
+        mistakes = [one for one in given.get(number, []) if one.kind != "right"]
+        fine = len(given.get(number, [])) - len(mistakes)
+        if number not in exercises:
+            wrong.append(f"there is no exercise {number} for its answers")
+        elif len(mistakes) < 2 or not fine:
+            wrong.append(f"exercise {number} has {len(mistakes)} wrong and {fine} right answers; two and one are the least")
+    for one in (one for one in heard if one.answer):
+        sentence = one.said.rpartition(": not yet.")[2].strip()
+        if "not begun" in one.said:
+            wrong.append(f"exercise {one.number}, {one.answer!r}: the answer leaves the stub, or calls one")
+        elif one.kind == "right" and not one.solved:
+            wrong.append(f"exercise {one.number} refuses {one.answer!r}, which is right: {one.said}")
+        elif one.kind != "right" and one.solved:
+            wrong.append(f"exercise {one.number} accepts {one.answer!r}, which is wrong")
+        elif one.kind == "wrong" and (not sentence or sentence.startswith(("It stopped with", "The check does not hold."))):
+            wrong.append(f"exercise {one.number} does not say what is wrong with {one.answer!r}: {one.said}")
     return wrong
 
 
@@ -142,10 +199,31 @@ def runs(tiny_run, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def played(runs):
+    """What is heard in a lesson; it is played once."""
+    return functools.cache(lambda script: walk(script, runs, answers.of(script.stem)))
+
+
 @every
-def test_a_lesson_runs_and_its_checks_know_stub_from_solution(script, runs, monkeypatch):
-    monkeypatch.setattr(plt, "show", lambda *_, **__: None)  # Agg cannot, and says so
-    assert not faults(script, walk(script, runs))
+def test_a_lesson_runs_and_its_checks_know_stub_from_solution(script, played):
+    assert not faults(script, played(script))
+
+
+@every
+def test_checks_know_wrong_answers_from_right_ones(script, played):
+    wrong = misjudged(played(script), answers.of(script.stem))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_answers_are_those_of_the_lessons():
+    assert answers.stems() == {script.stem for script in LESSONS}
+
+
+@pytest.mark.parametrize("text", ["def one(): ...", "# wrong: empty\n", "# wrong: twice\na = 1\n# right: twice\na = 2"])
+def test_a_text_that_is_no_list_of_answers(text):
+    with pytest.raises(ValueError, match="no list of answers"):
+        answers.read(text)
 
 
 @every
@@ -222,15 +300,54 @@ def one():
 check(1, check_1)
 '''
 
+GIVEN = """
+# wrong: what the check wants
+def one():
+    return 1
+
+# wrong: another number
+def one():
+    return 3
+
+# wrong: no number
+def one():
+    return int("one")
+
+# wrong: nothing
+def one():
+    raise NotImplementedError
+
+# stops: no number, as is said
+def one():
+    return int("one")
+
+# right: what it should want
+def one():
+    return 2
+"""
+
 
 def test_what_is_wrong_with_a_lesson_is_seen(tmp_path):
-    """A stub that passes, a solution that does not, too few exercises, missing parts, a name of ref's, another notebook."""
+    """A stub that passes, a solution that does not, a check that knows neither mistakes nor what is right, too few exercises and answers, missing
+    parts, a name of ref's, another notebook."""
     script = tmp_path / "07_nothing.py"
     script.write_text(BROKEN, encoding="utf-8")
-    wrong = "\n".join(faults(script, walk(script, tmp_path)))
+    wrong = "\n".join(faults(script, walk(script, tmp_path, {})))
     assert "1 exercises are fewer than three" in wrong
     assert "stub of exercise 1 should not be begun; its check says: Exercise 1: solved" in wrong
     assert "solution of exercise 1 fails: Exercise 1: not yet" in wrong
+    given = {1: answers.read(GIVEN), 2: []}
+    script.write_text(BROKEN + "\n# %%\nassert one() == 2\n", encoding="utf-8")  # the cells that follow see the solution, not an answer
+    assert [wrong.partition(": Exercise")[0] for wrong in misjudged(walk(script, tmp_path, given), given)] == [
+        "there is no exercise 2 for its answers",
+        "exercise 1 accepts 'what the check wants', which is wrong",
+        "exercise 1 does not say what is wrong with 'another number'",
+        "exercise 1 does not say what is wrong with 'no number'",
+        "exercise 1, 'nothing': the answer leaves the stub, or calls one",
+        "exercise 1 refuses 'what it should want', which is right",
+    ]
+    script.write_text(BROKEN, encoding="utf-8")
+    assert misjudged(walk(script, tmp_path, {}), {}) == ["exercise 1 has 0 wrong and 0 right answers; two and one are the least"]
     assert redefined(script) == {"token_kl"}
     script.write_text(BROKEN.replace("def token_kl():\n", "token_kl = lambda: None\n\n\ndef fine():\n"), encoding="utf-8")
     assert redefined(script) == {"token_kl"}
