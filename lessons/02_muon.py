@@ -305,7 +305,7 @@ def check_3():
     assert got.shape == (64, 64), f"the answer has the shape of the gradient, [64, 64], not {list(got.shape)}"
     near, large = beside_best(loud, got.view_as(loud))
     assert min(near) > 0.97, f"each head should come near its own best step; the cosines are {near}"
-    assert min(large) > 0.8, f"each head's step should be as large as its own best one; the sizes are {large}"
+    assert 0.8 < min(large) <= max(large) < 1.2, f"each head's step should be as large as its own best one; the sizes are {large}"
     print(f"per head, the first 1000 times as loud: cosines {near}, sizes {large}")
 
 

@@ -244,11 +244,11 @@ def choose(divergence, n):
 
 # %% tags=["check"]
 def check_3():
-    for divergence, name in ((0.01, "k3"), (0.5, "k3"), (0.62, "k3"), (0.64, "k1"), (2.0, "k1")):
-        got, error = choose(divergence, 400)
+    for divergence, n, name in ((0.01, 400, "k3"), (0.5, 100, "k3"), (0.62, 400, "k3"), (0.64, 400, "k1"), (2.0, 2500, "k1")):
+        got, error = choose(divergence, n)
         assert got == name, f"at {divergence} nats {name} varies less"
-        variance = kl.gaussian_oracle(math.sqrt(2 * divergence))[name][1]
-        assert abs(error - math.sqrt(variance / 400)) < 1e-12, "the standard error of a mean of n values is √(variance/n)"
+        want = math.sqrt(kl.gaussian_oracle(math.sqrt(2 * divergence))[name][1] / n)
+        assert abs(error - want) < 1e-6 * want, f"the standard error of a mean of n values is √(variance/n): {want:.5f}, not {error:.5f}"
 
 
 check(3, check_3)

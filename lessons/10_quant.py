@@ -279,6 +279,7 @@ def check_4():
         assert bool(sees_the_future(product)) is leaks, f"a product in {form} {'sees' if leaks else 'does not see'} later tokens"
     assert bool(sees_the_future(lambda x: x - x.mean(0))) is True, "a mean over tokens sees all of them"
     assert bool(sees_the_future(lambda x: x.roll(-1, 0))) is True, "who gives each token its successor sees the future, though only by one"
+    assert bool(sees_the_future(lambda x: torch.cat((x[-1:], -x[-1:], x[2:])))) is True, "only two of the tokens see the last one, but they do"
     assert bool(sees_the_future(lambda x: x.cumsum(0))) is False, "a running sum sees what came before, and that is allowed"
 
 

@@ -73,7 +73,7 @@ def check(number: int, test: Callable[[], None]) -> Solved:
     except NotImplementedError:
         print(f"Exercise {number}: not begun")
     except AssertionError as error:
-        print(f"Exercise {number}: not yet. {error or 'The check does not hold.'}")
+        print(f"Exercise {number}: not yet. {str(error) or 'The check does not hold.'}")
     except Exception as error:  # a learner's code may raise anything
         print(f"Exercise {number}: not yet. It stopped with {type(error).__name__}: {error}")
     else:

@@ -189,6 +189,18 @@ def sees_the_future(function):
     other = torch.cat((x[:-1], 100 * x[-1:]))
     return not torch.equal(function(x)[0], function(other)[0])
 
+# wrong: compares only the last token but one
+def sees_the_future(function):
+    x = torch.randn(32, 64)
+    other = torch.cat((x[:-1], 100 * x[-1:]))
+    return not torch.equal(function(x)[-2], function(other)[-2])
+
+# wrong: compares sums over tokens
+def sees_the_future(function):
+    x = torch.randn(32, 64)
+    other = torch.cat((x[:-1], 100 * x[-1:]))
+    return not torch.allclose(function(x)[:-1].sum(0), function(other)[:-1].sum(0), atol=1e-4)
+
 # wrong: compares the changed token as well
 def sees_the_future(function):
     x = torch.randn(32, 64)

@@ -17,6 +17,14 @@ def test_source_shows_the_code_as_it_stands(capsys):
     assert capsys.readouterr().out == inspect.getsource(syllabus.find) + "\n" + inspect.getsource(course.Solved) + "\n"
 
 
+def test_a_check_that_gives_no_reason_says_so(capsys):
+    def bare():
+        raise AssertionError
+
+    assert not course.check(3, bare)
+    assert capsys.readouterr().out == "Exercise 3: not yet. The check does not hold.\n"
+
+
 def test_a_part_is_played_in_silence(capfd):
     """Progress goes nowhere, neither to stdout nor to stderr; what the part returns comes back, what it raises too."""
 
