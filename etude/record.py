@@ -153,10 +153,12 @@ def evaluation_of(record: dict) -> dict:
 
 
 def smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    """Centred moving average; the window shrinks at both ends."""
+    """Centred moving average; the window shrinks at both ends. Of what is finite: NaN only where nothing in the window is."""
     if width < 2 or len(values) < 3:
         return values
-    total = np.concatenate([[0.0], np.cumsum(values)])
+    finite = np.isfinite(values)
+    total, count = (np.concatenate([[0.0], np.cumsum(x)]) for x in (np.where(finite, values, 0.0), finite))
     index = np.arange(len(values))
     low, high = np.maximum(index - width // 2, 0), np.minimum(index + width // 2 + 1, len(values))
-    return (total[high] - total[low]) / (high - low)
+    many = count[high] - count[low]
+    return np.where(many > 0, (total[high] - total[low]) / np.maximum(many, 1), np.nan)

@@ -77,7 +77,7 @@ def checked(edited: pd.DataFrame) -> tuple[list[float], list[int], list[bool]]:
 def counts(lengths: Sequence[int], longest: int) -> dict[str, float]:
     """What the budget of each member counts over this group."""
     rollouts = len(lengths)
-    return {"dr_grpo": rollouts * longest, "grpo": rollouts, "rloo": rollouts * longest, "dapo": sum(lengths), "gspo": rollouts}
+    return {"dr_grpo": rollouts * longest, "grpo": rollouts, "rloo": rollouts, "dapo": sum(lengths), "gspo": rollouts}
 
 
 def family(rewards: Sequence[float], lengths: Sequence[int], cut: Sequence[bool], longest: int) -> dict[str, tuple[list[float], list[float]]]:
@@ -152,7 +152,7 @@ def draw() -> None:
     with left:
         edited = editor()
         longest = st.slider("Longest allowed response, tokens", 64, LONGEST, 512, 64, key="longest", bind="query-params",
-                            help="Dr. GRPO and RLOO divide by rollouts × this, whatever the rollouts' own lengths.")  # fmt: skip
+                            help="Dr. GRPO divides by rollouts × this, whatever the rollouts' own lengths; it is a part of no other member.")  # fmt: skip
         relative = st.toggle("Weights relative to the largest", True, key="relative", bind="query-params",
                              help="Adam takes most of a common factor away; what is left is how a member's weights compare.")  # fmt: skip
     rewards, lengths, cut = checked(edited)
@@ -160,14 +160,15 @@ def draw() -> None:
         raise RunError(f"a rollout of {max(lengths)} tokens is longer than the longest allowed, {longest}")
     found = family(rewards, lengths, cut, longest)
     scale = {name: (max(map(abs, weights)) or 1.0) if relative else 1.0 for name, (_, weights) in found.items()}
-    given = [{"rollout": i, "reward": r, "length": n} for i, (r, n) in enumerate(zip(rewards, lengths), 1)]
+    given = [{"rollout": i, "reward": r, "length": n, "cut off": c} for i, (r, n, c) in enumerate(zip(rewards, lengths, cut), 1)]
     advantages = [row | {NAMES[name]: a[i] for name, (a, _) in found.items()} for i, row in enumerate(given)]
     weights = [row | {NAMES[name]: w[i] / scale[name] for name, (_, w) in found.items()} for i, row in enumerate(given)]
     with right:
         figure(drawn(tuple((name, tuple(a)) for name, (a, _) in found.items()), "advantage"), "advantages", advantages,
                "Advantage of each rollout: reward minus baseline, in GRPO, DAPO and GSPO divided by the group's deviation.")  # fmt: skip
         unit = "weight of a token" + (", relative" if relative else "")
-        figure(drawn(tuple((name, tuple(x / scale[name] for x in w)) for name, (_, w) in found.items()), unit), "weights", weights,
+        figure(drawn(tuple((name, tuple(x / scale[name] for x in w)) for name, (_, w) in found.items()), unit),
+               "weights-relative" if relative else "weights", weights,
                "What each of the rollout's tokens is pushed by: minus the gradient of the loss at ratio one.")  # fmt: skip
     st.subheader("Advantages")
     table(advantages, "advantages-table")
@@ -175,19 +176,19 @@ def draw() -> None:
     table(weights, "weights-table")
     st.subheader("The group as a whole")
     st.markdown("The last column: how much a token of the longest rollout is pushed per unit of advantage, over the same of the shortest; "
-                "1 where length does not matter, empty where either has none.")  # fmt: skip
-    table([{"member": NAMES[name], "sum of advantages": math.fsum(a), "largest advantage": max(map(abs, a)),
+                "1 where length does not matter. Rollouts that are not pushed at all are left out; empty where fewer than two are left.")  # fmt: skip
+    table([{"member": NAMES[name], "sum of advantages": round(math.fsum(a), 12) + 0.0, "largest advantage": max(map(abs, a)),
             "largest weight of a token": max(map(abs, w)), "longest ÷ shortest": _length_bias(a, w, lengths)}
            for name, (a, w) in found.items()], "group")  # fmt: skip
 
 
 def _length_bias(advantages: Sequence[float], weights: Sequence[float], lengths: Sequence[int]) -> float | None:
-    """Weight per advantage of the longest rollout over that of the shortest: 1 where length does not matter."""
-    ends = [min(range(len(lengths)), key=lengths.__getitem__), max(range(len(lengths)), key=lengths.__getitem__)]
-    if any(advantages[i] == 0 for i in ends):
+    """Weight per advantage of the longest rollout over that of the shortest, of those that have a weight: 1 where length does not matter."""
+    pushed = [i for i, weight in enumerate(weights) if weight]
+    if len(pushed) < 2:
         return None
-    short, long = (weights[i] / advantages[i] for i in ends)
-    return long / short if short else None
+    short, long = (weights[i] / advantages[i] for i in (end(pushed, key=lengths.__getitem__) for end in (min, max)))
+    return long / short
 
 
 PAGE = Page(

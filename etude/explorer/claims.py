@@ -5,7 +5,7 @@ from pathlib import Path
 import streamlit as st
 
 from etude import catalog, figures
-from etude.explorer.page import ROOT, Page, download, table
+from etude.explorer.page import NARROW, ROOT, Page, download, table
 from etude.runs import RunError
 
 RESULTS = ROOT / "results"
@@ -29,13 +29,6 @@ def chosen(claims: list[dict], verdicts: list[str], experiments: list[str], word
         if (not verdicts or c["verdict"] in verdicts) and (not experiments or c["experiment"] in experiments)
         and all(word in f"{c['claim']} {c['source']} {c['note']}".casefold() for word in words.casefold().split())
     ]  # fmt: skip
-
-
-NARROW = """<style>@media (max-width: 640px) {
-  [data-testid="stImage"], [data-testid="stFullScreenFrame"] {overflow-x: auto}
-  [data-testid="stImage"] img {min-width: 56rem; max-width: none !important}
-}</style>"""
-"""Pictures of three pairs of axes side by side: where there is no room for them they keep a size that can be read, and are moved sideways."""
 
 
 def draw() -> None:
@@ -69,7 +62,8 @@ def _picture(folder: Path, name: str, alt: str) -> None:
     """The experiment's picture and table, to take away. A file that is missing is named, and the others still show."""
     try:
         drawn, data = (folder / f"{name}.png").read_bytes(), (folder / f"{name}.csv").read_bytes()
-        st.image(drawn, width=4000, alt=alt)  # wider than any, and than the page: as wide as the page, and not made again at another size
+        with st.container(key=f"wide-{name}"):
+            st.image(drawn, width=4000, alt=alt)  # wider than any, and than the page: as wide as the page, and not made again at another size
     except (OSError, SyntaxError, ValueError) as error:  # a damaged PNG is a SyntaxError to PIL
         st.error(f"the picture of {name} cannot be shown ({error}); etude figure {name} makes it again")
         return

@@ -110,6 +110,11 @@ def _smooth(panel: Panel, ys: np.ndarray, width: int) -> np.ndarray:
     return ys if panel.log else smoothed(ys, width)  # few points, measured on thousands of tokens each
 
 
+def legible(name: str) -> str:
+    """A run's name as a legend shows it: dollars are no formula, and a leading underscore does not hide the entry."""
+    return ("\u200b" if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
 @lru_cache(128)
 def drawn(panel: Panel, smooth: int, runs: tuple["Played", ...]) -> bytes:
     """The picture of a panel."""
@@ -131,7 +136,7 @@ def _curves(ax, panel: Panel, runs: Sequence["Played"], smooth: int) -> None:  #
             if not len(xs):
                 continue
             colour = colours[(number if several else place) % len(colours)]
-            label = (f"{run.name}, {words}" if len(panel.series) > 1 else run.name) if several else words
+            label = legible(f"{run.name}, {words}" if len(panel.series) > 1 else run.name) if several else words
             if not several and not panel.log and smooth > 1:
                 ax.plot(xs, ys, color=colour, alpha=0.25, linewidth=0.8)
             few = {"marker": mark, "markersize": 5, "markevery": max(1, len(xs) // 8)} if several or panel.log or len(xs) < 3 else {}
@@ -144,7 +149,7 @@ def _curves(ax, panel: Panel, runs: Sequence["Played"], smooth: int) -> None:  #
     if panel.x == "tokens":
         ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k" if value else "0")
     if several or len(panel.series) > 1:
-        ax.legend(frameon=False, fontsize=8)
+        ax.legend(frameon=False, fontsize=8, handlelength=3.5)  # so long that dashes are seen beside a marker
 
 
 def _successes(ax, runs: Sequence["Played"]) -> None:  # noqa: ANN001
@@ -156,7 +161,7 @@ def _successes(ax, runs: Sequence["Played"]) -> None:  # noqa: ANN001
                 x = names.index(name) + (number - (len(runs) - 1) / 2) * 0.24 + (0.05 if side else -0.05)
                 colour = colours[number % len(colours)]
                 ax.errorbar(x, value, [[max(value - low, 0)], [max(high - value, 0)]], fmt=mark, color=colour, markersize=7, capsize=2,
-                            markerfacecolor=colour if side else "white", label=run.name if side and name == names[0] else None)  # fmt: skip
+                            markerfacecolor=colour if side else "white", label=legible(run.name) if side and name == names[0] else None)  # fmt: skip
     ax.set_xticks(range(len(names)), names)
     ax.set_xlim(-0.6, len(names) - 0.4)
     ax.set_ylim(0, 1.05)

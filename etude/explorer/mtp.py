@@ -178,7 +178,7 @@ PAGE = Page(
     says="Small layers on top of the trunk guess the tokens after the next. The trunk checks all guesses in one pass and keeps those that it would "
     "have written itself.",
     formula=r"\text{speed-up} = \frac{1-\alpha^{\gamma+1}}{(1-\alpha)(\gamma c + 1)}",
-    look="the formula promises more than an agent gets: its turns are short, every turn opens with a pass that nothing was drafted for, and a pass over "
+    look="where drafts pay, the formula promises more than an agent gets: its turns are short, every turn opens with a pass that nothing was drafted for, and a pass over "
     "several rows is not free here.",
     draw=draw,
     code=(drafting.predicted, drafting.with_turns, decoder.accept, mtp.MTPLayer),

@@ -29,7 +29,7 @@ from etude import catalog
 from etude.figures import as_csv
 from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 
-__all__ = ["COLOURS", "LESSON", "Page", "axes", "download", "figure", "png", "show", "table"]
+__all__ = ["COLOURS", "LESSON", "NARROW", "Page", "axes", "download", "figure", "png", "show", "table"]
 
 ROOT = Path(__file__).resolve().parents[2]
 COLOURS = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "purple": PURPLE, "sky": SKY, "red": RED, "grey": GREY}
@@ -117,14 +117,25 @@ def png(fig: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def figure(fig: Figure | bytes, name: str, rows: Sequence[dict], alt: str) -> None:
-    """The picture with a description for whoever cannot see it; PNG and CSV to take away. `rows`: the numbers that were drawn."""
+def figure(fig: Figure | bytes, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> None:
+    """The picture with a description for whoever cannot see it; PNG and CSV to take away. `rows`: the numbers that were drawn. `wide`: on a
+    narrow screen it keeps a size that can be read, and is moved sideways."""
+    if wide:
+        st.html(NARROW)
     drawn = fig if isinstance(fig, bytes) else png(fig)
     # Inside the page: a file of its own is gone when a slider moves on before the browser has fetched it.
-    st.image(f"data:image/png;base64,{base64.b64encode(drawn).decode()}", caption=alt, width="stretch", alt=alt)
+    with st.container(key=f"wide-{name}" if wide else None):
+        st.image(f"data:image/png;base64,{base64.b64encode(drawn).decode()}", caption=alt, width="stretch", alt=alt)
     with st.container(horizontal=True):
         download("Picture (PNG)", lambda: drawn, f"{name}.png", "image/png")
         download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
+
+
+NARROW = """<style>@media (max-width: 640px) {
+  [class*="st-key-wide-"] :is([data-testid="stImage"], [data-testid="stFullScreenFrame"]) {overflow-x: auto}
+  [class*="st-key-wide-"] [data-testid="stImage"] img {width: 48rem !important; max-width: none !important}
+}</style>"""
+"""For pictures of several pairs of axes side by side, or of one that is wide, where there is no room for them."""
 
 
 def download(label: str, content: Callable[[], bytes | str], name: str, kind: str) -> None:

@@ -91,11 +91,13 @@ def curve(k: float, q: float, most: float) -> tuple[bytes, list[dict]]:
     ax.plot(x, cost, color=COLOURS["blue"], linewidth=2, label="C(x)")
     ax.legend(frameon=False, fontsize=8)
     ax.set(xlim=(0, most), ylim=(0, most))
-    return png(fig), [{"x": a, "C": b, "C'": c} for a, b, c in zip(x.tolist(), cost.tolist(), marginal_cost(x, k, q).tolist(), strict=True)]
+    return png(fig), [{"x": a, "C": b, "C, k → 0": c, "C, q → 1": d}
+                      for a, b, c, d in zip(x.tolist(), cost.tolist(), length_penalty(x, 0.0, q).tolist(), length_penalty(x, k, 1.0).tolist(),
+                                            strict=True)]  # fmt: skip
 
 
 @lru_cache(128)
-def slope(k: float, q: float, most: float, efforts: tuple[float, ...]) -> bytes:
+def slope(k: float, q: float, most: float, efforts: tuple[float, ...]) -> tuple[bytes, list[dict]]:
     x = np.linspace(0, most, 120)
     fig, ax = axes("effort x, token equivalents", "price of the next unit, C'(x)", 4.2, 3.0, fixed=True)
     ax.plot(x, marginal_cost(x, k, q), color=COLOURS["blue"], linewidth=2)
@@ -103,7 +105,9 @@ def slope(k: float, q: float, most: float, efforts: tuple[float, ...]) -> bytes:
         ax.plot(efforts, marginal_cost(np.array(efforts), k, q), "o", color=COLOURS["red"], markersize=5, alpha=0.6, label="example rollouts")
         ax.legend(frameon=False, fontsize=8)
     ax.set(xlim=(0, most), ylim=(0, 1.05))
-    return png(fig)
+    drawn = {"curve": x, "rollout": np.array(efforts)}
+    return png(fig), [{"what": what, "x": a, "C'": b} for what, at in drawn.items()
+                      for a, b in zip(at.tolist(), marginal_cost(at, k, q).tolist() if len(at) else [], strict=True)]  # fmt: skip
 
 
 @lru_cache(128)
@@ -112,7 +116,7 @@ def calls_picture(most: int, weights: EffortWeights, k: float, q: float) -> tupl
     fig, ax = axes("calls", "C(effort)", 4.2, 3.0, fixed=True)
     for name, colour, style in (("one a turn", "orange", "s--"), ("all in one turn", "blue", "o-")):
         ax.plot([row["calls"] for row in rows], [row[f"C, {name}"] for row in rows], style, color=COLOURS[colour], markersize=5, label=name)
-    ax.set_ylim(0)
+    ax.set_ylim(0, 1.08 * max(row["C, one a turn"] for row in rows) or 1)
     ax.legend(frameon=False, fontsize=8)
     return png(fig), rows
 
@@ -155,7 +159,8 @@ def draw() -> None:
         drawn, points = curve(k, q, reach)
         figure(drawn, "penalty", points, "The penalty. It begins with slope one and flattens.")
     with right:
-        figure(slope(k, q, reach, efforts), "marginal-cost", points, "What moves the policy: the price of one more unit.")
+        drawn, points = slope(k, q, reach, efforts)
+        figure(drawn, "marginal-cost", points, "What moves the policy: the price of one more unit.")
     left, right = st.columns(2)
     with left:
         most = st.slider("Calls in the example", 1, 12, 6, key="calls", bind="query-params")
@@ -187,8 +192,8 @@ PAGE = Page(
     title="Length penalties",
     says="Effort costs less per unit the more a task already took: an easy task is hurried, a hard one keeps room to think.",
     formula=r"\begin{gathered} C_{k,q}(x) = \frac{(1+kx)^{1-q}-1}{k(1-q)} \\ C'(x) = (1+kx)^{-q}\end{gathered}",
-    look="Turns have a price of their own, so the same work in fewer turns is cheaper; where k·x stays far below one, every curve is the "
-    "straight line.",
+    look="Turns have a price of their own, so the same work in fewer turns is cheaper, until the curve is so flat that nothing costs more; where "
+    "k·x stays far below one, every curve is the straight line.",
     draw=draw,
     code=(length_penalty, marginal_cost, Effort, EffortWeights, effort),
     technique="length-penalty",

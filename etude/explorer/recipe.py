@@ -1,6 +1,7 @@
 """The recipe: the newest run on disk, its stages, its curves, and what RL changed; several runs side by side."""
 
 import json
+import re
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,8 @@ from sims import recipe
 RUNS = Path("runs")
 """Where `etude run` puts them, seen from where the explorer was started."""
 EXAMPLE = "committed example"
+TAKEN = (EXAMPLE, "stage")
+"""What a run cannot be called here: a column of a table, and the example. It keeps its folder's name before its own then."""
 AWAY = 900.0
 """Seconds without a sign of life after which an unfinished run is no longer watched."""
 
@@ -59,7 +62,7 @@ def folders() -> dict[str, Path]:
         except (OSError, RunError):
             other = False  # broken, or not to be looked into; `load` says how
         if not other:
-            found[folder.name] = folder
+            found[f"{RUNS.name}/{folder.name}" if folder.name in TAKEN else folder.name] = folder
     return found | {EXAMPLE: examples.FOLDER / "recipe"}
 
 
@@ -179,7 +182,7 @@ def choice(names: list[str], found: dict[str, Path]) -> list[str]:
     wanted = list(dict.fromkeys(asked or state["shown"])) if begins else st.session_state["run"]
     there, missing = [name for name in wanted if name in names], [name for name in wanted if name and name not in found]
     if missing:
-        st.warning(f"There is no run {', '.join(' '.join(name.split())[:80] for name in missing)} here.")
+        st.warning(f"There is no run {', '.join(plain(' '.join(name.split())[:80]) for name in missing)} here.")
     if begins or there != wanted:
         st.session_state["run"] = there or ([] if wanted == [""] else names[:1])
     chosen = st.multiselect("Runs, newest first", names, key="run")
@@ -224,7 +227,12 @@ def _about(run: Played) -> str:
     if run.missing:
         minutes = (time.time() - run.touched) / 60
         state = f"going, at {run.missing[0]}" if run.going else f"stopped {minutes:.0f} minutes ago before the end of {run.missing[0]}"
-    return " · ".join([f"**{run.name}**", state, *run.facts])
+    return " · ".join([f"**{plain(run.name)}**", state, *run.facts])
+
+
+def plain(name: str) -> str:
+    """A name in Markdown, as it is spelt."""
+    return re.sub(r"([\\`*_{}\[\]()<>#+!|$~:-])", r"\\\1", name)
 
 
 PAGE = Page(

@@ -118,7 +118,7 @@ def picture(rollout: int, layer: int, alpha: int, first: int, alphas: list[float
     ax.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
     figure(fig, "router-replay", token_rows(rollout, layer, alpha, alphas)[at],
            f"{len(p)} tokens and how probable the trainer's router finds each expert for them, darker is more. Squares are the sampler's choice, "
-           "circles the trainer's own, crosses what replay takes.")  # fmt: skip
+           "circles the trainer's own, crosses what replay takes.", wide=True)  # fmt: skip
 
 
 @examples.remembered(*FILES)

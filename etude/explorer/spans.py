@@ -42,7 +42,7 @@ def spans(tokens: Sequence[str], kind: str, title: str = "") -> str:
 
 def line(label: str, text: str) -> str:
     """A line of text behind its label; where there is little room, below it."""
-    return (f'<div style="display:flex;flex-wrap:wrap;column-gap:.8rem"><span style="flex:0 0 7.5rem;opacity:.6;font-size:.8em">{html.escape(label)}</span>'
+    return (f'<div style="display:flex;flex-wrap:wrap;column-gap:.8rem"><span style="flex:0 0 7.5rem;opacity:.75;font-size:.8em">{html.escape(label)}</span>'
             f'<span style="flex:1 1 15rem">{text}</span></div>')  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def picture(rows: list[dict], at: int, trigger: int) -> None:
     ax.axvline(at, color="black", linewidth=1)
     ax.set_ylim(0, 1.08 * max(row["in the context"] for row in rows))
     ax.legend(frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
-    figure(fig, "self-summary", rows, "How full the context is after every piece of the chain; the black line is the piece you are at.")
+    figure(fig, "self-summary", rows, "How full the context is after every piece of the chain; the black line is the piece you are at.", wide=True)
 
 
 def text(contexts: list[list[dict]], at: int, colouring: str, credit: float) -> None:

@@ -193,6 +193,16 @@ def test_no_line_of_code_is_cut_off(tab, address, place):
     assert not cut and not tab.errors
 
 
+@pytest.mark.parametrize("place", ["replay", "summary", "claims?experiment=mtp"])
+def test_a_wide_picture_can_be_read_on_a_narrow_screen(tab, address, place):
+    tab.goto(f"{address}/{place}")
+    picture = settled(tab).locator('[class*="st-key-wide-"] img').first
+    expect(picture).to_be_visible()
+    wide = picture.bounding_box()["width"]
+    assert 700 < wide < 900 if tab.viewport_size["width"] < 640 else wide < tab.viewport_size["width"]
+    assert tab.evaluate("document.documentElement.scrollWidth") <= tab.viewport_size["width"] and not tab.errors
+
+
 def test_pages_are_reached_by_their_links_and_no_setting_goes_along(tab, address):
     tab.goto(f"{address}/advantages?preset=all+equal&group=1_2~0_3")
     follow(tab, "Claims")

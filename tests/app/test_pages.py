@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from etude.explorer import advantages, examples
-from etude.explorer.kl import PAGE, closed_form
+from etude.explorer.kl import FAMILIES, PAGE, closed_form, moments
 from ref import dr_grpo, kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
 from sims.agent import Payment
@@ -55,9 +55,20 @@ def test_kl_shows_what_ref_says(page, table):
     assert (shown["exact KL"] == 0.5).all()
     for kind in kl.KINDS:
         mean, variance = kl.gaussian_oracle(1.0)[kind]
-        assert shown.loc[kind, "mean, closed form"] == pytest.approx(mean) and shown.loc[kind, "variance, closed form"] == pytest.approx(variance)
+        assert shown.loc[kind, "mean, exact"] == pytest.approx(mean) and shown.loc[kind, "variance, exact"] == pytest.approx(variance)
         assert abs(shown.loc[kind, "mean"] - mean) < 5 * shown.loc[kind, "standard error"]
     assert shown.loc["k3", "variance"] < shown.loc["k1", "variance"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bias_and_variance_are_exact_whatever_was_sampled(page, table, family):
+    """k1 and k3 have no bias, and their means over many samples lie near the exact ones; rare tokens decide k3's variance."""
+    shown = table(page("kl", family=family, kl="0.3", samples="30000", seed="1"), "estimator").set_index("estimator")
+    assert abs(shown.loc[["k1", "k3"], "bias, exact"]).max() < 1e-9 < 1e-3 < abs(shown.loc["k2", "bias, exact"])
+    for kind in kl.KINDS:
+        error = (shown.loc[kind, "variance, exact"] / 30_000) ** 0.5
+        assert abs(shown.loc[kind, "mean"] - shown.loc[kind, "mean, exact"]) < 5 * error
+    assert shown.loc["k1", "variance"] == pytest.approx(shown.loc["k1", "variance, exact"], rel=0.1)
 
 
 def test_each_gradient_is_one_row_under_the_names_of_the_page(page, table):
@@ -74,7 +85,9 @@ def test_what_to_look_for_in_kl_is_so():
     """Which of two Gaussians' estimators varies how much is known in closed form."""
     across, variances = closed_form()
     k1, k2, k3 = (variances[kind] for kind in ("k1", "k2", "k3"))
-    assert "more than k1 beyond 0.628 nats (two Gaussians)" in PAGE.look and f"{kl.crossing():.3f}" == "0.628"
+    assert "more than k1 beyond 0.628 nats;" in PAGE.look and f"{kl.crossing():.3f}" == "0.628"
+    agent = moments(FAMILIES[2], 0.0, 0)
+    assert agent["k1"][0] < 0.2 and agent["k3"][1] > 20 * agent["k1"][1], "on the agent's own tokens far more than k1 long before that"
     for x, a, b, c in zip(across, k1, k2, k3, strict=True):
         assert (c > a) == (x > kl.crossing())
         if x < 0.3:
@@ -112,13 +125,22 @@ def test_weights_per_token_are_what_the_papers_write():
     deviation = (sum(c * c for c in centred) / 3) ** 0.5 + 1e-6
     right = {
         "dr_grpo": [c / (4 * 32) for c in centred],
-        "rloo": [c * 4 / 3 / (4 * 32) for c in centred],
+        "rloo": [c * 4 / 3 / 4 for c in centred],
         "grpo": [c / deviation / n / 4 for c, n in zip(centred, lengths)],
         "gspo": [c / deviation / n / 4 for c, n in zip(centred, lengths)],  # at ratio one: as GRPO's, by way of the geometric mean
         "dapo": [0.0 if off else c / deviation / 41 for c, off in zip(centred, cut)],
     }
     for name, (_, weights) in advantages.family(rewards, lengths, cut, 32).items():
         assert weights == pytest.approx(right[name], abs=1e-15), name
+
+
+def test_what_was_cut_off_is_no_bias_of_length(page, table):
+    at = page("advantages", preset="cut off", relative="false")
+    shown, whole_group = table(at, "Dr. GRPO"), table(at, "longest ÷ shortest").set_index("member")
+    assert shown["cut off"].tolist() == [cut for *_, cut in advantages.PRESETS["cut off"]]
+    assert whole_group.loc[["Dr. GRPO", "RLOO", "DAPO"], "longest ÷ shortest"].tolist() == pytest.approx([1, 1, 1])
+    assert whole_group.loc["GRPO", "longest ÷ shortest"] == pytest.approx(40 / 128)
+    assert (whole_group["sum of advantages"] == 0).all()
 
 
 def test_edits_are_judged_and_stay_in_the_link(page, edit, table):

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from etude import figures
@@ -113,6 +114,31 @@ def test_a_run_that_is_not_there_is_said_in_one_line(page, runs, table, whole):
     shutil.rmtree(runs / "old")
     whole(at.run())
     assert ["There is no run old here."] == [warning.value for warning in at.warning] and at.query_params["run"] == "new"
+
+
+def test_runs_of_any_name_are_shown_under_it(page, runs, table):
+    names = [r"cost$\frac$", "_hidden", "stage", "committed example", "*b* [x](http:)"]
+    for ago, name in enumerate(names):
+        played(runs / name, ago=float(ago))
+    at = page("recipe")
+    listed = at.multiselect(key="run").options
+    assert listed == [names[0], "_hidden", "runs/stage", "runs/committed example", names[4], recipe.EXAMPLE]
+    at.multiselect(key="run").set_value(listed).run()
+    assert not at.exception and not at.error
+    assert list(table(at, "stage").columns) == ["stage", *listed] and table(at, "stage")["stage"].tolist() == [*STAGES, "together"]
+    assert any(r"\*b\* \[x\]\(http\:\)" in caption.value for caption in at.caption), "no link"
+    assert curves.legible("_hidden") != "_hidden" and curves.legible("a$b") == r"a\$b"
+
+
+def test_a_value_that_is_no_number_takes_only_its_own_window(page, runs):
+    played(runs / "mine")
+    lines = [json.loads(line) for line in (runs / "mine" / "metrics" / "rl.jsonl").read_text().splitlines()]
+    lines[5] |= {"reward": float("nan"), "success": float("inf")}
+    (runs / "mine" / "metrics" / "rl.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert not page("recipe").exception
+    run = recipe.load("mine", runs / "mine")
+    for row in curves.rows(curves.PANELS["RL: reward"][0], [run], 9):
+        assert np.isfinite(row["smoothed"]) and 0 <= row["smoothed"] <= 1
 
 
 def test_a_run_that_cannot_be_looked_into_is_one_line(page, runs, table, monkeypatch):
