@@ -1,0 +1,64 @@
+"""Products of bfloat16 matrices on processors that have no instructions for them.
+
+torch multiplies bfloat16 matrices with oneDNN, which wants AVX-512. On any other x86 processor, most laptops among them, it falls back
+to a plain loop, thirty to sixty times slower than the same product in float32. Here such a product widens its factors, multiplies in
+float32 and rounds once. That is what the instructions do, too: factors of eight bits, float32 sums, one rounding at the end. Only the
+order of the sums may differ.
+
+`import ref` puts these products in torch's place where the processor needs it, and does nothing where it does not. Autograd's products
+are among them. float32, float64 and everything on a GPU is multiplied as before.
+"""
+
+import warnings
+
+import torch
+from torch import Tensor
+
+__all__ = ["NATIVE"]
+
+
+def native() -> bool:
+    """Whether this processor multiplies bfloat16 matrices itself."""
+    try:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    except (AttributeError, RuntimeError):  # a torch without oneDNN
+        return False
+
+
+NATIVE: bool = native()
+"""Whether this processor multiplies bfloat16 matrices itself."""
+
+aten = torch.ops.aten
+
+
+def wide(*tensors: Tensor) -> list[Tensor]:
+    # Of different dtypes torch refuses the product itself.
+    return [x.float() for x in tensors] if all(x.dtype is torch.bfloat16 for x in tensors) else [*tensors]
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    x, y = wide(a, b)
+    return aten.mm.out(x, y, out=x.new_empty(a.shape[0], b.shape[1])).to(a.dtype)
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    x, y = wide(a, b)
+    return aten.bmm.out(x, y, out=x.new_empty(*a.shape[:2], b.shape[2])).to(a.dtype)
+
+
+def addmm(c: Tensor, a: Tensor, b: Tensor, beta=1, alpha=1) -> Tensor:
+    z, x, y = wide(c, a, b)
+    return aten.addmm.out(z, x, y, beta=beta, alpha=alpha, out=x.new_empty(a.shape[0], b.shape[1])).to(a.dtype)
+
+
+def baddbmm(c: Tensor, a: Tensor, b: Tensor, beta=1, alpha=1) -> Tensor:
+    z, x, y = wide(c, a, b)
+    return aten.baddbmm.out(z, x, y, beta=beta, alpha=alpha, out=x.new_empty(*a.shape[:2], b.shape[2])).to(a.dtype)
+
+
+if not NATIVE:
+    PRODUCTS = torch.library.Library("aten", "IMPL")  # its registrations last as long as it does
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that its own kernel is replaced, which is the purpose
+        for product in (mm, bmm, addmm, baddbmm):
+            PRODUCTS.impl(product.__name__, product, "CPU")
