@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
+import io
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import platform
 import random
 import resource
@@ -13,11 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["in_fresh_process", "keep_freed_memory", "machine", "pack_rng", "peak_memory_gib", "restore_rng"]
+__all__ = ["cores", "in_fresh_process", "keep_freed_memory", "machine", "on_cores", "one_thread", "pack_rng", "peak_memory_gib", "restore_rng"]
 
 
 def keep_freed_memory() -> bool:
@@ -37,6 +41,99 @@ def keep_freed_memory() -> bool:
         return False
     mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of malloc.h
     return mallopt(mmap_threshold, 2**30) == 1 and mallopt(trim_threshold, 2**31 - 1) == 1
+
+
+def cores() -> int:
+    """Cores that this process may use; fewer where OMP_NUM_THREADS says so."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(here, int(asked)) if asked.isdigit() and int(asked) else here
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes with one thread, and afterwards with as many as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def on_cores(function: Callable[[Any], Any], parts: Sequence[Any], progress: Callable[[int], None] = lambda done: None) -> list:
+    """[function(part) for part in parts], each with one thread of torch; on Linux with several cores, in as many forked processes, to
+    which parts are dealt one by one. `progress` hears how many are done. What `function` raises is raised here; RuntimeError where a
+    process dies. Nothing that it changes is seen here: only what it returns, which has to be picklable.
+
+    Two threads wait for each other in every product, and of a small network a product takes microseconds. Beside other busy programs a
+    wait lasts until the scheduler has run those: two threads were ten times slower so. Two processes meet only at the end. Each is a
+    session of its own, to which Linux gives as much of a core as to every other one."""
+    workers = min(cores(), len(parts)) if sys.platform == "linux" else 1
+    if workers < 2:
+        found = []
+        with one_thread():
+            for part in parts:
+                found.append(function(part))
+                progress(len(found))
+        return found
+    context, waiting = multiprocessing.get_context("fork"), list(enumerate(parts))[::-1]
+    found, done, pipes, children = [None] * len(parts), 0, {}, []
+    try:
+        for _ in range(workers):
+            here, there = context.Pipe()
+            child = context.Process(target=_serve, args=(there, function, parts), daemon=True)
+            child.start()
+            there.close()
+            children.append(child)
+            pipes[here] = waiting.pop()[0]
+            here.send(pipes[here])
+        while pipes:
+            for here in multiprocessing.connection.wait([*pipes]):
+                try:
+                    kind, value = pickle.loads(here.recv_bytes())
+                except EOFError:
+                    raise RuntimeError(f"a process that computed {function.__name__} died; is there enough memory?") from None
+                if kind == "raised":
+                    raise value
+                found[pipes.pop(here)], done = value, done + 1
+                progress(done)
+                if waiting:
+                    pipes[here] = waiting.pop()[0]
+                    here.send(pipes[here])
+        return found
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+
+
+def _serve(there, function: Callable, parts: Sequence) -> None:
+    import torch
+
+    os.setsid()
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    torch.set_num_threads(1)
+    while True:
+        part = parts[there.recv()]
+        try:
+            answer = _packed(("returned", function(part)))
+        except Exception as error:
+            answer = pickle.dumps(("raised", error))
+        there.send_bytes(answer)
+
+
+def _packed(value: Any) -> bytes:
+    """Pickled, of a tensor only its own numbers: torch would put the whole memory that it is a view of beside each."""
+    import torch
+
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, protocol=5)
+    pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: lambda tensor: (torch.from_numpy, (tensor.numpy(),))}
+    pickler.dump(value)
+    return file.getvalue()
 
 
 def in_fresh_process(

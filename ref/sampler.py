@@ -67,15 +67,23 @@ class Rollout:
     """False when max_len cut the rollout off."""
 
 
-def sample(logits: Float[Tensor, "B V"], temperature: float, generator: torch.Generator | None):
-    """Tokens [B] drawn from softmax(logits / temperature) by inverting the cumulative distribution, and their log-probabilities
-    [B] under it (float32). Temperature 0 is greedy: the first maximum, with log-probability 0."""
+def uniform(generator: torch.Generator | Sequence[torch.Generator] | None, rows: int, length: int) -> Float[Tensor, "B T"]:
+    """Numbers in [0, 1), float64: what row b draws at position t, whoever else is in the batch. One generator for all rows, or
+    one a row."""
+    if isinstance(generator, Sequence):
+        return torch.stack([torch.rand(length, generator=g, dtype=torch.float64) for g in generator])
+    device = generator.device if generator is not None else "cpu"
+    return torch.rand(rows, length, generator=generator, dtype=torch.float64, device=device).cpu()
+
+
+def sample(logits: Float[Tensor, "B V"], temperature: float, u: Float[Tensor, "B"]):
+    """Tokens [B] drawn from softmax(logits / temperature) by inverting the cumulative distribution at u, uniform in [0, 1), and their
+    log-probabilities [B] under it (float32). Temperature 0 is greedy: the first maximum, with log-probability 0."""
     if temperature == 0:
         return logits.argmax(-1), torch.zeros(len(logits), device=logits.device)
     logp = (logits.float() / temperature).log_softmax(-1)
     mass = logp.exp().double().cumsum(-1)
-    u = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64, device=logits.device) * mass[:, -1:]
-    token = torch.searchsorted(mass, u, right=True).clamp_(max=logits.shape[-1] - 1)
+    token = torch.searchsorted(mass, u[:, None].to(mass) * mass[:, -1:], right=True).clamp_(max=logits.shape[-1] - 1)
     return token[:, 0], logp.gather(1, token)[:, 0]
 
 
@@ -111,9 +119,10 @@ class Sampler:
         conversations: Sequence[Conversation],
         max_len: int,
         temperature: float = 1.0,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
     ) -> list[Rollout]:
-        """Play all conversations to their end or to `max_len` tokens, in one batch; results in the order given."""
+        """Play all conversations to their end or to `max_len` tokens, in one batch; results in the order given. `generator`: one for
+        all, or one for each conversation, which then draws the same whoever is played beside it."""
         B, config, device = len(conversations), self.model.config, self.model.embed_tokens.weight.device
         known = torch.tensor([min(len(c.prompt), max_len) for c in conversations])  # tokens of a row that are decided
         tokens = torch.zeros(B, max_len, dtype=torch.long)
@@ -124,6 +133,7 @@ class Sampler:
         layers = config.num_hidden_layers if config.num_experts else 0
         experts = torch.zeros(B, max_len, layers, config.num_experts_per_tok, dtype=torch.int16)
         turn_start, finished = known.tolist(), [False] * B
+        u = uniform(generator, B, max_len)
 
         cache, decode = KVCache(config, B, max_len, self.dtype, device=device), Rows(self.model, max_len)
         rows, live = torch.arange(B), torch.ones(B, dtype=torch.bool)  # the rows of the batch; those not over
@@ -141,8 +151,9 @@ class Sampler:
             t = n
             free = (live & (known[rows] == t)).nonzero()[:, 0]
             if len(free):
-                drawn, drawn_logp = (x.cpu() for x in sample(self.model.head(hidden[free.to(device)]), temperature, generator))
                 speakers = rows[free]
+                logits = self.model.head(hidden[free.to(device)])
+                drawn, drawn_logp = (x.cpu() for x in sample(logits, temperature, u[speakers, t]))
                 tokens[speakers, t], sampled[speakers, t], logp[speakers, t] = drawn, True, drawn_logp
                 known[speakers] = t + 1
                 for at, row, token in zip(free.tolist(), speakers.tolist(), drawn.tolist(), strict=True):

@@ -219,10 +219,11 @@ def rollout_chains(
     conversations: Sequence[Conversation],
     how: Chaining,
     temperature: float = 1.0,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | Sequence[torch.Generator] | None = None,
 ) -> list[Chain]:
     """Play every conversation to its end or to that of its chain; chains in the order given. One batch for
     all first segments, one for all second ones, and so on; no context is longer than `how.limit` tokens.
+    `generator`: one for all, or one for each conversation, as `sampler.rollout` takes them.
 
     A conversation that ends below the trigger gives one segment, the rollout of `sampler.rollout`. Raises
     ValueError if there are no conversations, for given tokens outside the vocabulary, an empty prompt, a
@@ -245,8 +246,9 @@ def rollout_chains(
             f"so that a turn fits in a context that opens with a summary; got {how.trigger}"
         )
     links = live = [_Link(c, how) for c in conversations]
+    own = dict(zip(links, generator, strict=True)) if isinstance(generator, Sequence) else None
     while live:
-        rollouts = sampler.rollout(live, how.limit, temperature, generator)
+        rollouts = sampler.rollout(live, how.limit, temperature, [own[link] for link in live] if own else generator)
         if not all(bool(rollout.logp.isfinite().all()) for rollout in rollouts):
             raise ValueError("sampler must give finite log-probs, and its policy gave others")
         live = [link for link, rollout in zip(live, rollouts, strict=True) if link.take(rollout)]

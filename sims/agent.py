@@ -7,13 +7,17 @@ so what the policy was trained on and what it sees are the same tokens.
 """
 
 import copy
-from collections.abc import Sequence
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from etude.process import on_cores
 from ref import kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.model import Transformer
@@ -21,7 +25,7 @@ from ref.sampler import Rollout, Sampler
 from ref.self_summary import Chain, Chaining, rollout_chains
 from sims.microrepo import Environment, Reward, Session, Task
 
-__all__ = ["Episode", "Language", "Payment", "own_logp", "pad", "pay", "play", "single"]
+__all__ = ["Episode", "Language", "Payment", "hash_seed", "own_logp", "pad", "pay", "play", "single"]
 
 
 class Language:
@@ -87,6 +91,11 @@ def single(max_len: int) -> Chaining:
     return Chaining(max_len - 1, longest_summary=1, room=0, join="none")
 
 
+LEAST, MOST = 64, 1200
+"""Conversations that are played in one batch: half of those that there are, within these bounds. Small batches waste what a step costs
+whatever its size, and large ones memory (half a megabyte a conversation)."""
+
+
 def play(
     sampler: Sampler,
     language: Language,
@@ -96,19 +105,35 @@ def play(
     max_turns: int,
     generator: torch.Generator | None,
     temperature: float = 1.0,
-    batch: int = 800,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> list[Episode]:
-    """`samples` rollouts of every task, each a chain of contexts under `how`, those of a task side by side;
-    `batch` conversations at a time."""
-    episodes = [
-        Episode(language, Session(t, max_turns), g) for g, t in enumerate(tasks) for _ in range(samples)
-    ]
-    for start in range(0, len(episodes), batch):
-        some = episodes[start : start + batch]
-        chains = rollout_chains(sampler, some, how, temperature, generator)
-        for episode, chain in zip(some, chains, strict=True):
-            episode.take(chain)
-    return episodes
+    """`samples` rollouts of every task, each a chain of contexts under `how`, those of a task side by side, on all cores. What a rollout
+    draws is decided by a number from `generator`, its task and which of the task's rollouts it is. `progress` hears how many are over.
+
+    Batches are the same however many processes play them, because a product's last bit depends on its number of rows."""
+    stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
+    count: Counter[str] = Counter()
+    wanted = []
+    for group, task in enumerate(tasks):
+        for _ in range(samples):
+            wanted.append((group, task, count[task.key]))
+            count[task.key] += 1
+
+    def rollouts(part: range) -> list[tuple[Environment, Chain]]:
+        episodes = [Episode(language, Session(wanted[i][1], max_turns), wanted[i][0]) for i in part]
+        seeds = [hash_seed(stream, wanted[i][1].key, wanted[i][2]) for i in part]
+        draws = None if generator is None else [torch.Generator().manual_seed(seed) for seed in seeds]
+        return [(e.environment, c) for e, c in zip(episodes, rollout_chains(sampler, episodes, how, temperature, draws), strict=True)]
+
+    size = min(max(LEAST, -(-len(wanted) // 2)), MOST)
+    parts = [range(len(wanted))[start : start + size] for start in range(0, len(wanted), size)]
+    found = itertools.chain(*on_cores(rollouts, parts, lambda done: progress(min(done * size, len(wanted)))))
+    return [Episode(language, environment, group).take(chain) for (group, _, _), (environment, chain) in zip(wanted, found, strict=True)]
+
+
+def hash_seed(*parts) -> int:
+    """A 63-bit seed from parts, the same in every process."""
+    return random.Random("-".join(map(str, parts))).getrandbits(63)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from etude.process import one_thread
 from etude.runs import Run, in_fresh_process
 from ref import cpt
 from ref.decoder import Decoder, Generation
@@ -15,12 +16,11 @@ from ref.model import Transformer
 from ref.mtp import MTP
 from ref.sampler import Sampler
 from ref.self_summary import converse_chain
-from sims.agent import Episode, Language, play
+from sims.agent import Episode, Language, hash_seed, play
 from sims.chains import context
 from sims.corpus import heldout_codebase, task_stream
 from sims.learner import language_of, load_checkpoint
 from sims.microrepo import Session, Task
-from sims.reinforcement import hash_seed
 from sims.statistics import bootstrap, pass_at_k
 
 if TYPE_CHECKING:
@@ -45,20 +45,7 @@ def measure_policy(
     n, r, how = config.evaluation.samples, config.rl, context(language, config)
     sampler = Sampler(model, getattr(torch, config.training.sampler_dtype))
     generator = torch.Generator().manual_seed(seed)
-    episodes: list[Episode] = []
-    chunk = max(1, 800 // n)
-    for start in range(0, len(tasks), chunk):
-        episodes += play(
-            sampler,
-            language,
-            tasks[start : start + chunk],
-            n,
-            how,
-            r.max_turns,
-            generator,
-            r.temperature,
-        )
-        progress(len(episodes))
+    episodes = play(sampler, language, tasks, n, how, r.max_turns, generator, r.temperature, progress)
     greedy = play(sampler, language, tasks, 1, how, r.max_turns, None, temperature=0.0)
     verdicts = [e.verdict for e in episodes]
 
@@ -220,9 +207,8 @@ def decode_checkpoint(root: Path, config: "Recipe", progress) -> dict:
     dtype = getattr(torch, config.training.dtype)
     model, mtp = load_checkpoint(root, config, "final")
     tasks = list(itertools.islice(task_stream(config, "evaluation"), config.evaluation.decode_tasks))
-    return measure_decoding(
-        model.to(dtype), mtp.to(dtype), language_of(root), tasks, config, progress=progress
-    )
+    with one_thread():  # products of one token are too small for two
+        return measure_decoding(model.to(dtype), mtp.to(dtype), language_of(root), tasks, config, progress=progress)
 
 
 def evaluate(run: Run, config: "Recipe", tasks: list[Task]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etude.runs import Run, Stage
+from etude.runs import Run, RunError, Stage
 from ref import cpt
 from ref.model import Transformer, load_balancing_loss, load_hf, save_hf
 from ref.mtp import MTP, mtp_loss
@@ -28,6 +28,7 @@ class Learner:
 
     def __init__(self, config: "Recipe", model: Transformer, mtp: MTP | None, muon_lr: float, adamw_lr: float):
         t = config.training
+        torch.set_num_threads(t.threads)
         self.config, self.dtype = config, getattr(torch, t.dtype)
         self.trunk = Masters(model, self.dtype)
         self.mtp = Masters(mtp, self.dtype) if mtp is not None else None
@@ -96,8 +97,12 @@ def language_of(root: Path) -> Language:
 
 
 def rows_of(run: Run, phase: str) -> Callable[[np.ndarray], tuple[Tensor, Tensor, None]]:
-    with np.load(run.path("data", f"{phase}.npz")) as packed:
-        ids, doc = packed["ids"], packed["doc"]
+    path = run.path("data", f"{phase}.npz")
+    try:
+        with np.load(path) as packed:
+            ids, doc = packed["ids"], packed["doc"]
+    except Exception as error:  # objects among the numbers, or an archive damaged in any of many ways
+        raise RunError(f"{path} holds no packed rows ({' '.join(str(error).split())}); delete {run.root / 'stages' / 'data.json'} to pack again") from None
     return ids.shape, lambda rows: (torch.from_numpy(ids[rows].astype(np.int64)), torch.from_numpy(doc[rows].astype(np.int64)), None)
 
 

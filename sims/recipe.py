@@ -72,6 +72,9 @@ class Training:
     """Learning rate of AdamW."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Compute dtype of training; masters are float32."""
+    threads: int = 2
+    """Threads of torch in training. A sum in float32 depends on them, so that they are part of a run, whatever the machine and
+    OMP_NUM_THREADS say; rollouts are played by one thread each, on all cores."""
     sampler_dtype: Literal["bfloat16", "float32"] = "float32"
     """Dtype of the sampler's copy of the weights. On a CPU the products of one decoding step are so small that float32 is faster."""
     sampler_weights: Literal["full", "fp8"] = "full"
@@ -83,7 +86,7 @@ class Training:
     """Tokens of the held-out codebase that each look scores; the evaluation scores all."""
 
     def __post_init__(self):
-        one = ("tokens", "long_tokens", "batch_tokens", "perplexity_every")
+        one = ("tokens", "long_tokens", "batch_tokens", "threads", "perplexity_every")
         within(self, least=dict.fromkeys(one, 1) | dict.fromkeys(("length", "long_length", "perplexity_tokens"), 2))
 
 
@@ -242,6 +245,7 @@ class Recipe:
 
 def run(run: Run, config: Recipe) -> None:
     """All stages in order; those that an earlier process finished are passed over."""
+    torch.set_num_threads(config.training.threads)
     data(run, config)
     pretrain(run, config)
     distil(run, config)

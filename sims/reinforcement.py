@@ -4,7 +4,6 @@ The loop that `sims/recipe.py` plays once and the experiments play under changed
 """
 
 import itertools
-import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from ref.mtp import MTP, mtp_loss
 from ref.router_replay import replay
 from ref.sampler import Rollout, Sampler
 from ref.self_summary import Chaining, spread
-from sims.agent import Language, own_logp, pad, pay, play, reference_kl
+from sims.agent import Language, hash_seed, own_logp, pad, pay, play, reference_kl
 from sims.chains import context
 from sims.corpus import task_stream
 from sims.learner import Learner
@@ -28,7 +27,7 @@ from sims.rounding import fp8_rows
 if TYPE_CHECKING:
     from sims.recipe import Recipe
 
-__all__ = ["gate", "hash_seed", "improve", "learn", "routing"]
+__all__ = ["gate", "improve", "learn", "routing"]
 
 
 def learn(
@@ -83,11 +82,6 @@ def learn(
         if stage.due():
             stage.save(learner.state(step + 1, seen=seen, consumed=consumed), step + 1)
     return learner, {"steps": r.steps, "prompts": consumed, "rollouts": consumed * r.rollouts, "tokens": seen}
-
-
-def hash_seed(*parts) -> int:
-    """A 63-bit seed from parts, the same in every process."""
-    return random.Random("-".join(map(str, parts))).getrandbits(63)
 
 
 def gate(config: "Recipe", sampler: Sampler, language: Language, how: Chaining) -> float:

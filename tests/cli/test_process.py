@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from etude.process import in_fresh_process
+from etude import process
+from etude.process import in_fresh_process, on_cores
 
 
 def double(x, progress):
@@ -77,3 +79,83 @@ def test_a_process_that_has_done_little_is_fresh_enough():
     found = in_fresh_process(double, 21, progress=seen.append, fresh=used + 60)
     assert found == {"doubled": 42, "pid": os.getpid()} and seen == [1, 2]
     assert in_fresh_process(double, 21, progress=seen.append, fresh=used / 2)["pid"] != os.getpid()
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    monkeypatch.setattr(process, "cores", lambda: 2)
+
+
+def whose(part):
+    time.sleep(0.05 * (part == 0))
+    return part, os.getpid(), torch.get_num_threads(), os.getsid(0)
+
+
+def test_parts_are_dealt_to_processes_of_one_thread_in_sessions_of_their_own(two_cores):
+    done = []
+    found = on_cores(whose, range(5), done.append)
+    assert [part for part, *_ in found] == [*range(5)] and done == [1, 2, 3, 4, 5]
+    pids = {pid for _, pid, *_ in found}
+    assert len(pids) == 2 and os.getpid() not in pids
+    assert all(threads == 1 and session == pid for _, pid, threads, session in found)
+
+
+def test_one_part_stays_here_and_takes_one_thread(two_cores):
+    before = torch.get_num_threads()
+    assert on_cores(whose, ["only"]) == [("only", os.getpid(), 1, os.getsid(0))]
+    assert torch.get_num_threads() == before and on_cores(whose, []) == []
+
+
+def test_a_view_of_much_memory_comes_back_as_its_own_numbers_alone(two_cores):
+    def view(part):
+        return {"row": torch.arange(2_000_000).view(2, -1)[part, :3], "half": torch.ones(2, dtype=torch.bool)}
+
+    for part, answer in enumerate(on_cores(view, [0, 1])):
+        assert answer["row"].tolist() == [part * 1_000_000 + i for i in range(3)] and answer["half"].all()
+        assert answer["row"].untyped_storage().nbytes() == 24
+
+
+def fall(part):
+    if part == 1:
+        raise ValueError("trigger must exceed every prompt")
+    time.sleep(30)
+
+
+def vanish(part):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_fails_in_a_part_is_raised_at_once_and_nobody_is_left(two_cores):
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="trigger must exceed"):
+        on_cores(fall, [0, 1])
+    assert time.monotonic() - started < 20
+    with pytest.raises(RuntimeError, match="a process that computed vanish died"):
+        on_cores(vanish, [0, 1])
+    assert not multiprocessing.active_children()
+
+
+def dawdle(part):
+    (part / str(os.getpid())).touch()
+    time.sleep(60)
+
+
+def deal_for_ever(folder):
+    process.cores = lambda: 2
+    on_cores(dawdle, [folder, folder])
+
+
+def test_parts_end_with_the_process_that_dealt_them(tmp_path):
+    asking = multiprocessing.get_context("fork").Process(target=deal_for_ever, args=(tmp_path,))
+    asking.start()
+    deadline = time.monotonic() + 60
+    while len([*tmp_path.iterdir()]) < 2:
+        assert asking.is_alive() and time.monotonic() < deadline
+        time.sleep(0.02)
+    asking.kill()
+    asking.join()
+    deadline = time.monotonic() + 10
+    for pid in (int(file.name) for file in tmp_path.iterdir()):
+        while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+            assert time.monotonic() < deadline, "it goes on alone"
+            time.sleep(0.02)

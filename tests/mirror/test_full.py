@@ -4,6 +4,7 @@ the same to the last bit, and a rank that hangs is called by name."""
 import dataclasses
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -18,6 +19,8 @@ from etude.microworld import MicroWorld
 from etude.runs import Run, RunError, fill
 from ref.cpt import read_corpus, train_tokenizer
 from ref.model import Config, Transformer, load_hf, save_hf
+from scaled.runtime import launch
+from scaled.runtime.checkpoint import Checkpoints
 from sims.recipe import Recipe
 from tests import forks
 from tests.mirror import calls
@@ -244,6 +247,44 @@ def test_what_cannot_be_played_is_said_in_one_line(given, tmp_path, technique, s
     with pytest.raises(RunError, match=says) as error:
         full.run(catalog.find(technique), tmp_path / "run", {}, few, False, 2, "gloo")
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
+
+
+class Payload:
+    """What a hostile file holds: unpickled, it leaves a mark."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+def test_a_crafted_state_runs_nothing(given, tmp_path, ask, monkeypatch):
+    """`--resume` in a folder that someone sent: refused before any rank begins."""
+    out, words = tmp_path / "run", [str(word) for word in command(given, tmp_path / "run")]
+    monkeypatch.setattr(launch, "start", lambda *_: pytest.fail("ranks are started"))
+    Run.open(out, "cpt full", fill(full.settings_class("cpt", "gloo"), {}, [f"corpus={given / 'code'}", *settings(given)])).close()
+    shelf = Checkpoints(out / "state")
+    shelf.save(5, {"x": torch.zeros(3)})
+    shelf.finish()
+    (shelf.path(5) / ".metadata").write_bytes(pickle.dumps(Payload(tmp_path / "mark")))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    code, _, error = ask(*words, "--resume")
+    assert code == 2 and error.startswith("error: ") and error.count("\n") == 1 and "nothing of it is loaded" in error, error
+    assert not (tmp_path / "mark").exists() and {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_a_crafted_network_runs_nothing(given, tmp_path, ask, monkeypatch, name):
+    """`--set checkpoint=` a folder with a pickle for weights."""
+    monkeypatch.setattr(launch, "start", lambda *_: pytest.fail("ranks are started"))
+    shutil.copytree(given / "net", tmp_path / "net")
+    (tmp_path / "net" / "model.safetensors").unlink()
+    torch.save(Payload(tmp_path / "mark"), tmp_path / "net" / name)
+    words = [str(word) for word in command(given, tmp_path / "run", f"checkpoint={tmp_path / 'net'}")]
+    code, _, error = ask(*words)
+    assert code == 2 and error.startswith("error: ") and error.count("\n") == 1 and "model.safetensors" in error
+    assert not (tmp_path / "mark").exists() and not (tmp_path / "run").exists()
 
 
 def test_one_rank_is_told_what_it_cannot_do(given, tmp_path):

@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etude import process
 from ref import cpt, kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.model import Config, Transformer
 from ref.sampler import Rollout, Sampler
-from sims.agent import Episode, Language, Payment, own_logp, pad, pay, play, reference_kl, single
+from sims.agent import LEAST, Episode, Language, Payment, own_logp, pad, pay, play, reference_kl, single
 from sims.microrepo import NoiseConfig, Session, demonstration, documents, generate
 from sims.statistics import pass_at_k
 
@@ -130,21 +131,51 @@ def test_a_fork_and_its_original_go_their_own_ways(language, after, first):
     assert episode.environment.task is episodes["fork"].environment.task
 
 
+def played(model, language, tasks, samples=4, how=None, temperature=1.0):
+    generator = torch.Generator().manual_seed(5)
+    return play(Sampler(model, torch.float32), language, tasks, samples, how or single(48), 3, generator, temperature)
+
+
+def same(some, others):
+    return all(torch.equal(a.rollout.tokens, b.rollout.tokens) and torch.equal(a.rollout.logp, b.rollout.logp) and a.verdict == b.verdict
+               for a, b in zip(some, others, strict=True))  # fmt: skip
+
+
 def test_play_keeps_groups_together_and_repeats(language):
     model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
-    tasks = list(itertools.islice((generate(random.Random(i), "train") for i in itertools.count()), 3))
-
-    def once(batch):
-        generator = torch.Generator().manual_seed(5)
-        return play(Sampler(model, torch.float32), language, tasks, 4, single(48), 3, generator, batch=batch)
-
-    first, second = once(256), once(256)
+    tasks = [generate(random.Random(i), "train") for i in range(3)]
+    first, second = played(model, language, tasks), played(model, language, tasks)
     assert [e.group for e in first] == [0] * 4 + [1] * 4 + [2] * 4
-    assert all(torch.equal(a.rollout.tokens, b.rollout.tokens) and torch.equal(a.rollout.logp, b.rollout.logp)
-               for a, b in zip(first, second, strict=True))  # fmt: skip
+    assert same(first, second)
     assert all(
         e.rollout.tokens[: len(e.prompt)].tolist() == e.prompt and len(e.rollout.tokens) <= 48 for e in first
     )
+
+
+def test_rollouts_are_the_same_on_one_core_and_on_two(language, monkeypatch):
+    """To the last bit, chains of several contexts and the environments that they left among them."""
+    model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
+    tasks = [generate(random.Random(i), "train") for i in range(18)]
+    monkeypatch.setattr(process, "cores", lambda: 2)
+    several = played(model, language, tasks)
+    monkeypatch.setattr(process, "cores", lambda: 1)
+    alone = played(model, language, tasks)
+    assert len(several) == 72 > LEAST and same(several, alone)
+    assert all(e.environment.task is task or e.environment.task == task for e, task in zip(several, sum(([t] * 4 for t in tasks), []), strict=True))
+
+
+def test_a_rollout_is_decided_by_its_task_and_its_number_alone(language):
+    """Whoever is played beside it: other tasks, another order, more rollouts of the same task, asked for at once or one by one."""
+    model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
+    a, b, c = (generate(random.Random(i), "train") for i in range(3))
+
+    def texts(episodes):
+        return [e.rollout.tokens.tolist() for e in episodes]
+
+    whole = texts(played(model, language, [a, b, c]))
+    assert texts(played(model, language, [c, a], 2)) == [*whole[8:10], *whole[:2]]
+    assert texts(played(model, language, [b, b, b], 1)) == whole[4:7]
+    assert len({tuple(t) for t in whole}) > 6
 
 
 def test_padding_and_reference_kl_by_hand(language):

@@ -1,9 +1,12 @@
 """The whole recipe at a size of seconds: it ends, its checkpoints open elsewhere, and no kill changes a number."""
 
 import json
+import pickle
 import random
+import shutil
 import time
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -89,9 +92,69 @@ def test_neither_kills_nor_a_truncated_checkpoint_change_anything(tiny_run, tmp_
     assert [name for name in expected if found[name] != expected[name]] == []
 
 
-def test_a_truncated_model_is_named(tiny_run, tmp_path):
-    import shutil
+class Payload:
+    """What a hostile file holds: unpickled, it leaves a mark."""
 
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+def a_state(out, mark):
+    (out / "stages/cpt.json").unlink()
+    state = out / "state/cpt-000002.pt"
+    torch.save({"step": 2, "trunk": Payload(mark)}, state)
+    content = state.read_bytes()
+    record = {"step": 2, "bytes": len(content), "sha256": sha256(content).hexdigest(), "metrics_bytes": 0, "metrics_sha256": sha256().hexdigest()}
+    state.with_suffix(".json").write_text(json.dumps(record))
+
+
+def a_program(out, mark):
+    a_state(out, mark)
+    state = out / "state/cpt-000002.pt"
+    torch.jit.script(torch.nn.Identity()).save(state)
+    content, manifest = state.read_bytes(), state.with_suffix(".json")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"bytes": len(content), "sha256": sha256(content).hexdigest()}))
+
+
+def packed_rows(out, mark):
+    np.savez(out / "data/short.npz", ids=np.array([Payload(mark)], object), doc=np.zeros(1))
+    recorded(out, "data", "data/short.npz")
+
+
+def a_pickle_for_rows(out, mark):
+    (out / "data/short.npz").write_bytes(pickle.dumps(Payload(mark)))
+    recorded(out, "data", "data/short.npz")
+
+
+def weights(out, mark):
+    (out / "stages/mtp.json").unlink()
+    torch.save({"model.norm.weight": Payload(mark)}, out / "checkpoints/mid-cpt/model.safetensors")
+    recorded(out, "cpt", "checkpoints/mid-cpt/model.safetensors")
+
+
+def recorded(out, stage, name):
+    """The hash of what now lies there: whoever crafts a file can write that too."""
+    record, content = json.loads((out / f"stages/{stage}.json").read_text()), (out / name).read_bytes()
+    record["files"][name] = {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+    (out / f"stages/{stage}.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("craft", [a_state, a_program, packed_rows, a_pickle_for_rows, weights])
+def test_a_crafted_run_folder_runs_nothing(tiny_run, tmp_path, ask, craft):
+    """`--resume` in a folder that someone sent: one line."""
+    out, mark = tmp_path / "run", tmp_path / "mark"
+    shutil.copytree(tiny_run, out)
+    craft(out, mark)
+    code, _, error = ask(*forks.smallest(out, "--resume"))
+    last = error.splitlines()[-1]
+    assert code == 2 and last.startswith("error: ") and "Traceback" not in error, error
+    assert any(words in last for words in ("not loaded", "holds no packed rows", "damaged or truncated")) and not mark.exists()
+
+
+def test_a_truncated_model_is_named(tiny_run, tmp_path):
     shutil.copytree(tiny_run / "checkpoints/final", tmp_path / "final")
     file = tmp_path / "final/model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
