@@ -38,9 +38,9 @@ def begin(function, *arguments: object, said: Path | str = os.devnull):
     return process
 
 
-def start(*arguments: object, said: Path):
-    """A process with the command line `etude arguments`."""
-    return begin(_command_line, *map(str, arguments), said=said)
+def start(*arguments: object, said: Path, threads: int = 1):
+    """A process with the command line `etude arguments`, in which torch begins with so many threads."""
+    return begin(_command_line, threads, *map(str, arguments), said=said)
 
 
 def play(*arguments: object, said: Path, seconds: float = 300) -> str:
@@ -63,7 +63,10 @@ def _heard(said: str, function, arguments: tuple) -> None:
     function(*arguments)
 
 
-def _command_line(*arguments: str) -> None:
+def _command_line(threads: int, *arguments: str) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
     sys.argv = ["etude", *arguments]
     from etude import cli
 

@@ -64,11 +64,11 @@ def test_the_final_checkpoint_opens_in_transformers_with_the_same_logits(tiny_ru
 @pytest.mark.parametrize("seed", range(2))
 def test_neither_kills_nor_a_truncated_checkpoint_change_anything(tiny_run, tmp_path, seed):
     """SIGKILL once there are two checkpoints, of which the newer is cut short: it is named, and the one before goes on. Then SIGKILL at
-    random moments of the life of the process, and --resume, until it ends: bit for bit the uninterrupted run."""
+    random moments of the life of the process, and --resume under one thread or two, until it ends: bit for bit the uninterrupted run."""
     rng, out, said, kills = random.Random(seed), tmp_path / "killed", tmp_path / "said", 0
     # Every step is a checkpoint, so that a kill may also hit a half-written one.
     words = forks.smallest(out, "--resume", "--checkpoint-seconds", "0")
-    process = forks.start(*words, said=said)
+    process = forks.start(*words, said=said, threads=2)
     deadline = time.time() + 120
     # Not those still being written, whose names begin with a dot.
     while len(list(out.glob("state/[!.]*.json"))) < 2 and time.time() < deadline:
@@ -78,7 +78,7 @@ def test_neither_kills_nor_a_truncated_checkpoint_change_anything(tiny_run, tmp_
     newest = max(out.glob("state/[!.]*.json")).with_suffix(".pt")
     newest.write_bytes(newest.read_bytes()[:-100])
     while True:
-        process = forks.start(*words, said=said)
+        process = forks.start(*words, said=said, threads=2 - kills % 2)
         process.join(rng.uniform(0.5, 4.0) if kills < 5 else 300)
         if process.exitcode is not None:
             break
