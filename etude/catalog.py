@@ -88,7 +88,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="router-mismatch",
         title="router replay between a coarse sampler and an exact trainer, in log-probs and in RL",
-        source="§6.2",
+        source="§6.2; arXiv:2510.11370",
         sim="sims/router_mismatch.py",
         tests=("tests/sims/test_router_mismatch.py",),
     ),
@@ -123,7 +123,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="low-precision",
         title="experts in MXFP8 and NVFP4: noise, what a scale per tensor leaks, fast division, training",
-        source="§6.2",
+        source="§6.1, Kernels",
         sim="sims/low_precision.py",
         tests=("tests/sims/test_low_precision.py",),
     ),
@@ -224,7 +224,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Technique(
         name="router-replay",
         title="router replay: the trainer takes the experts that the inference engine chose",
-        source="§6.2",
+        source="§6.2; arXiv:2510.11370",
         ref="ref/router_replay.py",
         scaled="scaled/router_replay.py",
         kernel="kernels/moe.py",
@@ -246,7 +246,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Technique(
         name="quant",
         title="low precision: NVFP4 per token forward, MXFP8 backward, and what a scale per tensor leaks",
-        source="§6.2",
+        source="§6.1, Kernels",
         ref="ref/quant.py",
         scaled="scaled/quant.py",
         kernel="kernels/quant.py",

@@ -218,7 +218,9 @@ def claims(
     """What the sources claim, what was measured here, and the verdict."""
     from etude import figures
 
-    figures.show(figures.gather(folders, out) if folders else figures.load(out))
+    found = figures.gather(folders, out) if folders else figures.load(out)
+    figures.show(found)
+    figures.show_open(found)
 
 
 @app.command("examples")

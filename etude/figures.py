@@ -13,14 +13,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from etude import catalog
+from etude import catalog, earlier
 from etude.runs import Interrupted, Run, RunError, atomic_write, fill, flatten, machine
-from sims.experiment import VERDICTS
+from etude.statements import coverage, open_statements
+from sims.experiment import is_law, judge
 
-__all__ = ["as_csv", "gather", "load", "markdown", "measured", "play", "show"]
+__all__ = ["as_csv", "bound", "contradiction", "covered", "gather", "laws", "load", "markdown", "markdown_laws", "markdown_open", "measured",
+           "of_sources", "play", "show", "show_open"]  # fmt: skip
 
 
-CLAIM = {"name", "claim", "source", "measured", "interval", "unit", "verdict", "note", "experiment", "command"}
+CLAIM = {"name", "claim", "source", "measured", "interval", "unit", "rule", "needs", "verdict", "note", "experiment", "command"}
 """What every claim in the file says."""
 
 
@@ -48,6 +50,9 @@ def play(
             "experiment": entry.name, "title": entry.title, "source": entry.source, "command": command, "quick": quick, "config": played,
             "machine": machine(), "seconds": run.seconds(), **found,
         }  # fmt: skip
+        for claim in found["claims"]:
+            if wrong := contradiction(claim):
+                raise ValueError(wrong)
         atomic_write(out / f"{entry.name}.csv", as_csv(found["rows"]))
         module.picture(record, out / f"{entry.name}.png")
         atomic_write(out / f"{entry.name}.json", json.dumps(record, indent=1) + "\n")
@@ -90,34 +95,53 @@ def as_csv(rows: Sequence[dict]) -> str:
 
 
 def gather(folders: Iterable[Path], out: Path) -> list[dict]:
-    """Puts the verdicts of finished experiments into the JSON file `out` (those of other experiments stay) and their
-    pictures, tables and records beside it, in figures/. Returns all claims there, in the catalogue's order.
+    """Puts the verdicts of finished experiments into the JSON file `out` (those of other experiments stay, unless all are given) and
+    their pictures, tables and records beside it, in figures/. Returns all claims there, in the catalogue's order.
 
+    A folder may hold several records: etude claims results/figures computes every verdict again from what is committed.
     Raises RunError for a folder without a finished experiment and for one that was played with --quick."""
     known = {entry.name: entry for entry in catalog.EXPERIMENTS}
     new = {}
-    for folder in map(Path, folders):
-        record = _record(folder)
+    for folder, record in ((folder, record) for folder in map(Path, folders) for record in _records(folder)):
         if record["quick"]:
             raise RunError(f"{folder} was played with --quick, whose numbers prove nothing; play it without")
         if record["experiment"] not in known:
             raise RunError(f"{folder} holds {record['experiment']}, which is no experiment of this version")
-        new[record["experiment"]] = folder, record
-    claims = [claim for claim in load(out) if claim["experiment"] not in new] if out.exists() else []
-    for name, (folder, record) in new.items():
+        new[record["experiment"]] = folder, record, _claims_of(folder, record)
+    claims = [claim for claim in load(out) if claim["experiment"] not in new] if out.exists() and new.keys() != known.keys() else []
+    for name, (folder, record, found) in new.items():
         (out.parent / "figures").mkdir(parents=True, exist_ok=True)
         for ending in ("png", "csv", "json"):
-            shutil.copyfile(folder / f"{name}.{ending}", out.parent / "figures" / f"{name}.{ending}")
+            source, target = folder / f"{name}.{ending}", out.parent / "figures" / f"{name}.{ending}"
+            if not (target.exists() and source.samefile(target)):
+                shutil.copyfile(source, target)
         facts = {
             "experiment": name, "command": record["command"], "seed": record["config"]["seed"],
             "machine": {k: record["machine"][k] for k in ("cpu", "threads", "torch", "commit")},
             "seconds": round(sum(record["seconds"].values()), 1),
         }  # fmt: skip
-        claims += [claim | facts for claim in record["claims"]]
+        claims += [claim | facts for claim in found]
     order = list(known)
     claims.sort(key=lambda claim: order.index(claim["experiment"]) if claim["experiment"] in order else len(order))
     atomic_write(out, json.dumps(claims, indent=1, ensure_ascii=False) + "\n")
     return claims
+
+
+def _claims_of(folder: Path, record: dict) -> list[dict]:
+    try:
+        claims = earlier.claims_of(record)
+        wrong = next(filter(None, map(contradiction, claims)), None)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        wrong = f"{type(error).__name__}: {error}"
+    if wrong:
+        raise RunError(f"{folder} holds claims that this version cannot judge ({wrong}); play {record['experiment']} again")
+    return claims
+
+
+def contradiction(claim: dict) -> str | None:
+    """What its rule makes of a claim, where that is not the verdict it has. ValueError for a rule that is none."""
+    right = judge(claim["rule"], claim["measured"], claim["interval"], claim["needs"])
+    return None if claim["verdict"] == right else f"by its rule {claim['name']} is {right!r}, not {claim['verdict']!r}"
 
 
 def load(path: Path) -> list[dict]:
@@ -126,55 +150,114 @@ def load(path: Path) -> list[dict]:
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, list) or not all(isinstance(claim, dict) and CLAIM <= claim.keys() for claim in found):
             raise ValueError("it does not hold claims as etude claims writes them")
-        if unknown := {str(claim["verdict"]) for claim in found} - set(VERDICTS):
-            raise ValueError(f"it has the verdict {sorted(unknown)[0]!r}")
+        if wrong := next(filter(None, map(contradiction, found)), None):
+            raise ValueError(wrong)
         return found
     except FileNotFoundError:
         raise RunError(f"{path} does not exist; play experiments with etude figure, then give their folders to etude claims") from None
-    except ValueError as error:
-        raise RunError(f"{path} is damaged ({error}); restore it, or delete it and gather again") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({error}); restore it, or gather again: etude claims results/figures") from None
 
 
-def _record(folder: Path) -> dict:
+def _records(folder: Path) -> list[dict]:
+    found = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         if path.name != "config.json":
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
                 if record.get("experiment") == path.stem and "claims" in record:
-                    return record
+                    found.append(record)
             except (ValueError, AttributeError):
                 pass
-    raise RunError(f"{folder} holds no finished experiment; etude figure NAME makes one")
+    if not found:
+        raise RunError(f"{folder} holds no finished experiment; etude figure NAME makes one")
+    return found
+
+
+def of_sources(claims: Iterable[dict]) -> list[dict]:
+    """Those that are claims, measured against their sources."""
+    return [claim for claim in claims if not is_law(claim["rule"])]
+
+
+def laws(claims: Iterable[dict]) -> list[dict]:
+    """Those that are laws: closed forms and identities."""
+    return [claim for claim in claims if is_law(claim["rule"])]
 
 
 def measured(claim: dict[str, Any]) -> str:
-    """The measured value with its interval, for a cell of a table."""
-    if claim["measured"] is None:
+    """The measured value with its interval, for a cell of a table; a dash where it tests nothing."""
+    if claim["measured"] is None or claim["verdict"] == "not tested":
         return "–"
     unit = f" {claim['unit']}" if claim["unit"] else ""
     low_high = f" [{claim['interval'][0]:.3g}, {claim['interval'][1]:.3g}]" if claim["interval"] else ""
     return f"{claim['measured']:.3g}{low_high}{unit}"
 
 
+def bound(law: dict) -> str:
+    """What the deviation from a law may be, for a cell of a table."""
+    return f"{law['rule']['kind']} {law['rule']['bound']:.3g}"
+
+
+def covered(claims: list[dict]) -> str:
+    """How much of what the sources say is tested, in one line."""
+    tested, by_laws, every = coverage(claims)
+    return f"{tested} of the sources' {every} testable statements are tested, {by_laws} of them by laws alone ({tested / every:.0%})."
+
+
+COLOURS = {"reproduced": "green", "partly": "yellow", "contradicted": "red", "not at this scale": "magenta", "not tested": "dim",
+           "holds": "green", "broken": "red"}  # fmt: skip
+
+
 def show(claims: list[dict]) -> None:
-    """Prints claims as a table, and under it the notes of those that did not reproduce."""
+    """Prints claims as a table, under it the notes of those that did not reproduce, and laws as another."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("claim", "source", "measured", "verdict", box=None, header_style="bold", pad_edge=False)
-    colours = {"reproduced": "green", "partly": "yellow", "not at this scale": "red"}
-    for claim in claims:
-        colour = colours[claim["verdict"]]
-        table.add_row(claim["claim"], claim["source"], measured(claim), f"[{colour}]{claim['verdict']}[/]")
     console = Console()
-    console.print(table)
-    for claim in claims:
+    table = Table("claim", "source", "measured", "verdict", box=None, header_style="bold", pad_edge=False)
+    for claim in of_sources(claims):
+        table.add_row(claim["claim"], claim["source"], measured(claim), f"[{COLOURS[claim['verdict']]}]{claim['verdict']}[/]")
+    if table.row_count:
+        console.print(table)
+    for claim in of_sources(claims):
         if claim["note"] and claim["verdict"] != "reproduced":
             console.print(f"[bold]{claim['name']}[/]: {claim['note']}", highlight=False)
+    table = Table("law", "source", "deviation", "bound", "", box=None, header_style="bold", pad_edge=False)
+    for law in laws(claims):
+        table.add_row(law["claim"], law["source"], measured(law), bound(law), f"[{COLOURS[law['verdict']]}]{law['verdict']}[/]")
+    if table.row_count:
+        console.print(table)
+
+
+def show_open(claims: list[dict]) -> None:
+    """Prints the statements that nothing tests, with the reason, and how many there are."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("not tested", "source", "why", box=None, header_style="bold", pad_edge=False)
+    for statement, why in open_statements(claims):
+        table.add_row(statement.says, statement.section, why)
+    console = Console()
+    console.print(table)
+    console.print(covered(claims), highlight=False)
 
 
 def markdown(claims: list[dict]) -> str:
-    """The same table for the README."""
+    """The table of claims for the README."""
     rows = ["| claim | source | measured | verdict | command |", "|---|---|---|---|---|"]
-    rows += [f"| {c['claim']} | {c['source']} | {measured(c)} | {c['verdict']} | `{c['command']}` |" for c in claims]
+    rows += [f"| {c['claim']} | {c['source']} | {measured(c)} | {c['verdict']} | `{c['command']}` |" for c in of_sources(claims)]
+    return "\n".join(rows)
+
+
+def markdown_laws(claims: list[dict]) -> str:
+    """The table of laws for the README."""
+    rows = ["| law | source | deviation | bound | | command |", "|---|---|---|---|---|---|"]
+    rows += [f"| {c['claim']} | {c['source']} | {measured(c)} | {bound(c)} | {c['verdict']} | `{c['command']}` |" for c in laws(claims)]
+    return "\n".join(rows)
+
+
+def markdown_open(claims: list[dict]) -> str:
+    """The table of statements that nothing tests, for the README."""
+    rows = ["| statement | source | why |", "|---|---|---|"]
+    rows += [f"| {statement.says} | {statement.section} | {why} |" for statement, why in open_statements(claims)]
     return "\n".join(rows)

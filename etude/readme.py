@@ -120,14 +120,28 @@ def plan() -> str:
     return "\n".join(lines)
 
 
+def _claims() -> list[dict]:
+    return figures.load(ROOT / "results" / "claims.json")
+
+
 def claims() -> str:
-    """The sources' claims with verdicts."""
-    return figures.markdown(figures.load(ROOT / "results" / "claims.json"))
+    """How much is tested, and the sources' claims with verdicts."""
+    return f"{figures.covered(_claims())}\n\n{figures.markdown(_claims())}"
+
+
+def laws() -> str:
+    """Closed forms and identities, and how far they are from holding."""
+    return figures.markdown_laws(_claims())
+
+
+def untested() -> str:
+    """What the sources say and nothing tests yet."""
+    return figures.markdown_open(_claims())
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "recipe": recipe, "by-depth": by_depth, "perplexity": perplexity, "decode": decode, "bench": bench, "claims": claims, "plan": plan,
-    "techniques": catalog.table,
+    "recipe": recipe, "by-depth": by_depth, "perplexity": perplexity, "decode": decode, "bench": bench, "claims": claims, "laws": laws,
+    "untested": untested, "plan": plan, "techniques": catalog.table,
 }  # fmt: skip
 
 

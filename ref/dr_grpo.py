@@ -36,7 +36,7 @@ the gradient. Here gradients of micro-batches add up to the gradient of the whol
 Where this file departs from the papers
 1. Dr. GRPO's mean includes the rollout itself; so the expected gradient is (N − 1)/N times the true one, its
    direction right. Leave-one-out, RLOO, removes the factor, and nothing else.
-2. The report is on-policy "as far as possible" and does not print its surrogate. ρ with a wide clip is our
+2. The report keeps samples close to on-policy and does not print its surrogate. ρ with a wide clip is our
    choice; clip_low = clip_high = inf is plain importance sampling, and at ρ = 1 all of these have the same
    gradient. RLOO's paper has neither ratio nor clip; here both, so that only the baseline differs.
 3. GRPO: the KL term is left to ref/kl.py, and the clip is PPO's usual one. "std" is everywhere the sample's,

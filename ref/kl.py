@@ -30,6 +30,8 @@ Where this file departs from the papers
    ratio is huge.
 3. `exact_kl` sums over the vocabulary. The report estimates only; we have the logits and want the oracle.
 4. `gaussian_oracle` adds the closed forms behind Figure 4, which the report draws without stating them.
+5. The report says which estimate it takes and not where it puts it. k1 in the reward is our choice, after
+   arXiv:2510.01555.
 
 Run it
     etude run kl --scale small      about a second; the same as: python -m ref.kl

@@ -1,8 +1,8 @@
 """Muon: momentum whose update is replaced by the nearest orthogonal matrix.
 
 Sources: Keller Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), and its code;
-Moonlight (arXiv:2502.16982) for weight decay. Composer 2.5 trains with it, sharded (kernels post); the report
-itself used AdamW.
+Moonlight (arXiv:2502.16982) for weight decay. Composer 2.5 added it, sharded, as its release says; the report
+on Composer 2 has AdamW in pretraining (§3.1) and Adam in RL (§4.1).
 
 A gradient matrix has a few large singular values and many small ones, and so does its running mean: a step
 along it moves a few directions and forgets the rest. Muon keeps the directions and sets every singular value

@@ -1,6 +1,6 @@
 """Low precision: MXFP8, NVFP4 and blockwise FP8 bit by bit, and products that go forward in one and back in another.
 
-Papers: Composer 2 technical report (arXiv:2603.24477v2), §6.2 and the MoE kernels; OCP Microscaling Formats 1.0;
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §6.1, Kernels; OCP Microscaling Formats 1.0;
 Recipes for pre-training LLMs with MXFP8, arXiv:2506.08027; DeepSeek-V3, arXiv:2412.19437, §3.3.
 
 A block of numbers shares a scale, so that few bits a number suffice. What differs is who shares:
@@ -122,7 +122,7 @@ def nvfp4_quantize(
     """Two E2M1 codes a byte, E4M3 scales per 16 of the last axis, float32 scales: one per token [*rows, 1] or one [].
 
     A token or tensor with NaN or Inf: float32 scale NaN, block scales NaN, codes 0. An odd n: the last half byte is 0.
-    ValueError for what is not float or has no axis. NVFP4 is NVIDIA's; per token: Composer 2, §6.2."""
+    ValueError for what is not float or has no axis. NVFP4 is NVIDIA's; per token: Composer 2, §6.1."""
     check_nvfp4(x, scale, division)
     split = _split(x, -1, 16)
     largest = split.abs().amax(-1)
@@ -218,7 +218,7 @@ def linear(
 ) -> Float[Tensor, "N O"]:
     """x @ weightᵀ with both sides in the format `forward`, and gradients from products in the format `backward`: every
     operand is quantised anew along the axis that its product sums over. In the dtype of x; summed in float32, of float64 in
-    float64. Composer 2, §6.2."""
+    float64. Composer 2, §6.1."""
     expect("x", x, "float", "N", "D")
     expect("weight", weight, "float", "O", x.shape[1])
     for form in (forward, backward):
@@ -252,7 +252,7 @@ def grouped_linear(
     forward: str = "nvfp4-token", backward: str = "mxfp8",
 ) -> Float[Tensor, "N O"]:  # fmt: skip
     """Every expert's `linear` on its tokens: x sorted by expert, expert e has rows ends[e − 1] to ends[e] (none, if they
-    are equal). No block of tokens reaches over two experts. ValueError unless ends rise to N. Composer 2, §6.2."""
+    are equal). No block of tokens reaches over two experts. ValueError unless ends rise to N. Composer 2, §6.1."""
     expect("weight", weight, "float", "E", "O", x.shape[-1])
     expect("ends", ends, "int", len(weight))
     counts = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()

@@ -16,8 +16,7 @@ strong one, although penalties may then teach it little but to stop.
 Rules of the verdicts, fixed before this was played: a loss falls log-linearly when the slope's interval lies below 0 and the
 line explains 95% of the variance; a loss foretells the reward when the slope's interval, over trainings and tasks, lies below
 0; budgets order the reward when every step to the next budget adds success beyond its interval, and the training rewards
-come in the same order. Partly: the slope's interval without the straightness; a slope below 0 without its interval; more
-success, beyond the interval, from the first budget to the last alone.
+come in the same order.
 """
 
 import itertools
@@ -30,7 +29,7 @@ from etude.runs import Run
 from sims import trends
 from sims.budgets import settings, training
 from sims.corpus import data
-from sims.experiment import claim, decide
+from sims.experiment import above, below, claim
 
 __all__ = ["Experiment", "experiment", "picture"]
 
@@ -154,10 +153,11 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
         bend = fit["curvature_over_runs"]
         words = "the fall slows down" if bend[0] > 0 else "it quickens" if bend[1] < 0 else "no bend beyond the interval"
         return claim(
-            name, says, "§3.1, Fig. 2 right", fit["slope"] * tenfold, decide(high < 0 and fit["r2"] >= 0.95, high < 0),
+            name, says, "§3.1, Fig. 2 right", fit["slope"] * tenfold, below(),
             (low, high), "nats a token per tenfold tokens",
             f"{where}; 95% bootstrap over {many}; R² of the line {fit['r2']:.3f}, of a power law {fit['r2_power_law']:.3f}; "
             f"curvature {fit['curvature']:+.3f} [{bend[0]:+.3f}, {bend[1]:+.3f}] nats per squared factor e: {words}",
+            {"a line, R² ≥ 0.95": fit["r2"] >= 0.95},
         )  # fmt: skip
 
     def foretells(name: str, outcome: str, key: str, change: str) -> dict:
@@ -165,8 +165,8 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
         low, high = fit["slope_nested"]
         alone, r = fit["slope_over_runs"], fit["r_nested"]
         return claim(
-            name, f"lower loss after SFT goes with higher RL reward after a fixed number of steps ({outcome})",
-            "§3.1, Fig. 2 left", fit["slope"], decide(high < 0, fit["slope"] < 0), (low, high), "per nat a token",
+            name, f"between pretraining budgets, lower loss after SFT goes with higher RL reward after a fixed number of steps ({outcome})",
+            "§3.1, Fig. 2 left", fit["slope"], below(), (low, high), "per nat a token",
             f"95% bootstrap over {many} and, nested, tasks; over trainings alone [{alone[0]:.3g}, {alone[1]:.3g}]; correlation "
             f"{fit['r']:.3f} [{r[0]:.3f}, {r[1]:.3f}], and {fit['inside_r']:+.2f} once every training has lost the mean of its "
             f"budget; {change}",
@@ -185,11 +185,10 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
         foretells("loss-reward", f"training reward of the last {c.last} steps", "reward",
                   f"reward by budget {listed['reward_first']} in the first {c.last} steps, {listed['reward_last']} in the last"),
         claim("budget-order", "a larger pretraining budget gives a higher RL reward", "§3.1, Fig. 2", each[least]["value"],
-              decide(all(step["low"] > 0 for step in each) and rewarded, ends["low"] > 0),
-              (each[least]["low"], each[least]["high"]), "held-out success, the least step",
+              above(), (each[least]["low"], each[least]["high"]), "held-out success, the least step",
               f"least at {steps(c)[least]} tokens; 95% bootstrap over seeds and, nested, tasks, paired; from the first budget to "
               f"the last {ends['value']:+.3f} [{ends['low']:+.3f}, {ends['high']:+.3f}]; training reward by budget "
-              f"{listed['reward_last']}{idle}"),
+              f"{listed['reward_last']}{idle}", {"so does training reward": rewarded}),
     ]  # fmt: skip
 
 

@@ -1,19 +1,110 @@
-"""What an experiment is: settings, a function of a run folder, a picture, and verdicts on claims of the sources.
+"""What an experiment is: settings, a function of a run folder, a picture, and what it says about claims of the sources.
 
 A file of this room that reproduces a figure holds
     Experiment          frozen dataclass of settings with a `seed`; `Experiment.quick()` is the half-minute version
     experiment(run, config)   → {"rows": [dict, …], "claims": [claim(…), …], …}; long parts are stages of the run
     picture(found, path)      draws what the source draws
 
+A claim comes with a rule, written down before it is measured. The verdict is computed from rule and measurement and from nothing else,
+so that anybody can compute it again from the file that holds both:
+
+    above(null)             an effect: the whole interval lies above `null`, where there would be none
+    above(null, amount)     … and it is as large as the source says
+    below(null, amount)     the same downwards
+    between(low, high)      a number that the source gives
+    at_most(bound)          a law: a closed form or an identity, and the largest deviation from it
+    at_least(bound)         a law: two things differ, and by how much at least
+    untested()              measured or not, it does not test the claim; the note says why
+
+    reproduced          the interval lies beyond the null, the amount is reached, and so is whatever else the rule needs
+    partly              the interval lies beyond the null, but something is missing: half of the amount is reached, or a need is not met
+    contradicted        the interval lies wholly on the wrong side of the null
+    not at this scale   the interval holds the null, or less than half of the amount is reached: what was claimed may be so elsewhere
+    not tested          there is no measurement of it
+A number without an interval counts as an interval of that number alone. A law holds or is broken; it is counted apart.
+
     etude figure kl-variance --quick        PNG, CSV and JSON in runs/figure/kl-variance
     etude claims                            every claim, what was measured, and the verdict
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
-__all__ = ["VERDICTS", "claim", "decide"]
+__all__ = ["LAW_VERDICTS", "VERDICTS", "above", "at_least", "at_most", "below", "between", "claim", "is_law", "judge", "untested"]
 
-VERDICTS = ("reproduced", "partly", "not at this scale")
+VERDICTS = ("reproduced", "partly", "contradicted", "not at this scale", "not tested")
+LAW_VERDICTS = ("holds", "broken")
+KINDS = {
+    "above": ("null", "amount"), "below": ("null", "amount"), "between": ("low", "high"), "at most": ("bound",), "at least": ("bound",),
+    "not tested": (),
+}  # fmt: skip
+"""Kinds of rules, and what belongs to each."""
+
+
+def above(null: float = 0.0, amount: float | None = None) -> dict:
+    """An effect that lies above `null`, by as much as `amount` where the source says how much."""
+    return {"kind": "above", "null": null, "amount": amount}
+
+
+def below(null: float = 0.0, amount: float | None = None) -> dict:
+    """An effect that lies below `null`, by as much as `amount` where the source says how much."""
+    return {"kind": "below", "null": null, "amount": amount}
+
+
+def between(low: float, high: float) -> dict:
+    """A number of the source's, and how far from it is still the same."""
+    return {"kind": "between", "low": low, "high": high}
+
+
+def at_most(bound: float) -> dict:
+    """A law: the largest deviation from it, `measured`, is no more than the bound."""
+    return {"kind": "at most", "bound": bound}
+
+
+def at_least(bound: float) -> dict:
+    """A law that two things differ: the least that they differ by, `measured`, is no less than the bound."""
+    return {"kind": "at least", "bound": bound}
+
+
+def untested() -> dict:
+    """What was measured, if anything was, says nothing about the claim."""
+    return {"kind": "not tested"}
+
+
+def is_law(rule: Mapping) -> bool:
+    """Whether the rule is a law's."""
+    return rule["kind"] in ("at most", "at least")
+
+
+def judge(rule: Mapping, measured: float | None, interval: Sequence[float] | None = None, needs: Mapping[str, bool] | None = None) -> str:
+    """The verdict, one of VERDICTS, or of LAW_VERDICTS for a law.
+
+    needs: what else the rule asks for, in words, and whether it is so. ValueError for a rule that is none."""
+    if set(rule) != {"kind", *KINDS.get(rule.get("kind"), ("",))}:
+        raise ValueError(f"a rule is one of {', '.join(KINDS)}, with what belongs to it; got {dict(rule)}")
+    met = all((needs or {}).values())
+    if rule["kind"] == "not tested" or measured is None:
+        return "not tested"
+    if is_law(rule):
+        inside = measured <= rule["bound"] if rule["kind"] == "at most" else measured >= rule["bound"]
+        return "holds" if inside and met else "broken"
+    low, high = interval or (measured, measured)
+    if rule["kind"] == "between":
+        if high < rule["low"] or low > rule["high"]:
+            return "contradicted"
+        inside = rule["low"] <= low and high <= rule["high"]
+        return "not at this scale" if not inside else "reproduced" if met else "partly"
+    # Downwards is upwards in a mirror.
+    sign = 1 if rule["kind"] == "above" else -1
+    null, amount = sign * rule["null"], None if rule["amount"] is None else sign * rule["amount"]
+    if amount is not None and amount <= null:
+        raise ValueError(f"amount must lie on the claim's side of null; got {dict(rule)}")
+    measured, low, high = sign * measured, *sorted((sign * low, sign * high))
+    if high < null:
+        return "contradicted"
+    if low <= null or amount is not None and measured < (null + amount) / 2:
+        return "not at this scale"
+    return "reproduced" if met and (amount is None or high >= amount) else "partly"
 
 
 def claim(
@@ -21,29 +112,26 @@ def claim(
     says: str,
     source: str,
     measured: float | None,
-    verdict: str,
+    rule: Mapping,
     interval: tuple[float, float] | None = None,
     unit: str = "",
     note: str = "",
+    needs: Mapping[str, bool] | None = None,
 ) -> dict:
-    """One claim of a source beside what was measured.
+    """One claim of a source, or one law, beside what was measured, with its verdict.
 
     name: short and unique within the experiment; says: the claim in a sentence; source: section, figure or arXiv number;
-    measured: the number that decides, None when there is none to give; interval: where it lies with its uncertainty (say in `note` what kind);
-    note: what the reader should know, the reason looked for when the claim did not reproduce. ValueError for a verdict that is
-    none of VERDICTS, for a number that is not finite, and for an interval upside down."""
-    if verdict not in VERDICTS:
-        raise ValueError(f"verdict must be one of {', '.join(VERDICTS)}; got {verdict!r}")
+    measured: the number that decides, None when there is none to give (say why in `note`); rule: see the top of this file; interval: where
+    it lies with its uncertainty (say in `note` what kind); note: what the reader should know, the reason looked for when the claim did
+    not reproduce; needs: what else must be so for it to be reproduced, in words, and whether it is.
+    ValueError for a rule that is none, for a number that is not finite, and for an interval upside down or without its number."""
     if measured is not None and not math.isfinite(measured):
         raise ValueError(f"measured must be finite; got {measured} for {name}")
-    if interval is not None and not -math.inf < interval[0] <= interval[1] < math.inf:
-        raise ValueError(f"interval must be (low, high), finite; got {interval} for {name}")
+    if interval is not None and (measured is None or not -math.inf < interval[0] <= interval[1] < math.inf):
+        raise ValueError(f"interval must be (low, high), finite, and belong to a measured number; got {interval} for {name}")
+    interval = None if interval is None else [float(v) for v in interval]
+    needs = {words: bool(met) for words, met in (needs or {}).items()}
     return {
-        "name": name, "claim": says, "source": source, "measured": measured, "unit": unit,
-        "interval": None if interval is None else [float(v) for v in interval], "verdict": verdict, "note": note,
+        "name": name, "claim": says, "source": source, "measured": measured, "unit": unit, "interval": interval, "rule": dict(rule),
+        "needs": needs, "verdict": judge(rule, measured, interval, needs), "note": note,
     }  # fmt: skip
-
-
-def decide(holds: bool, partly: bool = False) -> str:
-    """The verdict: reproduced when it holds, else partly or not at this scale."""
-    return VERDICTS[0] if holds else VERDICTS[1] if partly else VERDICTS[2]

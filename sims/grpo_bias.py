@@ -27,7 +27,7 @@ from torch import Tensor
 
 from etude.runs import Run
 from ref.dr_grpo import FAMILY, Variant, family_loss, group_advantages
-from sims.experiment import claim, decide
+from sims.experiment import above, at_least, at_most, below, claim
 from sims.statistics import bootstrap
 from sims.words import PROMPTS, Groups, World
 
@@ -237,17 +237,12 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
         curve = curves[member][what]
         return interval((np.array(curve[-1]) - np.array(curves[other][what][-1] if other else curve[0])).tolist())
 
-    def above(
-        name: str, says: str, source: str, got: tuple, limit: float = 0.0, sign: int = 1, unit: str = "", note: str = ""
-    ) -> dict:
-        """Holds where the whole interval lies beyond the limit, partly where the value does."""
-        value, low, high = got
-        holds = low > limit if sign > 0 else high < limit
-        return claim(name, says, source, value, decide(holds, sign * (value - limit) > 0), (low, high), unit, note)
+    def beyond(name: str, says: str, source: str, got: tuple, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
+        return claim(name, says, source, got[0], rule, got[1:], unit, note, needs)
 
     def zero(name: str, says: str, source: str, value: float) -> dict:
         note = f"largest relative distance, by enumeration, N = {c.group_sizes}"
-        return claim(name, says, source, value, decide(value < 1e-9), note=note)
+        return claim(name, says, source, value, at_most(1e-9), note=note)
 
     def longer(which: str) -> tuple[float, float, float]:
         return interval((at(f"grows {which}", "only length") - at(f"grows {which}", "dr_grpo")).tolist())
@@ -265,53 +260,51 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
               "arXiv:2402.14740",
              worst("distance, rloo")),
         zero("mean-against-others", "Dr. GRPO's gradient is (N − 1)/N times RLOO's", paper, worst("mean from leave-one-out")),
-        above("length-gradient", "divided by the rollout's length, the gradient is none of the expected reward", paper,
-              interval(at("sine", "only length").tolist()), 0.05, unit="sine of the angle",
+        beyond("length-gradient", "divided by the rollout's length, the gradient points elsewhere than the expected reward's", paper,
+              interval(at("sine", "only length").tolist()), above(0.05), unit="sine of the angle",
               note=f"reward 0 or 1; {exact}; limit 0.05"),
-        above("std-gradient", "divided by the group's deviation, the gradient is none of the expected reward", paper,
-              interval(at("sine", "only std").tolist()), 0.05, unit="sine of the angle",
+        beyond("std-gradient", "divided by the group's deviation, it does too", paper,
+              interval(at("sine", "only std").tolist()), above(0.05), unit="sine of the angle",
               note=f"reward 0 or 1, where the deviation reweighs groups by how mixed they are; {exact}; limit 0.05"),
-        above("std-gradient-priced", "with a price on tokens, too, division by the deviation turns the gradient", own + report,
-              interval(at("sine", "only std", c.price).tolist()), 0.05, unit="sine of the angle",
+        beyond("std-gradient-priced", "with a price on tokens, too, division by the deviation turns the gradient", own + report,
+              interval(at("sine", "only std", c.price).tolist()), above(0.05), unit="sine of the angle",
               note=f"price {c.price:g} a token; {exact}; limit 0.05; looked at because of the claim on equally right groups"),
-        above("wrong-longer", "division by length is a length bias: wrong answers get longer than by the unbiased gradient",
-              f"{report}; {paper}", longer("wrong"), unit="tokens per unit step",
+        beyond("wrong-longer", "division by length is a length bias: wrong answers get longer than by the unbiased gradient",
+              f"{report}; {paper}", longer("wrong"), above(), unit="tokens per unit step",
               note=f"derivative of E[length | wrong] along the gradient, divided minus undivided, same step length; {exact}"),
-        above("right-shorter", "and right answers shorter", paper, longer("right"), sign=-1, unit="tokens per unit step",
+        beyond("right-shorter", "and right answers shorter", paper, longer("right"), below(), unit="tokens per unit step",
               note=f"the same of E[length | right]; {exact}"),
-        above("wrong-grow", "with division by length, wrong answers grow", paper, interval(grows.tolist()),
+        beyond("wrong-grow", "with division by length, wrong answers grow", paper, interval(grows.tolist()), above(),
               unit="tokens per unit step",
               note=f"in {100 * (grows > 0).mean():.0f}% of policies; along the true gradient in "
               f"{100 * (truth > 0).mean():.0f}%, {truth.mean():.3f} on average: growth alone is no bias; {exact}"),
-        above("wrong-longer-trained", "after training with division by length, wrong answers are longer than without it",
+        beyond("wrong-longer-trained", "after training with division by length, wrong answers are longer than without it",
               f"{report}; {paper}",
-              end("wrong", "only length", "dr_grpo"), unit="tokens",
+              end("wrong", "only length", "dr_grpo"), above(), unit="tokens",
               note=f"E[length | wrong] after {c.steps} steps, exact; {by_seed}; without division "
               f"it changed by {start[0]:+.2f} since the start"),
         claim("std-blow-up", "division by the deviation blows up small differences in a group that is equally right", report,
-              least,
-              decide(least > 0.5 and sizes["none"] < 0.1, least > 0.5), unit="× a half-right group's",
+              least, at_least(0.5), unit="× a half-right group's", needs={"undivided less than 0.1": sizes["none"] < 0.1},
               note=f"root mean square advantage, least over prices {min(c.prices):g} to {max(c.prices):g} a token; "
               f"undivided at {min(c.prices):g}: {sizes['none']:.2g}; exact for N = {size}; limits 0.5 and 0.1"),
-        above("std-share", "so that groups in which all are right make up more of the gradient", own + report,
-              interval((at("all right", "only std", c.price) - at("all right", "dr_grpo", c.price)).tolist()), unit="of the norm",
+        beyond("std-share", "so that groups in which all are right make up more of the gradient", own + report,
+              interval((at("all right", "only std", c.price) - at("all right", "dr_grpo", c.price)).tolist()), above(), unit="of the norm",
               note=f"price {c.price:g}: {shares['only std'][0]:.3f} divided, {shares['dr_grpo'][0]:.3f} undivided; {exact}"),
-        above("unmasked-cut-off", "overlong rollouts not masked: the share cut off falls", own + report, end("cut", "dr_grpo"),
-              sign=-1,
+        beyond("unmasked-cut-off", "overlong rollouts not masked: the share cut off falls", own + report, end("cut", "dr_grpo"), below(),
               unit="of rollouts", note=f"end minus start of training; {by_seed}"),
-        above("masked-cut-off", "masked, more is cut off than unmasked", own + report, end("cut", "masked", "dr_grpo"),
+        beyond("masked-cut-off", "masked, more is cut off than unmasked", own + report, end("cut", "masked", "dr_grpo"), above(),
               unit="of rollouts",
               note=f"end of training; since the start, masked: {end('cut', 'masked')[0]:+.3f}; {by_seed}"),
-        above("masked-longer", "masked, answers are longer than unmasked", own + report, end("length", "masked", "dr_grpo"),
+        beyond("masked-longer", "masked, answers are longer than unmasked", own + report, end("length", "masked", "dr_grpo"), above(),
               unit="tokens",
               note=f"end of training; {by_seed}"),
-        above("masked-grows", "masked, length grows during training", own + report, end("length", "masked"), unit="tokens",
+        beyond("masked-grows", "masked, length grows during training", own + report, end("length", "masked"), above(), unit="tokens",
               note=f"end minus start; unmasked {end('length', 'dr_grpo')[0]:+.3f}; {by_seed}"),
-        claim("as-good", "Dr. GRPO earns what GRPO earns, with shorter wrong answers", "arXiv:2503.20783, Fig. 1 and 5",
-              reward[0],
-              decide(reward[1] > -0.01 and saved[1] > 0, reward[2] > -0.01 and saved[0] > 0), reward[1:], "reward",
-              f"exact reward at the end, Dr. GRPO minus GRPO (allowed: −0.01), equal learning rate; GRPO's wrong answers "
-              f"are longer by {saved[0]:.3f} [{saved[1]:.3f}, {saved[2]:.3f}] tokens; {by_seed}"),
+        beyond("as-good", "Dr. GRPO earns what GRPO earns (less 0.01 at most), with shorter wrong answers", "arXiv:2503.20783, Fig. 1 and 5",
+              reward, above(-0.01), "reward",
+              f"exact reward at the end, Dr. GRPO minus GRPO, equal learning rate; GRPO's wrong answers "
+              f"are longer by {saved[0]:.3f} [{saved[1]:.3f}, {saved[2]:.3f}] tokens; {by_seed}",
+              {"its wrong answers are shorter": saved[1] > 0}),
     ]  # fmt: skip
 
 

@@ -19,7 +19,6 @@ baseline of the claims is the better of two: the agent after plain RL, and the a
 """
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from sims import chains, reinforcement
 from sims.agent import Episode, Language, one_row, own_logp, pad, pay, play
 from sims.chains import Memory
 from sims.corpus import task_stream
-from sims.experiment import claim, decide
+from sims.experiment import above, at_most, below, claim
 from sims.learner import Learner, language_of, load_checkpoint, shown_rows, train
 from sims.policies import agent
 from sims.recipe import Recipe
@@ -273,10 +272,10 @@ def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[d
     def per_task(arm: tuple[str, str], name: str) -> np.ndarray:
         return found[arm]["counts"][..., COUNTS.index(name)].mean(1)
 
-    def quote(name: str, says: str, source: str, got: dict | None, rule: Callable[[dict], str], unit: str, note: str) -> dict:
+    def quote(name: str, says: str, source: str, got: dict | None, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
         if got is None:
-            return claim(name, says, source, None, decide(False), unit=unit, note=f"nothing to compare with; {note}")
-        return claim(name, says, source, got["value"], rule(got), (got["low"], got["high"]), unit, f"{near}; {note}")
+            return claim(name, says, source, None, rule, unit=unit, note=f"nothing to compare with; {note}")
+        return claim(name, says, source, got["value"], rule, (got["low"], got["high"]), unit, f"{near}; {note}", needs)
 
     own, success = ("chains", "self"), {arm: per_task(arm, "success") for arm in ARMS}
     top = success["plain", "none"]
@@ -301,27 +300,28 @@ def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[d
     return [
         quote("half-error", "self-summaries lose about half of the success that prompt-based compaction loses", post,
               ratio(top - success[own], top - success[base], c.resamples),
-              lambda g: decide(g["high"] < 1 and g["low"] <= 0.5 or g["high"] <= 0.5, g["value"] < 1), "× its error",
+              below(1.0, 0.5), "× its error",
               f"error against the plain agent without limit, success {top.mean():.3f}, whose rollouts outgrow the trigger: "
               f"{binds}; "
               f"baseline {' '.join(base)}; errors: {errors}"),
         quote("shorter", "its summaries are far shorter than those of prompt-based compaction: 1,000 tokens, not 5,000", post,
-              shorter, lambda g: decide(g["high"] <= 0.5, g["high"] < 1), "× their tokens",
+              shorter, below(1.0, 0.5), "× their tokens",
               f"tokens a summary: {' '.join(base)} {size(sizes, 2):.1f}, chains self {size(sizes, 0):.1f}; both were shown "
               f"summaries of one scripted agent, so only RL could part them, and at most {c.longest_summary} tokens are allowed"),
         quote("cache", "asking in the running context reuses its cache and saves prefill", post,
-              ratio(saved, prefill + saved, c.resamples), lambda g: decide(g["low"] > 0), "of all prefill",
+              ratio(saved, prefill + saved, c.resamples), above(), "of all prefill",
               f"counted on chains after RL: {prefill.mean():.0f} tokens a rollout instead of {(prefill + saved).mean():.0f}"
               + (f"; played, before RL {played['value']:.2f} × what it fills with separate calls" if played else "")),
         quote("rl-improves", "RL with the final reward on every token of the chain improves the summaries", "§4.1",
-              gain, lambda g: decide(g["low"] > 0 and fallen["low"] > 0, g["low"] > 0), "success",
+              gain, above(), "success",
               f"under the limit, after minus before; the loss against its own play without limit falls by {fallen['value']:.3f} "
               f"[{fallen['low']:.3f}, {fallen['high']:.3f}], without which the agent may only have become better at the rest; "
               f"against plain RL, whose summaries no reward reached, {unpaid['value']:+.3f} "
               f"[{unpaid['low']:.3f}, {unpaid['high']:.3f}]; "
-              "demonstrations were noisy on purpose, and part of any gain is the removal of that noise"),
-        claim("one-weight", "a chain with more segments does not weigh more than one with fewer", "§4.1", weight["split"],
-              decide(many and weight["split"] < 1e-9 and weight["faulty"] > 1e-2), unit="relative",
+              "demonstrations were noisy on purpose, and part of any gain is the removal of that noise",
+              {"the loss against play without limit falls": fallen["low"] > 0}),
+        claim("one-weight", "a chain with more segments does not weigh more than one with fewer", "§4.1", weight["split"] if many else None,
+              at_most(1e-9), unit="relative", needs={"over rows it would": not many or weight["faulty"] > 1e-2},
               note="distance of the parameters' gradient with segments as rows from that with chains as rows, on "
               f"{weight['chains']} chains of up to {weight['most_segments']} segments; with baseline and denominator over rows "
               f"{weight['faulty']:.3f}"

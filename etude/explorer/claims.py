@@ -7,9 +7,11 @@ import streamlit as st
 from etude import catalog, figures
 from etude.explorer.page import NARROW, ROOT, Page, download, table
 from etude.runs import RunError
+from etude.statements import open_statements
 
 RESULTS = ROOT / "results"
-MARKS = {"reproduced": "●", "partly": "◐", "not at this scale": "○"}
+MARKS = {"reproduced": "●", "partly": "◐", "contradicted": "✕", "not at this scale": "○", "not tested": "–"}
+LAW_MARKS = {"holds": "●", "broken": "✕"}
 """Verdicts differ in shape, not in colour alone."""
 
 
@@ -22,36 +24,64 @@ def rows(claims: list[dict]) -> list[dict]:
         raise RunError(f"results/claims.json holds what etude claims does not write ({type(error).__name__}: {error}); gather again") from None
 
 
+def law_rows(claims: list[dict]) -> list[dict]:
+    """Laws as the table shows them."""
+    return [{"": f"{LAW_MARKS[c['verdict']]} {c['verdict']}", "law": c["claim"], "deviation": figures.measured(c), "bound": figures.bound(c),
+             "source": c["source"], "how it was decided": c["note"] or "", "play it again": c["command"]} for c in claims]  # fmt: skip
+
+
+def open_rows(claims: list[dict], words: str) -> list[dict]:
+    """Statements that nothing tests and that have all these words, as the table shows them."""
+    found = [{"statement": statement.says, "section": statement.section, "why it is not tested": why} for statement, why in open_statements(claims)]
+    return [row for row in found if has(" ".join(row.values()), words)]
+
+
+def has(text: str, words: str) -> bool:
+    return all(word in text.casefold() for word in words.casefold().split())
+
+
 def chosen(claims: list[dict], verdicts: list[str], experiments: list[str], words: str) -> list[dict]:
     """Claims of these verdicts and experiments (none given: of all) whose text has all these words."""
     return [
         c for c in claims
         if (not verdicts or c["verdict"] in verdicts) and (not experiments or c["experiment"] in experiments)
-        and all(word in f"{c['claim']} {c['source']} {c['note']}".casefold() for word in words.casefold().split())
+        and has(f"{c['claim']} {c['source']} {c['note']}", words)
     ]  # fmt: skip
 
 
 def draw() -> None:
     st.html(NARROW)
-    claims = figures.load(RESULTS / "claims.json")
+    everything = figures.load(RESULTS / "claims.json")
+    claims, laws = figures.of_sources(everything), figures.laws(everything)
     rows(claims)
     known = {entry.name: entry for entry in catalog.EXPERIMENTS}
-    left, middle, right = st.columns([2, 2, 1])
+    st.markdown(figures.covered(everything))
+    left, middle, right = st.columns([2, 3, 1])
     with left:
-        experiments = st.multiselect("Experiments", list(dict.fromkeys(c["experiment"] for c in claims)), key="experiment", bind="query-params",
-                                     placeholder="all")  # fmt: skip
+        experiments = st.multiselect("Experiments", list(dict.fromkeys(c["experiment"] for c in everything)), key="experiment",
+                                     bind="query-params", placeholder="all")  # fmt: skip
     with middle:
         verdicts = st.pills("Verdicts", list(MARKS), selection_mode="multi", key="verdict", bind="query-params")
     with right:
         words = st.text_input("Words", key="words", bind="query-params", placeholder="k1 gradient")
     found = chosen(claims, verdicts, experiments, words)
+    exact = [] if verdicts else chosen(laws, [], experiments, words)
+    untried = open_rows(everything, words) if not experiments and (not verdicts or "not tested" in verdicts) else []
     count = ", ".join(f"{sum(c['verdict'] == verdict for c in found)} {verdict}" for verdict in MARKS)
     st.markdown(f"{len(found)} of {len(claims)} claims: {count}.")
-    if not found:
+    if found:
+        table(rows(found), "claims")
+    else:
         st.info("No claim is left; take a filter away.")
-        return
-    table(rows(found), "claims")
-    for number, name in enumerate(dict.fromkeys(c["experiment"] for c in found)):
+    if exact:
+        st.subheader("Laws", anchor="laws")
+        st.markdown("Closed forms and identities, and the largest deviation from each; they are not counted as claims.")
+        table(law_rows(exact), "laws")
+    if untried:
+        st.subheader("Not tested", anchor="not-tested")
+        st.markdown(f"{len(untried)} statements of the sources that nothing here tests yet.")
+        table(untried, "not-tested")
+    for name in dict.fromkeys(c["experiment"] for c in [*found, *exact]):
         entry = known.get(name)
         title = f"{name}: {entry.title} ({entry.source})" if entry else name
         st.subheader(title, anchor=name)
@@ -75,8 +105,8 @@ def _picture(folder: Path, name: str, alt: str) -> None:
 PAGE = Page(
     name="claims",
     title="Claims",
-    says="Every claim of the sources that was tested here, what was measured, and a verdict by a rule that its experiment states. Tests that "
-    "did not come out are kept.",
+    says="What the sources claim, what was measured here, and a verdict that follows from a rule and the measurement alone. Tests that did not "
+    "come out are kept, and so is what nothing tests yet.",
     formula="",
     look="What did not reproduce, and why: how each verdict was decided stands in the table, and every row names the command that plays it again.",
     draw=draw,

@@ -248,12 +248,14 @@ def test_the_committed_example_is_small():
 
 
 def test_claims_are_filtered(page, drive, whole, table):
-    known = figures.load(claims.RESULTS / "claims.json")
+    everything = figures.load(claims.RESULTS / "claims.json")
+    known = figures.of_sources(everything)
     at = page("claims")
-    assert len(table(at, "claim")) == len(known)
+    assert len(table(at, "claim")) == len(known) < len(everything)
+    assert figures.covered(everything) in words(at)
     assert drive(at) > 10
     verdicts = {c["verdict"] for c in known}
-    assert len(verdicts) > 1
+    assert len(verdicts) > 3
     for verdict in verdicts:
         some = sorted({c["experiment"] for c in known if c["verdict"] == verdict})[:2]
         shown = table(page("claims", verdict=verdict, experiment=some), "claim")
@@ -262,7 +264,19 @@ def test_claims_are_filtered(page, drive, whole, table):
         assert set(shown["verdict"]) == {f"{claims.MARKS[verdict]} {verdict}"}
         assert shown["measured"].tolist() == [figures.measured(c) for c in right]
     at = page("claims", words="NO such claim")
-    assert not at.error and "No claim is left" in words(at)
+    assert not at.error and "No claim is left" in words(at) and not at.dataframe
+
+
+def test_laws_and_open_statements_have_tables_of_their_own(page, table):
+    everything = figures.load(claims.RESULTS / "claims.json")
+    at = page("claims")
+    assert table(at, "law")["law"].tolist() == [c["claim"] for c in figures.laws(everything)]
+    assert table(at, "statement")["statement"].tolist() == [statement.says for statement, _ in open_statements(everything)]
+    at = page("claims", experiment=["kl-variance"])
+    assert len(table(at, "law")) == 17 and not any("statement" in shown.value.columns for shown in at.dataframe)
+    at = page("claims", verdict=["not tested"], words="Diverges rl")
+    assert table(at, "statement")["section"].tolist() == ["§6.1, Kernels"] * 2
+    assert not any("law" in shown.value.columns for shown in at.dataframe)
 
 
 @pytest.mark.parametrize("content", [None, "[{", '[{"claim": 1}]', "[3]", '{"a": 1}'])

@@ -7,10 +7,14 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from etude import catalog, figures
+from etude import catalog, earlier, figures, statements
 from etude.runs import RunError, fill
-from sims.experiment import VERDICTS, claim, decide
+from sims.experiment import LAW_VERDICTS, VERDICTS, above, at_least, at_most, below, between, claim, is_law, judge, untested
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 def finished(folder, name="kl-variance", quick=False, measured=1.0, seed=0):
@@ -19,7 +23,7 @@ def finished(folder, name="kl-variance", quick=False, measured=1.0, seed=0):
     record = {
         "experiment": name, "quick": quick, "command": f"etude figure {name}", "config": {"seed": seed},
         "machine": {"cpu": "a", "threads": 2, "torch": "2", "commit": "c"}, "seconds": {"one": 1.25, "two": 2.0},
-        "claims": [claim("crossing", "k3 stops winning", "Fig. 4", measured, "reproduced", (0.5, 1.5), "nats", "a note")],
+        "claims": [claim("crossing", "k3 stops winning", "Fig. 4", measured, above(), (0.5, 1.5), "nats", "a note")],
         "rows": [],
     }  # fmt: skip
     (folder / f"{name}.json").write_text(json.dumps(record))
@@ -31,7 +35,7 @@ def finished(folder, name="kl-variance", quick=False, measured=1.0, seed=0):
 def test_gathering_keeps_what_other_experiments_said(tmp_path):
     out = tmp_path / "results" / "claims.json"
     out.parent.mkdir()
-    other = claim("x", "y", "§1", None, "partly") | {"experiment": "gone", "command": "etude figure gone"}
+    other = claim("x", "y", "§1", None, above()) | {"experiment": "gone", "command": "etude figure gone"}
     out.write_text(json.dumps([other]))
     figures.gather([finished(tmp_path / "a", measured=1.0)], out)
     claims = figures.gather([finished(tmp_path / "b", measured=2.0, seed=3)], out)
@@ -65,7 +69,7 @@ def test_missing_and_damaged_claims_are_named(tmp_path):
 
 @pytest.mark.parametrize("content", ["{}", "[3]", '[{"claim": "x"}]', "WRONG"])
 def test_claims_that_are_none_are_named(tmp_path, ask, content):
-    good = claim("x", "y", "§1", None, "partly") | {"experiment": "gone", "command": "etude figure gone"}
+    good = claim("x", "y", "§1", None, above()) | {"experiment": "gone", "command": "etude figure gone"}
     text = json.dumps([good | {"verdict": "perhaps"}]) if content == "WRONG" else content
     (tmp_path / "claims.json").write_text(text)
     code, _, error = ask("claims", "--out", tmp_path / "claims.json")
@@ -100,7 +104,7 @@ def test_quick_stays_quick_when_resumed(tmp_path, monkeypatch, ask):
         patch.setattr(grpo_bias, "experiment", cut)
         code, _, said = ask("figure", "grpo-bias", "--quick", "--seed", 2, "--out", tmp_path / "x")
     assert code == 130 and f"etude figure grpo-bias --out {tmp_path / 'x'} --resume" in said
-    found = {"rows": [{"a": 1}], "claims": [claim("n", "s", "§", 1.0, "partly")]}
+    found = {"rows": [{"a": 1}], "claims": [claim("n", "s", "§", 1.0, above())]}
     monkeypatch.setattr(grpo_bias, "experiment", lambda run, config: found)
     monkeypatch.setattr(grpo_bias, "picture", lambda found, path: path.write_bytes(b""))
     assert ask("figure", "grpo-bias", "--out", tmp_path / "x", "--resume")[0] == 0
@@ -112,7 +116,7 @@ def test_quick_stays_quick_when_resumed(tmp_path, monkeypatch, ask):
 
 @pytest.mark.parametrize("entry", catalog.EXPERIMENTS, ids=lambda entry: entry.name)
 def test_the_committed_record_was_played_by_its_command(entry):
-    record = json.loads((Path(__file__).resolve().parents[2] / "results" / "figures" / f"{entry.name}.json").read_text())
+    record = json.loads((RESULTS / "figures" / f"{entry.name}.json").read_text())
     settings = importlib.import_module(entry.module).Experiment
     assert figures.command_of(entry.name, settings, record["config"]) == (record["command"], record["quick"]) and not record["quick"]
 
@@ -128,12 +132,21 @@ def test_tables_say_the_interval_and_the_unit(tmp_path, capsys):
     assert "| 0.628 [0.5, 1.5] nats | reproduced | `etude figure kl-variance` |" in figures.markdown(claims)
     figures.show([claims[0] | {"verdict": "partly"}])
     assert "a note" in capsys.readouterr().out
+    law = claim("l", "a sum is a sum", "closed form", 2e-16, at_most(1e-9), note="by hand") | {"experiment": "x", "command": "etude figure x"}
+    figures.show([law])
+    said = capsys.readouterr().out
+    assert "a sum is a sum" in said and "at most 1e-09" in said and "holds" in said and "claim " not in said
+    assert figures.markdown([*claims, law]) == figures.markdown(claims)
+    assert "| a sum is a sum | closed form | 2e-16 | at most 1e-09 | holds | `etude figure x` |" in figures.markdown_laws([*claims, law])
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"verdict": "true"}, "verdict must be one of"),
+        ({"rule": {"kind": "true"}}, "a rule is one of above, below"),
+        ({"rule": {"kind": "above", "null": 0.0}}, "with what belongs to it"),
+        ({"rule": above(1.0, 0.5)}, "amount must lie on the claim's side of null"),
+        ({"measured": None, "interval": (0.0, 1.0)}, "belong to a measured number"),
         ({"measured": math.nan}, "measured must be finite"),
         ({"interval": (2.0, 1.0)}, "interval must be"),
         ({"interval": (0.0, math.inf)}, "interval must be"),
@@ -141,11 +154,162 @@ def test_tables_say_the_interval_and_the_unit(tmp_path, capsys):
 )
 def test_a_claim_is_checked(change, says):
     with pytest.raises(ValueError, match=says):
-        claim(**({"name": "n", "says": "s", "source": "§", "measured": 1.0, "verdict": "partly"} | change))
+        claim(**({"name": "n", "says": "s", "source": "§", "measured": 1.0, "rule": above()} | change))
 
 
-def test_verdicts():
-    assert [decide(True), decide(False, True), decide(False)] == list(VERDICTS)
+@pytest.mark.parametrize(
+    ("rule", "interval", "needs", "verdict"),
+    [
+        (above(), (0.1, 0.3), {}, "reproduced"),
+        (above(), (0.1, 0.3), {"every seed": False}, "partly"),
+        (above(), (0.0, 0.3), {}, "not at this scale"),
+        (above(), (-0.1, 0.3), {"every seed": False}, "not at this scale"),
+        (above(), (-0.3, -0.1), {}, "contradicted"),
+        (above(1.0), (0.8, 0.9), {}, "contradicted"),
+        (below(), (-0.3, -0.1), {}, "reproduced"),
+        (below(), (0.1, 0.3), {}, "contradicted"),
+        (above(1.0, 2.0), (1.8, 2.2), {}, "reproduced"),
+        (above(1.0, 2.0), (1.7, 1.9), {}, "partly"),
+        (above(1.0, 2.0), (1.1, 1.2), {}, "not at this scale"),  # a sixth faster is no part of twice as fast
+        (above(1.0, 2.0), (1.1, 2.5), {"every seed": False}, "partly"),
+        (below(1.0, 0.5), (0.4, 0.55), {}, "reproduced"),
+        (below(1.0, 0.5), (0.8, 0.9), {}, "not at this scale"),
+        (between(0.9, 1.1), (0.95, 1.05), {}, "reproduced"),
+        (between(0.9, 1.1), (0.95, 1.2), {}, "not at this scale"),
+        (between(0.9, 1.1), (1.2, 1.3), {}, "contradicted"),
+        (untested(), (0.1, 0.3), {}, "not tested"),
+        (at_most(0.2), (0.1, 0.3), {}, "holds"),
+        (at_most(0.1), (0.1, 0.3), {}, "broken"),
+        (at_least(0.2), (0.1, 0.3), {}, "holds"),
+        (at_least(0.2), (0.1, 0.3), {"bounded": False}, "broken"),
+    ],
+)
+def test_verdicts(rule, interval, needs, verdict):
+    assert judge(rule, sum(interval) / 2, interval, needs) == verdict
+    assert judge(rule, None) == "not tested"
+    assert (verdict in LAW_VERDICTS) == is_law(rule) and verdict in VERDICTS + LAW_VERDICTS
+
+
+NUMBERS = st.floats(-10, 10)
+INTERVALS = st.tuples(NUMBERS, NUMBERS, NUMBERS).map(sorted)
+
+
+@given(INTERVALS, NUMBERS, st.none() | st.floats(0.1, 5), st.booleans())
+def test_what_holds_the_null_shows_no_effect(where, null, more, met):
+    """Neither reproduced nor partly, whatever the amount; wholly on the wrong side is contradicted; and downwards is upwards in a mirror."""
+    low, measured, high = where
+    rule = above(null, None if more is None else null + more)
+    verdict = judge(rule, measured, (low, high), {"every seed": met})
+    assert (verdict == "contradicted") == (high < null)
+    assert verdict not in ("reproduced", "partly") or low > null
+    assert verdict != "reproduced" or met
+    mirrored = below(-null, None if more is None else -(null + more))
+    assert judge(mirrored, -measured, (-high, -low), {"every seed": met}) == verdict
+
+
+def test_a_number_alone_is_its_own_interval():
+    assert judge(above(), 0.0) == "not at this scale" and judge(above(), 1.0) == "reproduced" and judge(above(), -1.0) == "contradicted"
+
+
+# ------------------------------------------------------------------------------------------------ the ledger
+
+
+def ids(claims):
+    return [f"{c['experiment']}/{c['name']}" for c in claims]
+
+
+def test_no_committed_verdict_is_other_than_its_rule_makes_it():
+    claims = figures.load(RESULTS / "claims.json")
+    assert len(claims) > 50 and figures.laws(claims) and len(figures.of_sources(claims)) + len(figures.laws(claims)) == len(claims)
+    for one in claims:
+        assert judge(one["rule"], one["measured"], one["interval"], one["needs"]) == one["verdict"], one["name"]
+        assert one["verdict"] in (LAW_VERDICTS if is_law(one["rule"]) else VERDICTS)
+        low, high = one["interval"] or (one["measured"], one["measured"])
+        if one["rule"]["kind"] in ("above", "below") and low <= one["rule"]["null"] <= high:
+            assert one["verdict"] == "not at this scale", one["name"]
+        assert one["verdict"] in ("reproduced", "holds") or one["note"], f"{one['name']} does not say why"
+
+
+def test_the_committed_claims_are_made_of_the_committed_records(tmp_path):
+    """etude claims results/figures, to the last byte: no figure and no verdict is written by hand."""
+    figures.gather([RESULTS / "figures"], tmp_path / "claims.json")
+    assert (tmp_path / "claims.json").read_bytes() == (RESULTS / "claims.json").read_bytes()
+    for entry in catalog.EXPERIMENTS:
+        for ending in ("png", "csv", "json"):
+            name = f"{entry.name}.{ending}"
+            assert (tmp_path / "figures" / name).read_bytes() == (RESULTS / "figures" / name).read_bytes()
+
+
+def test_gathering_where_the_records_lie_already(tmp_path):
+    one = finished(tmp_path / "results" / "figures")
+    record = (one / "kl-variance.json").read_text()
+    assert ids(figures.gather([one], tmp_path / "results" / "claims.json")) == ["kl-variance/crossing"]
+    assert (one / "kl-variance.json").read_text() == record and (one / "kl-variance.png").read_bytes() == b"picture"
+
+
+def test_a_verdict_against_its_rule_is_refused(tmp_path):
+    """In the file, in a record, and before a record is written."""
+    path = tmp_path / "a" / "kl-variance.json"
+    finished(path.parent)
+    path.write_text(path.read_text().replace('"verdict": "reproduced"', '"verdict": "partly"'))
+    with pytest.raises(RunError, match="cannot judge .*by its rule crossing is 'reproduced', not 'partly'.*play kl-variance again"):
+        figures.gather([path.parent], tmp_path / "claims.json")
+    assert not (tmp_path / "claims.json").exists()
+    claims = figures.gather([finished(tmp_path / "b")], tmp_path / "claims.json")
+    (tmp_path / "claims.json").write_text(json.dumps([claims[0] | {"interval": [-1.0, 3.0]}]))
+    with pytest.raises(RunError, match="is damaged .*by its rule crossing is 'not at this scale', not 'reproduced'"):
+        figures.load(tmp_path / "claims.json")
+
+
+def test_a_record_of_before_whose_claims_nobody_knows_is_refused(tmp_path):
+    path = finished(tmp_path / "a") / "kl-variance.json"
+    record = json.loads(path.read_text())
+    record["claims"] = [{"name": "new", "claim": "c", "source": "s", "measured": 1.0, "interval": None, "unit": "", "verdict": "partly", "note": ""}]
+    path.write_text(json.dumps(record))
+    with pytest.raises(RunError, match="cannot judge .*kl-variance/new.*play kl-variance again"):
+        figures.gather([path.parent], tmp_path / "claims.json")
+
+
+def test_rules_for_earlier_records_are_for_those_that_are_there():
+    """A row goes when its experiment is played again."""
+    old = set()
+    for entry in catalog.EXPERIMENTS:
+        record = json.loads((RESULTS / "figures" / f"{entry.name}.json").read_text())
+        old |= {f"{entry.name}/{c['name']}" for c in record["claims"] if "rule" not in c}
+    assert set(earlier.ROWS) == old
+
+
+def test_every_claim_hangs_on_a_statement_and_every_statement_says_what_tests_it():
+    named = [name for statement in statements.STATEMENTS for name in statement.tests]
+    assert sorted(named) == sorted(ids(figures.load(RESULTS / "claims.json")))  # once each
+    names = [statement.name for statement in statements.STATEMENTS]
+    assert len(set(names)) == len(names) == len({statement.says for statement in statements.STATEMENTS})
+    for statement in statements.STATEMENTS:
+        assert statement.section and bool(statement.tests) != bool(statement.why), f"{statement.name}: either tests, or why there are none"
+    held = {word.rstrip(";") for statement in statements.STATEMENTS for word in statement.why.split() if word.startswith("tests/")}
+    assert held and all((RESULTS.parent / path).is_file() for path in held)
+
+
+def test_coverage_counts_statements(monkeypatch):
+    """One tested, one tested by a law alone, one whose only claim was not tested, one that nothing tests."""
+    some = tuple(statements.Statement(n, "§1", n, tests, why) for n, tests, why in (
+        ("a", ("x/1", "x/2"), ""), ("b", ("x/3",), ""), ("c", ("x/4",), ""), ("d", (), "needs a GPU")))  # fmt: skip
+    monkeypatch.setattr(statements, "STATEMENTS", some)
+    claims = [claim(n, n, "§1", 1.0, rule, note="too few; more") | {"experiment": "x"} for n, rule in
+              (("1", untested()), ("2", above(2.0)), ("3", at_most(1.0)), ("4", untested()))]  # fmt: skip
+    assert statements.coverage(claims) == (2, 1, 4)
+    assert [(statement.name, why) for statement, why in statements.open_statements(claims)] == [("c", "too few"), ("d", "needs a GPU")]
+    assert statements.open_statements([])[2][1] == "x/4 was not played"
+    assert figures.covered(claims) == "2 of the sources' 4 testable statements are tested, 1 of them by laws alone (50%)."
+
+
+def test_the_ledger_from_the_command_line(ask):
+    code, out, _ = ask("claims")
+    claims = figures.load(RESULTS / "claims.json")
+    words = " ".join(out.split())
+    assert figures.covered(claims) in words
+    parts = [words.index(part) for part in ("claim source", "law source", "not tested source", "testable statements")]
+    assert code == 0 and parts == sorted(parts) and "transparent proxy" in words
 
 
 def test_bad_words_cost_one_line(ask, tmp_path):

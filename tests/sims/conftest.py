@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from etude import catalog
+from etude import catalog, figures
 from sims.microrepo import transcript
 from tests import forks
 
@@ -22,7 +22,9 @@ def play_figure(tiny_run, tmp_path_factory):
             sets = (f"run={tiny_run}", *sets)
         words = [word for one in sets for word in ("--set", one)]
         forks.play("figure", name, "--quick", "--out", out, *words, said=tmp_path_factory.mktemp("said") / name)
-        return json.loads((out / f"{name}.json").read_text())
+        record = json.loads((out / f"{name}.json").read_text())
+        assert not list(filter(None, map(figures.contradiction, record["claims"])))
+        return record
 
     return play
 

@@ -158,7 +158,7 @@ def test_a_world_as_in_the_figure():
 
 def test_a_world_without_any_of_it():
     claims = decided(made_up(loss=lambda b: 5 + 0.1 * np.log(b), success=lambda b: 0.1 * np.log10(b) - 0.25))
-    assert claims["codebase-loss"]["verdict"] == claims["loss-success"]["verdict"] == "not at this scale"
+    assert claims["codebase-loss"]["verdict"] == claims["loss-success"]["verdict"] == "contradicted"
     assert claims["budget-order"]["verdict"] == "reproduced"  # success still rises with the budget, only not with the loss
     assert "RL adds no success at 1,000, 10,000 tokens" in claims["budget-order"]["note"]
 
@@ -169,12 +169,12 @@ def test_a_fall_that_ends_is_partly():
     assert "the fall slows down" in claims["codebase-loss"]["note"]
 
 
-def test_one_budget_out_of_order_is_partly():
+def test_one_budget_out_of_order_is_no_order():
     dip = {1000: 0.3, 10_000: 0.5, 100_000: 0.45, 1_000_000: 0.6}
     claim = decided(made_up(success=dip.get))["budget-order"]
-    assert claim["verdict"] == "partly" and claim["measured"] == pytest.approx(-0.05) and "10,000 → 100,000" in claim["note"]
+    assert claim["verdict"] == "contradicted" and claim["measured"] == pytest.approx(-0.05) and "10,000 → 100,000" in claim["note"]
     assert decided(made_up(reward=dip.get))["budget-order"]["verdict"] == "partly"
-    assert decided(made_up(success=lambda b: -0.01 * np.log10(b)))["budget-order"]["verdict"] == "not at this scale"
+    assert decided(made_up(success=lambda b: -0.01 * np.log10(b)))["budget-order"]["verdict"] == "contradicted"
 
 
 def test_noise_is_not_taken_for_foresight():

@@ -48,7 +48,7 @@ def naive(x, k, q):
 ], ids=["right", "naive", "twice q", "convex", "not bounded"])  # fmt: skip
 def test_curves_tell_right_from_wrong(monkeypatch, wrong, fails):
     monkeypatch.setattr(length_curves, "length_penalty", wrong)
-    assert {name for name, verdict in curve_verdicts().items() if verdict != "reproduced"} == fails
+    assert {name for name, verdict in curve_verdicts().items() if verdict != "holds"} == fails
 
 
 def reward(**more) -> Reward:
@@ -191,13 +191,13 @@ def test_agents_as_the_report_says_get_every_verdict():
 
 
 @pytest.mark.parametrize(("change", "name", "verdict"), [
-    ({"nonlinear__tokens": (31, 44, 60)}, "easy-quick", "not at this scale"),
-    ({"nonlinear__tokens": (20, 30, 45)}, "hard-room", "not at this scale"),
-    ({"nonlinear__tokens": (20, 31, 45)}, "easy-more-than-hard", "not at this scale"),
-    ({"nonlinear__success": (0.9, 0.4, 0.03)}, "hard-success", "not at this scale"),
-    ({"none__success": (0.9, 0.05, 0.03), "linear__success": (0.9, 0, 0)}, "hard-success", "not at this scale"),
-    ({"nonlinear__together": (0, 0, 0.05)}, "parallel", "not at this scale"),
-    ({"nonlinear__both": (0, 0, 0), "nonlinear__together": (0, 0, 0)}, "parallel", "not at this scale"),
+    ({"nonlinear__tokens": (31, 44, 60)}, "easy-quick", "contradicted"),
+    ({"nonlinear__tokens": (20, 30, 45)}, "hard-room", "contradicted"),
+    ({"nonlinear__tokens": (20, 31, 45)}, "easy-more-than-hard", "contradicted"),
+    ({"nonlinear__success": (0.9, 0.4, 0.03)}, "hard-success", "contradicted"),
+    ({"none__success": (0.9, 0.05, 0.03), "linear__success": (0.9, 0, 0)}, "hard-success", "not tested"),
+    ({"nonlinear__together": (0, 0, 0.05)}, "parallel", "contradicted"),
+    ({"nonlinear__both": (0, 0, 0), "nonlinear__together": (0, 0, 0)}, "parallel", "not tested"),
 ])  # fmt: skip
 def test_agents_that_behave_otherwise_are_found_out(change, name, verdict):
     assert decided(*agents(**change))[name]["verdict"] == verdict
@@ -227,7 +227,7 @@ def test_hard_is_what_can_be_solved():
 def test_a_quick_run(tmp_path, play_figure):
     record = play_figure("length-penalty", tmp_path)
     verdicts = {claim["name"]: claim["verdict"] for claim in record["claims"]}
-    assert verdicts["formula"] == verdicts["concave"] == verdicts["limits"] == "reproduced"
+    assert verdicts["formula"] == verdicts["concave"] == verdicts["limits"] == "holds"
     prices = {row["setting"]: row for row in record["rows"] if row["part"] == "price"}
     assert [prices[name]["penalty"] for name in SETTINGS] == pytest.approx([0, 0.2, 0.2, 0.2])
     rows = [(row["setting"], row["depth"]) for row in record["rows"] if row["part"] == "behaviour"]

@@ -117,7 +117,7 @@ def made(distill: dict[float, float], hard: dict[float, float], c: Experiment) -
         ({1.0: 0.6, 2.0: 0.5}, {1.0: 0.5, 2.0: 0.55}, "reproduced"),
         ({1.0: 0.6, 2.0: 0.5}, {1.0: 0.5, 2.0: 0.65}, "partly"),  # labels had only been given the wrong rate
         ({1.0: 0.5, 2.0: 0.4}, {1.0: 0.5, 2.0: 0.4}, "not at this scale"),
-        ({1.0: 0.5, 2.0: 0.4}, {1.0: 0.6, 2.0: 0.4}, "not at this scale"),
+        ({1.0: 0.5, 2.0: 0.4}, {1.0: 0.6, 2.0: 0.4}, "contradicted"),
     ],
 )
 def test_rules_of_learning(distill, hard, expected):
@@ -126,7 +126,6 @@ def test_rules_of_learning(distill, hard, expected):
     by_name = {claim["name"]: claim for claim in found}
     assert by_name["distill-expected"]["verdict"] == by_name["distill-greedy"]["verdict"] == expected
     assert by_name["distill-expected"]["measured"] == pytest.approx(distill[1.0] - hard[1.0], abs=0.005)
-    assert by_name["by-depth"]["measured"] == pytest.approx(0, abs=0.01)
 
 
 def test_theory_is_the_series_it_sums():
@@ -190,9 +189,10 @@ def timings(faster: float, theory: float) -> dict:
 @pytest.mark.parametrize(
     "faster, theory, expected",
     [
-        (2.2, 1.0, ("reproduced", "reproduced", "reproduced")),
-        (1.2, 1.5, ("partly", "reproduced", "not at this scale")),
-        (0.8, 0.95, ("not at this scale", "partly", "reproduced")),
+        (2.2, 1.0, ("reproduced", "reproduced")),
+        (1.7, 1.0, ("partly", "reproduced")),
+        (1.2, 1.5, ("not at this scale", "contradicted")),  # faster, and nowhere near twice
+        (0.8, 0.95, ("contradicted", "reproduced")),
     ],
 )
 def test_rules_of_the_speed(faster, theory, expected):
@@ -202,7 +202,7 @@ def test_rules_of_the_speed(faster, theory, expected):
     assert by_way["2"]["theory_ratio"] == pytest.approx(theory) and by_way["2"]["with_turns"] == pytest.approx(1)
     assert by_way["2"]["opening_cost"] == pytest.approx(2) and by_way["2"]["accepted_2"] == 0.6
     found = {c["name"]: c["verdict"] for c in speed_verdicts(rows)}
-    assert (found["speed-up"], found["speed-up-full"], found["predicted"]) == expected and found["identical"] == "reproduced"
+    assert (found["speed-up"], found["predicted"]) == expected and found["identical"] == "holds"
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def quick(tmp_path_factory, play_figure):
 def test_a_quick_run(quick):
     out, record = quick
     verdicts = {claim["name"]: claim["verdict"] for claim in record["claims"]}
-    assert verdicts["identical"] == "reproduced" and len(verdicts) == 7
+    assert verdicts["identical"] == "holds" and len(verdicts) == 5
     trained = [row for row in record["rows"] if row["part"] == "training"]
     assert len(trained) == 3 * 2 * 2 * 3 * 2  # texts, kinds, rates, looks, depths
     assert all(0 <= row[key] <= 1 for row in trained for key in ("greedy", "expected"))

@@ -139,9 +139,9 @@ def made(plain: float, filtered: float, routers: float) -> list[dict]:
 @pytest.mark.parametrize(
     "plain, filtered, routers, expected",
     [
-        (0.3, 0.2, 0.1, ("reproduced", "partly", "reproduced", "reproduced")),
-        (0.9, 0.9, 0.02, ("partly", "not at this scale", "partly", "not at this scale")),
-        (1.2, 1.3, 0.9, ("not at this scale", "reproduced", "not at this scale", "not at this scale")),
+        (0.3, 0.2, 0.1, ("reproduced", "not at this scale", "reproduced", "reproduced")),
+        (0.9, 0.9, 0.02, ("not at this scale", "not at this scale", "not at this scale", "not at this scale")),
+        (1.2, 1.3, 0.9, ("partly", "partly", "contradicted", "contradicted")),  # nine tenths are not about one tenth
     ],
 )
 def test_rules_of_the_verdicts(plain, filtered, routers, expected):
@@ -157,7 +157,7 @@ def test_rules_of_the_verdicts(plain, filtered, routers, expected):
 def test_a_quick_run(tmp_path, play_figure):
     record = play_figure("router-mismatch", tmp_path)
     verdicts = {claim["name"]: claim["verdict"] for claim in record["claims"]}
-    assert verdicts["alpha-0"] == verdicts["alpha-1"] == "reproduced"
+    assert verdicts["alpha-0"] == verdicts["alpha-1"] == "holds"
     rl = {arm: [r["mismatch"] for r in record["rows"] if r["part"] == "rl" and r["arm"] == arm] for arm in router_mismatch.ARMS}
     # An exact sampler in the trainer's own dtype differs by the order of sums, one with 8-bit weights by its rounding.
     assert max(rl["exact"]) < 1e-4 < min(rl["none"]) and len(rl["none"]) == 2
@@ -167,8 +167,8 @@ def test_a_quick_run(tmp_path, play_figure):
     assert json.loads((tmp_path / "router-mismatch.json").read_text())["quick"]
 
 
-def test_a_filter_that_drops_nothing_has_lowered_nothing():
-    """Arms of RL that differ by chance: the rule asks whether the filter did anything at all."""
+def test_one_training_an_arm_tests_nothing():
+    """Steps of one training depend on each other, and arms of one training each differ by chance: where the filter dropped nothing, too."""
     from sims.router_mismatch import ARMS, Experiment, rl_verdicts
 
     p99 = {"exact": 0.001, "none": 0.5, "plain": 0.3, "filtered": 0.28}
@@ -177,5 +177,5 @@ def test_a_filter_that_drops_nothing_has_lowered_nothing():
               "steps": [{"mismatch": p99[arm], "mismatch_p99": p99[arm], "outside_clip": 0.0, "grad_norm": 0.1}] * 5} for arm in ARMS
     }  # fmt: skip
     idle, busy = ({c["name"]: c for c in rl_verdicts(Experiment(resamples=20), arms, dropped)}["rl-filter"] for dropped in (0.0, 0.01))
-    assert idle["verdict"] == "not at this scale" and "the chance of two trainings" in idle["note"]
-    assert busy["verdict"] == "reproduced" and "chance" not in busy["note"]
+    assert idle["verdict"] == busy["verdict"] == "not tested"
+    assert "the chance of two trainings" in idle["note"] and "chance" not in busy["note"]

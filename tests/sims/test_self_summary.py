@@ -233,7 +233,7 @@ WEIGHT = {"split": 1e-15, "faulty": 0.5, "chains": 8, "most_segments": 3, "gradi
         (0.05, 0.2, 10, "reproduced", "reproduced"),  # a quarter, half the tokens
         (0.15, 0.2, 15, "partly", "partly"),
         (0.2, 0.2, 20, "not at this scale", "not at this scale"),
-        (0.1, 0.0, 30, "not at this scale", "not at this scale"),  # no error that could be halved
+        (0.1, 0.0, 30, "not tested", "contradicted"),  # no error that could be halved, longer summaries
     ],
 )
 def test_verdicts_of_invented_results(own, base, tokens, verdict, length):
@@ -252,7 +252,7 @@ def test_rl_that_only_makes_the_rest_better_is_partly():
     claims = {one["name"]: one for one in self_summary.verdicts(found, WEIGHT, {"1": 1.0}, Experiment(resamples=20))}
     assert claims["rl-improves"]["verdict"] == "partly"
     alone = self_summary.verdicts(found, WEIGHT | {"most_segments": 1}, {"1": 1.0}, Experiment(resamples=20))
-    assert {one["name"]: one for one in alone}["one-weight"]["verdict"] == "not at this scale"
+    assert {one["name"]: one for one in alone}["one-weight"]["verdict"] == "not tested"
 
 
 def test_rows_by_segments_take_one_mean_a_task():

@@ -1,0 +1,183 @@
+"""Records that were played before a claim carried its rule: what they measured, under today's rules and words.
+
+Nothing is measured here. A claim of such a record keeps its number, its interval and its note; the rule, the words and the source come from
+this table, and the verdict follows. Two claims are read off other columns of the same record, because what they compared was not what
+the source says. A record that was played since carries its rules itself and is not looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sims.experiment import above, at_least, at_most, below, between, claim, untested
+
+__all__ = ["claims_of"]
+
+R3, KERNELS = "arXiv:2510.11370", "§6.1, Kernels"
+MARGINS = ("both penalties cost the same on average, but the next token costs less under the nonlinear one, on easy tasks too, so that it is "
+           "simply the weaker price: to be played with margins matched")  # fmt: skip
+ONE = "one training an arm, and the steps of a training depend on each other: to be played with several seeds"
+SUPERVISED = "the source saw it in RL, and these are eighty supervised steps"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is said of a claim today."""
+
+    rule: dict
+    says: str = ""
+    """Its words, where they were others."""
+    source: str = ""
+    """Its source, where it was another."""
+    why: str = ""
+    """Why the record does not test it."""
+    needs: dict[str, bool] = field(default_factory=dict)
+    """What else the rule asks for, as the claim's note has it."""
+    again: Callable[[dict, dict], dict] | None = None
+    """Number, interval, unit or note from other columns of the record, of (record, claim)."""
+
+
+def _widest(kind: str) -> Callable[[dict, dict], dict]:
+    def found(record: dict, one: dict) -> dict:
+        far = max(abs(row["mean_z"]) for row in record["rows"] if row["part"] == "gaussian" and row["kind"] == kind)
+        return {"measured": far, "unit": "σ", "note": f"{one['measured']:.4g} nats: {one['note']}"}
+
+    return found
+
+
+def _crossing(record: dict, one: dict) -> dict:
+    from ref import kl  # torch is late
+
+    exact, half = kl.crossing(), (one["interval"][1] - one["interval"][0]) / 2
+    note = f"distance of the mean of {len(record['crossings'])} searches, {one['measured']:.4f} nats, from {exact:.4f}"
+    return {"measured": abs(one["measured"] - exact) / (half / 1.96), "interval": None, "unit": "σ", "note": note}
+
+
+def _sets(record: dict, one: dict) -> dict:
+    row = next(row for row in record["rows"] if row["part"] == "routing" and row["engine"] == one["name"].rpartition("-")[2])
+    return {"measured": row["routers"], "interval": (row["routers_low"], row["routers_high"]), "unit": "of the sets of experts",
+            "note": one["note"].replace(f"of the chosen experts; of a layer's sets of experts {row['routers']:.3f}",
+                                        f"of the chosen experts {row['decisions']:.3f}")}  # fmt: skip
+
+
+def _together(record: dict, one: dict) -> dict:
+    """Under the price against before RL. The record has an interval for each and none for the difference; theirs, subtracted end from end,
+    is wider than that of a difference."""
+    at = {row["setting"]: row for row in record["rows"] if row["part"] == "behaviour" and row["depth"] == 2}
+    after, before = at["nonlinear"], at["SFT"]
+    return {
+        "measured": after["read_together"] - before["read_together"],
+        "interval": (after["read_together_low"] - before["read_together_high"], after["read_together_high"] - before["read_together_low"]),
+        "note": f"depth 2, of rollouts that read both helpers those that read them in one turn, after RL with a price on turns − before: "
+        f"{before['read_together']:.3f} → {after['read_together']:.3f}, without a price on turns {at['turns free']['read_together']:.3f}; "
+        "both 95% intervals, subtracted end from end",
+    }  # fmt: skip
+
+
+def _last(record: dict, one: dict) -> dict:
+    """What was noted of two claims that said the same again."""
+    widens = next(other["note"] for other in record["claims"] if other["name"] == "widens")
+    return {"note": f"{one['note']}. {widens[widens.index('The gap') :]}"}
+
+
+def _leak(how: str) -> Callable[[dict, dict], dict]:
+    def found(record: dict, one: dict) -> dict:
+        row = next(r for r in record["rows"] if r["part"] == "leak" and (r["form"], r["how"]) == ("nvfp4-token, float64", how))
+        return {"needs": {"with scales per token none moves, in float64": row["share"] == 0}}
+
+    return found
+
+
+EXACT, ANOTHER, SIGMA = at_most(1e-9), at_least(0.05), at_most(4.0)
+ROWS: dict[str, Row | None] = {
+    **{f"kl-variance/{name}": Row(SIGMA) for name in ("k1-unbiased", "k3-unbiased", "variances")},
+    "kl-variance/k2-biased": Row(SIGMA, again=_widest("k2")),
+    "kl-variance/k3-wins-near": Row(at_most(1.0)),
+    "kl-variance/k3-loses-far": Row(at_least(2.0)),
+    "kl-variance/crossing": Row(SIGMA, again=_crossing),
+    "kl-variance/real-tokens": Row(above(1.0)),
+    **{f"kl-variance/{name}": Row(EXACT) for name in (
+        "k1-loss", "k2-loss", "k3-loss", "k1-reward", "k3-ratio", "off-policy-weight", "sequence-k1")},
+    **{f"kl-variance/{name}": Row(ANOTHER) for name in ("k3-reward", "off-policy", "sequence-k2")},
+    **{f"grpo-bias/{name}": Row(EXACT) for name in ("mean-factor", "rloo-exact", "mean-against-others")},
+    "grpo-bias/std-blow-up": Row(at_least(0.5), needs={"undivided less than 0.1": True}),
+    "grpo-bias/length-gradient": Row(
+        above(0.05), "divided by the rollout's length, the gradient points elsewhere than the expected reward's"),
+    "grpo-bias/std-gradient": Row(above(0.05), "divided by the group's deviation, it does too"),
+    "grpo-bias/std-gradient-priced": Row(above(0.05)),
+    **{f"grpo-bias/{name}": Row(above()) for name in (
+        "wrong-longer", "wrong-grow", "wrong-longer-trained", "std-share", "masked-cut-off", "masked-longer", "masked-grows")},
+    **{f"grpo-bias/{name}": Row(below()) for name in ("right-shorter", "unmasked-cut-off")},
+    "grpo-bias/as-good": Row(above(-0.01), "Dr. GRPO earns what GRPO earns (less 0.01 at most), with shorter wrong answers",
+                             needs={"its wrong answers are shorter": True}),
+    "best-of-k/average": Row(above()),
+    "best-of-k/best-of-4": Row(above()),
+    "best-of-k/best-of-16": Row(above(), "best-of-16 rises too: RL widens what is reachable, it does not only sharpen", again=_last),
+    "best-of-k/widens": None,  # best-of-16 in other words
+    "best-of-k/no-crossing": None,  # best-of-16 in other words
+    "length-penalty/formula": Row(at_most(1e-12)),
+    "length-penalty/concave": Row(at_most(0.0)),
+    "length-penalty/limits": Row(at_most(1e-7)),
+    "length-penalty/easy-quick": Row(above()),
+    "length-penalty/easy-more-than-hard": Row(untested(), why=MARGINS),
+    "length-penalty/hard-room": Row(untested(), why=MARGINS),
+    "length-penalty/hard-success": Row(untested(), why=MARGINS),
+    "length-penalty/parallel": Row(above(), again=_together),
+    **{f"router-mismatch/decisions-{engine}": Row(
+        above(0.0, 0.1), f"about 10% of routers choose another set of experts in the other engine (sampler: {words})", R3, again=_sets)
+        for engine, words in (("bf16", "bfloat16"), ("fp8", "8-bit weights"))},
+    **{f"router-mismatch/tokens-{engine}": Row(
+        above(0.0, 0.94), f"94% of tokens have another set of experts in at least one layer (sampler: {words})", R3)
+        for engine, words in (("bf16", "bfloat16"), ("fp8", "8-bit weights"))},
+    **{f"router-mismatch/replay-{engine}": Row(
+        above(0.0, 0.5), f"replay removes half of the mismatch (1.5e-3 → 7.5e-4 nats) or more (sampler: {words})", R3)
+        for engine, words in (("bf16", "bfloat16"), ("fp8", "8-bit weights"))},
+    **{f"router-mismatch/filter-{engine}": Row(below(1.0, 0.999)) for engine in ("bf16", "fp8")},
+    **{f"router-mismatch/alpha-{a}": Row(at_most(0.0)) for a in (0, 1)},
+    "router-mismatch/rl-mismatch": Row(untested(), source=R3, why=ONE),
+    "router-mismatch/rl-p99": Row(untested(), source=R3, why=ONE),
+    "router-mismatch/rl-filter": Row(untested(), why=ONE),
+    "router-mismatch/rl-stable": Row(untested(), why=ONE),
+    **{f"mtp/distill-{what}": Row(above()) for what in ("expected", "greedy")},
+    "mtp/by-depth": None,  # no source says it
+    "mtp/speed-up": Row(above(1.0, 2.0)),
+    "mtp/speed-up-full": None,  # no source says it
+    "mtp/predicted": Row(
+        between(0.9, 1.1), "the speed-up follows from acceptance and the cost of a draft alone: (1 − α^(γ+1)) / ((1 − α)(γc + 1))"),
+    "mtp/identical": Row(at_least(1.0)),
+    "self-summary/half-error": Row(
+        untested(), why="one agent was trained under the limit and the other was not: to be played with both trained under it"),
+    "self-summary/shorter": Row(below(1.0, 0.5)),
+    "self-summary/cache": Row(above()),
+    "self-summary/rl-improves": Row(above(), needs={"the loss against play without limit falls": False}),
+    "self-summary/one-weight": Row(EXACT),
+    "cpt-rl/codebase-loss": Row(below()),
+    "cpt-rl/codebase-loss-along": Row(below()),
+    **{f"cpt-rl/loss-{name}": Row(
+        below(), f"between pretraining budgets, lower loss after SFT goes with higher RL reward after a fixed number of steps ({words})")
+        for name, words in (("success", "success on held-out tasks"), ("reward", "training reward of the last 10 steps"))},
+    "cpt-rl/budget-order": Row(above()),
+    **{f"low-precision/{how}-leak": Row(above(), source=KERNELS, again=_leak(how)) for how in ("batch", "later")},
+    "low-precision/division-mxfp8": Row(below(1e-4), source=KERNELS),
+    "low-precision/trains": Row(below(0.02), source=KERNELS),
+    "low-precision/tensor-training": Row(untested(), "with the scale per tensor, RL diverges", KERNELS, SUPERVISED),
+    "low-precision/division-nvfp4": Row(
+        untested(), "fast division in NVFP4 makes RL diverge after roughly a hundred steps", KERNELS, SUPERVISED),
+}  # fmt: skip
+"""By experiment and claim; None where it is a claim of nobody's, or one said twice."""
+
+
+def claims_of(record: dict) -> list[dict]:
+    """The claims of a record, with rules and verdicts: its own, or for a record from before there were rules those of ROWS. KeyError for a
+    claim without a rule that ROWS does not know."""
+    found = []
+    for one in record["claims"]:
+        if "rule" in one:
+            found.append(one)
+        elif row := ROWS[f"{record['experiment']}/{one['name']}"]:
+            new = {"measured": one["measured"], "interval": one["interval"], "unit": one["unit"], "note": one["note"], "needs": row.needs}
+            new |= row.again(record, one) if row.again else {}
+            new["note"] = "; ".join(filter(None, (row.why, new["note"])))
+            found.append(claim(one["name"], row.says or one["claim"], row.source or one["source"], rule=row.rule, **new))
+    return found
