@@ -15,6 +15,7 @@ from etude import figures
 from etude.explorer import claims, curves, examples, recipe
 from etude.record import STAGES, collect
 from etude.runs import RunError
+from etude.statements import open_statements
 
 
 def played(folder, stages=STAGES, ago=0.0):
@@ -252,7 +253,7 @@ def test_claims_are_filtered(page, drive, whole, table):
     known = figures.of_sources(everything)
     at = page("claims")
     assert len(table(at, "claim")) == len(known) < len(everything)
-    assert figures.covered(everything) in words(at)
+    assert figures.covered(everything) in [line.value for line in at.markdown]
     assert drive(at) > 10
     verdicts = {c["verdict"] for c in known}
     assert len(verdicts) > 3
