@@ -15,8 +15,8 @@ from sims.experiment import above, at_least, at_most, below, between, claim, unt
 __all__ = ["claims_of"]
 
 R3, KERNELS = "arXiv:2510.11370", "§6.1, Kernels"
-MARGINS = ("both penalties cost the same on average, but the next token costs less under the nonlinear one, on easy tasks too, so that it is "
-           "simply the weaker price: to be played with margins matched")  # fmt: skip
+MARGINS = ("both penalties cost the same on average, but the next token costs less under the nonlinear one, on easy tasks too, so "
+           "that it is simply the weaker price: to be played with margins matched")  # fmt: skip
 ONE = "one training an arm, and the steps of a training depend on each other: to be played with several seeds"
 SUPERVISED = "the source saw it in RL, and these are eighty supervised steps"
 

@@ -18,8 +18,8 @@ from etude.runs import Interrupted, Run, RunError, atomic_write, fill, flatten, 
 from etude.statements import coverage, open_statements
 from sims.experiment import is_law, judge
 
-__all__ = ["as_csv", "bound", "contradiction", "covered", "gather", "laws", "load", "markdown", "markdown_laws", "markdown_open", "measured",
-           "of_sources", "play", "show", "show_open"]  # fmt: skip
+__all__ = ["as_csv", "bound", "contradiction", "covered", "gather", "laws", "load", "markdown", "markdown_laws", "markdown_open",
+           "measured", "of_sources", "play", "ruled", "show", "show_open"]  # fmt: skip
 
 
 CLAIM = {"name", "claim", "source", "measured", "interval", "unit", "rule", "needs", "verdict", "note", "experiment", "command"}
@@ -198,6 +198,18 @@ def bound(law: dict) -> str:
     return f"{law['rule']['kind']} {law['rule']['bound']:.3g}"
 
 
+def ruled(claim: dict) -> str:
+    """The rule of a claim in words, and what else it needs, for a cell of a table."""
+    rule = claim["rule"]
+    if rule["kind"] == "between":
+        words = f"between {rule['low']:g} and {rule['high']:g}"
+    elif rule["kind"] in ("above", "below"):
+        words = f"{rule['kind']} {rule['null']:g}" + (f", as far as {rule['amount']:g}" if rule["amount"] is not None else "")
+    else:
+        words = bound(claim) if is_law(rule) else "none applies"
+    return "; ".join([words, *(f"{need}: {'yes' if met else 'no'}" for need, met in claim["needs"].items())])
+
+
 def covered(claims: list[dict]) -> str:
     """How much of what the sources say is tested, in one line."""
     tested, by_laws, every = coverage(claims)
@@ -221,7 +233,7 @@ def show(claims: list[dict]) -> None:
         console.print(table)
     for claim in of_sources(claims):
         if claim["note"] and claim["verdict"] != "reproduced":
-            console.print(f"[bold]{claim['name']}[/]: {claim['note']}", highlight=False)
+            console.print(f"[bold]{claim['name']}[/] ({ruled(claim)}): {claim['note']}", highlight=False)
     table = Table("law", "source", "deviation", "bound", "", box=None, header_style="bold", pad_edge=False)
     for law in laws(claims):
         table.add_row(law["claim"], law["source"], measured(law), bound(law), f"[{COLOURS[law['verdict']]}]{law['verdict']}[/]")

@@ -163,8 +163,10 @@ def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment)
     alone = "" if chance is None else f" (two looks at one policy differ so by {100 * chance:.1f}% either way)"
     cross = crossing(start, end)
     where = "the mean curves do not cross" if cross is None else f"the mean curves meet at K = {cross}"
-    reach = (f". The gap to pass@1 was {start[-1] - start[0]:.3f} and is {end[-1] - end[0]:.3f}: {moves}; {where}. Of all tasks "
-             f"{100 * gained:.1f}% were never solved in {n} rollouts before RL but after it, {100 * lost:.1f}% the other way{alone}")  # fmt: skip
+    reach = (
+        f". The gap to pass@1 was {start[-1] - start[0]:.3f} and is {end[-1] - end[0]:.3f}: {moves}; {where}. Of all tasks "
+        f"{100 * gained:.1f}% were never solved in {n} rollouts before RL but after it, {100 * lost:.1f}% the other way{alone}"
+    )
     return [
         rise("average", "average reward rises", 1),
         rise(f"best-of-{c.middle}", f"best-of-{c.middle}, between average and best, rises", c.middle),

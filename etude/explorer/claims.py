@@ -18,21 +18,23 @@ LAW_MARKS = {"holds": "●", "broken": "✕"}
 def rows(claims: list[dict]) -> list[dict]:
     """Claims as the table shows them. RunError where one is not what `etude claims` writes."""
     try:
-        return [{"verdict": f"{MARKS[c['verdict']]} {c['verdict']}", "measured": figures.measured(c), "claim": c["claim"], "source": c["source"],
-                 "how it was decided": c["note"] or "", "play it again": c["command"]} for c in claims]  # fmt: skip
+        return [{"verdict": f"{MARKS[c['verdict']]} {c['verdict']}", "measured": figures.measured(c), "claim": c["claim"],
+                 "source": c["source"], "rule": figures.ruled(c), "how it was decided": c["note"] or "",
+                 "play it again": c["command"]} for c in claims]  # fmt: skip
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"results/claims.json holds what etude claims does not write ({type(error).__name__}: {error}); gather again") from None
 
 
 def law_rows(claims: list[dict]) -> list[dict]:
     """Laws as the table shows them."""
-    return [{"": f"{LAW_MARKS[c['verdict']]} {c['verdict']}", "law": c["claim"], "deviation": figures.measured(c), "bound": figures.bound(c),
-             "source": c["source"], "how it was decided": c["note"] or "", "play it again": c["command"]} for c in claims]  # fmt: skip
+    return [{"": f"{LAW_MARKS[c['verdict']]} {c['verdict']}", "law": c["claim"], "deviation": figures.measured(c),
+             "bound": figures.bound(c), "source": c["source"], "how it was decided": c["note"] or "", "play it again": c["command"]} for c in claims]  # fmt: skip
 
 
 def open_rows(claims: list[dict], words: str) -> list[dict]:
     """Statements that nothing tests and that have all these words, as the table shows them."""
-    found = [{"statement": statement.says, "section": statement.section, "why it is not tested": why} for statement, why in open_statements(claims)]
+    found = [{"statement": statement.says, "section": statement.section, "why it is not tested": why}
+             for statement, why in open_statements(claims)]  # fmt: skip
     return [row for row in found if has(" ".join(row.values()), words)]
 
 
@@ -56,14 +58,13 @@ def draw() -> None:
     rows(claims)
     known = {entry.name: entry for entry in catalog.EXPERIMENTS}
     st.markdown(figures.covered(everything))
-    left, middle, right = st.columns([2, 3, 1])
+    left, right = st.columns([2, 1])
     with left:
         experiments = st.multiselect("Experiments", list(dict.fromkeys(c["experiment"] for c in everything)), key="experiment",
                                      bind="query-params", placeholder="all")  # fmt: skip
-    with middle:
-        verdicts = st.pills("Verdicts", list(MARKS), selection_mode="multi", key="verdict", bind="query-params")
     with right:
         words = st.text_input("Words", key="words", bind="query-params", placeholder="k1 gradient")
+    verdicts = st.pills("Verdicts", list(MARKS), selection_mode="multi", key="verdict", bind="query-params")
     found = chosen(claims, verdicts, experiments, words)
     exact = [] if verdicts else chosen(laws, [], experiments, words)
     untried = open_rows(everything, words) if not experiments and (not verdicts or "not tested" in verdicts) else []
@@ -105,10 +106,10 @@ def _picture(folder: Path, name: str, alt: str) -> None:
 PAGE = Page(
     name="claims",
     title="Claims",
-    says="What the sources claim, what was measured here, and a verdict that follows from a rule and the measurement alone. Tests that did not "
-    "come out are kept, and so is what nothing tests yet.",
+    says="What the sources claim, what was measured here, and a verdict that follows from a rule and the measurement alone. Tests that did "
+    "not come out are kept, and so is what nothing tests yet.",
     formula="",
-    look="What did not reproduce, and why: how each verdict was decided stands in the table, and every row names the command that plays it again.",
+    look="What did not reproduce, and why: rule and reason stand in the table, and every row names the command that plays it again.",
     draw=draw,
     code=(figures.gather,),
 )

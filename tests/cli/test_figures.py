@@ -132,7 +132,7 @@ def test_tables_say_the_interval_and_the_unit(tmp_path, capsys):
     assert "| 0.628 [0.5, 1.5] nats | reproduced | `etude figure kl-variance` |" in figures.markdown(claims)
     figures.show([claims[0] | {"verdict": "partly"}])
     assert "a note" in capsys.readouterr().out
-    law = claim("l", "a sum is a sum", "closed form", 2e-16, at_most(1e-9), note="by hand") | {"experiment": "x", "command": "etude figure x"}
+    law = claim("l", "a sum is a sum", "closed form", 2e-16, at_most(1e-9)) | {"experiment": "x", "command": "etude figure x"}
     figures.show([law])
     said = capsys.readouterr().out
     assert "a sum is a sum" in said and "at most 1e-09" in said and "holds" in said and "claim " not in said
@@ -196,7 +196,7 @@ INTERVALS = st.tuples(NUMBERS, NUMBERS, NUMBERS).map(sorted)
 
 @given(INTERVALS, NUMBERS, st.none() | st.floats(0.1, 5), st.booleans())
 def test_what_holds_the_null_shows_no_effect(where, null, more, met):
-    """Neither reproduced nor partly, whatever the amount; wholly on the wrong side is contradicted; and downwards is upwards in a mirror."""
+    """Neither reproduced nor partly, whatever the amount; wholly on the wrong side is contradicted; downwards is upwards in a mirror."""
     low, measured, high = where
     rule = above(null, None if more is None else null + more)
     verdict = judge(rule, measured, (low, high), {"every seed": met})
@@ -205,6 +205,13 @@ def test_what_holds_the_null_shows_no_effect(where, null, more, met):
     assert verdict != "reproduced" or met
     mirrored = below(-null, None if more is None else -(null + more))
     assert judge(mirrored, -measured, (-high, -low), {"every seed": met}) == verdict
+
+
+def test_rules_in_words():
+    needy = claim("n", "s", "§", 1.0, above(1.0, 2.0), needs={"every seed": True, "a line": False})
+    assert figures.ruled(needy) == "above 1, as far as 2; every seed: yes; a line: no"
+    words = [figures.ruled(claim("n", "s", "§", 1.0, rule)) for rule in (below(), between(0.9, 1.1), at_most(1e-9), untested())]
+    assert words == ["below 0", "between 0.9 and 1.1", "at most 1e-09", "none applies"]
 
 
 def test_a_number_alone_is_its_own_interval():
@@ -264,7 +271,8 @@ def test_a_verdict_against_its_rule_is_refused(tmp_path):
 def test_a_record_of_before_whose_claims_nobody_knows_is_refused(tmp_path):
     path = finished(tmp_path / "a") / "kl-variance.json"
     record = json.loads(path.read_text())
-    record["claims"] = [{"name": "new", "claim": "c", "source": "s", "measured": 1.0, "interval": None, "unit": "", "verdict": "partly", "note": ""}]
+    new = {"name": "new", "claim": "c", "source": "s", "measured": 1.0, "interval": None, "unit": "", "verdict": "partly", "note": ""}
+    record["claims"] = [new]
     path.write_text(json.dumps(record))
     with pytest.raises(RunError, match="cannot judge .*kl-variance/new.*play kl-variance again"):
         figures.gather([path.parent], tmp_path / "claims.json")
