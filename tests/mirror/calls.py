@@ -396,6 +396,28 @@ def dawdle(heard):
         time.sleep(0.01)
 
 
+def busy(seconds):
+    """Computes for so many seconds of processor time."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    return seconds
+
+
+def idle(seconds):
+    time.sleep(seconds)
+
+
+def spoilt(x):
+    """Ranks take turns to write into what each was sent."""
+    group = current().group("cp")
+    for rank in range(group.size):
+        if rank == group.rank:
+            x.sub_(x + 1)
+        summed(torch.ones(1))
+    return x
+
+
 class Script:
     """A world in which every conversation went as written down: what each rank is asked for is its share."""
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from scaled.runtime.cut import cut, places
 from scaled.runtime.mesh import AXES, Layout, current, mesh
-from tests.mirror import calls
+from tests.mirror import calls, workers
 from tests.mirror.layouts import EVERY, close, layouts, play, seeds
-from tests.mirror.workers import ranks
+from tests.mirror.workers import Ranks, ranks
 
 slow = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -94,3 +94,21 @@ def test_who_hangs_is_named_with_its_line(tmp_path, asynchronous):
     found = dict(ranks(2).run(dict(dp=1, cp=2, ep=1), calls.hung, tmp_path, asynchronous))
     assert len(found[0]) == 1 and found[1] == [""]
     assert re.fullmatch(r"no step after step -1 in 1 s: rank 1 hangs in calls\.py:\d+ dawdle", found[0][0])
+
+
+def test_ranks_that_still_compute_are_waited_for_and_ranks_that_only_wait_are_not(monkeypatch):
+    """On a crowded machine a call may take minutes; that alone says nothing is wrong."""
+    monkeypatch.setattr(workers, "TIMEOUT", 0.5)
+    one = Ranks(1)
+    try:
+        assert one.run({}, calls.busy, 2.0) == [2.0]
+        with pytest.raises(RuntimeError, match=r"ranks \[0\] hang: no answer and no work in 0 s"):
+            one.run({}, calls.idle, 60.0)
+        assert one.run({}, calls.busy, 0.1) == [0.1], "started again"
+    finally:
+        one.stop()
+
+
+def test_what_ranks_do_to_what_they_are_sent_reaches_nobody_else():
+    x = torch.arange(6.0)
+    assert torch.equal(play(dict(dp=1, cp=2, ep=1), calls.spoilt, x), -torch.ones(6)) and torch.equal(x, torch.arange(6.0))

@@ -4,14 +4,20 @@
 
 What is called must be importable in a fresh process: a function at the top level of a module beside this file. A rank that raises is
 reported with its traceback, and the others, which may wait for it in a collective, are started again with it.
+
+Ranks that only wait are hung; ranks that compute, or would if other processes let them, are not: what counts is their processor time.
+What is sent is copied: torch would share memory by file descriptors, one exchange with a thread of the sender for each tensor.
 """
 
 import atexit
 import os
+import pickle
 import socket
+import time
 import traceback
 from functools import lru_cache
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 import torch
 
@@ -19,8 +25,10 @@ from tests import forks
 
 __all__ = ["Ranks", "ranks"]
 
-TIMEOUT = 120.0
-"""Seconds a call may take before it counts as hung."""
+TIMEOUT = 60.0
+"""Seconds without an answer, and without a hundredth of a second of work, after which ranks count as hung."""
+LONGEST = 1800.0
+"""Seconds after which they do, whatever they are doing."""
 
 
 class Ranks:
@@ -51,18 +59,23 @@ class Ranks:
         """The results of all ranks. RuntimeError with the traceback of a rank that failed, or if none answers in time."""
         if not self.processes:
             self.start()
+        request = pickle.dumps((layout, call, args))
         for pipe in self.pipes:
-            pipe.send((layout, call, args))
+            pipe.send_bytes(request)
         results, waiting = [None] * self.n, {pipe: rank for rank, pipe in enumerate(self.pipes)}
+        began = time.monotonic()
         while waiting:
+            worked = self.work()
             ready = wait(list(waiting), TIMEOUT)
             if not ready:
+                if self.work() > worked and time.monotonic() - began < LONGEST:
+                    continue
                 self.stop()
-                raise RuntimeError(f"ranks {sorted(waiting.values())} did not answer within {TIMEOUT:.0f} s")
+                raise RuntimeError(f"ranks {sorted(waiting.values())} hang: no answer and no work in {TIMEOUT:.0f} s")
             for pipe in ready:
                 rank = waiting.pop(pipe)
                 try:
-                    fine, results[rank] = pipe.recv()
+                    fine, results[rank] = pickle.loads(pipe.recv_bytes())
                 except EOFError:
                     fine, results[rank] = False, "the process ended"
                 if not fine:
@@ -72,13 +85,24 @@ class Ranks:
                     raise RuntimeError(said)
         return results
 
+    def work(self) -> float:
+        """Seconds of processor time of all ranks so far; 0 where the system does not tell."""
+        ticks = 0
+        for process in self.processes:
+            try:
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            ticks += int(fields[11]) + int(fields[12])  # in user and in kernel mode, all threads
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     @staticmethod
     def hear(waiting: dict[Connection, int]) -> list[tuple[int, str]]:
         """What other ranks have to say of a failure: which of them was first, only they know."""
         found = []
         for pipe in wait(list(waiting), 3.0) if waiting else []:
             try:
-                fine, text = pipe.recv()
+                fine, text = pickle.loads(pipe.recv_bytes())
             except EOFError:
                 fine, text = False, "the process ended"
             if not fine:
@@ -108,14 +132,15 @@ def serve(rank: int, n: int, port: int, pipe: Connection) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=n)
     while True:
         try:
-            layout, call, args = pipe.recv()
+            layout, call, args = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
         try:
             with mesh(**layout):
-                pipe.send((True, call(*args)))
+                answer = pickle.dumps((True, call(*args)))
         except Exception:
-            pipe.send((False, traceback.format_exc()))
+            answer = pickle.dumps((False, traceback.format_exc()))
+        pipe.send_bytes(answer)
 
 
 @lru_cache(None)
