@@ -35,6 +35,8 @@ class Masters:
             work.grad = None
         norm = nn.utils.clip_grad_norm_([m for m, _ in used], max_norm)
         if not torch.isfinite(norm):
+            for master, _ in used:  # a parameter without a gradient in the next step must not find this one
+                master.grad = None
             raise FloatingPointError(f"gradient norm is {norm.item()}; the step was not taken")
         for optimiser in optimisers:
             optimiser.step()
