@@ -2,11 +2,12 @@
 with one."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from ref import checkpoint
 from ref.model import CheckpointError, Config, Transformer, load_extra, load_hf, save_hf
@@ -334,3 +335,29 @@ def test_unreadable(tmp_path):
     (tmp_path / "m" / "config.json").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="config.json cannot be read: Is a directory"):
         load_hf(tmp_path / "m")
+
+
+# ------------------------------------------------------------------------------ silence
+
+
+def test_where_a_config_is_silent_transformers_defaults_hold(tmp_path, model):
+    """Shapes must be given; all else is what transformers takes it for: also that gates are not divided by their sum."""
+    save_hf(model, tmp_path / "m")
+    silent = ("rms_norm_eps", "max_position_embeddings", "initializer_range", "norm_topk_prob", "router_aux_loss_coef",
+              "rope_parameters", "rope_theta", "tie_word_embeddings")  # fmt: skip
+    edit(tmp_path / "m", **dict.fromkeys(silent))
+    found = checkpoint.read_config(tmp_path / "m")
+    record = json.loads((tmp_path / "m" / "config.json").read_text())
+    theirs = Qwen3MoeConfig(**{name: value for name, value in record.items() if name in checkpoint.SHAPE_FIELDS + checkpoint.MOE_FIELDS})
+    assert {name: found[name] for name in silent[:5]} == {name: getattr(theirs, name) for name in silent[:5]}
+    assert found["rope_theta"] == theirs.rope_parameters["rope_theta"] == 10_000
+    assert found["tie_word_embeddings"] is False and not theirs.tie_word_embeddings
+    assert (found["norm_topk_prob"], found["router_aux_loss_coef"]) == (False, 0.001)
+
+
+def test_what_a_config_says_is_taken(tmp_path):
+    """Values that are nobody's default, there and back."""
+    c = replace(C, rope_theta=2e5, norm_topk_prob=False, router_aux_loss_coef=0.25, rms_norm_eps=1e-3, initializer_range=0.125,
+                max_position_embeddings=77, num_experts_per_tok=3, tie_word_embeddings=False, intermediate_size=11)  # fmt: skip
+    save_hf(Transformer(c), tmp_path / "m")
+    assert load_hf(tmp_path / "m").config == c

@@ -249,3 +249,13 @@ def test_the_demonstration_learns():
     found = cpt.demo(cpt.Demo(steps=24, looks=2))
     looks = [v for k, v in found.items() if k.startswith("perplexity")]
     assert looks[-1] < looks[0] / 2
+
+
+@pytest.mark.parametrize("files, name", [(1, None), (2, "small"), (25, "small"), (26, None), (60, None)])
+def test_a_folder_is_held_out_from_a_third_of_the_share_to_five_times_it(files, name):
+    """Of 200 equal files 2.5% are five: a folder of two to 25 files will do, else every 40th file is taken."""
+    small = {f"small/{i:03}.py": "x" * 10 for i in range(files)}
+    corpus = cpt.Corpus(small | {f"big/{i:03}.py": "y" * 10 for i in range(200 - files)})
+    found, train, held = cpt.hold_out_codebase(corpus, 0.025)
+    assert found == (name or "5 files") and len(held.files) == (files if name else 5)
+    assert name or set(held.files) == set(list(corpus.files)[20::40])

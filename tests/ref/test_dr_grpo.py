@@ -708,3 +708,55 @@ def test_losses_and_gradients_are_those_of_trl(name, seed):
     ours, slope = gradient(FAMILY[name], logp, behavior, rewards, mask, finished, budget=budget(kept))
     torch.testing.assert_close(ours, loss.detach(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(slope, torch.autograd.grad(loss, x)[0], rtol=1e-9, atol=1e-12)
+
+
+def test_clip_fraction_counts_no_token_without_advantage():
+    """The clip takes nothing from a gradient that is zero anyway: A = 0 far outside, beside a good token inside and one outside."""
+    ratios = double([9.0, 0.1], [1.1, 9.0])
+    got = ratio_statistics(ratios.log(), torch.zeros_like(ratios), double(0.0, 1.0), torch.ones(2, 2), n_tokens=4)
+    assert got["clip_fraction"].item() == 1 / 4
+
+
+def loo_trainer(rewards, logp, behavior, mask):
+    """TRL's RLOO on rollouts that are given: a bare trainer with what its scoring and its loss read, and what it makes of the rollouts."""
+    import trl
+
+    G, N = rewards.shape
+    x = logp.clone().requires_grad_()
+    trainer = object.__new__(trl.RLOOTrainer)
+    rollouts = [[1]] * (G * N), [list(range(logp.shape[1]))] * (G * N), [""] * (G * N)
+    reads = {
+        "_generate": lambda prompts: rollouts, "_calculate_rewards": lambda *_: rewards.view(-1, 1), "reward_weights": torch.ones(1),
+        "num_generations": N, "num_generations_eval": N, "reward_clip_range": None, "normalize_advantages": False, "beta": 0.0,
+        "epsilon_low": 0.2, "epsilon_high": 0.2, "_tokenizer": SimpleNamespace(pad_token_id=-1), "pad_to_multiple_of": None,
+        "mask_truncated_completions": False, "eos_token_ids": [], "reward_func_names": ["reward"], "_pending_extra_logs": {},
+        "_pending_metrics": {}, "log_multimodal": False, "aux_loss_enabled": False, "_metrics": {"eval": defaultdict(list)},
+        "_logs": {"rewards": defaultdict(list), **{name: [] for name in ("prompt", "completion", "advantages")}},
+        "args": SimpleNamespace(per_device_eval_batch_size=G * N, gradient_checkpointing_kwargs=None),
+        "model": SimpleNamespace(training=False, is_gradient_checkpointing=False),
+        "accelerator": SimpleNamespace(device=torch.device("cpu"), process_index=0, gather=lambda t: t, reduce=lambda t, reduction: t),
+    }  # fmt: skip
+    for key, value in reads.items():
+        setattr(trainer, key, value)
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (behavior, None, None)
+    scored = trainer._generate_and_score_completions([{"prompt": ""}] * (G * N))
+    scored |= {"completion_mask": mask.long(), "old_logps": (behavior * mask).sum(1)}
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (x, torch.zeros_like(x), None)
+    loss = trainer._compute_loss(None, scored)
+    return scored["advantages"], loss.detach(), torch.autograd.grad(loss, x)[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rloo_is_that_of_trl(seed):
+    """Its advantages always. Its ratio is of the whole rollout, ours of the token: the gradient is the same on policy, and the loss too,
+    off policy and clipped, where a rollout is one token long."""
+    logp, behavior, rewards, mask, _ = family_batch(seed, G=20)
+    first = mask & (mask.cumsum(1) == 1)
+    for x, some in ((behavior, mask), (logp, first)):
+        advantages, loss, slope = loo_trainer(rewards, x, behavior, some)
+        torch.testing.assert_close(group_advantages(rewards, baseline="leave_one_out").flatten(), advantages, rtol=1e-9, atol=1e-12)
+        ours, grad = gradient(FAMILY["rloo"], x, behavior, rewards, some, None, budget=len(x))
+        torch.testing.assert_close(grad, slope, rtol=1e-9, atol=1e-12)
+        if some is first:
+            torch.testing.assert_close(ours, loss, rtol=1e-9, atol=1e-12)
+            assert (grad[first] == 0).any() and (grad[first] != 0).any(), "needs clipped tokens and others"

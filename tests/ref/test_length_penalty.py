@@ -152,3 +152,12 @@ def test_demo_shows_why_the_printed_formula_is_not_used():
     assert figures["printed_formula_error_near_q1"] > 1e-6
     assert figures["cost_q2@100"] == pytest.approx(50.0)
     assert figures["parallel_saving_q0"] == pytest.approx(500.0)
+
+
+@pytest.mark.parametrize(
+    "term, price",
+    [("thinking_tokens", 1), ("tool_call_tokens", 1), ("tool_output_tokens", 0.1), ("final_message_tokens", 1), ("tool_calls", 20), ("turns", 100)],
+)
+def test_the_price_of_each_term(term, price):
+    """In token equivalents: whatever is generated costs one, what is only read a tenth, a call 20, a round trip 100."""
+    assert effort(Effort(**{term: 30})) == pytest.approx(30 * price)

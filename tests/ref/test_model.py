@@ -447,3 +447,19 @@ def test_load_balancing_loss_pushes_towards_the_idle():
     load_balancing_loss([logits], [torch.tensor([[0], [0], [0], [0], [1], [1]])]).backward()
     busy, middle, idle = logits.grad.sum(0)
     assert busy > middle > idle and busy > 0 > idle
+
+
+# ------------------------------------------------------------------------------ initial weights
+
+
+@pytest.mark.parametrize("experts", [4, 0])
+def test_initial_weights_have_their_deviation_and_outputs_into_the_residual_stream_a_smaller_one(experts):
+    """σ, and σ/√(2L) for the two outputs of each of L layers; norms are ones."""
+    c = Config.tiny(vocab_size=200, num_hidden_layers=8, num_experts=experts, initializer_range=0.5, tie_word_embeddings=False)
+    for name, p in Transformer(c).named_parameters():
+        if p.ndim == 1:
+            assert (p == 1).all(), name
+        else:
+            wanted = 0.5 / 4 if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")) else 0.5
+            sure = 5 * wanted / (2 * p.numel()) ** 0.5  # five standard errors of a standard deviation
+            assert abs(p.std().item() - wanted) < sure and abs(p.mean().item()) < 2 * sure, name

@@ -813,3 +813,47 @@ def test_demo_runs():
     assert {"greedy_speed_up", "sampled_speed_up", "greedy_acceptance_1", "sampled_tokens_per_pass"} <= set(
         figures
     )
+
+
+def test_a_layer_joins_hidden_states_and_embeddings_as_equation_1_says():
+    """W · [norm h; norm e], each under its own norm's weights, h first: what the block is given."""
+    model, mtp = pair()
+    layer, ids = mtp.layers[1], ids_of(2, 9)
+    seen = []
+    layer.block.register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0]))
+    h, emb = torch.randn(2, 9, 16, dtype=torch.float64), model.embed_tokens(ids)
+    mtp(h, emb)
+    (given,) = seen
+    before = []
+    mtp.layers[0].register_forward_hook(lambda block, inputs, output: before.append(output))
+    mtp(h, emb)
+    of_h, of_e = layer.eh_proj.weight.chunk(2, 1)
+
+    def norm(x, weight):
+        return x / (x.square().mean(-1, keepdim=True) + SMALL.rms_norm_eps).sqrt() * weight
+
+    two_on = torch.nn.functional.pad(emb[:, 2:], (0, 0, 0, 2))
+    wanted = norm(before[0], layer.hnorm.weight) @ of_h.t() + norm(two_on, layer.enorm.weight) @ of_e.t()
+    torch.testing.assert_close(given, wanted)
+
+
+def test_recall_is_sure_of_a_turn_once_it_has_followed_the_same_tokens_three_times_running(trained):
+    """The first three times a pass verifies it; the fourth time it is handed over before any. A turn of another kind begins the count again."""
+    model, _ = trained
+    decoder = Decoder(model, max_len=64, recall=8)
+    first = uncached(model, [1, 4, 7], 30)
+    stop = first[3]  # some token that it comes to
+    turn = first[: first.index(stop) + 1]
+
+    def play():
+        decoder.reset()
+        decoder.feed([1, 4, 7])
+        assert decoder.generate(stop, ahead=True) == turn
+        early = decoder.total.cycles == 0
+        assert decoder.generate(stop, 0) == [] and decoder.tokens == [1, 4, 7, *turn]
+        return early
+
+    assert [play() for _ in range(5)] == [False, False, False, True, True]
+    for ending in list(decoder.turns):
+        decoder.turns[ending] = ([(turn[0] + 1) % 11, *turn[1:]], 2)  # as if another one had come last
+    assert [play() for _ in range(4)] == [False, False, False, True]

@@ -95,3 +95,9 @@ def test_bad_costs(costs, ranks, says):
     assert isinstance(raised.value, ValueError)
     with pytest.raises(ValueError, match="linear and quadratic"):
         Cost(-1.0, 0.0)
+
+
+def test_a_sequence_goes_into_the_fullest_row_that_has_room():
+    """3 would fit behind the 5 and behind the 6 too, and fills the row of the 7; then 2 goes behind the 6, and not behind the 5."""
+    row, start = rows(torch.tensor([6, 7, 3, 2, 5]), 10)
+    assert row.tolist() == [1, 0, 0, 1, 2] and start.tolist() == [0, 0, 7, 6, 0]

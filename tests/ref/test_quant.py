@@ -376,3 +376,40 @@ def test_an_expert_without_tokens_has_zero_gradients(form):
     x, weight = torch.randn(5, 32, requires_grad=True), torch.randn(3, 16, 32, requires_grad=True)
     grouped_linear(x, weight, torch.tensor([2, 2, 5]), form, form).square().sum().backward()
     assert not weight.grad[1].any() and bool(weight.grad[[0, 2]].any()) and bool(x.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("forward", ["nvfp4-token", "mxfp8", "fp8"])
+@pytest.mark.parametrize("unlike", ["rows", "columns"])
+def test_each_product_is_quantised_along_its_own_sum_where_sizes_differ(unlike, forward):
+    """By 2^±20: among numbers of one size the powers of two in a scale look alike along either axis, and a wrong one goes unseen."""
+    x, w, grad = (torch.randn(*shape) for shape in ((70, 40), (50, 40), (70, 50)))
+    for t in (x, w, grad):
+        size = (len(t), 1) if unlike == "rows" else (1, t.shape[1])
+        t.mul_(torch.exp2(torch.randint(-20, 21, size).float()))
+    back = {(name, axis): mxfp8_dequantize(*mxfp8_quantize(t, axis), axis) for name, t in (("x", x), ("w", w), ("g", grad))
+            for axis in (0, 1)}  # fmt: skip
+    assert all((back[name, 0] != back[name, 1]).double().mean() > 0.1 for name in "xwg"), "the axes must differ"
+    y = linear(x.requires_grad_(), w.requires_grad_(), forward)
+    assert torch.equal(y, rounded(x, forward, 1) @ rounded(w, forward, 1, weight=True).T)
+    to_x, to_w = torch.autograd.grad(y, (x, w), grad)
+    assert torch.equal(to_x, back["g", 1] @ back["w", 0])
+    assert torch.equal(to_w, back["g", 0].T @ back["x", 0])
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_a_format_along_an_axis_is_it_along_the_last_of_the_transpose(form):
+    x = torch.randn(40, 70) * torch.exp2(torch.randint(-20, 21, (40, 1)).float())
+    assert torch.equal(rounded(x, form, 0), rounded(x.T.contiguous(), form, 1).T)
+    assert not torch.equal(rounded(x, form, 0), rounded(x, form, 1))
+
+
+def test_a_weight_in_fp8_has_one_scale_for_a_square_of_128_by_128():
+    """One large number wipes out what is far smaller in its square, in its own row and in others, and nothing outside."""
+    w = torch.full((130, 130), 1.0)
+    w[3, 5] = 448 * 2.0**12
+    seen = rounded(w, "fp8", weight=True)
+    assert seen[3, 5] == w[3, 5] and (seen[:128, :128] == 0).sum() == 128 * 128 - 1
+    torch.testing.assert_close(seen[128:], w[128:]), torch.testing.assert_close(seen[:, 128:], w[:, 128:])
+    as_activation = rounded(w, "fp8")
+    assert (as_activation[3, :128] == 0).sum() == 127
+    torch.testing.assert_close(as_activation[4], w[4])
