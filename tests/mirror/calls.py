@@ -214,13 +214,13 @@ def distilled(config, state, shape, layers, ids, doc, weight, how):
     return loss.detach(), count, figures, gradients(heads), gradients(model)
 
 
-def sent(config, state, ids, how):
+def sent(config, state, ids, experts, how):
     """The logits, and the bytes that all ranks' all-to-alls send, dispatch and combine together."""
     network.DISPATCH, network.COMBINE = how
     try:
         model = given(config, state).to(torch.bfloat16)
         with Traffic() as traffic, torch.no_grad():
-            out = model(cut(ids))
+            out = model(cut(ids), experts=[cut(layer).flatten(0, 1) for layer in experts])
     finally:
         network.DISPATCH = network.COMBINE = "model"
     return joined(out.logits.float()), int(summed(torch.tensor(traffic.sent.get("alltoall_base", 0))))
@@ -344,13 +344,13 @@ def kept(config, ids, remake):
     return [(int(a), int(b)) for a, b in torch.stack(gathered(torch.tensor([[local, sum(seen.values())]]))).view(-1, 2)]
 
 
-def quantised(x, gates, w13, w2, experts, forward, backward):
+def quantised(x, gates, w13, w2, experts, up, forward, backward):
     """Values and gradients of the quantised mixture; the weights' gradients whole, added up over the ranks that share them."""
     ep = current().group("ep")
     mine, mine_gates = cut_rows(x).requires_grad_(), cut_rows(gates).requires_grad_()
     a, b = (w.chunk(ep.size)[ep.rank].clone().requires_grad_() for w in (w13, w2))
     y = quant.experts_swiglu(mine, mine_gates, a, b, cut_rows(experts), forward, backward)
-    total((y * torch.linspace(-1, 1, y.shape[1])).sum()).backward()
+    total((y * up).sum()).backward()
     weights = [torch.cat(gathered(summed(w.grad, "efsdp"), "ep")) for w in (a, b)]
     return [torch.cat(gathered(part.detach())) for part in (y, mine.grad, mine_gates.grad)], weights
 
