@@ -1,5 +1,6 @@
 # make small   plays the whole recipe here, into runs/small (again after an interruption: goes on)
 # make test    runs every test
+# make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
 # make lessons executes the notebooks of the lessons that have changed; LESSONS chooses, for instance: make lessons LESSONS="5 9"
 # make .venv   only installs; PY chooses the Python, for instance: make small PY=python3.12
@@ -7,7 +8,7 @@
 PY ?= python3
 BIN := .venv/bin
 
-.PHONY: small test explore lessons .venv
+.PHONY: small test mutants explore lessons .venv
 .DEFAULT_GOAL := small
 
 small: .venv/.installed
@@ -15,6 +16,9 @@ small: .venv/.installed
 
 test: .venv/.installed
 	$(BIN)/python -m pytest
+
+mutants: .venv/.installed
+	$(BIN)/python -m tests.mutants
 
 explore: .venv/.installed
 	$(BIN)/etude explore

@@ -259,3 +259,17 @@ def test_a_folder_is_held_out_from_a_third_of_the_share_to_five_times_it(files, 
     found, train, held = cpt.hold_out_codebase(corpus, 0.025)
     assert found == (name or "5 files") and len(held.files) == (files if name else 5)
     assert name or set(held.files) == set(list(corpus.files)[20::40])
+
+
+def test_the_window_moves_by_half_of_itself_unless_told_and_a_corpus_is_read_in_alphabetical_order(tokenizer):
+    text = Path(cpt.__file__).read_text()[:2000]
+    model = Transformer(Config.tiny(tokenizer.get_vocab_size(), **TINY, initializer_range=0.3))
+    corpus = cpt.Corpus({"b.py": text[1000:], "a.py": text[:1000]})
+    found = cpt.codebase_nll(model, tokenizer, corpus, 48)
+    assert found == cpt.codebase_nll(model, tokenizer, cpt.Corpus({"all": f"{text[:1000]}\n{text[1000:]}"}), 48, 24)
+    assert found.nll != cpt.codebase_nll(model, tokenizer, corpus, 48, 47).nll
+
+
+@pytest.mark.parametrize("total, warmup, decay, wanted", [(6, 2, 3, [1 / 2, 1, 1, 1, 2 / 3, 1 / 3]), (3, 0, 0, [1, 1, 1]), (2, 4, 0, [1 / 4, 1 / 2])])
+def test_schedule_by_hand(total, warmup, decay, wanted):
+    assert [cpt.wsd(step, total, warmup, decay) for step in range(total)] == pytest.approx(wanted)

@@ -717,6 +717,14 @@ def test_clip_fraction_counts_no_token_without_advantage():
     assert got["clip_fraction"].item() == 1 / 4
 
 
+def test_a_mask_of_weights_weighs_its_tokens():
+    logp, behavior, advantages, mask = batch(3)
+    weights = mask * torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25])
+    one = [policy_loss(logp, behavior, advantages, mask & (torch.arange(5) == t), budget=30) for t in range(5)]
+    wanted = sum(w * x for w, x in zip([0.5, 2.0, 1.0, 3.0, 0.25], one, strict=True))
+    torch.testing.assert_close(policy_loss(logp, behavior, advantages, weights, budget=30), wanted, rtol=1e-12, atol=1e-14)
+
+
 def loo_trainer(rewards, logp, behavior, mask):
     """TRL's RLOO on rollouts that are given: a bare trainer with what its scoring and its loss read, and what it makes of the rollouts."""
     import trl

@@ -463,3 +463,13 @@ def test_initial_weights_have_their_deviation_and_outputs_into_the_residual_stre
             wanted = 0.5 / 4 if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")) else 0.5
             sure = 5 * wanted / (2 * p.numel()) ** 0.5  # five standard errors of a standard deviation
             assert abs(p.std().item() - wanted) < sure and abs(p.mean().item()) < 2 * sure, name
+
+
+def test_load_balancing_loss_counts_assignments_not_tokens():
+    """Two experts a token: shares are of 2N assignments, so that balance is 1 for any K; by hand where it is not balanced."""
+    E, N = 4, 8
+    chosen = torch.stack((torch.arange(N) % E, (torch.arange(N) + 1) % E), 1)
+    torch.testing.assert_close(load_balancing_loss([torch.zeros(N, E)], [chosen]), torch.tensor(1.0))
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125], [0.25, 0.5, 0.125, 0.125]]).log()
+    wanted = 4 * (0.5 * 0.375 + 0.25 * 0.375 + 0.25 * 0.125)
+    torch.testing.assert_close(load_balancing_loss([logits], [torch.tensor([[0, 1], [0, 2]])]), torch.tensor(wanted))

@@ -321,16 +321,16 @@ def test_unknown_kind():
     ids=["moe", "dense", "plain-gates", "no-gqa", "top-1"],
 )
 def test_stack_is_the_network(changes, dtype):
-    """In any split into passes; bfloat16 weights are decoded in float32."""
+    """In any split into passes: no further from float64 than twice the network in float32; bfloat16 weights are decoded in float32."""
     model, _ = pair(replace(SMALL, **changes), dtype=dtype)
-    stack, exact = Stack(model.config, list(model.layers), 40), model.float()
-    ids = ids_of(1, 31)
+    stack, ids = Stack(model.config, list(model.layers), 40), ids_of(1, 31)
     with torch.no_grad():
-        wanted, emb, start = exact(ids).prenorm[0], exact.embed_tokens(ids[0]), 0
+        exact, theirs = (copy.deepcopy(model).to(wide)(ids).prenorm[0] for wide in (torch.float64, torch.float32))
+        emb, parts, start = model.float().embed_tokens(ids[0]), [], 0
         for size in (7, 1, 4, 2, 1, 16):
-            x = stack.run(emb[start : start + size], *stack.frame(start, size))
-            torch.testing.assert_close(x, wanted[start : start + size], rtol=1e-5, atol=1e-5)
+            parts.append(stack.run(emb[start : start + size], *stack.frame(start, size)))
             start += size
+    assert start == 31 and (torch.cat(parts) - exact).norm() <= 2 * (theirs - exact).norm()
 
 
 def test_stack_forgets_what_lies_behind_a_frame():

@@ -1,0 +1,585 @@
+"""Plausible mistakes in `ref/`, one line each, and the test file that must notice each: what the tests are worth.
+
+    make mutants                             all of them: less than half an hour on two cores
+    python -m tests.mutants --only kl        those whose file, line or test contains a word
+    python -m tests.mutants --fresh          forgets what an interrupted run has found
+
+The checkout is never edited: each of two slots is a copy of the tree in a temporary folder. This process imports torch, pytest
+and what else the tests want, once. A mutant is a fork of it: in the slot's copy one line is another, and the named test file runs up to
+its first failure. Hypothesis draws the same examples each time, so that the outcome does not depend on the day. Every test file runs
+without a mutation first: one that fails by itself tells nothing.
+
+A mutant that lives is a hole in the tests, unless no test can tell it from the original: then the list says why. The exit code is 1
+where a mutant lives without a reason, where one with a reason is killed, and where a line is no longer there.
+"""
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["MUTANTS", "Mutant", "mutated"]
+
+ROOT = Path(__file__).resolve().parent.parent
+JOURNAL = ROOT / "runs" / "mutants.jsonl"
+SLOTS = 2
+PATIENCE = 20
+"""How many times as long as without a mutation tests may take, and a minute more: a loop that does not end is a mistake noticed too."""
+WANTED = (
+    "hypothesis.strategies", "pytest", "torch._dynamo", "torch.optim", "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe", "transformers.models.auto.modeling_auto", "trl.trainer.grpo_trainer",
+    "trl.trainer.rloo_trainer", "mpmath", "scipy.stats", "tokenizers", "safetensors.torch", "jaxtyping", "beartype.claw",
+    "torchao.prototype.mx_formats.mx_tensor", "torchao.prototype.mx_formats.nvfp4_tensor",
+)  # fmt: skip
+"""What the tests import that is not ours."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake."""
+
+    file: str
+    """Where it is made."""
+    old: str
+    """A piece of one line, found once in the file."""
+    new: str
+    """What stands there instead."""
+    test: str
+    """The test file that must fail."""
+    same: str = ""
+    """Why no test can tell the two apart; empty where one can."""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.old.strip()} → {self.new.strip()}"
+
+
+def of(name: str, *pairs: tuple[str, ...], test: str = "") -> Iterator[Mutant]:
+    """The mutants of a file of ref/, killed by tests/ref/test_NAME.py unless told otherwise."""
+    for old, new, *same in pairs:
+        yield Mutant(f"ref/{name}.py", old, new, f"tests/{test or f'ref/test_{name}'}.py", *same)
+
+
+MUTANTS: list[Mutant] = [
+    *of("dr_grpo",
+        ("relative - relative.mean(1, keepdim=True)", "relative - relative.mean()"),
+        ("advantages = centred * (N / (N - 1)) if", "advantages = centred * ((N - 1) / N) if"),
+        ("square().sum(1, keepdim=True) / (N - 1)", "square().sum(1, keepdim=True) / N"),
+        (".sqrt() + eps)", ".sqrt())"),
+        ("return -(weight * surrogate).sum() / budget", "return (weight * surrogate).sum() / budget"),
+        ("return -(weight * surrogate).sum() / budget", "return -(weight * surrogate).sum() / weight.sum().clamp(min=1)"),
+        ("return -(weight * surrogate).sum() / budget", "return -(weight * surrogate).mean()"),
+        ("weight = weight / _tokens(mask, keep)", "weight = weight / mask.shape[1]"),
+        ("live = live & keep[:, None]", "pass"),
+        ("- behavior_logp.detach().to(wide)).where(live, 0)", "- behavior_logp.to(wide)).where(live, 0)"),
+        ("- behavior_logp.detach().to(wide)).where(live, 0)", "- behavior_logp.detach().to(wide)) * live"),
+        ("return log_ratio, advantages.detach().to(wide)", "return log_ratio, advantages.to(wide)"),
+        ("mask.to(wide).where(live, 0)", "live.to(wide)"),
+        ("log_ratio.sum(1, keepdim=True) / _tokens(mask, keep)", "log_ratio.sum(1, keepdim=True) / log_ratio.shape[1]"),
+        ("log_ratio.clamp(max=math.log1p(clip_high))", "log_ratio.clamp(max=math.log1p(clip_low))"),
+        ("log_ratio.clamp(max=math.log1p(clip_high))", "log_ratio.clamp(max=clip_high)"),
+        ("floor = math.log1p(-clip_low)", "floor = -math.log1p(clip_low)"),
+        ("clipped & (advantage != 0)", "clipped"),
+        ("torch.expm1(log_ratio) - log_ratio", "torch.expm1(log_ratio)"),
+        ('"mean_ratio": (weight * log_ratio.exp())', '"mean_ratio": (log_ratio.exp())'),
+        ('"dapo": Variant(scale="std", clip_high=0.28, drop_overlong=True)', '"dapo": Variant(scale="std", drop_overlong=True)'),
+        ("clip_low=3e-4, clip_high=4e-4", "clip_low=4e-4, clip_high=3e-4"),
+        ("keep=finished if variant.drop_overlong else None", "keep=finished"),
+    ),
+    *of("kl",
+        ("return -log_ratio", "return log_ratio"),
+        ("return log_ratio.square() / 2", "return log_ratio.square()"),
+        ("return torch.expm1(log_ratio) - log_ratio", "return torch.expm1(-log_ratio) + log_ratio"),
+        ("return torch.expm1(log_ratio) - log_ratio", "return log_ratio.exp() - 1 - log_ratio"),
+        ("log_ratio = ref_logp - logp", "log_ratio = (ref_logp - logp).clamp(-20, 20)"),
+        ("-(probs * log_ratio).sum(-1)", "-(probs.detach() * log_ratio).sum(-1)"),
+        ("-(probs * log_ratio).sum(-1)", "-(probs * log_ratio).mean(-1)"),
+        ("(u / 2 + u * u / 8,", "(u / 2 + u * u / 4,"),
+        ("math.expm1(u) - u if", "math.exp(u) - u if"),
+        ("    return u / 2", "    return u"),
+    ),
+    *of("length_penalty",
+        ("z = (1 - q) * growth", "z = (q - 1) * growth"),
+        ("torch.exp(-q * growth)", "torch.exp((1 - q) * growth)"),
+        ("torch.where(zero, 1.0, numerator", "torch.where(zero, 0.0, numerator"),
+        ("denominator.masked_fill(zero, 1.0)", "denominator"),
+        ("denominator.abs() < 1e-150", "denominator.abs() < 1e-6"),
+        ("growth = torch.log1p(k * wide)", "growth = torch.log(1 + k * wide)"),
+        ("_ratio(growth, k * wide) * ", ""),
+        ("tool_output_tokens: float = 0.1", "tool_output_tokens: float = 1.0"),
+        ("turns: float = 100.0", "turns: float = 20.0"),
+        ("total += price[name] * count", "total += count"),
+    ),
+    *of("self_summary",
+        ("self.length < self.how.trigger", "self.length <= self.how.trigger"),
+        ("self.used == self.how.max_segments", "self.used > self.how.max_segments"),
+        ("summary = torch.arange(T) >= (T", "summary = torch.arange(T) > (T"),
+        ("self.begin = self.length + len(self.how.request)", "self.begin = self.length"),
+        ("+ self.length - len(self.answer)", "+ self.length"),
+        ("len(self.summary) + 1 > how.longest_summary", "len(self.summary) > how.longest_summary"),
+        ("*self.summary, self.stop, *how.resume", "*self.summary, *how.resume"),
+        ("kept.insert(0, exchange)", "kept.append(exchange)"),
+        ("if kept and size > how.longest_summary", "if size > how.longest_summary"),
+        ("[*turn, self.stop, *answer]", "[*turn, *answer]"),
+        ("sum(int((~s.sampled).sum()) for s", "sum(len(s.tokens) for s"),
+        ("front + self.trigger + self.room +", "front + self.trigger +"),
+        ("self.inner.fork(), list(self.exchanges)", "self.inner.fork(), self.exchanges"),
+        ("return advantages.repeat_interleave(counts)", "return (advantages / counts).repeat_interleave(counts)"),
+        ("self.length, self.used = prompt, len(prompt), self.used + work", "self.length, self.used = prompt, len(prompt), self.used + 1"),
+    ),
+    *of("router_replay",
+        ("scores.topk(k, -1)[0][:, -1:]", "scores.topk(k, -1)[0][:, :1]"),
+        ("(math.log(alpha) if alpha else -math.inf)", "(alpha - 1 if alpha else -math.inf)"),
+        ("plausible = scores >= floor", "plausible = scores > floor"),
+        ("(rank + E * ~kept)", "(rank + E * kept)"),
+        ("stable=True)[1].argsort(-1)", "stable=True)[1]"),
+        ("if normalise else scores", "if not normalise else scores"),
+        ("difference = (behavior - logp)[mask]", "difference = (logp - behavior)[mask]"),
+        ("difference = (behavior - logp)[mask]", "difference = (behavior - logp)"),
+        ("[0.5, 0.99]", "[0.5, 0.9]"),
+        ("missing.any(2).any(0)", "missing.any(2).all(0)"),
+        ("(a.unsqueeze(2) == b.unsqueeze(1)).any(2)", "(a == b)"),
+    ),
+    *of("packing",
+        ("left, at = min(fits)", "left, at = max(fits)"),
+        ("(-lengths).argsort(stable=True)", "lengths.argsort(stable=True)"),
+        ("(-costs.double()).argsort(stable=True)", "costs.double().argsort(stable=True)"),
+        ("(-costs.double()).argsort(stable=True)", "torch.arange(len(costs))"),
+        ("(load + float(costs[i]), rank)", "(load + 1.0, rank)"),
+        ("return 1 / float((loads / most).mean())", "return 1 / float((loads / most).median())"),
+        ("at, width - left, left - size", "at, left - size, left - size"),
+        ("if left >= size]", "if left > size]"),
+        ("+ self.quadratic * T.square()", "+ self.quadratic * T"),
+        ("2.0 * config.num_hidden_layers * config.num_attention_heads", "2.0 * config.num_hidden_layers * config.num_key_value_heads"),
+        ("config.parameters(active=True) - tables", "config.parameters() - tables"),
+    ),
+    *of("quant",
+        ("_product(rounded(grad, form, 1),", "_product(rounded(grad, form, 0),"),
+        ("rounded(weight, form, 0, weight=True)", "rounded(weight, form, 1, weight=True)"),
+        ("rounded(weight, form, 0, weight=True)", "rounded(weight, form, 0)"),
+        ("rounded(grad, form, 0).T", "rounded(grad, form, 1).T"),
+        ("rounded(x, form, 0)", "rounded(x, form, 1)"),
+        ("rounded(weight, forward, 1, weight=True).T", "rounded(weight, forward, 0, weight=True).T"),
+        ("_quantize(x, (128, 128)), (128, 128))", "_quantize(x, (1, 128)), (1, 128))"),
+        ("scales = ((d + 0x7FFFFF) >> 23)", "scales = (d >> 23)"),
+        ("(d <= 0x400000).int()", "(d <= 0x7FFFFF).int()"),
+        ('"even": 1 << 19', '"even": 1 << 20'),
+        ("extra) >> 23) - 8", "extra) >> 23) - 7"),
+        ("power_of_two(127 - scales)[..., None]", "power_of_two(scales - 127)[..., None]"),
+        ("codes.masked_fill_(lost[..., None], 0x7F)", "codes.masked_fill_(lost[..., None], 0x7E)"),
+        ("s = amax / (E4M3_MAX * 6)", "s = amax / E4M3_MAX"),
+        ('largest.amax(-1, keepdim=True) if scale == "token"', 'largest.amax() if scale == "token"'),
+        ("_divide(split, step[..., None], division)", "_divide(split, (largest / 6.0)[..., None], division)"),
+        ("codes[..., ::2] | (codes[..., 1::2] << 4)", "codes[..., 1::2] | (codes[..., ::2] << 4)"),
+        ("gates.flatten()[order, None]", "gates.flatten()[:, None]"),
+        ("gate, up = grouped_linear(", "up, gate = grouped_linear("),
+        ("token = order // gates.shape[1]", "token = order % len(x)"),
+        ('repeat_interleave(block[0], -2)', 'repeat_interleave(block[1], -2)'),
+    ),
+    *of("minifloat",
+        ("size = x.abs().clamp_(max=6.0)", "size = x.abs()"),
+        ("large = (exponent + 22) << 23", "large = (exponent + 23) << 23"),
+        ("clamp_(min=127)", "clamp_(min=126)"),
+        ("- large + 2 * (exponent - 127)", "- large + (exponent - 127)"),
+        ("x = x.float().nan_to_num(0.0)", "x = x.float()"),
+        ("2.0 ** (code - 127) for code", "2.0 ** (code - 128) for code"),
+        ("*(-size for size in E2M1)", "*(size for size in E2M1)"),
+    ),
+    *of("muon",
+        ("(3.4445, -4.7750, 2.0315)\n", "(3.4445, -4.7750, 2.3015)\n"),
+        ("steps: int = 5, *", "steps: int = 4, *"),
+        ("gram, gram, beta=b, alpha=c)", "gram, gram, beta=c, alpha=b)"),
+        ("tall = G.shape[-2] > G.shape[-1]", "tall = G.shape[-2] < G.shape[-1]",
+         "p(XXᵀ)X = X p(XᵀX): the larger of the two products gives the same, and takes longer."),
+        ("buffers, updates, 1 - momentum)", "buffers, updates, momentum)"),
+        ("torch._foreach_lerp(updates, buffers, momentum)", "torch._foreach_lerp(updates, buffers, 1 - momentum)"),
+        ("updates = torch._foreach_lerp(updates,", "updates = torch._foreach_lerp_(updates,"),
+        ('1 - group["lr"] * group["weight_decay"]', '1 - group["weight_decay"]'),
+        ("scale = max(1.0, m / n) ** 0.5", "scale = max(1.0, n / m) ** 0.5"),
+        ("scale = max(1.0, m / n) ** 0.5", "scale = max(1.0, m / n)"),
+        ('alpha=-group["lr"] * scale', 'alpha=group["lr"] * scale'),
+        ('{"lm_head", "head", "gate", "router"}', '{"lm_head", "head", "router"}'),
+        ("p.ndim < 2 or id(p) in outside or named", "p.ndim < 2 or named"),
+        ('{"params": spared, "weight_decay": 0.0}', '{"params": spared, "weight_decay": weight_decay}'),
+    ),
+    *of("mtp",
+        ("(self.hnorm(x), self.enorm(emb))", "(self.enorm(x), self.hnorm(emb))"),
+        ("(self.hnorm(x), self.enorm(emb))", "(self.enorm(emb), self.hnorm(x))"),
+        ("F.pad(emb[:, k:], (0, 0, 0, min(k, T)))", "F.pad(emb[:, k + 1 :], (0, 0, 0, min(k + 1, T)))"),
+        ("F.pad(emb[:, k:], (0, 0, 0, min(k, T)))", "emb.roll(-k, 1)",
+         "What is rolled in stands at positions that have no token i+k: nothing is scored there."),
+        ("emb.detach(), head.detach()\n", "emb.detach(), head\n"),
+        ("scored &= weight[:, 1:] != 0", "scored &= weight[:, :-1] != 0"),
+        ("weight[b, j + 1].to(wide)", "weight[b, j].to(wide)"),
+        (" & (doc[b, (j - k).clamp(min=0)] == doc[b, j])", ""),
+        ("at = w * ((j >= k)", "at = w * ((j > k)"),
+        ("return total / mtp.mtp.depth, count", "return total, count"),
+        ("@ head - m) * w", "@ head + m) * w"),
+        ("q -= F.linear(target[at], head)", "q += F.linear(target[at], head)"),
+        ("+ (negentropy * at).sum()", "+ negentropy.sum()"),
+        ("target = wanted = ids[b, j + 1]", "target = wanted = ids[b, j]"),
+        ("& (doc[:, 1:] >= 0)", "& (doc[:, 1:] > 0)"),
+        ("rows = hidden[b, (j - k).clamp(min=0)]", "rows = hidden[b, j]"),
+    ),
+    *of("decoder",
+        ("if u[k] * float(q[k, x]) >= float(p[k, x])", "if u[k] * float(q[k, x]) > float(p[k, x])"),
+        ("(p[k] - q[k]).clamp_(min=0)", "p[k].clone()"),
+        ("return len(draft), invert(p[len(draft)], u[-1])", "return len(draft), invert(p[0], u[-1])"),
+        ("times > 2 for t, times in found", "times > 1 for t, times in found"),
+        ("turn, times + 1 if turn == last else 1", "turn, times + 1"),
+        ("known - 1 - max(0, self.depth - 1 - taken)", "known - 1"),
+        ("for n in range(4, 0, -1)", "for n in range(1, 5)"),
+        ("new[: new.index(stop) + 1]", "new[: new.index(stop)]"),
+        ("p = (logits / self.temperature).softmax(-1)", "p = logits.softmax(-1)"),
+        ("self.retracted = len(self.pending) - number", "self.retracted = len(self.pending)"),
+        ("self.tokens += p.given", "pass"),
+        test="ref/test_mtp",
+    ),
+    *of("conversation",
+        ("conversation = forks[-decoder.retracted]", "conversation = forks[0]"),
+        ("conversation.reply(turn[:-1])", "conversation.reply(turn)"),
+        test="ref/test_mtp",
+    ),
+    *of("model_decode",
+        ("a.q_norm.weight.to(cos.dtype) * a.head_dim**-0.5", "a.q_norm.weight.to(cos.dtype)"),
+        ("scale.roll(a.head_dim // 2, -1) * sin", "scale * sin"),
+        ("return qkv * block.input_layernorm.weight.to(cos.dtype), table", "return qkv, table"),
+        ("y = unit(x, self.eps) * block.post_attention_layernorm.weight", "y = unit(x, self.eps)"),
+        ("k, v = cache.append(layer, heads[:, H : H + G, None], heads[:, H + G :, None])",
+         "k, v = cache.append(layer, heads[:, H + G :, None], heads[:, H : H + G, None])"),
+        test="ref/test_model",
+    ),
+    *of("model_decode",
+        ("dtype=dtype).triu_(1)", "dtype=dtype).triu_(2)"),
+        ("self.mask = mask.repeat_interleave(H // G, 0)", "self.mask = mask.repeat(H // G, 1)"),
+        ("gates = best.softmax(-1) if self.normalise", "gates = best.softmax(-1) if not self.normalise"),
+        test="ref/test_mtp",
+    ),
+    *of("model",
+        ("self.q_norm.weight.mul(d**-0.5)", "self.q_norm.weight.div(d)"),
+        ("seen = seen & (doc[:, :, None] == doc[:, None, :])", "pass"),
+        (".tril(start)[None]", ".tril(start + 1)[None]"),
+        ("config.rope_theta ** (i / config.head_dim)", "config.rope_theta ** (2 * i / config.head_dim)"),
+        ("gates = wide.gather(-1, experts).softmax(-1)", "gates = wide.softmax(-1).gather(-1, experts)"),
+        ("math.sqrt(2 * config.num_hidden_layers) if residual", "math.sqrt(config.num_hidden_layers) if residual"),
+        ('residual = "o_proj" in name or "down_proj" in name', 'residual = "o_proj" in name'),
+        ("/ chosen.numel()", "/ len(chosen)"),
+        ("return total / len(router_logits)", "return total"),
+        ("total = total + E * (share", "total = total + (share"),
+        ("x = x + self.self_attn(self.input_layernorm(x),", "x = x + self.self_attn(x,"),
+        ("F.silu(self.gate_proj(x)) * self.up_proj(x)", "F.silu(self.up_proj(x)) * self.gate_proj(x)"),
+        ("self.length = min(self.length, length)", "self.length = length"),
+        ("self.values = [v[rows] for v in self.values]", "self.values = [v[: len(rows)] for v in self.values]"),
+        ("bias.repeat(1, config.num_attention_heads // config.num_key_value_heads, 1)",
+         "bias.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1)"),
+        ("bias.repeat_interleave(config.num_key_value_heads, 0)", "bias.repeat(config.num_key_value_heads, 1, 1)"),
+        ("torch.arange(start, start + T, device=ids.device)", "torch.arange(T, device=ids.device)"),
+        ("gate, up = torch.matmul(x, self.gate_up_proj", "up, gate = torch.matmul(x, self.gate_up_proj"),
+        ("used = self.num_experts_per_tok if active", "used = 1 if active"),
+        ("chunk)[:N]", "chunk)[-N:]"),
+    ),
+    *of("gradients",
+        ("mul_(-1.0 / x.shape[-1]) * r.square()", "mul_(-1.0) * r.square()"),
+        ("g.roll(d // 2, -1), sin.roll(d // 2, -1))", "g.roll(d // 2, -1), sin)"),
+        ("sin * weight.roll(d // 2, -1))", "sin * weight)"),
+        ("dk[:, :, :seen] +=", "dk[:, :, :seen] ="),
+        ("lp.expm1()", "lp.exp()"),
+        ("d_weight += p.t() @ (h * mg)", "d_weight = p.t() @ (h * mg)"),
+        ("torch.mul(d_inner, act, out=d_value)", "torch.mul(d_inner, value, out=d_value)"),
+        ("S - T + min(t + block, T)) for t in", "min(t + block, T)) for t in"),
+        ("dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32)", "dim=-1, keepdim=True, dtype=x.dtype"),
+        ("token = torch.arange(N * K, device=flat.device) // K", "token = torch.arange(N * K, device=flat.device) % N"),
+        ("dg = (dy * y).sum(-1).index_select(0, of_token)", "dg = (dy * y).sum(-1)[: len(of_token)]"),
+        ("dw = along.flatten(0, 1).sum(0)", "dw = along.flatten(0, 1).mean(0)"),
+    ),
+    *of("linear_logprob",
+        ("-(logp.exp() * logp).sum(-1)", "(logp.exp() * logp).sum(-1)"),
+        ('if other == "teacher" else (logp, logq)', 'if other != "teacher" else (logp, logq)'),
+        ("with torch.no_grad():", "with torch.enable_grad():"),
+        ("torch.promote_types(hidden.dtype, torch.float32)", "hidden.dtype"),
+    ),
+    *of("delta",
+        ("(old.flatten().view(torch.int16) != new.flatten().view(torch.int16))", "(old.flatten() != new.flatten())"),
+        ("new = old.flatten().clone()", "new = old.flatten()"),
+        ("return positions, new.flatten()[positions]", "return positions, (new - old).flatten()[positions]"),
+    ),
+    *of("dispatch",
+        ("place[order] = torch.arange(len(order), device=order.device)", "place[:] = order"),
+        ("return x[order // place.shape[1]]", "return x[order % len(x)]"),
+        ("bincount(minlength=num_experts).cumsum(0)", "bincount(minlength=num_experts)"),
+        ("(rows[place].to(wide) * gates.to(wide)[..., None]).sum(1).to(rows.dtype)",
+         "(rows[place] * gates.to(rows.dtype)[..., None]).cumsum(1)[:, -1]"),
+        ("flat.argsort(stable=True)", "flat.flip(0).argsort(stable=True)"),
+    ),
+    *of("precision",
+        ("copy.deepcopy(model).to(dtype)", "model.to(dtype)"),
+        ("        self.copy_down()", "        pass"),
+        ("            work.grad = None", "            pass"),
+        ("for master, _ in used:  # a", "for master, _ in []:  # a"),
+        ("m for m, _ in used], max_norm)", "m for m, _ in used], max_norm, 1.0)"),
+        ("self.masters = model.float()", "self.masters = model.to(dtype).float()"),
+    ),
+    *of("sampler",
+        ("torch.where(sampled, self.version, -1)", "torch.where(sampled, 0, -1)"),
+        ("torch.where(sampled, self.version, -1)", "torch.full_like(tokens, self.version)"),
+        ("        self.version = version\n", "        pass\n"),
+        ("experts[rows, t:n] = torch", "experts[rows.roll(1), t:n] = torch"),
+        ("(logits.float() / temperature).log_softmax(-1)", "logits.float().log_softmax(-1)"),
+        ("tokens[row, turn_start[row] : t]", "tokens[row, turn_start[row] : t + 1]"),
+        ("copy.deepcopy(model).to(dtype)", "model.to(dtype)"),
+        ("live[at], finished[row] = False, True", "live[at] = False"),
+    ),
+    *of("cpt",
+        ("size <= 5 * wanted", "size <= 50 * wanted"),
+        ("wanted / 3 <= size", "wanted / 30 <= size"),
+        ("(doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)", "(doc[:, 1:] == doc[:, :-1])"),
+        ("scored *= weight[:, 1:]", "scored *= weight[:, :-1]"),
+        ("loss = -(logp * scored).sum()", "loss = -(logp * scored).mean()"),
+        ("(step + 1) / max(warmup, 1)", "step / max(warmup, 1)"),
+        ("(total - step) / max(decay, 1)", "(total - step - 1) / max(decay, 1)"),
+        ("self.nll / self.bytes / math.log(2)", "self.nll / self.bytes"),
+        ("math.exp(self.nll / self.tokens)", "math.exp(self.nll / (self.tokens + 1))"),
+        ("places >= before[:, None]", "places > before[:, None]"),
+        ("stride = window // 2 if stride is None", "stride = window - 1 if stride is None"),
+        ("if free >= len(piece)", "if free > len(piece)"),
+        ("fullest = min(range(len(room))", "fullest = max(range(len(room))"),
+    ),
+    *of("checkpoint",
+        ('"norm_topk_prob": False,', '"norm_topk_prob": True,'),
+        ('"router_aux_loss_coef": 0.001}', '"router_aux_loss_coef": 0.01}'),
+        ('record.get("rope_theta") or 10_000.0', 'record.get("rope_theta") or 1_000_000.0'),
+        ('32_768, "tie_word_embeddings": False', '32_768, "tie_word_embeddings": True'),
+        ('{"gate_proj": slice(0, half), "up_proj": slice(half, None)}', '{"up_proj": slice(0, half), "gate_proj": slice(half, None)}'),
+        ("room -= size", "room = max_bytes - size"),
+        ('f"{layer}.{e}.down_proj.weight": (e,)', 'f"{layer}.{e}.down_proj.weight": (e - 1,)'),
+    ),
+]  # fmt: skip
+
+
+def mutated(mutant: Mutant, source: str) -> str:
+    """The file with the mistake. ValueError where the original line is not there, or more than once."""
+    if (count := source.count(mutant.old)) != 1:
+        raise ValueError(f"{mutant}: the original is found {count} times, not once")
+    return source.replace(mutant.old, mutant.new)
+
+
+@dataclass
+class Job:
+    """A mutant, or a test file as it is."""
+
+    test: str
+    key: str
+    """In the journal; another one once the test file is another."""
+    mutant: Mutant | None = None
+    limit: float = 1800.0
+    slot: int = -1
+    began: float = 0.0
+
+
+class Journal:
+    """What came of each job, a line each. It begins anew once a file is another, test files aside."""
+
+    def __init__(self, path: Path, digest: str, fresh: bool):
+        self.path, self.found, tree = path, {}, {"tree": digest}
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() and not fresh else []
+        if lines and lines[0] == json.dumps(tree):
+            records = [json.loads(line) for line in lines[1:] if line.endswith("}")]  # the last one may have been cut off
+            self.found = {record["key"]: record for record in records}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(record) + "\n" for record in (tree, *self.found.values())), encoding="utf-8")
+
+    def add(self, **record: object) -> None:
+        self.found[record["key"]] = record
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def digest(tree: Path) -> str:
+    """Of the files that every outcome may depend on: a test file is part of its own jobs' keys."""
+    state = hashlib.sha256()
+    for path in sorted(tree.rglob("*.py")):
+        name = path.relative_to(tree).as_posix()
+        if not name.startswith("tests/") or path.name == "conftest.py":
+            state.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return state.hexdigest()
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", metavar="WORD", default="", help="mutants whose file, line or test contains it")
+    parser.add_argument("--fresh", action="store_true", help="forget what an interrupted run has found")
+    asked = parser.parse_args(words)
+    chosen = [m for m in MUTANTS if asked.only in f"{m} {m.test}"]
+    for mutant in chosen:
+        mutated(mutant, (ROOT / mutant.file).read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
+        tree, *slots = (copied(Path(folder) / name) for name in ("tree", *map(str, range(SLOTS))))
+        known = Journal(JOURNAL, digest(tree), asked.fresh)
+        content = {m.test: hashlib.sha256((tree / m.test).read_bytes()).hexdigest()[:12] for m in chosen}
+        plain = [Job(test, f"{test} {content[test]}") for test in sorted(content)]
+        prepare()
+        run(plain, tree, slots, known)
+        if broken := [job for job in plain if known.found[job.key]["end"] != "passed"]:
+            print("\n".join(f"{job.test} fails without any mutation: {known.found[job.key]['said']}" for job in broken))
+            return 1
+        limit = {job.test: 60 + PATIENCE * known.found[job.key]["seconds"] for job in plain}
+        jobs = [Job(m.test, f"{m} | {m.test} {content[m.test]}", m, limit[m.test]) for m in chosen]
+        run(jobs, tree, slots, known)
+    return report([(job.mutant, known.found[job.key]) for job in jobs])
+
+
+def report(found: list[tuple[Mutant, dict]]) -> int:
+    """Says which mutants live, and whether that is as it should be."""
+    killed, same, wrong = 0, [], []
+    for mutant, record in found:
+        if record["end"] in ("failed", "endless"):
+            killed += 1
+            if mutant.same:
+                wrong.append(f"KILLED   {mutant}\n         though it is said to be the same: {mutant.same}\n         {record['said']}")
+        elif record["end"] == "passed" and mutant.same:
+            same.append(f"same     {mutant}\n         {mutant.same}")
+        else:
+            wrong.append(f"{'SURVIVED' if record['end'] == 'passed' else 'BROKEN  '} {mutant}\n         {mutant.test} {record['said']}")
+    print("\n".join([*same, *wrong]))
+    files = len({mutant.file for mutant, _ in found})
+    print(f"{len(found)} mutants of {files} files: {killed} killed, {len(same)} the same as the original, {len(wrong)} wrong")
+    return 1 if wrong else 0
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the tree: what is run, without what running leaves."""
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info", "notebooks", "*.png"))
+    return folder
+
+
+def prepare() -> None:
+    """Imports what forks share, and nothing of ours; with one thread, since threads do not survive a fork."""
+    os.environ.update(OMP_NUM_THREADS="1", TRITON_INTERPRET="1", PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1")
+    sys.dont_write_bytecode = True  # two versions of a file may be of one size and one second
+    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != ROOT]
+    print("importing what the tests import …", flush=True)
+    import hypothesis
+    import torch
+
+    torch.set_num_threads(1)
+    heard = os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries complain of what nobody asks them for
+    for name in WANTED:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            pass  # the tests that want it will say so
+    os.dup2(heard, 2)
+    quick = [phase for phase in hypothesis.Phase if phase.name in ("explicit", "generate")]  # a failure need not be made small
+    same = {"derandomize": True, "database": None, "deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
+    hypothesis.settings.register_profile("mutants", phases=quick, **same)
+    hypothesis.settings.load_profile("mutants")
+
+
+def run(jobs: list[Job], tree: Path, slots: list[Path], known: Journal) -> None:
+    """Every job that is not known yet, as many at a time as there are slots, which are like `tree` but for a job's mutation."""
+    waiting = [job for job in jobs if job.key not in known.found]
+    total, done, free, running = len(waiting), 0, list(range(len(slots))), {}
+    try:
+        while waiting or running:
+            while waiting and free:
+                job = waiting.pop(0)
+                job.slot, job.began = free.pop(), time.monotonic()
+                running[begin(job, tree, slots[job.slot])] = job
+            pid, end = ended(running)
+            job, done = running.pop(pid), done + 1
+            seconds = round(time.monotonic() - job.began, 1)
+            said = f"did not end in {job.limit:.0f} s" if end == "endless" else (slots[job.slot] / "said").read_text(encoding="utf-8")
+            if job.mutant:
+                shutil.copyfile(tree / job.mutant.file, slots[job.slot] / job.mutant.file)
+            free.append(job.slot)
+            known.add(key=job.key, end=end, said=said[:500], seconds=seconds)
+            tell = {"passed": "lives" if job.mutant else "passes", "failed": "killed" if job.mutant else "fails"}.get(end, end)
+            print(f"{done:4} of {total}  {tell:7} {seconds:6.1f} s  {job.mutant or job.test}", flush=True)
+    finally:
+        for pid in running:
+            end_group(pid)
+
+
+def ended(running: dict[int, Job]) -> tuple[int, str]:
+    """Waits for a job to end, or to take too long; the process and how it ended."""
+    while True:
+        for pid, job in running.items():
+            late = time.monotonic() - job.began > job.limit
+            if late:
+                end_group(pid)
+            found, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+            if found:
+                end_group(pid)  # whatever it has started
+                return pid, "endless" if late else {0: "passed", 1: "failed"}.get(os.waitstatus_to_exitcode(status), "broken")
+        time.sleep(0.05)
+
+
+def end_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def begin(job: Job, tree: Path, folder: Path) -> int:
+    """The process that runs a job's tests in a slot."""
+    if job.mutant:
+        source = (tree / job.mutant.file).read_text(encoding="utf-8")
+        (folder / job.mutant.file).write_text(mutated(job.mutant, source), encoding="utf-8")
+    sys.stdout.flush()
+    if pid := os.fork():
+        return pid
+    code = 3
+    try:
+        os.setsid()
+        code = tests_of(job, folder)
+    finally:
+        os._exit(code)
+
+
+def tests_of(job: Job, folder: Path) -> int:
+    """In the fork: pytest's exit code. The first test that failed, and its message, are written into the file `said`."""
+    import pytest
+    import torch
+
+    heard, said = os.open(folder / "heard", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), folder / "said"
+    os.dup2(heard, 1), os.dup2(heard, 2)
+    said.write_text("")
+    os.chdir(folder)
+    (folder / "tmp").mkdir(exist_ok=True)
+    os.environ["PYTHONPATH"], tempfile.tempdir = str(folder), str(folder / "tmp")
+    torch.set_num_threads = lambda n: None  # the slots share the cores
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+
+    class First:
+        def pytest_runtest_logreport(self, report):
+            if report.failed and not said.read_text():
+                message = getattr(getattr(report.longrepr, "reprcrash", None), "message", "") or str(report.longrepr)
+                said.write_text(f"{report.nodeid.partition('::')[2]}: {' '.join(message.split())}", encoding="utf-8")
+
+        def pytest_collectreport(self, report):
+            if report.failed:
+                said.write_text(f"cannot be collected: {' '.join(str(report.longrepr).split())[-400:]}", encoding="utf-8")
+
+        def pytest_collection_finish(self):
+            import ref
+
+            if not Path(ref.__file__).is_relative_to(folder):
+                raise RuntimeError(f"{ref.__file__} is not the copy")
+
+    where = ["--rootdir", str(folder), "-c", str(folder / "pyproject.toml")]
+    return int(pytest.main(["-x", "-p", "no:cacheprovider", *where, str(folder / job.test)], [First()]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
