@@ -70,3 +70,21 @@ WRONG = {
 def test_bad_input(args, says):
     with pytest.raises(ValueError, match=says):
         kernels.grouped_linear(*args)
+
+
+@pytest.mark.parametrize("form", ["fp8", "mxfp8"])
+@pytest.mark.parametrize("unlike", [-2, -1], ids=["rows", "columns"])
+def test_each_product_is_quantised_along_its_own_sum_where_sizes_differ(exactly, unlike, form):
+    """By 2^±20, as in tests/ref/test_quant.py; every number of a result by the size of its row and column, so that the largest do not hide
+    the others."""
+    counts, O, D = [5, 0, 35], 40, 34
+    tensors = [torch.randn(sum(counts), D), torch.randn(len(counts), O, D), torch.randn(sum(counts), O)]
+    for t in tensors:
+        t.mul_(torch.exp2(torch.randint(-20, 21, [n if axis == t.ndim + unlike else 1 for axis, n in enumerate(t.shape)]).float()))
+    x, w, up = tensors
+    ends, true = torch.tensor(counts).cumsum(0), exact(exactly, x, w, counts, up, form, form)
+    for ours, theirs, t in zip(run(kernels, x, w, ends, up, (form, form), DEVICE), run(ref, x, w, ends, up, (form, form)), true, strict=True):
+        size = t.abs().amax(-1, True)
+        size = (size * (t / size).nan_to_num().abs().amax(-2, True)).clamp(min=1e-30)
+        ours, theirs = (((found.detach().cpu().double() - t) / size).abs().max() for found in (ours, theirs))
+        assert ours <= 2 * theirs + torch.finfo(torch.float32).eps / 2
