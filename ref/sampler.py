@@ -76,9 +76,9 @@ def uniform(generator: torch.Generator | Sequence[torch.Generator] | None, rows:
     return torch.rand(rows, length, generator=generator, dtype=torch.float64, device=device).cpu()
 
 
-def sample(logits: Float[Tensor, "B V"], temperature: float, u: Float[Tensor, "B"]):
+def sample(logits: Float[Tensor, "B V"], temperature: float, u: Float[Tensor, "B"] | None):
     """Tokens [B] drawn from softmax(logits / temperature) by inverting the cumulative distribution at u, uniform in [0, 1), and their
-    log-probabilities [B] under it (float32). Temperature 0 is greedy: the first maximum, with log-probability 0."""
+    log-probabilities [B] under it (float32). Temperature 0 is greedy and needs no u: the first maximum, with log-probability 0."""
     if temperature == 0:
         return logits.argmax(-1), torch.zeros(len(logits), device=logits.device)
     logp = (logits.float() / temperature).log_softmax(-1)
