@@ -32,7 +32,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from etude.process import in_fresh_process, machine, pack_rng, peak_memory_gib, restore_rng
+from etude.process import in_fresh_process, machine, on_cores, one_thread, pack_rng, peak_memory_gib, restore_rng
 from etude.progress import Progress
 from etude.settings import Interrupted, RunError, describe, fill
 
@@ -47,6 +47,8 @@ __all__ = [
     "flatten",
     "in_fresh_process",
     "machine",
+    "on_cores",
+    "one_thread",
     "pack_rng",
     "peak_memory_gib",
     "restore_rng",

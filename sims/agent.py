@@ -17,7 +17,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from etude.process import on_cores
+from etude.runs import on_cores
 from ref import kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.model import Transformer

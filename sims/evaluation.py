@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from etude.process import one_thread
-from etude.runs import Run, in_fresh_process
+from etude.runs import Run, in_fresh_process, one_thread
 from ref import cpt
 from ref.decoder import Decoder, Generation
 from ref.model import Transformer
