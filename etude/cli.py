@@ -567,7 +567,10 @@ def main() -> None:
             print(error, file=sys.stderr)
             sys.exit(130)
         if not isinstance(error, (RunError, OSError)) and not hasattr(error, "format_message"):
-            raise
+            from ref.checkpoint import CheckpointError
+
+            if not isinstance(error, CheckpointError):
+                raise
         if message := _one_line(error):  # empty after a bare `etude`, which has printed its help
             print(f"error: {message}", file=sys.stderr)
         sys.exit(2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume
     with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume):
         from scaled.runtime import launch
 
+        check_state(out / "state")
         told = json.dumps({"technique": entry.name, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
         code = launch.start("etude.full", [str(out.resolve()), told], ranks, config.restarts)
     if code:
@@ -66,7 +68,10 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume
 
 def check_work(config, name: str, ranks: int) -> None:
     """Says now what every rank would say later, some after minutes. RunError."""
-    from ref.model import CheckpointError, config_of
+    import torch
+
+    from ref.checkpoint import matched
+    from ref.model import CheckpointError, Transformer, config_of
 
     corpus = getattr(config, "corpus", None)
     if corpus and not Path(corpus).is_dir():
@@ -75,6 +80,10 @@ def check_work(config, name: str, ranks: int) -> None:
         raise RunError(f"dtype={config.dtype} is what weights are gathered in, and one rank gathers none; see --set dtype=float32, or --nproc")
     try:
         network = config_of(config.checkpoint) if config.checkpoint else config.shape(config.vocab_size)
+        if config.checkpoint:
+            with torch.device("meta"):
+                shapes = {key: tuple(x.shape) for key, x in Transformer(network).state_dict().items()}
+            matched(Path(config.checkpoint), shapes)
         if network.num_experts % config.ep:
             raise RunError(f"ep={config.ep} must divide the network's {network.num_experts} experts; see --set ep=…")
         if not network.num_experts and (getattr(config, "replay", "none") != "none" or config.experts != "model"):
@@ -85,6 +94,18 @@ def check_work(config, name: str, ranks: int) -> None:
             MicroWorld(config)
     except (CheckpointError, ValueError) as error:
         raise RunError(str(error)) from None
+
+
+def check_state(folder: Path) -> None:
+    """RunError where the newest state is described by something that no rank would load."""
+    from scaled.runtime.checkpoint import CheckpointError, Checkpoints
+
+    shelf = Checkpoints(folder)
+    try:
+        if shelf.steps():
+            shelf.names()
+    except CheckpointError as error:
+        raise RunError(f"{error}; delete {shelf.path(shelf.steps()[-1])} to go on from the state before, or choose another --out") from None
 
 
 def as_begun(config, out: Path):
@@ -140,6 +161,7 @@ def rank(out: Path, told: dict) -> None:
     """What each of torchrun's processes does."""
     from etude.process import machine
     from etude.progress import Progress
+    from ref.checkpoint import CheckpointError
     from scaled import rl, train
     from scaled.runtime import launch
     from scaled.runtime.mesh import mesh
@@ -158,12 +180,15 @@ def rank(out: Path, told: dict) -> None:
             progress.stop()
 
     with launch.world(backend, config.timeout) as me, mesh(**layout(config, told["ranks"])):
-        if technique in RL:
-            from etude.microworld import MicroWorld
+        try:
+            if technique in RL:
+                from etude.microworld import MicroWorld
 
-            found = rl.learn(technique, config, out, MicroWorld(config), log)
-        else:
-            found = train.train(technique, config, out, log)
+                found = rl.learn(technique, config, out, MicroWorld(config), log)
+            else:
+                found = train.train(technique, config, out, log)
+        except CheckpointError as error:  # the same on every rank
+            sys.exit(f"error: {error}" if me == 0 else 2)
         if me == 0:
             report = {"scale": "full", **told, "machine": machine(), "result": found}
             atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")
@@ -184,6 +209,4 @@ class Line:
 
 
 if __name__ == "__main__":
-    import sys
-
     rank(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -606,6 +606,8 @@ def _load(path: Path) -> dict:
         raise RunError(
             f"checkpoint {path} holds more than tensors and plain values; it is not loaded"
         ) from None
+    except (RuntimeError, EOFError) as error:  # other archives that PyTorch knows, programs among them
+        raise RunError(f"checkpoint {path} is no saved state ({type(error).__name__}); it is not loaded") from None
 
 
 def _open_board(folder: Path, step: int) -> Any:

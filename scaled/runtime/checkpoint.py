@@ -8,6 +8,7 @@
 
 Sharded tensors are DTensors, so a slice knows its place in the whole; another layout asks for other slices and gets the same bits. A
 folder takes its name only when every rank's shards and the manifest are on disk: a process killed at any moment leaves the one before.
+`.metadata` is a pickle, and a shared folder must not run code: it is read with the classes that describe tensors, and no others.
 Writing goes on in a thread, from copies, over a process group of its own; `finish` waits for it, and so does the next `save`.
 """
 
@@ -18,11 +19,13 @@ import re
 import shutil
 import threading
 import zlib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint import filesystem, metadata
 
 from ref.checkpoint import CheckpointError, flush, read_json
 from scaled.runtime.mesh import current
@@ -119,24 +122,20 @@ class Checkpoints:
 
     def names(self, step: int | None = None) -> list[str]:
         """Names of the tensors in a checkpoint."""
-        folder = self._folder(step)
-        try:
-            return list(dcp.FileSystemReader(folder).read_metadata().state_dict_metadata)
-        except (OSError, EOFError, AttributeError, ImportError, LookupError, ValueError, pickle.UnpicklingError) as error:
-            raise CheckpointError(f"{folder / '.metadata'} is missing or damaged ({type(error).__name__})") from None
+        return list(read_metadata(self._folder(step)).state_dict_metadata)
 
     def load(self, state: dict[str, Tensor], step: int | None = None) -> dict:
         """Fills the tensors of `state`, whatever their layout, from a checkpoint, by default the last; returns its `meta`. All ranks
         together. CheckpointError, on every rank, naming the file that is missing or damaged, or the tensor that is not there."""
         self.finish()
         folder = self._folder(step)
-        says = ""
+        says, described = "", None
         try:
             files = sorted(read_json(folder / "manifest.json"))
             ranks = dist.get_world_size() if self.many else 1
             self._check(folder, files[self.rank :: ranks])  # every file is read through by one rank
-            there = set(self.names(int(folder.name.removeprefix("step-"))))
-            if missing := [name for name in state if name not in there]:
+            described = read_metadata(folder)
+            if missing := [name for name in state if name not in described.state_dict_metadata]:
                 raise CheckpointError(f"{folder} has no tensor {missing[0]}")
         except CheckpointError as error:
             says = str(error)
@@ -146,7 +145,11 @@ class Checkpoints:
             says = next((one for one in every if one), "")
         if says:
             raise CheckpointError(says)
-        dcp.load(state, checkpoint_id=folder, process_group=self.group, no_dist=not self.many)
+        try:
+            dcp.load(state, storage_reader=Reader(folder, described), process_group=self.group, no_dist=not self.many)
+        except dcp.CheckpointException as error:  # on every rank; what a rank met comes with its traceback
+            why = next(iter(error.failures.values()))[0]
+            raise CheckpointError(f"{folder} cannot be read ({type(why).__name__}): its tensors are not what .metadata says") from None
         return read_json(folder / "meta.json")
 
     def _folder(self, step: int | None) -> Path:
@@ -169,6 +172,58 @@ class Checkpoints:
                 raise CheckpointError(f"{path} is damaged: {path.stat().st_size} bytes, {size} were written{other}")
             if checksum(path) != crc:
                 raise CheckpointError(f"{path} is damaged: its checksum is not what was written{other}")
+
+
+ADMITTED = {
+    (cls.__module__, cls.__qualname__): cls
+    for cls in (metadata.Metadata, metadata.StorageMeta, metadata.MetadataIndex, metadata.TensorStorageMetadata, metadata.TensorProperties,
+                metadata.ChunkStorageMetadata, metadata._MEM_FORMAT_ENCODING, filesystem._StorageInfo, torch.Size)
+}  # fmt: skip
+"""What a description of tensors is made of. `BytesStorageMetadata` is not among it: what it names, DCP would unpickle."""
+ADMITTED |= {("torch", name): dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+ADMITTED |= {("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__}
+ADMITTED |= {(module, "PosixPath"): PurePosixPath for module in ("pathlib", "pathlib._local")}  # where it was written
+
+
+class Description(pickle.Unpickler):
+    """Reads `.metadata`, and makes nothing that is not `ADMITTED`."""
+
+    def find_class(self, module: str, name: str):
+        if (module, name) not in ADMITTED:
+            raise CheckpointError(f"{module}.{name}")
+        return ADMITTED[module, name]
+
+
+def read_metadata(folder: Path) -> metadata.Metadata:
+    """What a checkpoint holds, of which only tensors in files of its own are let through. CheckpointError."""
+    path = folder / ".metadata"
+    try:
+        with open(path, "rb") as file:
+            found = Description(file).load()
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} asks for {str(error)!r}, which describes no tensor; nothing of it is loaded") from None
+    except Exception as error:  # damaged bytes raise whatever they come upon
+        raise CheckpointError(f"{path} is missing or damaged ({type(error).__name__})") from None
+    try:
+        tensors = all(type(one) is metadata.TensorStorageMetadata for one in found.state_dict_metadata.values())
+        inside = all(type(one) is filesystem._StorageInfo and re.fullmatch(r"\w+\.distcp", one.relative_path) and not one.transform_descriptors
+                     for one in found.storage_data.values())  # fmt: skip
+    except (AttributeError, TypeError):
+        tensors = inside = False
+    if not (tensors and inside):
+        raise CheckpointError(f"{path} describes something other than tensors in files of its folder; nothing of it is loaded")
+    return found
+
+
+class Reader(dcp.FileSystemReader):
+    """DCP's reader, but for the metadata, which it is given."""
+
+    def __init__(self, folder: Path, described: metadata.Metadata):
+        super().__init__(folder)
+        self.described = described
+
+    def read_metadata(self) -> metadata.Metadata:
+        return self.described
 
 
 def checksum(path: Path) -> int:

@@ -2,12 +2,15 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import filesystem, metadata
 
 from kernels.gate import excess
 from ref import muon
@@ -17,7 +20,7 @@ from ref.model import Config, Transformer, load_balancing_loss, load_hf, save_hf
 from scaled import checkpoint
 from scaled import model as scaled_network
 from scaled.model import load_hf as scaled_load
-from scaled.runtime.checkpoint import Checkpoints
+from scaled.runtime.checkpoint import Checkpoints, checksum
 from tests import forks
 from tests.mirror import calls
 from tests.mirror.layouts import EVERY, NAMES, close, play
@@ -193,6 +196,89 @@ def test_damaged_names_of_tensors_are_named(tmp_path):
     for damage in (b"", b"\x80nonsense"):
         (tmp_path / "step-00000001" / ".metadata").write_bytes(damage)
         with pytest.raises(CheckpointError, match=".metadata is missing or damaged"):
+            shelf.names()
+
+
+class Payload:
+    """What a hostile file holds: unpickled, it leaves a mark."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+def description(change):
+    """`.metadata` with something of it changed."""
+
+    def crafted(path, mark):
+        with open(path / ".metadata", "rb") as file:
+            found = pickle.load(file)
+        change(found, mark)
+        (path / ".metadata").write_bytes(pickle.dumps(found))
+
+    return crafted
+
+
+def in_the_shard(path, mark):
+    """A tensor's place there, taken by a payload."""
+    torch.save(Payload(mark), path / "__0_0.distcp")
+
+    def point(found, _):
+        for place in found.storage_data.values():
+            place.offset, place.length = 0, (path / "__0_0.distcp").stat().st_size
+
+    description(point)(path, mark)
+
+
+def bytes_that_dcp_would_unpickle(path, mark):
+    in_the_shard(path, mark)
+
+    def change(found, _):
+        found.state_dict_metadata["x"] = metadata.BytesStorageMetadata()
+        found.storage_data[metadata.MetadataIndex("x")] = next(iter(found.storage_data.values()))
+
+    description(change)(path, mark)
+
+
+def of_one_rank(path, mark):
+    """Where DCP looks when it finds no metadata of all ranks."""
+    (path / ".metadata").unlink()
+    (path / "__0.metadata").write_bytes(pickle.dumps(Payload(mark)))
+
+
+ELSEWHERE = filesystem._StorageInfo("../../elsewhere.distcp", 0, 10)
+CRAFTED = {
+    "a payload": (lambda path, mark: (path / ".metadata").write_bytes(pickle.dumps(Payload(mark))), "asks for '.*', which describes no tensor"),
+    "a payload in the planner's data": (description(lambda found, mark: found.planner_data.update(y=Payload(mark))), "asks for"),
+    "a payload as a name": (description(lambda found, mark: found.storage_data.update({Payload(mark): 1})), "asks for"),
+    "bytes, not tensors": (bytes_that_dcp_would_unpickle, "asks for 'torch.distributed.checkpoint.metadata.BytesStorageMetadata'"),
+    "a payload in a shard": (in_the_shard, "cannot be read"),
+    "another folder": (description(lambda found, _: found.storage_data.update({next(iter(found.storage_data)): ELSEWHERE})), "of its folder"),
+    "a list": (lambda path, _: (path / ".metadata").write_bytes(pickle.dumps([1])), "describes something other than tensors"),
+    "one rank's": (of_one_rank, "is missing"),
+}
+
+
+def committed(path):
+    """The manifest of what the folder now holds: whoever crafts a file can write that too."""
+    names = sorted(one.name for one in path.iterdir() if one.name != "manifest.json")
+    (path / "manifest.json").write_text(json.dumps({name: [(path / name).stat().st_size, checksum(path / name)] for name in names}))
+
+
+@pytest.mark.parametrize("craft, message", CRAFTED.values(), ids=CRAFTED)
+def test_a_crafted_checkpoint_runs_nothing(tmp_path, craft, message):
+    shelf, x = Checkpoints(tmp_path / "state"), torch.ones(3)
+    shelf.save(1, {"x": x})
+    shelf.finish()
+    craft(shelf.path(1), tmp_path / "mark")
+    committed(shelf.path(1))
+    with pytest.raises(CheckpointError, match=message) as refused:
+        shelf.load({"x": x})
+    assert "\n" not in str(refused.value) and str(shelf.path(1)) in str(refused.value) and not (tmp_path / "mark").exists()
+    if craft is not in_the_shard:
+        with pytest.raises(CheckpointError, match=message):
             shelf.names()
 
 
