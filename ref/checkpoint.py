@@ -3,7 +3,8 @@ leaves.
 
     config.json               Qwen3-MoE (model_type qwen3_moe), or Qwen3 when the network is dense
     model.safetensors         or model-00001-of-0000N.safetensors, ... and model.safetensors.index.json
-    extra.safetensors         tensors that belong to a run, not to Qwen3 (multi-token-prediction layers)
+    mtp/model.safetensors     tensors that belong to a run, not to Qwen3: multi-token-prediction layers. Not
+                              beside the weights: vLLM takes every *.safetensors there for a part of the network
     tokenizer.json, ...       whatever else lies in the folder is kept when it is written again
 
 On disk every expert has its own three matrices, as in the published checkpoints; in memory a layer's experts
@@ -17,7 +18,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -46,6 +47,17 @@ OTHER_FIELDS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "tie_wo
                 "initializer_range": 0.02}  # fmt: skip
 MOE_OTHER_FIELDS = {"norm_topk_prob": False, "router_aux_loss_coef": 0.001}
 """What transformers assumes where a config.json is silent."""
+POSITIVE = (*SHAPE_FIELDS, *MOE_FIELDS, "head_dim", "intermediate_size", "max_position_embeddings", "sliding_window")
+KINDS = {
+    "a positive whole number": (POSITIVE, lambda x: type(x) is int and x > 0),
+    "a whole number": (("num_experts", "num_local_experts", "max_window_layers", "decoder_sparse_step"), lambda x: type(x) is int and x >= 0),
+    "a number": (("rms_norm_eps", "initializer_range", "router_aux_loss_coef", "rope_theta"),
+                 lambda x: type(x) in (int, float) and 0 <= x < float("inf")),
+    "true or false": (("tie_word_embeddings", "norm_topk_prob", "attention_bias", "use_sliding_window"), lambda x: type(x) is bool),
+    "an object": (("rope_scaling", "rope_parameters"), lambda x: isinstance(x, dict)),
+    "a list": (("layer_types", "mlp_only_layers"), lambda x: isinstance(x, list)),
+}  # fmt: skip
+"""Kind of value → fields that need one where they are given and not null, and what it is."""
 
 
 def write_config(fields: Mapping, dtype: torch.dtype) -> str:
@@ -74,25 +86,19 @@ def write_config(fields: Mapping, dtype: torch.dtype) -> str:
 def read_config(folder: Path) -> dict:
     """The fields of `ref.model.Config` from a folder's config.json.
 
-    Raises CheckpointError where there is none, where a field that gives a shape is missing, and where the
-    checkpoint needs what this network does not do."""
+    Raises CheckpointError where there is none, where a field that gives a shape is missing, where one holds
+    something else than it should, and where the checkpoint needs what this network does not do."""
     path = Path(folder) / "config.json"
     record = read_json(path)
     kind = record.get("model_type")
     if kind not in ("qwen3", "qwen3_moe"):
         raise CheckpointError(f"{path}: model_type {kind!r} is not supported, only qwen3 and qwen3_moe")
+    check_kinds(path, record)
     refuse_unsupported(path, record)
-    experts = record.get("num_experts", record.get("num_local_experts", 0)) if kind == "qwen3_moe" else 0
+    experts = record.get("num_experts", record.get("num_local_experts", 0)) or 0 if kind == "qwen3_moe" else 0
     required = [*SHAPE_FIELDS, *(MOE_FIELDS if experts else ["intermediate_size"])]
     if missing := [name for name in required if record.get(name) is None]:
         raise CheckpointError(f"{path}: {', '.join(missing)} missing")
-    wrong = [
-        name
-        for name in [*required, "head_dim"]
-        if not isinstance(record.get(name, 1), int) or record.get(name, 1) < 1
-    ]
-    if wrong:
-        raise CheckpointError(f"{path}: {wrong[0]} is {record[wrong[0]]!r}, expected a positive whole number")
     rope = record.get("rope_parameters") or {}
     head_dim = record.get("head_dim") or (record["hidden_size"] // record["num_attention_heads"])
     fields = {name: record[name] for name in required}
@@ -104,6 +110,16 @@ def read_config(folder: Path) -> dict:
     return fields | {
         name: default if record.get(name) is None else record[name] for name, default in soft.items()
     }
+
+
+def check_kinds(path: Path, record: Mapping) -> None:
+    """Raises CheckpointError for the first field whose value is of another kind: "false" in quotes would be taken for true."""
+    for kind, (names, fits) in KINDS.items():
+        for name in names:
+            for field, holder in ((name, record), (f"rope_parameters.{name}", record.get("rope_parameters"))):
+                value = holder.get(name) if isinstance(holder, dict) else None
+                if value is not None and not fits(value):
+                    raise CheckpointError(f"{path}: {field} is {value!r}, expected {kind}")
 
 
 def refuse_unsupported(path: Path, record: Mapping) -> None:
@@ -269,13 +285,19 @@ def read_file(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
             yield name, file.get_tensor(name)
 
 
+EXTRA, EARLIER = Path("mtp") / "model.safetensors", Path("extra.safetensors")
+"""Where extra tensors lie in a folder, and where they lay before."""
+OURS = re.compile(r"config\.json|extra\.safetensors|model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json")
+"""Files that a new checkpoint replaces."""
+
+
 def load_extra(folder: str | Path) -> dict[str, Tensor]:
     """The tensors given to `save_hf` as `extra`; empty where there were none."""
-    path = Path(folder) / "extra.safetensors"
-    if not path.exists():
-        return {}
-    with opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}
+    for path in (Path(folder) / EXTRA, Path(folder) / EARLIER):
+        if path.exists():
+            with opened(path) as file:
+                return {name: file.get_tensor(name) for name in file.keys()}
+    return {}
 
 
 # ---------------------------------------------------------------------------------------------- writing
@@ -287,11 +309,12 @@ def write_checkpoint(
     state: Mapping[str, Tensor],
     max_shard_bytes: int,
     extra: Mapping[str, Tensor] | None,
+    beside: Mapping[str, bytes] | None,
 ) -> None:
     """Writes all files into a neighbour `.NAME.saving`, flushes them to disk, then lets the two folders
     change places: a process killed at any moment leaves the old checkpoint or the new one, whole. Other files
     of the old folder come along."""
-    folder, fresh = begin(folder)
+    folder, fresh = begin(folder, beside or ())
     shards = split_shards(state, max_shard_bytes)
     names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     names = names if len(shards) > 1 else ["model.safetensors"]
@@ -303,44 +326,70 @@ def write_checkpoint(
         save_file(tensors, fresh / file, metadata={"format": "pt"})
     if len(shards) > 1:
         write_index(fresh, index, total)
-    finish(folder, fresh, fields, next(iter(state.values())).dtype, extra)
+    finish(folder, fresh, fields, next(iter(state.values())).dtype, extra, beside)
 
 
-def finish(folder: Path, fresh: Path, fields: Mapping, dtype: torch.dtype, extra: Mapping[str, Tensor] | None) -> None:
-    """Config and extra tensors beside the weights in the new folder, which then takes the place of the old."""
+def finish(
+    folder: Path,
+    fresh: Path,
+    fields: Mapping,
+    dtype: torch.dtype,
+    extra: Mapping[str, Tensor] | None,
+    beside: Mapping[str, bytes] | None,
+) -> None:
+    """What belongs beside the weights in the new folder, which then takes the place of the old."""
     (fresh / "config.json").write_text(write_config(fields, dtype))
+    for name, content in (beside or {}).items():
+        (fresh / name).write_bytes(content)
     if extra:
+        (fresh / EXTRA).parent.mkdir(exist_ok=True)
         tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in extra.items()}
-        save_file(tensors, fresh / "extra.safetensors", metadata={"format": "pt"})
+        save_file(tensors, fresh / EXTRA, metadata={"format": "pt"})
+        flush(fresh / EXTRA)
     replace(folder, fresh)
 
 
-def begin(folder: str | Path) -> tuple[Path, Path]:
-    """The folder, its links followed, and its empty neighbour to write into, which has its other files already."""
-    folder = Path(os.path.realpath(folder))
+def begin(folder: str | Path, beside: Iterable[str] = ()) -> tuple[Path, Path]:
+    """The folder, its links followed, and its neighbour to write into, which has its other files already: all
+    but those that are written anew, `beside` among them. CheckpointError where something of another kind bears
+    the name of one of them."""
+    folder, beside = Path(os.path.realpath(folder)), set(beside)
     fresh = folder.with_name(f".{folder.name}.saving")
+    for path in (folder, fresh, folder / EXTRA.parent):
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise CheckpointError(f"{path} is a file or a link, and a folder of the checkpoint needs its name; move it away")
+    old = [path for path in folder.iterdir() if OURS.fullmatch(path.name) or path.name in beside] if folder.exists() else []
+    for path in [*old, folder / EXTRA]:
+        if path.is_dir():
+            raise CheckpointError(f"{path} is a folder, and a file of the checkpoint needs its name; move it away")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; a checkpoint is a folder")
     shutil.rmtree(fresh, ignore_errors=True)
     if folder.exists():
         shutil.copytree(folder, fresh, copy_function=link_or_copy, symlinks=True)
-        for path in fresh.iterdir():
-            if path.name in ("config.json", "extra.safetensors") or re.match(
-                r"model(-\d+-of-\d+)?\.safetensors", path.name
-            ):
-                path.unlink()
+        for path in old:
+            (fresh / path.name).unlink()
+        if (fresh / EXTRA).exists():
+            (fresh / EXTRA).unlink()
+            if not any((fresh / EXTRA.parent).iterdir()):
+                (fresh / EXTRA.parent).rmdir()
     else:
         fresh.mkdir()
     return folder, fresh
 
 
 def replace(folder: Path, fresh: Path) -> None:
-    """The new folder in the place of the old, once all of it is on disk."""
+    """The new folder in the place of the old, once all of it is on disk. A process that works in the old one works
+    in the new one afterwards."""
     for path in [*fresh.iterdir(), fresh]:
         flush(path)
     if folder.exists():
+        try:
+            here = Path.cwd()
+        except FileNotFoundError:  # deleted by someone else
+            here = None
         change_places(folder, fresh)
+        if here is not None and here.is_relative_to(folder):
+            os.chdir(here)
         shutil.rmtree(fresh)
     else:
         os.rename(fresh, folder)

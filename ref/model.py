@@ -84,6 +84,12 @@ class Config:
     """Standard deviation of the initial weights; residual outputs get it divided by sqrt(2 L)."""
 
     def __post_init__(self):
+        width = "moe_intermediate_size" if self.num_experts else "intermediate_size"
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", width):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_experts < 0:
+            raise ValueError(f"num_experts must not be negative, got {self.num_experts}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
         if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
@@ -458,8 +464,10 @@ def save_hf(
     path: str | Path,
     max_shard_bytes: int = 5 * 2**30,
     extra: Mapping[str, Tensor] | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> None:
     """Writes the network as a Hugging Face folder, whole or not at all: an existing folder is replaced only
-    once the new one is complete, and its other files (tokenizer.json) are kept. `extra` tensors go to a file
-    of their own, for `load_extra`."""
-    write_checkpoint(path, asdict(model.config), model.state_dict(), max_shard_bytes, extra)
+    once the new one is complete, and its other files are kept. `extra` tensors, multi-token-prediction layers,
+    go to a file of their own, for `load_extra`. `beside`: name → content of files that go with the weights
+    (`ref.release`). CheckpointError where a folder bears the name of a file, or a file that of a folder."""
+    write_checkpoint(path, asdict(model.config), model.state_dict(), max_shard_bytes, extra, beside)

@@ -91,16 +91,23 @@ def load_folder(model: nn.Module, folder: str | Path, dtype: torch.dtype = torch
 
 
 def save_folder(
-    model: nn.Module, config: Config, folder: str | Path, max_shard_bytes: int = 5 * 2**30, extra: Mapping[str, Tensor] | None = None
-) -> None:
-    """A sharded network as a Hugging Face folder on a file system that all ranks see, whole or not at all; all ranks together."""
+    model: nn.Module, config: Config, folder: str | Path, max_shard_bytes: int = 5 * 2**30, extra: Mapping[str, Tensor] | None = None,
+    beside: Mapping[str, bytes] | None = None,
+) -> None:  # fmt: skip
+    """A sharded network as a Hugging Face folder on a file system that all ranks see, whole or not at all; all ranks together.
+    CheckpointError, on every rank, as `ref.model.save_hf`."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     sharding.rest(model)
-    paths: list = [None]
+    told: list = [None]
     if rank == 0:
-        paths = [ref.begin(folder)]
-    dist.broadcast_object_list(paths, 0)
-    target, fresh = paths[0]
+        try:
+            told = [ref.begin(folder, beside or ())]
+        except ref.CheckpointError as error:  # the others would wait for ever
+            told = [str(error)]
+    dist.broadcast_object_list(told, 0)
+    if isinstance(told[0], str):
+        raise ref.CheckpointError(told[0])
+    target, fresh = told[0]
     ep, efsdp = current().group("ep"), current().group("efsdp")
     held: dict[str, Tensor] = {}
     written: list[tuple[str, dict[str, int]]] = []
@@ -140,5 +147,5 @@ def save_folder(
             total += sum(sizes.values())
         if len(files) > 1:
             ref.write_index(fresh, index, total)
-        ref.finish(target, fresh, asdict(config), next(model.parameters()).dtype, extra)
+        ref.finish(target, fresh, asdict(config), next(model.parameters()).dtype, extra, beside)
     dist.barrier()

@@ -258,10 +258,11 @@ def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer
 
 
 def save_hf(
-    model: Transformer, path: str | Path, max_shard_bytes: int = 5 * 2**30, extra: Mapping[str, Tensor] | None = None
-) -> None:
-    """`ref.model.save_hf`; each rank writes its part, into files of its own."""
+    model: Transformer, path: str | Path, max_shard_bytes: int = 5 * 2**30, extra: Mapping[str, Tensor] | None = None,
+    beside: Mapping[str, bytes] | None = None,
+) -> None:  # fmt: skip
+    """`ref.model.save_hf`; each rank writes its part, into files of its own. What lies beside is rank 0's."""
     if current().layout.world == 1:
-        ref.save_hf(model, path, max_shard_bytes, extra)
+        ref.save_hf(model, path, max_shard_bytes, extra, beside)
     else:
-        save_folder(model, model.config, path, max_shard_bytes, extra)
+        save_folder(model, model.config, path, max_shard_bytes, extra, beside)

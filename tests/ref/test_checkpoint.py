@@ -1,16 +1,21 @@
 """Hugging Face folders: what is written, what survives, and one clear line for everything that can be wrong
 with one."""
 
+import dataclasses
 import json
 from dataclasses import replace
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from ref import checkpoint
-from ref.model import CheckpointError, Config, Transformer, load_extra, load_hf, save_hf
+from ref.model import CheckpointError, Config, Transformer, config_of, load_extra, load_hf, save_hf
 
 C = Config.tiny(
     vocab_size=20, hidden_size=8, num_hidden_layers=2, head_dim=4, num_experts=3, moe_intermediate_size=6
@@ -111,8 +116,20 @@ def test_extra_tensors(tmp_path, model):
     assert torch.equal(load_extra(tmp_path / "m")["mtp.weight"], torch.arange(6.0).view(2, 3).t())
     assert equal(load_hf(tmp_path / "m"), model)
     AutoModelForCausalLM.from_pretrained(tmp_path / "m", experts_implementation="eager")
+    # vLLM takes every *.safetensors of the folder, but of no subfolder, for a part of the network.
+    assert [path.name for path in (tmp_path / "m").glob("*.safetensors")] == ["model.safetensors"]
     save_hf(model, tmp_path / "m")
     assert load_extra(tmp_path / "m") == {}, "they belonged to the checkpoint that was replaced"
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_extra_tensors_are_read_where_they_lay_before(tmp_path, model):
+    save_hf(model, tmp_path / "m")
+    save_file({"mtp.weight": torch.ones(2)}, tmp_path / "m" / "extra.safetensors")
+    assert torch.equal(load_extra(tmp_path / "m")["mtp.weight"], torch.ones(2))
+    save_hf(model, tmp_path / "m", extra={"mtp.weight": torch.zeros(2)})
+    assert torch.equal(load_extra(tmp_path / "m")["mtp.weight"], torch.zeros(2))
+    assert not (tmp_path / "m" / "extra.safetensors").exists()
 
 
 # ------------------------------------------------------------------------------ replacing
@@ -135,6 +152,75 @@ def test_other_files_stay_and_old_shards_go(tmp_path, model):
     assert (path / "notes" / "a.txt").read_text() == "a"
     assert equal(load_hf(path), other)
     assert [p.name for p in tmp_path.iterdir()] == ["m"], "nothing is left beside it"
+
+
+THEIRS = ["model.safetensors.bak", "model.safetensors.d/a", "model-00001-of-00002.safetensors.old", "mymodel.safetensors",
+          "model-1-of-2.safetensors", "config.json~", "extra.safetensors.txt", "mtp/notes.txt", "mtp/a.safetensors"]  # fmt: skip
+
+
+def test_no_file_of_someone_else_goes(tmp_path, model):
+    path = tmp_path / "m"
+    for round_, extra in enumerate([None, {"mtp.weight": torch.ones(1)}, None]):
+        save_hf(model, path, extra=extra)
+        for name in THEIRS:
+            (path / name).parent.mkdir(exist_ok=True)
+            assert round_ == 0 or (path / name).read_text() == name
+            (path / name).write_text(name)
+    assert equal(load_hf(path), model) and load_extra(path) == {}
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "mtp/model.safetensors", "README.md"])
+def test_a_folder_in_a_file_s_place_is_not_touched(tmp_path, model, name):
+    path = tmp_path / "m"
+    save_hf(model, path)
+    (path / name).unlink(missing_ok=True)
+    (path / name).mkdir(parents=True)
+    (path / name / "mine").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match="is a folder.*move it away"):
+        save_hf(model, path, beside={"README.md": b"card"})
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["m/mtp", ".m.saving"])
+@pytest.mark.parametrize("link", [False, True])
+def test_a_file_or_link_in_a_folder_s_place_is_not_touched(tmp_path, model, name, link):
+    save_hf(model, tmp_path / "m")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.safetensors").touch()
+    if link:
+        (tmp_path / name).symlink_to(tmp_path / "mine")
+    else:
+        (tmp_path / name).touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match="is a file or a link.*move it away"):
+        save_hf(model, tmp_path / "m", extra={"mtp.weight": torch.ones(1)})
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_files_beside_the_weights_come_and_stay_with_them(tmp_path, model, monkeypatch):
+    path = tmp_path / "m"
+    save_hf(model, path, beside={"README.md": b"one", "tokenizer.json": b"{}"})
+    with monkeypatch.context() as patch:  # the files come along by hard links: the old ones must not be written into
+        patch.setattr(checkpoint, "replace", lambda *_: None)
+        save_hf(model, path, beside={"README.md": b"two"})
+    assert (path / "README.md").read_bytes() == b"one"
+    save_hf(model, path, beside={"README.md": b"two"})
+    assert (path / "README.md").read_bytes() == b"two" and (path / "tokenizer.json").read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize("where", ["", "notes"])
+def test_a_process_may_work_in_the_folder(tmp_path, model, monkeypatch, where):
+    """It stays in the folder of that name, which is not deleted under its feet."""
+    path = tmp_path / "m"
+    save_hf(model, path)
+    (path / "notes").mkdir()
+    monkeypatch.chdir(path / where)
+    other = Transformer(C)
+    save_hf(other, "." if not where else "..")
+    assert Path.cwd() == path / where and equal(load_hf("." if not where else ".."), other)
+    Path("new").touch()
+    assert (path / where / "new").exists() and len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("dies_in", ["save_file", "flush", "change_places"])
@@ -208,6 +294,16 @@ UNSUPPORTED = {
         "hidden_size is 'eight', expected a positive whole number",
     ),
     "zero heads": ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+    "zero keys": ({"num_key_value_heads": 0}, "num_key_value_heads is 0, expected a positive whole number"),
+    "true heads": ({"num_key_value_heads": True}, "num_key_value_heads is True, expected a positive whole"),
+    "a word of yarn": ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn', expected an object"),
+    "false in quotes": ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', expected true or"),
+    "gates in quotes": ({"norm_topk_prob": "false"}, "norm_topk_prob is 'false', expected true or false"),
+    "theta in quotes": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": "1e6"}},
+        r"rope_parameters.rope_theta is '1e6', expected a number",
+    ),
+    "no number": ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected a number"),
     "uneven groups": ({"num_attention_heads": 3}, "multiple of num_key_value_heads"),
     "more than there are": ({"num_experts_per_tok": 7}, "num_experts_per_tok"),
 }
@@ -220,6 +316,29 @@ def test_config_that_would_be_misread_is_refused(tmp_path, model, changes, messa
     with pytest.raises(CheckpointError, match=message) as raised:
         load_hf(tmp_path / "m")
     assert str(tmp_path / "m" / "config.json") in str(raised.value) and "\n" not in str(raised.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 40) | st.floats() | st.text(max_size=6),
+    lambda one: st.lists(one, max_size=2) | st.dictionaries(st.sampled_from(["rope_type", "type", "rope_theta"]), one),
+    max_leaves=3,
+)
+FIELDS = sorted(json.loads(checkpoint.write_config(dataclasses.asdict(C), torch.float32)))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.dictionaries(st.sampled_from([*FIELDS, "rope_scaling", "layer_types", "sliding_window"]), JSON, max_size=3))
+def test_whatever_a_config_holds_it_is_read_or_refused_in_one_line(changes):
+    with tempfile.TemporaryDirectory() as folder:
+        record = json.loads(checkpoint.write_config(dataclasses.asdict(C), torch.float32)) | changes
+        (Path(folder) / "config.json").write_text(json.dumps(record))
+        try:
+            config = config_of(folder)
+        except CheckpointError as error:
+            assert "\n" not in str(error) and str(error).startswith(folder)
+        else:
+            assert type(config.tie_word_embeddings) is type(config.norm_topk_prob) is bool
+            assert config.num_key_value_heads > 0 and type(config.hidden_size) is int
 
 
 @pytest.mark.parametrize(
