@@ -76,7 +76,7 @@ class Rl(Ranks):
     clip_high: float = 0.2
     """Where A > 0, ratios above 1 + clip_high no longer count."""
     kl: float = 0.0
-    """β: reward that a nat of k1 against the policy before RL costs, summed over the rollout."""
+    """β: reward that a nat of k1 against the policy before RL costs, summed over the rollout; k1 in the reward is our choice."""
     effort_price: float = 0.0
     """Reward that a unit of penalised effort costs."""
     k: float = 0.01
@@ -188,13 +188,15 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: S
     batches, load = deal(c, model, played, numbers)
     device = batches[0].ids.device
 
-    drift = torch.zeros(G * N, dtype=torch.float64, device=device)
+    # Policy and reference compute alike, with their own experts: what the sampler computes otherwise is no drift.
+    drift, engine = torch.zeros(2, G * N, dtype=torch.float64, device=device).unbind()
     if reference is not None:
         with torch.no_grad():
             for batch in batches:
-                logp = own_logp(reference, batch, None, c.temperature)[0]
-                drift.index_add_(0, batch.conversation[batch.keep], token_kl(batch.behavior, logp, "k1")[batch.keep].double())
-        drift = summed(drift)
+                now, before = (own_logp(network, batch, None, c.temperature)[0] for network in (model, reference))
+                for whole, part in ((drift, token_kl(now, before, "k1")), (engine, batch.behavior - now)):
+                    whole.index_add_(0, batch.conversation[batch.keep], part[batch.keep].double())
+        drift, engine = summed(torch.stack((drift, engine))).unbind()
     # A dp rank's conversations are its cp ranks' shares; of the groups they belong to, other dp ranks have the rest.
     mine = torch.cat(gathered(numbers.to(device), "cp"))
     here = torch.tensor([p.reward for p in played], dtype=torch.float64, device=device)
@@ -217,7 +219,8 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: S
     logp, behavior, keep = (torch.cat([x.flatten() for x in column]) for column in zip(*pairs, strict=True))
     apart = mismatch(logp, behavior, keep)
     figures = {"loss": total, "reward": everyone([p.reward for p in played]) - c.kl * drift.mean().item()} | means(played)
-    figures |= {"drift": drift.mean().item(), "mismatch": apart["p50"], "mismatch_p99": apart["p99"], "imbalance": load}
+    figures |= {"drift": drift.mean().item(), "engine_kl": engine.mean().item(), "imbalance": load}
+    figures |= {"mismatch": apart["p50"], "mismatch_p99": apart["p99"]}
     figures["tokens"] = summed(keep.sum().double()).item()
     if routed:
         ours, theirs = (torch.cat(x).unbind(1) for x in zip(*routed, strict=True))

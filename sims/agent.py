@@ -155,7 +155,8 @@ class Payment:
     invalid_call: float = 0.03
     """Reward that each invalid call costs."""
     kl: float = 0.005
-    """β: reward that a nat of k1 against the policy before RL costs, summed over the rollout."""
+    """β: reward that a nat of k1 against the policy before RL costs, summed over the rollout. That k1 stands in the reward is our
+    choice: the report names the estimator and not its place."""
 
 
 def pay(episode: Episode, payment: Payment) -> dict[str, float]:
@@ -195,11 +196,17 @@ def pad(
 
 
 @torch.no_grad()
-def reference_kl(reference, ids: Tensor, mask: Tensor, behavior_logp: Tensor, temperature: float = 1.0) -> Tensor:
-    """Sum over a rollout's own tokens of k1 = log μ − log π_ref, [B] nats: what the reward is charged for
-    drifting."""
-    logp = own_logp(reference, reference(ids, logits=False).hidden, ids, mask, temperature)
-    return (kl.token_kl(behavior_logp[:, 1:], logp, "k1") * mask[:, 1:]).sum(1)
+def reference_kl(
+    policy: Transformer, reference: Transformer, ids: Tensor, mask: Tensor, behavior_logp: Tensor, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Two sums over a rollout's own tokens, [B] nats each: k1 = log π − log π_ref, what the reward is charged for drifting, and
+    log μ − log π, which is nobody's drift: it is what the sampler's engine computes otherwise than the trainer's.
+
+    Both networks compute alike here, with their own experts. A policy that has not been trained has not drifted, exactly,
+    however coarse its sampler is."""
+    now, before = (own_logp(model, model(ids, logits=False).hidden, ids, mask, temperature) for model in (policy, reference))
+    drift, engine = kl.token_kl(now, before, "k1"), behavior_logp[:, 1:] - now
+    return (drift * mask[:, 1:]).sum(1), (engine * mask[:, 1:]).sum(1)
 
 
 def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:

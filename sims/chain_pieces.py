@@ -22,9 +22,11 @@ def words(language: Language, tokens: Sequence[int]) -> list[str]:
     return [language.decode([token]) for token in tokens]
 
 
-def retold(before: Transformer, recipe: Recipe, language: Language, tasks: list[Task], episodes: list[Episode], n: int) -> dict:
-    """Of the chains of several contexts that succeeded the one whose summaries kept most facts and the one whose kept fewest, and the same
-    of those that did not: among groups of n rollouts whose outcomes differ, or among all where no group is such. Each with its whole
+def retold(
+    after: Transformer, before: Transformer, recipe: Recipe, language: Language, tasks: list[Task], episodes: list[Episode], n: int
+) -> dict:
+    """Of the chains of several contexts that `after` played, among those that succeeded the one whose summaries kept most facts and the
+    one whose kept fewest, and the same of those that did not: among groups of n rollouts whose outcomes differ, or among all where no group is such. Each with its whole
     group, because only beside it has a reward an advantage. No chains where no rollout needed a second context."""
     several = [number for number, e in enumerate(episodes) if len(e.chain.segments) > 1]
     groups = {number: episodes[number // n * n :][:n] for number in several}
@@ -40,7 +42,7 @@ def retold(before: Transformer, recipe: Recipe, language: Language, tasks: list[
         e = episodes[number]
         found.append({
             "task": e.environment.prompt, "depth": tasks[number // n].depth, "success": bool(e.verdict.tests), "finished": e.chain.finished,
-            "saved": e.chain.saved, "place": number % n, "group": [priced(before, recipe, other) for other in groups[number]],
+            "saved": e.chain.saved, "place": number % n, "group": [priced(after, before, recipe, other) for other in groups[number]],
             "contexts": pieces(language, recipe, e), "notes": said[number],
         })  # fmt: skip
     c = recipe.context
@@ -48,10 +50,11 @@ def retold(before: Transformer, recipe: Recipe, language: Language, tasks: list[
             "rollouts": len(episodes), "chosen": "successes and failures whose summaries kept most and fewest facts", "chains": found}  # fmt: skip
 
 
-def priced(before: Transformer, recipe: Recipe, episode: Episode) -> dict:
-    """What a rollout of the group got, in named parts, and its contexts as [given, written, of them summary] tokens."""
+def priced(after: Transformer, before: Transformer, recipe: Recipe, episode: Episode) -> dict:
+    """What a rollout of `after` got, charged for its drift from `before`, in named parts, and its contexts as [given, written, of them
+    summary] tokens."""
     segments, payment = episode.chain.segments, recipe.rl.payment
-    drift = reference_kl(before, *pad(segments), recipe.rl.temperature).sum().item()
+    drift = reference_kl(after, before, *pad(segments), recipe.rl.temperature)[0].sum().item()
     paid = pay(episode, payment)
     return {
         "success": bool(episode.verdict.tests), "tests": paid["tests"], "effort": paid["effort"], "invalid": paid["invalid"],

@@ -24,8 +24,7 @@ STDLIB_EXCLUDE = ("site-packages", "test", "tests", "lib2to3", "idlelib", "turtl
 def task_stream(config: "Recipe", use: str) -> Iterable[Task]:
     """Endless tasks for one use (demonstrations, rl, evaluation), each with its own generator; no key comes twice."""
     rng = random.Random(f"{config.seed}-{use}")
-    mix = {"demonstrations": config.sft.depth_mix, "rl": config.rl.depth_mix}.get(use, config.world.depth_mix)
-    world = replace(config.world, depth_mix=mix)
+    world = replace(config.world, depth_mix=config.sft.depth_mix) if use == "demonstrations" else config.world
     seen: set[str] = set()
     while True:
         task = generate(rng, "heldout" if use == "evaluation" else "train", config=world)

@@ -85,7 +85,7 @@ def write(run_folder: Path, out: Path, sizes: Sizes = Sizes()) -> list[Path]:
     routed, arrays = routes(after, recipe, language, tasks[: sizes.routed], sizes)
     texts = {
         "rollouts": {"rollouts": [told(e) for e in mixed(episodes, sizes)]},
-        "chain": retold(before, recipe, language, tasks, episodes, sizes.samples),
+        "chain": retold(after, before, recipe, language, tasks, episodes, sizes.samples),
         "routing": routed,
         "drafting": drafts(after, mtp, recipe, language, tasks[: sizes.drafted]),
     }

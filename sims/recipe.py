@@ -182,8 +182,10 @@ class Rl:
     """Constant that stands for a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO divides by no length)."""
     payment: Payment = field(default_factory=Payment)
     """Prices of effort, invalid calls and drift."""
-    depth_mix: tuple[float, float, float] = (0.3, 0.5, 0.2)
-    """Shares of depth 0, 1 and 2 among RL tasks: harder ones are upsampled (report §4.1); evaluation keeps the world's mix."""
+    later: float = 0.5
+    """Share of the steps, at the end, in which harder tasks are upsampled (report §4.1); before, tasks come in the world's mix."""
+    upsampling: float = 1.0
+    """How much: a kind of task is kept in proportion to this power of its rollouts' turns and tokens so far; 0 keeps all alike."""
     replay: Literal["none", "plain", "filtered"] = "filtered"
     """Router replay: whose experts the training pass takes (its own, the sampler's, the sampler's where they are plausible)."""
     replay_alpha: float = 0.5
@@ -197,7 +199,7 @@ class Rl:
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are the same")
         one = ("prompts", "max_len", "max_turns", "budget_tokens")
-        within(self, least=dict.fromkeys(one, 1) | {"rollouts": 2}, shares=("replay_alpha", "gate"), mixes=("depth_mix",))
+        within(self, least=dict.fromkeys(one, 1) | {"rollouts": 2, "upsampling": 0}, shares=("later", "replay_alpha", "gate"))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ The loop that `sims/recipe.py` plays once and the experiments play under changed
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,19 +16,23 @@ from etude.runs import RunError, Stage
 from ref import cpt, dr_grpo
 from ref.model import Transformer
 from ref.mtp import MTP, mtp_loss
-from ref.router_replay import replay
+from ref.router_replay import differing, replay
 from ref.sampler import Rollout, Sampler
 from ref.self_summary import Chaining, spread
 from sims.agent import Language, hash_seed, own_logp, pad, pay, play, reference_kl
 from sims.chains import context
 from sims.corpus import task_stream
 from sims.learner import Learner
+from sims.microrepo import Task
 from sims.rounding import fp8_rows
 
 if TYPE_CHECKING:
     from sims.recipe import Recipe
 
-__all__ = ["gate", "improve", "learn", "routing"]
+__all__ = ["choose", "gate", "improve", "kept", "learn", "routing"]
+
+KINDS = 3
+"""Kinds of tasks, by depth: how many helpers a task's docstring refers to."""
 
 
 def learn(
@@ -41,7 +46,8 @@ def learn(
     how: Chaining | None = None,
 ) -> tuple[Learner, dict[str, int]]:
     """Dr. GRPO: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam step on them.
-    A rollout is a chain of contexts under `how`, by default the recipe's.
+    A rollout is a chain of contexts under `how`, by default the recipe's. In the later steps (`rl.later`) harder tasks are
+    upsampled: kinds of tasks are the world's depths, and which are hard the rollouts so far say (`kept`).
 
     model and mtp begin where SFT ended; `reference` prices drift; `look(step, learner, sampler)` is called before the first
     step and after each, and what it returns is logged with the step's figures. Resumes from the stage's state. Returns the
@@ -56,7 +62,7 @@ def learn(
 
     state = stage.restore()
     first = learner.restore(state) if state else 0
-    seen, consumed = (state["seen"], state["consumed"]) if state else (0, 0)
+    seen, consumed, played = (state[name] for name in ("seen", "consumed", "played")) if state else (0, 0, np.zeros((KINDS, 3)))
     if not state:
         success = gate(config, sampler, language, how)
         if success < r.gate:
@@ -68,20 +74,52 @@ def learn(
     for step in range(first, r.steps):
         learner.schedule(cpt.wsd(step, r.steps, r.warmup, min(r.decay, r.steps // 2)))
         sampler.load(learner.trunk.model, version=step)
-        chosen = list(itertools.islice(tasks, r.prompts))
+        keep = kept(played, r.upsampling) if step >= r.steps * (1 - r.later) else np.ones(KINDS)
+        chosen, passed = choose(tasks, r.prompts, keep, random.Random(hash_seed(config.seed, "harder", step)))
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "rl", step))
         episodes = play(sampler, language, chosen, r.rollouts, how, r.max_turns, generator, r.temperature)
         figures = improve(config, learner, reference, episodes, step)
-        consumed += len(chosen)
+        consumed += len(chosen) + passed
         seen += sum(len(e.rollout.tokens) for e in episodes)
+        for kind, e in zip(np.repeat([task.depth for task in chosen], r.rollouts), episodes, strict=True):
+            played[kind] += 1, e.verdict.turns, e.chain.written
+        figures["depth"] = float(np.mean([task.depth for task in chosen]))
         if look:
             sampler.load(learner.trunk.model, version=step + 1)
             figures |= look(step + 1, learner, sampler)
         stage.log(step + 1, **figures)
         stage.progress(step + 1, seen, reward=figures["reward"], success=figures["success"])
         if stage.due():
-            stage.save(learner.state(step + 1, seen=seen, consumed=consumed), step + 1)
-    return learner, {"steps": r.steps, "prompts": consumed, "rollouts": consumed * r.rollouts, "tokens": seen}
+            stage.save(learner.state(step + 1, seen=seen, consumed=consumed, played=played), step + 1)
+    prompts = r.steps * r.prompts
+    return learner, {"steps": r.steps, "prompts": prompts, "rollouts": prompts * r.rollouts, "tokens": seen}
+
+
+def kept(played: np.ndarray, power: float) -> np.ndarray:
+    """The chance with which a task of each kind is kept, 1 for the hardest. How hard a kind is, its rollouts say (§4.1: "number of
+    turns, thinking tokens"): their turns and tokens over those of all kinds, the two averaged.
+
+    played: [kinds, (rollouts, turns, tokens)], sums. A kind that was never played is kept."""
+    known = played[:, 0] > 0
+    if not known.any():
+        return np.ones(len(played))
+    each = played[known, 1:] / played[known, :1]
+    hard = (each / each.mean(0).clip(min=1e-9)).mean(1)
+    found = np.ones(len(played))
+    found[known] = (hard / hard.max().clip(min=1e-9)) ** power
+    return found
+
+
+def choose(tasks: Iterator[Task], n: int, keep: np.ndarray, rng: random.Random) -> tuple[list[Task], int]:
+    """The next n tasks, each kept with the chance of its kind, and how many were passed over for good."""
+    chosen, passed = [], 0
+    while len(chosen) < n:
+        task = next(tasks)
+        if rng.random() < keep[task.depth]:
+            chosen.append(task)
+        else:
+            passed += 1
+    return chosen, passed
 
 
 def gate(config: "Recipe", sampler: Sampler, language: Language, how: Chaining) -> float:
@@ -94,7 +132,8 @@ def gate(config: "Recipe", sampler: Sampler, language: Language, how: Chaining) 
 
 def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes: list, step: int) -> dict[str, float]:
     """One policy-gradient step on a batch of finished episodes; returns the figures of the batch. Rewards, drift and baseline
-    belong to chains, rows of the batch are their segments, and the budget counts chains."""
+    belong to chains, rows of the batch are their segments, and the budget counts chains. `kl` is the policy's drift from the
+    reference, `engine_kl` what its sampler computes otherwise, nats a rollout; `dropped`, of the replayed experts, what the filter took."""
     r = config.rl
     G, N = r.prompts, r.rollouts
     paid, chains = [pay(e, r.payment) for e in episodes], [e.chain for e in episodes]
@@ -106,9 +145,11 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
     owner = torch.tensor([c for c, chain in enumerate(chains) for _ in chain.segments] + fill)
     lengths = torch.tensor([len(s.tokens) for s in segments] + fill)
     batches = [(rows, -(-int(lengths[rows].max()) // 16) * 16) for rows in lengths.argsort(stable=True).split(32)]
-    drift = torch.zeros(len(episodes))
+    model, drift, engine = learner.trunk.model, torch.zeros(len(episodes)), torch.zeros(len(episodes))
     for rows, T in batches:
-        drift.index_add_(0, owner[rows], reference_kl(reference, ids[rows, :T], mask[rows, :T], behavior[rows, :T], r.temperature))
+        some = ids[rows, :T], mask[rows, :T], behavior[rows, :T]
+        for whole, part in zip((drift, engine), reference_kl(model, reference, *some, r.temperature), strict=True):
+            whole.index_add_(0, owner[rows], part)
     rewards = torch.tensor([p["reward"] for p in paid]) - r.payment.kl * drift
     if r.shuffle_rewards:
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "shuffle", step))
@@ -117,17 +158,21 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
     advantages = torch.cat((advantages, torch.zeros(len(fill))))
     budget = float(G * N * r.budget_tokens)  # constant, so that the micro-batches' losses add up to the whole batch's
 
-    model, total, gaps, mtp_sum, mtp_count = learner.trunk.model, 0.0, [], 0.0, 0.0
+    total, gaps, dropped, mtp_sum, mtp_count = 0.0, [], [], 0.0, 0.0
     for rows, T in batches:
         some, keep = ids[rows, :T], mask[rows, :T]
-        experts = routing([segments[i] if i < len(segments) else None for i in rows.tolist()], T, r.replay, r.replay_alpha)
-        out = model(some, logits=False, experts=experts)
+        contexts = [segments[i] if i < len(segments) else None for i in rows.tolist()]
+        out = model(some, logits=False, experts=routing(contexts, T, r.replay, r.replay_alpha))
         logp = own_logp(model, out.hidden, some, keep, r.temperature)
         loss = dr_grpo.policy_loss(logp, behavior[rows, 1:T], advantages[rows], keep[:, 1:], budget=budget,
                                    clip_low=r.clip_low, clip_high=r.clip_high)  # fmt: skip
         loss.backward()
         total += loss.item()
         gaps.append((logp.detach() - behavior[rows, 1:T])[keep[:, 1:]])
+        if r.replay == "filtered" and out.experts:  # the last token of a context predicts nothing, and was not routed
+            known = (torch.arange(T) < lengths[rows, None] - 1).flatten()
+            pair = ([e[known] for e in layers] for layers in (out.experts, routing(contexts, T, "plain", 0.0)))
+            dropped.append((differing(*pair)["decisions"], int(known.sum())))
         if learner.mtp is not None and step % config.mtp.rl_every == 0:
             doc = torch.where(torch.arange(T) < lengths[rows, None], 0, -1)
             distilled, count, _ = mtp_loss(learner.mtp.model, model, out, some, doc, keep.float())
@@ -150,12 +195,13 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
         "best": mean(max(v.tests for v in verdicts[g * N : (g + 1) * N]) for g in range(G)),
         "tokens": own / len(episodes), "turns": mean(v.turns for v in verdicts),
         "invalid_calls": mean(v.invalid_calls for v in verdicts), "tested": mean(float(v.tested) for v in verdicts),
-        "effort": mean(p["effort"] for p in paid), "kl": mean(drift.tolist()), "loss": total,
+        "effort": mean(p["effort"] for p in paid), "kl": mean(drift.tolist()), "engine_kl": mean(engine.tolist()), "loss": total,
         "nll": -(behavior.sum().item() / own), "grad_norm": norm.item(),
         "mismatch": size.mean().item(), "mismatch_p99": size.quantile(0.99).item(), "mismatch_max": size.max().item(),
         "outside_clip": ((ratio < 1 - r.clip_low) | (ratio > 1 + r.clip_high)).double().mean().item(),
         "finished": mean(float(c.finished) for c in chains), "segments": len(segments) / len(chains),
         "summary_tokens": mean(c.summary_tokens for c in chains), **({"mtp_loss": mtp_sum / mtp_count} if mtp_count else {}),
+        **({"dropped": sum(share * n for share, n in dropped) / sum(n for _, n in dropped)} if dropped else {}),
     }  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def on_one(c: Rehearsal, state: dict, before: dict, chains: list[Chain], rewards
     for n, chain in enumerate(chains if c.kl else ()):
         for s in chain.segments:
             with torch.no_grad():
-                drift[n] += (kl.token_kl(s.logp[None, 1:], logp_of(reference, s), "k1") * s.sampled[None, 1:]).sum()
+                drift[n] += (kl.token_kl(logp_of(model, s), logp_of(reference, s), "k1") * s.sampled[None, 1:]).sum()
     advantages = dr_grpo.group_advantages((rewards - c.kl * drift).view(G, N)).flatten()
     loss = 0.0
     for s, a in zip([s for chain in chains for s in chain.segments], spread(advantages, chains), strict=True):
@@ -103,6 +103,23 @@ def test_a_step(layout, seed, replay, beta, longest, micro, length, temperature)
     # Costs are dealt in the order in which dp ranks hold them, which is that of the conversations.
     wanted = packing.imbalance(costs, packing.balance(costs, layout["dp"]), layout["dp"])
     assert figures["imbalance"] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_engines_that_differ_are_no_drift():
+    """The policy before its first step pays nothing, whatever its sampler computes otherwise: that stands by itself."""
+    g, state = torch.Generator().manual_seed(0), network(0)
+    chains = [Chain([segment(g, policy(state))], finished=True) for _ in range(G * N)]
+    rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
+    with torch.no_grad():
+        own = [policy(state)(s.tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, s.tokens[1:, None])[:, 0]
+               for s in (chain.segments[0] for chain in chains)]  # fmt: skip
+    apart = [((c.segments[0].logp[1:] - logp) * c.segments[0].sampled[1:]).sum() for c, logp in zip(chains, own, strict=True)]
+    for layout in (dict(dp=1, cp=1, ep=1), dict(dp=2, cp=2, ep=2)):
+        c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], kl=0.3)
+        figures = play(layout, calls.rl_step, c, CONFIG, state, state, chains, rewards)[0]
+        assert figures["drift"] == 0
+        close(figures["engine_kl"], float(sum(apart) / len(apart)))
+        assert abs(figures["engine_kl"]) > 0.01
 
 
 def test_a_rank_that_holds_padding_alone():

@@ -8,14 +8,15 @@ import time
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from etude.runs import fill
-from ref.model import load_hf
-from sims import corpus, recipe
+from etude.runs import Run, fill
+from ref.model import Transformer, load_hf
+from sims import corpus, recipe, reinforcement
 from sims.agent import Language
 from sims.policies import SMOKE
 from tests import forks
@@ -168,6 +169,51 @@ def test_tasks_are_never_used_twice():
             for use in ("rl", "demonstrations", "evaluation")}  # fmt: skip
     assert all(len(set(keys)) == 400 for keys in uses.values())
     assert not set(uses["evaluation"]) & set(uses["rl"]) and not set(uses["evaluation"]) & set(uses["demonstrations"])
+
+
+@pytest.mark.parametrize("slow", [0, 2])
+def test_later_steps_hold_more_of_the_tasks_that_took_longer(tmp_path, monkeypatch, slow):
+    """Which kind is hard is what the rollouts say, not its depth; and a training that died in the later steps asks for the same tasks."""
+    config = fill(recipe.Recipe, SMOKE | {"rl": {"steps": 6, "prompts": 60, "rollouts": 2, "gate": 0.0, "later": 0.5}})
+    asked: list[list] = []
+
+    def play(sampler, language, tasks, n, *_, **__):
+        asked.append(tasks)
+        if len(asked) == 6:  # the gate, and the fifth step
+            raise KeyboardInterrupt
+        return [SimpleNamespace(rollout=SimpleNamespace(tokens=[0]), chain=SimpleNamespace(written=90 if task.depth == slow else 30),
+                                verdict=SimpleNamespace(tests=0.0, turns=6 if task.depth == slow else 4)) for task in tasks for _ in range(n)]  # fmt: skip
+
+    monkeypatch.setattr(reinforcement, "play", play)
+    monkeypatch.setattr(reinforcement, "improve", lambda *_: {"reward": 0.0, "success": 0.0})
+    monkeypatch.setattr(reinforcement, "context", lambda *_: None)
+
+    def learn(name, resume=False):
+        with Run.open(tmp_path / name, "recipe", config, resume=resume, checkpoint_seconds=0) as run:
+            stage = run.stage("rl", total=6)
+            reinforcement.learn(stage, config, *(Transformer(config.model) if part else None for part in (1, 0, 1)), None)
+        return [json.loads(line)["depth"] for line in (tmp_path / name / "metrics" / "rl.jsonl").read_text().splitlines()]
+
+    with pytest.raises(KeyboardInterrupt):
+        learn("killed")
+    died, asked[:] = asked[1:5], [[]] * 6  # what is asked for again is not interrupted
+    depths = learn("killed", resume=True)
+    tasks = [*died, *asked[6:]]
+    assert len({task.key for step in tasks for task in step}) == 6 * 60 and depths == [np.mean([t.depth for t in step]) for step in tasks]
+    share = [np.mean([task.depth == slow for step in some for task in step]) for some in (tasks[:3], tasks[3:])]
+    # It took (6/(14/3) + 90/50)/2 = 1.54 of the mean, the others 0.73: they are kept in 47 of 100 cases.
+    mix = config.world.depth_mix[slow]
+    assert share[0] == pytest.approx(mix, abs=0.1) and share[1] == pytest.approx(mix / (mix + 0.47 * (1 - mix)), abs=0.1)
+    asked[:] = [[]] * 6
+    assert learn("whole") == depths and asked[7:] == tasks
+
+
+def test_how_hard_a_kind_is_by_hand():
+    played = np.array([[10, 40, 300], [5, 30, 300], [0, 0, 0]])
+    # 4 and 6 turns, 30 and 60 tokens: (4/5 + 30/45)/2 against (6/5 + 60/45)/2. What was never played is kept.
+    assert reinforcement.kept(played, 1.0).tolist() == pytest.approx([(0.8 + 2 / 3) / (1.2 + 4 / 3), 1, 1])
+    assert reinforcement.kept(played, 0.0).tolist() == reinforcement.kept(0 * played, 1.0).tolist() == [1, 1, 1]
+    assert reinforcement.kept(played, 2.0)[0] == pytest.approx(reinforcement.kept(played, 1.0)[0] ** 2)
 
 
 def test_smoke_settings_are_settings(tiny_run):
