@@ -44,7 +44,7 @@ def settings(c: "Experiment", budget: int, number: int) -> Recipe:
     every = max(1, (budget - long) // t.batch_tokens // c.looks)
     return replace(
         base, seed=1000 * c.seed + number, training=replace(t, tokens=budget - long, long_tokens=long, perplexity_every=every),
-        rl=replace(base.rl, steps=c.steps, gate=0.0), evaluation=replace(base.evaluation, tasks=c.tasks, samples=c.samples),
+        rl=replace(base.rl, steps=c.steps, gate=0.0, later=0.0), evaluation=replace(base.evaluation, tasks=c.tasks, samples=c.samples),
     )  # fmt: skip
 
 

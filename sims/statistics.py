@@ -5,8 +5,9 @@ from math import comb
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
-__all__ = ["bootstrap", "pass_at_k"]
+__all__ = ["bootstrap", "pass_at_k", "student"]
 
 
 def bootstrap(
@@ -23,6 +24,15 @@ def bootstrap(
     drawn = [float(statistic(values[draw.integers(0, len(values), len(values))])) for _ in range(n)]
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return {"value": float(statistic(values)), "low": float(low), "high": float(high)}
+
+
+def student(values: Any, level: float = 0.95) -> dict[str, float]:
+    """The mean of a few independent numbers, one a training, with Student's interval: {value, low, high}. ValueError for fewer than two."""
+    values = np.asarray(values, dtype=float)
+    if values.ndim != 1 or len(values) < 2:
+        raise ValueError(f"student needs two numbers or more, got {values.tolist()}")
+    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
+    return {"value": float(values.mean()), "low": float(values.mean() - half), "high": float(values.mean() + half)}
 
 
 def pass_at_k(successes: Any, n: int, k: int) -> np.ndarray:

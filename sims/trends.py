@@ -1,14 +1,16 @@
 """Straight lines through whole trainings, and what chance can do to them.
 
 A training is one point (or one curve) among few, and the trainings differ in budget and seed. Its coordinates were themselves
-measured on tasks, the same for all trainings. Every interval here is of 95% and comes from drawing trainings with replacement,
-until at least three budgets are among them (fewer decide no line), and, where tasks carry the measurement, tasks in each draw.
+measured on tasks, the same for all trainings. Every interval here is of 95%. Where a claim is between budgets, a seed gives one
+number; elsewhere trainings are drawn with replacement, until at least three budgets are among them (fewer decide no line).
 """
 
 import itertools
 from collections.abc import Sequence
 
 import numpy as np
+
+from sims.statistics import student
 
 __all__ = ["curvature", "draw", "falls", "line", "loss_of", "orders", "predicts"]
 
@@ -45,25 +47,30 @@ def loss_of(nll: np.ndarray) -> np.ndarray:
 
 
 def predicts(budgets: np.ndarray, nll: np.ndarray, outcome: np.ndarray, n: int, seed: int) -> dict:
-    """Does the loss of a training foretell its outcome?
+    """Between budgets, does the loss of a training foretell its outcome?
 
-    budgets [R]; nll [R, tasks, (nats, tokens)]; outcome [R, S], whose mean over S tasks (or steps) is foretold. Slope and
-    correlation; `over_runs` draws trainings, `nested` tasks and steps as well. `inside`: slope and correlation once every
-    training has lost the mean of its budget, that is what the loss knows beyond the budget."""
+    budgets [R], every budget with as many trainings, in the order of their seeds; nll [R, tasks, (nats, tokens)]; outcome [R, S], whose
+    mean over S tasks is foretold. `slope`: of the line through the budgets of one seed, which share all else, its mean over seeds;
+    `slope_over_seeds` is Student's interval, None for a single seed; `slope_over_tasks` draws tasks. `intercept` and `r` belong to the
+    budgets' means. `inside`: slope and correlation once every training has lost the mean of its budget; no claim is about that."""
     x, y = loss_of(nll), outcome.mean(1)
-    slope, intercept, r = line(x, y)
-    rng, over_runs, nested = np.random.default_rng(seed), [], []
+    many = len(np.unique(budgets))
+
+    def slopes(x: np.ndarray, y: np.ndarray) -> list[float]:
+        return [line(a, b)[0] for a, b in zip(x.reshape(many, -1).T, y.reshape(many, -1).T, strict=True)]
+
+    each, rng, over_tasks = slopes(x, y), np.random.default_rng(seed), []
     for _ in range(n):
-        some = draw(rng, budgets)
-        over_runs.append(line(x[some], y[some])[0])
-        tasks, steps = (rng.integers(0, values.shape[1], values.shape[1]) for values in (nll, outcome))
-        nested.append(line(loss_of(nll[:, tasks])[some], outcome[:, steps].mean(1)[some])[::2])
+        tasks, scored = (rng.integers(0, values.shape[1], values.shape[1]) for values in (nll, outcome))
+        over_tasks.append(np.mean(slopes(loss_of(nll[:, tasks]), outcome[:, scored].mean(1))))
+    found, means = student(each) if len(each) > 1 else None, [values.reshape(many, -1).mean(1) for values in (x, y)]
     same = (budgets[:, None] == budgets).astype(float)
     inside = line(*(values - same @ values / same.sum(1) for values in (x, y)))
+    slope = float(np.mean(each))
     return {
-        "slope": slope, "intercept": intercept, "r": r, "slope_over_runs": interval(over_runs),
-        "slope_nested": interval([s for s, _ in nested]), "r_nested": interval([c for _, c in nested]),
-        "inside_slope": inside[0], "inside_r": inside[2],
+        "slope": slope, "intercept": float(y.mean() - slope * x.mean()), "r": line(*means)[2],
+        "slope_over_seeds": found and [found["low"], found["high"]], "slope_over_tasks": interval(over_tasks),
+        **{f"slope_{number}": value for number, value in enumerate(each)}, "inside_slope": inside[0], "inside_r": inside[2],
     }  # fmt: skip
 
 

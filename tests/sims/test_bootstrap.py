@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sims.statistics import bootstrap
+from sims.statistics import bootstrap, student
 
 
 def test_bootstrap_covers_the_truth():
@@ -28,3 +28,13 @@ def test_bootstrap_resamples_tasks_not_samples():
 def test_bootstrap_of_nothing():
     with pytest.raises(ValueError):
         bootstrap([])
+
+
+def test_students_interval_by_hand():
+    """Of three numbers: t at two degrees of freedom is 4.30265; and it covers the truth where a bootstrap of so few would not."""
+    found = student([1.0, 2.0, 6.0])
+    assert found["value"] == 3 and found["high"] - 3 == pytest.approx(4.302653 * 7**0.5 / 3**0.5) == 3 - found["low"]
+    draw = np.random.default_rng(0)
+    assert 0.93 <= np.mean([(s := student(x))["low"] <= 0 <= s["high"] for x in draw.normal(size=(1000, 3))]) <= 0.97
+    with pytest.raises(ValueError, match="two numbers or more"):
+        student([1.0])

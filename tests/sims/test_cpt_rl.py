@@ -64,27 +64,42 @@ def test_a_line_without_noise_has_no_interval():
     at, loss = np.repeat([1, 2, 3], 2), np.array([3.0, 2.9, 2.0, 2.2, 1.1, 1.0])
     got = trends.predicts(at, made_nll(loss), np.repeat((1 - 0.25 * loss)[:, None], 4, 1), 50, 0)
     assert (got["slope"], got["intercept"], got["r"]) == pytest.approx((-0.25, 1, -1))
-    assert got["slope_over_runs"] + got["slope_nested"] == pytest.approx([-0.25] * 4)
-    assert got["inside_slope"] == pytest.approx(-0.25) and got["r_nested"] == pytest.approx([-1, -1])
+    assert got["slope_over_seeds"] + got["slope_over_tasks"] == pytest.approx([-0.25] * 4)
+    assert got["inside_slope"] == pytest.approx(-0.25)
 
 
-def test_what_the_loss_knows_beyond_the_budget():
-    """Between budgets a lower loss goes with more success, within each with less."""
+def test_the_claim_is_between_budgets():
+    """Within a budget a lower loss goes with less success, between budgets with more: the second is asked for, a seed at a time."""
     at, loss = np.repeat([1, 2, 3], 2), np.array([3.1, 2.9, 2.1, 1.9, 1.1, 0.9])
     outcome = np.array([0.1, -0.1, 0.1, -0.1, 0.1, -0.1]) + np.repeat([0, 0.5, 1], 2)
     got = trends.predicts(at, made_nll(loss), outcome[:, None], 20, 0)
-    assert got["slope"] < -0.4 and got["inside_slope"] == pytest.approx(1) and got["inside_r"] == pytest.approx(1)
+    assert got["slope"] == pytest.approx(-0.5) and got["slope_over_seeds"] == pytest.approx([-0.5, -0.5])
+    assert got["inside_slope"] == pytest.approx(1) and got["inside_r"] == pytest.approx(1)
 
 
-def test_tasks_widen_the_nested_interval_and_only_that():
+def test_what_happens_within_budgets_decides_nothing():
+    """Trainings of one budget differ widely, and the better ones have the lower loss; the budgets' own means do not move with it."""
+    at, luck = np.repeat([1, 2, 3], 3), np.tile([0.3, 0.0, -0.3], 3)
+    loss = np.repeat([2.02, 2.0, 1.98], 3) + luck
+    outcome = (0.5 - luck + np.tile([0.02, -0.01, 0.0], 3) * np.repeat([1, 0, -1], 3))[:, None]
+    got = trends.predicts(at, made_nll(loss), outcome, 20, 0)
+    assert trends.line(loss, outcome[:, 0])[0] == pytest.approx(-1, abs=0.02)  # all trainings in one heap would say so
+    low, high = got["slope_over_seeds"]
+    assert low < 0 < high
+
+
+def test_seeds_and_tasks_have_intervals_of_their_own():
     rng, at, loss = np.random.default_rng(0), np.repeat([1, 2, 3], 3), np.repeat([3.0, 2.0, 1.0], 3)
     gain = rng.normal(0.3, 1, 30)  # some tasks gain from a lower loss, others lose, in every training alike
-    outcome = 1 - (loss[:, None] - 2) * gain
-    got = trends.predicts(at, made_nll(loss), outcome, 1000, 0)
-    low, high = got["slope_over_runs"]
-    assert high - low < 1e-9  # the mean lies on a line
+    got = trends.predicts(at, made_nll(loss), 1 - (loss[:, None] - 2) * gain, 1000, 0)
+    low, high = got["slope_over_seeds"]
+    assert high - low < 1e-9  # the seeds agree
     alone = bootstrap(-gain, n=1000)
-    assert got["slope_nested"] == pytest.approx([alone["low"], alone["high"]], abs=0.06)
+    assert got["slope_over_tasks"] == pytest.approx([alone["low"], alone["high"]], abs=0.06)
+    tilted = 1 - (loss - 2) * np.tile([0.1, 0.2, 0.6], 3)
+    got = trends.predicts(at, made_nll(loss), tilted[:, None], 5, 0)
+    assert [got[f"slope_{n}"] for n in range(3)] == pytest.approx([-0.1, -0.2, -0.6]) and got["slope_over_seeds"][1] > 0
+    assert trends.predicts(at[::3], made_nll(loss[::3]), tilted[::3, None], 5, 0)["slope_over_seeds"] is None  # one seed
 
 
 def test_log_line_and_power_law_are_told_apart():
