@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import json
 import os
+import shlex
 import sys
 import tomllib
 from pathlib import Path
@@ -104,7 +105,7 @@ def run_technique(
         return
     out = out or Path("runs") / entry.name
     wanted = _read_toml(config)
-    given = list(sets or [])
+    given: list[Any] = list(sets or [])
     if seed is not None:
         given.append(f"seed={seed}")
     if corpus is not None:
@@ -112,7 +113,7 @@ def run_technique(
         keys = [key for key, *_ in describe(_config_class(entry)) if key.rpartition(".")[2] == "corpus"]
         if not keys:
             raise RunError(f"{entry.name} reads no corpus; leave --corpus out")
-        given.append(f"{keys[0]}={corpus}")
+        given.append((keys[0], str(corpus)))
     if resume:
         wanted = _merge(_stored_config(out, entry.name), wanted)
     _play(entry, out, wanted, given, resume, checkpoint_seconds)
@@ -349,10 +350,10 @@ def _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend) -
     """The scaled path, under torchrun."""
     from etude import full
 
-    given = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
+    given: list[Any] = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
     if corpus is not None:
         _check_corpus(corpus)
-        given.append(f"corpus={corpus.resolve()}")
+        given.append(("corpus", str(corpus.resolve())))
     out = out or Path("runs") / f"{entry.name}-full"
     toml = _read_toml(config)
     if resume:
@@ -366,7 +367,7 @@ def _config_class(entry: catalog.Technique) -> type:
 
 
 def _play(
-    entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume: bool, cadence: float
+    entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resume: bool, cadence: float
 ) -> None:
     """Opens the run, plays the technique, prints what came out."""
     from etude import process, runs
@@ -387,12 +388,14 @@ def _play(
         except KeyboardInterrupt:
             run.close()
             raise runs.Interrupted(
-                f"interrupted; go on with: etude run {entry.name} --out {out} --resume"
+                f"interrupted; go on with: etude run {entry.name} --out {shlex.quote(str(out))} --resume"
             ) from None
 
 
 def _demo(run: Any, demo: Any, config: Any) -> dict:
     """The result of a technique's demonstration, its progress shown and logged."""
+    from etude.runs import RunError
+
     stage = run.stage("demo", total=1, unit="steps")
     if stage.finished:
         return stage.result()
@@ -402,7 +405,10 @@ def _demo(run: Any, demo: Any, config: Any) -> dict:
         stage.log(step, **metrics)
         stage.progress(step, **metrics)
 
-    return stage.finish(demo(config, log))
+    try:
+        return stage.finish(demo(config, log))
+    except ValueError as error:  # what `ref` says of settings and texts that it cannot use
+        raise RunError(f"{run.technique}: {error}") from error
 
 
 def _finish_demo(run: Any, result: dict) -> None:
@@ -554,6 +560,9 @@ def _one_line(error: BaseException) -> str:
 
 def main() -> None:
     """Entry point: turns errors into one line and an exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a path need not be text: what no terminal can show is spelled out
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False, prog_name="etude")
         sys.exit(code if isinstance(code, int) else 0)

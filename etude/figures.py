@@ -43,7 +43,7 @@ def play(
             raise
         except KeyboardInterrupt:
             run.close()
-            raise Interrupted(f"interrupted; go on with: etude figure {entry.name} --out {out} --resume") from None
+            raise Interrupted(f"interrupted; go on with: etude figure {entry.name} --out {shlex.quote(str(out))} --resume") from None
         played = json.loads((out / "config.json").read_text())["config"]
         command, quick = command_of(entry.name, module.Experiment, played)
         record = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -37,7 +38,7 @@ def settings_class(name: str, backend: str) -> type:
     return changed(cls, cls.__name__, cls.__doc__ or "", **(PRETRAINING | RL)[name])
 
 
-def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume: bool, nproc: int | None, backend: str) -> None:
+def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[str, str]], resume: bool, nproc: int | None, backend: str) -> None:
     """What the shell's process does. RunError where it cannot begin, or where the ranks failed."""
     config = fill(settings_class(entry.name, backend), toml, sets)
     ranks = count(config, nproc, backend, entry.name)
@@ -54,15 +55,22 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str], resume
 
         root, _ = origin(Path(config.checkpoint))
         print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} goes back to no run of it"))
-    with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume):
+    with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume) as opened:
+        from scaled import train
         from scaled.runtime import launch
 
         check_state(out / "state")
+        if entry.name in PRETRAINING:
+            try:
+                train.prepare(config, out)  # here, where what is wrong with a corpus is one line, and before a GPU waits for it
+            except (ValueError, OSError) as error:
+                opened.abandon()
+                raise error if isinstance(error, OSError) else RunError(str(error)) from None
         told = json.dumps({"technique": entry.name, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
         code = launch.start("etude.full", [str(out.resolve()), told], ranks, config.restarts)
     if code:
         raise RunError(f"the ranks of {entry.name} failed; what they said stands above. Go on with: etude run {entry.name} --scale full "
-                       f"--out {out} --resume" + (f" --backend {backend} --nproc {ranks}" if backend == "gloo" else ""))  # fmt: skip
+                       f"--out {shlex.quote(str(out))} --resume" + (f" --backend {backend} --nproc {ranks}" if backend == "gloo" else ""))  # fmt: skip
     show(out)
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from etude.runs import RunError, fill
+from ref.cpt import load_tokenizer
 from ref.sampler import Sampler
 from scaled.rl import Played, Rl
 from sims.agent import Episode, Language, Payment, pay, play
@@ -30,7 +30,7 @@ class MicroWorld:
 
     def __init__(self, c: Rl):
         path = Path(c.checkpoint) / "tokenizer.json"
-        self.language = Language(Tokenizer.from_file(str(path)))
+        self.language = Language(load_tokenizer(path))
         if None in (self.language.env, self.language.agent):
             raise RunError(f"{path} has no tokens <|env|> and <|agent|>: the small world is played by a policy that it taught; "
                            "etude run recipe --scale small leaves one in checkpoints/sft")  # fmt: skip

@@ -90,7 +90,7 @@ def read_lines(path: Path) -> list[dict]:
 
 def replace_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".tmp-{path.name}")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # a name of a file need not be UTF-8
     temporary.replace(path)
 
 

@@ -69,6 +69,15 @@ def atomic_write(path: str | Path, content: bytes | str) -> None:
     _sync_folder(path.parent)
 
 
+def _is_text(path: Path) -> bool:
+    """Whether a path's bytes are UTF-8."""
+    try:
+        os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -165,6 +174,8 @@ class Run:
         `resume` was not asked for), or holds something that is no run.
         """
         out = Path(out)
+        if not _is_text(out):
+            raise RunError(f"{out} is not UTF-8, and TensorBoard and safetensors open no such path; choose another --out")
         again = f"choose another --out, or delete {out}"
         if out.exists() and not out.is_dir():
             raise RunError(f"{out} is a file; choose a folder with --out")
@@ -276,7 +287,7 @@ class Run:
             return
         for stage in self._stages:
             stage.close()
-        for name in ("metrics", "state", "stages", "checkpoints", "tensorboard"):
+        for name in ("metrics", "state", "stages", "checkpoints", "tensorboard", "data"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         for name in ("config.json", "timings.jsonl", "lock"):
             (self.root / name).unlink(missing_ok=True)

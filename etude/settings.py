@@ -28,24 +28,29 @@ class Interrupted(Exception):
     """The user stopped a run; the message says how to go on. The command line exits with code 130."""
 
 
-def fill(cls: type[T], toml: dict | None, sets: Iterable[str] = ()) -> T:
-    """An instance of the (nested) dataclass `cls` from a TOML table, then `key.sub=value` strings on top.
+def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] = ()) -> T:
+    """An instance of the (nested) dataclass `cls` from a TOML table, then `key.sub=value` strings on top. A pair (key, value) among these
+    is taken as it is, where a word would be read: a path may be called none.
 
     Raises RunError for an unknown key (with near matches), a value of the wrong type or outside a Literal,
     and for a ValueError from the dataclass's own `__post_init__`.
     """
     tree: dict = json.loads(json.dumps(toml or {}, default=str))
     for item in sets:
-        key, equals, value = item.partition("=")
-        if not equals or not key.strip():
-            raise RunError(f"--set expects KEY=VALUE, got {item!r}")
+        if isinstance(item, str):
+            key, equals, value = item.partition("=")
+            if not equals or not key.strip():
+                raise RunError(f"--set expects KEY=VALUE, got {item!r}")
+            value = _Word(value.strip())
+        else:
+            key, value = item
         *groups, last = key.strip().split(".")
         table = tree
         for group in groups:
             table = table.setdefault(group, {})
             if not isinstance(table, dict):
                 raise RunError(f"--set {key.strip()}: {group!r} is a value, not a group of keys")
-        table[last] = _Word(value.strip())
+        table[last] = value
     known = [key for key, *_ in describe(cls)]
     return _build(cls, tree, "", None, known)
 

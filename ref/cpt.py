@@ -48,7 +48,9 @@ Glossary
     learning rate      wsd(step, …)   scalar   factor of it
 """
 
+import copy
 import math
+import os
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -84,12 +86,16 @@ CODE = r" ?\w+|\n *| ?[^\s\w]+|\s+"
 it, punctuation."""
 
 
+LIBRARY_EXCLUDE = ("site-packages", "test", "tests", "lib2to3", "idlelib", "turtledemo", "ensurepip", "__pycache__")
+"""Folders of the standard library that nobody reads: packages of others, tests, demonstrations, old tools."""
+
+
 @dataclass
 class Corpus:
     """Text files of a folder, in alphabetical order of their paths."""
 
     files: dict[str, str] = field(default_factory=dict)
-    """Relative path → text."""
+    """Relative path → text. Bytes of a path that are not UTF-8 stand there as `os.fsdecode` writes them."""
     skipped: Counter = field(default_factory=Counter)
     """Reason → number of files left out: empty, huge, binary, encoding, unreadable, vendored."""
 
@@ -104,11 +110,11 @@ def read_corpus(
     """Every text file below `root`; hidden folders (.git) and folders named in `exclude` are not entered.
 
     `suffixes`: only these (with the dot); none means all. A file is skipped and counted, never fatal, when it
-    is empty, larger than `max_bytes`, binary (a NUL byte), not UTF-8, or unreadable. Links are not followed:
-    a corpus cannot loop.
+    is empty, larger than `max_bytes`, binary (a NUL byte), not UTF-8, or unreadable; so is a folder that cannot
+    be listed. Links are not followed: a corpus cannot loop. Line ends \\r\\n become \\n; all else stays as it is.
     """
     corpus, root = Corpus(), Path(root)
-    for path in sorted(walk(root, frozenset(exclude)), key=lambda p: p.relative_to(root).as_posix()):
+    for path in sorted(walk(root, frozenset(exclude), corpus.skipped), key=lambda p: p.relative_to(root).as_posix()):
         if suffixes and path.suffix not in suffixes:
             continue
         try:
@@ -132,19 +138,22 @@ def read_corpus(
     return corpus
 
 
-def walk(folder: Path, exclude: frozenset[str]) -> Iterable[Path]:
-    """Regular files below a folder; unreadable folders are passed over."""
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError:
-        return
-    for entry in entries:
-        if entry.is_symlink() or entry.name.startswith(".") or entry.name in exclude:
-            continue
-        if entry.is_dir():
-            yield from walk(entry, exclude)
-        elif entry.is_file():
-            yield entry
+def read_library() -> Corpus:
+    """The source of the running Python's standard library: what small and full runs read where no corpus is given."""
+    return read_corpus(sysconfig.get_paths()["stdlib"], (".py",), LIBRARY_EXCLUDE)
+
+
+def walk(folder: Path, exclude: frozenset[str], skipped: Counter) -> Iterable[Path]:
+    """Regular files below a folder, however deep, in no order; folders that cannot be listed are counted in `skipped`."""
+    left = [folder]
+    while left:
+        try:
+            with os.scandir(left.pop()) as entries:
+                seen = [e for e in entries if not (e.name.startswith(".") or e.name in exclude)]
+            left += [Path(e.path) for e in seen if e.is_dir(follow_symlinks=False)]
+            yield from [Path(e.path) for e in seen if e.is_file(follow_symlinks=False)]
+        except OSError:
+            skipped["unreadable"] += 1
 
 
 def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus, Corpus]:
@@ -177,7 +186,8 @@ def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus,
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int):
     """Byte-level BPE (Hugging Face `tokenizers.Tokenizer`) with `SPECIAL_TOKENS` first. Any text round-trips
-    exactly. ValueError for a vocabulary without room for the special tokens and the 256 bytes."""
+    exactly, and text is only text to it (`as_text`). ValueError for a vocabulary without room for the special
+    tokens and the 256 bytes."""
     if vocab_size < len(SPECIAL_TOKENS) + 256:
         raise ValueError(f"vocab_size must be at least {len(SPECIAL_TOKENS) + 256}, got {vocab_size}")
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -192,7 +202,31 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    return as_text(tokenizer)
+
+
+def as_text(tokenizer):
+    """The tokenizer, or a copy of it, to which a text is only text: `<|endoftext|>` in a source file is spelled out
+    like any other word, and nothing is put around what is encoded. Control tokens stand where the program puts
+    them by number, or a file could end a document or speak for the agent. A tokenizer.json cannot say so: it is
+    said to every tokenizer that is loaded or copied. One that is not of `tokenizers` is returned as it is."""
+    if getattr(tokenizer, "encode_special_tokens", True) and getattr(tokenizer, "post_processor", None) is None:
+        return tokenizer
+    twin = copy.deepcopy(tokenizer)
+    twin.encode_special_tokens, twin.post_processor = True, None
+    return twin
+
+
+def load_tokenizer(path: str | Path):
+    """The tokenizer of a tokenizer.json, wherever that lies; text is only text to it (`as_text`). ValueError where
+    the file holds none."""
+    from tokenizers import Tokenizer
+
+    content = Path(path).read_bytes()  # Tokenizer.from_file takes no path that is not UTF-8
+    try:
+        return as_text(Tokenizer.from_str(content.decode("utf-8")))
+    except Exception as error:  # the library raises no narrower one
+        raise ValueError(f"{path} holds no tokenizer: {error}") from None
 
 
 def pack(
@@ -317,7 +351,8 @@ def codebase_nll(
 ) -> CodebaseNLL:
     """Codebase perplexity (Appendix B): files concatenated in alphabetical order, the NLL of every token but
     the first, each under a window of at most `window` tokens that moves by `stride` (half a window unless
-    told), so that a token has at least window − stride tokens of context once the text is that long.
+    told), so that a token has at least window − stride tokens of context once the text is that long. Text is
+    only text (`as_text`), whatever `tokenizer` would make of special tokens in it.
 
     `path`: a folder (read by `read_corpus`) or a `Corpus`. `max_tokens` scores only the beginning. ValueError
     if nothing can be scored, for batch < 1 or negative max_tokens, a tokenizer with more tokens than the
@@ -368,7 +403,7 @@ def windows(
     """What `codebase_nll` scores, its arguments checked."""
     if batch < 1 or (max_tokens or 0) < 0:
         raise ValueError(f"batch must be at least 1, max_tokens not negative; got {batch} and {max_tokens}")
-    corpus = path if isinstance(path, Corpus) else read_corpus(path)
+    corpus, tokenizer = path if isinstance(path, Corpus) else read_corpus(path), as_text(tokenizer)
     text = "\n".join(corpus.files[name] for name in sorted(corpus.files))
     ids = torch.tensor(tokenizer.encode(text).ids[: max_tokens or None])
     stride = window // 2 if stride is None else stride
@@ -407,8 +442,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     """Codebase perplexity and bits per byte of the held-out part along training."""
     torch.manual_seed(config.seed)
     if config.corpus is None:
-        skip = ("site-packages", "test", "tests", "idlelib", "lib2to3")
-        corpus = read_corpus(sysconfig.get_paths()["stdlib"], (".py",), skip)
+        corpus = read_library()
         corpus = Corpus({n: t for n, t in corpus.files.items() if "/" in n and n < "f"}, corpus.skipped)
     else:
         corpus = read_corpus(config.corpus)
@@ -422,14 +456,16 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
         if total > wanted:
             break
     ids, doc = (torch.from_numpy(a.astype(np.int64)) for a in pack(documents, config.length))
-    order = torch.randperm(len(ids))
+    if total < config.length:
+        raise ValueError(f"corpus must have a row of {config.length} tokens to learn from, and has {total}; choose another with --corpus")
+    epochs = math.ceil(config.steps * rows / len(ids))  # more than one where the corpus is smaller than what is asked for
+    order = torch.cat([torch.randperm(len(ids)) for _ in range(epochs)])
     model = Transformer(Config.tiny(
         tokenizer.get_vocab_size(), hidden_size=config.hidden_size, num_hidden_layers=2, num_experts=4,
         num_attention_heads=2, num_key_value_heads=1, moe_intermediate_size=64,
     ))  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), config.lr, (0.9, 0.95), weight_decay=0.0, fused=True)
-    figures = {}
-    steps = min(config.steps, len(order) // rows)
+    figures, steps = {"epochs": epochs} if epochs > 1 else {}, config.steps
     for step in range(steps + 1):
         if step % max(1, steps // config.looks) == 0 or step == steps:
             found = codebase_nll(model, tokenizer, held, config.length, max_tokens=8192)

@@ -8,14 +8,14 @@ Inside torchrun, on every rank:
     with world(backend, timeout), mesh(dp, cp, ep):
         train("cpt", settings, folder, log)
 
-FOLDER/data/        tokenizer.json, rows.npy and doc.npy: packed once, by rank 0, and mapped into memory by all
+FOLDER/data/        tokenizer.json, rows.npy and doc.npy: packed once, by rank 0 or before there are ranks, and mapped into memory by all
 FOLDER/checkpoints/final    the network, in the end; what else lies there: `scaled/loop.py`
 
 A step's rows are drawn by (seed, epoch) alone, whatever the layout.
 """
 
 import os
-import sysconfig
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,9 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from ref.cpt import Corpus
+from ref.cpt import Corpus, load_tokenizer, read_library
 from ref.model import Config
 from ref.mtp import MTPConfig
 from scaled import cpt
@@ -38,7 +37,7 @@ from scaled.runtime import sharding
 from scaled.runtime.cut import cut
 from scaled.runtime.mesh import current
 
-__all__ = ["Full", "Rehearsal", "train"]
+__all__ = ["Full", "Rehearsal", "prepare", "train"]
 
 
 @dataclass(frozen=True)
@@ -94,35 +93,65 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
             nll = cpt.codebase_nll(model, tokenizer, held, min(c.length, 4096), max_tokens=c.perplexity_tokens)
             found |= {"codebase_perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte}
     if rank == 0 and (folder / "checkpoints" / "final").is_dir():
-        tokenizer.save(str(folder / "checkpoints" / "final" / "tokenizer.json"))
+        shutil.copyfile(folder / "data" / "tokenizer.json", folder / "checkpoints" / "final" / "tokenizer.json")
     return found
 
 
-def data(c: Full, folder: Path, rank: int) -> tuple[Tokenizer, np.ndarray, np.ndarray, Corpus]:
-    """Tokenizer, packed rows and their documents, and the held-out codebase; packed by rank 0, the same on all."""
-    if c.corpus is None:
-        skip = ("site-packages", "test", "tests", "idlelib", "lib2to3")
-        corpus = cpt.read_corpus(sysconfig.get_paths()["stdlib"], (".py",), skip)
-    else:
-        corpus = cpt.read_corpus(c.corpus)
-    _, learn, held = cpt.hold_out_codebase(corpus)
+def data(c: Full, folder: Path, rank: int):
+    """Tokenizer, packed rows and their documents [R, T], and the held-out codebase; packed by rank 0, the same on all."""
     at = folder / "data"
-    if rank == 0 and not (at / "doc.npy").exists():
-        at.mkdir(parents=True, exist_ok=True)
-        if c.checkpoint:
-            tokenizer = Tokenizer.from_file(str(Path(c.checkpoint) / "tokenizer.json"))
-        else:
-            tokenizer = cpt.train_tokenizer(learn.files.values(), c.vocab_size)
-        end = tokenizer.token_to_id(cpt.SPECIAL_TOKENS[0]) or 0
-        ids, doc = cpt.pack(([*one.ids, end] for one in tokenizer.encode_batch(list(learn.files.values()))), c.length)
-        tokenizer.save(str(at / "tokenizer.json"))
-        np.save(at / "rows.npy", ids)
-        np.save(at / ".doc.npy", doc)
-        os.replace(at / ".doc.npy", at / "doc.npy")  # the last, so that who finds it finds all
+    if rank == 0:
+        prepare(c, folder)
     while not (at / "doc.npy").exists():  # for as long as rank 0 needs; in a collective the others would give up
         time.sleep(0.1)
-    tokenizer = Tokenizer.from_file(str(at / "tokenizer.json"))
-    return tokenizer, np.load(at / "rows.npy", mmap_mode="r"), np.load(at / "doc.npy", mmap_mode="r"), held
+    tokenizer = load_tokenizer(at / "tokenizer.json")
+    return tokenizer, np.load(at / "rows.npy", mmap_mode="r"), np.load(at / "doc.npy", mmap_mode="r"), read(c)[1]
+
+
+def read(c: Full) -> tuple[Corpus, Corpus]:
+    """The corpus: what is learned from, and what is held out. ValueError where there is nothing to hold out."""
+    try:
+        return cpt.hold_out_codebase(read_library() if c.corpus is None else cpt.read_corpus(c.corpus))[1:]
+    except ValueError as error:
+        raise ValueError(f"{named(c)}: {error}; choose another with --corpus") from None
+
+
+def named(c: Full) -> str:
+    return "corpus of the standard library" if c.corpus is None else f"corpus {c.corpus}"
+
+
+def prepare(c: Full, folder: Path) -> None:
+    """Leaves tokenizer and packed rows in FOLDER/data, unless they are there; says so where the steps read the corpus more than once.
+    ValueError, with nothing written, for a corpus of fewer tokens than a row has."""
+    at = folder / "data"
+    if (at / "doc.npy").exists():
+        return
+    learn, held = read(c)
+    files = list(learn.files.values())
+    if c.checkpoint:
+        tokenizer = load_tokenizer(Path(c.checkpoint) / "tokenizer.json")
+    else:
+        tokenizer = cpt.train_tokenizer(files, c.vocab_size)
+    end = tokenizer.token_to_id(cpt.SPECIAL_TOKENS[0]) or 0
+    ids, doc = cpt.pack(([*one.ids, end] for one in tokenizer.encode_batch(files)), c.length)
+    there, wanted = int((doc >= 0).sum()), c.steps * c.rows * c.length
+    if there < c.length:
+        raise ValueError(f"{named(c)}: {there:,} tokens to learn from are fewer than a row of {c.length:,}; choose another with --corpus, "
+                         "or see --set length=…")  # fmt: skip
+    if c.perplexity_tokens and len(tokenizer.encode("\n".join(held.files.values())).ids) < 2:
+        raise ValueError(f"{named(c)}: what is held out is a single token, and none stands before it; choose another with --corpus, or see "
+                         "--set perplexity_tokens=0")  # fmt: skip
+    if there < wanted:
+        print(f"corpus: {c.steps:,} steps ask for {wanted:,} tokens and it has {there:,} to learn from, so it is read "
+              f"{wanted / there:,.2f} times", flush=True)  # fmt: skip
+    at.mkdir(parents=True, exist_ok=True)
+    if c.checkpoint:
+        shutil.copyfile(Path(c.checkpoint) / "tokenizer.json", at / "tokenizer.json")
+    else:
+        (at / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    np.save(at / "rows.npy", ids)
+    np.save(at / ".doc.npy", doc)
+    os.replace(at / ".doc.npy", at / "doc.npy")  # the last, so that who finds it finds all
 
 
 def batch_of(c: Full, rows: np.ndarray, doc: np.ndarray, step: int) -> tuple[Tensor, Tensor]:

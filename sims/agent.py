@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from etude.runs import on_cores
-from ref import kl
+from ref import cpt, kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.model import Transformer
 from ref.sampler import Rollout, Sampler
@@ -29,15 +29,13 @@ __all__ = ["Episode", "Language", "Payment", "hash_seed", "own_logp", "pad", "pa
 
 
 class Language:
-    """Texts to tokens and back, with the three special tokens by name. Encodings of repeated texts are
-    remembered."""
+    """Texts to tokens and back, with the three special tokens by name: a text that spells one is text all the same.
+    Encodings of repeated texts are remembered."""
 
     def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer = cpt.as_text(tokenizer)
         self.end, self.env, self.agent = map(tokenizer.token_to_id, ("<|endoftext|>", "<|env|>", "<|agent|>"))
-        self.encode = lru_cache(100_000)(
-            lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
-        )
+        self.encode = lru_cache(100_000)(lambda text: tuple(tokenizer.encode(text).ids))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)

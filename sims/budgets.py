@@ -22,7 +22,7 @@ from ref.self_summary import Chain
 from sims import recipe
 from sims.agent import Language, own_logp, pad
 from sims.chains import Lesson, context, taught
-from sims.corpus import heldout_codebase, task_stream
+from sims.corpus import heldout_codebase, heldout_file, task_stream
 from sims.evaluation import measure_policy
 from sims.learner import language_of, load_checkpoint
 from sims.microrepo import Task
@@ -55,7 +55,7 @@ def cut(run: Run, corpus: Path, config: Recipe) -> None:
         return
     stage.restore()
     t, counts = config.training, {}
-    paths = [run.path("data", name) for name in ("tokenizer.json", "heldout.txt")]
+    paths = [run.path("data", name) for name in ("tokenizer.json", heldout_file(corpus).name)]
     for path in paths:
         shutil.copyfile(corpus / "data" / path.name, path)
     for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
@@ -98,7 +98,7 @@ def measure(run: Run, c: "Experiment", config: Recipe) -> dict:
     shown, tasks = heldout(c, config, language)
     if "codebase_loss" not in found:
         model, window = load_checkpoint(run.root, config, "cpt")[0], config.training.long_length
-        scored = cpt.codebase_nll(model, language.tokenizer, heldout_codebase(run), window, max_tokens=c.codebase_tokens)
+        scored = cpt.codebase_nll(model, language.tokenizer, heldout_codebase(run.root), window, max_tokens=c.codebase_tokens)
         found |= {"codebase_loss": scored.nll / scored.tokens, "codebase_bpb": scored.bits_per_byte}
     for number, name in enumerate(("sft", "final")):
         if name in found:

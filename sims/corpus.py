@@ -1,10 +1,11 @@
 """What the recipe learns from: a real corpus, modules of the small world, demonstrations, and endless tasks."""
 
 import itertools
+import json
 import random
-import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,9 +17,9 @@ from sims.microrepo import Task, demonstration, documents, generate, transcript
 if TYPE_CHECKING:
     from sims.recipe import Recipe
 
-__all__ = ["data", "heldout_codebase", "shown_episodes", "task_stream"]
+__all__ = ["data", "heldout_codebase", "heldout_file", "shown_episodes", "task_stream"]
 
-STDLIB_EXCLUDE = ("site-packages", "test", "tests", "lib2to3", "idlelib", "turtledemo", "ensurepip", "__pycache__")
+HELDOUT = "heldout.jsonl"
 
 
 def task_stream(config: "Recipe", use: str) -> Iterable[Task]:
@@ -40,69 +41,104 @@ def data(run: Run, config: "Recipe") -> None:
         return
     stage.restore()
     c, t = config.data, config.training
-    if c.corpus is None:
-        corpus = cpt.read_corpus(sysconfig.get_paths()["stdlib"], (".py",), STDLIB_EXCLUDE)
-    else:
-        corpus = cpt.read_corpus(c.corpus)
+    corpus = cpt.read_library() if c.corpus is None else cpt.read_corpus(c.corpus)
+
+    def refused(why: object) -> RunError:
+        skipped = ", ".join(f"{n} {reason}" for reason, n in sorted(corpus.skipped.items())) or "none"
+        of = "of the standard library" if c.corpus is None else c.corpus
+        return RunError(f"corpus {of}: {why} (skipped: {skipped}); choose another folder with --corpus")
+
     try:
         name, train, held = cpt.hold_out_codebase(corpus, c.heldout_share)
     except ValueError as error:
-        skipped = ", ".join(f"{n} {reason}" for reason, n in sorted(corpus.skipped.items())) or "none"
-        raise RunError(f"corpus {c.corpus or 'of the standard library'}: {error} (skipped: {skipped}); "
-                       "choose another folder with --corpus") from None  # fmt: skip
-    folder = run.root / "data"
-    folder.mkdir(exist_ok=True)
+        raise refused(error) from None
     stage.progress(1, files=len(corpus.files))
 
     rng = random.Random(f"{config.seed}-data")
     total = t.tokens + t.long_tokens
-    world = list(itertools.islice(documents(rng, config.world), int(total * c.world_share / 55) + 64))
+    stream = documents(rng, config.world)
+    world = list(itertools.islice(stream, int(total * c.world_share / 55) + 64))
     spoken = [text for task, turns in itertools.islice(shown_episodes(config), 300) for _, text in transcript(task, turns)]
     tokenizer = cpt.train_tokenizer(
         itertools.chain((text[:20_000] for text in train.files.values()), world[:8000], spoken), c.vocab_size
     )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    stage.progress(2, vocabulary=tokenizer.get_vocab_size())
+    vocabulary = tokenizer.get_vocab_size()
+    stage.progress(2, vocabulary=vocabulary)
 
     end = tokenizer.token_to_id("<|endoftext|>")
     files = list(train.files.values())
     rng.shuffle(files)
-    code = iter(code_pieces(tokenizer, files, total * (1 - c.world_share), t.long_length, end, rng))
-    modules = iter([[*e.ids, end] for e in tokenizer.encode_batch(world)])
+    wanted, row = total * (1 - c.world_share), max(t.length, t.long_length)
+    pieces = code_pieces(tokenizer, files, wanted, t.long_length, end, rng)
+    there = sum(map(len, pieces))
+    if there < min(wanted, row):
+        raise refused(f"{there:,} tokens to learn from are fewer than a row of {row:,}")
+    if len(tokenizer.encode("\n".join(held.files.values())).ids) < 2:
+        raise refused("what is held out is a single token, and none stands before it")
+    epochs = max(1.0, wanted / max(there, 1))
+    if epochs > 1:
+        print(f"corpus: the phases ask for {wanted:,.0f} tokens and it has {there:,} to learn from, so it is read {epochs:,.2f} times",
+              flush=True)  # fmt: skip
+    code = again(pieces, rng)
+    modules = itertools.chain(
+        ([*e.ids, end] for e in tokenizer.encode_batch(world)), ([*tokenizer.encode(text).ids, end] for text in stream)
+    )
     stage.progress(3)
-    paths = [folder / "tokenizer.json"]
-    counts = {}
+
+    paths, counts = [run.path("data", "tokenizer.json")], {}
+    paths[0].write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
-        pieces = list(take(modules, tokens * c.world_share))
-        pieces += take(code, tokens * (1 - c.world_share))
-        ids, doc = cpt.pack(pieces, length, end)
+        chosen = list(take(modules, tokens * c.world_share))
+        chosen += take(code, tokens * (1 - c.world_share))
+        ids, doc = cpt.pack(chosen, length, end)
         order = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))
-        paths.append(folder / f"{phase}.npz")
-        np.savez(paths[-1], ids=ids[order].astype(np.uint16), doc=doc[order].astype(np.int16))
+        ids, doc = narrow(ids[order], vocabulary, np.uint16, np.uint32), narrow(doc[order], length, np.int16, np.int32)
+        paths.append(run.path("data", f"{phase}.npz"))
+        np.savez(paths[-1], ids=ids, doc=doc)
         counts[phase] = int((doc >= 0).sum())
         stage.progress(4, tokens=counts[phase])
-    paths.append(folder / "heldout.txt")
-    paths[-1].write_text("\0".join(f"{n}\1{text}" for n, text in held.files.items()), encoding="utf-8")
+    paths.append(run.path("data", HELDOUT))
+    keep(held, paths[-1])
     stage.log(1, files=len(corpus.files), bytes=corpus.bytes, **{f"{k}_tokens": v for k, v in counts.items()})
     stage.finish({
         "files": len(corpus.files), "bytes": corpus.bytes, "skipped": dict(sorted(corpus.skipped.items())),
-        "tokens": sum(counts.values()), "vocab_size": tokenizer.get_vocab_size(), "world_documents": len(world),
+        "tokens": sum(counts.values()), "vocab_size": vocabulary, "world_documents": len(world), "epochs": round(epochs, 2),
         "heldout": {"name": name, "files": len(held.files), "bytes": held.bytes},
     }, paths)  # fmt: skip
 
 
+def narrow(numbers: np.ndarray, count: int, *kinds: type) -> np.ndarray:
+    """Numbers below `count` in the first of `kinds` that holds them all."""
+    return numbers.astype(next(kind for kind in kinds if count - 1 <= np.iinfo(kind).max))
+
+
 def code_pieces(tokenizer, files: Iterable[str], tokens: float, length: int, end: int, rng: random.Random) -> list[list[int]]:
-    """Shuffled pieces of at most `length` tokens, `tokens` in all, from the beginnings of files in the order given. No file
-    gives more than 64 pieces: a large table or a manual of one project would otherwise be a phase's whole diet."""
-    pieces: list[list[int]] = []
-    for text in files:
-        ids = [*tokenizer.encode(text[: 256 * length]).ids, end]
-        pieces += [ids[i : i + length] for i in range(0, len(ids), length)][:64]
-        tokens -= min(len(ids), 64 * length)
-        if tokens <= 0:
-            break
+    """Shuffled pieces of at most `length` tokens, `tokens` in all, from the beginnings of files in the order given; fewer where
+    the files hold fewer. No file gives more than 64 pieces, for a large table or a manual of one project would otherwise be a
+    phase's whole diet; twice as many where that leaves too little, and so on."""
+    most, cut = 64, True
+    while cut:
+        pieces: list[list[int]] = []
+        left, cut = tokens, False
+        for text in files:
+            ids = [*tokenizer.encode(text[: 4 * most * length]).ids, end]
+            mine = [ids[i : i + length] for i in range(0, len(ids), length)]
+            pieces += mine[:most]
+            left -= min(len(ids), most * length)
+            if left <= 0:
+                cut = False
+                break
+            cut = cut or len(mine) > most or len(text) > 4 * most * length
+        most *= 2
     rng.shuffle(pieces)
     return pieces
+
+
+def again(pieces: list[list[int]], rng: random.Random) -> Iterator[list[int]]:
+    """The pieces in their order, then shuffled anew, without end."""
+    while pieces:
+        yield from pieces
+        pieces = rng.sample(pieces, len(pieces))
 
 
 def take(pieces: Iterable[list[int]], tokens: float) -> Iterable[list[int]]:
@@ -121,6 +157,22 @@ def shown_episodes(config: "Recipe") -> Iterable[tuple[Task, list[str]]]:
         yield task, demonstration(task, rng, config.sft.noise)
 
 
-def heldout_codebase(run: Run) -> cpt.Corpus:
-    text = run.path("data", "heldout.txt").read_text(encoding="utf-8")
-    return cpt.Corpus(dict(part.split("\1", 1) for part in text.split("\0")))
+def keep(held: cpt.Corpus, path: Path) -> None:
+    """Writes what `heldout_codebase` reads: a file a line. JSON escapes all but ASCII, so that nothing in a name or a text, were it a byte
+    that is no UTF-8, can break a line or be changed by one."""
+    path.write_text("".join(json.dumps({"name": n, "text": text}) + "\n" for n, text in held.files.items()), encoding="ascii")
+
+
+def heldout_file(root: Path) -> Path:
+    """Where the run folder `root` holds what was held out."""
+    path = root / "data" / HELDOUT
+    return path if path.exists() else path.with_suffix(".txt")  # as earlier versions wrote it
+
+
+def heldout_codebase(root: Path) -> cpt.Corpus:
+    """What the run folder `root` held out, name for name and character for character as it was read."""
+    path = heldout_file(root)
+    if path.name == HELDOUT:
+        files = map(json.loads, path.read_text(encoding="ascii").splitlines())
+        return cpt.Corpus({file["name"]: file["text"] for file in files})
+    return cpt.Corpus(dict(part.split("\1", 1) for part in path.read_bytes().decode("utf-8").split("\0")))

@@ -231,7 +231,7 @@ def evaluate(run: Run, config: "Recipe", tasks: list[Task]) -> None:
                     lambda done, base=base: stage.progress(base + done),
                 )
                 stage.save({"parts": parts}, number + 1)
-        codebase, results = heldout_codebase(run), []
+        codebase, results = heldout_codebase(run.root), []
         for name in ("mid-cpt", "cpt", "sft", "final"):
             model = load_checkpoint(run.root, config, name, with_mtp=False)[0].to(dtype)
             found = cpt.codebase_nll(model, language.tokenizer, codebase, config.training.long_length)

@@ -91,9 +91,7 @@ def load_checkpoint(root: Path, config: "Recipe", name: str, with_mtp: bool = Tr
 
 
 def language_of(root: Path) -> Language:
-    from tokenizers import Tokenizer
-
-    return Language(Tokenizer.from_file(str(root / "data" / "tokenizer.json")))
+    return Language(cpt.load_tokenizer(root / "data" / "tokenizer.json"))
 
 
 def rows_of(run: Run, phase: str) -> Callable[[np.ndarray], tuple[Tensor, Tensor, None]]:
@@ -166,7 +164,7 @@ def train(
 
 def perplexity_look(run: Run, config: "Recipe", learner: Learner, steps: int) -> Callable[[int], dict]:
     """Codebase perplexity of the beginning of the held-out codebase, every so many steps and at the last."""
-    language, codebase, t = language_of(run.root), heldout_codebase(run), config.training
+    language, codebase, t = language_of(run.root), heldout_codebase(run.root), config.training
 
     def look(step: int) -> dict:
         if step % t.perplexity_every and step != steps:

@@ -29,7 +29,7 @@ from ref.model import Transformer
 from ref.mtp import MTP, mtp_loss
 from ref.muon import optimizers
 from ref.precision import Masters
-from sims.corpus import code_pieces, take
+from sims.corpus import code_pieces, heldout_codebase, take
 from sims.drafting import FULL, decode, speed_rows, speed_verdicts
 from sims.experiment import above, claim
 from sims.learner import language_of, load_checkpoint
@@ -116,7 +116,7 @@ def heldout(c: Experiment, root: Path, recipe: Recipe) -> tuple[Tensor, Tensor, 
     end = tokenizer.token_to_id("<|endoftext|>")
     tasks = (generate(rng, "heldout", config=recipe.world) for _ in itertools.count())
     modules = ([*tokenizer.encode(document(task, rng)).ids, end] for task in tasks)
-    files = [part.split("\1", 1)[1] for part in (root / "data" / "heldout.txt").read_text(encoding="utf-8").split("\0")]
+    files = list(heldout_codebase(root).files.values())
     rng.shuffle(files)
     share = recipe.data.world_share
     code = code_pieces(tokenizer, files, c.heldout_tokens * (1 - share), T, end, rng)
