@@ -125,7 +125,7 @@ def test_what_a_summary_leaves_out_is_lost(tiny_run):
 
 def test_a_chain_retold(tiny_run):
     recipe, language, group = shown(tiny_run, Memory(wordy=0.0, forgetful=0.0))
-    before = load_checkpoint(tiny_run, recipe, "sft", with_mtp=False)[0]
+    before, after = (load_checkpoint(tiny_run, recipe, name, with_mtp=False)[0] for name in ("sft", "final"))
     found = retold(after, before, recipe, language, [group[0].task], group, n=2)
     assert found["several"] == found["rollouts"] == 2 and len(found["chains"]) == 1, "two chains alike are one"
     chain = found["chains"][0]
