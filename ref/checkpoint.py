@@ -285,15 +285,15 @@ def read_file(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
             yield name, file.get_tensor(name)
 
 
-EXTRA, EARLIER = Path("mtp") / "model.safetensors", Path("extra.safetensors")
+EXTRA, EARLIER = Path("mtp") / "model.safetensors", ("extra.safetensors", "mtp.safetensors")
 """Where extra tensors lie in a folder, and where they lay before."""
-OURS = re.compile(r"config\.json|extra\.safetensors|model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json")
+OURS = re.compile(r"config\.json|(extra|mtp)\.safetensors|model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json")
 """Files that a new checkpoint replaces."""
 
 
 def load_extra(folder: str | Path) -> dict[str, Tensor]:
     """The tensors given to `save_hf` as `extra`; empty where there were none."""
-    for path in (Path(folder) / EXTRA, Path(folder) / EARLIER):
+    for path in (Path(folder) / name for name in (EXTRA, *EARLIER)):
         if path.exists():
             with opened(path) as file:
                 return {name: file.get_tensor(name) for name in file.keys()}

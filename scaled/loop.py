@@ -28,7 +28,7 @@ from scaled.runtime import sharding
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.launch import Watch
 
-__all__ = ["Log", "Ranks", "begin", "changed", "optimise"]
+__all__ = ["Log", "Ranks", "begin", "changed", "optimise", "told"]
 
 Log = Callable[..., None]
 
@@ -155,6 +155,12 @@ def optimise(
             watch.beat(step + 1)
         shelf.finish()
     return shown or {name: value for name, value in (last[0] if last else {}).items() if name != "step"}
+
+
+def told(technique: str, c: Ranks, found: dict[str, float]) -> dict[str, str]:
+    """What the model card says of a training: how it was played, and what was measured."""
+    begun = "/".join(Path(c.checkpoint).parts[-3:]) if c.checkpoint else "random weights"
+    return {"training": f"{technique}, {c.steps:,} steps from {begun}"} | {name: f"{value:.4g}" for name, value in found.items()}
 
 
 def keep_lines(path: Path, step: int) -> None:

@@ -34,10 +34,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ref import model as ref
+from ref import release
 from ref.sampler import Sampler
 from scaled.dr_grpo import group_advantages, policy_loss
 from scaled.kl import token_kl
-from scaled.loop import CPU, Log, Ranks, begin, changed, optimise
+from scaled.loop import CPU, Log, Ranks, begin, changed, optimise, told
 from scaled.model import Transformer, load_hf, save_hf
 from scaled.packing import Cost, balance, imbalance, lay, rows
 from scaled.router_replay import differing, mismatch, replay
@@ -173,9 +174,9 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
     found |= optimise(c, folder, technique, model, partial(improve, c, model, reference, sampler, world), log)
     if c.heldout:
         found["heldout_after"] = heldout(c, model, sampler, world)
-    save_hf(model, folder / "checkpoints" / "final")
-    if rank == 0:
-        (folder / "checkpoints" / "final" / "tokenizer.json").write_bytes((Path(c.checkpoint) / "tokenizer.json").read_bytes())
+    about = release.card(f"etude {technique}", "An agent after reinforcement learning (Dr. GRPO).", model.config, told(technique, c, found),
+                         opening="what the environment says first")  # fmt: skip
+    save_hf(model, folder / "checkpoints" / "final", beside=release.beside(c.checkpoint, model.config, about))
     return found
 
 

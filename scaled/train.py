@@ -26,11 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ref import release
 from ref.cpt import Corpus, load_tokenizer, read_library
 from ref.model import Config
 from ref.mtp import MTPConfig
 from scaled import cpt
-from scaled.loop import CPU, Log, Ranks, begin, changed, optimise
+from scaled.loop import CPU, Log, Ranks, begin, changed, optimise, told
 from scaled.model import Transformer, load_balancing_loss, load_hf, save_hf
 from scaled.mtp import MTP, mtp_loss
 from scaled.runtime import sharding
@@ -85,15 +86,19 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
     tokenizer, rows, doc, held = data(c, folder, rank)
     begin(c, folder, rank)
     model = load_hf(c.checkpoint) if c.checkpoint else Transformer(c.shape(tokenizer.get_vocab_size()))
+    extra = None
     if technique == "mtp":
-        found = distil(c, folder, model, rows, doc, log)
+        found, extra = distil(c, folder, model, rows, doc, log)
     else:
         found = pretrain(c, folder, model, rows, doc, log)
         if c.perplexity_tokens:
             nll = cpt.codebase_nll(model, tokenizer, held, min(c.length, 4096), max_tokens=c.perplexity_tokens)
             found |= {"codebase_perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte}
-    if rank == 0 and (folder / "checkpoints" / "final").is_dir():
-        shutil.copyfile(folder / "data" / "tokenizer.json", folder / "checkpoints" / "final" / "tokenizer.json")
+    read = Path(c.corpus).name if c.corpus else "the standard library of Python"
+    facts = {"data": f"{len(rows):,} rows of {c.length:,} tokens from {read}, without its held-out part"} | told(technique, c, found)
+    what = "A network with draft layers distilled from it." if extra else "A network after continued pretraining on code."
+    about = release.card(f"etude {technique}", what, model.config, facts, drafts=bool(extra))
+    save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=release.beside(c.checkpoint or folder / "data", model.config, about))
     return found
 
 
@@ -178,13 +183,13 @@ def pretrain(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: n
         loss.backward()
         return shown
 
-    last = optimise(c, folder, "cpt", model, gradients, log)
-    save_hf(model, folder / "checkpoints" / "final")
-    return last
+    return optimise(c, folder, "cpt", model, gradients, log)
 
 
-def distil(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.ndarray, log: Log) -> dict[str, float]:
-    """Multi-token-prediction layers atop the network as it is."""
+def distil(
+    c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.ndarray, log: Log
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Multi-token-prediction layers atop the network as it is: the last step's figures, and the layers' tensors."""
     layers = MTP(model.config, MTPConfig(depth=c.layers, intermediate_size=2 * model.config.hidden_size))
 
     def gradients(step: int) -> dict[str, float]:
@@ -197,6 +202,4 @@ def distil(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.
         return {"loss": loss.item(), "tokens": count, **figures}
 
     last = optimise(c, folder, "mtp", layers, gradients, log)
-    extra = {f"mtp.{name}": x.cpu() for name, x in sharding.wholes(layers)}  # a few dense layers: small enough for one rank
-    save_hf(model, folder / "checkpoints" / "final", extra=extra)
-    return last
+    return last, {f"mtp.{name}": x.cpu() for name, x in sharding.wholes(layers)}  # a few dense layers: small enough for one rank

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from etude.runs import Run, RunError, Stage
-from ref import cpt
-from ref.model import Transformer, load_balancing_loss, load_hf, save_hf
+from ref import cpt, release
+from ref.model import Transformer, load_balancing_loss, load_extra, load_hf, save_hf
 from ref.mtp import MTP, mtp_loss
 from ref.muon import optimizers
 from ref.precision import Masters
 from sims.agent import Language
 from sims.corpus import heldout_codebase
+from sims.model_card import about
 
 if TYPE_CHECKING:
     from sims.recipe import Recipe
@@ -65,28 +66,26 @@ class Learner:
         return state["step"]
 
 
-def checkpoint(run: Run, name: str, trunk: Transformer, mtp: MTP | None) -> Path:
-    """Writes checkpoints/NAME as a Hugging Face folder; MTP layers lie beside the weights in mtp.safetensors."""
-    from safetensors.torch import save_file
-
-    path = run.path("checkpoints", name)
-    save_hf(trunk, path)
-    (path / "tokenizer.json").write_bytes(run.path("data", "tokenizer.json").read_bytes())
-    if mtp is not None:
-        save_file({k: v.contiguous() for k, v in mtp.state_dict().items()}, str(path / "mtp.safetensors"))
-    return path
+def checkpoint(run: Run, name: str, trunk: Transformer, mtp: MTP | None, root: Path | None = None) -> list[Path]:
+    """Writes checkpoints/NAME as a Hugging Face folder, with the tokenizer of the run folder `root` (by default this run's) and all that
+    others need to read and sample it (`ref.release`); MTP layers lie in mtp/. Returns its files, but for the model card: that is the
+    user's to edit."""
+    root, path = root or run.root, run.path("checkpoints", name)
+    extra = {f"mtp.{key}": x for key, x in mtp.state_dict().items()} if mtp is not None else None
+    card = about(run, root, name, trunk.config, mtp is not None)
+    save_hf(trunk, path, extra=extra, beside=release.beside(root / "data", trunk.config, card))
+    return [file for file in sorted(path.rglob("*")) if file.is_file() and file.name != "README.md"]
 
 
 def load_checkpoint(root: Path, config: "Recipe", name: str, with_mtp: bool = True) -> tuple[Transformer, MTP | None]:
     """Trunk and, if the run folder `root` holds them, MTP layers, in float32."""
-    from safetensors.torch import load_file
-
     path = root / "checkpoints" / name
     model = load_hf(path)
-    if not with_mtp or not (path / "mtp.safetensors").exists():
+    layers = load_extra(path) if with_mtp else {}
+    if not layers:
         return model, None
     mtp = MTP(model.config, config.mtp.layers)
-    mtp.load_state_dict(load_file(str(path / "mtp.safetensors")))
+    mtp.load_state_dict({key.removeprefix("mtp."): x for key, x in layers.items()})
     return model, mtp
 
 

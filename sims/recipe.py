@@ -271,9 +271,9 @@ def pretrain(run: Run, config: Recipe) -> None:
     learner = Learner(config, Transformer(replace(config.model, vocab_size=vocabulary)), None, t.muon_lr, t.adamw_lr)
     train(stage, config, learner, lambda step: read(np.arange(step * B, min((step + 1) * B, rows))), steps,
           lambda step: cpt.wsd(step, 10 * steps, steps // 10, 0), "short", look=perplexity_look(run, config, learner, steps))  # fmt: skip
-    path = checkpoint(run, "mid-cpt", learner.trunk.masters, None)
+    files = checkpoint(run, "mid-cpt", learner.trunk.masters, None)
     stage.finish({"steps": steps, "parameters": learner.trunk.masters.config.parameters(),
-                  "active_parameters": learner.trunk.masters.config.parameters(active=True)}, [path])  # fmt: skip
+                  "active_parameters": learner.trunk.masters.config.parameters(active=True)}, files)  # fmt: skip
 
 
 def distil(run: Run, config: Recipe) -> None:
@@ -290,8 +290,8 @@ def distil(run: Run, config: Recipe) -> None:
     learner = Learner(config, model, MTP(model.config, config.mtp.layers), t.muon_lr, t.adamw_lr)
     train(stage, config, learner, lambda step: read(np.arange(step * B, min((step + 1) * B, rows))), steps,
           lambda step: cpt.wsd(step, steps, steps // 10, 0), "mtp", trunk=False)  # fmt: skip
-    path = checkpoint(run, "mtp", learner.trunk.masters, learner.mtp.masters)
-    stage.finish({"steps": steps, "parameters": sum(p.numel() for p in learner.mtp.masters.parameters())}, [path])
+    files = checkpoint(run, "mtp", learner.trunk.masters, learner.mtp.masters)
+    stage.finish({"steps": steps, "parameters": sum(p.numel() for p in learner.mtp.masters.parameters())}, files)
 
 
 def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
@@ -307,8 +307,8 @@ def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
     learner = Learner(config, *load_checkpoint(run.root, config, start), t.muon_lr, t.adamw_lr)
     train(stage, config, learner, lambda step: read(np.arange(step * B, min((step + 1) * B, rows))), steps,
           lambda step: cpt.wsd(step, steps, 5, steps), "long", look=perplexity_look(run, config, learner, steps))  # fmt: skip
-    path = checkpoint(run, "cpt", learner.trunk.masters, learner.mtp and learner.mtp.masters)
-    stage.finish({"steps": steps}, [path])
+    files = checkpoint(run, "cpt", learner.trunk.masters, learner.mtp and learner.mtp.masters)
+    stage.finish({"steps": steps}, files)
 
 
 def finetune(run: Run, config: Recipe) -> None:
@@ -325,8 +325,8 @@ def finetune(run: Run, config: Recipe) -> None:
 
     learner = Learner(config, *load_checkpoint(run.root, config, "cpt"), s.muon_lr, s.adamw_lr)
     train(stage, config, learner, batch, steps, lambda step: cpt.wsd(step, steps, 5, steps // 2), "sft")
-    path = checkpoint(run, "sft", learner.trunk.masters, learner.mtp and learner.mtp.masters)
-    stage.finish({"steps": steps, "demonstrations": s.demonstrations}, [path])
+    files = checkpoint(run, "sft", learner.trunk.masters, learner.mtp and learner.mtp.masters)
+    stage.finish({"steps": steps, "demonstrations": s.demonstrations}, files)
 
 
 def reinforce(run: Run, config: Recipe) -> None:
@@ -338,5 +338,5 @@ def reinforce(run: Run, config: Recipe) -> None:
     model, mtp = load_checkpoint(run.root, config, "sft")
     reference = load_checkpoint(run.root, config, "sft", with_mtp=False)[0]
     learner, spent = reinforcement.learn(stage, config, model, mtp, reference, language_of(run.root))
-    path = checkpoint(run, "final", learner.trunk.masters, learner.mtp and learner.mtp.masters)
-    stage.finish(spent, [path])
+    files = checkpoint(run, "final", learner.trunk.masters, learner.mtp and learner.mtp.masters)
+    stage.finish(spent, files)

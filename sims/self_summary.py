@@ -34,7 +34,7 @@ import torch
 
 from etude.runs import Run
 from ref import cpt, dr_grpo
-from ref.model import Transformer, load_hf, save_hf
+from ref.model import Transformer, load_hf
 from ref.sampler import Sampler
 from ref.self_summary import Chaining, spread
 from sims import chains, reinforcement
@@ -42,7 +42,7 @@ from sims.agent import Episode, Language, one_row, own_logp, pad, pay, play
 from sims.chains import Memory
 from sims.corpus import task_stream
 from sims.experiment import above, at_most, below, claim
-from sims.learner import Learner, language_of, load_checkpoint, shown_rows, train
+from sims.learner import Learner, checkpoint, language_of, load_checkpoint, shown_rows, train
 from sims.policies import agent
 from sims.recipe import Recipe
 from sims.reinforcement import hash_seed
@@ -120,8 +120,8 @@ def show(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> 
 
     learner = Learner(config, load_checkpoint(root, config, "sft", with_mtp=False)[0], None, s.muon_lr, s.adamw_lr)
     train(stage, config, learner, batch, steps, lambda step: cpt.wsd(step, steps, min(5, steps), steps // 2), "shown")
-    save_hf(learner.trunk.masters, run.path("checkpoints", "shown"))
-    stage.finish({"steps": steps, "contexts": len(pieces)}, [run.path("checkpoints", "shown")])
+    files = checkpoint(run, "shown", learner.trunk.masters, None, root)
+    stage.finish({"steps": steps, "contexts": len(pieces)}, files)
 
 
 def reinforce(run: Run, policy: str, number: int, c: Experiment, root: Path, config: Recipe, how: Chaining) -> None:
@@ -133,8 +133,8 @@ def reinforce(run: Run, policy: str, number: int, c: Experiment, root: Path, con
     model, reference = (load_hf(run.path("checkpoints", "shown")) for _ in range(2))
     config = replace(config, seed=1000 * c.seed + number, rl=replace(config.rl, steps=c.steps, gate=0.0, later=0.0))
     learner, _ = reinforcement.learn(stage, config, model, None, reference, language_of(root), how=how)
-    save_hf(learner.trunk.masters, run.path("checkpoints", name))
-    stage.finish({"steps": c.steps}, [run.path("checkpoints", name)])
+    files = checkpoint(run, name, learner.trunk.masters, None, root)
+    stage.finish({"steps": c.steps}, files)
 
 
 def counts(episode: Episode, config: Recipe) -> list[float]:

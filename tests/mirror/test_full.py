@@ -22,7 +22,7 @@ from ref.model import Config, Transformer, load_hf, save_hf
 from scaled.runtime import launch
 from scaled.runtime.checkpoint import Checkpoints
 from sims.recipe import Recipe
-from tests import forks
+from tests import elsewhere, forks
 from tests.mirror import calls
 from tests.mirror.layouts import play
 
@@ -88,6 +88,8 @@ def test_it_trains_and_leaves_a_network(given, through):
     assert found["codebase_perplexity"] < 200
     trained, before = load_hf(out / "checkpoints" / "final"), load_hf(given / "net")
     assert not torch.equal(trained.embed_tokens.weight, before.embed_tokens.weight)
+    elsewhere.check(out / "checkpoints" / "final")
+    assert f"codebase_perplexity | {found['codebase_perplexity']:.4g}" in (out / "checkpoints" / "final" / "README.md").read_text()
 
 
 def test_neither_dead_nor_hanging_ranks_nor_a_killed_command_change_anything(given, through, tmp_path):
@@ -138,7 +140,7 @@ def wait_for_end(ranks: list[int]) -> None:
 
 
 def same_files(one: Path, other: Path) -> bool:
-    files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in (one, other)]
+    files = [{path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} for folder in (one, other)]
     return files[0] == files[1]
 
 
@@ -174,6 +176,7 @@ def test_layers_are_distilled(given, tmp_path):
     for (name, after), before in zip(load_hf(final).named_parameters(), load_hf(given / "net").parameters(), strict=True):
         assert torch.equal(after, before), name
     assert json.loads((final / "config.json").read_text())["dtype"] == "float32"
+    elsewhere.check(final, drafts=True)
 
 
 FEW = ("prompts=2", "rollouts=4", "length=256", "max_len=256", "micro_rows=2", "heldout=4", "checkpoint_every=1", "effort_price=0.01")
@@ -189,6 +192,7 @@ def test_reinforcement_learning_in_the_small_world(given, tmp_path):
     assert any(step["grad_norm"] > 0 for step in steps)
     trained, before = load_hf(tmp_path / "checkpoints" / "final"), load_hf(given / "net")
     assert not torch.equal(trained.layers[0].self_attn.q_proj.weight, before.layers[0].self_attn.q_proj.weight)
+    elsewhere.check(tmp_path / "checkpoints" / "final")
     # As if killed after the second step: what is drawn, sampled and learnt again is the same.
     shutil.rmtree(tmp_path / "state" / f"step-{RL_STEPS:08d}")
     assert on_two("length-penalty", tmp_path, *few) == found

@@ -123,13 +123,14 @@ def test_extra_tensors(tmp_path, model):
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_extra_tensors_are_read_where_they_lay_before(tmp_path, model):
+@pytest.mark.parametrize("name", ["extra.safetensors", "mtp.safetensors"])
+def test_extra_tensors_are_read_where_they_lay_before(tmp_path, model, name):
     save_hf(model, tmp_path / "m")
-    save_file({"mtp.weight": torch.ones(2)}, tmp_path / "m" / "extra.safetensors")
+    save_file({"mtp.weight": torch.ones(2)}, tmp_path / "m" / name)
     assert torch.equal(load_extra(tmp_path / "m")["mtp.weight"], torch.ones(2))
     save_hf(model, tmp_path / "m", extra={"mtp.weight": torch.zeros(2)})
     assert torch.equal(load_extra(tmp_path / "m")["mtp.weight"], torch.zeros(2))
-    assert not (tmp_path / "m" / "extra.safetensors").exists()
+    assert not (tmp_path / "m" / name).exists()
 
 
 # ------------------------------------------------------------------------------ replacing

@@ -339,7 +339,7 @@ def test_mtp_layers_would_change_nothing_in_the_trunk(played, tmp_path):
     with Run.open(root, "recipe", config, resume=True) as run:
         recipe.distil(run, config)
         recipe.lengthen(run, config)
-    assert (root / "checkpoints/cpt/mtp.safetensors").exists()
+    assert (root / "checkpoints/cpt/mtp/model.safetensors").exists()
     trunk, start = (load_file(root / f"checkpoints/{name}/model.safetensors") for name in ("cpt", "mid-cpt"))
     assert trunk.keys() == without.keys() and all(torch.equal(trunk[name], without[name]) for name in trunk)
     assert not all(torch.equal(trunk[name], start[name]) for name in trunk)

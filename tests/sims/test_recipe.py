@@ -1,5 +1,6 @@
 """The whole recipe at a size of seconds: it ends, its checkpoints open elsewhere, and no kill changes a number."""
 
+import itertools
 import json
 import pickle
 import random
@@ -13,13 +14,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from etude.runs import Run, fill
 from ref.model import Transformer, load_hf
 from sims import corpus, recipe, reinforcement
 from sims.agent import Language
+from sims.learner import language_of, load_checkpoint
+from sims.microrepo import transcript
 from sims.policies import SMOKE
-from tests import forks
+from tests import elsewhere, forks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,6 +64,41 @@ def test_the_final_checkpoint_opens_in_transformers_with_the_same_logits(tiny_ru
     ids = torch.tensor([tokenizer.encode("def m3(a, b):\n    return max(a, b)\n")])
     with torch.no_grad():
         torch.testing.assert_close(load_hf(path)(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mid-cpt", "mtp", "cpt", "sft", "final"])
+def test_transformers_reads_and_plays_every_checkpoint_as_we_do(tiny_run, name):
+    elsewhere.check(tiny_run / "checkpoints" / name, drafts=name != "mid-cpt")
+    card = (tiny_run / "checkpoints" / name / "README.md").read_text(encoding="utf-8")
+    assert "held-out part" in card and ("success, tasks of the last step" if name == "final" else "loss of the last step") in card
+    recorded = {file for stage in (tiny_run / "stages").glob("*.json") for file in json.loads(stage.read_text())["files"]}
+    assert f"checkpoints/{name}/tokenizer_config.json" in recorded and f"checkpoints/{name}/README.md" not in recorded
+
+
+def test_a_demonstration_is_a_chat(tiny_run, demonstration_tokens):
+    """Token for token what the agent was shown, and a turn that has ended says so."""
+    from transformers import AutoTokenizer
+
+    tokenizer, language = AutoTokenizer.from_pretrained(tiny_run / "checkpoints/sft"), language_of(tiny_run)
+    for task, turns in itertools.islice(corpus.shown_episodes(recipe.Recipe()), 20):
+        said = transcript(task, turns)
+        assert said[-1] == ("env", "")
+        ids, _ = demonstration_tokens(language, task, turns)
+        for roles in ({"env": "env", "agent": "agent"}, {"env": "user", "agent": "assistant"}):
+            chat = [{"role": roles[role], "content": text} for role, text in said[:-1]]
+            assert tokenizer.apply_chat_template(chat)["input_ids"] == ids
+
+
+def test_draft_layers_are_read_where_they_lay_before(tiny_run, tmp_path):
+    """Beside the weights, under names of their own."""
+    config = fill(recipe.Recipe, SMOKE)
+    _, wanted = load_checkpoint(tiny_run, config, "mtp")
+    shutil.copytree(tiny_run / "checkpoints/mtp", tmp_path / "checkpoints/mtp")
+    shutil.rmtree(tmp_path / "checkpoints/mtp/mtp")
+    assert load_checkpoint(tmp_path, config, "mtp")[1] is None
+    save_file(wanted.state_dict(), tmp_path / "checkpoints/mtp/mtp.safetensors")
+    _, found = load_checkpoint(tmp_path, config, "mtp")
+    assert all(torch.equal(x, found.state_dict()[name]) for name, x in wanted.state_dict().items())
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -223,8 +262,6 @@ def test_smoke_settings_are_settings(tiny_run):
 
 def test_world_words_are_single_tokens_in_the_small_run():
     """File names and digits must be one token each, or a small model cannot copy them (the run's own tokenizer recipe)."""
-    import itertools
-
     from ref import cpt
     from sims.microrepo import documents
 

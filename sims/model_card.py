@@ -1,0 +1,57 @@
+"""The model cards of the recipe's checkpoints: what each is, what it learned from, and what was measured when it was written."""
+
+import json
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from etude.runs import Run
+from ref import release
+from ref.model import Config
+
+if TYPE_CHECKING:
+    from sims.recipe import Recipe
+
+__all__ = ["about"]
+
+OPENING = "repo m0 m1 m5 m9 fix m0"
+CHECKPOINTS = {
+    "mid-cpt": ("cpt", "A small language model in the middle of continued pretraining: short rows, before the learning rate falls."),
+    "mtp": ("mtp", "The network of `mid-cpt`, and draft layers distilled from it."),
+    "cpt": ("long", "A small language model at the end of continued pretraining, after its phase of longer rows."),
+    "sft": ("sft", "A small coding agent, fine-tuned on imperfect demonstrations of repairs in a world of tiny programs."),
+    "final": ("rl", "A small coding agent, after reinforcement learning (Dr. GRPO) in a world of tiny programs."),
+}
+"""Checkpoint → the stage that leaves it, and what it is."""
+TEXT = {"codebase_ppl": "perplexity, a part of the held-out codebase", "codebase_bpb": "bits per byte there", "loss": "loss of the last step",
+        "mtp_loss": "draft layers' loss of the last step, nats"}  # fmt: skip
+PLAY = {"success": "success, tasks of the last step", "reward": "reward there", "turns": "turns there", "tokens": "tokens of a rollout there"}
+"""Metric → how the card calls it."""
+
+
+def about(run: Run, root: Path, name: str, config: Config, drafts: bool) -> str:
+    """The card of the checkpoint `name` of a run whose data lie in the run folder `root`."""
+    stage, what = CHECKPOINTS.get(name, (name, f"A small coding agent from the experiment {run.technique}."))
+    agent = name not in ("mid-cpt", "mtp", "cpt")
+    facts = {"data": data(root), "stage": stage}
+    last = last_line(run.root / "metrics" / f"{stage}.jsonl")
+    facts |= {called: f"{last[key]:.4g}" for key, called in (PLAY if "reward" in last else TEXT).items() if isinstance(last.get(key), (int, float))}
+    return release.card(f"etude {name}", what, config, facts, OPENING if agent else None, drafts)
+
+
+def data(root: Path) -> str:
+    """What was read, in words."""
+    try:
+        corpus = json.loads((root / "config.json").read_text(encoding="utf-8"))["config"]["data"]["corpus"]
+        found = json.loads((root / "stages" / "data.json").read_text(encoding="utf-8"))["result"]
+        source = f"files of {Path(corpus).name}" if corpus else f"files of Python {sysconfig.get_python_version()}'s standard library"
+        return (f"{found['tokens']:,} tokens: {found['files']:,} {source}, without its held-out part {found['heldout']['name']}, and "
+                f"{found['world_documents']:,} generated modules")  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError):  # an experiment's run, that took them from elsewhere
+        return "rows of another run"
+
+
+def last_line(path: Path) -> dict:
+    """The last metrics of a stage."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return json.loads(lines[-1]) if lines else {}
