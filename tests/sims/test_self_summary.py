@@ -16,7 +16,7 @@ from ref.self_summary import rollout_chains, spread
 from sims import chains, recipe, reinforcement, self_summary
 from sims.agent import Language, pay, reference_kl
 from sims.chains import Lesson, Memory, Teacher
-from sims.experiment import VERDICTS
+from sims.experiment import LAW_VERDICTS, VERDICTS, is_law
 from sims.learner import Learner
 from sims.microrepo import NoiseConfig, demonstration, documents, generate
 from sims.policies import SMOKE
@@ -288,7 +288,7 @@ def test_rows_by_segments_take_one_mean_a_task():
 def test_a_quick_run(tmp_path, play_figure):
     record = play_figure("self-summary", tmp_path)
     assert {one["name"] for one in record["claims"]} == {"half-error", "shorter", "cache", "rl-improves", "one-weight"}
-    assert all(one["verdict"] in VERDICTS for one in record["claims"])
+    assert all(one["verdict"] in (LAW_VERDICTS if is_law(one["rule"]) else VERDICTS) for one in record["claims"])
     assert {(row["policy"], row["join"]) for row in record["rows"]} == set(ARMS)
     rows = (tmp_path / "self-summary.csv").read_text().splitlines()
     assert len(rows) == len(record["rows"]) + 1 and (tmp_path / "self-summary.png").stat().st_size > 20_000
