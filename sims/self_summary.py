@@ -1,13 +1,12 @@
 """Self-summaries of the tiny coding agent: tasks that outgrow its context, joined by notes that it writes itself.
 
-    etude figure self-summary            about 55 minutes on two threads; begins with the agent of runs/small (make small)
+    etude figure self-summary            about half an hour on two threads; begins with the agent of runs/small (make small)
     etude figure self-summary --quick
 
 An agent after SFT is shown chains of a scripted agent (`sims/chains.py`), which summarises imperfectly on purpose: sometimes more
-than is needed, sometimes less. From there three agents are trained by RL, steps, tasks, prices and budget alike: "plain" without a
-limit, never asked for a summary; and two under the limit, the chain's reward going to all that they write: "chains", which summarises
-in its running context, and "apart", which is asked in a separate call. Several seeds of each; held-out tasks, the same for all, are
-played
+than is needed, sometimes less. From there two agents are trained by RL, steps, tasks, prices and budget alike: "plain" without a
+limit, never asked for a summary, and "chains" under the limit, the chain's reward going to its summaries too. Held-out tasks, the
+same for all, are played
 
     none       one context of 256 tokens: the upper bound
     truncate   at the trigger the oldest turns are dropped
@@ -16,16 +15,10 @@ played
 
 Compaction error is the success lost against the plain agent without limit. At this size no prompt can explain a task, so the
 separate call was shown to the agent as well, by as many demonstrations as the request in the running context. The prompt-based
-baseline of the claims is the agent "apart": trained under the limit, like the one it is compared with. (The source's baseline is a
-prompt that nobody trained for; that comparison, with the plain agent asked in a separate call, stands beside it.)
-
-Intervals come from drawing seeds and, nested, tasks, the same in all arms. Power: one training under the limit lost 0.071, the plain
-agent with separate calls 0.096, each to ±0.015 over 240 tasks × 8; by chance of training success moves by 0.03. So three seeds tell
-an error that is half as large from an equal one where the larger is 0.08 or more, and hardly where it is less.
+baseline of the claims is the better of two: the agent after plain RL, and the agent before RL.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -50,11 +43,11 @@ from sims.statistics import bootstrap
 
 __all__ = ["Experiment", "experiment", "picture"]
 
+POLICIES = ("shown", "plain", "chains")
+"""After demonstrations; after plain RL from there; after RL on chains from there."""
 ARMS = (("shown", "none"), ("shown", "truncate"), ("shown", "separate"), ("shown", "self"),
         ("plain", "none"), ("plain", "truncate"), ("plain", "separate"), ("plain", "self"),
-        ("apart", "none"), ("apart", "separate"), ("chains", "none"), ("chains", "self"))  # fmt: skip
-"""The agent after demonstrations, or after RL from there without a limit, under it with separate compactions, or with self-summaries;
-and how it is played."""
+        ("chains", "none"), ("chains", "self"))  # fmt: skip
 COUNTS = ("success", "reward", "written", "summary_tokens", "summaries", "segments", "prefill", "saved", "longest", "finished")
 
 
@@ -76,31 +69,25 @@ class Experiment:
     """Passes over them."""
     memory: Memory = field(default_factory=Memory)
     """How imperfect the scripted summaries are."""
-    steps: int = 30
-    """RL steps of each training."""
-    seeds: int = 3
-    """Trainings of each of the three agents."""
-    tasks: int = 200
+    steps: int = 100
+    """RL steps of each of the two agents."""
+    tasks: int = 240
     """Held-out tasks."""
-    samples: int = 4
+    samples: int = 8
     """Rollouts of each by every agent in every way."""
     weighed: int = 4
     """Groups of chains on which the weight of a chain is checked."""
     depth_mix: tuple[float, float, float] = (0.2, 0.45, 0.35)
     """Shares of depth 0, 1 and 2 among the held-out tasks; few of depth 0 outgrow the limit."""
     resamples: int = 2000
-    """Bootstrap resamples."""
+    """Bootstrap resamples, over tasks."""
     seed: int = 0
-    """Seed of everything drawn; a thousand times it, plus a number, is that of each training."""
+    """Seed of everything drawn."""
 
     @classmethod
     def quick(cls) -> "Experiment":
         return cls(run="", trigger=96, room=40, longest_summary=70, demonstrations=8, epochs=1, memory=Memory(longest=69),
-                   steps=1, seeds=2, weighed=2, tasks=3, samples=2, resamples=50)  # fmt: skip
-
-    def __post_init__(self):
-        if self.seeds < 1:
-            raise ValueError(f"seeds must be 1 or more, got {self.seeds}")
+                   steps=1, weighed=2, tasks=3, samples=2, resamples=50)  # fmt: skip
 
 
 def show(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> None:
@@ -124,14 +111,13 @@ def show(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> 
     stage.finish({"steps": steps, "contexts": len(pieces)}, files)
 
 
-def reinforce(run: Run, policy: str, number: int, c: Experiment, root: Path, config: Recipe, how: Chaining) -> None:
-    """RL of the shown agent under `how`; checkpoint POLICY-NUMBER."""
-    name = f"{policy}-{number}"
+def reinforce(run: Run, name: str, c: Experiment, root: Path, config: Recipe, how: Chaining) -> None:
+    """RL of the shown agent under `how`; checkpoint `name`."""
     stage = run.stage(name, total=max(1, c.steps), unit="steps")
     if stage.finished:
         return
     model, reference = (load_hf(run.path("checkpoints", "shown")) for _ in range(2))
-    config = replace(config, seed=1000 * c.seed + number, rl=replace(config.rl, steps=c.steps, gate=0.0, later=0.0))
+    config = replace(config, rl=replace(config.rl, steps=c.steps, gate=0.0))
     learner, _ = reinforcement.learn(stage, config, model, None, reference, language_of(root), how=how)
     files = checkpoint(run, name, learner.trunk.masters, None, root)
     stage.finish({"steps": c.steps}, files)
@@ -223,25 +209,22 @@ def weigh(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) ->
 
 
 def experiment(run: Run, config: Experiment) -> dict:
-    """Trainings, plays, and the verdicts."""
+    """Three trainings, ten plays, and the verdicts."""
     c = config
     root, recipe = agent(run, c.run, c.seed)
     recipe = replace(recipe, seed=c.seed)
     language: Language = language_of(root)
     how = chains.chaining(language, c.trigger, c.room, c.longest_summary)
     show(run, c, root, recipe, how)
-    ways = {"none": chains.unlimited(how)} | {join: replace(how, join=join) for join in ("truncate", "separate", "self")}
-    for number in range(c.seeds):
-        for policy, join in (("plain", "none"), ("apart", "separate"), ("chains", "self")):
-            reinforce(run, policy, number, c, root, recipe, ways[join])
+    reinforce(run, "plain", c, root, recipe, chains.unlimited(how))
+    reinforce(run, "chains", c, root, recipe, how)
     weight = weigh(run, c, root, recipe, how)
     found = {}
     for policy, join in ARMS:
-        names = ["shown"] if policy == "shown" else [f"{policy}-{number}" for number in range(c.seeds)]
-        some = [measure(run, c, root, recipe, ways[join], name) for name in names]
-        found[policy, join] = {"counts": np.stack([one["counts"] for one in some]), "depth": some[0]["depth"]}
+        one = chains.unlimited(how) if join == "none" else replace(how, join=join)
+        found[policy, join] = measure(run, c, root, recipe, one, policy)
     rows = [row for arm, one in found.items() for row in rows_of(arm, one, c)]
-    outgrown = (found["plain", "none"]["counts"][..., COUNTS.index("longest")] > c.trigger).mean((0, 2))
+    outgrown = found["plain", "none"]["counts"][..., COUNTS.index("longest")] > c.trigger
     depth = found["plain", "none"]["depth"]
     outgrows = {str(d): float(outgrown[depth == d].mean()) for d in sorted(set(depth.tolist()))}
     claims = verdicts(found, weight, outgrows, c)
@@ -249,100 +232,81 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 
 def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -> list[dict]:
-    """Means of an arm: over all tasks and by depth with intervals of success over tasks; rewards by number of segments. Trainings
-    are averaged, and each has its success over all tasks."""
+    """Means of an arm: over all tasks and by depth with intervals of success; rewards by number of segments."""
     rows, (policy, join) = [], arm
-    by_training = {f"success_{number}": float(one[..., 0].mean()) for number, one in enumerate(found["counts"])}
-    counts = found["counts"].swapaxes(0, 1).reshape(len(found["depth"]), -1, len(COUNTS))  # tasks, trainings × samples, counts
     for d in ("all", *sorted(set(found["depth"].tolist()))):
-        some = counts if d == "all" else counts[found["depth"] == d]
+        some = found["counts"] if d == "all" else found["counts"][found["depth"] == d]
         means = {name: float(some[..., i].mean()) for i, name in enumerate(COUNTS)}
         success = bootstrap(some[..., 0].mean(1), n=c.resamples)
         outgrown = float((some[..., COUNTS.index("longest")] > c.trigger).mean())
         rows.append({"part": "arm", "policy": policy, "join": join, "depth": d, "tasks": len(some), **means,
-                     "low": success["low"], "high": success["high"], "outgrown": outgrown,
-                     **(by_training if d == "all" else {})})  # fmt: skip
-    segments = counts[..., COUNTS.index("segments")]
+                     "low": success["low"], "high": success["high"], "outgrown": outgrown})  # fmt: skip
+    segments = found["counts"][..., COUNTS.index("segments")]
     for n in sorted(set(segments.flatten().tolist())):
         here = segments == n
         tasks = here.any(1)
         # One mean a task: a task's chains are not independent.
-        reward = bootstrap([counts[t, here[t], 1].mean() for t in tasks.nonzero()[0]], n=c.resamples)
+        reward = bootstrap([found["counts"][t, here[t], 1].mean() for t in tasks.nonzero()[0]], n=c.resamples)
         rows.append({"part": "segments", "policy": policy, "join": join, "segments": int(n), "chains": int(here.sum()),
                      "tasks": int(tasks.sum()), "reward": reward["value"], "low": reward["low"], "high": reward["high"],
-                     "success": float(counts[..., 0][here].mean())})  # fmt: skip
+                     "success": float(found["counts"][..., 0][here].mean())})  # fmt: skip
     return rows
 
 
-def nested(columns: Sequence[np.ndarray], statistic: Callable[[np.ndarray], float], n: int) -> dict[str, float]:
-    """The statistic of the means of columns [trainings, tasks] with its 95% interval: trainings are drawn and, nested, tasks, the same in
-    every column. The agent before RL, of which there is one, is the same in every draw."""
-    trainings = max(len(column) for column in columns)
-    table, rng = np.stack([np.broadcast_to(c, (trainings, c.shape[1])) for c in columns], -1), np.random.default_rng(0)
-    drawn = []
-    for _ in range(n):
-        some, tasks = (rng.integers(0, size, size) for size in table.shape[:2])
-        drawn.append(statistic(table[some][:, tasks].mean((0, 1))))
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return {"value": float(statistic(table.mean((0, 1)))), "low": float(low), "high": float(high)}
-
-
 def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> dict[str, float] | None:
-    """Σ top / Σ bottom of [trainings, tasks] with its interval; None where the denominator is not surely above zero (its interval
+    """Σ top / Σ bottom with its interval, tasks drawn in pairs; None where the denominator is not surely above zero (its interval
     reaches zero), so that a ratio says nothing."""
-    if nested([bottom], lambda m: m[0], n)["low"] <= 0:
+    if bootstrap(bottom, n=n)["low"] <= 0:
         return None
-    return nested([top, bottom], lambda m: m[0] / max(m[1], 1e-9), n)
+
+    def of(drawn: np.ndarray) -> float:
+        return drawn[:, 0].sum() / max(drawn[:, 1].sum(), 1e-9)
+
+    return bootstrap(np.stack([top, bottom], 1), of, n=n)
 
 
 def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[dict]:
     """The rules, fixed before any result was seen."""
-    near, post = f"95% bootstrap over {c.seeds} trainings and, nested, tasks, paired", "§4.1, self-summarisation post"
+    near, post = "95% bootstrap over tasks, paired", "§4.1, self-summarisation post"
 
     def per_task(arm: tuple[str, str], name: str) -> np.ndarray:
-        return found[arm]["counts"][..., COUNTS.index(name)].mean(2)
+        return found[arm]["counts"][..., COUNTS.index(name)].mean(1)
 
     def quote(name: str, says: str, source: str, got: dict | None, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
         if got is None:
             return claim(name, says, source, None, rule, unit=unit, note=f"nothing to compare with; {note}")
         return claim(name, says, source, got["value"], rule, (got["low"], got["high"]), unit, f"{near}; {note}", needs)
 
-    own, base, success = ("chains", "self"), ("apart", "separate"), {arm: per_task(arm, "success") for arm in ARMS}
-    top, untrained = success["plain", "none"], success["plain", "separate"]
-    against = ratio(top - success[own], top - untrained, c.resamples)
-    beside = f"{against['value']:.2f} [{against['low']:.2f}, {against['high']:.2f}]" if against else "no error to compare with"
+    own, success = ("chains", "self"), {arm: per_task(arm, "success") for arm in ARMS}
+    top = success["plain", "none"]
+    base = max((("plain", "separate"), ("shown", "separate")), key=lambda arm: success[arm].mean())
     errors = ", ".join(f"{p} {j} {(top - success[p, j]).mean():.3f}" for p, j in ARMS if (p, j) != ("plain", "none"))
     binds = ", ".join(f"{100 * share:.0f}% at depth {d}" for d, share in outgrows.items())
 
-    sizes = [per_task(arm, name) for arm in (own, base) for name in ("summary_tokens", "summaries")]
-    means = [column.mean() for column in sizes]
+    sizes = np.stack([per_task(arm, name) for arm in (own, base) for name in ("summary_tokens", "summaries")], 1)
 
-    def size(m: Sequence[float], column: int) -> float:
-        return float(m[column] / max(m[column + 1], 1e-9))
+    def size(drawn: np.ndarray, column: int) -> float:
+        return drawn[:, column].sum() / max(drawn[:, column + 1].sum(), 1e-9)
 
-    both = bool(sizes[1].any() and sizes[3].any())
-    shorter = nested(sizes, lambda m: size(m, 0) / max(size(m, 2), 1e-9), c.resamples) if both else None
+    both = bool(sizes[:, 1].any() and sizes[:, 3].any())
+    shorter = bootstrap(sizes, lambda drawn: size(drawn, 0) / max(size(drawn, 2), 1e-9), n=c.resamples) if both else None
     prefill, saved = per_task(own, "prefill"), per_task(own, "saved")
     played = ratio(per_task(("shown", "self"), "prefill"), per_task(("shown", "separate"), "prefill"), c.resamples)
-
-    def difference(*arms: tuple[str, str]) -> dict[str, float]:
-        """Success of the first arm minus the second, plus the third minus the fourth, and so on."""
-        return nested([success[arm] for arm in arms], lambda m: float(m[::2].sum() - m[1::2].sum()), c.resamples)
-
-    gain, unpaid = difference(own, ("shown", "self")), difference(own, ("plain", "self"))
-    fallen = difference(("shown", "none"), ("shown", "self"), own, ("chains", "none"))
+    gain = bootstrap(success[own] - success["shown", "self"], n=c.resamples)
+    unpaid = bootstrap(success[own] - success["plain", "self"], n=c.resamples)
+    before, after = (success[p, "none"] - success[p, "self"] for p in ("shown", "chains"))
+    fallen = bootstrap(before - after, n=c.resamples)
     many = weight["most_segments"] > 1 and weight["gradient"] > 0
     return [
         quote("half-error", "self-summaries lose about half of the success that prompt-based compaction loses", post,
               ratio(top - success[own], top - success[base], c.resamples),
               below(1.0, 0.5), "× its error",
               f"error against the plain agent without limit, success {top.mean():.3f}, whose rollouts outgrow the trigger: "
-              f"{binds}; baseline: trained under the limit as well, with separate compactions; against the plain agent asked in a separate "
-              f"call, which no training prepared for the limit, {beside}; errors: {errors}",
-              {"no worse than the plain agent asked in a separate call": success[own].mean() >= untrained.mean()}),
+              f"{binds}; "
+              f"baseline {' '.join(base)}; errors: {errors}"),
         quote("shorter", "its summaries are far shorter than those of prompt-based compaction: 1,000 tokens, not 5,000", post,
               shorter, below(1.0, 0.5), "× their tokens",
-              f"tokens a summary: {' '.join(base)} {size(means, 2):.1f}, chains self {size(means, 0):.1f}; both were shown "
+              f"tokens a summary: {' '.join(base)} {size(sizes, 2):.1f}, chains self {size(sizes, 0):.1f}; both were shown "
               f"summaries of one scripted agent, so only RL could part them, and at most {c.longest_summary} tokens are allowed"),
         quote("cache", "asking in the running context reuses its cache and saves prefill", post,
               ratio(saved, prefill + saved, c.resamples), above(), "of all prefill",
@@ -365,7 +329,7 @@ def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[d
     ]  # fmt: skip
 
 
-NAMES = {"shown": "before RL", "plain": "plain RL", "apart": "RL, compacted apart", "chains": "RL on chains"}
+NAMES = {"shown": "before RL", "plain": "plain RL", "chains": "RL on chains"}
 
 
 def label(arm: tuple[str, str]) -> str:
@@ -391,7 +355,7 @@ def picture(found: dict, path: Path) -> None:
     left.set_yticks(range(len(whole)), [label((row["policy"], row["join"])) for row in whole], fontsize=9)
     left.set(xlabel="success (95% interval over tasks)", title=f"All tasks; limit {found['limit']} tokens")
     left.set_xlim(0, max(0.1, 1.15 * max(row["high"] for row in whole)))
-    shown = (("plain", "none"), ("plain", "truncate"), ("apart", "separate"), ("shown", "self"), ("chains", "self"))
+    shown = (("plain", "none"), ("plain", "truncate"), ("plain", "separate"), ("shown", "self"), ("chains", "self"))
     for n, arm in enumerate(shown):
         some = [row for row in arms if (row["policy"], row["join"]) == arm and row["depth"] != "all"]
         at, line = [row["depth"] + 0.06 * (n - 2) for row in some], "o--" if arm[0] == "shown" else "o-"
