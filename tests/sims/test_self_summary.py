@@ -158,7 +158,7 @@ def test_a_step_on_chains_pays_chains_and_counts_every_token_once(language, how,
     for e in episodes:
         drift = 0.0
         for s in e.chain.segments:
-            drift += reference_kl(reference, s.tokens[None], s.sampled[None], s.logp[None]).item()
+            drift += reference_kl(model, reference, s.tokens[None], s.sampled[None], s.logp[None])[0].item()
         rewards.append(pay(e, config.rl.payment)["reward"] - config.rl.payment.kl * drift)
     pairs = torch.tensor(rewards, dtype=torch.float64).view(3, 2)
     advantages = (pairs - pairs.mean(1, keepdim=True)).flatten().tolist()
