@@ -42,6 +42,8 @@ def symmetric_kernel(
         y = alpha * y
         if ADD:
             y += beta * tl.load(c + batch * M * M + m[:, None] * M + n[None, :], inside, other=0.0).to(tl.float32)
+        if i == j:  # a product's own two halves may differ in the order of their sums
+            y = tl.where(m[:, None] <= n[None, :], y, tl.trans(y))
         if UPCAST and out.dtype.element_ty == tl.bfloat16:
             y = round_bfloat16(y)
         y = y.to(out.dtype.element_ty)

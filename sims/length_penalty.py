@@ -157,7 +157,7 @@ def behaviour(
         config, language, tasks = recipe, language_of(root), heldout(recipe, c)
         if payment:
             seed = recipe.seed + 1000 * c.seed + number
-            config = replace(recipe, seed=seed, rl=replace(recipe.rl, steps=c.steps, payment=payment))
+            config = replace(recipe, seed=seed, rl=replace(recipe.rl, steps=c.steps, payment=payment, later=0.0))
             start, reference = (load_checkpoint(root, config, "sft", with_mtp=False)[0] for _ in range(2))
             learner, _ = learn(stage, config, start, None, reference, language)
             sampler = Sampler(learner.trunk.model, getattr(torch, config.training.sampler_dtype))

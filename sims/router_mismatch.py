@@ -81,7 +81,7 @@ def trained(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str) -> di
     weights, replay = ARMS.get(arm, ("full", "none"))
     changed = replace(
         recipe, training=replace(recipe.training, dtype="float32", sampler_dtype="float32", sampler_weights=weights),
-        rl=replace(recipe.rl, steps=c.steps, replay=replay, replay_alpha=c.alpha),
+        rl=replace(recipe.rl, steps=c.steps, replay=replay, replay_alpha=c.alpha, later=0.0),
         evaluation=replace(recipe.evaluation, samples=c.samples),
     )  # fmt: skip
     stage = run.stage(f"rl-{arm}", total=c.steps if arm in ARMS else 1, unit="tokens")

@@ -117,7 +117,7 @@ def reinforce(run: Run, name: str, c: Experiment, root: Path, config: Recipe, ho
     if stage.finished:
         return
     model, reference = (load_hf(run.path("checkpoints", "shown")) for _ in range(2))
-    config = replace(config, rl=replace(config.rl, steps=c.steps, gate=0.0))
+    config = replace(config, rl=replace(config.rl, steps=c.steps, gate=0.0, later=0.0))
     learner, _ = reinforcement.learn(stage, config, model, None, reference, language_of(root), how=how)
     files = checkpoint(run, name, learner.trunk.masters, None, root)
     stage.finish({"steps": c.steps}, files)
