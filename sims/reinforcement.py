@@ -197,7 +197,7 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
         "invalid_calls": mean(v.invalid_calls for v in verdicts), "tested": mean(float(v.tested) for v in verdicts),
         "effort": mean(p["effort"] for p in paid), "kl": mean(drift.tolist()), "engine_kl": mean(engine.tolist()), "loss": total,
         "nll": -(behavior.sum().item() / own), "grad_norm": norm.item(),
-        "mismatch": size.mean().item(), "mismatch_p99": size.quantile(0.99).item(), "mismatch_max": size.max().item(),
+        "mismatch": size.mean().item(), "mismatch_p99": float(np.quantile(size.numpy(), 0.99)), "mismatch_max": size.max().item(),
         "outside_clip": ((ratio < 1 - r.clip_low) | (ratio > 1 + r.clip_high)).double().mean().item(),
         "finished": mean(float(c.finished) for c in chains), "segments": len(segments) / len(chains),
         "summary_tokens": mean(c.summary_tokens for c in chains), **({"mtp_loss": mtp_sum / mtp_count} if mtp_count else {}),

@@ -72,6 +72,14 @@ def files() -> list[Path]:
     return sorted(p for room in ROOMS for p in [*(ROOT / room).rglob("*.py"), *ROOT.glob(f"{room}.py")])
 
 
+def test_quantiles_are_numpy_s():
+    """`torch.quantile` refuses more than 2^24 values, and a step of a full run samples more tokens."""
+    for path in files():
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        owners = {ast.unparse(f.value) for f in calls if isinstance(f, ast.Attribute) and f.attr in ("quantile", "nanquantile")}
+        assert owners <= {"np"}, path
+
+
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_arrows(path):
     room = room_of(path)

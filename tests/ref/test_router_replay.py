@@ -180,6 +180,14 @@ def test_mismatch_by_hand():
     assert found == pytest.approx({"kl": 0.25, "p50": 0.75, "p99": 0.995, "max": 1.0})
 
 
+def test_mismatch_of_more_tokens_than_torch_takes_quantiles_of():
+    """A step of a full run samples 33.5 million; `torch.quantile` refuses more than 2^24."""
+    n = 2**24 + 1
+    logp = torch.arange(n, dtype=torch.float32)
+    found = mismatch(logp, torch.zeros(n), torch.ones(n, dtype=torch.bool))
+    assert found == {"kl": -(n - 1) / 2, "p50": (n - 1) / 2, "p99": pytest.approx(0.99 * (n - 1), rel=1e-15), "max": n - 1}
+
+
 def test_differing_by_hand():
     a = [torch.tensor([[0, 1], [2, 3]]), torch.tensor([[0, 1], [0, 1]])]
     b = [torch.tensor([[1, 0], [2, 0]]), torch.tensor([[0, 1], [1, 0]])]
