@@ -64,7 +64,7 @@ class Ranks:
     rematerialise: bool = True
     """Compute a block's activations again in the backward pass instead of keeping them."""
     dispatch: Literal["model", "fp8"] = "model"
-    """What tokens travel to their experts in: the dtype above, or E4M3 with a scale per 128 values."""
+    """What tokens travel to their experts in: the dtype above, or E4M3 with a scale per 128 values (the report: MXFP8, per 32)."""
     experts: Literal["model", "mxfp8", "nvfp4-token"] = "model"
     """What experts' products are computed in: the dtype above, or quantised (then MXFP8 in the backward pass, as in the report)."""
     checkpoint_every: int = 50

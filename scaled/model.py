@@ -15,9 +15,10 @@ What to know
 1. `Transformer(config)` under a mesh makes each rank's part only, on the mesh's device. One seed gives one network, whatever the
    layout; but not the network that `ref` draws from that seed, because `ref` draws as its layers are made.
 2. Losses are sums over ranks, so FSDP adds gradients up and divides by nothing.
-3. A dispatched row is a token's hidden state; its gate stays at home and multiplies what comes back. `DISPATCH = "fp8"` sends rows
-   as E4M3 with a scale per 128 values, `COMBINE = "bf16"` returns them in bfloat16, as the report does; the default sends what
-   the model computes in. The gradient always travels in the model's dtype.
+3. A dispatched row is a token's hidden state; its gate stays at home and multiplies what comes back. The default sends what the model
+   computes in. `COMBINE = "bf16"` returns rows in bfloat16, as the report does. `DISPATCH = "fp8"` sends them as E4M3 with a scale per
+   128 values; the report sends MXFP8, a scale per 32, which its experts compute in anyway. The gradient always travels in the model's
+   dtype.
 4. How many rows go where is known only once the router has spoken, and the host waits for it once a layer.
 5. A KV cache (sampling) goes with data and expert parallelism, not with cp.
 
@@ -133,9 +134,11 @@ class _Dispatch8(torch.autograd.Function):
     def forward(ctx, x, send, receive, group):
         ctx.splits = send, receive, group
         codes, scale = blockwise_fp8_quantize(x)
-        packed = torch.cat((codes, scale.contiguous().view(torch.uint8).view(len(x), -1)), 1)
+        packed = torch.cat((codes, scale.contiguous().view(torch.uint8)), 1)
         out = moved(packed, send, receive, group)
-        codes, scale = out[:, : x.shape[1]].contiguous(), out[:, x.shape[1] :].contiguous().view(torch.float32)
+        codes, scale = out[:, : x.shape[1]], out[:, x.shape[1] :]
+        # A copy: of one row or none even a slice counts as contiguous, wherever it begins, and float32 begins at multiples of 4.
+        scale = scale.clone(memory_format=torch.contiguous_format).view(torch.float32)
         return blockwise_fp8_dequantize(codes, scale).to(x.dtype)
 
     @staticmethod

@@ -11,6 +11,7 @@ from etude.microworld import MicroWorld
 from etude.runs import fill
 from ref import model as ref_model
 from ref import muon as ref_muon
+from ref.gradients import experts_swiglu
 from ref.model import Config
 from ref.sampler import Sampler
 from scaled import checkpoint, cpt, dr_grpo, mtp, muon, packing, quant, rl, router_replay, self_summary, train
@@ -70,7 +71,7 @@ def advantages(rewards, how, scattered):
     number = torch.arange(G * N)
     mine = number[number * 7 % group.size == group.rank]
     found = dr_grpo.group_advantages(rewards.flatten()[mine], groups=mine // N, **how)
-    out = torch.empty(G * N, dtype=rewards.dtype)
+    out = torch.empty(G * N, dtype=found.dtype)
     out[torch.cat(gathered(mine, "dp"))] = torch.cat(gathered(found, "dp"))
     return out.view(G, N)
 
@@ -353,6 +354,22 @@ def quantised(x, gates, w13, w2, experts, up, forward, backward):
     total((y * up).sum()).backward()
     weights = [torch.cat(gathered(summed(w.grad, "efsdp"), "ep")) for w in (a, b)]
     return [torch.cat(gathered(part.detach())) for part in (y, mine.grad, mine_gates.grad)], weights
+
+
+def of_the_first(x, gates, w13, w2, experts, how):
+    """The mixture where rank 0 has every token, dispatched and combined as told: values and gradients."""
+    ep, first = current().group("ep"), current().group("all").rank == 0
+    mine, mine_gates, chosen = (t.clone() if first else t[:0] for t in (x, gates, experts))
+    mine.requires_grad_(), mine_gates.requires_grad_()
+    a, b = (w.chunk(ep.size)[ep.rank].clone().requires_grad_() for w in (w13, w2))
+    network.DISPATCH, network.COMBINE = how
+    try:
+        y = network.on_owners(mine, mine_gates, chosen, len(w13), lambda rows, ones, local: experts_swiglu(rows, ones, a, b, local))
+        total((y * torch.linspace(-1, 1, y.shape[1])).sum()).backward()
+    finally:
+        network.DISPATCH = network.COMBINE = "model"
+    weights = [torch.cat(gathered(summed(w.grad, "efsdp"), "ep")) for w in (a, b)]
+    return [torch.cat(gathered(part.detach())) for part in (y, mine.grad, mine_gates.grad)] + weights
 
 
 def cut_rows(x):

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ref import cpt, mtp, quant
+from ref.gradients import experts_swiglu
 from ref.model import Config, Transformer, load_balancing_loss
 from tests.mirror import calls
 from tests.mirror.layouts import EVERY, NAMES, close, layouts, play, seeds
@@ -204,6 +205,25 @@ def few_bits(g: torch.Generator, *shape: int, unit: int = 1, axis: int = -1, by:
     x[..., ::16] = 7 * (2 * torch.randint(0, 2, x[..., ::16].shape, generator=g) - 1)
     size = [n if i == by % len(shape) else 1 for i, n in enumerate(shape)]
     return unit * x.movedim(-1, axis) * torch.exp2(torch.randint(-3, 4, size, generator=g).float())
+
+
+@pytest.mark.parametrize("layout", [dict(dp=2, cp=1, ep=2), dict(dp=2, cp=2, ep=4), dict(dp=2, cp=2, ep=2)], ids=str)
+@pytest.mark.parametrize("dispatch", ["model", "fp8"])
+@pytest.mark.parametrize("crowded", [False, True])
+def test_dispatch_from_ranks_without_a_token(layout, dispatch, crowded):
+    """Rank 0 has them all, and where crowded its own experts get them all, so that nothing is sent or received anywhere: the mixture of
+    what is left of the rows in eight bits, whose gradient is the rows'."""
+    g = torch.Generator().manual_seed(0)
+    x, w13, w2 = (torch.randn(*size, generator=g, dtype=torch.float64) for size in ((6, 130), (8, 32, 130), (8, 130, 16)))
+    gates = torch.rand(6, 2, generator=g, dtype=torch.float64)
+    experts = torch.rand(6, 2 if crowded else 8, generator=g).argsort(-1)[:, :2]
+    found = play(layout, calls.of_the_first, x, gates, w13, w2, experts, (dispatch, "model"))
+    sent = quant.rounded(x, "fp8").double() if dispatch == "fp8" else x
+    whole = [t.clone().requires_grad_() for t in (sent, gates, w13, w2)]
+    y = experts_swiglu(*whole, experts)
+    (y * torch.linspace(-1, 1, 130)).sum().backward()
+    for one, wanted in zip(found, (y, *(t.grad for t in whole)), strict=True):
+        close(one, wanted)
 
 
 @few
