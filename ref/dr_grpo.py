@@ -36,9 +36,10 @@ the gradient. Here gradients of micro-batches add up to the gradient of the whol
 Where this file departs from the papers
 1. Dr. GRPO's mean includes the rollout itself; so the expected gradient is (N − 1)/N times the true one, its
    direction right. Leave-one-out, RLOO, removes the factor, and nothing else.
-2. The report keeps samples close to on-policy and does not print its surrogate. ρ with a wide clip is our
-   choice; clip_low = clip_high = inf is plain importance sampling, and at ρ = 1 all of these have the same
-   gradient. RLOO's paper has neither ratio nor clip; here both, so that only the baseline differs.
+2. The report trains "in a highly asynchronous regime", keeps samples close to on-policy (§4.1, §6.2), and does
+   not print its surrogate. ρ with a wide clip is our choice; clip_low = clip_high = inf is plain importance
+   sampling, and at ρ = 1 all of these have the same gradient. RLOO's paper has neither ratio nor clip; here
+   both, so that only the baseline differs.
 3. GRPO: the KL term is left to ref/kl.py, and the clip is PPO's usual one. "std" is everywhere the sample's,
    with N − 1 under the root, and `eps` added.
 4. DAPO: drawing again where all rewards are equal, and the penalty for nearly overlong answers, are left to
@@ -46,7 +47,7 @@ Where this file departs from the papers
    was cut off still counts in its group's mean and deviation.
 5. GSPO: the plain sequence surrogate; GSPO-token, with its stop-gradient, is left out.
 6. The clip acts on log ρ, where it is the same function, so a ratio that overflows on the clipped side cannot
-   turn into 0 · inf = NaN in the backward pass.
+   turn into 0 · inf = NaN in the backward pass. Where A = 0 the term is 0 whatever ρ is, and ρ = 1 is taken.
 7. The mean is taken relative to the group's first reward: a group of equal rewards then has advantage zero
    exactly, whatever the rounding (in float64 the plain mean of three 0.1s is not 0.1), and neither Adam nor a
    division by the deviation turns 1e-17 into a full step.
@@ -82,14 +83,19 @@ from ref.expect import expect
 __all__ = ["FAMILY", "Variant", "family_loss", "group_advantages", "policy_loss", "ratio_statistics"]
 
 
+TOO_FAR_APART = "rewards of a group must be near enough to one another for its mean and deviation not to overflow"
+
+
 def group_advantages(
     rewards: Float[Tensor, "G N"], *, baseline: str = "mean", scale: str = "none", eps: float = 1e-6
 ) -> Float[Tensor, "G N"]:
     """(1): reward minus baseline, in the rewards' own unit; with scale "std" in standard deviations of the
-    group, to which `eps` is added. Equal rewards give exact zeros.
+    group, to which `eps` is added. Equal rewards give exact zeros. In float32 or wider, the deviation's squares
+    in float64.
 
-    Raises ValueError for a baseline or scale that `Variant` does not know, rewards that are not finite or not
-    floating point, eps ≤ 0, and N = 0; N = 1 too, if there must be others or a deviation.
+    Raises ValueError for a baseline or scale that `Variant` does not know, rewards that are not finite, not
+    floating point, or so far apart that their group's mean or deviation overflows, eps ≤ 0, and N = 0; N = 1
+    too, if there must be others or a deviation.
     """
     _choice("baseline", baseline, "mean", "leave_one_out")
     _choice("scale", scale, "none", "std")
@@ -99,12 +105,16 @@ def group_advantages(
     if N < least:
         raise ValueError(f"rewards must be [G, N] with N ≥ {least} for {baseline}, {scale}; got N = {N}")
     _refuse("rewards must be finite", ~rewards.isfinite().all(1))
-    relative = rewards - rewards[:, :1]
+    wide = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
+    relative = wide - wide[:, :1]
     centred = relative - relative.mean(1, keepdim=True)
     # R_i − mean of the others = N/(N − 1) · (R_i − mean of all)
     advantages = centred * (N / (N - 1)) if baseline == "leave_one_out" else centred
     if scale == "std":
-        advantages = advantages / ((centred.square().sum(1, keepdim=True) / (N - 1)).sqrt() + eps)
+        variance = centred.double().square().sum(1, keepdim=True) / (N - 1)
+        advantages = (advantages / (variance.sqrt() + eps)).to(wide.dtype)
+        _refuse(TOO_FAR_APART, ~variance.isfinite().all(1))
+    _refuse(TOO_FAR_APART, ~advantages.isfinite().all(1))
     return advantages
 
 
@@ -265,11 +275,13 @@ def _tokens(mask: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _pessimistic(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """log of the ratio that min(ρA, clip(ρ)A) picks: ≤ 1 + clip_high for A ≥ 0, ≥ 1 − clip_low for A < 0."""
+    """log of the ratio that min(ρA, clip(ρ)A) picks: ≤ 1 + clip_high for A > 0, ≥ 1 − clip_low for A < 0; of
+    1 for A = 0, where a ρ that overflows would make ρA = NaN."""
     if not (clip_low >= 0 and clip_high >= 0):
         raise ValueError(f"clip_low and clip_high must not be negative; got {clip_low} and {clip_high}")
     floor = math.log1p(-clip_low) if clip_low < 1 else -math.inf
-    return torch.where(advantage >= 0, log_ratio.clamp(max=math.log1p(clip_high)), log_ratio.clamp(min=floor))
+    picked = torch.where(advantage > 0, log_ratio.clamp(max=math.log1p(clip_high)), log_ratio.clamp(min=floor))
+    return picked.where(advantage != 0, 0)
 
 
 def _refuse(message: str, rows: Tensor) -> None:

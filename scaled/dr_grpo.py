@@ -52,7 +52,7 @@ def group_advantages(
         if len(groups) and int(groups.min()) < 0:
             raise ValueError(f"groups must not be negative, got {int(groups.min())}")
         of, G = groups.long(), int(most(last, "dp")) + 1
-    flat = rewards.flatten()
+    flat = rewards.flatten().to(torch.promote_types(rewards.dtype, torch.float32))
     ref._refuse("rewards must be finite", ~flat.isfinite())
 
     def over_group(x: Tensor) -> Tensor:
@@ -68,7 +68,10 @@ def group_advantages(
     centred = relative - (over_group(relative) / count)[of]
     advantages = centred * (count / (count - 1))[of] if baseline == "leave_one_out" else centred
     if scale == "std":
-        advantages = advantages / ((over_group(centred.square()) / (count - 1)).sqrt() + eps)[of]
+        variance = over_group(centred.double().square()) / (count - 1)
+        advantages = (advantages / (variance.sqrt() + eps)[of]).to(flat.dtype)
+        ref._refuse(ref.TOO_FAR_APART, ~variance[of].isfinite())
+    ref._refuse(ref.TOO_FAR_APART, ~advantages.isfinite())
     return advantages.view_as(rewards)
 
 

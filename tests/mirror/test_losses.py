@@ -57,6 +57,29 @@ def test_advantages_are_of_the_whole_group(layout, seed, G, N, how, equal, scatt
         assert not found.any()
 
 
+@pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=1, ep=1)], ids=str)
+@pytest.mark.parametrize("unit, dtype", [(1e4, torch.float16), (1e30, torch.float32)], ids=str)
+@pytest.mark.parametrize("scattered", [False, True])
+def test_rewards_whose_squares_their_dtype_cannot_hold(layout, unit, dtype, scattered):
+    rewards = (torch.tensor([[0.0, 1.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0]]) * unit).to(dtype)
+    found = play(layout, calls.advantages, rewards, dict(scale="std"), scattered)
+    wanted = dr_grpo.group_advantages(rewards.double(), scale="std")
+    assert found.dtype == torch.float32 and not found[1].any()
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-6)
+    far = torch.tensor([[3e38, -3e38, 0.0, 0.0]])
+    with pytest.raises((ValueError, RuntimeError), match="rewards of a group must be near enough"):
+        play(layout, calls.advantages, far, {}, scattered)
+
+
+@pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=1, cp=2, ep=1)], ids=str)
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_an_advantage_of_zero_weighs_nothing_whatever_the_ratio(layout, ratio):
+    logp, behavior = torch.zeros(2, 4, dtype=torch.float64), torch.tensor([[-800.0] * 4, [0.0] * 4], dtype=torch.float64)
+    how = dict(ratio=ratio, length="none", clip_low=float("inf"), clip_high=float("inf"))
+    loss, grad, _ = play(layout, calls.policy, logp, behavior, torch.tensor([0.0, 1.0], dtype=torch.float64), torch.ones(2, 4), None, how)
+    assert loss.item() == -4 / 7 and not grad[0].any() and bool((grad[1] < 0).all())
+
+
 @some
 @given(layouts, seeds, odd, st.integers(1, 2), odd, st.sampled_from(sorted(dr_grpo.FAMILY)))
 def test_the_family(layout, seed, G, n, size, name):

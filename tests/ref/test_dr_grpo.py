@@ -24,6 +24,36 @@ def double(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("unit, dtype", [(1e4, torch.float16), (1e4, torch.bfloat16), (1e30, torch.bfloat16), (1e30, torch.float32),
+                                         (1e-30, torch.float32), (1e100, torch.float64)], ids=str)  # fmt: skip
+def test_advantages_in_deviations_do_not_depend_on_the_unit_of_the_reward(unit, dtype, baseline):
+    """Squares that the rewards' own dtype cannot hold are held; of narrow rewards the advantages are float32."""
+    rewards = (double([0.0, 1.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0]) * unit).to(dtype)
+    how = {"baseline": baseline, "scale": "std"}
+    found = group_advantages(rewards, eps=1e-45, **how)
+    want = group_advantages(rewards.double() / unit, eps=1e-9, **how)
+    assert found.dtype == torch.promote_types(dtype, torch.float32) and not found[1].any()
+    torch.testing.assert_close(found.double(), want, rtol=1e-6, atol=1e-6)
+    plain = group_advantages(rewards, baseline=baseline)
+    torch.testing.assert_close(plain.double(), group_advantages(rewards.double(), baseline=baseline), rtol=1e-6, atol=0)
+
+
+TOO_FAR_APART = {
+    "float32": ([3e38, -3e38, 0.0], torch.float32, {}),
+    "float32, sum": ([0.0] + [3e38] * 3, torch.float32, {}),
+    "bfloat16": ([3e38, -3e38, 0.0], torch.bfloat16, {"scale": "std"}),
+    "float64, squares": ([0.0, 1e200], torch.float64, {"scale": "std"}),
+}
+
+
+@pytest.mark.parametrize("rewards, dtype, how", TOO_FAR_APART.values(), ids=TOO_FAR_APART)
+def test_rewards_that_overflow_their_group_are_refused(rewards, dtype, how):
+    rewards = torch.tensor([[1.0] * len(rewards), rewards], dtype=dtype)
+    with pytest.raises(ValueError, match="rewards of a group must be near enough.*row 1 of 2"):
+        group_advantages(rewards, **how)
+
+
 def test_advantages_by_hand():
     rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0]])
     want = torch.tensor([[0.5, -0.5, -0.5, 0.5], [0.25, 0.25, 0.25, -0.75]])
@@ -183,6 +213,21 @@ def test_a_ratio_that_overflows_on_the_clipped_side_stays_finite():
     loss = policy_loss(logp, torch.full((1, 1), -200.0), torch.ones(1), torch.ones(1, 1), budget=1)
     loss.backward()
     assert loss.item() == pytest.approx(-1.2) and logp.grad.item() == 0
+
+
+@pytest.mark.parametrize("dtype, far", [(torch.float32, 100.0), (torch.float64, 800.0), (torch.bfloat16, 3e38)], ids=str)
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_an_advantage_of_zero_weighs_nothing_whatever_the_ratio(dtype, far, ratio):
+    """Also where ρ overflows and no clip takes it back: 0 · inf is not what min(ρ · 0, ρ · 0) is."""
+    how = {"clip_low": INF, "clip_high": INF, "ratio": ratio}
+    behavior, mask = torch.tensor([[-far, -far], [-1.0, -1.0]], dtype=dtype), torch.ones(2, 2)
+    logp = torch.full((2, 2), -0.5, dtype=dtype, requires_grad=True)
+    loss = policy_loss(logp, behavior, torch.tensor([0.0, 1.0]), mask, budget=2, **how)
+    assert loss.item() == pytest.approx(-math.exp(0.5), rel=1e-6)
+    loss.backward()
+    assert logp.grad[0].tolist() == [0, 0] and bool((logp.grad[1] < 0).all())
+    found = ratio_statistics(logp, behavior, torch.tensor([0.0, 1.0]), mask, n_tokens=4, **how)
+    assert found["clip_fraction"] == 0
 
 
 def test_low_precision_log_probs_are_summed_in_float32():
