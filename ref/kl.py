@@ -8,7 +8,8 @@ With tokens x ~ q = π (the policy that sampled) and r = p(x)/q(x), p = π_ref:
     KL(q‖p) = E_q[−log r]      k1 = −log r      k2 = (log r)² / 2      k3 = (r − 1) − log r
 
 k1 and k3 are unbiased. k2 is not. k3 is never negative and has the smaller variance while p and q are close,
-but r is exponential in the log-ratio, so its variance explodes once they part. The report therefore uses k1.
+but r is exponential in the log-ratio, so its variance explodes once they part. The report therefore uses k1;
+where it puts it, in the loss or in the reward, it does not say.
 
 The trap is the gradient. With the samples held fixed (what backward() through `token_kl` does),
 
@@ -16,9 +17,9 @@ The trap is the gradient. With the samples held fixed (what backward() through `
     E_q[∇k2] = ∇KL(q‖p)       right, although the *value* of k2 is biased
     E_q[∇k3] = ∇KL(p‖q)       the other KL, although the *value* of k3 is unbiased
 
-So k1 belongs in the reward, detached, where the score function E_q[k1·∇log q] = ∇KL(q‖p) gives it its
-gradient. All of this needs x ~ π. Tokens of an older policy μ need the importance weight π(x)/μ(x), and
-that changes gradients even where its *value* is one, because its gradient is not zero: E_q[∇(π/μ · k3)] is
+So our choice is k1 in the reward, detached, where the score function E_q[k1·∇log q] = ∇KL(q‖p) gives it its
+gradient. All of this needs x ~ π. Tokens of an older policy μ need the importance weight π(x)/μ(x), and that
+changes gradients even where its *value* is one, because its gradient is not zero: E_q[∇(π/μ · k3)] is
 ∇KL(q‖p) again, the right one.
 
 Where this file departs from the papers
@@ -96,24 +97,29 @@ def exact_kl(
     """KL(π‖π_ref) in nats at each position, summed over the vocabulary, in float32 or wider.
 
     Tokens that π forbids (logit −inf) contribute nothing to the value or to the gradient, whatever the
-    reference says; a token that π allows and π_ref forbids makes the divergence what it is, infinite.
+    reference says; a token that π allows, however unlikely, and π_ref forbids makes the divergence what it is,
+    infinite, and such a position has no gradient.
     Raises ValueError for tensors that are not floating point or differ in shape, without a vocabulary, and
     for logits that are no distribution: NaN, +inf, or −inf for every token.
     """
     expect("logits", logits, "float", *getattr(logits, "shape", ())[:-1], "V")
     expect("ref_logits", ref_logits, "float", *logits.shape)
-    for name, x in (("logits", logits), ("ref_logits", ref_logits)):
-        if not (x.shape[-1] and bool((x < math.inf).all() and (x > -math.inf).any(-1).all())):
+    allowed = [x > -math.inf for x in (logits, ref_logits)]
+    for name, x, some in zip(("logits", "ref_logits"), (logits, ref_logits), allowed, strict=True):
+        if not (x.shape[-1] and bool((x < math.inf).all() and some.any(-1).all())):
             raise ValueError(
                 f"{name} must be finite or −inf, with a finite one in each row; got {list(x.shape)}"
             )
     wide = torch.promote_types(torch.promote_types(logits.dtype, ref_logits.dtype), torch.float32)
     logp, ref_logp = logits.to(wide).log_softmax(-1), ref_logits.to(wide).log_softmax(-1)
     probs = logp.exp()
+    # By the logits, not by π: a token that π allows may have a probability that this dtype rounds to zero.
+    infinite = allowed[0] & ~allowed[1]
     # 0·log 0 = 0. Masking both factors before they are multiplied keeps NaN out of the backward pass as well.
-    forbidden = probs == 0
-    log_ratio = ref_logp.masked_fill(forbidden, 0) - logp.masked_fill(forbidden, 0)
-    return -(probs * log_ratio).sum(-1)
+    left_out = infinite | (probs == 0)
+    log_ratio = ref_logp.masked_fill(left_out, 0) - logp.masked_fill(left_out, 0)
+    divergence = -(probs * log_ratio).sum(-1)
+    return divergence.masked_fill(infinite.any(-1), math.inf)
 
 
 def gaussian_oracle(m: float) -> dict[str, tuple[float, float]]:

@@ -154,10 +154,32 @@ def test_exact_kl_edges():
     logits = torch.tensor([0.3, -0.2, 1.0])
     assert kl.exact_kl(logits, logits + 7) == pytest.approx(0.0, abs=1e-6)
     assert kl.exact_kl(logits, torch.tensor([0.0, -math.inf, 0.0])) == math.inf
-    assert kl.exact_kl(torch.tensor([0.0, -1e4]), torch.tensor([0.0, -math.inf])) == 0
+    assert kl.exact_kl(torch.tensor([0.0, -1e4]), torch.tensor([0.0, -math.inf])) == math.inf
     half = kl.exact_kl(logits.bfloat16(), torch.zeros(3).bfloat16())
     assert half.dtype == torch.float32
     assert half == kl.exact_kl(logits.bfloat16().float(), torch.zeros(3))
+
+
+@given(
+    logits=st.lists(st.sampled_from([-math.inf, -2e4, -800.0, -110.0, -1.0, 0.0]), min_size=1, max_size=5),
+    ref_logits=st.lists(st.sampled_from([-math.inf, -300.0, 0.0]), min_size=5, max_size=5),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32, torch.float64]),
+)
+@settings(max_examples=80, deadline=None)
+def test_exact_kl_is_infinite_where_and_only_where_the_reference_forbids_what_is_allowed(logits, ref_logits, dtype):
+    """Whatever the dtype makes of the token's probability; such a position has no gradient, and spoils none."""
+    logits, ref_logits = [0.0, *logits], [0.0, *ref_logits[: len(logits)]]
+    beside = [[0.0, 1.0, *[-math.inf] * (len(logits) - 2)], [0.0] * len(logits)]
+    x = torch.tensor([logits, beside[0]], dtype=dtype, requires_grad=True)
+    found = kl.exact_kl(x, torch.tensor([ref_logits, beside[1]], dtype=dtype))
+    infinite = any(p > -math.inf and q == -math.inf for p, q in zip(logits, ref_logits))
+    assert (found[0].item() == math.inf) is infinite and found[1].isfinite()
+    found[1].backward() if infinite else found.sum().backward()
+    assert x.grad.isfinite().all() and x.grad[1].any()
+    if infinite:
+        found = kl.exact_kl(x, torch.tensor([ref_logits, beside[1]], dtype=dtype))
+        (total,) = torch.autograd.grad(found.sum(), x)
+        assert not total[0].any() and torch.equal(total[1], x.grad[1])
 
 
 @given(st.floats(-40, 40), st.sampled_from([torch.float32, torch.float64]))
