@@ -124,7 +124,7 @@ def lay(
     attention lay `torch.full((T,), i)` with fill −1. ValueError where sequences reach outside."""
     out = torch.full((*shape, *sequences[0].shape[1:]), fill, dtype=sequences[0].dtype)
     for x, r, at in zip(sequences, row.tolist(), start.tolist(), strict=True):
-        if r >= shape[0] or at + len(x) > shape[1]:
+        if not (0 <= r < shape[0] and 0 <= at <= shape[1] - len(x)):
             raise ValueError(f"shape must hold every sequence, got {list(shape)} for one of {len(x)} in row {r} at {at}")
         out[r, at : at + len(x)] = x
     return out

@@ -81,8 +81,13 @@ def test_rows_of_nothing_and_what_does_not_fit():
         rows(torch.tensor([9]), 8)
     with pytest.raises(ValueError, match="got 0"):
         rows(torch.tensor([0]), 8)
-    with pytest.raises(ValueError, match="shape must hold"):
-        lay([torch.arange(3)], torch.tensor([0]), torch.tensor([6]), (1, 8), 0)
+
+
+@pytest.mark.parametrize("row, start, width", [(0, 6, 8), (1, 0, 8), (-1, 0, 8), (0, -1, 8), (0, -3, 8), (0, 0, 2)])
+def test_no_sequence_is_laid_outside(row, start, width):
+    """A negative place counts from the end in a tensor: where a sequence would silently lie in another row, or in two pieces."""
+    with pytest.raises(ValueError, match=rf"shape must hold every sequence, got \[1, {width}\] for one of 3 in row {row} at {start}"):
+        lay([torch.arange(3)], torch.tensor([row]), torch.tensor([start]), (1, width), 0)
 
 
 @pytest.mark.parametrize(("costs", "ranks", "says"), [
