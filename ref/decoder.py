@@ -41,8 +41,8 @@ def accept(
     p: distributions of the main head at the d drafts and one further; q: those the drafts were drawn from; u:
     d+1 uniform numbers in [0, 1). Draft x stands with probability min(1, p(x)/q(x)); at the first that falls
     the next token comes from norm(max(p − q, 0)), and if all stand from the last p: the result is distributed
-    as p, whatever q. Raises ValueError for other shapes, drafts outside the vocabulary, and what is negative
-    or not finite among p and q."""
+    as p, whatever q. Raises ValueError for other shapes, drafts outside the vocabulary, u outside [0, 1), what
+    is negative or not finite among p and q, and a p that is zero everywhere."""
     d, V = len(draft), p.shape[-1]
     found = (("p", list(p.shape), [d + 1, V]), ("q", list(q.shape), [d, V]), ("u", [len(u)], [d + 1]))
     for name, got, shape in found:
@@ -53,18 +53,24 @@ def accept(
             raise ValueError(f"{name} must hold probabilities, floating point, finite and not negative")
     if not all(0 <= x < V for x in draft):
         raise ValueError(f"draft must hold tokens 0 to {V - 1}, got {list(draft)}")
+    if not all(0 <= x < 1 for x in u):
+        raise ValueError(f"u must hold numbers in [0, 1), got {list(u)}")
     for k, x in enumerate(draft):
         if u[k] * float(q[k, x]) >= float(p[k, x]):
-            return k, invert((p[k] - q[k]).clamp_(min=0), u[-1])
+            left = (p[k] - q[k]).clamp_(min=0)
+            # Nothing is left where p and q differ by rounding alone: then p is as good.
+            return k, invert(left if bool(left.any()) else p[k], u[-1])
     return len(draft), invert(p[len(draft)], u[-1])
 
 
 def invert(mass: Float[Tensor, "V"], u: float) -> int:
     """The token at which the cumulative distribution of `mass` (not normalised) passes the share u of its
-    total."""
+    total, 0 ≤ u < 1: always one that has mass. ValueError for a total that is zero or not finite."""
     total = mass.double().cumsum(-1)
-    token = int(torch.searchsorted(total, u * total[-1], right=True))
-    return min(token, len(mass) - 1)
+    end = float(total[-1])
+    if not 0 < end < math.inf:
+        raise ValueError(f"mass must be finite and positive somewhere, or there is no token to draw; it adds up to {end}")
+    return int(torch.searchsorted(total, min(u * end, math.nextafter(end, 0.0)), right=True))
 
 
 @dataclass
@@ -224,7 +230,8 @@ class Decoder:
         is sure of before any pass; the next pass verifies all that is pending with all that was fed since.
         Where a draft falls, what follows it is dropped, `retracted` says how many turns are taken back, and
         the list returned replaces the first of them: undo what they did. `generate(stop, 0)` only verifies;
-        it returns nothing if all is well."""
+        it returns nothing if all is well. ValueError where nothing was fed, and for a model whose logits are no
+        distribution (NaN among its weights)."""
         if not self.tokens:
             raise ValueError("nothing to continue: feed at least one token")
         started, total, self.retracted = time.perf_counter(), self.total, 0
@@ -341,6 +348,8 @@ class Decoder:
             if q is None:  # recalled drafts are certain
                 q = F.one_hot(torch.tensor(draft, dtype=torch.long), p.shape[-1]).to(p.dtype)
             return accept(p, q, draft, u)
-        best = logits.argmax(-1).tolist()
+        most, best = (found.tolist() for found in logits.max(-1))
+        if not all(map(math.isfinite, most)):
+            raise ValueError(f"model must give logits with a finite maximum, and its largest are {most}")
         taken = next((k for k, x in enumerate(draft) if x != best[k]), len(draft))
         return taken, best[taken]

@@ -22,6 +22,7 @@ Where this file departs from a real server (vLLM, SGLang):
 """
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -78,13 +79,35 @@ def uniform(generator: torch.Generator | Sequence[torch.Generator] | None, rows:
 
 def sample(logits: Float[Tensor, "B V"], temperature: float, u: Float[Tensor, "B"] | None):
     """Tokens [B] drawn from softmax(logits / temperature) by inverting the cumulative distribution at u, uniform in [0, 1), and their
-    log-probabilities [B] under it (float32). Temperature 0 is greedy and needs no u: the first maximum, with log-probability 0."""
+    log-probabilities [B] under it (float32). Temperature 0 is greedy and needs no u: the first maximum, with log-probability 0.
+    ValueError for a temperature that is negative or not finite, and for logits of which there is no distribution (NaN, inf, or −inf
+    everywhere)."""
+    check_temperature(temperature)
     if temperature == 0:
-        return logits.argmax(-1), torch.zeros(len(logits), device=logits.device)
+        token = logits.argmax(-1)
+        check_logits(logits.gather(1, token[:, None]).isfinite())
+        return token, torch.zeros(len(logits), device=logits.device)
     logp = (logits.float() / temperature).log_softmax(-1)
     mass = logp.exp().double().cumsum(-1)
+    check_logits(mass[:, -1:] > 0)
     token = torch.searchsorted(mass, u[:, None].to(mass) * mass[:, -1:], right=True).clamp_(max=logits.shape[-1] - 1)
     return token[:, 0], logp.gather(1, token)[:, 0]
+
+
+def check_temperature(temperature: float) -> None:
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be finite and not negative, got {temperature}")
+
+
+def check_logits(fine: Bool[Tensor, "B 1"]) -> None:
+    if not bool(fine.all()):
+        row = int(fine[:, 0].logical_not().nonzero()[0])
+        raise ValueError(f"logits over temperature must be finite or −inf, with a finite one in each row; row {row} of {len(fine)} is not")
+
+
+def check_tokens(name: str, tokens: Sequence, vocab: int | float, least: int = 0) -> None:
+    if len(tokens) < least or not all(isinstance(t, int) and 0 <= t < vocab for t in tokens):
+        raise ValueError(f"{name} must hold tokens 0 to {vocab - 1}, and a prompt one at least")
 
 
 class Sampler:
@@ -122,8 +145,15 @@ class Sampler:
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
     ) -> list[Rollout]:
         """Play all conversations to their end or to `max_len` tokens, in one batch; results in the order given. `generator`: one for
-        all, or one for each conversation, which then draws the same whoever is played beside it."""
+        all, or one for each conversation, which then draws the same whoever is played beside it. ValueError, before any is played,
+        for max_len < 1, a temperature that `sample` refuses, a prompt that is empty or holds what is no token of the vocabulary;
+        later for a model that gives no distribution (NaN among its weights)."""
         B, config, device = len(conversations), self.model.config, self.model.embed_tokens.weight.device
+        check_temperature(temperature)
+        if max_len < 1:
+            raise ValueError(f"max_len must be at least 1, got {max_len}")
+        for n, c in enumerate(conversations):
+            check_tokens(f"prompt of conversation {n}", c.prompt, config.vocab_size, least=1)
         known = torch.tensor([min(len(c.prompt), max_len) for c in conversations])  # tokens of a row that are decided
         tokens = torch.zeros(B, max_len, dtype=torch.long)
         for row, c in enumerate(conversations):

@@ -56,7 +56,7 @@ from torch import Tensor
 from ref.conversation import converse
 from ref.decoder import Decoder
 from ref.expect import expect
-from ref.sampler import Conversation, Rollout, Sampler
+from ref.sampler import Conversation, Rollout, Sampler, check_temperature, check_tokens
 
 __all__ = ["Chain", "Chaining", "Demo", "Segment", "converse_chain", "demo", "rollout_chains", "spread"]
 
@@ -231,14 +231,12 @@ def rollout_chains(
     trigger: `trigger` must exceed every prompt with the longest summary and `resume`. §4.1."""
     if not conversations:
         raise ValueError("conversations must hold at least one conversation")
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature must be finite and not negative, got {temperature}")
+    check_temperature(temperature)
     given = {f"prompt of conversation {n}": c.prompt for n, c in enumerate(conversations)}
     network = getattr(sampler, "model", None)  # a scripted stand-in has none
     vocab = network.config.vocab_size if network is not None else math.inf
     for name, tokens in (given | {n: getattr(how, n) for n in ("request", "resume", "instruction")}).items():
-        if not all(isinstance(t, int) and 0 <= t < vocab for t in tokens) or (name in given and not tokens):
-            raise ValueError(f"{name} must hold tokens 0 to {vocab - 1}, and a prompt one at least")
+        check_tokens(name, tokens, vocab, least=1 if name in given else 0)
     opening = max(len(c.prompt) for c in conversations) + how.longest_summary + len(how.resume)
     if how.join != "none" and how.trigger <= opening:
         raise ValueError(

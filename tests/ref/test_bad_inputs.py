@@ -2,6 +2,7 @@
 finite. ValueError names the argument, and a shape where one was expected. `test_dr_grpo.py` has the table of
 the policy losses."""
 
+import copy
 import importlib
 import importlib.util
 import math
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from ref.model import Config, Transformer
-from ref.sampler import Rollout, Sampler
+from ref.sampler import Rollout, Sampler, sample
 
 INF, NAN = math.inf, math.nan
 FILES = ("kl", "dr_grpo", "length_penalty", "mtp", "decoder", "cpt", "router_replay", "self_summary", "quant")
@@ -451,6 +452,10 @@ ACCEPT = {
     "q, NaN": ({"q": Q * NAN}, "q must hold probabilities"),
     "p, logits": ({"p": -P}, "p must hold probabilities, floating point, finite and not negative"),
     "p, dtype": ({"p": P.long()}, "p must hold probabilities"),
+    "p, nothing": ({"p": P * 0}, "mass must be finite and positive somewhere"),
+    "u, one": ({"u": [0.1, 0.1, 1.0]}, r"u must hold numbers in \[0, 1\), got"),
+    "u, negative": ({"u": [-0.1, 0.1, 0.1]}, "u must hold numbers in"),
+    "u, NaN": ({"u": [0.1, NAN, 0.1]}, "u must hold numbers in"),
 }
 
 
@@ -485,6 +490,62 @@ def test_decoder(ref, network):
     for options in ({"max_len": 0}, {"recall": -1}, {"temperature": INF}):
         refuses(next(iter(options)), ref.decoder.Decoder, network[0], **options)
     refuses("tokens must be whole numbers", ref.decoder.Decoder(network[0]).feed, [1.5])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_decoding_with_weights_that_are_no_numbers(ref, network, temperature):
+    broken = copy.deepcopy(network[0])
+    broken.norm.weight[3] = NAN
+    for layers in (None, ref.mtp.MTP(broken.config)):
+        decoder = ref.decoder.Decoder(broken, layers, temperature=temperature)
+        decoder.feed([1, 2])
+        refuses("p must hold probabilities" if temperature else "model must give logits", decoder.generate, max_new=3)
+
+
+# ------------------------------------------------------------------------ sampler
+
+
+SAMPLE = {
+    "temperature, negative": ({"temperature": -0.5}, "temperature must be finite and not negative, got -0.5"),
+    "temperature, NaN": ({"temperature": NAN}, "temperature must be finite and not negative, got nan"),
+    "temperature, inf": ({"temperature": INF}, "temperature must be finite"),
+    "NaN": ({"logits": torch.tensor([[0.0, 1.0], [0.0, NAN]])}, "logits over temperature .*; row 1 of 2 is not"),
+    "inf": ({"logits": torch.tensor([[INF, 1.0], [0.0, 1.0]])}, "logits over temperature .*; row 0 of 2 is not"),
+    "nothing allowed": ({"logits": full(-INF, 2, 3)}, "logits over temperature .*; row 0 of 2 is not"),
+}
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("change, says", SAMPLE.values(), ids=SAMPLE)
+def test_sample(change, says, greedy):
+    arguments = {"logits": torch.tensor([[0.0, -INF]] * 2), "temperature": 0.0 if greedy else 1.0, "generator": None}
+    assert sample(**arguments)[0].tolist() == [0, 0]
+    refuses(says, sample, **(arguments | change))
+
+
+ROLLOUT = {
+    "temperature": ({"temperature": -1.0}, "temperature must be finite and not negative, got -1.0"),
+    "length": ({"max_len": 0}, "max_len must be at least 1, got 0"),
+    "prompt, nothing": ({"prompt": []}, "prompt of conversation 1 must hold tokens 0 to 22, and a prompt one at least"),
+    "prompt, unknown": ({"prompt": [1, 23]}, "prompt of conversation 1 must hold tokens 0 to 22"),
+    "prompt, negative": ({"prompt": [-1]}, "prompt of conversation 1 must hold tokens 0 to 22"),
+    "prompt, dtype": ({"prompt": [1.5]}, "prompt of conversation 1 must hold tokens 0 to 22"),
+}
+
+
+@pytest.mark.parametrize("change, says", ROLLOUT.values(), ids=ROLLOUT)
+def test_rollout(network, change, says):
+    sampler, talks = Sampler(network[0], torch.float32), [Talk([1, 2]), Talk(change.get("prompt", [3]))]
+    options = {"max_len": 5} | {name: value for name, value in change.items() if name != "prompt"}
+    assert len(sampler.rollout([Talk([1, 2]), Talk([3])], 5)) == 2
+    refuses(says, sampler.rollout, talks, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_sampling_from_weights_that_are_no_numbers(network, temperature):
+    sampler = Sampler(network[0], torch.float32)
+    sampler.model.norm.weight[3] = NAN
+    refuses("logits over temperature", sampler.rollout, [Talk([1, 2])], 5, temperature)
 
 
 # ------------------------------------------------------------------------ self-summary

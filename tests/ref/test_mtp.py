@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from ref.conversation import converse
+from ref.decoder import invert
 from ref.model import Config, Transformer
 from ref.model_decode import Stack
 from ref.mtp import (
@@ -346,6 +347,29 @@ def test_stack_forgets_what_lies_behind_a_frame():
 
 
 # Accept and reject
+
+
+@given(
+    mass=st.lists(st.sampled_from([0.0, 0.0, 5e-324, 1e-300, 1e-45, 1e-7, 0.3, 1.0]), min_size=1, max_size=6),
+    u=st.floats(0, 1, exclude_max=True),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+@settings(max_examples=150, deadline=None)
+def test_what_is_drawn_always_has_mass(mass, u, dtype):
+    mass = torch.tensor(mass, dtype=dtype)
+    if bool(mass.any()):
+        assert mass[invert(mass, u)] > 0
+    else:
+        with pytest.raises(ValueError, match="no token to draw; it adds up to 0"):
+            invert(mass, u)
+
+
+def test_a_draft_that_falls_where_p_and_q_are_the_same_is_followed_by_a_token_of_p():
+    """Nothing of p is left behind q: rounding let the draft fall, or it was none of q's. Token 3 is impossible."""
+    p = torch.tensor([[0.5, 0.0, 0.5, 0.0]] * 2)
+    for draft, u in ((1, 0.0), (1, 0.9), (3, 0.5)):
+        taken, token = accept(p, p[:1].clone(), [draft], [u, 0.75])
+        assert (taken, token) == (0, 2)
 
 
 def crossing(step, low=0.0, high=1.0):
