@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.bits import round_bfloat16
 from kernels.launch import INTERPRETED, configs, need
-from ref.muon import COEFFICIENTS, EPS
+from ref.muon import COEFFICIENTS, normalised
 
 __all__ = ["newton_schulz", "symmetric_product"]
 
@@ -75,9 +75,7 @@ def newton_schulz(G: Tensor, steps: int = 5, *, dtype: torch.dtype | None = None
     need(G)
     a, b, c = COEFFICIENTS
     tall = G.shape[-2] > G.shape[-1]
-    x = G.reshape(-1, *G.shape[-2:])
-    norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.promote_types(G.dtype, torch.float32))
-    x = (x / (norm + EPS)).to(dtype or G.dtype)
+    x = normalised(G.reshape(-1, *G.shape[-2:])).to(dtype or G.dtype)
     for _ in range(steps):
         gram = symmetric_product(x.mT if tall else x)
         polynomial = symmetric_product(gram, gram, c, b)

@@ -1,8 +1,8 @@
 """Muon: momentum whose update is replaced by the nearest orthogonal matrix.
 
 Sources: Keller Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), and its code;
-Moonlight (arXiv:2502.16982) for weight decay. Composer 2.5 added it, sharded, as its release says; the report
-on Composer 2 has AdamW in pretraining (§3.1) and Adam in RL (§4.1).
+Moonlight (arXiv:2502.16982) for weight decay. Composer 2.5 adds it, sharded (its release); the Composer 2
+report knows Adam only: AdamW for continued pretraining (§3.1), full-parameter Adam for RL (§4.1).
 
 A gradient matrix has a few large singular values and many small ones, and so does its running mean: a step
 along it moves a few directions and forgets the rest. Muon keeps the directions and sets every singular value
@@ -71,20 +71,28 @@ def newton_schulz(
 
     The iteration runs in `dtype`, by default that of G; bfloat16 is what the method was designed for, and
     adds about 1% of error. The result has the dtype of G. Scaling G changes nothing while ‖G‖_F is well above
-    EPS; zero stays zero.
+    EPS, however large G is; zero stays zero; of a matrix with NaN or inf every entry is NaN.
     """
     a, b, c = COEFFICIENTS
     tall = G.shape[-2] > G.shape[-1]
-    x = G.reshape(-1, *G.shape[-2:])
-    wide = torch.promote_types(G.dtype, torch.float32)
-    norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=wide)
-    x = (x / (norm + EPS)).to(dtype or G.dtype)
+    x = normalised(G.reshape(-1, *G.shape[-2:])).to(dtype or G.dtype)
     for _ in range(steps):
         # X·Xᵀ or Xᵀ·X, whichever is smaller: p(XXᵀ)X = X p(XᵀX).
         gram = x.mT @ x if tall else x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, x, polynomial, beta=a) if tall else torch.baddbmm(x, polynomial, x, beta=a)
     return x.to(G.dtype).reshape(G.shape)
+
+
+def normalised(x: Float[Tensor, "b m n"]) -> Float[Tensor, "b m n"]:
+    """Each matrix over its Frobenius norm plus EPS."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=wide)
+    overflowed = norm == torch.inf
+    if bool(overflowed.any()):  # squares beyond float32, from about 1e19 on: such a matrix in units of its largest entry
+        x = torch.where(overflowed, x / x.abs().amax((1, 2), keepdim=True), x)
+        norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=wide)
+    return x / (norm + EPS)
 
 
 class Muon(torch.optim.Optimizer):

@@ -36,6 +36,13 @@ def test_newton_schulz(shape):
     assert values.max() < 1.21
 
 
+def test_matrices_whose_squares_overflow():
+    G = torch.randn(2, 5, 9)
+    wanted = kernels.newton_schulz(G.to(DEVICE)).cpu()
+    G[1] *= 2.0**84
+    torch.testing.assert_close(kernels.newton_schulz(G.to(DEVICE)).cpu(), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_bad_input():
     for call, says in (
         (lambda: kernels.symmetric_product(torch.zeros(2, 2)), r"shape \[B, M, K\]"),

@@ -13,6 +13,7 @@ from ref.model import Config, Transformer
 from ref.muon import COEFFICIENTS, Muon, newton_schulz, optimizers, split_parameters
 
 EPS = 1e-7
+INF, NAN = float("inf"), float("nan")
 
 
 def randn(*shape, seed=0, dtype=torch.float64):
@@ -77,6 +78,36 @@ def test_one_matrix_of_a_batch_does_not_touch_another():
     G[1] *= 1e12
     torch.testing.assert_close(newton_schulz(G)[[0, 2]], alone[[0, 2]], rtol=0, atol=0)
     torch.testing.assert_close(newton_schulz(G)[1], alone[1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@given(st.integers(3, 120), st.sampled_from([(1, 1), (3, 8), (9, 4)]))
+@settings(max_examples=25, deadline=None)
+def test_the_size_of_a_gradient_changes_nothing_however_large(dtype, exponent, shape):
+    """Powers of two, so that the numbers are the same; up to where squares overflow by far, beside others that do not."""
+    G = randn(3, *shape).to(dtype)
+    large = G.clone()
+    large[1] *= 2.0**exponent
+    found, wanted = newton_schulz(large), newton_schulz(G)
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[2], wanted[2])
+    torch.testing.assert_close(found[1], wanted[1], rtol=0, atol=0.1 if dtype == torch.bfloat16 else 1e-4)
+
+
+def test_a_huge_gradient_is_a_full_step_and_one_that_is_not_finite_is_heard_of():
+    G = randn(4, 6).float()
+
+    def stepped(grad):
+        weight = nn.Parameter(torch.zeros(4, 6))
+        weight.grad = grad
+        Muon([weight], lr=0.1).step()
+        return weight.data
+
+    assert stepped(G).norm() > 0.1
+    torch.testing.assert_close(stepped(G * 1e25), stepped(G), rtol=0, atol=5e-3)
+    for value in (INF, NAN):
+        broken = G.clone()
+        broken[0, 0] = value
+        assert stepped(broken).isnan().all()
 
 
 def test_zero_stays_zero_and_vanishing_gradients_vanish():
