@@ -1,6 +1,6 @@
 """What changed between two versions of the weights: positions and new values, nothing lost.
 
-Papers: Composer 2 technical report (arXiv:2603.24477v2), §6.2; arXiv:2602.03839.
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §4.1 and §6.2; arXiv:2602.03839.
 
 With learning rates near 1e-6 an Adam step moves a weight by less than half of its last bfloat16 place, and 98 to 99% of the weights
 that an inference engine holds are the same bits after it. So a trainer sends the others. Bits, not numbers, are compared and sent:

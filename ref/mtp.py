@@ -4,7 +4,9 @@ Papers: Composer 2 technical report (arXiv:2603.24477v2), §3.1; the layers are 
 (arXiv:2412.19437, §2.2).
 
 The layers are trained from scratch on the data of the trunk, to match the *exact distribution* of the main
-head at each position instead of the next token's id. With k = 1..K, h^0 the trunk before its final norm:
+head at each position instead of the next token's id: first atop a checkpoint cut from the middle of continued
+pretraining, then jointly with the model, through its long-context phase and SFT. With k = 1..K, h^0 the trunk
+before its final norm:
 
     h^k_i     = Block_k( W_k · [RMSNorm(h^{k−1}_i); RMSNorm(Emb(t_{i+k}))] )                          (1)
     q^k_i     = softmax(Head(RMSNorm_k(h^k_i)))          the guess of token i+k+1                     (2)
@@ -24,9 +26,11 @@ c. The teacher is the trunk itself. A gradient through p would let it become eas
 
 Where this file departs from the papers
 1. The layers are dense, whatever the trunk is: a draft must be cheap.
-2. Embedding and head belong to the trunk. While the layers are distilled atop a frozen checkpoint nothing
-   reaches it; in joint training `detach_trunk=False` lets gradients through hidden states, embedding and
-   head.
+2. Embedding and head belong to the trunk. §3.1 does not say whether the layers' loss reaches it in joint
+   training. Both variants are here. `detach_trunk=True`, the default, is distillation atop a checkpoint, and
+   also a joint training in which both learn side by side and the trunk learns as it would without layers.
+   `detach_trunk=False` is the joint training of DeepSeek-V3: gradients reach the trunk through hidden states,
+   embedding and head.
 3. The sum over depths is a plain mean; DeepSeek-V3's factor λ is the caller's.
 4. A draft is a chain of K tokens, no tree.
 5. `share` and "hard" labels (DeepSeek-V3's own loss) are here to be compared with.
@@ -242,8 +246,9 @@ def mtp_loss(
     `out` is the trunk's forward pass on `ids`. "distill": KL(main head at i+k ‖ depth k at i), nats, the main
     head not differentiated; "hard": −log q(t_{i+k+1}). Both score position i at depth k where t_i ..
     t_{i+k+1} lie in one document, that is on the same positions. `weight` [B, T] scales the loss of the
-    *predicted* token, as in `cpt.next_token_loss`. `detach_trunk=False` lets gradients reach the trunk
-    through hidden states, embedding and head. `share` < 1 scores that share of the positions, drawn by
+    *predicted* token, as in `cpt.next_token_loss`. `detach_trunk`: whether the trunk stays out of it (atop a
+    checkpoint, or beside a trunk that learns from its own loss alone) or the loss trains it too, through
+    hidden states, embedding and head (departure 2). `share` < 1 scores that share of the positions, drawn by
     `generator`; the layers still see all. Figures: `kl_k` or `nll_k` per position and `agree_k`, how often
     the guess is the target's most likely token. Divide the loss by a *global* count.
 

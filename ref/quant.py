@@ -1,6 +1,6 @@
 """Low precision: MXFP8, NVFP4 and blockwise FP8 bit by bit, and products that go forward in one and back in another.
 
-Papers: Composer 2 technical report (arXiv:2603.24477v2), §6.1, Kernels; OCP Microscaling Formats 1.0;
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §6.1, and the kernels post; OCP Microscaling Formats 1.0;
 Recipes for pre-training LLMs with MXFP8, arXiv:2506.08027; DeepSeek-V3, arXiv:2412.19437, §3.3.
 
 A block of numbers shares a scale, so that few bits a number suffice. What differs is who shares:

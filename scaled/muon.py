@@ -1,7 +1,7 @@
 """Muon on many ranks: `ref/muon.py`, where the method is explained.
 
-An orthogonalised update is of a whole matrix, and FSDP leaves every rank a slice of each (Composer 2.5: sharded Muon,
-Newton–Schulz at the natural granularity). Each matrix is made whole on one rank only:
+An orthogonalised update is of a whole matrix, and FSDP leaves every rank a slice of each. Composer 2.5's Muon is sharded, with
+Newton–Schulz at the natural granularity (its release; the Composer 2 report knows Adam only). Here each matrix is made whole on one rank:
 
     experts       rank r of an efsdp group already owns whole experts where they can be dealt out evenly: nothing is sent
     all others    matrix i goes to rank i mod n (all-to-all of slices), is orthogonalised there, and its slices come back

@@ -1,7 +1,7 @@
 """Reinforcement learning on many ranks: what `etude run dr-grpo --scale full` plays, and with their parts turned on kl, length-penalty,
 self-summary and router-replay.
 
-One step (Composer 2 technical report, §4.1, §6):
+One step (Composer 2 technical report, §4.1, §6.1, §6.2):
 
     every rank      gathers the newest weights into its sampler and plays its share of the G·N conversations      `share`
     dp ranks        are dealt all segments by attention's quadratic cost, and lay them in rows                    `deal`
@@ -11,6 +11,7 @@ One step (Composer 2 technical report, §4.1, §6):
 Where this file departs from the report
 1. Sampler and trainer take turns on the same ranks, so every step is on-policy.
 2. The sampler is `ref.sampler`: it needs room for the whole network on every rank.
+3. k1 is charged to the reward. The report uses k1 and does not say where (`ref/kl.py`).
 
 The environment is the caller's: a `World` plays conversations and says what each was worth, and nothing here knows what they are about.
 
@@ -54,7 +55,7 @@ __all__ = ["Batch", "Played", "Rehearsal", "Rl", "World", "deal", "improve", "le
 
 @dataclass(frozen=True)
 class Rl(Ranks):
-    """RL on a cluster; the layout is the report's for RL of Qwen3-30B-A3B (§6.1), CP 8 and EP 8."""
+    """RL on a cluster; the layout is the report's for RL (§6.1), CP 8 and EP 8."""
 
     cp: int = 8
     """Ranks that share a row's tokens."""

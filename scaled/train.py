@@ -43,7 +43,7 @@ __all__ = ["Full", "Rehearsal", "prepare", "train"]
 
 @dataclass(frozen=True)
 class Full(Ranks):
-    """A training on a cluster; the defaults are the report's layout for continued pretraining of Qwen3-30B-A3B (§6.1)."""
+    """A training on a cluster; the defaults are the report's layout for continued pretraining (§6.1), of Qwen3-30B-A3B."""
 
     preset: Literal["qwen3_30b_a3b", "tiny"] = "qwen3_30b_a3b"
     """Shape of the network where no checkpoint is given."""

@@ -518,7 +518,7 @@ SAMPLE = {
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("change, says", SAMPLE.values(), ids=SAMPLE)
 def test_sample(change, says, greedy):
-    arguments = {"logits": torch.tensor([[0.0, -INF]] * 2), "temperature": 0.0 if greedy else 1.0, "generator": None}
+    arguments = {"logits": torch.tensor([[0.0, -INF]] * 2), "temperature": 0.0 if greedy else 1.0, "u": torch.tensor([0.1, 0.9])}
     assert sample(**arguments)[0].tolist() == [0, 0]
     refuses(says, sample, **(arguments | change))
 
