@@ -407,7 +407,9 @@ def _demo(run: Any, demo: Any, config: Any) -> dict:
 
     try:
         return stage.finish(demo(config, log))
-    except ValueError as error:  # what `ref` says of settings and texts that it cannot use
+    except ValueError as error:
+        if not getattr(config, "corpus", None):
+            raise
         raise RunError(f"{run.technique}: {error}") from error
 
 

@@ -191,6 +191,7 @@ def _data_words(data: dict) -> str:
     words = [
         f"{data['files']:,} files" if "files" in data else "",
         f"{data['tokens']:,} tokens" if "tokens" in data else "",
+        f"the corpus read {data['epochs']:g} times" if data.get("epochs", 1) > 1 else "",
         f"a vocabulary of {data['vocab_size']:,}" if "vocab_size" in data else "",
         f"{data['world_documents']:,} documents of the small world" if "world_documents" in data else "",
         f"held out: {heldout.get('name')} ({heldout.get('files')} files)" if heldout.get("name") else "",

@@ -69,15 +69,6 @@ def atomic_write(path: str | Path, content: bytes | str) -> None:
     _sync_folder(path.parent)
 
 
-def _is_text(path: Path) -> bool:
-    """Whether a path's bytes are UTF-8."""
-    try:
-        os.fsencode(path).decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -174,8 +165,10 @@ class Run:
         `resume` was not asked for), or holds something that is no run.
         """
         out = Path(out)
-        if not _is_text(out):
-            raise RunError(f"{out} is not UTF-8, and TensorBoard and safetensors open no such path; choose another --out")
+        try:
+            str(out).encode("utf-8")
+        except UnicodeEncodeError:
+            raise RunError(f"{out} is not UTF-8, and TensorBoard and safetensors open no such path; choose another --out") from None
         again = f"choose another --out, or delete {out}"
         if out.exists() and not out.is_dir():
             raise RunError(f"{out} is a file; choose a folder with --out")

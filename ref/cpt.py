@@ -465,7 +465,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
         num_attention_heads=2, num_key_value_heads=1, moe_intermediate_size=64,
     ))  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), config.lr, (0.9, 0.95), weight_decay=0.0, fused=True)
-    figures, steps = {"epochs": epochs} if epochs > 1 else {}, config.steps
+    figures, steps = {"epochs": config.steps * rows / len(ids)} if epochs > 1 else {}, config.steps
     for step in range(steps + 1):
         if step % max(1, steps // config.looks) == 0 or step == steps:
             found = codebase_nll(model, tokenizer, held, config.length, max_tokens=8192)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from etude import catalog, cli
-from etude.runs import Run
+from etude.runs import Run, fill
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,6 +123,31 @@ def test_unreadable_corpus(tmp_path, ask, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("name", ["none", "Null", "true", "1e3", " blank ", "a=b", "(x)", "caf\udce9"])
+def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
+    """--corpus, --out and --config are the folders and the file of that name, in small and in full runs, and so is the corpus of a run that
+    goes on."""
+    from etude import full
+
+    (tmp_path / name).mkdir()
+    (tmp_path / f"{name}.toml").write_text("seed = 7")
+    monkeypatch.chdir(tmp_path)
+    told = []
+    monkeypatch.setattr(cli, "_play", lambda entry, out, toml, sets, *_: told.append((out, fill(cli._config_class(entry), toml, sets))))
+    monkeypatch.setattr(full, "run", lambda entry, out, toml, sets, resume, nproc, backend: told.append(
+        (out, fill(full.settings_class(entry.name, backend), toml, sets))))  # fmt: skip
+    words = ("--corpus", name, "--out", name, "--config", f"{name}.toml", "--set", "corpus=elsewhere")
+    for technique, *more in (("recipe", "--set", "data.corpus=x"), ("cpt", *words[-2:]), ("cpt", *words[-2:], "--scale", "full", "--backend", "gloo")):
+        assert ask("run", technique, *more, *words[:-2]) == (0, "", "")
+    (first, recipe), (second, demo), (third, rehearsal) = told
+    assert {first, second, third} == {Path(name)} and {recipe.seed, demo.seed, rehearsal.seed} == {7}
+    assert (recipe.data.corpus, demo.corpus, rehearsal.corpus) == (name, name, str(tmp_path / name))
+
+    with Run.open("run", "recipe", recipe):
+        pass
+    assert fill(type(recipe), cli._stored_config(Path("run"), "recipe")) == recipe
+
+
 @pytest.mark.parametrize(
     "failure",
     [PermissionError(13, "Permission denied", "corpus/a.py"), OSError(28, "No space left on device")],
@@ -183,7 +208,9 @@ def test_interruption_says_how_to_go_on(tmp_path, monkeypatch, ask):
     with monkeypatch.context() as patch:
         patch.setattr(ref.kl, "demo", interrupt)
         code, _, error = ask("run", "kl", "--out", tmp_path / "out", "--seed", 5)
+        blank = ask("run", "kl", "--out", tmp_path / "my run")
     assert code == 130 and error == f"interrupted; go on with: etude run kl --out {tmp_path}/out --resume\n"
+    assert blank[2] == f"interrupted; go on with: etude run kl --out '{tmp_path}/my run' --resume\n"
     monkeypatch.setattr(ref.kl, "demo", lambda config, log: {"seed": config.seed})
     code, out, error = ask(
         "run", "kl", "--out", tmp_path / "out", "--resume"
@@ -206,6 +233,22 @@ def test_a_demonstration(tmp_path, ask):
     assert time.perf_counter() - began < 2
     code, _, error = ask("run", "kl", "--out", out)
     assert code == 2 and "already holds a run" in error
+
+
+def test_paths_that_are_no_text(tmp_path, ask, monkeypatch):
+    """A line that names one is shown, whatever the terminal can show; a run lies only where all its writers can write."""
+    import ref.kl
+
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    code, _, error = ask("run", "kl", "--out", odd / "out")
+    assert code == 2 and error.count("\n") == 1 and f"{tmp_path}/caf\\udce9/out is not UTF-8" in error and not odd.exists()
+    monkeypatch.setattr(ref.kl, "demo", lambda config, log: {"seed": config.seed})
+    odd.mkdir()
+    (odd / "settings.toml").write_text("seed = 7")
+    code, _, error = ask("run", "kl", "--config", odd / "settings.toml", "--out", tmp_path / "out")
+    assert (code, error) == (0, "") and json.loads((tmp_path / "out" / "report.json").read_text())["result"] == {"seed": 7}
+    code, said, error = ask("plan", "--model", "tiny", "--length", 512, "--out", odd / "plan")
+    assert (code, error) == (0, "") and "caf\\udce9/plan/plan.json" in said and (odd / "plan" / "plan.json").is_file()
 
 
 def test_list_and_help(ask):

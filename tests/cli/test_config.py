@@ -69,6 +69,11 @@ def test_whole_numbers(text, value):
     assert fill(Settings, None, [text]).seed == value
 
 
+def test_a_pair_is_taken_as_it_is():
+    filled = fill(Settings, {"data": {"corpus": "x"}}, ["data.corpus=y", ("data.corpus", "none"), ("folder", " a=b ")])
+    assert filled.data.corpus == "none" and filled.folder == Path(" a=b ")
+
+
 def test_none_and_lists():
     assert fill(Settings, {"data": {"corpus": "x"}}, ["data.corpus=none"]).data.corpus is None
     assert fill(Settings, None, ["depths=1,0.5"]).depths == (1.0, 0.5)

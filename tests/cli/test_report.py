@@ -210,6 +210,14 @@ def test_the_page_stands_alone_and_escapes(tmp_path):
     assert 'name="viewport"' in text and text.count("<figcaption>") == text.count("alt=")
 
 
+def test_a_name_that_is_no_text_is_spelled_out_and_a_repeated_corpus_is_told(tmp_path):
+    root = write_run(tmp_path / "run")
+    data = {"heldout": {"name": "caf\udce9", "files": 2}, "epochs": 3.25}
+    (root / "stages" / "data.json").write_text(json.dumps({"stage": "data", "result": data, "files": {}}))
+    text = report.write(root)[0].read_text(encoding="utf-8")
+    assert "held out: caf\\udce9 (2 files)" in text and "the corpus read 3.25 times" in text
+
+
 @pytest.mark.parametrize("missing", ["cpt", "eval", "timings", "all"])
 def test_half_a_run_has_half_a_report(tmp_path, missing):
     root = write_run(tmp_path / "run")

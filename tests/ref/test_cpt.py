@@ -1,5 +1,6 @@
 """Corpus, tokenizer, packing, schedule, loss and codebase perplexity."""
 
+import copy
 import itertools
 import json as json_package
 import math
@@ -47,6 +48,31 @@ def test_bad_files_are_counted_and_good_ones_read(tmp_path):
     assert corpus.skipped == {"empty": 1, "binary": 1, "encoding": 1, "huge": 1}
 
 
+def test_a_corpus_may_be_deeper_than_python_calls(tmp_path):
+    """And a folder that cannot be listed is counted."""
+    folders = [tmp_path / "/".join(["d"] * depth) for depth in range(1, 1101)]
+    try:
+        for folder in folders:
+            folder.mkdir()
+        (folders[-1] / "a.py").write_text("x = 1\n")
+        (tmp_path / "b.py").write_text("y = 1\n")
+        corpus = cpt.read_corpus(tmp_path)
+        assert corpus.files == {"b.py": "y = 1\n", "d/" * 1100 + "a.py": "x = 1\n"} and not corpus.skipped
+    finally:  # here: what pytest clears away old folders with would call itself as often
+        (folders[-1] / "a.py").unlink(missing_ok=True)
+        for folder in reversed(folders):
+            folder.rmdir()
+    assert cpt.read_corpus(tmp_path / "nowhere").skipped == {"unreadable": 1}
+
+
+def test_names_are_any_bytes(tmp_path):
+    names = [b"caf\xe9.py", b"new\nline.py", b"\x01.py", b"blank .py ", b"na\xc3\xafve.py"]
+    for name in names:
+        (tmp_path / os.fsdecode(name)).write_text("x = 1\n")
+    corpus = cpt.read_corpus(tmp_path)
+    assert {os.fsencode(name) for name in corpus.files} == set(names) and not corpus.skipped
+
+
 def test_files_come_in_alphabetical_order_of_their_paths(tmp_path):
     for name in ("b/z.py", "a.py", "b.py", "a/y.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -86,6 +112,49 @@ def test_any_text_round_trips(tokenizer, text):
 def test_special_tokens_come_first_and_are_single(tokenizer):
     for number, token in enumerate(cpt.SPECIAL_TOKENS):
         assert tokenizer.token_to_id(token) == number and tokenizer.decode([number], skip_special_tokens=False) == token
+
+
+@pytest.fixture(scope="module")
+def careless(tokenizer):
+    """The same tokenizer as others load it: special tokens in a text are control tokens to it, and it puts one before every text."""
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    made = Tokenizer.from_str(tokenizer.to_str())
+    made.post_processor = TemplateProcessing(single="<|env|> $A", special_tokens=[("<|env|>", 1)])
+    assert made.encode("a<|endoftext|>").ids[::2] == [1, 0]
+    return made
+
+
+spelled = st.lists(st.sampled_from([*cpt.SPECIAL_TOKENS, "<|", "|>", "x = 1\n"]) | st.text(max_size=8)).map("".join)
+
+
+@given(spelled)
+def test_text_is_only_text(tokenizer, careless, text):
+    """However the tokenizer came here, no special token comes out of a text, and the text comes back."""
+    wanted = tokenizer.encode(text).ids
+    assert min(wanted, default=3) >= len(cpt.SPECIAL_TOKENS)
+    assert tokenizer.decode(wanted, skip_special_tokens=False) == tokenizer.decode(wanted) == text
+    assert cpt.as_text(careless).encode(text).ids == wanted and cpt.as_text(copy.deepcopy(tokenizer)).encode(text).ids == wanted
+    assert careless.encode("<|agent|>").ids == [1, 2]  # nobody changed it
+
+
+def test_a_loaded_tokenizer_reads_text_as_text_wherever_it_lies(tokenizer, careless, tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9") / "tokenizer.json"
+    path.parent.mkdir()
+    path.write_text(careless.to_str())
+    text = "a<|endoftext|>b"
+    assert cpt.load_tokenizer(path).encode(text).ids == tokenizer.encode(text).ids
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="holds no tokenizer: Model missing"):
+        cpt.load_tokenizer(path)
+
+
+def test_special_tokens_in_texts_are_text_to_the_trainer_too():
+    """Merges are learned from what such a word is spelled with, as from any other."""
+    one, other = (cpt.train_tokenizer([f"a<|{word}|>b\n" * 9] * 3, 300) for word in ("endoftext", "endoftexu"))
+    assert one.get_vocab_size() == other.get_vocab_size()
+    assert one.encode("<|endoftext|>").tokens == ["<|", "endoftext", "|>"]
 
 
 # -------------------------------------------------------------------------------------------------- packing
@@ -240,6 +309,17 @@ def test_files_are_concatenated_alphabetically(tmp_path, tokenizer):
     assert one.perplexity == pytest.approx(math.exp(one.nll / one.tokens))
 
 
+@pytest.mark.parametrize("limit", [None, 40])
+def test_special_tokens_in_a_codebase_are_bytes_like_others(tokenizer, careless, limit):
+    model = Transformer(Config.tiny(tokenizer.get_vocab_size(), **TINY))
+    text = "END = '<|endoftext|>'  # <|env|> <|agent|>\n" * 5
+    found = cpt.codebase_nll(model, careless, cpt.Corpus({"a.py": text}), 32, max_tokens=limit)
+    ids = tokenizer.encode(text).ids[:limit]
+    assert (found.tokens, found.bytes) == (len(ids) - 1, len(tokenizer.decode(ids).encode()))
+    assert limit or found.bytes == len(text.encode())
+    assert found == cpt.codebase_nll(model, tokenizer, cpt.Corpus({"a.py": text}), 32, max_tokens=limit)
+
+
 def test_nothing_to_score_says_so(tmp_path, tokenizer):
     with pytest.raises(ValueError, match="nothing to score"):
         cpt.codebase_nll(Transformer(Config.tiny(tokenizer.get_vocab_size(), **TINY)), tokenizer, tmp_path)
@@ -273,3 +353,14 @@ def test_the_window_moves_by_half_of_itself_unless_told_and_a_corpus_is_read_in_
 @pytest.mark.parametrize("total, warmup, decay, wanted", [(6, 2, 3, [1 / 2, 1, 1, 1, 2 / 3, 1 / 3]), (3, 0, 0, [1, 1, 1]), (2, 4, 0, [1 / 4, 1 / 2])])
 def test_schedule_by_hand(total, warmup, decay, wanted):
     assert [cpt.wsd(step, total, warmup, decay) for step in range(total)] == pytest.approx(wanted)
+
+
+def test_the_demonstration_repeats_a_small_corpus_and_refuses_one_of_less_than_a_row(tmp_path):
+    for n in range(4):
+        (tmp_path / f"{n}.py").write_text("\n".join(f"def f{n}{i}(x):\n    return x + {i}\n" for i in range(20)))
+    found = cpt.demo(cpt.Demo(corpus=str(tmp_path), steps=2, looks=1, hidden_size=16, vocab_size=300))
+    assert "perplexity@4096" in found and found["epochs"] > 1
+    for n in range(4):
+        (tmp_path / f"{n}.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match="corpus must have a row of 128 tokens to learn from, and has"):
+        cpt.demo(cpt.Demo(corpus=str(tmp_path)))
