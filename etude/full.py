@@ -59,7 +59,7 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[
         from scaled import train
         from scaled.runtime import launch
 
-        check_state(out / "state")
+        check_left(out)
         if entry.name in PRETRAINING:
             try:
                 train.prepare(config, out)  # here, where what is wrong with a corpus is one line, and before a GPU waits for it
@@ -104,11 +104,18 @@ def check_work(config, name: str, ranks: int) -> None:
         raise RunError(str(error)) from None
 
 
-def check_state(folder: Path) -> None:
-    """RunError where the newest state is described by something that no rank would load."""
+def check_left(out: Path) -> None:
+    """RunError where an earlier process left rows, or a newest state, that no rank would load."""
+    import numpy as np
+
     from scaled.runtime.checkpoint import CheckpointError, Checkpoints
 
-    shelf = Checkpoints(folder)
+    for path in filter(Path.exists, (out / "data" / "rows.npy", out / "data" / "doc.npy")):
+        try:
+            np.load(path, mmap_mode="r")
+        except Exception as error:  # objects among the numbers, or a damaged header
+            raise RunError(f"{path} holds no packed rows ({' '.join(str(error).split())}); delete {out / 'data'} to pack again") from None
+    shelf = Checkpoints(out / "state")
     try:
         if shelf.steps():
             shelf.names()
@@ -195,8 +202,8 @@ def rank(out: Path, told: dict) -> None:
                 found = rl.learn(technique, config, out, MicroWorld(config), log)
             else:
                 found = train.train(technique, config, out, log)
-        except CheckpointError as error:  # the same on every rank
-            sys.exit(f"error: {error}" if me == 0 else 2)
+        except CheckpointError as error:  # often on every rank, but a file may be read by one alone
+            sys.exit(f"error: {error}")
         if me == 0:
             report = {"scale": "full", **told, "machine": machine(), "result": found}
             atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")

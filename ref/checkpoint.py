@@ -50,7 +50,8 @@ MOE_OTHER_FIELDS = {"norm_topk_prob": False, "router_aux_loss_coef": 0.001}
 POSITIVE = (*SHAPE_FIELDS, *MOE_FIELDS, "head_dim", "intermediate_size", "max_position_embeddings", "sliding_window")
 KINDS = {
     "a positive whole number": (POSITIVE, lambda x: type(x) is int and x > 0),
-    "a whole number": (("num_experts", "num_local_experts", "max_window_layers", "decoder_sparse_step"), lambda x: type(x) is int and x >= 0),
+    "a whole number": (("num_experts", "num_local_experts", "max_window_layers", "decoder_sparse_step"),
+                       lambda x: type(x) is int and x >= 0),
     "a number": (("rms_norm_eps", "initializer_range", "router_aux_loss_coef", "rope_theta"),
                  lambda x: type(x) in (int, float) and 0 <= x < float("inf")),
     "true or false": (("tie_word_embeddings", "norm_topk_prob", "attention_bias", "use_sliding_window"), lambda x: type(x) is bool),

@@ -64,7 +64,9 @@ def card(name: str, what: str, config: Config, facts: Mapping[str, str], opening
     """The model card, Markdown: `what` the model is in a sentence or two, `facts` about data and figures, and how to sample it.
     `opening`: what the environment says first, for a network that has learnt the agent's turns. `drafts`: whether
     multi-token-prediction layers are there."""
-    kind = f"Qwen3-MoE, {config.num_experts} experts a layer, {config.num_experts_per_tok} a token" if config.num_experts else "Qwen3, dense"
+    kind = "Qwen3, dense"
+    if config.num_experts:
+        kind = f"Qwen3-MoE, {config.num_experts} experts a layer, {config.num_experts_per_tok} a token"
     rows = {
         "network": f"{kind}; {config.num_hidden_layers} layers of width {config.hidden_size}",
         "parameters": f"{config.parameters():,}, of which a token uses {config.parameters(active=True):,}",
@@ -77,7 +79,7 @@ def card(name: str, what: str, config: Config, facts: Mapping[str, str], opening
     else:
         message = json.dumps([{"role": "env", "content": opening}])
         prompt = f'tokenizer.apply_chat_template({message}, add_generation_prompt=True, return_tensors="pt")'
-    layers = "\n`mtp/model.safetensors` holds draft layers (multi-token prediction) for etude's decoder; transformers and vLLM leave them.\n"
+    layers = "\n`mtp/model.safetensors` holds draft layers (multi-token prediction) for etude's decoder; others leave them.\n"
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation

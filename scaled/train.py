@@ -98,7 +98,8 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
     facts = {"data": f"{len(rows):,} rows of {c.length:,} tokens from {read}, without its held-out part"} | told(technique, c, found)
     what = "A network with draft layers distilled from it." if extra else "A network after continued pretraining on code."
     about = release.card(f"etude {technique}", what, model.config, facts, drafts=bool(extra))
-    save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=release.beside(c.checkpoint or folder / "data", model.config, about))
+    beside = release.beside(c.checkpoint or folder / "data", model.config, about)
+    save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=beside)
     return found
 
 

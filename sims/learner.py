@@ -99,7 +99,8 @@ def rows_of(run: Run, phase: str) -> Callable[[np.ndarray], tuple[Tensor, Tensor
         with np.load(path) as packed:
             ids, doc = packed["ids"], packed["doc"]
     except Exception as error:  # objects among the numbers, or an archive damaged in any of many ways
-        raise RunError(f"{path} holds no packed rows ({' '.join(str(error).split())}); delete {run.root / 'stages' / 'data.json'} to pack again") from None
+        why = " ".join(str(error).split())
+        raise RunError(f"{path} holds no packed rows ({why}); delete {run.root / 'stages' / 'data.json'} to pack again") from None
     return ids.shape, lambda rows: (torch.from_numpy(ids[rows].astype(np.int64)), torch.from_numpy(doc[rows].astype(np.int64)), None)
 
 

@@ -16,7 +16,7 @@ __all__ = ["about"]
 
 OPENING = "repo m0 m1 m5 m9 fix m0"
 CHECKPOINTS = {
-    "mid-cpt": ("cpt", "A small language model in the middle of continued pretraining: short rows, before the learning rate falls."),
+    "mid-cpt": ("cpt", "A small language model in the middle of continued pretraining, after its short rows."),
     "mtp": ("mtp", "The network of `mid-cpt`, and draft layers distilled from it."),
     "cpt": ("long", "A small language model at the end of continued pretraining, after its phase of longer rows."),
     "sft": ("sft", "A small coding agent, fine-tuned on imperfect demonstrations of repairs in a world of tiny programs."),
@@ -25,7 +25,8 @@ CHECKPOINTS = {
 """Checkpoint → the stage that leaves it, and what it is."""
 TEXT = {"codebase_ppl": "perplexity, a part of the held-out codebase", "codebase_bpb": "bits per byte there", "loss": "loss of the last step",
         "mtp_loss": "draft layers' loss of the last step, nats"}  # fmt: skip
-PLAY = {"success": "success, tasks of the last step", "reward": "reward there", "turns": "turns there", "tokens": "tokens of a rollout there"}
+PLAY = {"success": "success, tasks of the last step", "reward": "reward there", "turns": "turns there",
+        "tokens": "tokens of a rollout there"}  # fmt: skip
 """Metric → how the card calls it."""
 
 
@@ -35,7 +36,8 @@ def about(run: Run, root: Path, name: str, config: Config, drafts: bool) -> str:
     agent = name not in ("mid-cpt", "mtp", "cpt")
     facts = {"data": data(root), "stage": stage}
     last = last_line(run.root / "metrics" / f"{stage}.jsonl")
-    facts |= {called: f"{last[key]:.4g}" for key, called in (PLAY if "reward" in last else TEXT).items() if isinstance(last.get(key), (int, float))}
+    shown = PLAY if "reward" in last else TEXT
+    facts |= {called: f"{last[key]:.4g}" for key, called in shown.items() if isinstance(last.get(key), (int, float))}
     return release.card(f"etude {name}", what, config, facts, OPENING if agent else None, drafts)
 
 

@@ -46,7 +46,7 @@ class Checkpoints:
         self.failure: BaseException | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.rank == 0:
-            for fresh in self.folder.glob(".step-*"):
+            for fresh in (path for path in self.folder.iterdir() if re.fullmatch(r"\.step-\d+", path.name)):
                 step = int(fresh.name.removeprefix(".step-"))
                 # Its manifest is the last thing written: killed between the two names, it is whole.
                 if (fresh / "manifest.json").exists() and not self.path(step).exists():
@@ -206,8 +206,9 @@ def read_metadata(folder: Path) -> metadata.Metadata:
         raise CheckpointError(f"{path} is missing or damaged ({type(error).__name__})") from None
     try:
         tensors = all(type(one) is metadata.TensorStorageMetadata for one in found.state_dict_metadata.values())
-        inside = all(type(one) is filesystem._StorageInfo and re.fullmatch(r"\w+\.distcp", one.relative_path) and not one.transform_descriptors
-                     for one in found.storage_data.values())  # fmt: skip
+        places = list(found.storage_data.values())
+        inside = all(type(one) is filesystem._StorageInfo and not one.transform_descriptors for one in places)
+        inside = inside and all(re.fullmatch(r"\w+\.distcp", one.relative_path) for one in places)
     except (AttributeError, TypeError):
         tensors = inside = False
     if not (tensors and inside):

@@ -250,7 +250,7 @@ def of_one_rank(path, mark):
 
 ELSEWHERE = filesystem._StorageInfo("../../elsewhere.distcp", 0, 10)
 CRAFTED = {
-    "a payload": (lambda path, mark: (path / ".metadata").write_bytes(pickle.dumps(Payload(mark))), "asks for '.*', which describes no tensor"),
+    "a payload": (lambda path, mark: (path / ".metadata").write_bytes(pickle.dumps(Payload(mark))), "asks for '.*', which describes no"),
     "a payload in the planner's data": (description(lambda found, mark: found.planner_data.update(y=Payload(mark))), "asks for"),
     "a payload as a name": (description(lambda found, mark: found.storage_data.update({Payload(mark): 1})), "asks for"),
     "bytes, not tensors": (bytes_that_dcp_would_unpickle, "asks for 'torch.distributed.checkpoint.metadata.BytesStorageMetadata'"),

@@ -170,7 +170,9 @@ def test_no_file_of_someone_else_goes(tmp_path, model):
     assert equal(load_hf(path), model) and load_extra(path) == {}
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "mtp/model.safetensors", "README.md"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "mtp/model.safetensors", "README.md"]
+)
 def test_a_folder_in_a_file_s_place_is_not_touched(tmp_path, model, name):
     path = tmp_path / "m"
     save_hf(model, path)

@@ -147,7 +147,8 @@ def a_state(out, mark):
     state = out / "state/cpt-000002.pt"
     torch.save({"step": 2, "trunk": Payload(mark)}, state)
     content = state.read_bytes()
-    record = {"step": 2, "bytes": len(content), "sha256": sha256(content).hexdigest(), "metrics_bytes": 0, "metrics_sha256": sha256().hexdigest()}
+    record = {"step": 2, "bytes": len(content), "sha256": sha256(content).hexdigest()}
+    record |= {"metrics_bytes": 0, "metrics_sha256": sha256().hexdigest()}
     state.with_suffix(".json").write_text(json.dumps(record))
 
 
