@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar
 __all__ = ["Interrupted", "RunError", "describe", "fill"]
 
 T = TypeVar("T")
+SEEDS = 2**53
+"""Seeds lie below: experiments derive others from them, a thousand times as large, and generators take 64 bits."""
 
 
 class RunError(Exception):
@@ -150,8 +152,10 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
     except (ValueError, AssertionError) as error:
         says = " ".join(str(error).split())
         raise RunError(prefix + says if says.partition(" ")[0] in fields else f"{prefix.rstrip('.')}: {says}".lstrip(": ")) from None
+    if "seed" in tree and not 0 <= values["seed"] < SEEDS:
+        raise RunError(f"{prefix}seed must lie between 0 and {SEEDS - 1}, got {values['seed']}")
     for name in tree:
-        if name != "seed" and _least(values[name]) < 0 <= _least(_default(fields[name])):
+        if _least(values[name]) < 0 <= _least(_default(fields[name])):
             raise RunError(f"{prefix}{name} must not be negative, got {_least(values[name])}")
     return made
 

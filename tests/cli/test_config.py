@@ -59,14 +59,25 @@ def test_set_beats_toml():
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("seed=1_000", 1000),
-        ("seed=1e3", 1000),
-        ("seed=-3", -3),
-        ("seed=12345678901234567890", 12345678901234567890),
+        ("limit=1_000", 1000),
+        ("limit=1e3", 1000),
+        ("limit=12345678901234567890", 12345678901234567890),
     ],
 )
 def test_whole_numbers(text, value):
-    assert fill(Settings, None, [text]).seed == value
+    assert fill(Data, None, [text]).limit == value
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**53 - 1])
+def test_seeds(seed):
+    assert fill(Settings, None, [f"seed={seed}"]).seed == seed == fill(Settings, {"seed": seed}).seed
+
+
+@pytest.mark.parametrize("seed", [-1, -3, 2**53, 2**63, 2**64, 10**30])
+def test_seeds_that_a_generator_would_not_take_or_that_others_could_not_be_derived_from(seed):
+    for toml, sets in (({}, [f"seed={seed}"]), ({"seed": seed}, [])):
+        with pytest.raises(RunError, match=f"^seed must lie between 0 and 9007199254740991, got {seed}$"):
+            fill(Settings, toml, sets)
 
 
 def test_a_pair_is_taken_as_it_is():
