@@ -374,22 +374,14 @@ def _play(
 
     config = runs.fill(_config_class(entry), toml, sets)
     process.keep_freed_memory()
-    with runs.Run.open(out, entry.name, config, resume, cadence) as run:
-        try:
-            module = importlib.import_module(entry.module)
-            if entry.name == "recipe":
-                module.run(run, config)
-                _finish_recipe(run)
-            else:
-                _finish_demo(run, _demo(run, module.demo, config))
-        except (runs.RunError, OSError):
-            run.abandon()
-            raise
-        except KeyboardInterrupt:
-            run.close()
-            raise runs.Interrupted(
-                f"interrupted; go on with: etude run {entry.name} --out {shlex.quote(str(out))} --resume"
-            ) from None
+    again = f"etude run {entry.name} --out {shlex.quote(str(out))} --resume"
+    with runs.Run.open(out, entry.name, config, resume, cadence) as run, run.told(again):
+        module = importlib.import_module(entry.module)
+        if entry.name == "recipe":
+            module.run(run, config)
+            _finish_recipe(run)
+        else:
+            _finish_demo(run, _demo(run, module.demo, config))
 
 
 def _demo(run: Any, demo: Any, config: Any) -> dict:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from etude import catalog, earlier
-from etude.runs import Interrupted, Run, RunError, atomic_write, fill, flatten, machine
+from etude.runs import Run, RunError, atomic_write, fill, flatten, machine
 from etude.statements import coverage, open_statements
 from sims.experiment import is_law, judge
 
@@ -35,15 +35,9 @@ def play(
     module = importlib.import_module(entry.module)
     base = dataclasses.asdict(module.Experiment.quick()) if quick else {}
     config = fill(module.Experiment, _over(base, toml), sets)
-    with Run.open(out, f"figure {entry.name}", config, resume, cadence) as run:
-        try:
-            found = module.experiment(run, config)
-        except (RunError, OSError):
-            run.abandon()
-            raise
-        except KeyboardInterrupt:
-            run.close()
-            raise Interrupted(f"interrupted; go on with: etude figure {entry.name} --out {shlex.quote(str(out))} --resume") from None
+    again = f"etude figure {entry.name} --out {shlex.quote(str(out))} --resume"
+    with Run.open(out, f"figure {entry.name}", config, resume, cadence) as run, run.told(again):
+        found = module.experiment(run, config)
         played = json.loads((out / "config.json").read_text())["config"]
         command, quick = command_of(entry.name, module.Experiment, played)
         record = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import ctypes
 import io
@@ -12,16 +13,17 @@ import pickle
 import platform
 import random
 import resource
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cores", "in_fresh_process", "keep_freed_memory", "machine", "on_cores", "one_thread", "pack_rng", "peak_memory_gib", "restore_rng"]
+__all__ = ["cores", "in_fresh_process", "keep_freed_memory", "machine", "on_cores", "one_thread", "pack_rng", "peak_memory_gib", "restore_rng",
+           "uninterrupted"]  # fmt: skip
 
 
 def keep_freed_memory() -> bool:
@@ -50,7 +52,7 @@ def cores() -> int:
     return min(here, int(asked)) if asked.isdigit() and int(asked) else here
 
 
-@contextmanager
+@contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """torch computes with one thread, and afterwards with as many as before."""
     import torch
@@ -170,6 +172,7 @@ def in_fresh_process(
 
 
 def _report(there, function: Callable, arguments: tuple) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to tell, which then ends this process
     # Without the parent nobody needs the answer, and whoever resumes the run would share the cores with a ghost.
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     keep_freed_memory()
@@ -184,6 +187,24 @@ def _report(there, function: Callable, arguments: tuple) -> None:
 def _end_with(parent) -> None:
     multiprocessing.connection.wait([parent.sentinel])
     os._exit(1)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the block is over. For what takes a moment and calls C++ that an exception from within would confuse: torch.save
+    turns some into a RuntimeError of its own and loses others."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # signals go elsewhere, or are ignored
+        return
+    came = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        before(*came[0])
 
 
 def machine() -> dict:

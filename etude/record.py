@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from etude.disk import read_lines, timings
+
 
 def collect(root: Path) -> dict:
     """Configuration, machine, stage results and stage times of a run folder as one dictionary."""
@@ -18,9 +20,9 @@ def collect(root: Path) -> dict:
         stages[path.stem] = found.get("result", found)
     seconds: dict[str, float] = {}
     memory: dict[str, float] = {}
-    for line in read_lines(root / "timings.jsonl"):
-        stage = line.get("stage", "?")
-        seconds[stage] = max(seconds.get(stage, 0.0), line.get("seconds", 0.0))
+    for line in timings(root):
+        stage = line["stage"]
+        seconds[stage] = max(seconds.get(stage, 0.0), line["seconds"])
         if "peak_memory_gib" in line:
             memory[stage] = max(memory.get(stage, 0.0), line["peak_memory_gib"])
     return {
@@ -73,19 +75,6 @@ def _json(path: Path) -> dict:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def read_lines(path: Path) -> list[dict]:
-    """The whole JSON lines of a file; a kill may have torn the last one."""
-    found = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -13,11 +13,14 @@ Everything a run leaves lies in one folder:
 What makes SIGKILL at any moment safe: a state file counts only once its manifest exists, a manifest appears
 by one rename, and it records how long the metrics file was. On resume the metrics are cut back to that
 length, so the steps that the dead process logged after its last checkpoint are logged again, the same.
+Lines are appended whole or not at all: a full disk tears none, and what is recorded of a file is what it holds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
@@ -27,12 +30,13 @@ import pickle
 import shutil
 import sys
 import time
-import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from etude.process import in_fresh_process, machine, on_cores, one_thread, pack_rng, peak_memory_gib, restore_rng
+from etude.board import Board, open_board
+from etude.disk import Hashing, Journal, atomic_write, hash_file, refusal, timings, what_is_wrong
+from etude.process import in_fresh_process, machine, on_cores, one_thread, pack_rng, peak_memory_gib, restore_rng, uninterrupted
 from etude.progress import Progress
 from etude.settings import Interrupted, RunError, describe, fill
 
@@ -52,55 +56,8 @@ __all__ = [
     "pack_rng",
     "peak_memory_gib",
     "restore_rng",
+    "timings",
 ]
-
-# ------------------------------------------------------------------------------------------- files on disk
-
-
-def atomic_write(path: str | Path, content: bytes | str) -> None:
-    """Writes `path` so that at every moment it holds either all of the old content or all of the new."""
-    path = Path(path)
-    temporary = path.with_name(f".tmp-{path.name}")
-    with open(temporary, "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _hash_file(path: Path, length: int | None = None) -> str:
-    """SHA-256 of the first `length` bytes of a file (all of it by default)."""
-    digest, left = hashlib.sha256(), math.inf if length is None else length
-    with open(path, "rb") as file:
-        while left > 0 and (block := file.read(int(min(1 << 20, left)))):
-            digest.update(block)
-            left -= len(block)
-    return digest.hexdigest()
-
-
-class _HashingFile:
-    """What torch.save writes into: passes on to `file`, hashing what it was given, not what the disk kept."""
-
-    def __init__(self, file: typing.BinaryIO) -> None:
-        self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
-
-    def write(self, block: bytes) -> int:
-        self.digest.update(block)
-        self.bytes += len(block)
-        return self.file.write(block)
-
-    def flush(self) -> None:
-        self.file.flush()
-
 
 def _plain(value: Any) -> Any:
     """`value` as JSON can hold it; tensors and NumPy scalars become numbers, NaN and infinity null."""
@@ -196,9 +153,15 @@ class Run:
             if not resumed:  # before anything else is made: it is what tells a run from a stranger's folder
                 record = {"technique": technique, "config": _plain(config), "machine": machine()}
                 atomic_write(out / "config.json", json.dumps(record, indent=1) + "\n")
+            else:
+                for left in (path for part in (".", "state", "stages") for path in (out / part).glob(".tmp-*") if path.is_file()):
+                    left.unlink()  # what a kill kept from becoming a file
             for folder in ("metrics", "state", "stages", "checkpoints"):
                 (out / folder).mkdir(exist_ok=True)
         except BaseException:
+            if not resumed:
+                (out / "lock").unlink()
+                _remove_empty(made)
             os.close(lock)
             raise
         _held_locks.add(lock)
@@ -261,7 +224,7 @@ class Run:
     def seconds(self) -> dict[str, float]:
         """Wall-clock seconds by stage, interruptions left out, work that had to be repeated included."""
         spent: dict[str, float] = {}
-        for line in _whole_lines(self.root / "timings.jsonl"):
+        for line in timings(self.root):
             spent[line["stage"]] = max(spent.get(line["stage"], 0.0), line["seconds"])
         return spent
 
@@ -284,17 +247,41 @@ class Run:
             shutil.rmtree(self.root / name, ignore_errors=True)
         for name in ("config.json", "timings.jsonl", "lock"):
             (self.root / name).unlink(missing_ok=True)
-        for folder in self._made:
-            try:
-                folder.rmdir()
-            except OSError:
-                break
+        _remove_empty(self._made)
+
+    @contextlib.contextmanager
+    def told(self, again: str) -> Iterator[None]:
+        """What ends the work inside before its time is told in one line, with the command `again` where it goes on with this run. A new run that
+        came to nothing leaves nothing. Raises Interrupted for Ctrl-C, RunError for a full disk, and lets through what else there is."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.close()
+            raise Interrupted(f"interrupted; go on with: {again}") from None
+        except Exception as error:
+            refused = error if isinstance(error, OSError) else refusal(error)
+            if refused is None and not isinstance(error, RunError):
+                raise
+            self.abandon()
+            if refused is None:
+                raise
+            if refused.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                left = f"; make room, then go on with: {again}" if (self.root / "config.json").exists() else ""
+                raise RunError(f"{refused.strerror}: {refused.filename or self.root}{left}") from None
+            raise refused from None
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """Removes folders up to the first that something lies in."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -305,23 +292,6 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}.{key}" if prefix else key)
     return flat
-
-
-def _whole_lines(path: Path) -> list[dict]:
-    """The JSON lines of a file; a torn or foreign line is passed over. For files that nothing depends on."""
-    lines = []
-    try:
-        text = path.read_bytes().decode(errors="replace")
-    except FileNotFoundError:
-        return lines
-    for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            lines.append(value)
-    return lines
 
 
 class Stage:
@@ -349,9 +319,10 @@ class Stage:
         self._before = run.seconds().get(name, 0.0)
         self._opened = self._saved_at = time.perf_counter()
         self._kept: list[Path] = []
-        self._metrics: typing.BinaryIO | None = None
+        self._metrics: Journal | None = None
         self._digest, self._offset = hashlib.sha256(), 0
-        self._board: Any = None
+        self._board: Board | None = None
+        self._boarded = False
         self._closed = False
         self._show = Progress(self)
         self._record: dict | None = None
@@ -379,7 +350,7 @@ class Stage:
         before a resumed run relies on them.
         """
         self._begin()
-        os.fsync(self._metrics.fileno())
+        self._metrics.sync()
         paths = []
         for path in map(Path, files):
             paths += sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
@@ -390,7 +361,7 @@ class Stage:
                 str(path.relative_to(self.run.root)): {"bytes": size, "sha256": digest}
                 for path, size, digest in [
                     (self.metrics_path, self._offset, self._digest.hexdigest()),
-                    *((path, path.stat().st_size, _hash_file(path)) for path in paths),
+                    *((path, path.stat().st_size, hash_file(path)) for path in paths),
                 ]
             },
         }
@@ -413,7 +384,7 @@ class Stage:
                 f"{record} is damaged ({error}); delete it to run stage {self.name} again"
             ) from None
         for name, (size, digest) in expected.items():
-            if wrong := _what_is_wrong(self.run.root / name, size, digest):
+            if wrong := what_is_wrong(self.run.root / name, size, digest):
                 raise RunError(
                     f"{self.run.root / name} is damaged ({wrong}); delete {record} to run stage "
                     f"{self.name} again"
@@ -456,10 +427,10 @@ class Stage:
                     f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error})"
                 )
                 continue
-            if wrong := _what_is_wrong(state, size, digest):
+            if wrong := what_is_wrong(state, size, digest):
                 damaged.append(f"checkpoint {state} is damaged ({wrong})")
                 continue
-            if wrong := _what_is_wrong(self.metrics_path, offset, prefix, prefix=True):
+            if wrong := what_is_wrong(self.metrics_path, offset, prefix, prefix=True):
                 damaged.append(f"metrics {self.metrics_path} are damaged ({wrong}) for checkpoint {state}")
                 continue
             loaded = _load(state)
@@ -478,30 +449,38 @@ class Stage:
         return None
 
     def save(self, state: dict, step: int) -> None:
-        """Makes `state` the one that a resumed run goes on from; the one before it is kept too."""
+        """Makes `state` the one that a resumed run goes on from; the one before it is kept too.
+
+        Ctrl-C waits until the state is whole. OSError where the disk has no room for it: those before it stay."""
         import torch
 
         self._begin()
-        os.fsync(self._metrics.fileno())
+        self._metrics.sync()
         manifest = self.run.root / "state" / f"{self.name}-{int(step):06d}.json"
         path, temporary = manifest.with_suffix(".pt"), manifest.with_name(f".tmp-{manifest.stem}.pt")
-        with open(temporary, "wb") as file:
-            hashing = _HashingFile(file)
-            torch.save(state, hashing)
-            file.flush()
-            os.fsync(file.fileno())
-        manifest.unlink(
-            missing_ok=True
-        )  # of an earlier attempt at this step, which would not fit the new file
-        os.replace(temporary, path)
-        record = {
-            "step": int(step),
-            "bytes": hashing.bytes,
-            "sha256": hashing.digest.hexdigest(),
-            "metrics_bytes": self._offset,
-            "metrics_sha256": self._digest.hexdigest(),
-        }
-        atomic_write(manifest, json.dumps(record) + "\n")
+        with uninterrupted():
+            try:
+                with open(temporary, "wb") as file:
+                    hashing = Hashing(file)
+                    try:
+                        torch.save(state, hashing)
+                    except RuntimeError as error:
+                        raise hashing.failed or error from None
+                    file.flush()
+                    os.fsync(file.fileno())
+                manifest.unlink(missing_ok=True)  # of an earlier attempt at this step, which would not fit the new file
+                os.replace(temporary, path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            record = {
+                "step": int(step),
+                "bytes": hashing.bytes,
+                "sha256": hashing.digest.hexdigest(),
+                "metrics_bytes": self._offset,
+                "metrics_sha256": self._digest.hexdigest(),
+            }
+            atomic_write(manifest, json.dumps(record) + "\n")
         self._kept = [kept for kept in self._kept if kept != manifest][-1:] + [manifest]
         self._drop_states(keep=self._kept)
         self._saved_at = time.perf_counter()
@@ -518,8 +497,7 @@ class Stage:
             return
         if self._record is not None or self._closed:
             raise RuntimeError(f"stage {self.name} is over")
-        self._metrics = open(self.metrics_path, "ab", buffering=0)
-        self._metrics.truncate(offset)
+        self._metrics = Journal(self.metrics_path, keep=offset)
         self._offset = offset
         with open(self.metrics_path, "rb") as file:
             self._digest = hashlib.sha256(file.read())
@@ -530,14 +508,13 @@ class Stage:
         self._begin()
         plain = _plain(metrics)
         line = (json.dumps({"step": int(step), **plain}) + "\n").encode()
-        self._metrics.write(line)
+        self._metrics.append(line)
         self._digest.update(line)
         self._offset += len(line)
-        if self._board is None:
-            self._board = _open_board(self.run.root / "tensorboard" / self.name, self._step)
-        for name, value in plain.items() if self._board else ():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                self._board.add_scalar(f"{self.name}/{name}", value, int(step))
+        if not self._boarded:
+            self._boarded, self._board = True, open_board(self.run.root / "tensorboard" / self.name, self._step)
+        if self._board:
+            self._board.add({f"{self.name}/{name}": value for name, value in plain.items() if type(value) in (int, float)}, int(step))
 
     def progress(self, step: float, rate_units: float | None = None, **shown: Any) -> None:
         """Moves the progress bar to `step` of the total.
@@ -554,41 +531,16 @@ class Stage:
 
     def _note_time(self, **facts: Any) -> None:
         line = json.dumps({"stage": self.name, "seconds": round(self.seconds, 3), **facts}) + "\n"
-        with open(self.run.root / "timings.jsonl", "ab", buffering=0) as file:
-            if file.tell() and not _ends_with_newline(self.run.root / "timings.jsonl"):
-                line = "\n" + line
-            file.write(line.encode())
+        with contextlib.closing(Journal(self.run.root / "timings.jsonl")) as journal:
+            journal.append(("\n" if journal.torn() else "").encode() + line.encode())
 
     def close(self) -> None:
         """Stops the bar and closes the files; what was saved stays."""
         self._closed = True
         self._show.stop()
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
-        if self._board:
-            self._board.close()
-            self._board = None
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
-
-
-def _what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> str:
-    """Why the file is not the one written; empty when it is. `prefix`: only its beginning has to be."""
-    if not path.exists():
-        return "it is missing"
-    length = path.stat().st_size
-    if length < size:
-        return f"it is cut short: {length} of {size} bytes"
-    if length > size and not prefix:
-        return f"it has {length} bytes instead of {size}"
-    if _hash_file(path, size) != digest:
-        return "its content has changed: the SHA-256 differs from the recorded one"
-    return ""
+        for open_file in filter(None, (self._metrics, self._board)):
+            open_file.close()
+        self._metrics = self._board = None
 
 
 def _load(path: Path) -> dict:
@@ -612,12 +564,3 @@ def _load(path: Path) -> dict:
         ) from None
     except (RuntimeError, EOFError) as error:  # other archives that PyTorch knows, programs among them
         raise RunError(f"checkpoint {path} is no saved state ({type(error).__name__}); it is not loaded") from None
-
-
-def _open_board(folder: Path, step: int) -> Any:
-    """TensorBoard's writer, or False where it is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return False
-    return SummaryWriter(str(folder), purge_step=step or None)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from etude.runs import RunError, machine
+from etude.runs import RunError, machine, timings
 from sims.drawing import COLOURS, GREY, save
 
 __all__ = ["gather", "picture", "table"]
@@ -35,14 +35,13 @@ def read(root: Path, shuffled: bool) -> dict:
     try:
         config = json.loads((root / "config.json").read_text())["config"]
         found = json.loads((root / "stages" / "eval.json").read_text())["result"]
-        seconds = [json.loads(line) for line in (root / "timings.jsonl").read_text().splitlines()]
         decode = json.loads((root / "stages" / "decode.json").read_text())["result"]
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{root} is no finished run of the recipe ({error}); give folders that `etude run recipe` has finished") from None
     if config["rl"]["shuffle_rewards"] != shuffled:
         kind = "a control (rl.shuffle_rewards=true): give it with --control" if not shuffled else "not a control: its rewards are not shuffled"
         raise RunError(f"{root} is {kind}")
-    finished = {line["stage"]: line for line in seconds if line.get("finished")}.values()
+    finished = {line["stage"]: line for line in timings(root) if line.get("finished")}.values()
     with open(root / "metrics" / "rl.jsonl") as file:
         curve = [json.loads(line)["success"] for line in file]
     return {
@@ -50,7 +49,7 @@ def read(root: Path, shuffled: bool) -> dict:
         "before": found["before"], "after": found["after"], "difference": found["difference"],
         "tasks": found["tasks"], "codebase": found["codebase"], "decode": decode,
         "seconds": round(sum(line["seconds"] for line in finished), 1),
-        "peak_memory_gib": max(line["peak_memory_gib"] for line in finished),
+        "peak_memory_gib": max((line["peak_memory_gib"] for line in finished if "peak_memory_gib" in line), default=None),
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ __all__ = ["begin", "end", "play", "start"]
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch._dynamo", "etude.cli", "etude.report", "sims.recipe", "scaled.rl", "scaled.train", "matplotlib.pyplot",
-                               "torch.utils.tensorboard"])  # fmt: skip
+                               "tensorboard.compat.proto.summary_pb2", "tensorboard.summary.writer.record_writer"])  # fmt: skip
 
 
 def smallest(out: Path, *more: object) -> tuple:

@@ -33,8 +33,10 @@ MAY = {
     "etude/settings.py": set(),
     "etude/process.py": set(),
     "etude/progress.py": {"etude.runs"},  # for the type checker only
-    "etude/runs.py": {"etude.settings", "etude.process", "etude.progress"},
-    "etude/record.py": set(),
+    "etude/disk.py": set(),
+    "etude/board.py": {"etude.disk"},
+    "etude/runs.py": {"etude.settings", "etude.process", "etude.progress", "etude.disk", "etude.board"},
+    "etude/record.py": {"etude.disk"},
     "etude/pictures.py": {"etude.record"},
     "etude/report.py": {"etude.record", "etude.pictures"},
 }

@@ -13,8 +13,9 @@ import traceback
 from dataclasses import dataclass
 
 import numpy
+import tensorboard.compat.proto.summary_pb2  # noqa: F401  (imported once, before the forks)
+import tensorboard.summary.writer.record_writer  # noqa: F401
 import torch
-import torch.utils.tensorboard  # noqa: F401  (imported once, before the forks)
 
 from etude.runs import Run, pack_rng, restore_rng
 

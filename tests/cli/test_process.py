@@ -28,6 +28,11 @@ def die(progress):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def press_ctrl_c(progress):
+    os.kill(os.getpid(), signal.SIGINT)
+    return "heard nothing"
+
+
 def live_long(file, progress):
     file.write_text(str(os.getpid()))
     time.sleep(60)
@@ -56,6 +61,11 @@ def test_work_ends_with_the_process_that_asked_for_it(tmp_path):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_ctrl_c_is_left_to_the_process_that_asked():
+    """A terminal sends it to both, and one of them has to say what it means."""
+    assert in_fresh_process(press_ctrl_c, progress=print, fresh=0) == "heard nothing"
 
 
 def test_returns_and_reports_from_another_process():

@@ -1,8 +1,11 @@
 """Run folders: who may open one, what a kill leaves, what damage is named."""
 
+import contextlib
 import json
 import os
 import random
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -12,9 +15,11 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from etude import runs
-from etude.runs import Run, RunError
+from etude import disk, runs
+from etude.runs import Run, RunError, Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = Path(__file__).with_name("loop.py")
@@ -216,6 +221,232 @@ def test_killed_between_two_steps_of_a_save(tmp_path, moment, capfd):
         stage.finish({"done": True})
     assert not list((tmp_path / "state").glob("a-*"))
     assert capfd.readouterr().err == ""
+
+
+# ------------------------------------------------------------------------------------- Ctrl-C, and full disks
+
+
+@pytest.fixture
+def recipe(monkeypatch, tmp_path, ask):
+    """`etude run recipe` in which the given function of a run is all there is: exit code, stderr, folder."""
+
+    def played(play, *words: object):
+        import sims.recipe
+
+        monkeypatch.setattr(sims.recipe, "run", lambda run, config: play(run))
+        code, _, error = ask("run", "recipe", "--out", tmp_path / "run", *words)
+        return code, error, tmp_path / "run"
+
+    return played
+
+
+def test_ctrl_c_while_a_state_is_written(recipe, monkeypatch):
+    """It waits until the state is whole: exit code 130 and the line that says how to go on, and nothing half written."""
+    real, written = torch.save, []
+
+    class Pressed:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, block):
+            written.append(len(block))
+            if len(written) == 4:
+                os.kill(os.getpid(), signal.SIGINT)
+            return self.file.write(block)
+
+        def flush(self):
+            self.file.flush()
+
+    def play(run):
+        stage = run.stage("rl", 9)
+        stage.log(1, loss=1.0)
+        stage.save({"step": 1, "weight": torch.ones(1000)}, 1)
+        monkeypatch.setattr(torch, "save", lambda state, file: real(state, Pressed(file)))
+        stage.log(2, loss=0.5)
+        stage.save({"step": 2, "weight": torch.ones(1000)}, 2)
+
+    code, error, out = recipe(play)
+    assert (code, error) == (130, f"interrupted; go on with: etude run recipe --out {out} --resume\n") and len(written) > 4
+    assert {path.name for path in (out / "state").iterdir()} == {f"rl-00000{n}.{e}" for n in (1, 2) for e in ("pt", "json")}
+    monkeypatch.setattr(torch, "save", real)
+    found = []
+    assert recipe(lambda run: found.append(run.stage("rl", 9).restore()), "--resume")[0] == 0
+    assert found[0]["step"] == 2 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_is_ignored_where_it_was(monkeypatch):
+    """As under nohup, or in a shell's background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with runs.uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_what_a_kill_left_half_written_is_swept(tmp_path):
+    out = interrupted(tmp_path / "run")
+    for name in (".tmp-report.json", "state/.tmp-rl-000033.pt", "stages/.tmp-rl.json"):
+        (out / name).write_bytes(b"half")
+    (out / "mine").mkdir()
+    (out / "mine" / ".tmp-letter").write_text("dear")
+    Run.open(out, "kl", Settings(), resume=True).close()
+    assert [path.name for path in out.rglob(".tmp-*")] == [".tmp-letter"]
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / ".tmp-mine").write_text("not a run's")
+    Run.open(tmp_path / "new", "kl", Settings()).close()
+    assert (tmp_path / "new" / ".tmp-mine").exists()
+
+
+@contextlib.contextmanager
+def room(size: int):
+    """No file grows beyond so many bytes meanwhile: writes are short, then refused, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def fill_weights(run: Run, stage: Stage) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(200_000)}, run.path("checkpoints", "final", "model.safetensors"))
+
+
+def fill_tokenizer(run: Run, stage: Stage) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    Tokenizer(WordLevel({f"word{i}": i for i in range(20_000)}, "word0")).save(str(run.path("data", "tokenizer.json")))
+
+
+def fill_metrics(run: Run, stage: Stage) -> None:
+    for step in range(2, 99):
+        stage.log(step, words="x" * 5000)
+
+
+def fill_events(run: Run, stage: Stage) -> None:
+    for step in range(2, 999):
+        stage._board.add({f"{'x' * 400}{i}": 1.0 for i in range(20)}, step)
+
+
+FILLED = {
+    "state": lambda run, stage: stage.save({"step": 2, "weight": torch.zeros(200_000)}, 2),
+    "weights": fill_weights,
+    "tokenizer": fill_tokenizer,
+    "metrics": fill_metrics,
+    "events": fill_events,
+    "arrays": lambda run, stage: numpy.savez(run.path("data", "long.npz"), x=numpy.zeros(200_000)),
+    "result": lambda run, stage: stage.finish({"text": "x" * 200_000}),
+}
+
+
+@pytest.mark.parametrize("what", list(FILLED))
+@pytest.mark.parametrize("saved", [False, True], ids=["new", "saved"])
+def test_a_full_disk_is_one_line(recipe, what, saved):
+    """Whatever met it, and in whatever words; what was saved before is gone on with, and what came to nothing leaves nothing."""
+
+    def play(run):
+        stage = run.stage("rl", 9)
+        stage.log(1, loss=1.0)
+        if saved:
+            stage.save({"step": 1}, 1)
+        with room(65_536):
+            FILLED[what](run, stage)
+
+    code, error, out = recipe(play)
+    assert code == 2 and error.count("\n") == 1 and error.startswith("error: File too large: "), error
+    assert out.exists() == saved and error.endswith(f"make room, then go on with: etude run recipe --out {out} --resume\n") == saved
+    assert not saved or not list(out.rglob(".tmp-*"))
+    found = []
+    assert recipe(lambda run: found.append(run.stage("rl", 9).restore()), "--resume")[0] == 0
+    assert found == [{"step": 1} if saved else None]
+
+
+def test_a_state_says_where_the_metrics_really_end(tmp_path):
+    """A write may take less than it is given. The rest is written too, or the line leaves nothing behind."""
+    with Run.open(tmp_path, "kl", Settings()) as run:
+        stage = run.stage("rl", 9)
+        stage.log(1, loss=1.0)
+        stage.save({"step": 1}, 1)
+        with room(stage.metrics_path.stat().st_size + 10), pytest.raises(OSError, match="too large"):
+            stage.log(2, loss=0.5)
+        stage.log(2, loss=0.25)
+        stage.save({"step": 2}, 2)
+    manifest = json.loads((tmp_path / "state" / "rl-000002.json").read_text())
+    assert manifest["metrics_bytes"] == stage.metrics_path.stat().st_size
+    assert [json.loads(line)["loss"] for line in stage.metrics_path.read_text().splitlines()] == [1.0, 0.25]
+    with Run.open(tmp_path, "kl", Settings(), resume=True) as run:
+        assert run.stage("rl", 9).restore() == {"step": 2}
+
+
+@given(st.lists(st.tuples(st.binary(max_size=40), st.lists(st.integers(1, 8), max_size=6), st.booleans()), max_size=12))
+def test_a_journal_holds_whole_entries(tmp_path_factory, entries):
+    """However little each write takes, and wherever the disk then refuses more."""
+    path = tmp_path_factory.mktemp("journal") / "file"
+    journal, whole = disk.Journal(path), b""
+    real = journal.file
+
+    class Slow:
+        def __init__(self, takes, refuses):
+            self.takes, self.refuses = iter(takes), refuses
+
+        def write(self, block):
+            take = next(self.takes, None)
+            if take is None and self.refuses:
+                raise OSError(28, "No space left on device")
+            return real.write(block[:take])
+
+        fileno, truncate, close = real.fileno, real.truncate, real.close
+
+    for entry, takes, refuses in entries:
+        journal.file = Slow(takes, refuses)
+        if refuses and sum(takes) < len(entry):
+            with pytest.raises(OSError):
+                journal.append(entry)
+        else:
+            journal.append(entry)
+            whole += entry
+        assert path.read_bytes() == whole
+    journal.close()
+
+
+@pytest.mark.parametrize("line", [
+    '{"a": 1}', "[1, 2]", "3", '{"stage": "rl"}', '{"seconds": 3}', '{"stage": "rl", "seconds": "long"}', '{"stage": ["rl"], "seconds": 3}',
+    '{"stage": "rl", "seconds": NaN}', '{"stage": "rl", "seconds": -1e9}', '{"stage": "rl", "seconds": 99, "peak_memory_gib": "much"}', "\udc80", "{" * 99,
+])  # fmt: skip
+def test_a_foreign_line_among_the_timings_is_passed_over(tmp_path, line):
+    from etude import record
+    from sims import gain
+
+    with Run.open(tmp_path, "kl", Settings()) as run:
+        run.stage("rl", 1).finish({})
+    spent = run.seconds()
+    with open(tmp_path / "timings.jsonl", "a", errors="surrogateescape") as file:
+        file.write(line + "\n")
+    with Run.open(tmp_path, "kl", Settings(), resume=True) as run:
+        assert run.stage("rl", 1).finished and run.seconds() == spent == record.collect(tmp_path)["seconds"]
+    assert len(gain.timings(tmp_path)) == 1
+
+
+def test_events_are_read_by_tensorboard(tmp_path):
+    """What a resumed run logs again takes the place of what the dead one logged after its last state."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for loss, steps in ((1.0, 4), (2.0, 6)):
+        with Run.open(tmp_path, "kl", Settings(), resume=True) as run:
+            stage = run.stage("rl", 9)
+            state = stage.restore()
+            for step in range(state["step"] if state else 0, steps):
+                stage.log(step + 1, loss=loss, name="x", on=True, none=None)
+                if step + 1 == 2:
+                    stage.save({"step": 2}, 2)
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "rl")).Reload()
+    assert events.Tags()["scalars"] == ["rl/loss"]
+    assert [(event.step, event.value) for event in events.Scalars("rl/loss")] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0), (6, 2.0)]
 
 
 # -------------------------------------------------------------------------------------------------- damage

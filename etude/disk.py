@@ -1,0 +1,146 @@
+"""Files that outlive a kill, a full disk and a careless hand: replaced whole, appended to in whole entries, checked by hash, read in whole lines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["Hashing", "Journal", "atomic_write", "hash_file", "read_lines", "refusal", "timings", "what_is_wrong"]
+
+
+def atomic_write(path: str | Path, content: bytes | str) -> None:
+    """Writes `path` so that at every moment it holds either all of the old content or all of the new. OSError where that cannot be."""
+    path = Path(path)
+    temporary = path.with_name(f".tmp-{path.name}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Journal:
+    """A file that grows by whole entries: one that the disk has no room for, or that an interruption cuts, leaves nothing of itself behind."""
+
+    def __init__(self, path: Path, keep: int | None = None) -> None:
+        """Opens `path`, which is made where it is missing. `keep`: cuts it to so many bytes first."""
+        self.file = open(path, "ab", buffering=0)
+        if keep is not None:
+            self.file.truncate(keep)
+
+    def append(self, entry: bytes) -> None:
+        """Adds all of `entry`. OSError where it does not fit; the file is then as it was."""
+        before, left = os.fstat(self.file.fileno()).st_size, memoryview(entry)
+        try:
+            while left:  # a write may take less than it is given
+                left = left[self.file.write(left) or 0 :]
+        except BaseException:
+            self.file.truncate(before)
+            raise
+
+    def torn(self) -> bool:
+        """Whether the last line has no end: a kill cut it."""
+        with open(self.file.name, "rb") as file:
+            return bool(file.seek(0, os.SEEK_END)) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+
+    def sync(self) -> None:
+        """Returns once the disk has what was appended."""
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Hashing:
+    """What torch.save writes into: passes on to `file`, hashing what it was given, not what the disk kept. `failed`: what the disk said, which
+    torch.save replaces by a complaint of its own."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
+        self.failed: OSError | None = None
+
+    def write(self, block: bytes) -> int:
+        self.digest.update(block)
+        self.bytes += len(block)
+        try:
+            return self.file.write(block)
+        except OSError as error:
+            self.failed = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def hash_file(path: Path, length: int | None = None) -> str:
+    """SHA-256 of the first `length` bytes of a file (all of it by default)."""
+    digest, left = hashlib.sha256(), math.inf if length is None else length
+    with open(path, "rb") as file:
+        while left > 0 and (block := file.read(int(min(1 << 20, left)))):
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()
+
+
+def what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> str:
+    """Why the file is not the one written; empty when it is. `prefix`: only its beginning has to be."""
+    if not path.exists():
+        return "it is missing"
+    length = path.stat().st_size
+    if length < size:
+        return f"it is cut short: {length} of {size} bytes"
+    if length > size and not prefix:
+        return f"it has {length} bytes instead of {size}"
+    if hash_file(path, size) != digest:
+        return "its content has changed: the SHA-256 differs from the recorded one"
+    return ""
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The whole JSON lines of a file that are objects, none where there is no file. A kill may have torn the last one; what others wrote is passed over."""
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def timings(root: Path) -> list[dict]:
+    """The lines of a run's timings.jsonl: `stage` and `seconds` spent in it so far, in some also `step` or `peak_memory_gib`. A line that
+    says them otherwise is none of the run's."""
+
+    def number(value: object) -> bool:
+        return type(value) in (int, float) and 0 <= value < math.inf
+
+    def ours(line: dict) -> bool:
+        told = all(number(line[key]) for key in ("step", "peak_memory_gib") if key in line)
+        return isinstance(line.get("stage"), str) and number(line.get("seconds")) and told
+
+    return [line for line in read_lines(root / "timings.jsonl") if ours(line)]
+
+
+def refusal(error: BaseException) -> OSError | None:
+    """What the operating system refused, where a library in Rust tells of it: safetensors in an exception of its own, tokenizers in a bare
+    Exception. None where that is not what happened."""
+    from safetensors import SafetensorError
+
+    said = re.search(r"\(os error (\d+)\)", str(error)) if type(error) in (Exception, SafetensorError) else None
+    return OSError(int(said[1]), os.strerror(int(said[1]))) if said else None
