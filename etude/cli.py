@@ -125,7 +125,7 @@ def plan(
     gpus: Annotated[Optional[list[int]], typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", min=1)] = None,
     cp: Annotated[int, typer.Option(help="Ranks that share a row's tokens.", min=1)] = 2,
     ep: Annotated[int, typer.Option(help="Ranks that share a layer's experts.", min=1)] = 8,
-    length: Annotated[int, typer.Option(help="Tokens of a row.", min=1)] = 32_768,
+    length: Annotated[int, typer.Option(help="Tokens of a row; no more than the network has positions.", min=1)] = 32_768,
     rows: Annotated[int, typer.Option(help="Rows of a step for each group of cp ranks.", min=1)] = 1,
     hardware: Annotated[str, typer.Option(help="h200 or h100.")] = "h200",
     out: Annotated[Optional[Path], typer.Option(help="Folder for plan.json and plan.png.", show_default="none")] = None,
@@ -134,7 +134,9 @@ def plan(
     from etude import planning
 
     found = planning.plans(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
-    planning.show(found, model, length, hardware)
+    if found[0]["length"] < length:
+        print(f"warning: rows are {found[0]['length']:,} tokens long, not {length:,}: the network's max_position_embeddings allow no more", file=sys.stderr)
+    planning.show(found, model, hardware)
     if out is not None:
         planning.write(found, out)
         print(f"plan: {out / 'plan.json'} and plan.png")

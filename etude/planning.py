@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from etude.runs import RunError, atomic_write
 
-__all__ = ["ASSUMPTIONS", "picture", "plans", "show", "write"]
+__all__ = ["ASSUMPTIONS", "cells", "picture", "plans", "show", "write"]
 
 ASSUMPTIONS = (
     "Counted, and held to measurement by tests: parameters, state, activations (flash attention, blocks computed again in the backward "
@@ -19,8 +20,25 @@ ASSUMPTIONS = (
 )
 
 
+SIZES = {1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k", 1.0: "", 1e-3: "m", 1e-6: "µ", 1e-9: "n"}
+COUNTS = {1e9: " B", 1e6: " M", 1e3: " k", 1.0: ""}
+"""Billions and millions, as parameters are counted."""
+
+
+def cells(values: Sequence[float], unit: str, digits: int = 2, sizes: Mapping[float, str] = SIZES) -> list[str]:
+    """Numbers in one unit, so large that they are short and so small that two digits of each are seen; nothing is 0."""
+    scale = _scale(values, digits, sizes)
+    return [f"{value / scale:,.{digits}f}{'' if sizes is COUNTS else ' '}{sizes[scale]}{unit}" if value else "0" for value in values]
+
+
+def _scale(values: Iterable[float], digits: int = 2, sizes: Mapping[float, str] = SIZES) -> float:
+    least = min(filter(None, values), default=1.0)
+    return next((scale for scale in sizes if least >= 0.2 * scale * 10 ** (2 - digits)), min(sizes))
+
+
 def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int, hardware: str) -> list[dict]:
-    """One record for each number of GPUs. RunError for what is not known or does not share out."""
+    """One record for each number of GPUs. Rows are no longer than what the network has positions for. RunError for what is not known or does
+    not share out."""
     from ref.model import Config, config_of
     from scaled.plan import HARDWARE, plan
     from scaled.runtime.mesh import Layout
@@ -36,10 +54,14 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
             config = config_of(model)
         except ValueError as error:
             raise RunError(f"--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder; {error}") from None
+    if length > config.max_position_embeddings:  # so many of them as cp ranks can share
+        length = max(config.max_position_embeddings // (2 * cp), 1) * 2 * cp
     machine, found = HARDWARE[hardware], []
     for n in gpus:
         if cp < 1 or n % cp:
             raise RunError(f"--cp must divide the number of GPUs: {cp} does not divide {n}")
+        if config.num_experts % min(ep, n):
+            raise RunError(f"--ep must divide the network's {config.num_experts} experts, got {min(ep, n)}")
         try:
             layout = Layout(dp=n // cp, cp=cp, ep=min(ep, n))
             step = plan(config, layout, rows * layout.dp, length)
@@ -50,7 +72,7 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
         total = seconds["network"] + max(seconds["compute"], seconds["memory"])
         tokens = step.tokens * n
         found.append({
-            "gpus": n, "layout": asdict(layout), **{k: v for k, v in asdict(step).items()}, "memory": step.memory, "seconds": seconds,
+            "gpus": n, "length": length, "layout": asdict(layout), **{k: v for k, v in asdict(step).items()}, "memory": step.memory, "seconds": seconds,
             "step_seconds": total, "tokens_per_step": tokens, "tokens_per_second": tokens / total,
             "share_of_peak": step.flops / total / machine.flops, "dollars_per_billion_tokens": 1e9 * n * machine.price * total / tokens / 3600,
             "fits": step.memory <= 0.92 * machine.memory, "capacity": machine.memory,
@@ -58,7 +80,7 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
     return found
 
 
-def show(found: list[dict], model: str, length: int, hardware: str) -> None:
+def show(found: list[dict], model: str, hardware: str) -> None:
     """The table, and under it what was assumed."""
     from rich.console import Console
     from rich.table import Table
@@ -66,28 +88,32 @@ def show(found: list[dict], model: str, length: int, hardware: str) -> None:
     from scaled.plan import HARDWARE
 
     first = found[0]
-    title = f"{model} on {hardware}: {first['parameters'] / 1e9:.2f} B parameters, {first['active'] / 1e9:.2f} B a token; rows of {length:,} tokens"
+    parameters, active = (cells([first[key]], "", sizes=COUNTS)[0] for key in ("parameters", "active"))
+    title = f"{model} on {hardware}: {parameters} parameters, {active} a token; rows of {first['length']:,} tokens"
     table = Table("a rank, a step", *(f"{one['gpus']} GPUs" for one in found), box=None, header_style="bold", title=title, title_justify="left")
-    giga = lambda key: [f"{one[key] / 1e9:.2f} GB" for one in found]  # noqa: E731
 
-    def row(name: str, cells: list[str]) -> None:
-        table.add_row(name, *cells)
+    def row(name: str, shown: Iterable[str]) -> None:
+        table.add_row(name, *shown)
+
+    def sizes(name: str, key: str, unit: str = "B", digits: int = 2) -> None:
+        row(name, cells([one[key] for one in found], unit, digits))
 
     row("dp · cp · ep", ["{dp} · {cp} · {ep}".format(**one["layout"]) for one in found])
     row("tokens", [f"{one['tokens']:,}" for one in found])
     for name, key in (("weights, float32", "weights"), ("gradients, float32", "gradients"), ("AdamW's moments", "moments"),
                       ("weights gathered", "gathered"), ("activations", "activations")):  # fmt: skip
-        row(name, giga(key))
-    row("memory", [f"{one['memory'] / 1e9:.1f} GB" + ("" if one["fits"] else ": too much") for one in found])
+        sizes(name, key)
+    held = cells([one["memory"] for one in found], "B", 1)
+    row("memory", [cell + ("" if one["fits"] else ": too much") for cell, one in zip(held, found, strict=True)])
     for name, key in (("sent, weights", "fsdp"), ("sent, keys and values", "attention"), ("sent, expert rows", "experts")):
-        row(name, giga(key))
-    row("FLOPs", [f"{one['flops'] / 1e12:.0f} T" for one in found])
+        sizes(name, key)
+    sizes("FLOPs", "flops", "", 0)
     for name, key in (("compute", "compute"), ("memory traffic", "memory"), ("network", "network")):
-        row(f"time, {name}", [f"{one['seconds'][key]:.2f} s" for one in found])
-    row("step", [f"{one['step_seconds']:.2f} s" for one in found])
+        row(f"time, {name}", cells([one["seconds"][key] for one in found], "s"))
+    sizes("step", "step_seconds", "s")
     row("tokens/s, all ranks", [f"{one['tokens_per_second']:,.0f}" for one in found])
-    row("share of peak", [f"{one['share_of_peak']:.0%}" for one in found])
-    row("dollars a billion tokens", [f"{one['dollars_per_billion_tokens']:,.0f}" for one in found])
+    row("share of peak", [f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%" for share in (one["share_of_peak"] for one in found)])
+    row("dollars a billion tokens", [f"{price:,.0f}" if price >= 10 else f"{price:.2g}" for price in (one["dollars_per_billion_tokens"] for one in found)])
     console, machine = Console(), HARDWARE[hardware]
     console.print(table)
     console.print(ASSUMPTIONS.format(efficiency=machine.efficiency, latency=machine.latency * 1e6, price=machine.price), highlight=False)
@@ -108,14 +134,16 @@ def picture(found: list[dict], path: Path) -> None:
         axis.set(xlabel="GPUs", ylim=(0, 1.4 * max(base)))
         axis.legend(frameon=False, loc="upper right")
 
-    stack(left, {key: [one[key] / 1e9 for one in found] for key in ("weights", "gradients", "moments", "gathered", "activations")})
-    left.axhline(found[0]["capacity"] / 1e9, color=GREY, linestyle="--", linewidth=1)
-    left.set(ylabel="GB a rank (dashed: what there is)", title="Memory at the peak")
+    size = _scale(one["memory"] for one in found)
+    stack(left, {key: [one[key] / size for one in found] for key in ("weights", "gradients", "moments", "gathered", "activations")})
+    left.axhline(found[0]["capacity"] / size, color=GREY, linestyle="--", linewidth=1)
+    left.set(ylabel=f"{SIZES[size]}B a rank (dashed: what there is)", title="Memory at the peak")
+    second = _scale(one["step_seconds"] for one in found)
     stack(right, {
-        "compute": [max(one["seconds"]["compute"], one["seconds"]["memory"]) for one in found],
-        "network": [one["seconds"]["network"] for one in found],
+        "compute": [max(one["seconds"]["compute"], one["seconds"]["memory"]) / second for one in found],
+        "network": [one["seconds"]["network"] / second for one in found],
     })  # fmt: skip
-    right.set(ylabel="seconds a step", title="Time, nothing overlapped")
+    right.set(ylabel=f"{SIZES[second]}s a step", title="Time, nothing overlapped")
     save(figure, path)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -286,3 +287,36 @@ def test_plan(tmp_path, ask):
     found = json.loads((tmp_path / "plan" / "plan.json").read_text())
     assert [one["gpus"] for one in found] == [8, 64, 512] and found[0]["parameters"] == 30_532_122_624
     assert (tmp_path / "plan" / "plan.png").stat().st_size > 10_000
+
+
+def test_plan_of_a_small_network(tmp_path, ask):
+    """In units that show something, and with rows that it has positions for."""
+    from ref.model import Config, Transformer, save_hf
+
+    save_hf(Transformer(Config.tiny(vocab_size=400, hidden_size=32, num_hidden_layers=1, moe_intermediate_size=16)), tmp_path / "net")
+    for model in ("tiny", tmp_path / "net"):
+        code, said, error = ask("plan", "--model", model, "--gpus", 2, "--gpus", 8)
+        assert code == 0 and error == "warning: rows are 512 tokens long, not 32,768: the network's max_position_embeddings allow no more\n"
+        assert "rows of 512 tokens" in " ".join(said.split())
+        assert not re.search(r"\b0(\.0+)? ?[kMGTmµ]?(B|s|%|M)\b", said), said
+    assert re.search(r"tiny on h200: \d\.\d\d M parameters, 0\.\d\d M a token", said) or "k parameters" in said
+    assert ask("plan", "--model", "tiny", "--gpus", 8, "--length", 256, "--out", tmp_path / "plan")[2] == ""
+    assert json.loads((tmp_path / "plan" / "plan.json").read_text())[0]["length"] == 256
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "digits", "shown"),
+    [
+        ([15.27e9, 1.91e9, 0.239e9], "B", 2, ["15.27 GB", "1.91 GB", "0.24 GB"]),
+        ([135e9], "B", 2, ["135.00 GB"]),
+        ([2_690_000.0, 0.0], "B", 2, ["2.69 MB", "0"]),
+        ([3.2e-5, 9e-6], "s", 2, ["32.00 µs", "9.00 µs"]),
+        ([1e-9], "s", 2, ["1.00 ns"]),
+        ([932e12], "", 0, ["932 T"]),
+        ([0.0, 0.0], "B", 2, ["0", "0"]),
+    ],
+)
+def test_units_fit(values, unit, digits, shown):
+    from etude import planning
+
+    assert planning.cells(values, unit, digits) == shown
