@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import shlex
@@ -88,6 +89,10 @@ def run_technique(
         return
     entry = catalog.find(technique)
     if entry is None:
+        if shown := catalog.find_experiment(technique):
+            about = [f"etude run {known.name}" for known in catalog.TECHNIQUES if known.sim == shown.sim]
+            raise RunError(f"{shown.name} is a figure: etude figure {shown.name}"
+                           + (f"; the technique that it is about is played by: {', '.join(about)}" if about else ""))  # fmt: skip
         names = [known.name for known in catalog.TECHNIQUES]
         near = difflib.get_close_matches(technique, names, n=1)
         guess = f"did you mean {near[0]}? There are" if near else "there are"
@@ -103,7 +108,9 @@ def run_technique(
     if scale == "full":
         _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend)
         return
-    out = out or Path("runs") / entry.name
+    if out is None:
+        out = Path("runs") / entry.name
+        out = out if resume or entry.name == "recipe" else _unused(out)  # a demonstration takes seconds, and is simply played again
     wanted = _read_toml(config)
     given: list[Any] = list(sets or [])
     if seed is not None:
@@ -187,17 +194,26 @@ def figure(
         return
     entry = catalog.find_experiment(name)
     if entry is None:
+        if played := catalog.find(name):
+            about = [f"etude figure {known.name}" for known in catalog.EXPERIMENTS if known.sim == played.sim]
+            raise RunError(f"{played.name} is a technique: etude run {played.name}; "
+                           + (f"its figure is {', '.join(about)}" if about else "it has no figure of its own"))  # fmt: skip
         names = [known.name for known in catalog.EXPERIMENTS]
         near = difflib.get_close_matches(name, names, n=1)
         guess = f"did you mean {near[0]}? There are" if near else "there are"
         raise RunError(f"unknown experiment {name!r}; {guess}: {', '.join(names)}")
-    out = out or Path("runs") / "figure" / (entry.name + ("-quick" if quick else ""))
+    if out is None:
+        out = Path("runs") / "figure" / (entry.name + ("-quick" if quick else ""))
+        out = _unused(out) if quick and not resume else out
     toml, given = _read_toml(config), [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
     process.keep_freed_memory()
     if resume:
         toml = _merge(_stored_config(out, f"figure {entry.name}"), toml)
     record = figures.play(entry, out, toml, given, quick, resume, checkpoint_seconds)
-    figures.show(record["claims"])
+    if record["quick"]:
+        figures.show_quick(entry.name, record["claims"], figures.COMMITTED)
+    else:
+        figures.show(record["claims"])
     print(f"picture: {out / entry.name}.png\ntable:   {out / entry.name}.csv\nverdict: {out / entry.name}.json")
 
 
@@ -361,6 +377,19 @@ def _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend) -
     if resume:
         toml = _merge(_stored_config(out, f"{entry.name} full"), toml)
     full.run(entry, out, toml, given, resume, nproc, backend)
+
+
+def _unused(out: Path) -> Path:
+    """The folder, or, where it is taken, the first of OUT-2, OUT-3, … that is not: nothing is lost, and a line says where this one goes."""
+
+    def taken(path: Path) -> bool:
+        return path.exists() and not (path.is_dir() and not any(path.iterdir()))
+
+    others = (out.with_name(f"{out.name}-{n}") for n in itertools.count(2))
+    found = next(path for path in itertools.chain([out], others) if not taken(path))
+    if found != out:
+        print(f"{out} already holds something; this goes to {found}")
+    return found
 
 
 def _config_class(entry: catalog.Technique) -> type:

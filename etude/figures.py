@@ -19,11 +19,15 @@ from etude.statements import coverage, open_statements
 from sims.experiment import is_law, judge
 
 __all__ = ["as_csv", "bound", "contradiction", "covered", "gather", "laws", "load", "markdown", "markdown_laws", "markdown_open",
-           "measured", "of_sources", "play", "ruled", "show", "show_open"]  # fmt: skip
+           "measured", "of_sources", "play", "ruled", "show", "show_open", "show_quick"]  # fmt: skip
 
 
 CLAIM = {"name", "claim", "source", "measured", "interval", "unit", "rule", "needs", "verdict", "note", "experiment", "command"}
 """What every claim in the file says."""
+
+
+COMMITTED = Path(__file__).resolve().parents[1] / "results" / "claims.json"
+"""The claims that the full experiments decided."""
 
 
 def play(
@@ -246,6 +250,26 @@ def show_open(claims: list[dict]) -> None:
     console = Console()
     console.print(table)
     console.print(covered(claims), highlight=False)
+
+
+def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
+    """Prints what --quick measured as a table without verdicts, for it decides nothing, and beside each claim the one in the file `full`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    try:
+        known = {claim["name"]: claim for claim in load(full) if claim["experiment"] == experiment}
+    except RunError:
+        known = {}
+    table = Table("claim", "source", "measured, quick", "verdict", "full: measured", "full: verdict", box=None, header_style="bold", pad_edge=False)
+    for claim in claims:
+        found = known.get(claim["name"])
+        told = (measured(found), found["verdict"]) if found else ("–", "–")
+        table.add_row(claim["claim"], claim["source"], measured(claim), "quick: no verdict", *told)
+    console = Console()
+    console.print(table)
+    console.print(f"--quick shows that it plays; its numbers prove nothing. Verdicts come from the full experiment: etude figure {experiment}",
+                  highlight=False)  # fmt: skip
 
 
 def markdown(claims: list[dict]) -> str:

@@ -58,13 +58,13 @@ BAD = [
     (["run", "kl", "--set", "sed=1"], "unknown key 'sed'"),
     (["run", "kl", "--set", "seed"], "KEY=VALUE"),
     (["run", "kl", "--set", "seed=many"], "seed expects a whole number"),
-    (["run", "cpt", "--set", "steps=-5"], "steps must not be negative"),
     (["run", "kl", "--seed", "-1"], "seed must lie between 0 and 9007199254740991, got -1"),
     (["run", "recipe", "--seed", f"{2**64}"], f"seed must lie between 0 and 9007199254740991, got {2**64}"),
     (["run", "recipe", "--set", f"seed={2**63 - 1}"], "seed must lie between"),
     (["figure", "kl-variance", "--seed", f"{2**62}"], "seed must lie between"),
     (["run", "cpt", "--scale", "full", "--backend", "gloo", "--seed", "-3"], "seed must be at least 0, got -3"),
     (["run", "cpt", "--scale", "full", "--backend", "gloo", "--seed", f"{2**64}"], "seed must lie between"),
+    (["run", "cpt", "--set", "steps=-5"], "steps must not be negative"),
     (["run", "recipe", "--set", "rl.steps=-4"], "rl.steps must not be negative"),
     (["run", "recipe", "--set", "rl.rollouts=1"], "error: rl.rollouts must be at least 2"),
     (["run", "recipe", "--set", "rl.gate=1.5"], "rl.gate must lie between 0 and 1"),
@@ -88,6 +88,11 @@ BAD = [
     (["plan", "--model", "missing"], "--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder"),
     (["plan", "--length", "33"], "length of 2 · cp = 4"),
     (["plan", "--gpus", "12", "--ep", "8"], "ep must divide dp · cp = 12"),
+    (["plan", "--ep", "5", "--gpus", "10"], "--ep must divide the network's 128 experts, got 5"),
+    (["run", "kl-variance"], "kl-variance is a figure: etude figure kl-variance; the technique that it is about is played by: etude run kl"),
+    (["run", "best-of-k"], "best-of-k is a figure: etude figure best-of-k"),
+    (["figure", "kl"], "kl is a technique: etude run kl; its figure is etude figure kl-variance"),
+    (["figure", "muon"], "muon is a technique: etude run muon; it has no figure of its own"),
     (["frob"], "frob"),
     (["bench", "frob"], "frob"),
 ]
@@ -256,6 +261,27 @@ def test_paths_that_are_no_text(tmp_path, ask, monkeypatch):
     assert (code, error) == (0, "") and json.loads((tmp_path / "out" / "report.json").read_text())["result"] == {"seed": 7}
     code, said, error = ask("plan", "--model", "tiny", "--length", 512, "--out", odd / "plan")
     assert (code, error) == (0, "") and "caf\\udce9/plan/plan.json" in said and (odd / "plan" / "plan.json").is_file()
+
+
+def test_a_demonstration_is_simply_played_again(tmp_path, ask, monkeypatch):
+    """It takes seconds. What lies in its folder stays, whosever it is; only a folder that was asked for is not exchanged for another."""
+    import ref.kl
+
+    monkeypatch.setattr(ref.kl, "demo", lambda config, log: {"seed": config.seed})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "kl-3").mkdir(parents=True)
+    (tmp_path / "runs" / "kl-3" / "letter.txt").write_text("dear")
+    assert ask("run", "kl")[0] == 0
+    (tmp_path / "runs" / "kl" / "report.json").write_text("my own notes")
+    before = tree(tmp_path)
+    for number, name in ((1, "kl-2"), (2, "kl-4")):
+        code, shown, error = ask("run", "kl", "--seed", number)
+        assert (code, error) == (0, "") and f"runs/kl already holds something; this goes to runs/{name}\n" in shown
+        assert f"report: runs/{name}/report.json" in shown and (tmp_path / "runs" / name / "report.json").exists()
+    assert before.items() <= tree(tmp_path).items()
+    code, shown, _ = ask("run", "kl", "--resume")
+    assert code == 0 and "report: runs/kl/report.json" in shown
+    assert ask("run", "kl", "--out", "runs/kl")[0] == 2
 
 
 def test_list_and_help(ask):
