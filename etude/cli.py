@@ -245,12 +245,13 @@ def claims(
 @app.command("examples")
 def examples(
     run: Annotated[Path, typer.Option(help="A finished run of the recipe.")] = Path("runs/small"),
-    out: Annotated[Path, typer.Option(help="Folder for the examples.")] = Path("results/examples"),
+    out: Annotated[Optional[Path], typer.Option(help="Folder for the examples.", show_default="RUN/examples")] = None,
 ) -> None:
-    """Write what the explorer shows to whoever has played nothing: the last agent of a run at work, a few minutes."""
+    """Write what the explorer shows of a run, into the run: its last agent at work on held-out tasks, a few minutes."""
     from etude.explorer.examples import write_recipe
     from sims import examples
 
+    out = out or run / examples.PLACE
     for path in [*examples.write(run, out), write_recipe(run, out / "recipe")]:
         print(path)
 

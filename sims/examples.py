@@ -1,6 +1,6 @@
-"""Examples of a finished run, small enough to be committed: what the explorer shows to whoever has played nothing yet.
+"""Examples of a finished run: what the explorer shows of it, small enough to be committed for whoever has played nothing yet.
 
-    etude examples --run runs/small --out results/examples        minutes
+    etude examples --run runs/small        minutes; they go into the run, to runs/small/examples
 
 Everything is the last agent's own work on held-out tasks. Nothing is timed, and all that is drawn is drawn with `Sizes.seed`:
 the same run on the same machine gives the same files. What was chosen among many is chosen by a rule that the file states.
@@ -40,7 +40,10 @@ from sims.policies import read_config
 from sims.recipe import Recipe
 from sims.reinforcement import routing
 
-__all__ = ["Sizes", "write"]
+__all__ = ["PLACE", "Sizes", "write"]
+
+PLACE = "examples"
+"""Where in a run's folder its examples lie."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
-"""Committed examples of a real run, for whoever has none: `etude examples` writes them from runs/small into results/examples/.
+"""A run's agent at work: the examples that `etude examples` writes into a run, or for whoever has none the committed ones.
 
-    load(name), arrays(name)         NAME.json and NAME.npz as they now lie there
+    load(name), arrays(name)         NAME.json and NAME.npz as they now lie in a folder
     remembered(file, …)              keeps what a function makes of these files until one of them changes
 
+Where no folder is given it is that of the committed ones; `etude/explorer/provenance.py` finds the run's.
 The explorer may run for days, and the files may be written again meanwhile: whatever is kept of them is kept by path, time and size.
 """
 
 import json
+import shlex
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -18,7 +20,7 @@ from etude.explorer.files import NUMBER, parsed, stamp
 from etude.record import STAGES, collect, read_lines
 from etude.runs import RunError, atomic_write
 
-__all__ = ["FOLDER", "arrays", "load", "remembered", "unreadable", "write_recipe"]
+__all__ = ["FOLDER", "again", "arrays", "load", "remembered", "unreadable", "write_recipe"]
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "examples"
 
@@ -47,9 +49,9 @@ ARRAYS = {"routing": ("behavior", "logp"), "token-distributions": ("policy", "re
 """The arrays that they need of each NPZ."""
 
 
-def load(name: str) -> dict:
+def load(name: str, folder: Path | None = None) -> dict:
     """NAME.json. RunError where it is missing or broken, or lacks what the pages show of it."""
-    path = FOLDER / f"{name}.json"
+    path = (folder or FOLDER) / f"{name}.json"
     try:
         return _load(*stamp(path))
     except (OSError, ValueError, RecursionError) as error:
@@ -61,9 +63,9 @@ def _load(path: Path, changed: int, size: int) -> dict:
     return parsed(path, SHAPES[path.stem])
 
 
-def arrays(name: str) -> dict[str, np.ndarray]:
+def arrays(name: str, folder: Path | None = None) -> dict[str, np.ndarray]:
     """NAME.npz. RunError where it is missing or broken, or lacks an array."""
-    path = FOLDER / f"{name}.npz"
+    path = (folder or FOLDER) / f"{name}.npz"
     try:
         return _arrays(*stamp(path))
     except Exception as error:  # of a damaged archive zipfile, zlib and NumPy each complain in ways of their own
@@ -82,22 +84,28 @@ def _arrays(path: Path, changed: int, size: int) -> dict[str, np.ndarray]:
 
 def unreadable(path: Path, why: object) -> RunError:
     """One line about an example."""
-    return RunError(f"example {path.name} cannot be read ({' '.join(str(why).split())}); write it again with: etude examples")
+    return RunError(f"example {path.name} cannot be read ({' '.join(str(why).split())}); write it again with: {again(path.parent)}")
+
+
+def again(folder: Path) -> str:
+    """The command that writes the examples of a folder."""
+    return "etude examples --out results/examples" if folder == FOLDER else f"etude examples --run {shlex.quote(str(folder.parent))}"
 
 
 def remembered(*files: str, most: int = 1) -> Callable[[Callable], Callable]:
-    """The last `most` results of a function are kept for as long as these files of FOLDER, which it reads, stay as they are."""
+    """The last `most` results of a function are kept for as long as these files of the folder that it is given stay as they are."""
 
     def keeping(function: Callable) -> Callable:
-        kept = lru_cache(most)(lambda stamps, *arguments: function(*arguments))
+        kept = lru_cache(most)(lambda stamps, folder, *arguments: function(*arguments, folder=folder))
 
         @wraps(function)
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, folder: Path | None = None) -> Any:
+            folder = folder or FOLDER
             try:
-                stamps = tuple(stamp(FOLDER / file) for file in files)
+                stamps = tuple(stamp(folder / file) for file in files)
             except OSError:
-                return function(*arguments)  # says what is missing
-            return kept(stamps, *arguments)
+                return function(*arguments, folder=folder)  # says what is missing
+            return kept(stamps, folder, *arguments)
 
         return call
 

@@ -1,13 +1,14 @@
 """KL estimators: value, bias, variance, and what each one's gradient really is."""
 
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import streamlit as st
 import torch
 from torch import Tensor
 
-from etude.explorer import examples
+from etude.explorer import examples, provenance
 from etude.explorer.page import COLOURS, Page, axes, figure, table
 from ref import kl
 from sims import kl_variance
@@ -32,7 +33,7 @@ def categorical(divergence: float, seed: int) -> tuple[Tensor, Tensor]:
     return policy.log_softmax(-1), (policy + low * push).log_softmax(-1)
 
 
-def pair(family: str, divergence: float, samples: int, seed: int) -> tuple[Tensor, Tensor, float]:
+def pair(family: str, divergence: float, samples: int, seed: int, folder: Path | None = None) -> tuple[Tensor, Tensor, float]:
     """log π and log π_ref of tokens sampled from π, [samples], and the exact KL in nats."""
     generator = torch.Generator().manual_seed(seed)
     if family == FAMILIES[0]:
@@ -43,25 +44,39 @@ def pair(family: str, divergence: float, samples: int, seed: int) -> tuple[Tenso
         policy, reference = categorical(divergence, seed)
         drawn = torch.multinomial(policy.exp(), samples, replacement=True, generator=generator)
         return policy[drawn], reference[drawn], kl.exact_kl(policy, reference).item()
-    policy, reference = token_heads()
+    policy, reference = token_heads(folder=folder)
     row = torch.randint(len(policy), (samples,), generator=generator)
     drawn = torch.multinomial(policy[row].exp(), 1, generator=generator)[:, 0]
     return policy[row, drawn], reference[row, drawn], kl.exact_kl(policy, reference).mean().item()
 
 
 @examples.remembered("token-distributions.npz")
-def token_heads() -> tuple[Tensor, Tensor]:
-    """Log-probs [positions, V] of the tiny agent after RL and before, at positions where it chose a token."""
-    stored = examples.arrays("token-distributions")
+def token_heads(folder: Path | None = None) -> tuple[Tensor, Tensor]:
+    """Log-probs [positions, V] of a run's agent after RL and before, at positions where it chose a token."""
+    stored = examples.arrays("token-distributions", folder)
     return tuple(torch.from_numpy(stored[name].astype(np.float64)).log_softmax(-1) for name in ("policy", "reference"))
 
 
-@lru_cache(64)
-def moments(family: str, divergence: float, seed: int) -> dict[str, tuple[float, float]]:
+def moments(family: str, divergence: float, seed: int, folder: Path | None = None) -> dict[str, tuple[float, float]]:
     """Mean in nats and variance in nats² of each estimator, by no sample: in closed form, or summed over the vocabulary."""
     if family == FAMILIES[0]:
         return kl.gaussian_oracle((2 * divergence) ** 0.5)
-    policy, reference = (x.view(-1, x.shape[-1]) for x in (categorical(divergence, seed) if family == FAMILIES[1] else token_heads()))
+    return categorical_moments(divergence, seed) if family == FAMILIES[1] else token_moments(folder=folder)
+
+
+@lru_cache(64)
+def categorical_moments(divergence: float, seed: int) -> dict[str, tuple[float, float]]:
+    return enumerated(*categorical(divergence, seed))
+
+
+@examples.remembered("token-distributions.npz", most=4)
+def token_moments(folder: Path | None = None) -> dict[str, tuple[float, float]]:
+    return enumerated(*token_heads(folder=folder))
+
+
+def enumerated(policy: Tensor, reference: Tensor) -> dict[str, tuple[float, float]]:
+    """The moments over log-probs [V] or [positions, V], summed over the vocabulary."""
+    policy, reference = (x.view(-1, x.shape[-1]) for x in (policy, reference))
     chances, found = policy.exp() / len(policy), {}
     for kind in kl.KINDS:
         value = kl.token_kl(policy, reference, kind)
@@ -70,10 +85,12 @@ def moments(family: str, divergence: float, seed: int) -> dict[str, tuple[float,
     return found
 
 
-def estimates(family: str, divergence: float, samples: int, seed: int) -> tuple[list[dict], dict[str, np.ndarray]]:
+def estimates(
+    family: str, divergence: float, samples: int, seed: int, folder: Path | None = None
+) -> tuple[list[dict], dict[str, np.ndarray]]:
     """A row for each estimator, and its values."""
-    logp, ref_logp, exact = pair(family, divergence, samples, seed)
-    known = moments(family, divergence if family != FAMILIES[2] else 0.0, seed if family == FAMILIES[1] else 0)
+    logp, ref_logp, exact = pair(family, divergence, samples, seed, folder)
+    known = moments(family, divergence, seed, folder)
     rows, values = [], {}
     for kind in kl.KINDS:
         value, (mean, variance) = kl.token_kl(logp, ref_logp, kind).numpy(), known[kind]
@@ -115,7 +132,8 @@ def draw() -> None:
         samples = st.select_slider("Samples", (100, 300, 1000, 3000, 10_000, 30_000), 3000, key="samples", bind="query-params")
     with fourth:
         seed = st.slider("Seed", 0, 99, 0, key="seed", bind="query-params")
-    rows, values = estimates(family, divergence, samples, seed)
+    folder = provenance.chosen("token-distributions.npz") if family == FAMILIES[2] else None
+    rows, values = estimates(family, divergence, samples, seed, folder)
     left, right = st.columns(2)
     with left:
         fig, histogram = axes("value of one token, nats", "share of tokens", 4.4, 3.2, fixed=True)

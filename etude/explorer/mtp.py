@@ -1,12 +1,13 @@
 """From acceptance to speed: what drafts are worth, and one speculative decode pass by pass."""
 
+import json
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import streamlit as st
 
-from etude.explorer import examples, files, spans
+from etude.explorer import examples, files, provenance, spans
 from etude.explorer.page import COLOURS, Page, axes, figure, table
 from etude.runs import RunError
 from ref import decoder, mtp
@@ -42,9 +43,18 @@ def _measured(path: Path, changed: int, size: int) -> dict[int, dict]:
     return found
 
 
-def speeds(alpha: float, cost: float, verify: float, opening: float) -> list[dict]:
+def measured_by() -> str:
+    """Whose measurement that is."""
+    try:
+        known = provenance.facts(json.loads(MEASURED.read_text(encoding="utf-8")))
+    except (LookupError, TypeError):
+        known = []
+    return " · ".join([f"committed in results/figures/{MEASURED.name}, played by `etude figure mtp`", *map(provenance.plain, known)])
+
+
+def speeds(alpha: float, cost: float, verify: float, opening: float, folder: Path | None = None) -> list[dict]:
     """A row for every number of drafts: tokens a pass and speed-ups as `sims/drafting.py` predicts them, and the measured one."""
-    known, lengths, rows = measured(), np.array(examples.load("drafting")["turns"]), []
+    known, lengths, rows = measured(), np.array(examples.load("drafting", folder)["turns"]), []
     for drafts in range(1, MOST + 1):
         row = {"drafts": drafts, "tokens a pass": drafting.predicted(alpha, drafts, 0.0), "predicted": drafting.predicted(alpha, drafts, cost),
                "predicted, with turns": drafting.with_turns(alpha, drafts, cost, verify, opening, lengths)}  # fmt: skip
@@ -54,10 +64,10 @@ def speeds(alpha: float, cost: float, verify: float, opening: float) -> list[dic
     return rows
 
 
-def depths(alpha: float, drafts: int) -> list[dict]:
+def depths(alpha: float, drafts: int, folder: Path | None = None) -> list[dict]:
     """A row for each depth: how often a draft stood with all before it, counted, and what one α for all depths makes of it, which is the
     tokens that a pass gains by that draft."""
-    counted, rows = examples.load("drafting")["drafts"], []
+    counted, rows = examples.load("drafting", folder)["drafts"], []
     deepest = counted[str(min(drafts, max(map(int, counted))))]
     for k in range(1, drafts + 1):
         row = {"depth": k, "from α": drafting.predicted(alpha, k, 0.0) - drafting.predicted(alpha, k - 1, 0.0)}
@@ -107,12 +117,12 @@ def step_rows(steps: list[dict]) -> list[dict]:
     return rows
 
 
-def decode(found: dict) -> None:
-    """The decode up to a pass, drafts marked by what became of them."""
+def decode(found: dict, again: str) -> None:
+    """The decode up to a pass, drafts marked by what became of them. `again`: the command that writes another."""
     steps = found["steps"]
     rows = step_rows(steps)
     if len(rows) < 2:
-        raise RunError("example drafting.json shows no decode of several passes; write it again with: etude examples")
+        raise RunError("example drafting.json shows no decode of several passes; write it again with: " + again)
     at = st.slider("Pass", 1, len(rows), len(rows), key="pass", bind="query-params", help="Each is one pass of the trunk over all drafts at once.")
     parts, number = [], 0
     for step in steps:
@@ -135,7 +145,8 @@ def decode(found: dict) -> None:
 
 
 def draw() -> None:
-    known, found = measured(), examples.load("drafting")
+    folder = provenance.chosen("drafting.json")
+    known, found = measured(), examples.load("drafting", folder)
     deepest = known[max(known)]
 
     def near(key: str, low: float, high: float) -> tuple[float, float, float]:
@@ -151,7 +162,7 @@ def draw() -> None:
                          help="A pass over the drafts. Theory takes it to be 1.")  # fmt: skip
     opening = five.slider("Cost of an opening", *near("opening_cost", 1.0, 4.0), 0.01, key="opening", bind="query-params",
                           help="A turn's first pass reads a prompt or an answer with nothing drafted, drafts or not.")  # fmt: skip
-    rows = speeds(alpha, cost, verify, opening)
+    rows = speeds(alpha, cost, verify, opening, folder)
     here = rows[drafts - 1]
     spans.metrics(
         ("Tokens a pass, at best", f"{here['tokens a pass']:.2f}", "If text were one long turn."),
@@ -162,14 +173,15 @@ def draw() -> None:
     )  # fmt: skip
     left, right = st.columns(2)
     with left:
-        by_depth(depths(alpha, drafts), alpha)
+        by_depth(depths(alpha, drafts, folder), alpha)
     with right:
         by_drafts(rows, drafts)
+    st.caption(f"Measured, and where the sliders begin: {measured_by()}.")
     table(rows, "mtp-speed-up")
     st.subheader("One decode, pass by pass")
     st.markdown(f"The agent after RL, greedy, on `{found['task']}`. In {found['identical']} of {found['tasks']} tasks the tokens are those of plain "
                 "decoding, all of them: drafts change the speed and nothing else.")  # fmt: skip
-    decode(found)
+    decode(found, examples.again(folder))
 
 
 PAGE = Page(

@@ -1,14 +1,15 @@
-"""Length penalties: the curve, its slope and its limits; rollouts of a real run ranked by reward; serial against parallel calls."""
+"""Length penalties: the curve, its slope and its limits; rollouts of a run ranked by reward; serial against parallel calls."""
 
 from dataclasses import fields, replace
 from functools import lru_cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import streamlit as st
 import torch
 
-from etude.explorer import examples
+from etude.explorer import examples, provenance
 from etude.explorer.page import COLOURS, Page, axes, figure, png, table
 from etude.runs import RunError
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
@@ -25,9 +26,9 @@ CALL, OUTPUT = 12, 300
 """Tokens that a call of the example takes to write, and that its answer has."""
 
 
-def rollouts() -> list[dict]:
-    """Rollouts of a real run. RunError where the example is missing or is none."""
-    return examples.load("rollouts")["rollouts"]
+def rollouts(folder: Path | None = None) -> list[dict]:
+    """Rollouts of a run. RunError where the example is missing or is none."""
+    return examples.load("rollouts", folder)["rollouts"]
 
 
 def spent(rollout: dict, payment: Payment) -> tuple[float, dict[str, float]]:
@@ -145,10 +146,11 @@ def controls() -> Payment:
 
 
 def draw() -> None:
+    folder = provenance.chosen("rollouts.json")
     payment = controls()
     k, q = payment.k, payment.q
     try:
-        found, lacks = rollouts(), ""
+        found, lacks = rollouts(folder), ""
     except RunError as error:
         found, lacks = [], str(error)
     rows = ranked(found, payment)
@@ -173,7 +175,7 @@ def draw() -> None:
         st.markdown(f"**Serial against parallel.** {most} calls, one a turn: effort {last['effort, one a turn']:.1f}, which costs {serial:.1f}; "
                     f"all in one turn: effort {last['effort, all in one turn']:.1f}, which costs {parallel:.1f}. Calls in parallel save "
                     f"{serial - parallel:.1f}, {(serial - parallel) / serial if serial else 0:.0%}.")  # fmt: skip
-    st.subheader("Rollouts of a real run, ranked")
+    st.subheader("Rollouts of the run, ranked")
     if lacks:
         st.error(lacks)
     else:

@@ -1,7 +1,6 @@
 """The recipe: the newest run on disk, its stages, its curves, and what RL changed; several runs side by side."""
 
 import json
-import re
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,17 +9,14 @@ from pathlib import Path
 import numpy as np
 import streamlit as st
 
-from etude.explorer import curves, examples
+from etude.disk import timings
+from etude.explorer import curves
 from etude.explorer.page import Page, figure, table
+from etude.explorer.provenance import EXAMPLE, facts, folders, missing, plain
 from etude.record import STAGES, as_triple, before_after, collect, evaluation_of, read_lines
 from etude.runs import RunError
 from sims import recipe
 
-RUNS = Path("runs")
-"""Where `etude run` puts them, seen from where the explorer was started."""
-EXAMPLE = "committed example"
-TAKEN = (EXAMPLE, "stage")
-"""What a run cannot be called here: a column of a table, and the example. It keeps its folder's name before its own then."""
 AWAY = 900.0
 """Seconds without a sign of life after which an unfinished run is no longer watched."""
 
@@ -49,21 +45,6 @@ class Played:
     @property
     def going(self) -> bool:
         return bool(self.missing) and time.time() - self.touched < AWAY
-
-
-def folders() -> dict[str, Path]:
-    """Folders of runs of the recipe by name, and those that cannot be said to be of another; the committed example."""
-    found = {}
-    for folder in sorted(RUNS.iterdir()) if RUNS.is_dir() else ():
-        try:
-            if not any((folder / part).exists() for part in ("config.json", "stages", "timings.jsonl")):
-                continue
-            other = _object(folder / "config.json").get("technique", "recipe") != "recipe"
-        except (OSError, RunError):
-            other = False  # broken, or not to be looked into; `load` says how
-        if not other:
-            found[f"{RUNS.name}/{folder.name}" if folder.name in TAKEN else folder.name] = folder
-    return found | {EXAMPLE: examples.FOLDER / "recipe"}
 
 
 def whole(found: dict[str, Path]) -> tuple[list[Played], list[str]]:
@@ -104,23 +85,22 @@ def _load(name: str, folder: Path, stamp: tuple) -> Played:
         record = collect(folder)
     else:
         record = _object(folder / "report.json")  # a trimmed copy
+    if not timings(folder) and (folder / "timings.jsonl").exists() and (folder / "timings.jsonl").stat().st_size:
+        raise RunError(f"{folder / 'timings.jsonl'} holds no line of a run's times")
     metrics = {path.stem: _lines(path) for path in sorted((folder / "metrics").glob("*.jsonl"))}
     evaluated = evaluation_of(record)
     before, after = (evaluated.get(part) or {} for part in ("before", "after"))
     names = (("success", "sampled"), ("greedy", "greedy"), ("best_of_8", "best of 8"))
     pairs = [(words, as_triple(before.get(key)), as_triple(after.get(key))) for key, words in names]
     missing = [stage for stage in STAGES if stage not in record["stages"]]
-    machine = config["machine"]
-    facts = [f"seed {config['config']['seed']}", f"{machine['cpu']}, {machine['cores']} cores",
-             *(f"{what} {machine[what]}" for what in ("torch", "commit") if machine[what])]  # fmt: skip
     return Played(
-        name, facts, _how_far(folder, record), before_after(record), [pair for pair in pairs if pair[1] and pair[2]],
+        name, facts(config), _how_far(folder, record), before_after(record), [pair for pair in pairs if pair[1] and pair[2]],
         curves.points(metrics), missing, max((ns / 1e9 for _, ns, _ in stamp), default=0.0),
     )  # fmt: skip
 
 
 def _how_far(folder: Path, record: dict) -> dict[str, str]:
-    last = {line["stage"]: line for line in read_lines(folder / "timings.jsonl") if line.get("step") is not None}
+    last = {line["stage"]: line for line in timings(folder) if "step" in line}
     words = {}
     for stage in STAGES:
         seconds = record["seconds"].get(stage)
@@ -162,7 +142,9 @@ def draw() -> None:
         return
     left, middle, right = st.columns([3, 4, 2])
     with left:
-        chosen = choice([run.name for run in runs], found)
+        # Not one that somebody gave up, where there is another.
+        first = next((run.name for run in runs if run.going or not run.missing), runs[0].name)
+        chosen = choice([run.name for run in runs], found, first)
     with middle:
         what = st.radio("Curves", list(curves.PANELS), key="curves", bind="query-params", horizontal=True)
     with right:
@@ -174,17 +156,17 @@ def draw() -> None:
     st.fragment(shown, run_every=5.0 if going else None)({name: found[name] for name in chosen}, what, smooth, going)
 
 
-def choice(names: list[str], found: dict[str, Path]) -> list[str]:
-    """The runs to show, the newest at first. They are kept in the URL by hand: a box that is bound to it leaves its default out, and the
+def choice(names: list[str], found: dict[str, Path], first: str) -> list[str]:
+    """The runs to show; the `first` where nobody has chosen. They are kept in the URL by hand: a box that is bound to it leaves its default out, and the
     same link would show another run once a newer one is played."""
     state, asked = st.session_state.setdefault("run-state", {"seen": None, "shown": []}), st.query_params.get_all("run")
     begins = asked != state["seen"] or "run" not in st.session_state  # a link, the browser's Back, or back from another page
     wanted = list(dict.fromkeys(asked or state["shown"])) if begins else st.session_state["run"]
-    there, missing = [name for name in wanted if name in names], [name for name in wanted if name and name not in found]
-    if missing:
-        st.warning(f"There is no run {', '.join(plain(' '.join(name.split())[:80]) for name in missing)} here.")
+    there, lacking = [name for name in wanted if name in names], [name for name in wanted if name and name not in found]
+    if lacking:
+        st.warning(missing("run", lacking))
     if begins or there != wanted:
-        st.session_state["run"] = there or ([] if wanted == [""] else names[:1])
+        st.session_state["run"] = there or ([] if wanted == [""] else [first])
     chosen = st.multiselect("Runs, newest first", names, key="run")
     state["shown"], state["seen"] = chosen, chosen or [""]
     if asked != state["seen"]:
@@ -227,12 +209,8 @@ def _about(run: Played) -> str:
     if run.missing:
         minutes = (time.time() - run.touched) / 60
         state = f"going, at {run.missing[0]}" if run.going else f"stopped {minutes:.0f} minutes ago before the end of {run.missing[0]}"
-    return " · ".join([f"**{plain(run.name)}**", state, *run.facts])
-
-
-def plain(name: str) -> str:
-    """A name in Markdown, as it is spelt."""
-    return re.sub(r"([\\`*_{}\[\]()<>#+!|$~:-])", r"\\\1", name)
+    whose = "a run played elsewhere" if run.name == EXAMPLE else "your run"
+    return " · ".join([f"**{plain(run.name)}**, {whose}", state, *map(plain, run.facts)])
 
 
 PAGE = Page(

@@ -1,12 +1,14 @@
 """Experts that a coarse sampler took, those that an exact trainer would take, and what replay makes of the two."""
 
+from pathlib import Path
+
 import numpy as np
 import streamlit as st
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from etude.explorer import examples, spans
+from etude.explorer import examples, provenance, spans
 from etude.explorer.page import COLOURS, Page, axes, figure, png, table
 from ref import router_replay
 
@@ -16,10 +18,10 @@ FILES = ("routing.json", "routing.npz")
 
 
 @examples.remembered(*FILES, most=16)
-def stored(rollout: int) -> dict[str, Tensor]:
+def stored(rollout: int, folder: Path | None = None) -> dict[str, Tensor]:
     """The arrays of a rollout (`sims/examples.py`), experts as integers that index. RunError where they are not those of routing.json, as
     when one of the two files was written again and the other was not."""
-    arrays, told = examples.arrays("routing"), examples.load("routing")
+    arrays, told = examples.arrays("routing", folder), examples.load("routing", folder)
     alphas, T = len(told["alphas"]), len(told["rollouts"][rollout]["tokens"]) - 1
     shapes = {"scores": (None, T, None, None), "sampler": (T, None, None), "own": (T, None, None), "pass": (alphas,), "behavior": (T,),
               "logp": (alphas + 1, T)}  # fmt: skip
@@ -27,16 +29,16 @@ def stored(rollout: int) -> dict[str, Tensor]:
     for name, shape in shapes.items():
         x = found[name]
         if x is None or x.ndim != len(shape) or any(n not in (None, size) for n, size in zip(shape, x.shape)):
-            raise examples.unreadable(examples.FOLDER / "routing.npz", f"{rollout}/{name} is not what routing.json is about")
+            raise examples.unreadable((folder or examples.FOLDER) / "routing.npz", f"{rollout}/{name} is not what routing.json is about")
     return {name: torch.from_numpy(x.astype(np.int64) if name in ("sampler", "own", "pass") else x) for name, x in found.items()}
 
 
 @examples.remembered(*FILES, most=512)
-def taken(rollout: int, alpha: int) -> tuple[Tensor, Tensor]:
+def taken(rollout: int, alpha: int, folder: Path | None = None) -> tuple[Tensor, Tensor]:
     """Experts [T−1, L, K] that replay at the α of that place takes, and the scores [T−1, L, E] of the pass in which it does: what a layer
     sees depends on what the layers before it took."""
-    s = stored(rollout)
-    scores, value = s["scores"][s["pass"][alpha]], examples.load("routing")["alphas"][alpha]
+    s = stored(rollout, folder=folder)
+    scores, value = s["scores"][s["pass"][alpha]], examples.load("routing", folder)["alphas"][alpha]
     layers = zip(scores.unbind(1), s["sampler"].unbind(1), strict=True)
     return torch.stack([router_replay.replay(x, theirs, theirs.shape[-1], value) for x, theirs in layers], 1), scores
 
@@ -46,17 +48,17 @@ def other(ours: Tensor, theirs: Tensor) -> Tensor:
     return (ours.sort(-1)[0] != theirs.sort(-1)[0]).any(-1)
 
 
-def beginning(rollout: int) -> int:
+def beginning(rollout: int, folder: Path | None = None) -> int:
     """Where a window begins in which the engines differ on the last layer; 0 where they never do."""
-    s = stored(rollout)
+    s = stored(rollout, folder=folder)
     apart = other(s["sampler"][:, -1], s["own"][:, -1]).nonzero()[:, 0].tolist()
     return max(0, min(apart[0] - WINDOW // 2, len(s["sampler"]) - WINDOW)) if apart else 0
 
 
 @examples.remembered(*FILES)
-def quantiles() -> list[dict]:
+def quantiles(folder: Path | None = None) -> list[dict]:
     """A row for each way over the sampled tokens of all rollouts: `router_replay.mismatch`."""
-    columns, alphas = examples.arrays("routing"), examples.load("routing")["alphas"]
+    columns, alphas = examples.arrays("routing", folder), examples.load("routing", folder)["alphas"]
     behavior = torch.from_numpy(columns["behavior"])
     ways, rows = ["own", *(f"α = {a:g}" for a in alphas)], []
     for way, logp in zip(ways, torch.from_numpy(columns["logp"]), strict=True):
@@ -66,21 +68,21 @@ def quantiles() -> list[dict]:
 
 
 @examples.remembered(*FILES, most=16)
-def dropped(rollout: int) -> list[dict]:
+def dropped(rollout: int, folder: Path | None = None) -> list[dict]:
     """A row for each α: the share of the sampler's experts that the filter drops, and what of the taken ones are not the router's own."""
-    s, rows = stored(rollout), []
-    for place, alpha in enumerate(examples.load("routing")["alphas"]):
-        ours = taken(rollout, place)[0].unbind(1)
+    s, rows = stored(rollout, folder=folder), []
+    for place, alpha in enumerate(examples.load("routing", folder)["alphas"]):
+        ours = taken(rollout, place, folder=folder)[0].unbind(1)
         rows.append({"α": alpha, "dropped": router_replay.differing(ours, s["sampler"].unbind(1))["decisions"],
                      "not its own": router_replay.differing(ours, s["own"].unbind(1))["decisions"]})  # fmt: skip
     return rows
 
 
-def token_rows(rollout: int, layer: int, alpha: int, alphas: list[float]) -> list[dict]:
+def token_rows(rollout: int, layer: int, alpha: int, alphas: list[float], folder: Path | None = None) -> list[dict]:
     """A row for each position: the token, the one after it, the experts of one layer by all three, and the gap |log π − log μ| of the next
     token, in nats, where the agent drew it."""
-    s, told = stored(rollout), examples.load("routing")["rollouts"][rollout]
-    chosen = taken(rollout, alpha)[0][:, layer]
+    s, told = stored(rollout, folder=folder), examples.load("routing", folder)["rollouts"][rollout]
+    chosen = taken(rollout, alpha, folder=folder)[0][:, layer]
     sampler, own = s["sampler"][:, layer], s["own"][:, layer]
     apart, filtered = other(sampler, own), other(sampler, chosen)
     gap = (s["logp"] - s["behavior"]).abs()
@@ -96,10 +98,10 @@ def token_rows(rollout: int, layer: int, alpha: int, alphas: list[float]) -> lis
     return rows
 
 
-def picture(rollout: int, layer: int, alpha: int, first: int, alphas: list[float]) -> None:
+def picture(rollout: int, layer: int, alpha: int, first: int, alphas: list[float], folder: Path) -> None:
     """Probabilities of the router for some tokens, with the three choices upon them."""
-    s, told = stored(rollout), examples.load("routing")["rollouts"][rollout]
-    chosen, scores = taken(rollout, alpha)
+    s, told = stored(rollout, folder=folder), examples.load("routing", folder)["rollouts"][rollout]
+    chosen, scores = taken(rollout, alpha, folder=folder)
     at = slice(first, first + WINDOW)
     p = scores[at, layer].softmax(-1).numpy()
     fig = Figure(figsize=(9.2, 3.9))  # its margins are fixed: working them out would take as long as drawing
@@ -116,15 +118,15 @@ def picture(rollout: int, layer: int, alpha: int, first: int, alphas: list[float
     ax.set_xticks(columns, [repr(word)[1:-1].replace("$", r"\$") for word in told["tokens"][first : first + len(p)]], rotation=60, ha="right")
     ax.set(ylabel=f"expert of layer {layer + 1}", yticks=range(p.shape[1]))
     ax.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
-    figure(fig, "router-replay", token_rows(rollout, layer, alpha, alphas)[at],
+    figure(fig, "router-replay", token_rows(rollout, layer, alpha, alphas, folder)[at],
            f"{len(p)} tokens and how probable the trainer's router finds each expert for them, darker is more. Squares are the sampler's choice, "
            "circles the trainer's own, crosses what replay takes.", wide=True)  # fmt: skip
 
 
 @examples.remembered(*FILES)
-def curve() -> bytes:
+def curve(folder: Path | None = None) -> bytes:
     """p99 of the mismatch over α, all rollouts. The α of the page is not marked: drawing it again each time would take as long as all else."""
-    alphas, rows = examples.load("routing")["alphas"], quantiles()
+    alphas, rows = examples.load("routing", folder)["alphas"], quantiles(folder=folder)
     fig, ax = axes("α", "p99 of |log π − log μ|, nats", 4.8, 3.8, fixed=True)
     ax.plot(alphas, [row["p99"] for row in rows[1:]], "o-", color=COLOURS["blue"], label="replayed")
     ax.axhline(rows[0]["p99"], color=COLOURS["grey"], linestyle="--", label="trainer's own")
@@ -134,19 +136,20 @@ def curve() -> bytes:
 
 
 def draw() -> None:
-    told = examples.load("routing")
+    folder = provenance.chosen(*FILES)
+    told = examples.load("routing", folder)
     alphas, rollouts = told["alphas"], told["rollouts"]
     one, two, three, four = st.columns(4)
     names = [f"{i}, {'success' if told['success'] else 'failure'}" for i, told in enumerate(rollouts, 1)]
     rollout = names.index(one.selectbox("Rollout", names, key="rollout", bind="query-params"))
     one.caption(f"`{rollouts[rollout]['task']}`")
-    layers, T = stored(rollout)["sampler"].shape[1], len(stored(rollout)["sampler"])
+    layers, T = stored(rollout, folder=folder)["sampler"].shape[1], len(stored(rollout, folder=folder)["sampler"])
     layer = two.slider("Layer", 1, layers, layers, key="layer", bind="query-params") - 1
     value = three.select_slider("α, plausibility asked for", alphas, min(alphas, key=lambda a: abs(a - 0.5)), key="plausibility", bind="query-params")
-    first = four.slider("First token shown", 0, max(T - WINDOW, 1), beginning(rollout), key=f"first-{rollout + 1}", bind="query-params")
+    first = four.slider("First token shown", 0, max(T - WINDOW, 1), beginning(rollout, folder), key=f"first-{rollout + 1}", bind="query-params")
     alpha = alphas.index(value)
-    picture(rollout, layer, alpha, first, alphas)
-    rows, drops = token_rows(rollout, layer, alpha, alphas), dropped(rollout)[alpha]
+    picture(rollout, layer, alpha, first, alphas, folder)
+    rows, drops = token_rows(rollout, layer, alpha, alphas, folder), dropped(rollout, folder=folder)[alpha]
     spans.metrics(
         ("Tokens that differ", f"{sum(row['engines differ'] for row in rows)} of {len(rows)}", "The engines' own choices, on this layer."),
         ("Sampler's experts dropped", f"{100 * drops['dropped']:.2f}%", "By the filter, over all layers."),
@@ -160,19 +163,19 @@ def draw() -> None:
     else:
         st.markdown("On this layer they agree everywhere.")
     st.subheader("Mismatch by way")
-    st.markdown(f"|log π − log μ| of the {len(examples.arrays('routing')['behavior'])} tokens that the agent drew in {told['played']} rollouts of held-out "
+    st.markdown(f"|log π − log μ| of the {len(examples.arrays('routing', folder)['behavior'])} tokens that the agent drew in {told['played']} rollouts of held-out "
                 f"tasks, nats. Sampler: {told['sampler']}; trainer: {told['trainer']}. α = 0 is plain replay, α = 1 the router's own choice. The "
                 f"{len(rollouts)} rollouts above are {told['chosen']}.")  # fmt: skip
-    left, right = st.columns([1, 1])
+    (left, right), ways = st.columns([1, 1]), quantiles(folder=folder)
     with left:
-        figure(curve(), "router-mismatch", quantiles(),
-               f"The 99th percentile of the mismatch over α, over all rollouts; at α = {value:g} it is {quantiles()[alpha + 1]['p99']:.3f} nats.")
+        figure(curve(folder=folder), "router-mismatch", ways,
+               f"The 99th percentile of the mismatch over α, over all rollouts; at α = {value:g} it is {ways[alpha + 1]['p99']:.3f} nats.")
     with right:
-        table(quantiles(), "router-replay-mismatch")
+        table(ways, "router-replay-mismatch")
     st.subheader("What the filter drops")
     st.markdown("In the rollout above, over all layers: shares of the sampler's experts that are dropped, and of the experts taken that are not the "
                 "trainer's own.")  # fmt: skip
-    table(dropped(rollout), "router-replay-dropped")
+    table(dropped(rollout, folder=folder), "router-replay-dropped")
 
 
 PAGE = Page(

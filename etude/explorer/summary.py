@@ -1,9 +1,11 @@
-"""A real chain of contexts, piece by piece: what each holds, what the summary kept, and what every token is credited with."""
+"""A chain of contexts, piece by piece: what each holds, what the summary kept, and what every token is credited with."""
+
+from pathlib import Path
 
 import streamlit as st
 import torch
 
-from etude.explorer import examples, spans
+from etude.explorer import examples, provenance, spans
 from etude.explorer.page import COLOURS, Page, axes, figure, table
 from etude.runs import RunError
 from ref import dr_grpo, self_summary
@@ -37,9 +39,9 @@ def counted(pieces: list[dict]) -> list[int]:
 
 
 @examples.remembered("chain.json", most=8)
-def group_rows(number: int) -> list[dict]:
+def group_rows(number: int, folder: Path | None = None) -> list[dict]:
     """A row for each rollout of the chain's group: what it was paid, its advantage, and what the trap would make of it."""
-    group = examples.load("chain")["chains"][number]["group"]
+    group = examples.load("chain", folder)["chains"][number]["group"]
     rewards = torch.tensor([[one["reward"] for one in group]], dtype=torch.float64)
     chains = [chain_of(one["contexts"]) for one in group]
     advantages = dr_grpo.group_advantages(rewards)[0]
@@ -115,10 +117,12 @@ def fates(notes: list[dict]) -> None:
 
 
 def draw() -> None:
-    found = examples.load("chain")
+    folder = provenance.chosen("chain.json")
+    found = examples.load("chain", folder)
     chains = found["chains"]
     if not chains:
-        raise RunError("in example chain.json no rollout needed a second context; write it from a run with a smaller context.trigger: etude examples")
+        raise RunError("in example chain.json no rollout needed a second context; write it from a run with a smaller context.trigger: "
+                       + examples.again(folder))
     left, right = st.columns([1, 2])
     with left:
         names = [f"{i}, {'success' if chain['success'] else 'failure'}" for i, chain in enumerate(chains, 1)]
@@ -129,7 +133,7 @@ def draw() -> None:
         at = st.slider("Piece", 1, len(rows), len(rows), key=f"piece-{number + 1}", bind="query-params",
                        help="Prompts, turns, answers, requests and summaries, in the order in which they came.")  # fmt: skip
         colouring = st.radio("Colour", ("role", "credit"), key="colour", bind="query-params", horizontal=True)
-    group = group_rows(number)
+    group = group_rows(number, folder=folder)
     credit, here = group[chain["place"]]["advantage"], rows[at - 1]
     whole = chain_of([counted(pieces) for pieces in contexts], chain["saved"])
     passed = [counted([p for p, row in zip(pieces, (r for r in rows if r["context"] == n), strict=True) if row["piece"] <= at])
@@ -160,8 +164,8 @@ def draw() -> None:
 PAGE = Page(
     name="summary",
     title="Self-summary",
-    says="A rollout longer than its context goes on in another one, behind a summary that the policy wrote itself. These are real chains of the "
-    "tiny agent after RL, on tasks it never trained on.",
+    says="A rollout longer than its context goes on in another one, behind a summary that the policy wrote itself. These are chains of a "
+    "run's agent after RL, on tasks it never trained on.",
     formula=r"\begin{gathered} A_c = R_c - \frac1N\sum_{j} R_j \\"
     r"\mathcal L = -\frac{1}{\mathrm{budget}}\sum_c A_c \sum_{s \in c}\;\sum_{t\ \mathrm{sampled\ in}\ s} \rho_t \end{gathered}",
     look="the summary is the only thing that the next context knows; it gets the same credit as every other token that the policy wrote.",
