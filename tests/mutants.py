@@ -18,6 +18,7 @@ import hashlib
 import importlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -32,8 +33,10 @@ __all__ = ["MUTANTS", "Mutant", "mutated"]
 ROOT = Path(__file__).resolve().parent.parent
 JOURNAL = ROOT / "runs" / "mutants.jsonl"
 SLOTS = 2
-PATIENCE = 20
-"""How many times as long as without a mutation tests may take, and a minute more: a loop that does not end is a mistake noticed too."""
+PATIENCE = 10
+"""How many times the processor time that they take without a mutation tests may take, and half a minute more: a loop that does not end is a
+mistake noticed too. Where they wait for an hour instead, something is wrong with the tests."""
+HOUR = 3600.0
 WANTED = (
     "hypothesis.strategies", "pytest", "torch._dynamo", "torch.optim", "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen3_moe.modeling_qwen3_moe", "transformers.models.auto.modeling_auto", "trl.trainer.grpo_trainer",
@@ -379,7 +382,8 @@ class Job:
     key: str
     """In the journal; another one once the test file is another."""
     mutant: Mutant | None = None
-    limit: float = 1800.0
+    limit: float = HOUR
+    """Seconds of processor time."""
     slot: int = -1
     began: float = 0.0
 
@@ -430,7 +434,7 @@ def main(words: list[str] | None = None) -> int:
         if broken := [job for job in plain if known.found[job.key]["end"] != "passed"]:
             print("\n".join(f"{job.test} fails without any mutation: {known.found[job.key]['said']}" for job in broken))
             return 1
-        limit = {job.test: 60 + PATIENCE * known.found[job.key]["seconds"] for job in plain}
+        limit = {job.test: 30 + PATIENCE * known.found[job.key]["processor"] for job in plain}
         jobs = [Job(m.test, f"{m} | {m.test} {content[m.test]}", m, limit[m.test]) for m in chosen]
         run(jobs, tree, slots, known)
     return report([(job.mutant, known.found[job.key]) for job in jobs])
@@ -488,38 +492,40 @@ def run(jobs: list[Job], tree: Path, slots: list[Path], known: Journal) -> None:
     """Every job that is not known yet, as many at a time as there are slots, which are like `tree` but for a job's mutation."""
     waiting = [job for job in jobs if job.key not in known.found]
     total, done, free, running = len(waiting), 0, list(range(len(slots))), {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what ends the jobs
     try:
         while waiting or running:
             while waiting and free:
                 job = waiting.pop(0)
                 job.slot, job.began = free.pop(), time.monotonic()
                 running[begin(job, tree, slots[job.slot])] = job
-            pid, end = ended(running)
+            pid, end, worked = ended(running)
             job, done = running.pop(pid), done + 1
             seconds = round(time.monotonic() - job.began, 1)
-            said = f"did not end in {job.limit:.0f} s" if end == "endless" else (slots[job.slot] / "said").read_text(encoding="utf-8")
+            said = f"{job.limit:.0f} s of work and no end" if end == "endless" else (slots[job.slot] / "said").read_text(encoding="utf-8")
             if job.mutant:
                 shutil.copyfile(tree / job.mutant.file, slots[job.slot] / job.mutant.file)
             free.append(job.slot)
-            known.add(key=job.key, end=end, said=said[:500], seconds=seconds)
+            known.add(key=job.key, end=end, said=said[:500], seconds=seconds, processor=round(worked, 1))
             tell = {"passed": "lives" if job.mutant else "passes", "failed": "killed" if job.mutant else "fails"}.get(end, end)
-            print(f"{done:4} of {total}  {tell:7} {seconds:6.1f} s  {job.mutant or job.test}", flush=True)
+            print(f"{done:4} of {total}  {tell:7} {worked:6.1f} s  {job.mutant or job.test}", flush=True)
     finally:
         for pid in running:
             end_group(pid)
 
 
-def ended(running: dict[int, Job]) -> tuple[int, str]:
-    """Waits for a job to end, or to take too long; the process and how it ended."""
+def ended(running: dict[int, Job]) -> tuple[int, str, float]:
+    """Waits for a job to end, or to take too long; the process, how it ended, and seconds of processor time."""
+    ends = {0: "passed", 1: "failed", -signal.SIGXCPU: "endless"}
     while True:
         for pid, job in running.items():
-            late = time.monotonic() - job.began > job.limit
+            late = time.monotonic() - job.began > HOUR
             if late:
                 end_group(pid)
-            found, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+            found, status, used = os.wait4(pid, 0 if late else os.WNOHANG)
             if found:
                 end_group(pid)  # whatever it has started
-                return pid, "endless" if late else {0: "passed", 1: "failed"}.get(os.waitstatus_to_exitcode(status), "broken")
+                return pid, ends.get(os.waitstatus_to_exitcode(status), "broken"), used.ru_utime + used.ru_stime
         time.sleep(0.05)
 
 
@@ -539,8 +545,10 @@ def begin(job: Job, tree: Path, folder: Path) -> int:
     if pid := os.fork():
         return pid
     code = 3
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(job.limit), int(job.limit) + 5))
         code = tests_of(job, folder)
     finally:
         os._exit(code)

@@ -14,7 +14,7 @@ from ref.decoder import Decoder
 from ref.dr_grpo import group_advantages, policy_loss
 from ref.model import Config, Transformer
 from ref.sampler import Rollout, Sampler
-from ref.self_summary import Chain, Chaining, Demo, Segment, converse_chain, demo, rollout_chains, spread
+from ref.self_summary import Chain, Chaining, Demo, Segment, _Link, converse_chain, demo, rollout_chains, spread
 
 STOP, PROMPT = 0, [1, 2, 5]
 TINY = Config.tiny(
@@ -402,3 +402,30 @@ def test_demo_counts():
     assert figures["self_saved"] > 0 == figures["separate_saved"]
     # Chains have unlike numbers of rows; over chains the mean is zero.
     assert figures["advantage_over_rows"] != 0
+
+
+class Counting(Quiz):
+    """Answers every turn with its number."""
+
+    def reply(self, turn):
+        return super().reply(turn) and [len(self.heard), 5]
+
+
+def test_what_truncation_keeps_stands_in_the_order_in_which_it_was_said():
+    """Three exchanges of five tokens reach the trigger; ten tokens hold the last two of them."""
+    how = replace(HAND, join="truncate", longest_summary=10, trigger=17)
+    (chain,) = rollout_chains(Sampler(POLITE, torch.float32), [Counting(4)], how, temperature=0.0)
+    first, second = (s.tokens.tolist() for s in chain.segments)
+    assert first == [*PROMPT, 6, 7, STOP, 1, 5, 6, 7, STOP, 2, 5, 6, 7, STOP]
+    assert second == [*PROMPT, 6, 7, STOP, 2, 5, 6, 7, STOP, 3, 5, 6, 7, STOP] and chain.finished
+
+
+def test_a_fork_lives_by_itself():
+    """What is said to one after the fork, the other has not heard, and does not carry on into its next context."""
+    one = _Link(Counting(9), replace(HAND, join="truncate", trigger=13))
+    one.reply([6, 7])
+    other = one.fork()
+    assert one.reply([8]) == [2, 5] and other.reply([9, 9]) is None, "the trigger"
+    assert one.exchanges == [[6, 7, STOP, 1, 5], [8, STOP, 2, 5]] and other.exchanges == [[6, 7, STOP, 1, 5], [9, 9, STOP, 2, 5]]
+    assert (one.inner.heard, other.inner.heard) == ([[6, 7], [8]], [[6, 7], [9, 9]])
+    assert (one.length, other.length) == (12, 13)
