@@ -359,6 +359,14 @@ def bench_plan() -> None:
     importlib.import_module("etude.bench_plan").bench()
 
 
+@bench_app.command("crowded")
+def bench_crowded(
+    run: Annotated[Path, typer.Argument(help="A run of the recipe, small; its policy after SFT is played.")] = Path("runs/small"),
+) -> None:
+    """A run's parts alone, and beside as many busy programs as cores."""
+    importlib.import_module("etude.bench_crowded").bench(run)
+
+
 @bench_app.command("explorer")
 def bench_explorer() -> None:
     """Redraws of every slider of the explorer."""

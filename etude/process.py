@@ -133,9 +133,23 @@ def _packed(value: Any) -> bytes:
 
     file = io.BytesIO()
     pickler = pickle.Pickler(file, protocol=5)
-    pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: lambda tensor: (torch.from_numpy, (tensor.numpy(),))}
+    pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: _numbers}
     pickler.dump(value)
     return file.getvalue()
+
+
+def _numbers(tensor: Any) -> tuple[Callable, tuple]:
+    import torch
+
+    if tensor.dtype == torch.bfloat16:  # NumPy has none
+        return _bfloat16, (tensor.view(torch.int16).numpy(),)
+    return torch.from_numpy, (tensor.numpy(),)
+
+
+def _bfloat16(bits: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(bits).view(torch.bfloat16)
 
 
 def in_fresh_process(

@@ -30,6 +30,7 @@ Checkpoints are Hugging Face folders: see `ref/checkpoint.py`.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from dataclasses import fields as fields_of
 from pathlib import Path
 
 import torch
@@ -441,6 +442,8 @@ def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> F
 def config_of(path: str | Path) -> Config:
     """The shape of the network in a Hugging Face folder. CheckpointError as `load_hf`."""
     fields = read_config(Path(path))
+    real = {field.name for field in fields_of(Config) if field.type in (float, "float")}
+    fields |= {name: float(value) for name, value in fields.items() if name in real and type(value) is int}  # JSON's 1 is 1.0
     try:
         return Config(**fields)
     except (TypeError, ValueError) as error:

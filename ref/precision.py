@@ -25,13 +25,19 @@ class Masters:
         self.pairs = list(zip(self.masters.parameters(), self.model.parameters(), strict=True))
 
     @torch.no_grad()
-    def step(self, optimisers: list[torch.optim.Optimizer], max_norm: float = 1.0) -> Tensor:
-        """Apply the gradients that `model` has gathered, clipped to a global norm, and clear them.
+    def step(
+        self, optimisers: list[torch.optim.Optimizer], max_norm: float = 1.0, gradients: list[Tensor | None] | None = None
+    ) -> Tensor:
+        """Apply the gradients that `model` has gathered, clipped to a global norm, and clear them; or `gradients`, one for
+        each parameter in their order, gathered elsewhere: of any dtype, None for a parameter that has none.
 
         Returns the norm before clipping. Raises FloatingPointError when it is not finite: the step is not taken."""
-        used = [(m, w) for m, w in self.pairs if w.grad is not None]
-        for master, work in used:
-            master.grad = work.grad.to(torch.float32)
+        if gradients is None:
+            gradients = [work.grad for _, work in self.pairs]
+        used = [(master, gradient) for (master, _), gradient in zip(self.pairs, gradients, strict=True) if gradient is not None]
+        for master, gradient in used:
+            master.grad = gradient.to(torch.float32)
+        for _, work in self.pairs:
             work.grad = None
         norm = nn.utils.clip_grad_norm_([m for m, _ in used], max_norm)
         if not torch.isfinite(norm):

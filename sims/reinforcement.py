@@ -6,13 +6,15 @@ The loop that `sims/recipe.py` plays once and the experiments play under changed
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from etude.runs import RunError, Stage
+from etude.runs import RunError, Stage, on_cores
 from ref import cpt, dr_grpo
 from ref.model import Transformer
 from ref.mtp import MTP, mtp_loss
@@ -132,7 +134,8 @@ def gate(config: "Recipe", sampler: Sampler, language: Language, how: Chaining) 
 
 def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes: list, step: int) -> dict[str, float]:
     """One policy-gradient step on a batch of finished episodes; returns the figures of the batch. Rewards, drift and baseline
-    belong to chains, rows of the batch are their segments, and the budget counts chains. `kl` is the policy's drift from the
+    belong to chains, rows of the batch are their segments, and the budget counts chains. Micro-batches are computed on all cores, one
+    thread each, and their gradients added up in float32 in one order: the bits are the same on any number of cores. `kl` is the policy's drift from the
     reference, `engine_kl` what its sampler computes otherwise, nats a rollout; `dropped`, of the replayed experts, what the filter took."""
     r = config.rl
     G, N = r.prompts, r.rollouts
@@ -145,10 +148,16 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
     owner = torch.tensor([c for c, chain in enumerate(chains) for _ in chain.segments] + fill)
     lengths = torch.tensor([len(s.tokens) for s in segments] + fill)
     batches = [(rows, -(-int(lengths[rows].max()) // 16) * 16) for rows in lengths.argsort(stable=True).split(32)]
-    model, drift, engine = learner.trunk.model, torch.zeros(len(episodes)), torch.zeros(len(episodes))
-    for rows, T in batches:
-        some = ids[rows, :T], mask[rows, :T], behavior[rows, :T]
-        for whole, part in zip((drift, engine), reference_kl(model, reference, *some, r.temperature), strict=True):
+    batches.reverse()  # the longest are dealt first, so that the cores end together
+    model, mtp = learner.trunk.model, learner.mtp if step % config.mtp.rl_every == 0 else None
+
+    def drifted(batch: tuple[Tensor, int]) -> tuple[Tensor, Tensor]:
+        rows, T = batch
+        return reference_kl(model, reference, ids[rows, :T], mask[rows, :T], behavior[rows, :T], r.temperature)
+
+    drift, engine = torch.zeros(len(episodes)), torch.zeros(len(episodes))
+    for (rows, _), parts in zip(batches, on_cores(drifted, batches), strict=True):
+        for whole, part in zip((drift, engine), parts, strict=True):
             whole.index_add_(0, owner[rows], part)
     rewards = torch.tensor([p["reward"] for p in paid]) - r.payment.kl * drift
     if r.shuffle_rewards:
@@ -158,32 +167,34 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
     advantages = torch.cat((advantages, torch.zeros(len(fill))))
     budget = float(G * N * r.budget_tokens)  # constant, so that the micro-batches' losses add up to the whole batch's
 
-    total, gaps, dropped, mtp_sum, mtp_count = 0.0, [], [], 0.0, 0.0
-    for rows, T in batches:
+    def pressed(batch: tuple[Tensor, int]) -> "Pressed":
+        rows, T = batch
         some, keep = ids[rows, :T], mask[rows, :T]
         contexts = [segments[i] if i < len(segments) else None for i in rows.tolist()]
         out = model(some, logits=False, experts=routing(contexts, T, r.replay, r.replay_alpha))
         logp = own_logp(model, out.hidden, some, keep, r.temperature)
         loss = dr_grpo.policy_loss(logp, behavior[rows, 1:T], advantages[rows], keep[:, 1:], budget=budget,
                                    clip_low=r.clip_low, clip_high=r.clip_high)  # fmt: skip
-        loss.backward()
-        total += loss.item()
-        gaps.append((logp.detach() - behavior[rows, 1:T])[keep[:, 1:]])
+        found = Pressed(loss.item(), (logp.detach() - behavior[rows, 1:T])[keep[:, 1:]])
         if r.replay == "filtered" and out.experts:  # the last token of a context predicts nothing, and was not routed
             known = (torch.arange(T) < lengths[rows, None] - 1).flatten()
             pair = ([e[known] for e in layers] for layers in (out.experts, routing(contexts, T, "plain", 0.0)))
-            dropped.append((differing(*pair)["decisions"], int(known.sum())))
-        if learner.mtp is not None and step % config.mtp.rl_every == 0:
+            found.dropped, found.known = differing(*pair)["decisions"], int(known.sum())
+        if mtp is not None:
             doc = torch.where(torch.arange(T) < lengths[rows, None], 0, -1)
-            distilled, count, _ = mtp_loss(learner.mtp.model, model, out, some, doc, keep.float())
-            (config.mtp.weight * distilled / mask.sum()).backward()
-            mtp_sum, mtp_count = mtp_sum + distilled.item(), mtp_count + count
-    norm = learner.trunk.step(learner.optimizers)
-    if mtp_count:
-        learner.mtp.step(learner.mtp_optimizers)
+            distilled, found.mtp_count, _ = mtp_loss(mtp.model, model, out, some, doc, keep.float())
+            found.mtp_loss, found.mtp_gradients = distilled.item(), gradients_of(config.mtp.weight * distilled / mask.sum(), mtp.model, again=True)
+        found.gradients = gradients_of(loss, model)
+        return found
+
+    found = on_cores(pressed, batches)
+    norm = learner.trunk.step(learner.optimizers, gradients=total_of([f.gradients for f in found]))
+    if mtp is not None and sum(f.mtp_count for f in found):
+        mtp.step(learner.mtp_optimizers, gradients=total_of([f.mtp_gradients for f in found]))
 
     verdicts = [e.verdict for e in episodes]
-    own, gap = mask.sum().item(), torch.cat(gaps)
+    own, gap = mask.sum().item(), torch.cat([f.gap for f in found])
+    mtp_count, known = sum(f.mtp_count for f in found), sum(f.known for f in found)
     ratio, size = gap.exp(), gap.abs()
 
     def mean(values: Iterable[float]) -> float:
@@ -195,14 +206,42 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
         "best": mean(max(v.tests for v in verdicts[g * N : (g + 1) * N]) for g in range(G)),
         "tokens": own / len(episodes), "turns": mean(v.turns for v in verdicts),
         "invalid_calls": mean(v.invalid_calls for v in verdicts), "tested": mean(float(v.tested) for v in verdicts),
-        "effort": mean(p["effort"] for p in paid), "kl": mean(drift.tolist()), "engine_kl": mean(engine.tolist()), "loss": total,
+        "effort": mean(p["effort"] for p in paid), "kl": mean(drift.tolist()), "engine_kl": mean(engine.tolist()), "loss": sum(f.loss for f in found),
         "nll": -(behavior.sum().item() / own), "grad_norm": norm.item(),
         "mismatch": size.mean().item(), "mismatch_p99": float(np.quantile(size.numpy(), 0.99)), "mismatch_max": size.max().item(),
         "outside_clip": ((ratio < 1 - r.clip_low) | (ratio > 1 + r.clip_high)).double().mean().item(),
         "finished": mean(float(c.finished) for c in chains), "segments": len(segments) / len(chains),
-        "summary_tokens": mean(c.summary_tokens for c in chains), **({"mtp_loss": mtp_sum / mtp_count} if mtp_count else {}),
-        **({"dropped": sum(share * n for share, n in dropped) / sum(n for _, n in dropped)} if dropped else {}),
+        "summary_tokens": mean(c.summary_tokens for c in chains), **({"mtp_loss": sum(f.mtp_loss for f in found) / mtp_count} if mtp_count else {}),
+        **({"dropped": sum(f.dropped * f.known for f in found) / known} if known else {}),
     }  # fmt: skip
+
+
+@dataclass
+class Pressed:
+    """What a micro-batch says to the step: its part of the loss and of the gradients, and of the figures."""
+
+    loss: float
+    gap: Tensor
+    """log π − log μ of the policy's own tokens, [n]."""
+    gradients: list[Tensor | None] = field(default_factory=list)
+    dropped: float = 0.0
+    known: int = 0
+    """Share of the replayed decisions that the filter dropped, and the tokens that it is a share of."""
+    mtp_loss: float = 0.0
+    mtp_count: float = 0.0
+    mtp_gradients: list[Tensor | None] = field(default_factory=list)
+
+
+def gradients_of(loss: Tensor, model: torch.nn.Module, again: bool = False) -> list[Tensor | None]:
+    """d loss / d w for every parameter, in their order; None where the loss does not ask a parameter. `again`: the graph will be
+    asked once more."""
+    return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=again, allow_unused=True))
+
+
+def total_of(parts: list[list[Tensor | None]]) -> list[Tensor | None]:
+    """The sum over micro-batches, in float32 and in their order, parameter by parameter."""
+    columns = [[g.float() for g in column if g is not None] for column in zip(*parts, strict=True)]
+    return [sum(column[1:], column[0]) if column else None for column in columns]
 
 
 def routing(rollouts: Sequence[Rollout | None], T: int, how: str, alpha: float) -> list | None:

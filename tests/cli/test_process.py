@@ -125,6 +125,12 @@ def test_a_view_of_much_memory_comes_back_as_its_own_numbers_alone(two_cores):
         assert answer["row"].untyped_storage().nbytes() == 24
 
 
+def test_tensors_of_every_dtype_come_back(two_cores):
+    dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
+    for answer in on_cores(lambda part: [torch.tensor([[1, 0, 3]]).to(dtype) for dtype in dtypes], [0, 1]):
+        assert all(torch.equal(x, torch.tensor([[1, 0, 3]]).to(dtype)) and x.dtype == dtype for x, dtype in zip(answer, dtypes, strict=True))
+
+
 def fall(part):
     if part == 1:
         raise ValueError("trigger must exceed every prompt")

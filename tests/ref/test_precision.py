@@ -119,3 +119,17 @@ def test_masters_have_the_networks_names_and_a_loaded_state_is_copied_down():
     masters.copy_down()
     for p, q in zip(masters.model.parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q.bfloat16())
+
+
+def test_gradients_gathered_elsewhere_count_instead_of_the_models_own():
+    """Without rounding them to the working weights' dtype; a parameter without one stays."""
+    masters = Masters(nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)]))
+    first, second = (p.detach().clone() for p in masters.masters.parameters())
+    masters.model[1].weight.grad = torch.ones(1, 1).bfloat16()  # left behind
+    gradient = torch.tensor([[0.25 + 2.0**-12]])
+    norm = masters.step([torch.optim.SGD(masters.masters.parameters(), lr=1.0)], gradients=[gradient, None])
+    assert norm == gradient.item() and torch.equal(masters.masters[1].weight, second)
+    torch.testing.assert_close(masters.masters[0].weight, first - gradient, rtol=0, atol=1e-7)
+    assert all(p.grad is None for p in [*masters.model.parameters(), *masters.masters.parameters()])
+    with pytest.raises(ValueError, match="shorter"):
+        masters.step([], gradients=[gradient])

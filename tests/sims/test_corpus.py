@@ -28,7 +28,7 @@ def quick():
     """Fewer episodes for the tokenizer to read, and no TensorBoard."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "shown_episodes", lambda config: iter(()))
-        patch.setattr("etude.runs._open_board", lambda *_: False)
+        patch.setattr("etude.runs.open_board", lambda *_: False)
         yield
 
 

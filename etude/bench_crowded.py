@@ -1,0 +1,140 @@
+"""`etude bench crowded`: what the parts of a run cost alone on the machine, and beside as many busy programs as it has cores.
+
+Every part is played in three ways, by turns: alone; alone in the old way, which was one process with as many threads as cores, that wait
+for each other in every product; and beside the busy programs. A busy program is an endless loop in a session of its own: Linux shares
+cores evenly between sessions, whatever their priority, as on a desktop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from etude.bench import written
+from etude.process import cores, keep_freed_memory, machine
+from etude.runs import RunError, fill
+
+BUSY = "while True: pass"
+WAYS = ("alone", "threads", "crowded")
+ROLLOUTS = {"sampling": 128, "evaluation": 2400}
+"""Conversations: of one step of RL, and of the evaluation of one checkpoint."""
+
+
+def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), rounds: int = 3) -> dict:
+    """Seconds of sampling, a step of RL, decoding and evaluation with the policy that `run` holds after SFT, medians of `rounds`; prints
+    them and writes out/crowded-CPU.json. RunError where the folder holds no such policy."""
+    keep_freed_memory()
+    parts = parts_of(Path(run))
+    seconds: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in parts}
+    for part in parts.values():
+        part()  # what is computed once only
+    for number, (name, part) in itertools.product(range(rounds), parts.items()):
+        for way in WAYS[number % 3 :] + WAYS[: number % 3]:
+            with busy() if way == "crowded" else threads() if way == "threads" else contextlib.nullcontext():
+                began = time.perf_counter()
+                part()
+                seconds[name][way].append(time.perf_counter() - began)
+            print(f"round {number + 1} of {rounds}: {name}, {way}: {seconds[name][way][-1]:.2f} s", flush=True)
+    found = {name: {"seconds": one, **summary(one)} for name, one in seconds.items()}
+    for name, one in found.items():
+        print(f"{name:10s} alone {one['alone_s']:6.2f} s, {one['faster_than_threads']:.2f} times as fast as with threads; "
+              f"beside {cores()} busy programs {one['slower_in_a_crowd']:.2f} times slower")  # fmt: skip
+    record = {
+        "what": "seconds of a run's parts alone, alone with threads instead of processes, and beside as many busy programs as cores",
+        "command": "etude bench crowded", "machine": machine(), "busy": cores(), "rounds": rounds, "rollouts": ROLLOUTS, "parts": found,
+    }  # fmt: skip
+    return written(record, out, "crowded", record["machine"]["cpu"])
+
+
+def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Medians of a part's seconds, and of the ratios within a round."""
+    ratio = {way: [b / a for a, b in zip(seconds["alone"], seconds[way], strict=True)] for way in ("threads", "crowded")}
+    return {
+        **{f"{way}_s": statistics.median(seconds[way]) for way in WAYS},
+        "faster_than_threads": statistics.median(ratio["threads"]), "slower_in_a_crowd": statistics.median(ratio["crowded"]),
+    }  # fmt: skip
+
+
+def parts_of(root: Path) -> dict[str, Callable[[], object]]:
+    """Name → what plays that part of the run in `root` once, always the same."""
+    import torch
+
+    from ref.sampler import Sampler
+    from sims import evaluation
+    from sims.agent import play
+    from sims.chains import context
+    from sims.corpus import task_stream
+    from sims.learner import Learner, language_of, load_checkpoint
+    from sims.recipe import Recipe
+    from sims.reinforcement import improve
+
+    try:
+        config = fill(Recipe, json.loads((root / "config.json").read_text())["config"])
+        model, mtp = load_checkpoint(root, config, "sft")
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{root} holds no run with a policy after SFT; play one (make small), or name one: etude bench crowded RUN") from error
+    language, r, dtype = language_of(root), config.rl, getattr(torch, config.training.dtype)
+    how, sampler_dtype = context(language, config), getattr(torch, config.training.sampler_dtype)
+    reference = load_checkpoint(root, config, "sft", with_mtp=False)[0].to(dtype)
+    sampler = Sampler(reference, sampler_dtype)
+    learner = Learner(config, model, mtp, 0.0, 0.0)
+    learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=0.0)]
+
+    def rollouts(conversations: int) -> list:
+        tasks = list(itertools.islice(task_stream(config, "rl"), conversations // r.rollouts))
+        return play(sampler, language, tasks, r.rollouts, how, r.max_turns, torch.Generator().manual_seed(1), r.temperature)
+
+    batch = rollouts(r.prompts * r.rollouts)
+    tasks, decoded = list(itertools.islice(task_stream(config, "evaluation"), 8)), mtp.to(dtype) if mtp is not None else None
+
+    def decode() -> None:
+        with evaluation.one_thread():
+            evaluation.measure_decoding(reference, decoded, language, tasks, config, rounds=1)
+
+    return {
+        "sampling": lambda: rollouts(ROLLOUTS["sampling"]), "step": lambda: improve(config, learner, reference, batch, 0),
+        **({"decoding": decode} if decoded is not None else {}), "evaluation": lambda: rollouts(ROLLOUTS["evaluation"]),
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def threads() -> Iterator[None]:
+    """One process that computes everything with as many threads as there are cores, rollouts in as large batches as may be."""
+    from unittest import mock
+
+    import torch
+
+    from sims import agent, evaluation, reinforcement
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores())
+
+    def here(function: Callable, parts: list, progress: Callable[[int], None] = lambda done: None) -> list:
+        return [function(part) for part in parts]
+
+    try:
+        with mock.patch.object(agent, "on_cores", here), mock.patch.object(reinforcement, "on_cores", here), \
+             mock.patch.object(agent, "LEAST", agent.MOST), mock.patch.object(evaluation, "one_thread", contextlib.nullcontext):  # fmt: skip
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """A busy program for each core."""
+    programs = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(cores())]
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()

@@ -1,0 +1,107 @@
+"""A step of RL in micro-batches on many cores is the step on the whole batch, and its bits do not depend on the number of cores."""
+
+import copy
+import itertools
+import random
+
+import pytest
+import torch
+
+from etude import process
+from etude.runs import fill
+from ref import cpt, dr_grpo
+from ref.model import Config, Transformer
+from ref.mtp import MTP, mtp_loss
+from ref.sampler import Sampler
+from ref.self_summary import spread
+from sims import agent, recipe, reinforcement
+from sims.agent import Language
+from sims.corpus import task_stream
+from sims.learner import Learner
+from sims.microrepo import documents
+from sims.policies import SMOKE
+from sims.reinforcement import gradients_of, improve, total_of
+
+TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+            num_experts=4, moe_intermediate_size=32)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def played():
+    """Configuration, policy, MTP layers, and a batch of 40 sampled rollouts of unlike lengths: two micro-batches."""
+    language = Language(cpt.train_tokenizer(itertools.islice(documents(random.Random(0)), 300), 400))
+    settings = SMOKE | {"training": SMOKE["training"] | {"dtype": "float32"}, "rl": SMOKE["rl"] | {"prompts": 10, "rollouts": 4, "replay": "plain"}}
+    config = fill(recipe.Recipe, settings)
+    torch.manual_seed(1)
+    network = Config.tiny(language.tokenizer.get_vocab_size(), **TINY)
+    model, mtp = Transformer(network), MTP(network)
+    sampler, generator, episodes = Sampler(model, torch.float32), torch.Generator().manual_seed(0), []
+    for n, task in enumerate(itertools.islice(task_stream(config, "rl"), 10)):
+        episodes += agent.play(sampler, language, [task], 4, agent.single(150 + 8 * n), 4, generator)
+    assert len({len(e.rollout.tokens) for e in episodes}) > 1 and min(int(e.rollout.sampled.sum()) for e in episodes) > 1
+    return config, model, mtp, episodes
+
+
+def a_step(played, monkeypatch, cores, rewards):
+    """The figures of a step on `played` with these rewards, and what it left of the policy and of its MTP layers."""
+    config, model, mtp, episodes = played
+    monkeypatch.setattr(process, "cores", lambda: cores)
+    given = iter(rewards)
+    monkeypatch.setattr(reinforcement, "pay", lambda episode, payment: {"reward": next(given), "effort": 0.0})
+    reference = copy.deepcopy(model)
+    learner = Learner(config, copy.deepcopy(model), copy.deepcopy(mtp), 0.0, 0.0)
+    learner.optimizers = [torch.optim.SGD(learner.trunk.masters.parameters(), lr=1.0)]
+    learner.mtp_optimizers = [torch.optim.SGD(learner.mtp.masters.parameters(), lr=1.0)]
+    figures = improve(config, learner, reference, episodes, 0)
+    return figures, [learner.trunk.masters.state_dict(), learner.mtp.masters.state_dict()]
+
+
+REWARDS = torch.rand(40, generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def test_the_bits_are_the_same_on_any_number_of_cores(played, monkeypatch):
+    one, two = (a_step(played, monkeypatch, cores, REWARDS) for cores in (1, 2))
+    assert one[0] == two[0]
+    assert all(torch.equal(x, y) for a, b in zip(one[1], two[1], strict=True) for x, y in zip(a.values(), b.values(), strict=True))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_the_step_is_the_one_on_the_whole_batch(played, monkeypatch, cores):
+    """Written out on one padded batch, by autograd: the same weights after a step of plain gradient descent, which is clipped to norm 1."""
+    config, model, mtp, episodes = played
+    r = config.rl
+    figures, (after, drafts) = a_step(played, monkeypatch, cores, REWARDS)
+    chains = [e.chain for e in episodes]
+    segments = [s for chain in chains for s in chain.segments]
+    ids, mask, behavior = agent.pad(segments)
+    advantages = spread(dr_grpo.group_advantages(torch.tensor(REWARDS).view(10, 4)).flatten(), chains)
+    plain, layers = copy.deepcopy(model), copy.deepcopy(mtp)
+    out = plain(ids, logits=False, experts=reinforcement.routing(segments, ids.shape[1], "plain", 0.0))
+    logp = agent.own_logp(plain, out.hidden, ids, mask, r.temperature)
+    loss = dr_grpo.policy_loss(logp, behavior[:, 1:], advantages, mask[:, 1:], budget=float(40 * r.budget_tokens))
+    doc = torch.where(torch.arange(ids.shape[1]) < torch.tensor([len(s.tokens) for s in segments])[:, None], 0, -1)
+    distilled, _, _ = mtp_loss(layers, plain, out, ids, doc, mask.float())
+    (config.mtp.weight * distilled / mask.sum()).backward()
+    loss.backward()
+    assert figures["loss"] == pytest.approx(loss.item(), abs=1e-6) and figures["grad_norm"] > 1e-3
+    for network, left in ((plain, after), (layers, drafts)):
+        moved = torch.nn.utils.clip_grad_norm_([p for p in network.parameters() if p.grad is not None], 1.0)
+        assert moved > 1e-3
+        for name, p in network.named_parameters():
+            wanted = p.detach() - (p.grad if p.grad is not None else 0)
+            torch.testing.assert_close(left[name], wanted, rtol=0, atol=2e-6, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_gradients_add_up_in_float32_and_nothing_is_nothing():
+    size = 2.0**-9
+    parts = [[torch.tensor([1.0]).bfloat16(), None], [torch.tensor([size]).bfloat16(), None], [None, None]]
+    total = total_of(parts)
+    assert total[0].dtype == torch.float32 and total[0].item() == 1 + size and total[1] is None  # in bfloat16 it is 1
+
+
+def test_gradients_of_a_loss_leave_the_network_as_it_was():
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
+    loss = model[0](torch.ones(2)).sum()
+    first, again = gradients_of(loss, model, again=True), gradients_of(loss, model)
+    assert [g is None for g in first] == [False, False, True, True] and torch.equal(first[0], again[0])
+    assert all(p.grad is None for p in model.parameters())
