@@ -82,7 +82,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
         raise RunError(f"{root} holds no run with a policy after SFT; play one (make small), or name one: etude bench crowded RUN") from error
     language, r, dtype = language_of(root), config.rl, getattr(torch, config.training.dtype)
     how, sampler_dtype = context(language, config), getattr(torch, config.training.sampler_dtype)
-    reference = load_checkpoint(root, config, "sft", with_mtp=False)[0].to(dtype)
+    reference, decoded = (part.to(dtype) if part is not None else None for part in load_checkpoint(root, config, "sft"))
     sampler = Sampler(reference, sampler_dtype)
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=0.0)]
@@ -92,7 +92,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
         return play(sampler, language, tasks, r.rollouts, how, r.max_turns, torch.Generator().manual_seed(1), r.temperature)
 
     batch = rollouts(r.prompts * r.rollouts)
-    tasks, decoded = list(itertools.islice(task_stream(config, "evaluation"), 8)), mtp.to(dtype) if mtp is not None else None
+    tasks = list(itertools.islice(task_stream(config, "evaluation"), 8))
 
     def decode() -> None:
         with evaluation.one_thread():
