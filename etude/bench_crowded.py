@@ -106,7 +106,8 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
 @contextlib.contextmanager
 def threads() -> Iterator[None]:
-    """One process that computes everything with as many threads as there are cores, rollouts in as large batches as may be."""
+    """One process that computes everything with as many threads as there are cores, rollouts in batches of 800 at most. So it was before
+    there were processes."""
     from unittest import mock
 
     import torch
@@ -116,12 +117,12 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(cores())
 
-    def here(function: Callable, parts: list, progress: Callable[[int], None] = lambda done: None) -> list:
+    def here(function: Callable, parts: list, progress: Callable[[int], None] = lambda done: None, each: int = 1) -> list:
         return [function(part) for part in parts]
 
     try:
         with mock.patch.object(agent, "on_cores", here), mock.patch.object(reinforcement, "on_cores", here), \
-             mock.patch.object(agent, "LEAST", agent.MOST), mock.patch.object(evaluation, "one_thread", contextlib.nullcontext):  # fmt: skip
+             mock.patch.object(agent, "LEAST", 800), mock.patch.object(agent, "MOST", 800), mock.patch.object(evaluation, "one_thread", contextlib.nullcontext):  # fmt: skip
             yield
     finally:
         torch.set_num_threads(before)

@@ -65,15 +65,18 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def on_cores(function: Callable[[Any], Any], parts: Sequence[Any], progress: Callable[[int], None] = lambda done: None) -> list:
-    """[function(part) for part in parts], each with one thread of torch; on Linux with several cores, in as many forked processes, to
+def on_cores(
+    function: Callable[[Any], Any], parts: Sequence[Any], progress: Callable[[int], None] = lambda done: None, each: int = 1
+) -> list:
+    """[function(part) for part in parts], each with one thread of torch; on Linux with several cores, in `each` forked processes a core, to
     which parts are dealt one by one. `progress` hears how many are done. What `function` raises is raised here; RuntimeError where a
     process dies. Nothing that it changes is seen here: only what it returns, which has to be picklable.
 
     Two threads wait for each other in every product, and of a small network a product takes microseconds. Beside other busy programs a
     wait lasts until the scheduler has run those: two threads were ten times slower so. Two processes meet only at the end. Each is a
-    session of its own, to which Linux gives as much of a core as to every other one."""
-    workers = min(cores(), len(parts)) if sys.platform == "linux" else 1
+    session of its own, to which Linux gives as much of a core as to every other one: with two a core there are twice as many beside other
+    programs, and alone nothing is lost where parts are large."""
+    workers = min(each * cores(), len(parts)) if sys.platform == "linux" and cores() > 1 else 1
     if workers < 2:
         found = []
         with one_thread():

@@ -89,9 +89,9 @@ def single(max_len: int) -> Chaining:
     return Chaining(max_len - 1, longest_summary=1, room=0, join="none")
 
 
-LEAST, MOST = 64, 1200
-"""Conversations that are played in one batch: half of those that there are, within these bounds. Small batches waste what a step costs
-whatever its size, and large ones memory (half a megabyte a conversation)."""
+LEAST, MOST = 64, 600
+"""Conversations that are played in one batch: half of those that there are, within these bounds. A step of the network costs as much as 100
+conversations in it before it has any, and so small batches waste; large ones take memory, half a megabyte a conversation."""
 
 
 def play(
@@ -125,7 +125,7 @@ def play(
 
     size = min(max(LEAST, -(-len(wanted) // 2)), MOST)
     parts = [range(len(wanted))[start : start + size] for start in range(0, len(wanted), size)]
-    found = itertools.chain(*on_cores(rollouts, parts, lambda done: progress(min(done * size, len(wanted)))))
+    found = itertools.chain(*on_cores(rollouts, parts, lambda done: progress(min(done * size, len(wanted))), each=2 if size == MOST else 1))
     return [Episode(language, environment, group).take(chain) for (group, _, _), (environment, chain) in zip(wanted, found, strict=True)]
 
 
