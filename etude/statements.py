@@ -78,7 +78,7 @@ DRAFTS = (
               why=HERE),
     Statement("joint-training", "§3.1",
               "MTP layers that train jointly with the model in long context and SFT draft well and do not harm it",
-              why=HERE),
+              _in("mtp", "joint-drafts", "joint-trunk")),
 )  # fmt: skip
 
 GRADIENT = (

@@ -30,7 +30,8 @@ Where this file departs from the papers
    training. Both variants are here. `detach_trunk=True`, the default, is distillation atop a checkpoint, and
    also a joint training in which both learn side by side and the trunk learns as it would without layers.
    `detach_trunk=False` is the joint training of DeepSeek-V3: gradients reach the trunk through hidden states,
-   embedding and head.
+   embedding and head. The recipe plays the first (its setting `mtp.detach_trunk`), and `etude figure mtp` measures
+   what the second does to trunk and drafts.
 3. The sum over depths is a plain mean; DeepSeek-V3's factor λ is the caller's.
 4. A draft is a chain of K tokens, no tree.
 5. `share` and "hard" labels (DeepSeek-V3's own loss) are here to be compared with.

@@ -128,11 +128,12 @@ def train(
     stage: Stage, config: "Recipe", learner: Learner, batches: Callable[[int], tuple[Tensor, Tensor, Tensor | None]], steps: int,
     schedule: Callable[[int], float], phase: str, trunk: bool = True, look: Callable[[int], dict] | None = None,
 ) -> None:
-    """`steps` optimiser steps on `batches(step)` → ids, doc, weight [B, T]; trains the trunk, the MTP layers, or both."""
+    """`steps` optimiser steps on `batches(step)` → ids, doc, weight [B, T]; trains the trunk, the MTP layers, or both. Of both, the layers'
+    loss reaches the trunk where `mtp.detach_trunk` is off."""
     state = stage.restore()
     first = learner.restore(state) if state else 0
     seen = state["seen"] if state else 0
-    model = learner.trunk.model
+    model, joint = learner.trunk.model, trunk and learner.mtp is not None and not config.mtp.detach_trunk
     for step in range(first, steps):
         ids, doc, weight = batches(step)
         learner.schedule(schedule(step))
@@ -145,10 +146,12 @@ def train(
             loss = loss / count
             if out.router_logits:
                 loss = loss + config.model.router_aux_loss_coef * load_balancing_loss(out.router_logits, out.experts)
-            loss.backward()
+            if not joint:
+                loss.backward()
         if learner.mtp is not None:
-            distilled, count, stats = mtp_loss(learner.mtp.model, model, out, ids, doc, weight)
-            (config.mtp.weight * distilled / count).backward()
+            distilled, count, stats = mtp_loss(learner.mtp.model, model, out, ids, doc, weight, detach_trunk=not joint)
+            drafted = config.mtp.weight * distilled / count
+            (loss + drafted if joint else drafted).backward()
             figures |= {"mtp_loss": distilled.item() / count, **stats}
             learner.mtp.step(learner.mtp_optimizers)
         if trunk:

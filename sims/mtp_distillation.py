@@ -1,6 +1,6 @@
 """Multi-token prediction: learning from distributions against learning from labels, and the speed that drafts buy.
 
-    etude figure mtp                        about eight minutes on two cores; checkpoints from runs/small (make small)
+    etude figure mtp                        under twenty-five minutes on two cores; checkpoints from runs/small (make small)
     etude figure mtp --quick
 
 1. MTP layers from scratch atop the frozen mid-CPT trunk, as in the recipe: to match the main head's distribution, and to name
@@ -9,7 +9,8 @@
    (modules of held-out functions and the held-out codebase, mixed as in training), by depth: how often the greedy draft is the
    main head's choice, and the chance that sampling accepts a draft, Σ min(p, q). A draft's own predecessors are taken to
    stand: the layers read the text's tokens.
-2. The run's last agent with its own layers decodes held-out rollouts greedily at batch 1 (`sims/drafting.py`): measured
+2. Joint training in long context and SFT, with and without gradients into the trunk (`sims/joint_mtp.py`).
+3. The run's last agent with its own layers decodes held-out rollouts greedily at batch 1 (`sims/drafting.py`): measured
    speed-up beside the predicted one. A quiet machine, please: it is a timing.
 """
 
@@ -29,9 +30,11 @@ from ref.model import Transformer
 from ref.mtp import MTP, mtp_loss
 from ref.muon import optimizers
 from ref.precision import Masters
+from sims import joint_mtp
 from sims.corpus import code_pieces, heldout_codebase, take
 from sims.drafting import FULL, decode, speed_rows, speed_verdicts
 from sims.experiment import above, claim
+from sims.joint_mtp import acceptance
 from sims.learner import language_of, load_checkpoint
 from sims.microrepo import document, generate
 from sims.policies import agent
@@ -47,7 +50,7 @@ GREEDY, EXPECTED = 1, 2
 
 @dataclass(frozen=True)
 class Experiment:
-    """Sizes of both parts."""
+    """Sizes of all parts."""
 
     run: str = "runs/small"
     """A finished run of the recipe (empty: a tiny recipe that has learned nothing is played first)."""
@@ -61,6 +64,12 @@ class Experiment:
     """Shares of the tokens after which the layers are measured."""
     heldout_tokens: int = 16_384
     """Tokens of held-out text."""
+    repetitions: int = 3
+    """Repetitions of the joint trainings."""
+    epochs: int = 2
+    """Epochs of SFT in them."""
+    demonstrations: int = 200
+    """Held-out demonstrations on which they are measured."""
     tasks: int = 48
     """Held-out tasks that are decoded."""
     rounds: int = 3
@@ -76,8 +85,8 @@ class Experiment:
 
     @classmethod
     def quick(cls) -> "Experiment":
-        return cls(run="", tokens=8192, seeds=2, rates=(1.0, 2.0), looks=(0.25, 0.5, 1.0), heldout_tokens=2048, tasks=2, rounds=1,
-                   resamples=50)  # fmt: skip
+        return cls(run="", tokens=8192, seeds=2, rates=(1.0, 2.0), looks=(0.25, 0.5, 1.0), heldout_tokens=2048, repetitions=1,
+                   epochs=1, demonstrations=6, tasks=2, rounds=1, resamples=50)  # fmt: skip
 
 
 class Student:
@@ -124,22 +133,6 @@ def heldout(c: Experiment, root: Path, recipe: Recipe) -> tuple[Tensor, Tensor, 
     parts = [cpt.pack(list(take(pieces, c.heldout_tokens * part)), T, end) for pieces, part in sources]
     ids, doc = (torch.from_numpy(np.concatenate([p[i] for p in parts]).astype(np.int64)) for i in (0, 1))
     return ids, doc, np.arange(len(ids)) < len(parts[0][0])
-
-
-@torch.no_grad()
-def acceptance(mtp: MTP, trunk: Transformer, out, ids: Tensor, doc: Tensor, chunk: int = 4096) -> np.ndarray:
-    """[rows, depth, 3] of the text: positions scored, greedy drafts that are the main head's choice, and Σ min(p, q); on the
-    positions that `mtp_loss` scores."""
-    b, j = ((doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)).nonzero(as_tuple=True)
-    found = torch.zeros(len(ids), mtp.mtp.depth, 3, dtype=torch.float64)
-    for k, hidden in enumerate(mtp(out.prenorm, trunk.embed_tokens(ids), doc), 1):
-        at = (j >= k) & (doc[b, (j - k).clamp(min=0)] == doc[b, j])
-        for row, here in zip(b[at].split(chunk), j[at].split(chunk), strict=True):
-            p, q = (trunk.head(x).softmax(-1) for x in (out.hidden[row, here], hidden[row, here - k]))
-            same = p.argmax(-1) == q.argmax(-1)
-            counts = torch.stack((torch.ones(len(row)), same.float(), torch.minimum(p, q).sum(-1)), 1)
-            found[:, k - 1].index_add_(0, row, counts.double())
-    return found.numpy()
 
 
 def arms_of(c: Experiment) -> list[tuple[str, float]]:
@@ -216,10 +209,12 @@ def fewer(distill: np.ndarray, hard: np.ndarray, tokens: np.ndarray) -> float:
 
 
 def experiment(run: Run, config: Experiment) -> dict:
-    """Both parts, and the verdicts."""
+    """All parts, and the verdicts."""
     c, (root, recipe) = config, agent(run, config.run, config.seed)
     repetitions = [trained(run, c, root, recipe, number) for number in range(c.seeds)]
-    world = heldout(c, root, recipe)[2]
+    *text, world = heldout(c, root, recipe)
+    joint = {arm: [joint_mtp.training(run, c, root, recipe, arm, number, tuple(text)) for number in range(c.repetitions)]
+             for arm in joint_mtp.ARMS}  # fmt: skip
     # rows first, which the bootstrap draws: rows, repetitions, arms, looks, depth, 3
     counts = np.stack([found for found, _ in repetitions]).transpose(3, 0, 1, 2, 4, 5)
     tokens = np.array(repetitions[0][1], dtype=float)
@@ -228,8 +223,8 @@ def experiment(run: Run, config: Experiment) -> dict:
         stage.restore()
         stage.finish(in_fresh_process(decode, root, recipe, c, progress=stage.progress))
     speeds = speed_rows(c, stage.result())
-    rows = training_rows(c, counts, tokens, world) + speeds
-    return {"rows": rows, "claims": learning_verdicts(c, counts, tokens) + speed_verdicts(rows)}
+    rows = training_rows(c, counts, tokens, world) + joint_mtp.joint_rows(c, joint) + speeds
+    return {"rows": rows, "claims": learning_verdicts(c, counts, tokens) + joint_mtp.joint_verdicts(c, joint) + speed_verdicts(rows)}
 
 
 def training_rows(c: Experiment, counts: np.ndarray, tokens: np.ndarray, world: np.ndarray) -> list[dict]:
@@ -288,10 +283,10 @@ def learning_verdicts(c: Experiment, counts: np.ndarray, tokens: np.ndarray) -> 
 
 
 def picture(found: dict, path: Path) -> None:
-    """Left: acceptance over tokens seen. Middle: by depth. Right: speed-up."""
+    """Acceptance over tokens seen, by depth, after joint training; speed-up."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
-    figure, (left, middle, right) = sheet(3, "Drafts of multi-token prediction: learned from distributions or from labels", width=5.2)
+    figure, (left, middle, joint, right) = sheet(4, "Drafts of multi-token prediction: learned from distributions or from labels", width=5.0)
     some = [row for row in found["rows"] if row["part"] == "training" and row["text"] == "all" and row["rate"] == 1]
     tokens, depths = (sorted({row[key] for row in some}) for key in ("tokens", "depth"))
     names = {"distill": "distribution", "hard": "hard labels"}
@@ -311,6 +306,15 @@ def picture(found: dict, path: Path) -> None:
     middle.set(xlabel="depth of the draft", ylabel="acceptance, earlier drafts given")
     middle.set_title(f"After {tokens[-1] / 1000:.0f}k tokens, 95% intervals")
     middle.set_xticks(depths)
+    for where, colour, style in (("text", COLOURS[1], "s"), ("demonstrations", COLOURS[0], "o")):
+        mine = [row for row in found["rows"] if row["part"] == "joint" and row["text"] == where]
+        errors = np.abs(np.array([[row["accepted"] - row["accepted_low"], row["accepted_high"] - row["accepted"]] for row in mine])).T
+        words = {"text": "held-out text, after long context", "demonstrations": "agent's tokens, after SFT"}[where]
+        joint.errorbar(range(len(mine)), [row["accepted"] for row in mine], errors, fmt=style, color=colour, capsize=3, label=words)
+        joint.set_xticks(range(len(mine)), [row["arm"].replace(" ", "\n") for row in mine], fontsize=8.5)
+    joint.set(ylabel="acceptance, mean over depths", title="Joint training: the layers' loss beside or through")
+    joint.margins(x=0.2, y=0.25)
+    joint.legend(frameon=False, fontsize=8.5)
     ways = {row["way"]: row for row in found["rows"] if row["part"] == "decode"}
     counted = [row for way, row in ways.items() if way.isdigit()]
     at = [int(row["way"]) for row in counted]

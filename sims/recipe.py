@@ -145,6 +145,8 @@ class Mtp:
     """Muon's learning rate for the layers' matrices."""
     weight: float = 1.0
     """Weight of the distillation loss in the joint phases."""
+    detach_trunk: bool = True
+    """In the joint phases the trunk stays out of that loss; off: it learns from it, too (`etude figure mtp` plays both)."""
     rl_every: int = 2
     """The layers follow the policy in every so many RL steps."""
 

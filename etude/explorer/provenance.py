@@ -99,18 +99,19 @@ def chosen(*files: str) -> Path:
 
 
 def _choice(names: list[str]) -> str:
-    """The name in the box, one for all pages. It is kept in the URL by hand: a box that is bound to it leaves its default out, and the same
-    link would show another run once a newer one is finished."""
-    state, asked = st.session_state.setdefault("examples-state", {"seen": None}), st.query_params.get("examples")
-    begins = asked != state["seen"] or "examples" not in st.session_state  # a link, the browser's Back, or another page
+    """The name in the box, one for all pages. A choice is kept in the URL by hand, because a box that is bound to it leaves out whatever is the
+    default now, and the same link would show another run once a newer one is finished. Without a choice the URL stays as it is: a page that
+    wrote into it when it opens would be one more page to the browser's Back."""
+    state, asked = st.session_state.setdefault("examples-state", {"seen": None, "asked": None}), st.query_params.get("examples")
+    begins = asked != state["asked"] or "examples" not in st.session_state  # a link, the browser's Back, or another page
     wanted = (asked or state["seen"]) if begins else st.session_state["examples"]
     if wanted and wanted not in names:
         st.warning(missing("finished run", [wanted]))
     if begins or wanted not in names:
         st.session_state["examples"] = wanted if wanted in names else names[0]
-    state["seen"] = st.selectbox("Run, newest first", names, key="examples")
-    if asked != state["seen"]:
-        st.query_params["examples"] = state["seen"]
+    state["seen"], state["asked"] = st.selectbox("Run, newest first", names, key="examples"), asked
+    if asked != state["seen"] and (asked or state["seen"] != names[0]):
+        st.query_params["examples"] = state["asked"] = state["seen"]
     return state["seen"]
 
 

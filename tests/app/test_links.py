@@ -28,6 +28,6 @@ def test_what_no_control_allows_is_its_default(page, controls, name):
 
 
 def test_a_name_in_the_url_means_one_thing(page, controls):
-    """Streamlit carries the value of a name from page to page."""
-    times = Counter(control.key for name in NAMES for control in controls(page(name)))
+    """Streamlit carries the value of a name from page to page. Which run is shown is one choice for all pages."""
+    times = Counter(control.key for name in NAMES for control in controls(page(name)) if control.key != "examples")
     assert len(times) > 30 and not [key for key, n in times.items() if n > 1]

@@ -214,7 +214,11 @@ def quick(tmp_path_factory, play_figure):
 def test_a_quick_run(quick):
     out, record = quick
     verdicts = {claim["name"]: claim["verdict"] for claim in record["claims"]}
-    assert verdicts["identical"] == "holds" and len(verdicts) == 5
+    assert verdicts["identical"] == "holds" and len(verdicts) == 7
+    joint = {(row["arm"], row["text"]): row for row in record["rows"] if row["part"] == "joint"}
+    assert len(joint) == 8 and all(0 < row["accepted"] < 1 < row["loss"] for row in joint.values())
+    assert all(joint["left", text]["loss"] == joint["beside", text]["loss"] for text in ("text", "demonstrations"))
+    assert len({row["loss"] for row in joint.values()}) == 6 and len({row["accepted"] for row in joint.values()}) == 8
     trained = [row for row in record["rows"] if row["part"] == "training"]
     assert len(trained) == 3 * 2 * 2 * 3 * 2  # texts, kinds, rates, looks, depths
     assert all(0 <= row[key] <= 1 for row in trained for key in ("greedy", "expected"))

@@ -1,0 +1,214 @@
+"""Joint training of trunk and MTP layers (§3.1): does it harm the trunk, and do drafts gain?
+
+A part of `etude figure mtp`. The report says that the layers train jointly with the model in the long-context phase and SFT. It does not
+say whether their loss reaches the model. Both ways are played, from the same checkpoint of the run, on the same batches:
+
+    beside          the layers follow, the trunk learns as it would without them (the recipe's choice, `mtp.detach_trunk`)
+    through 0.3     their loss trains the trunk, too, with the weight of DeepSeek-V3 (arXiv:2412.19437, §4.2)
+    through 1       … with all of its weight
+    left            nobody trains the layers: those of mid-CPT draft for the trunk of "beside"
+
+Measured after the long-context phase on held-out text, and after SFT on the agent's own tokens in held-out demonstrations: the trunk's loss,
+and the chance that sampling accepts a draft. A repetition has its own order of rows and its own demonstrations.
+
+Power. Between two trainings on the same batches the loss on such a text moves by about 0.01 nats a token for no reason but rounding, and
+acceptance by about 0.003. Three repetitions tell 0.02 nats and 0.01 of acceptance from nothing.
+"""
+
+import itertools
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from etude.runs import Run
+from ref import cpt
+from ref.model import Transformer
+from ref.mtp import MTP
+from sims import recipe as whole
+from sims.agent import pad
+from sims.chains import context, taught
+from sims.corpus import heldout_file, task_stream
+from sims.experiment import above, below, claim
+from sims.learner import language_of, load_checkpoint
+from sims.recipe import Recipe
+from sims.statistics import bootstrap
+
+if TYPE_CHECKING:
+    from sims.mtp_distillation import Experiment
+
+__all__ = ["ARMS", "LEFT", "acceptance", "joint_rows", "joint_verdicts", "training"]
+
+ARMS = {"beside": (True, 1.0), "through 0.3": (False, 0.3), "through 1": (False, 1.0)}
+"""Whether the trunk stays out of the layers' loss, and the loss's weight."""
+LEFT = "left"
+TEXTS = {"cpt": "text", "sft": "demonstrations"}
+"""What is measured on what, by checkpoint."""
+HARM = 0.02
+"""Nats a token by which the trunk may be worse and still count as unharmed."""
+
+
+@torch.no_grad()
+def acceptance(mtp: MTP, trunk: Transformer, out, ids: Tensor, doc: Tensor, weight: Tensor | None = None, chunk: int = 4096) -> np.ndarray:
+    """[rows, depth, 3] of the text: positions scored, greedy drafts that are the main head's choice, and Σ min(p, q); on the
+    positions that `mtp_loss` scores."""
+    scored = (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
+    b, j = (scored if weight is None else scored & (weight[:, 1:] != 0)).nonzero(as_tuple=True)
+    found = torch.zeros(len(ids), mtp.mtp.depth, 3, dtype=torch.float64)
+    for k, hidden in enumerate(mtp(out.prenorm, trunk.embed_tokens(ids), doc), 1):
+        at = (j >= k) & (doc[b, (j - k).clamp(min=0)] == doc[b, j])
+        for row, here in zip(b[at].split(chunk), j[at].split(chunk), strict=True):
+            p, q = (trunk.head(x).softmax(-1) for x in (out.hidden[row, here], hidden[row, here - k]))
+            same = p.argmax(-1) == q.argmax(-1)
+            counts = torch.stack((torch.ones(len(row)), same.float(), torch.minimum(p, q).sum(-1)), 1)
+            found[:, k - 1].index_add_(0, row, counts.double())
+    return found.numpy()
+
+
+def settings(c: "Experiment", recipe: Recipe, arm: str, number: int) -> Recipe:
+    """The recipe of one training; arms of a repetition differ in the layers' loss alone."""
+    detached, weight = ARMS[arm]
+    return replace(recipe, seed=1000 * c.seed + number, mtp=replace(recipe.mtp, detach_trunk=detached, weight=weight),
+                   sft=replace(recipe.sft, epochs=c.epochs))  # fmt: skip
+
+
+def begun(run: Run, config: Recipe, root: Path) -> None:
+    """The stage `data` of one training: the run's own, long rows in the order of the repetition, and its checkpoint after distillation."""
+    stage = run.stage("data", total=1, unit="steps")
+    if stage.finished:
+        return
+    stage.restore()
+    paths = [run.path("data", name) for name in ("tokenizer.json", heldout_file(root).name)]
+    for path in paths:
+        shutil.copyfile(root / "data" / path.name, path)
+    with np.load(root / "data" / "long.npz") as packed:
+        ids, doc = packed["ids"], packed["doc"]
+    order = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))
+    paths.append(run.path("data", "long.npz"))
+    np.savez(paths[-1], ids=ids[order], doc=doc[order])
+    shutil.copytree(root / "checkpoints" / "mtp", run.path("checkpoints", "mtp"), dirs_exist_ok=True)
+    stage.finish({"rows": len(ids)}, paths)
+
+
+def demonstrations(c: "Experiment", recipe: Recipe, root: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """ids, doc and weight [rows, T] of the contexts of held-out demonstrations, one a row; weight 1 on the agent's own tokens."""
+    language, rng = language_of(root), random.Random(f"{c.seed}-joint-mtp")
+    shown = taught(task_stream(replace(recipe, seed=c.seed), "evaluation"), language, context(language, recipe), recipe.sft.noise,
+                   recipe.context.memory, rng)  # fmt: skip
+    segments = [segment for lesson in itertools.islice(shown, c.demonstrations) for segment in lesson.chain.segments]
+    ids, own, _ = pad(segments)
+    lengths = torch.tensor([len(segment.tokens) for segment in segments])
+    return ids, torch.where(torch.arange(ids.shape[1]) < lengths[:, None], 0, -1), own.float()
+
+
+@torch.no_grad()
+def measured(trunk: Transformer, sets: dict[str, MTP], ids: Tensor, doc: Tensor, weight: Tensor | None) -> dict:
+    """Nats and tokens of every row, [rows, 2], and the acceptance counts of each set of layers."""
+    out = trunk(ids, doc=doc, logits=False)
+    nll = []
+    for row in range(len(ids)):
+        one = slice(row, row + 1)
+        total, count = cpt.next_token_loss(trunk, out.hidden[one], ids[one], doc[one], None if weight is None else weight[one])
+        nll.append([total.item(), count])
+    return {"nll": nll, **{name: acceptance(mtp, trunk, out, ids, doc, weight).tolist() for name, mtp in sets.items()}}
+
+
+def training(run: Run, c: "Experiment", root: Path, recipe: Recipe, arm: str, number: int, text: tuple[Tensor, Tensor]) -> dict:
+    """One training of one arm, a run of the recipe inside `run`: long context, SFT, and what is measured after each."""
+    name = f"joint-{arm.replace(' ', '-')}-{number}"
+    stage = run.stage(name, total=len(TEXTS), unit="trainings")
+    if stage.finished:
+        return stage.result()
+    stage.restore()
+    config, folder = settings(c, recipe, arm, number), run.root / "joint" / name
+    with Run.open(folder, "recipe", config, resume=folder.exists(), checkpoint_seconds=run.checkpoint_seconds) as inner:
+        begun(inner, config, root)
+        whole.lengthen(inner, config)
+        stage.progress(1)
+        whole.finetune(inner, config)
+    found, left = {}, load_checkpoint(folder, config, "mtp")[1]
+    for point, where in TEXTS.items():
+        trunk, mtp = load_checkpoint(folder, config, point)
+        sets = {arm: mtp} | ({LEFT: left} if arm == "beside" else {})
+        found[where] = measured(trunk, sets, *(demonstrations(c, recipe, root) if point == "sft" else (*text, None)))
+    shutil.rmtree(folder / "checkpoints")
+    stage.log(1, **{f"loss_{where}": loss(np.array(f["nll"])) for where, f in found.items()})
+    return stage.finish(found)
+
+
+def loss(nll: np.ndarray) -> float:
+    return float(nll[..., 0].sum() / nll[..., 1].sum())
+
+
+def accepted(counts: np.ndarray) -> float:
+    """The chance of acceptance, mean over depths; counts [rows, …, depth, 3]."""
+    total = counts.reshape(-1, *counts.shape[-2:]).sum(0)
+    return float((total[:, 2] / total[:, 0]).mean())
+
+
+def tables(trainings: dict[str, list[dict]], where: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """By arm: nats and tokens [rows, repetitions, 2], and acceptance counts [rows, repetitions, depth, 3]."""
+    nll = {arm: np.array([f[where]["nll"] for f in some]).swapaxes(0, 1) for arm, some in trainings.items()}
+    counts = {name: np.array([f[where][name] for f in trainings["beside" if name == LEFT else name]]).swapaxes(0, 1) for name in (LEFT, *ARMS)}
+    return nll, counts
+
+
+def joint_rows(c: "Experiment", trainings: dict[str, list[dict]]) -> list[dict]:
+    """A row for every arm and text: loss and acceptance, with intervals over rows of the text, and the range of the repetitions."""
+    rows = []
+    for where in TEXTS.values():
+        nll, counts = tables(trainings, where)
+        for name, some in counts.items():
+            row = {"part": "joint", "arm": name, "text": where}
+            for what, data, statistic in (("loss", nll["beside" if name == LEFT else name], loss), ("accepted", some, accepted)):
+                estimate, each = bootstrap(data, statistic, n=c.resamples, seed=c.seed), [statistic(one) for one in data.swapaxes(0, 1)]
+                row |= {what: estimate["value"], f"{what}_low": estimate["low"], f"{what}_high": estimate["high"],
+                        f"{what}_least": min(each), f"{what}_most": max(each)}  # fmt: skip
+            rows.append(row)
+    return rows
+
+
+def joint_verdicts(c: "Experiment", trainings: dict[str, list[dict]]) -> list[dict]:
+    """Rules, fixed before measuring, on the agent's tokens after SFT; text after the long phase is in the notes. Layers that train along
+    draft well where more of their drafts are accepted than of the mid-CPT layers', in every repetition. The trunk is unharmed where its
+    loss, with the layers' in it at DeepSeek-V3's weight, is not above the other's by more than HARM."""
+
+    def against(where: str, what: str, a: str, b: str) -> tuple[dict[str, float], list[float]]:
+        nll, counts = tables(trainings, where)
+        data, statistic = (nll, loss) if what == "loss" else (counts, accepted)
+        # Both arms of a row are drawn together: a pair.
+        pair = np.concatenate((data[a], data[b]), -1)
+        half = data[a].shape[-1]
+
+        def difference(drawn: np.ndarray) -> float:
+            return statistic(drawn[..., :half]) - statistic(drawn[..., half:])
+
+        return bootstrap(pair, difference, n=c.resamples, seed=c.seed), [difference(one) for one in pair.swapaxes(0, 1)]
+
+    def told(where: str, what: str, a: str, b: str = "beside") -> str:
+        found, each = against(where, what, a, b)
+        return f"{found['value']:+.4f} [{found['low']:+.4f}, {found['high']:+.4f}] ({', '.join(f'{x:+.4f}' for x in each)})"
+
+    ends = {(where, name): accepted(counts) for where in TEXTS.values() for name, counts in tables(trainings, where)[1].items()}
+    levels = "; ".join(f"{where}: " + ", ".join(f"{name} {ends[where, name]:.4f}" for name in (LEFT, *ARMS)) for where in TEXTS.values())
+    drafts, each = against("demonstrations", "accepted", "beside", LEFT)
+    trunk, by = against("demonstrations", "loss", "through 0.3", "beside")
+    length = f"{c.repetitions} repetitions (in brackets), long context and {c.epochs} epochs of SFT; bootstrap over rows"
+    return [
+        claim("joint-drafts", "MTP layers that train jointly with the model in long context and SFT draft better than those of mid-CPT",
+              "§3.1", drafts["value"], above(), (drafts["low"], drafts["high"]), "of acceptance",
+              f"Σ min(p, q), mean over depths, on the agent's own tokens after SFT, trunk's loss apart: {levels}. Do drafts gain where their "
+              f"loss reaches the trunk? Weight 0.3: {told('demonstrations', 'accepted', 'through 0.3')}, text after the long phase "
+              f"{told('text', 'accepted', 'through 0.3')}; weight 1: {told('demonstrations', 'accepted', 'through 1')}, "
+              f"{told('text', 'accepted', 'through 1')}. {length}", {"every repetition": min(each) > 0}),
+        claim("joint-trunk", f"the layers' loss does not harm the model that it reaches (by more than {HARM:g} nats a token)",
+              "§3.1; arXiv:2412.19437, §2.2", trunk["value"], below(HARM), (trunk["low"], trunk["high"]), "nats per token",
+              f"loss with it − without, weight 0.3 as DeepSeek-V3's, the agent's own tokens after SFT ({', '.join(f'{x:+.4f}' for x in by)}); "
+              f"text after the long phase {told('text', 'loss', 'through 0.3')}; weight 1: {told('demonstrations', 'loss', 'through 1')}, "
+              f"{told('text', 'loss', 'through 1')}. {length}", {"every repetition": max(by) < HARM}),
+    ]  # fmt: skip
