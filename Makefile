@@ -1,5 +1,5 @@
 # make small   plays the whole recipe here, into runs/small (again after an interruption: goes on)
-# make test    runs every test
+# make test    runs every test, files side by side on all cores; one file or test alone: .venv/bin/python -m pytest FILE
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
 # make lessons executes the notebooks of the lessons that have changed; LESSONS chooses, for instance: make lessons LESSONS="5 9"
@@ -15,7 +15,7 @@ small: .venv/.installed
 	$(BIN)/etude run recipe --scale small --out runs/small $(if $(wildcard runs/small/config.json),--resume)
 
 test: .venv/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --dist loadfile
 
 mutants: .venv/.installed
 	$(BIN)/python -m tests.mutants

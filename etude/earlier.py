@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from sims.experiment import above, at_least, at_most, below, between, claim, untested
 
 __all__ = ["claims_of"]
@@ -73,6 +75,24 @@ def _together(record: dict, one: dict) -> dict:
         f"{before['read_together']:.3f} → {after['read_together']:.3f}, without a price on turns {at['turns free']['read_together']:.3f}; "
         "both 95% intervals, subtracted end from end",
     }  # fmt: skip
+
+
+def _foretold(outcome: str) -> Callable[[dict, dict], dict]:
+    """The slope over the budgets of a seed, and Student's interval over seeds, where the record has one slope through all trainings."""
+
+    def found(record: dict, one: dict) -> dict:
+        from sims.statistics import student
+        from sims.trends import line
+
+        trainings = [row for row in record["rows"] if row["part"] == "training"]
+        some = [[row for row in trainings if row["seed"] == seed] for seed in sorted({row["seed"] for row in trainings})]
+        each = [line(*(np.array([row[key] for row in rows]) for key in ("sft_loss", outcome)))[0] for rows in some]
+        over = student(each)
+        note = (f"slope over the budgets of a seed, {len(trainings)} trainings: {', '.join(f'{v:.3g}' for v in each)}; 95% Student's t over "
+                f"seeds; through all trainings at once {one['measured']:.3g}; {one['note'][one['note'].rindex(outcome.split('_')[0]) :]}")  # fmt: skip
+        return {"measured": over["value"], "interval": (over["low"], over["high"]), "note": note}
+
+    return found
 
 
 def _last(record: dict, one: dict) -> dict:
@@ -155,8 +175,10 @@ ROWS: dict[str, Row | None] = {
     "cpt-rl/codebase-loss": Row(below()),
     "cpt-rl/codebase-loss-along": Row(below()),
     **{f"cpt-rl/loss-{name}": Row(
-        below(), f"between pretraining budgets, lower loss after SFT goes with higher RL reward after a fixed number of steps ({words})")
-        for name, words in (("success", "success on held-out tasks"), ("reward", "training reward of the last 10 steps"))},
+        below(), f"between pretraining budgets, lower loss after SFT goes with higher RL reward after a fixed number of steps ({words})",
+        again=_foretold(outcome))
+        for name, outcome, words in (("success", "success_after", "success on held-out tasks"),
+                                     ("reward", "reward_last", "training reward of the last 10 steps"))},
     "cpt-rl/budget-order": Row(above()),
     **{f"low-precision/{how}-leak": Row(above(), source=KERNELS, again=_leak(how)) for how in ("batch", "later")},
     "low-precision/division-mxfp8": Row(below(1e-4), source=KERNELS),

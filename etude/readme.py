@@ -105,6 +105,19 @@ def bench() -> str:
     return "\n".join(lines)
 
 
+def crowded() -> str:
+    """What a run's parts cost alone, with threads, and beside busy programs, by machine."""
+    words = {"sampling": "128 rollouts of a step", "step": "the step on them", "decoding": "decoding 8 tasks", "evaluation": "2,400 rollouts"}
+    lines = []
+    for found in _read("crowded-*.json"):
+        lines += [f"| {found['machine']['cpu']}, {found['busy']} cores, median of {found['rounds']} | alone | with threads instead | "
+                  f"beside {found['busy']} busy programs |", "|---|---|---|---|"]  # fmt: skip
+        for name, one in found["parts"].items():
+            lines.append(f"| {words[name]} | {one['alone_s']:.1f} s | {one['threads_s']:.1f} s, {one['faster_than_threads']:.2f} × | "
+                         f"{one['crowded_s']:.1f} s, {one['slower_in_a_crowd']:.2f} × |")  # fmt: skip
+    return "\n".join(lines)
+
+
 def plan() -> str:
     """What the plan says a step takes, beside what it took, by network and layout."""
     (found,) = _read("plan-*.json")
@@ -140,8 +153,8 @@ def untested() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "recipe": recipe, "by-depth": by_depth, "perplexity": perplexity, "decode": decode, "bench": bench, "claims": claims, "laws": laws,
-    "untested": untested, "plan": plan, "techniques": catalog.table,
+    "recipe": recipe, "by-depth": by_depth, "perplexity": perplexity, "decode": decode, "bench": bench, "crowded": crowded, "claims": claims,
+    "laws": laws, "untested": untested, "plan": plan, "techniques": catalog.table,
 }  # fmt: skip
 
 

@@ -347,7 +347,8 @@ for row in record["rows"]:
 # Read each verdict with the lines below it. The efforts on which the toy's prices were matched span a factor of a hundred; the agent's, its
 # cheapest and its dearest tenth left out, less than a factor of four. In so narrow a range the bent price that costs the same on average is
 # the lower one for the next unit at *both* ends, on the cheap rollouts too. So what tells the two agents apart is partly a bent penalty against
-# a straight one, and partly a weak one against a strong one. Matching the bill does not match the slope.
+# a straight one, and partly a weak one against a strong one. Matching the bill does not match the slope: that is why nothing here tests whether
+# the bent penalty leaves hard tasks their room.
 #
 # ## Where to read on
 #

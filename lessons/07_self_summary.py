@@ -332,14 +332,16 @@ check(3, check_3)
 #
 # ## What trained agents did
 #
-# The whole experiment trains the tiny agent by RL under a limit and without, and plays held-out tasks in every way of going on:
+# The whole experiment trains the tiny agent by RL, once without a limit and once under it with summaries in the running context, and plays
+# held-out tasks in every way of going on:
 
 # %%
 verdicts("self-summary")
 
 # %% [markdown]
 # The notes to these verdicts in `results/claims.json` say what each compares. One is worth knowing before you quote any of them: at this size no
-# prompt can explain a task, so the separate call was taught by demonstrations as well, as many as the request in the running context had.
+# prompt can explain a task, so the separate call was taught by demonstrations as well, as many as the request in the running context had. And
+# only one of the two was then trained under the limit, so that half the error, or not, would be the training's doing: *not tested*.
 #
 # ## Where to read on
 #

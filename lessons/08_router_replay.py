@@ -351,9 +351,9 @@ verdicts("router-mismatch")
 
 # %% [markdown]
 # These two engines are one implementation in two precisions, and the trained agent has four layers; what the sources report is of real engines
-# and of 48. A *decision* of the verdicts is one chosen expert; of the sets of experts, which the paper's tenth is about, roughly twice as many
-# differ. Where the filter drops nothing it can improve nothing: in the RL at the end it dropped none, so that its interval below one is the
-# difference of two trainings and not its work. The notes in `results/claims.json` say what each number rests on.
+# and of 48. The paper's tenth is of *sets* of experts, a set for each token and layer; of single experts roughly half as many differ. Where the
+# filter drops nothing it can improve nothing. A training is one number, however many steps it has, because each step begins where the one
+# before ended: what replay does in RL takes several trainings to tell. The notes in `results/claims.json` say what each number rests on.
 #
 # ## Where to read on
 #

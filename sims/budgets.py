@@ -24,7 +24,7 @@ from sims.agent import Language, own_logp, pad
 from sims.chains import Lesson, context, taught
 from sims.corpus import heldout_codebase, heldout_file, task_stream
 from sims.evaluation import measure_policy
-from sims.learner import language_of, load_checkpoint
+from sims.learner import language_of, load_checkpoint, packed_rows
 from sims.microrepo import Task
 from sims.policies import SMOKE
 from sims.recipe import Recipe
@@ -59,8 +59,7 @@ def cut(run: Run, corpus: Path, config: Recipe) -> None:
     for path in paths:
         shutil.copyfile(corpus / "data" / path.name, path)
     for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
-        with np.load(corpus / "data" / f"{phase}.npz") as packed:
-            ids, doc = packed["ids"], packed["doc"]
+        ids, doc = packed_rows(corpus, phase)
         rows = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))[: max(1, round(tokens / length))]
         paths.append(run.path("data", f"{phase}.npz"))
         np.savez(paths[-1], ids=ids[rows], doc=doc[rows])

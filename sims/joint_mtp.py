@@ -35,7 +35,7 @@ from sims.agent import pad
 from sims.chains import context, taught
 from sims.corpus import heldout_file, task_stream
 from sims.experiment import above, below, claim
-from sims.learner import language_of, load_checkpoint
+from sims.learner import language_of, load_checkpoint, packed_rows
 from sims.recipe import Recipe
 from sims.statistics import bootstrap
 
@@ -86,8 +86,7 @@ def begun(run: Run, config: Recipe, root: Path) -> None:
     paths = [run.path("data", name) for name in ("tokenizer.json", heldout_file(root).name)]
     for path in paths:
         shutil.copyfile(root / "data" / path.name, path)
-    with np.load(root / "data" / "long.npz") as packed:
-        ids, doc = packed["ids"], packed["doc"]
+    ids, doc = packed_rows(root, "long")
     order = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))
     paths.append(run.path("data", "long.npz"))
     np.savez(paths[-1], ids=ids[order], doc=doc[order])

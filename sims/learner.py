@@ -21,7 +21,7 @@ from sims.model_card import about
 if TYPE_CHECKING:
     from sims.recipe import Recipe
 
-__all__ = ["Learner", "checkpoint", "language_of", "load_checkpoint", "perplexity_look", "rows_of", "shown_rows", "train"]
+__all__ = ["Learner", "checkpoint", "language_of", "load_checkpoint", "packed_rows", "perplexity_look", "rows_of", "shown_rows", "train"]
 
 
 class Learner:
@@ -93,14 +93,23 @@ def language_of(root: Path) -> Language:
     return Language(cpt.load_tokenizer(root / "data" / "tokenizer.json"))
 
 
-def rows_of(run: Run, phase: str) -> Callable[[np.ndarray], tuple[Tensor, Tensor, None]]:
-    path = run.path("data", f"{phase}.npz")
+def packed_rows(root: Path, phase: str) -> tuple[np.ndarray, np.ndarray]:
+    """ids and doc [rows, T] that the run folder `root` holds for a phase. RunError where they are none."""
+    path = root / "data" / f"{phase}.npz"
     try:
         with np.load(path) as packed:
             ids, doc = packed["ids"], packed["doc"]
+        if not (ids.ndim == 2 and ids.shape == doc.shape and ids.dtype.kind in "iu" and doc.dtype.kind in "iu"):
+            raise ValueError("ids and doc are not two tables of whole numbers, of one shape")
     except Exception as error:  # objects among the numbers, or an archive damaged in any of many ways
         why = " ".join(str(error).split())
-        raise RunError(f"{path} holds no packed rows ({why}); delete {run.root / 'stages' / 'data.json'} to pack again") from None
+        raise RunError(f"{path} holds no packed rows ({why}); delete {root / 'stages' / 'data.json'} to pack again") from None
+    return ids, doc
+
+
+def rows_of(run: Run, phase: str) -> tuple[tuple[int, int], Callable[[np.ndarray], tuple[Tensor, Tensor, None]]]:
+    """[rows, T] of a phase, and a function from numbers of rows to ids, doc and weight."""
+    ids, doc = packed_rows(run.root, phase)
     return ids.shape, lambda rows: (torch.from_numpy(ids[rows].astype(np.int64)), torch.from_numpy(doc[rows].astype(np.int64)), None)
 
 

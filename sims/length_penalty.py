@@ -9,15 +9,17 @@
        linear        q = 0
        nonlinear     q = 2, k = 1 / mean effort, so that the curve bends where the SFT policy stands
        turns free    nonlinear, but a turn has no price of its own
-   Prices are matched by measurement: on rollouts of the SFT policy on RL tasks every penalty costs the same on average. (A
-   concave curve of the same average is the flatter one wherever the efforts lie, so compare how savings are spread over easy
-   and hard tasks, not their sums.) All settings see the same tasks in the same order; held-out tasks of each depth are then
+   Prices are matched by measurement, on rollouts of the SFT policy on RL tasks. Both nonlinear penalties cost `penalty` on average.
+   The linear one charges for the next unit of effort what the nonlinear one does at the mean effort of easy tasks, so that both push
+   alike there and the claim about room on hard ones can be told from a weaker price. (At an equal average cost the bent curve is the
+   lower price of the next unit wherever the efforts of this agent lie, on easy tasks too.) All settings see the same tasks in the same order; held-out tasks of each depth are then
    played. Intervals are bootstrapped over tasks and paired; trainings differ in their seed, and a claim must hold in each.
 
 What decides, fixed before this was played: easy is depth 0; hard is the greatest depth that the SFT policy solves in a
 tenth of its rollouts (depth 2 is beyond the tiny agent, and where nothing is ever solved a penalty can only teach to stop).
 Parallel calls are judged at depth 2, where the demonstrations read two helpers in one turn now and then: among rollouts that
-read both, the share that read them in one turn. So work is held fixed and giving up does not count.
+read both, the share that read them in one turn, after RL with a price on turns against before. So work is held fixed and giving up does
+not count.
 """
 
 import itertools
@@ -72,7 +74,7 @@ class Experiment:
     turn: float = 10.0
     """Effort that a turn costs, about as much as the tokens and calls in it."""
     penalty: float = 0.2
-    """Reward that each penalty costs the SFT policy on average; solving a task pays 1."""
+    """Reward that each nonlinear penalty costs the SFT policy on average; solving a task pays 1."""
     matching: int = 128
     """RL tasks, played four times each, on which prices are matched."""
     tasks: int = 100
@@ -101,28 +103,34 @@ def payments(recipe: Recipe, c: Experiment, found: dict) -> dict[str, Payment]:
 
 
 def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, dict]:
-    """Curve and price of each setting, the price such that SFT rollouts on RL tasks pay `penalty` on average."""
+    """Curve and price of each setting: nonlinear, such that SFT rollouts on RL tasks pay `penalty` on average; linear, such that the next
+    unit costs what it costs there under the nonlinear price, at the mean effort of easy tasks."""
     stage = run.stage("matching", total=c.matching, unit="tasks")
     if stage.finished:
         return stage.result()
     stage.restore()
     tasks = list(itertools.islice(task_stream(recipe, "rl"), c.matching))
     episodes = playing(policy(root, recipe), language_of(root), tasks, 4, recipe, hash_seed(c.seed, "matching"))
-    curve = {"none": (0.0, c.turn), "linear": (0.0, c.turn), "nonlinear": (c.q, c.turn), "turns free": (c.q, 0.0)}
+    easy = np.repeat([task.depth == 0 for task in tasks], 4)
+    curve = {"none": (0.0, c.turn), "nonlinear": (c.q, c.turn), "linear": (0.0, c.turn), "turns free": (c.q, 0.0)}
     found = {}
     for name, (q, turn) in curve.items():
         unit = {name: {"price": 1.0, "k": 0.0, "q": 0.0, "turn": turn}}
         efforts = np.array([-pay(e, payments(recipe, c, unit)[name])["effort"] for e in episodes])
         k = c.bend / efforts.mean() if q else 0.0
+        simple = float((efforts[easy] if easy.any() else efforts).mean())
         price = 0.0 if name == "none" else c.penalty / length_penalty(efforts, k, q).mean()
+        if name == "linear":
+            bent = found["nonlinear"]
+            price = bent["price"] * marginal_cost(simple, bent["k"], bent["q"])
         low, high = np.quantile(efforts, [0.1, 0.9])
-        found[name] = {"price": float(price), "k": float(k), "q": q, "turn": turn, "effort": float(efforts.mean())}
+        found[name] = {"price": float(price), "k": float(k), "q": q, "turn": turn, "effort": float(efforts.mean()), "effort_easy": simple}
         costs = [-pay(e, payments(recipe, c, found)[name])["effort"] for e in episodes]
         found[name] |= {
             "penalty": float(np.mean(costs)), "effort_low": float(low), "effort_high": float(high),
-            "next_unit_low": float(price * marginal_cost(low, k, q)), "next_unit_high": float(price * marginal_cost(high, k, q)),
+            "next_unit_easy": float(price * marginal_cost(simple, k, q)), "next_unit_low": float(price * marginal_cost(low, k, q)), "next_unit_high": float(price * marginal_cost(high, k, q)),
         }  # fmt: skip
-    return stage.finish(found)
+    return stage.finish({name: found[name] for name in SETTINGS})
 
 
 def policy(root: Path, recipe: Recipe) -> Sampler:
@@ -190,11 +198,13 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
     """Verdicts from measures [SETTINGS, trainings, depths, tasks, MEASURES].
 
     Reproduced: the interval is on the claim's side, and so is every training. Partly: the interval is."""
+    names = (*SETTINGS, "SFT")
+    data = np.concatenate((data, np.broadcast_to(sft, data[:1].shape)))
     solved = sft[:, :, 0].mean(1)
     hard = max((d for d in DEPTHS[1:] if solved[d] >= 0.1), default=1)
 
     def at(m: np.ndarray, name: str, d: int, what: str) -> float:
-        return figure(m[SETTINGS.index(name), d], what)
+        return figure(m[names.index(name), d], what)
 
     def saved(m: np.ndarray, name: str, d: int) -> float:
         return 1 - at(m, name, d, "tokens") / at(m, "none", d, "tokens")
@@ -205,7 +215,7 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
     def judged(
         name: str, says: str, statistic: Callable[[np.ndarray], float], unit: str, note: str, least: float = 0.0, lacks: str = ""
     ) -> dict:
-        """That the statistic of means [SETTINGS, depths, MEASURES] lies above `least`; `lacks`: why nothing can be said."""
+        """That the statistic of means [names, depths, MEASURES] lies above `least`; `lacks`: why nothing can be said."""
         rule = above(least)
         if lacks:
             return claim(name, says, "§4.2, Fig. 6", None, rule, note=f"{lacks}; {note}")
@@ -219,8 +229,8 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
     mean = data.mean((1, 3))
     shares = "; ".join(f"{s} {100 * saved(mean, s, 0):.0f}% easy, {100 * saved(mean, s, hard):.0f}% hard" for s in SETTINGS[1:])
     levels = ", ".join(f"{name} {at(mean, name, hard, 'success'):.3f}" for name in SETTINGS)
-    together = ", ".join(f"{name} {100 * at(mean, name, 2, 'read_together'):.0f}%" for name in SETTINGS)
-    readers = min(at(mean, name, 2, "both") for name in SETTINGS[2:]) * c.tasks * c.samples * c.trainings
+    together = ", ".join(f"{name} {100 * at(mean, name, 2, 'read_together'):.0f}%" for name in names)
+    readers = min(at(mean, name, 2, "both") for name in ("SFT", "nonlinear")) * c.tasks * c.samples * c.trainings
     first = ", ".join(f"{100 * s:.0f}%" for s in solved)
 
     def spread(m: np.ndarray, name: str) -> float:
@@ -232,17 +242,17 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
         judged("easy-more-than-hard", "the nonlinear penalty saves on easy rather than on hard tasks, compared with a linear one",
                lambda m: spread(m, "nonlinear") - spread(m, "linear"), "of the tokens",
                f"easy − hard, nonlinear − linear. Tokens saved against none: {shares}. Hard is depth {hard}: SFT solves {first} "
-               f"of rollouts at depths 0, 1, 2. Average penalty of SFT rollouts: {prices['linear']['penalty']:.3f} linear, "
-               f"{prices['nonlinear']['penalty']:.3f} nonlinear"),
-        judged("hard-room", "hard tasks keep room: more tokens there than under a linear penalty",
+               f"of rollouts at depths 0, 1, 2. The next unit of an easy task costs the same under both; SFT rollouts pay on average "
+               f"{prices['linear']['penalty']:.3f} linear, {prices['nonlinear']['penalty']:.3f} nonlinear"),
+        judged("hard-room", "hard tasks keep room: more tokens there than under a linear penalty as dear on easy ones",
                lambda m: over(m, "linear", hard, "tokens"), "tokens", f"nonlinear − linear at depth {hard}"),
         judged("hard-success", f"success on hard tasks is not below a linear penalty's (by more than {c.margin:g})",
                lambda m: over(m, "linear", hard, "success"), "success", f"nonlinear − linear at depth {hard}: {levels}",
                -c.margin, "too rarely solved without a penalty" if at(mean, "none", hard, "success") < 0.1 else ""),
         judged("parallel", "a price on turns teaches parallel tool calls: the same work in fewer turns",
-               lambda m: over(m, "turns free", 2, "read_together"), "of rollouts",
-               "depth 2, of rollouts that read both helpers those that read them in one turn, nonlinear − turns free: "
-               f"{together}, SFT {100 * figure(sft[2].mean(0), 'read_together'):.0f}%",
+               lambda m: over(m, "SFT", 2, "read_together"), "of rollouts",
+               "depth 2, of rollouts that read both helpers those that read them in one turn, after RL with a price on turns − before: "
+               f"{together}",
                lacks="too few rollouts read both helpers" if readers < 20 else ""),
     ]  # fmt: skip
 

@@ -39,7 +39,7 @@ from etude.runs import Run
 from ref import cpt
 from ref.model import Transformer
 from sims.experiment import above, below, claim, untested
-from sims.learner import Learner, load_checkpoint, train
+from sims.learner import Learner, load_checkpoint, packed_rows, train
 from sims.policies import agent
 from sims.quantised import KINDS, division, lower, moved, noise, operands
 from sims.recipe import Recipe
@@ -101,8 +101,7 @@ class Experiment:
 def text_of(c: Experiment, root: Path) -> tuple[np.ndarray, np.ndarray]:
     """The rows of the pretraining mix, ids and documents [rows, length], in an order of this experiment's own; the first `c.rows`
     are held out."""
-    with np.load(root / "data" / "short.npz") as packed:
-        ids, doc = packed["ids"].astype(np.int64), packed["doc"].astype(np.int64)
+    ids, doc = (x.astype(np.int64) for x in packed_rows(root, "short"))
     order = np.random.default_rng([c.seed, 1]).permutation(len(ids))
     return ids[order], doc[order]
 

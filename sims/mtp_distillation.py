@@ -35,7 +35,7 @@ from sims.corpus import code_pieces, heldout_codebase, take
 from sims.drafting import FULL, decode, speed_rows, speed_verdicts
 from sims.experiment import above, claim
 from sims.joint_mtp import acceptance
-from sims.learner import language_of, load_checkpoint
+from sims.learner import language_of, load_checkpoint, packed_rows
 from sims.microrepo import document, generate
 from sims.policies import agent
 from sims.recipe import Recipe
@@ -141,8 +141,7 @@ def arms_of(c: Experiment) -> list[tuple[str, float]]:
 
 def trained(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) -> tuple[np.ndarray, list[int]]:
     """One repetition, all kinds and rates in step: counts [arms, looks, rows, depth, 3], and the tokens seen at each look."""
-    with np.load(root / "data" / "short.npz") as packed:
-        rows, docs = packed["ids"], packed["doc"]
+    rows, docs = packed_rows(root, "short")
     B = max(1, recipe.training.batch_tokens // recipe.training.length)
     steps = max(len(c.looks), min(len(rows) // B, c.tokens // recipe.training.batch_tokens))
     stage, path = run.stage(f"mtp-{number}", total=steps), run.path("counts", f"{number}.npy")

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import torch
+
 from etude.runs import Run, RunError, fill
 from sims import recipe
 
@@ -28,9 +30,11 @@ SMOKE = {
 
 def agent(run: Run, folder: str, seed: int) -> tuple[Path, recipe.Recipe]:
     """The folder and settings of a finished run of the recipe: `folder`, or, where that is empty, one at SMOKE's size that
-    is played inside `run`. RunError when `folder` is no such run."""
+    is played inside `run`. RunError when `folder` is no such run. What follows is computed with as many threads as the run was."""
     if folder:
-        return Path(folder), read_config(Path(folder))
+        config = read_config(Path(folder))
+        torch.set_num_threads(config.training.threads)
+        return Path(folder), config
     config = fill(recipe.Recipe, SMOKE | {"seed": seed})
     root = run.root / "recipe"
     with Run.open(root, "recipe", config, resume=root.exists()) as inner:

@@ -39,7 +39,7 @@ def begin(function, *arguments: object, said: Path | str = os.devnull):
 
 
 def start(*arguments: object, said: Path, threads: int = 1):
-    """A process with the command line `etude arguments`, in which torch begins with so many threads."""
+    """A process with the command line `etude arguments`, as under OMP_NUM_THREADS=threads."""
     return begin(_command_line, threads, *map(str, arguments), said=said)
 
 
@@ -66,7 +66,8 @@ def _heard(said: str, function, arguments: tuple) -> None:
 def _command_line(threads: int, *arguments: str) -> None:
     import torch
 
-    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)  # it has read the variable already
     sys.argv = ["etude", *arguments]
     from etude import cli
 

@@ -40,7 +40,8 @@ def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> i
     started again up to `restarts` times; when this process dies, all end."""
     command = [sys.executable, "-m", "scaled.runtime.launch", str(os.getpid()), "--standalone", "--nproc-per-node", str(nproc),
                "--max-restarts", str(restarts), "-m", module, *arguments]  # fmt: skip
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "TORCH_DISTRIBUTED_DEBUG": "OFF"}
+    # One thread a rank, whatever the caller's is: a sum in float32 depends on it, and a run goes on as it began.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
     process = subprocess.Popen(command, env=environment)
     try:
         return process.wait()

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scaled.runtime import launch
 from scaled.runtime.cut import cut, places
 from scaled.runtime.mesh import AXES, Layout, current, mesh
 from tests.mirror import calls, workers
@@ -112,3 +113,19 @@ def test_ranks_that_still_compute_are_waited_for_and_ranks_that_only_wait_are_no
 def test_what_ranks_do_to_what_they_are_sent_reaches_nobody_else():
     x = torch.arange(6.0)
     assert torch.equal(play(dict(dp=1, cp=2, ep=1), calls.spoilt, x), -torch.ones(6)) and torch.equal(x, torch.arange(6.0))
+
+
+def test_ranks_have_one_thread_whatever_the_caller_has(monkeypatch):
+    """A sum in float32 depends on it: a run that goes on elsewhere goes on the same."""
+    seen = []
+
+    class Started:
+        def __init__(self, command, env):
+            seen.append(env)
+
+        def wait(self):
+            return 0
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setattr(launch.subprocess, "Popen", Started)
+    assert launch.start("some.module", [], 2, 0) == 0 and seen[0]["OMP_NUM_THREADS"] == "1"

@@ -122,15 +122,21 @@ def test_measures_by_hand():
 
 
 def test_prices_by_hand(tmp_path, monkeypatch):
-    """Two rollouts of efforts 20 and 40, of which a turn is 10: every price from the definition."""
-    monkeypatch.setattr(experiment, "playing", lambda *_: [episode(["x" * 9], ""), episode(["x" * 29], "")])
+    """Four rollouts of an easy task of effort 20 and four of a hard one of effort 40, of which a turn is 10: every price from the
+    definition. Under the linear price the next unit of the easy one costs what it does under the bent one."""
+    played = [episode(["x" * 9], "")] * 4 + [episode(["x" * 29], "")] * 4
+    monkeypatch.setattr(experiment, "playing", lambda *_: played)
+    monkeypatch.setattr(experiment, "task_stream", lambda *_: [SimpleNamespace(depth=0), SimpleNamespace(depth=2)])
     monkeypatch.setattr(experiment, "policy", lambda *_: None)
     monkeypatch.setattr(experiment, "language_of", lambda *_: None)
-    c, recipe = Experiment(matching=1), Recipe()
+    c, recipe = Experiment(matching=2), Recipe()
     with Run.open(tmp_path / "run", "figure length-penalty", c) as run:
         found = experiment.matched(run, c, tmp_path, recipe)
-    assert [found[name]["penalty"] for name in SETTINGS] == pytest.approx([0, 0.2, 0.2, 0.2])
-    assert found["linear"]["price"] == pytest.approx(0.2 / 30) and found["linear"]["k"] == found["linear"]["q"] == 0
+    assert list(found) == list(SETTINGS) and [found[name]["penalty"] for name in ("none", *SETTINGS[2:])] == pytest.approx([0, 0.2, 0.2])
+    slope = found["nonlinear"]["price"] / (1 + 20 / 30) ** 2
+    assert found["linear"]["price"] == pytest.approx(slope) and found["linear"]["k"] == found["linear"]["q"] == 0
+    assert found["linear"]["penalty"] == pytest.approx(30 * slope)
+    assert found["linear"]["next_unit_easy"] == pytest.approx(found["nonlinear"]["next_unit_easy"]) == pytest.approx(slope)
     # q = 2: C(x) = x / (1 + kx), with k = 1/30, and 1/20 where turns are free.
     assert found["nonlinear"]["k"] == pytest.approx(1 / 30)
     assert found["nonlinear"]["price"] == pytest.approx(0.2 / ((20 / (5 / 3) + 40 / (7 / 3)) / 2))
@@ -138,7 +144,8 @@ def test_prices_by_hand(tmp_path, monkeypatch):
     assert found["turns free"]["price"] == pytest.approx(0.2 / ((10 / 1.5 + 30 / 2.5) / 2))
     # The next unit costs less at the larger effort, and the same everywhere where the price is linear.
     assert found["nonlinear"]["next_unit_low"] > 1.3 * found["nonlinear"]["next_unit_high"]
-    assert found["linear"]["next_unit_low"] == found["linear"]["next_unit_high"] == pytest.approx(0.2 / 30)
+    assert found["linear"]["next_unit_low"] == found["linear"]["next_unit_high"] == pytest.approx(slope)
+    assert found["nonlinear"]["next_unit_high"] < slope
     base = recipe.rl.payment
     for payment in experiment.payments(recipe, c, found).values():  # nothing but the price of effort differs
         same = replace(payment, effort_price=base.effort_price, k=base.k, q=base.q, weights=base.weights)
@@ -197,6 +204,8 @@ def test_agents_as_the_report_says_get_every_verdict():
     ({"nonlinear__success": (0.9, 0.4, 0.03)}, "hard-success", "contradicted"),
     ({"none__success": (0.9, 0.05, 0.03), "linear__success": (0.9, 0, 0)}, "hard-success", "not tested"),
     ({"nonlinear__together": (0, 0, 0.05)}, "parallel", "contradicted"),
+    # Rarer than before RL, though not as rare as where turns are free: nothing was taught.
+    ({"nonlinear__together": (0, 0, 0.06), "turns_free__together": (0, 0, 0.01)}, "parallel", "contradicted"),
     ({"nonlinear__both": (0, 0, 0), "nonlinear__together": (0, 0, 0)}, "parallel", "not tested"),
 ])  # fmt: skip
 def test_agents_that_behave_otherwise_are_found_out(change, name, verdict):
@@ -229,7 +238,8 @@ def test_a_quick_run(tmp_path, play_figure):
     verdicts = {claim["name"]: claim["verdict"] for claim in record["claims"]}
     assert verdicts["formula"] == verdicts["concave"] == verdicts["limits"] == "holds"
     prices = {row["setting"]: row for row in record["rows"] if row["part"] == "price"}
-    assert [prices[name]["penalty"] for name in SETTINGS] == pytest.approx([0, 0.2, 0.2, 0.2])
+    assert [prices[name]["penalty"] for name in ("none", "nonlinear", "turns free")] == pytest.approx([0, 0.2, 0.2])
+    assert prices["linear"]["next_unit_easy"] == pytest.approx(prices["nonlinear"]["next_unit_easy"])
     rows = [(row["setting"], row["depth"]) for row in record["rows"] if row["part"] == "behaviour"]
     assert rows == list(itertools.product(("SFT", *SETTINGS), (0, 1, 2)))
     trained = {p.stem for p in (tmp_path / "stages").glob("*.json")}

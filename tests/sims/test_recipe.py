@@ -132,6 +132,22 @@ def test_neither_kills_nor_a_truncated_checkpoint_change_anything(tiny_run, tmp_
     assert [name for name in expected if found[name] != expected[name]] == []
 
 
+def test_threads_are_the_runs_whatever_the_variable_says(tmp_path):
+    """Of a run of two threads: whole under OMP_NUM_THREADS=1, and begun under 2, killed and ended under 1. Rollouts are played by one
+    process or by two."""
+    words = ("--checkpoint-seconds", "0", "--set", "training.threads=2")
+    whole, killed, said = tmp_path / "whole", tmp_path / "killed", tmp_path / "said"
+    forks.play(*forks.smallest(whole, *words), said=said)
+    process, deadline = forks.start(*forks.smallest(killed, *words), said=said, threads=2), time.time() + 120
+    while not list(killed.glob("state/rl-*.json")) and time.time() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.join()
+    assert list(killed.glob("state/rl-*")) and not (killed / "stages/eval.json").exists()
+    forks.play(*forks.smallest(killed, "--resume", *words), said=said)
+    assert deterministic(killed) == deterministic(whole)
+
+
 class Payload:
     """What a hostile file holds: unpickled, it leaves a mark."""
 
@@ -193,6 +209,17 @@ def test_a_crafted_run_folder_runs_nothing(tiny_run, tmp_path, ask, craft):
     last = error.splitlines()[-1]
     assert code == 2 and last.startswith("error: ") and "Traceback" not in error, error
     assert any(words in last for words in ("not loaded", "holds no packed rows", "damaged or truncated")) and not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["mtp", "low-precision"])
+@pytest.mark.parametrize("craft", [packed_rows, a_pickle_for_rows])
+def test_an_experiment_on_a_crafted_run_folder_runs_nothing(tiny_run, tmp_path, ask, name, craft):
+    folder, mark = tmp_path / "run", tmp_path / "mark"
+    shutil.copytree(tiny_run, folder)
+    craft(folder, mark)
+    code, _, error = ask("figure", name, "--quick", "--set", f"run={folder}", "--out", tmp_path / "figure")
+    last = error.splitlines()[-1]
+    assert code == 2 and last.startswith("error: ") and "holds no packed rows" in last and "Traceback" not in error and not mark.exists()
 
 
 def test_a_truncated_model_is_named(tiny_run, tmp_path):

@@ -227,19 +227,20 @@ WEIGHT = {"split": 1e-15, "faulty": 0.5, "chains": 8, "most_segments": 3, "gradi
 
 
 @pytest.mark.parametrize(
-    "own, base, tokens, verdict, length",
+    "own, base, tokens, length",
     [
-        (0.1, 0.2, 20, "reproduced", "not at this scale"),  # half the error, equal summaries
-        (0.05, 0.2, 10, "reproduced", "reproduced"),  # a quarter, half the tokens
-        (0.15, 0.2, 15, "partly", "partly"),
-        (0.2, 0.2, 20, "not at this scale", "not at this scale"),
-        (0.1, 0.0, 30, "not tested", "contradicted"),  # no error that could be halved, longer summaries
+        (0.1, 0.2, 20, "not at this scale"),  # half the error, equal summaries
+        (0.05, 0.2, 10, "reproduced"),  # a quarter, half the tokens
+        (0.15, 0.2, 15, "partly"),
+        (0.2, 0.2, 20, "not at this scale"),
+        (0.1, 0.0, 30, "contradicted"),  # no error that could be halved, longer summaries
     ],
 )
-def test_verdicts_of_invented_results(own, base, tokens, verdict, length):
+def test_verdicts_of_invented_results(own, base, tokens, length):
+    """Of two agents one was trained under the limit: whatever their errors are, they test nothing."""
     claims = self_summary.verdicts(invented(own, base, tokens=tokens), WEIGHT, {"1": 1.0}, Experiment(resamples=20))
     by_name = {one["name"]: one for one in claims}
-    assert by_name["half-error"]["verdict"] == verdict and by_name["shorter"]["verdict"] == length
+    assert by_name["half-error"]["verdict"] == "not tested" and by_name["shorter"]["verdict"] == length
     assert by_name["half-error"]["measured"] == (pytest.approx(own / base) if base else None)
     assert by_name["cache"]["measured"] == pytest.approx(0.4) and by_name["cache"]["verdict"] == "reproduced"
     assert by_name["rl-improves"]["measured"] == pytest.approx(0.3 - own)
@@ -268,7 +269,8 @@ def test_rows_by_segments_take_one_mean_a_task():
 def test_a_quick_run(tmp_path, play_figure):
     record = play_figure("self-summary", tmp_path)
     assert {one["name"] for one in record["claims"]} == {"half-error", "shorter", "cache", "rl-improves", "one-weight"}
-    assert all(one["verdict"] in (LAW_VERDICTS if is_law(one["rule"]) else VERDICTS) for one in record["claims"])
+    laws = [one for one in record["claims"] if is_law(one["rule"]) and one["measured"] is not None]  # a tiny batch may hold no long chain
+    assert all(one["verdict"] in (LAW_VERDICTS if one in laws else VERDICTS) for one in record["claims"])
     assert {(row["policy"], row["join"]) for row in record["rows"]} == set(ARMS)
     rows = (tmp_path / "self-summary.csv").read_text().splitlines()
     assert len(rows) == len(record["rows"]) + 1 and (tmp_path / "self-summary.png").stat().st_size > 20_000
