@@ -11,8 +11,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
 hook = jaxtyping.install_import_hook(["ref"], "beartype.beartype")
-if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: two threads in each would wait for each other in every product
-    os.environ["OMP_NUM_THREADS"] = "1"
+# Where as many workers as cores run tests side by side, two threads in each would wait for each other in every product.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else max(1, min(2, os.cpu_count() or 1)))
 # Both together make torch.empty hand out NaN: what reads memory that nobody wrote is seen.
 torch.use_deterministic_algorithms(True)

@@ -47,7 +47,7 @@ def lasting(folder: Path) -> dict[str, bytes]:
 
 def play(*arguments: object) -> subprocess.CompletedProcess:
     command = [sys.executable, str(LOOP), *map(str, arguments)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and done.stderr == "", done.stderr  # a kill is no damage: nothing is said
     return done
 
