@@ -1,7 +1,7 @@
 """`etude bench crowded`: what the parts of a run cost alone on the machine, and beside as many busy programs as it has cores.
 
 Every part is played in three ways, by turns: alone; alone in the old way, which was one process with as many threads as cores, that wait
-for each other in every product; and beside the busy programs. A busy program is an endless loop in a session of its own: Linux shares
+for each other in every product; and beside the busy programs. A busy program is a loop in a session of its own: Linux shares
 cores evenly between sessions, whatever their priority, as on a desktop.
 """
 
@@ -21,7 +21,8 @@ from etude.bench import written
 from etude.process import cores, keep_freed_memory, machine
 from etude.runs import RunError, fill
 
-BUSY = "while True: pass"
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
+"""A program that is busy as long as the benchmark lives, however that ends."""
 WAYS = ("alone", "threads", "crowded")
 ROLLOUTS = {"sampling": 128, "evaluation": 2400}
 """Conversations: of one step of RL, and of the evaluation of one checkpoint."""

@@ -3,6 +3,9 @@
 import json
 import os
 import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,6 +61,31 @@ def test_the_old_way_is_one_process_with_threads():
         assert agent.on_cores(lambda part: (part, os.getpid()), [1, 2], each=2) == [(1, os.getpid()), (2, os.getpid())]
         assert reinforcement.on_cores is agent.on_cores
     assert torch.get_num_threads() == before and (agent.on_cores, agent.LEAST, agent.MOST, evaluation.one_thread) == own
+
+
+def test_busy_programs_end_with_a_killed_benchmark(tmp_path):
+    code = "import time\nfrom etude import bench_crowded\nwith bench_crowded.busy():\n    print('busy', flush=True)\n    time.sleep(600)\n"
+    own = {**os.environ, "PYTHONPATH": str(Path(bench_crowded.__file__).parents[1]), "ETUDE_TEST_MARK": tmp_path.name}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=own)
+    assert process.stdout.readline() == b"busy\n"
+
+    def left() -> list[str]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if tmp_path.name.encode() in (folder / "environ").read_bytes() and b"getppid" in (folder / "cmdline").read_bytes():
+                    found.append(folder.name)
+            except OSError:
+                continue
+        return found
+
+    assert left()
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left()
 
 
 def test_busy_programs_are_sessions_of_their_own_and_end(monkeypatch):
