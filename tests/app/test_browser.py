@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import time
 import urllib.request
 
 import pytest
+from playwright.sync_api import TimeoutError as Slow
 from playwright.sync_api import expect, sync_playwright
 
 from etude.explorer import PAGES
@@ -43,7 +45,9 @@ def address(tmp_path_factory):
     finally:
         server.terminate()
         server.wait(30)
-    assert "Traceback" not in (folder / "log").read_text(), (folder / "log").read_text()
+    # A click on a download while the page is drawn anew asks Streamlit for a file that has just gone; the test clicks again.
+    said = re.sub(r"Error executing deferred callable.*?Deferred file \w+ not found\n", "", (folder / "log").read_text(), flags=re.DOTALL)
+    assert "Traceback" not in said, said
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +153,11 @@ def test_back_from_another_page_brings_the_edits_back(tab, address):
             break
     tab.wait_for_url(f"**group={edits}*")
     for _ in range(20):
-        with settled(tab).expect_download() as loading:
-            tab.get_by_role("button", name="Data (CSV)").first.dispatch_event("click")  # on a narrow screen the sidebar still lies over it
+        try:
+            with settled(tab).expect_download(timeout=SLOW / 12) as loading:
+                tab.get_by_role("button", name="Data (CSV)").first.dispatch_event("click")  # on a narrow screen the sidebar still lies over it
+        except Slow:
+            continue  # the button was drawn anew just then
         with open(loading.value.path(), newline="") as file:
             rewards = [float(row["reward"]) for row in csv.DictReader(file)]
         if len(rewards) == 3:

@@ -142,13 +142,13 @@ def vanish(part):
 
 
 def test_what_fails_in_a_part_is_raised_at_once_and_nobody_is_left(two_cores):
-    started = time.monotonic()
+    started, others = time.monotonic(), set(multiprocessing.active_children())  # other tests' ranks
     with pytest.raises(ValueError, match="trigger must exceed"):
         on_cores(fall, [0, 1])
     assert time.monotonic() - started < 20
     with pytest.raises(RuntimeError, match="a process that computed vanish died"):
         on_cores(vanish, [0, 1])
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= others
 
 
 def dawdle(part):
