@@ -159,13 +159,6 @@ ROWS: dict[str, Row | None] = {
     "router-mismatch/rl-p99": Row(untested(), source=R3, why=ONE),
     "router-mismatch/rl-filter": Row(untested(), why=ONE),
     "router-mismatch/rl-stable": Row(untested(), why=ONE),
-    **{f"mtp/distill-{what}": Row(above()) for what in ("expected", "greedy")},
-    "mtp/by-depth": None,  # no source says it
-    "mtp/speed-up": Row(above(1.0, 2.0)),
-    "mtp/speed-up-full": None,  # no source says it
-    "mtp/predicted": Row(
-        between(0.9, 1.1), "the speed-up follows from acceptance and the cost of a draft alone: (1 − α^(γ+1)) / ((1 − α)(γc + 1))"),
-    "mtp/identical": Row(at_least(1.0)),
     "self-summary/half-error": Row(
         untested(), why="one agent was trained under the limit and the other was not: to be played with both trained under it"),
     "self-summary/shorter": Row(below(1.0, 0.5)),

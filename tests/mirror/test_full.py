@@ -50,6 +50,9 @@ def given(tmp_path_factory):
     (folder / "bare").mkdir()
     for name in ("dense", "bare"):
         tokenizer.save(str(folder / name / "tokenizer.json"))
+    for name, wrong in {"yarn": {"rope_scaling": "yarn"}, "tied": {"tie_word_embeddings": "false"}}.items():
+        shutil.copytree(folder / "net", folder / name)
+        (folder / name / "config.json").write_text(json.dumps(json.loads((folder / name / "config.json").read_text()) | wrong))
     return folder
 
 
@@ -239,6 +242,8 @@ def test_reinforcement_learning_from_the_command_line(given, tmp_path):
         ("recipe", [], "recipe has no full run of its own"),
         ("dr-grpo", ["ep=3"], "ep=3 must divide the number of ranks"),
         ("dr-grpo", ["checkpoint={given}/bare"], "config.json"),
+        ("cpt", ["checkpoint={given}/yarn"], "config.json.*rope_scaling"),
+        ("dr-grpo", ["checkpoint={given}/tied"], "config.json.*tie_word_embeddings"),
         ("router-replay", ["checkpoint={given}/dense"], "is about experts, and the network of .* has none"),
         ("dr-grpo", ["max_len=2", "length=8"], "a prompt has .* tokens or so, and contexts of 2 leave nothing to write"),
         ("cpt", ["corpus=/nowhere"], "corpus /nowhere is no folder"),
