@@ -125,13 +125,13 @@ def test_statistics_by_hand():
     assert engines.independent(np.array([0.05, 0.15]), 48) == pytest.approx(1 - 0.9**48)
 
 
-def made(plain: float, filtered: float, routers: float) -> list[dict]:
-    """Rows of engines whose mismatch is `plain` and `filtered` times what it is without replay."""
+def made(plain: float, filtered: float, routers: float, dropped: float = 0.01) -> list[dict]:
+    """Rows of engines whose mismatch is `plain` and `filtered` times what it is without replay, where the filter takes so many experts."""
     c, rng = Experiment(alphas=(0.5, 1.0), resamples=100), np.random.default_rng(0)
     rollout, gap = np.repeat(np.arange(50), 20), rng.normal(0, 0.05, 1000)
     shares = np.full((50, 9), routers) + rng.normal(0, 1e-3, (50, 9))
     factor = {"own": 1.0, "plain": plain, "α=0": plain, "α=0.5": filtered, "α=1": 1.0}
-    columns = {"rollout": rollout, "moved": rollout % 2 == 0, "shares": shares, "dropped": np.zeros((50, 5)),
+    columns = {"rollout": rollout, "moved": rollout % 2 == 0, "shares": shares, "dropped": np.full((50, 5), dropped),
                "positions": np.full(50, 40)} | {f"gap {way}": gap * f for way, f in factor.items()}  # fmt: skip
     return [row for name in ("bf16", "fp8") for row in engines.rows_of_engine(c, name, columns, 48)]
 
@@ -141,7 +141,7 @@ def made(plain: float, filtered: float, routers: float) -> list[dict]:
     [
         (0.3, 0.2, 0.1, ("reproduced", "not at this scale", "reproduced", "reproduced")),
         (0.9, 0.9, 0.02, ("not at this scale", "not at this scale", "not at this scale", "not at this scale")),
-        (1.2, 1.3, 0.9, ("partly", "partly", "contradicted", "contradicted")),  # nine tenths are not about one tenth
+        (1.2, 1.3, 0.95, ("partly", "reproduced", "contradicted", "contradicted")),  # nine tenths are not about one tenth
     ],
 )
 def test_rules_of_the_verdicts(plain, filtered, routers, expected):
@@ -159,23 +159,54 @@ def test_a_quick_run(tmp_path, play_figure):
     verdicts = {claim["name"]: claim["verdict"] for claim in record["claims"]}
     assert verdicts["alpha-0"] == verdicts["alpha-1"] == "holds"
     rl = {arm: [r["mismatch"] for r in record["rows"] if r["part"] == "rl" and r["arm"] == arm] for arm in router_mismatch.ARMS}
+    assert {r["seed"] for r in record["rows"] if r["part"] == "rl"} == {0, 1}
+    assert all((r["dropped"] is not None) == (r["arm"] == "filtered") for r in record["rows"] if r["part"] == "rl")
     # An exact sampler in the trainer's own dtype differs by the order of sums, one with 8-bit weights by its rounding.
-    assert max(rl["exact"]) < 1e-4 < min(rl["none"]) and len(rl["none"]) == 2
+    assert max(rl["exact"]) < 1e-4 < min(rl["none"]) and len(rl["none"]) == 4
     assert max(rl["plain"]) < min(rl["none"])
     assert {row["engine"] for row in record["rows"] if row["part"] == "routing"} == {"bf16", "fp8", "recipe"}
     assert (tmp_path / "router-mismatch.png").stat().st_size > 20_000
     assert json.loads((tmp_path / "router-mismatch.json").read_text())["quick"]
 
 
-def test_one_training_an_arm_tests_nothing():
-    """Steps of one training depend on each other, and arms of one training each differ by chance: where the filter dropped nothing, too."""
-    from sims.router_mismatch import ARMS, Experiment, rl_verdicts
-
-    p99 = {"exact": 0.001, "none": 0.5, "plain": 0.3, "filtered": 0.28}
-    arms = {
-        arm: {"success": [0.5, 0.6], "greedy": [1.0, 0.0],
-              "steps": [{"mismatch": p99[arm], "mismatch_p99": p99[arm], "outside_clip": 0.0, "grad_norm": 0.1}] * 5} for arm in ARMS
+def arms_of(p99: dict[str, list[float]], dropped: float, success=(0.55, 0.55)) -> dict[str, list[dict]]:
+    """Trainings of five steps each, arm by arm; success of those with the exact sampler, and of all others."""
+    return {
+        arm: [{"success": [success[arm != "exact"] + 0.001 * n, 0.5], "greedy": [1.0, 0.0],
+               "steps": [{"mismatch": x, "mismatch_p99": x, "outside_clip": 0.0, "grad_norm": 0.1, "dropped": dropped}] * 5}
+              for n, x in enumerate(some)] for arm, some in p99.items()
     }  # fmt: skip
-    idle, busy = ({c["name"]: c for c in rl_verdicts(Experiment(resamples=20), arms, dropped)}["rl-filter"] for dropped in (0.0, 0.01))
-    assert idle["verdict"] == busy["verdict"] == "not tested"
-    assert "the chance of two trainings" in idle["note"] and "chance" not in busy["note"]
+
+
+def decided(p99: dict[str, list[float]], dropped: float = 0.01, **more) -> dict[str, dict]:
+    return {c["name"]: c for c in router_mismatch.rl_verdicts(Experiment(steps=5, seeds=3), arms_of(p99, dropped, **more))}
+
+
+LOWER = {"exact": [0.001] * 3, "none": [0.5, 0.5, 0.5], "plain": [0.3, 0.31, 0.29], "filtered": [0.27, 0.29, 0.25]}
+
+
+def test_trainings_are_what_the_intervals_are_over():
+    """Five steps of one training say no more than one; of three trainings that agree the interval is narrow, of three that do not it is wide."""
+    claims = decided(LOWER)
+    assert {claims[name]["verdict"] for name in ("rl-mismatch", "rl-p99", "rl-filter")} == {"reproduced"}
+    each = np.array([0.6, 0.62, 0.58])
+    half = 4.302653 * each.std(ddof=1) / 3**0.5
+    assert claims["rl-p99"]["measured"] == pytest.approx(0.6) and claims["rl-p99"]["interval"] == pytest.approx([0.6 - half, 0.6 + half])
+    apart = decided(LOWER | {"plain": [0.3, 0.7, 0.4]})
+    assert apart["rl-mismatch"]["verdict"] == "not at this scale" and apart["rl-mismatch"]["measured"] == pytest.approx(14 / 15)
+    assert decided(LOWER | {"plain": [0.6, 0.61, 0.62]})["rl-p99"]["verdict"] == "contradicted"
+
+
+def test_a_filter_that_drops_nothing_has_lowered_nothing():
+    """Arms that differ by chance: what the filter dropped in these very trainings decides whether it can have done anything."""
+    idle = decided(LOWER, dropped=0.0)["rl-filter"]
+    assert idle["verdict"] == "not tested" and idle["measured"] is None and "what the arms differ by is chance" in idle["note"]
+    assert "dropped 1%" in decided(LOWER)["rl-filter"]["note"]
+    still = {c["name"]: c for c in router_mismatch.verdicts(Experiment(alphas=(0.5, 1.0)), made(0.5, 0.4, 0.1, dropped=0.0), 4)}
+    assert still["filter-fp8"]["verdict"] == "not tested" and still["filter-fp8"]["measured"] is None
+
+
+def test_where_there_is_no_harm_there_is_none_to_prevent():
+    assert decided(LOWER)["rl-stable"]["verdict"] == "not tested"
+    harmful = decided(LOWER, success=(0.75, 0.55))["rl-stable"]
+    assert harmful["verdict"] == "not at this scale" and harmful["measured"] == pytest.approx(0)  # there is, and replay prevents none of it
