@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sims.experiment import above, at_least, at_most, below, between, claim, untested
+from sims.experiment import above, at_least, at_most, below, claim, untested
 
 __all__ = ["claims_of"]
 
-R3, KERNELS = "arXiv:2510.11370", "§6.1, Kernels"
+KERNELS = "§6.1, Kernels"
 MARGINS = ("both penalties cost the same on average, but the next token costs less under the nonlinear one, on easy tasks too, so "
            "that it is simply the weaker price: to be played with margins matched")  # fmt: skip
-ONE = "one training an arm, and the steps of a training depend on each other: to be played with several seeds"
 SUPERVISED = "the source saw it in RL, and these are eighty supervised steps"
 
 
@@ -54,13 +53,6 @@ def _crossing(record: dict, one: dict) -> dict:
     exact, half = kl.crossing(), (one["interval"][1] - one["interval"][0]) / 2
     note = f"distance of the mean of {len(record['crossings'])} searches, {one['measured']:.4f} nats, from {exact:.4f}"
     return {"measured": abs(one["measured"] - exact) / (half / 1.96), "interval": None, "unit": "σ", "note": note}
-
-
-def _sets(record: dict, one: dict) -> dict:
-    row = next(row for row in record["rows"] if row["part"] == "routing" and row["engine"] == one["name"].rpartition("-")[2])
-    return {"measured": row["routers"], "interval": (row["routers_low"], row["routers_high"]), "unit": "of the sets of experts",
-            "note": one["note"].replace(f"of the chosen experts; of a layer's sets of experts {row['routers']:.3f}",
-                                        f"of the chosen experts {row['decisions']:.3f}")}  # fmt: skip
 
 
 def _together(record: dict, one: dict) -> dict:
@@ -144,21 +136,6 @@ ROWS: dict[str, Row | None] = {
     "length-penalty/hard-room": Row(untested(), why=MARGINS),
     "length-penalty/hard-success": Row(untested(), why=MARGINS),
     "length-penalty/parallel": Row(above(), again=_together),
-    **{f"router-mismatch/decisions-{engine}": Row(
-        above(0.0, 0.1), f"about 10% of routers choose another set of experts in the other engine (sampler: {words})", R3, again=_sets)
-        for engine, words in (("bf16", "bfloat16"), ("fp8", "8-bit weights"))},
-    **{f"router-mismatch/tokens-{engine}": Row(
-        above(0.0, 0.94), f"94% of tokens have another set of experts in at least one layer (sampler: {words})", R3)
-        for engine, words in (("bf16", "bfloat16"), ("fp8", "8-bit weights"))},
-    **{f"router-mismatch/replay-{engine}": Row(
-        above(0.0, 0.5), f"replay removes half of the mismatch (1.5e-3 → 7.5e-4 nats) or more (sampler: {words})", R3)
-        for engine, words in (("bf16", "bfloat16"), ("fp8", "8-bit weights"))},
-    **{f"router-mismatch/filter-{engine}": Row(below(1.0, 0.999)) for engine in ("bf16", "fp8")},
-    **{f"router-mismatch/alpha-{a}": Row(at_most(0.0)) for a in (0, 1)},
-    "router-mismatch/rl-mismatch": Row(untested(), source=R3, why=ONE),
-    "router-mismatch/rl-p99": Row(untested(), source=R3, why=ONE),
-    "router-mismatch/rl-filter": Row(untested(), why=ONE),
-    "router-mismatch/rl-stable": Row(untested(), why=ONE),
     "self-summary/half-error": Row(
         untested(), why="one agent was trained under the limit and the other was not: to be played with both trained under it"),
     "self-summary/shorter": Row(below(1.0, 0.5)),
