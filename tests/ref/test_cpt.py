@@ -172,6 +172,12 @@ def test_packing_keeps_every_token_and_cuts_only_long_documents(documents, lengt
     assert sorted(pieces) == sorted(expected)
 
 
+def test_what_fits_exactly_is_packed():
+    ids, doc = cpt.pack([[1] * 5, [2] * 6, [3] * 3, [4] * 2], 8)
+    assert ids.tolist() == [[1] * 5 + [3] * 3, [2] * 6 + [4] * 2]
+    assert doc.tolist() == [[0] * 5 + [1] * 3, [0] * 6 + [1] * 2]
+
+
 def test_packing_wastes_less_than_one_row_at_a_time():
     lengths = np.random.default_rng(0).integers(30, 100, 2000).tolist()
     ids, doc = cpt.pack([[1] * n for n in lengths], 128)
@@ -199,11 +205,11 @@ def test_loss_by_hand():
     model = Transformer(Config.tiny(50, **TINY))
     with torch.no_grad():
         model.embed_tokens.weight.zero_()
-    ids = torch.tensor([[3, 4, 5, 6, 7, 8]])
-    doc = torch.tensor([[0, 0, 0, 1, 1, -1]])
+    ids = torch.tensor([[3, 4, 5, 6, 7, 8, 9]])
+    doc = torch.tensor([[0, 0, 0, 1, 1, -1, -1]])
     loss, count = cpt.next_token_loss(model, model(ids, doc=doc, logits=False).hidden, ids, doc)
     assert count == 3 and loss.item() == pytest.approx(3 * math.log(50), rel=1e-6)
-    weight = torch.tensor([[1.0, 0, 1, 1, 0, 1]])
+    weight = torch.tensor([[1.0, 0, 1, 1, 0, 1, 1]])
     loss, count = cpt.next_token_loss(model, model(ids, doc=doc, logits=False).hidden, ids, doc, weight)
     assert count == 1 and loss.item() == pytest.approx(math.log(50), rel=1e-6)
 

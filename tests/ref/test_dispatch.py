@@ -36,6 +36,13 @@ def test_sums_are_in_float32():
     assert unpermute(rows, order, place, torch.ones(1, 3).bfloat16()).item() == 258
 
 
+def test_products_with_gates_are_not_rounded_before_they_are_added():
+    """(1 + 2⁻⁷)² is 1 + 2⁻⁶ + 2⁻¹⁴, of which bfloat16 holds all but the last."""
+    order, place, _ = sort_by_expert(torch.tensor([[0, 1]]), 2)
+    rows, gates = torch.tensor([[1 + 2**-7], [-1 - 2**-6]]).bfloat16(), torch.tensor([[1 + 2**-7, 1.0]]).bfloat16()
+    assert unpermute(rows, order, place, gates).item() == 2**-14
+
+
 @pytest.mark.parametrize("bad", [-1, 3])
 def test_experts_that_there_are_not(bad):
     with pytest.raises(ValueError, match="experts must be 0 to 2"):

@@ -238,6 +238,15 @@ def test_norm_is_of_unit_mean_square_and_ignores_scale():
     assert (d * x).sum(-1).abs().max() < 1e-10, "no gradient along x itself"
 
 
+def test_the_squares_of_a_norm_may_be_beyond_the_dtype():
+    """300² is more than float16 holds."""
+    x = torch.full((2, 64), 300.0, dtype=torch.float16, requires_grad=True)
+    y = rms_norm(x, torch.ones(64, dtype=torch.float16), 1e-6)
+    assert torch.equal(y, torch.ones_like(y))
+    y[:, 0].sum().backward()
+    torch.testing.assert_close(x.grad[0, 0].item() * 300, 1 - 1 / 64, rtol=1e-2, atol=0)
+
+
 def test_turning_keeps_length_and_leaves_values():
     x, (cos, sin) = randn(2, 3, 8, 6), angles(3, 1, 3)
     q, k, v = turned_heads(x, torch.ones(6, 6, dtype=torch.float64), cos, sin, 2, 0.0)

@@ -861,6 +861,15 @@ def test_a_layer_joins_hidden_states_and_embeddings_as_equation_1_says():
     torch.testing.assert_close(given, wanted)
 
 
+def test_recall_believes_the_longest_ending_that_it_knows(trained):
+    """What followed two tokens says more than what followed the second of them."""
+    decoder = Decoder(trained[0], max_len=64, recall=8)
+    decoder.turns = {(7,): ([1, 2], 1), (4, 7): ([3, 2], 1)}
+    assert decoder.remember([1, 4, 7]) == ([3, 2], False)
+    assert decoder.remember([1, 5, 7]) == ([1, 2], False)
+    assert decoder.remember([1, 7, 5]) == ([], False)
+
+
 def test_recall_is_sure_of_a_turn_once_it_has_followed_the_same_tokens_three_times_running(trained):
     """The first three times a pass verifies it; the fourth time it is handed over before any. A turn of another kind begins the count again."""
     model, _ = trained

@@ -413,3 +413,7 @@ def test_a_weight_in_fp8_has_one_scale_for_a_square_of_128_by_128():
     as_activation = rounded(w, "fp8")
     assert (as_activation[3, :128] == 0).sum() == 127
     torch.testing.assert_close(as_activation[4], w[4])
+    x = torch.randn(3, 130, requires_grad=True)
+    grad = torch.randn(3, 130)
+    (to_x,) = torch.autograd.grad(linear(x, w, "fp8", "fp8"), x, grad)
+    assert torch.equal(to_x, rounded(grad, "fp8") @ seen), "the gradient is of the weight that the product used"
