@@ -122,8 +122,8 @@ def threads() -> Iterator[None]:
         return [function(part) for part in parts]
 
     try:
-        with mock.patch.object(agent, "on_cores", here), mock.patch.object(reinforcement, "on_cores", here), \
-             mock.patch.object(agent, "LEAST", 800), mock.patch.object(agent, "MOST", 800), mock.patch.object(evaluation, "one_thread", contextlib.nullcontext):  # fmt: skip
+        with mock.patch.multiple(agent, on_cores=here, LEAST=800, MOST=800), mock.patch.object(reinforcement, "on_cores", here), \
+             mock.patch.object(evaluation, "one_thread", contextlib.nullcontext):  # fmt: skip
             yield
     finally:
         torch.set_num_threads(before)

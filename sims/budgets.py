@@ -48,8 +48,8 @@ def settings(c: "Experiment", budget: int, number: int) -> Recipe:
     )  # fmt: skip
 
 
-def cut(run: Run, corpus: Path, config: Recipe) -> None:
-    """The stage `data` of one training: rows of the common corpus in the order of its seed, as many as its budget holds."""
+def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
+    """The stage `data` of one training: rows of the common corpus in the order of its seed, as many as its budget holds, or all of them."""
     stage = run.stage("data", total=1, unit="steps")
     if stage.finished:
         return
@@ -60,7 +60,7 @@ def cut(run: Run, corpus: Path, config: Recipe) -> None:
         shutil.copyfile(corpus / "data" / path.name, path)
     for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
         ids, doc = packed_rows(corpus, phase)
-        rows = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))[: max(1, round(tokens / length))]
+        rows = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))[: None if whole else max(1, round(tokens / length))]
         paths.append(run.path("data", f"{phase}.npz"))
         np.savez(paths[-1], ids=ids[rows], doc=doc[rows])
         counts[phase] = int((doc[rows] >= 0).sum())

@@ -1,6 +1,7 @@
-"""What a draft costs and what it saves: speculative decoding timed pass by pass, and the speed-up that theory makes of it.
+"""What a draft costs and what it saves: how often it is accepted, speculative decoding timed pass by pass, and the speed-up that theory makes
+of it.
 
-The timing half of `sims/mtp_distillation.py`. arXiv:2211.17192, theorem 3.8, with α the chance that a draft stands, γ drafts a
+What both trainings of `etude figure mtp` are measured by, and its timings. arXiv:2211.17192, theorem 3.8, with α the chance that a draft stands, γ drafts a
 cycle, and c the cost of a draft in passes of the target:
 
     speed-up = (1 − α^(γ+1)) / ((1 − α)(γc + 1))
@@ -15,9 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ref.conversation import converse
 from ref.decoder import Decoder
+from ref.model import Transformer
+from ref.mtp import MTP
 from sims.agent import Episode
 from sims.corpus import task_stream
 from sims.experiment import above, at_least, between, claim
@@ -29,13 +34,38 @@ from sims.statistics import bootstrap
 if TYPE_CHECKING:
     from sims.mtp_distillation import Experiment
 
-__all__ = ["FULL", "Timed", "decode", "predicted", "speed_rows", "speed_verdicts", "with_turns"]
+__all__ = ["EXPECTED", "FULL", "GREEDY", "Timed", "acceptance", "curve", "decode", "predicted", "speed_rows", "speed_verdicts", "with_turns"]
 
 FULL = "recall, ahead"
 """All drafts, and ours besides: turns' beginnings recalled, turns handed over before they are verified."""
 SPENT = ("opening", "single", "verify", "guess")
 LONGEST = 64
 """Turns of more tokens count as this long."""
+GREEDY, EXPECTED = 1, 2
+"""Columns of what `acceptance` counts."""
+
+
+@torch.no_grad()
+def acceptance(mtp: MTP, trunk: Transformer, out, ids: Tensor, doc: Tensor, weight: Tensor | None = None, chunk: int = 4096) -> np.ndarray:
+    """[rows, depth, 3] of the text: positions scored, greedy drafts that are the main head's choice, and Σ min(p, q); on the
+    positions that `mtp_loss` scores."""
+    scored = (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
+    b, j = (scored if weight is None else scored & (weight[:, 1:] != 0)).nonzero(as_tuple=True)
+    found = torch.zeros(len(ids), mtp.mtp.depth, 3, dtype=torch.float64)
+    for k, hidden in enumerate(mtp(out.prenorm, trunk.embed_tokens(ids), doc), 1):
+        at = (j >= k) & (doc[b, (j - k).clamp(min=0)] == doc[b, j])
+        for row, here in zip(b[at].split(chunk), j[at].split(chunk), strict=True):
+            p, q = (trunk.head(x).softmax(-1) for x in (out.hidden[row, here], hidden[row, here - k]))
+            same = p.argmax(-1) == q.argmax(-1)
+            counts = torch.stack((torch.ones(len(row)), same.float(), torch.minimum(p, q).sum(-1)), 1)
+            found[:, k - 1].index_add_(0, row, counts.double())
+    return found.numpy()
+
+
+def curve(counts: np.ndarray, column: int) -> np.ndarray:
+    """Acceptance, mean over depths, at every look; counts [rows, looks, depth, 3] as a bootstrap draws them."""
+    total = counts.sum(0)
+    return (total[..., column] / total[..., 0]).mean(-1)
 
 
 class Timed(Decoder):

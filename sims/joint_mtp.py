@@ -30,19 +30,21 @@ from etude.runs import Run
 from ref import cpt
 from ref.model import Transformer
 from ref.mtp import MTP
-from sims import recipe as whole
+from sims import recipe as stages
 from sims.agent import pad
+from sims.budgets import cut
 from sims.chains import context, taught
-from sims.corpus import heldout_file, task_stream
+from sims.corpus import task_stream
+from sims.drafting import EXPECTED, acceptance, curve
 from sims.experiment import above, below, claim
-from sims.learner import language_of, load_checkpoint, packed_rows
+from sims.learner import language_of, load_checkpoint
 from sims.recipe import Recipe
 from sims.statistics import bootstrap
 
 if TYPE_CHECKING:
     from sims.mtp_distillation import Experiment
 
-__all__ = ["ARMS", "LEFT", "acceptance", "joint_rows", "joint_verdicts", "training"]
+__all__ = ["ARMS", "LEFT", "joint_rows", "joint_verdicts", "training"]
 
 ARMS = {"beside": (True, 1.0), "through 0.3": (False, 0.3), "through 1": (False, 1.0)}
 """Whether the trunk stays out of the layers' loss, and the loss's weight."""
@@ -53,45 +55,11 @@ HARM = 0.02
 """Nats a token by which the trunk may be worse and still count as unharmed."""
 
 
-@torch.no_grad()
-def acceptance(mtp: MTP, trunk: Transformer, out, ids: Tensor, doc: Tensor, weight: Tensor | None = None, chunk: int = 4096) -> np.ndarray:
-    """[rows, depth, 3] of the text: positions scored, greedy drafts that are the main head's choice, and Σ min(p, q); on the
-    positions that `mtp_loss` scores."""
-    scored = (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
-    b, j = (scored if weight is None else scored & (weight[:, 1:] != 0)).nonzero(as_tuple=True)
-    found = torch.zeros(len(ids), mtp.mtp.depth, 3, dtype=torch.float64)
-    for k, hidden in enumerate(mtp(out.prenorm, trunk.embed_tokens(ids), doc), 1):
-        at = (j >= k) & (doc[b, (j - k).clamp(min=0)] == doc[b, j])
-        for row, here in zip(b[at].split(chunk), j[at].split(chunk), strict=True):
-            p, q = (trunk.head(x).softmax(-1) for x in (out.hidden[row, here], hidden[row, here - k]))
-            same = p.argmax(-1) == q.argmax(-1)
-            counts = torch.stack((torch.ones(len(row)), same.float(), torch.minimum(p, q).sum(-1)), 1)
-            found[:, k - 1].index_add_(0, row, counts.double())
-    return found.numpy()
-
-
 def settings(c: "Experiment", recipe: Recipe, arm: str, number: int) -> Recipe:
     """The recipe of one training; arms of a repetition differ in the layers' loss alone."""
     detached, weight = ARMS[arm]
     return replace(recipe, seed=1000 * c.seed + number, mtp=replace(recipe.mtp, detach_trunk=detached, weight=weight),
                    sft=replace(recipe.sft, epochs=c.epochs))  # fmt: skip
-
-
-def begun(run: Run, config: Recipe, root: Path) -> None:
-    """The stage `data` of one training: the run's own, long rows in the order of the repetition, and its checkpoint after distillation."""
-    stage = run.stage("data", total=1, unit="steps")
-    if stage.finished:
-        return
-    stage.restore()
-    paths = [run.path("data", name) for name in ("tokenizer.json", heldout_file(root).name)]
-    for path in paths:
-        shutil.copyfile(root / "data" / path.name, path)
-    ids, doc = packed_rows(root, "long")
-    order = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))
-    paths.append(run.path("data", "long.npz"))
-    np.savez(paths[-1], ids=ids[order], doc=doc[order])
-    shutil.copytree(root / "checkpoints" / "mtp", run.path("checkpoints", "mtp"), dirs_exist_ok=True)
-    stage.finish({"rows": len(ids)}, paths)
 
 
 def demonstrations(c: "Experiment", recipe: Recipe, root: Path) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,10 +94,11 @@ def training(run: Run, c: "Experiment", root: Path, recipe: Recipe, arm: str, nu
     stage.restore()
     config, folder = settings(c, recipe, arm, number), run.root / "joint" / name
     with Run.open(folder, "recipe", config, resume=folder.exists(), checkpoint_seconds=run.checkpoint_seconds) as inner:
-        begun(inner, config, root)
-        whole.lengthen(inner, config)
+        cut(inner, root, config, whole=True)
+        shutil.copytree(root / "checkpoints" / "mtp", folder / "checkpoints" / "mtp", dirs_exist_ok=True)
+        stages.lengthen(inner, config)
         stage.progress(1)
-        whole.finetune(inner, config)
+        stages.finetune(inner, config)
     found, left = {}, load_checkpoint(folder, config, "mtp")[1]
     for point, where in TEXTS.items():
         trunk, mtp = load_checkpoint(folder, config, point)
@@ -146,8 +115,7 @@ def loss(nll: np.ndarray) -> float:
 
 def accepted(counts: np.ndarray) -> float:
     """The chance of acceptance, mean over depths; counts [rows, …, depth, 3]."""
-    total = counts.reshape(-1, *counts.shape[-2:]).sum(0)
-    return float((total[:, 2] / total[:, 0]).mean())
+    return float(curve(counts.reshape(-1, *counts.shape[-2:]), EXPECTED))
 
 
 def tables(trainings: dict[str, list[dict]], where: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

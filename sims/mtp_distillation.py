@@ -32,9 +32,8 @@ from ref.muon import optimizers
 from ref.precision import Masters
 from sims import joint_mtp
 from sims.corpus import code_pieces, heldout_codebase, take
-from sims.drafting import FULL, decode, speed_rows, speed_verdicts
+from sims.drafting import EXPECTED, FULL, GREEDY, acceptance, curve, decode, speed_rows, speed_verdicts
 from sims.experiment import above, claim
-from sims.joint_mtp import acceptance
 from sims.learner import language_of, load_checkpoint, packed_rows
 from sims.microrepo import document, generate
 from sims.policies import agent
@@ -44,8 +43,6 @@ from sims.statistics import bootstrap
 __all__ = ["Experiment", "experiment", "picture"]
 
 KINDS = ("distill", "hard")
-GREEDY, EXPECTED = 1, 2
-"""Columns of what `acceptance` counts."""
 
 
 @dataclass(frozen=True)
@@ -183,12 +180,6 @@ def trained(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) ->
     np.save(path, found)
     stage.finish({"steps": steps, "tokens": tokens}, [path])
     return found, tokens
-
-
-def curve(counts: np.ndarray, column: int) -> np.ndarray:
-    """Acceptance, mean over depths, at every look; counts [rows, looks, depth, 3] as a bootstrap draws them."""
-    total = counts.sum(0)
-    return (total[..., column] / total[..., 0]).mean(-1)
 
 
 def fewer(distill: np.ndarray, hard: np.ndarray, tokens: np.ndarray) -> float:
