@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -10,7 +11,10 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["Hashing", "Journal", "atomic_write", "hash_file", "read_lines", "refusal", "timings", "what_is_wrong"]
+__all__ = ["NO_ROOM", "Hashing", "Journal", "atomic_write", "hash_file", "read_lines", "refusal", "timings", "what_is_wrong"]
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the operating system says where a disk is full, or as full as this user may make it."""
 
 
 def atomic_write(path: str | Path, content: bytes | str) -> None:

@@ -55,22 +55,22 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[
 
         root, _ = origin(Path(config.checkpoint))
         print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} goes back to no run of it"))
+    again = f"etude run {entry.name} --scale full --out {shlex.quote(str(out))} --resume" + (f" --backend {backend} --nproc {ranks}" if backend == "gloo" else "")
     with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume) as opened:
         from scaled import train
         from scaled.runtime import launch
 
         check_left(out)
         if entry.name in PRETRAINING:
-            try:
-                train.prepare(config, out)  # here, where what is wrong with a corpus is one line, and before a GPU waits for it
-            except (ValueError, OSError) as error:
-                opened.abandon()
-                raise error if isinstance(error, OSError) else RunError(str(error)) from None
+            with opened.told(again):
+                try:
+                    train.prepare(config, out)  # here, where what is wrong with a corpus is one line, and before a GPU waits for it
+                except ValueError as error:
+                    raise RunError(str(error)) from None
         told = json.dumps({"technique": entry.name, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
         code = launch.start("etude.full", [str(out.resolve()), told], ranks, config.restarts)
     if code:
-        raise RunError(f"the ranks of {entry.name} failed; what they said stands above. Go on with: etude run {entry.name} --scale full "
-                       f"--out {shlex.quote(str(out))} --resume" + (f" --backend {backend} --nproc {ranks}" if backend == "gloo" else ""))  # fmt: skip
+        raise RunError(f"the ranks of {entry.name} failed; what they said stands above. Go on with: {again}")
     show(out)
 
 
@@ -174,6 +174,7 @@ def show(out: Path) -> None:
 
 def rank(out: Path, told: dict) -> None:
     """What each of torchrun's processes does."""
+    from etude.disk import NO_ROOM, refusal
     from etude.process import machine
     from etude.progress import Progress
     from ref.checkpoint import CheckpointError
@@ -204,6 +205,11 @@ def rank(out: Path, told: dict) -> None:
                 found = train.train(technique, config, out, log)
         except CheckpointError as error:  # often on every rank, but a file may be read by one alone
             sys.exit(f"error: {error}")
+        except Exception as error:
+            refused = error if isinstance(error, OSError) else refusal(error)
+            if refused is None or refused.errno not in NO_ROOM:
+                raise
+            sys.exit(f"error: {refused.strerror}: {refused.filename or out}; make room")
         if me == 0:
             report = {"scale": "full", **told, "machine": machine(), "result": found}
             atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import hashlib
 import json
@@ -35,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.board import Board, open_board
-from etude.disk import Hashing, Journal, atomic_write, hash_file, refusal, timings, what_is_wrong
+from etude.disk import NO_ROOM, Hashing, Journal, atomic_write, hash_file, refusal, timings, what_is_wrong
 from etude.process import in_fresh_process, machine, on_cores, one_thread, pack_rng, peak_memory_gib, restore_rng, uninterrupted
 from etude.progress import Progress
 from etude.settings import Interrupted, RunError, describe, fill
@@ -265,7 +264,7 @@ class Run:
             self.abandon()
             if refused is None:
                 raise
-            if refused.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if refused.errno in NO_ROOM:
                 left = f"; make room, then go on with: {again}" if (self.root / "config.json").exists() else ""
                 raise RunError(f"{refused.strerror}: {refused.filename or self.root}{left}") from None
             raise refused from None

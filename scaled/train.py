@@ -19,6 +19,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -155,8 +156,9 @@ def prepare(c: Full, folder: Path) -> None:
         shutil.copyfile(Path(c.checkpoint) / "tokenizer.json", at / "tokenizer.json")
     else:
         (at / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    np.save(at / "rows.npy", ids)
-    np.save(at / ".doc.npy", doc)
+    for name, array in (("rows.npy", ids), (".doc.npy", doc)):
+        with open(at / name, "wb") as file:
+            np.save(SimpleNamespace(write=file.write), array)  # to a file itself numpy writes on its own, and does not say that a disk is full
     os.replace(at / ".doc.npy", at / "doc.npy")  # the last, so that who finds it finds all
 
 

@@ -40,7 +40,7 @@ def begin(function, *arguments: object, said: Path | str = os.devnull):
 
 def start(*arguments: object, said: Path, threads: int = 1):
     """A process with the command line `etude arguments`, as under OMP_NUM_THREADS=threads."""
-    return begin(_command_line, threads, *map(str, arguments), said=said)
+    return begin(command_line, threads, *map(str, arguments), said=said)
 
 
 def play(*arguments: object, said: Path, seconds: float = 300) -> str:
@@ -63,7 +63,8 @@ def _heard(said: str, function, arguments: tuple) -> None:
     function(*arguments)
 
 
-def _command_line(threads: int, *arguments: str) -> None:
+def command_line(threads: int, *arguments: str) -> None:
+    """What `start` calls in the process."""
     import torch
 
     os.environ["OMP_NUM_THREADS"] = str(threads)

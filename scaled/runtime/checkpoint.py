@@ -12,6 +12,7 @@ folder takes its name only when every rank's shards and the manifest are on disk
 Writing goes on in a thread, from copies, over a process group of its own; `finish` waits for it, and so does the next `save`.
 """
 
+import io
 import json
 import os
 import pickle
@@ -19,6 +20,8 @@ import re
 import shutil
 import threading
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -89,7 +92,9 @@ class Checkpoints:
                 shutil.rmtree(fresh, ignore_errors=True)
                 fresh.mkdir()
             self._together()
-            dcp.save(state, checkpoint_id=fresh, process_group=self.group, no_dist=not self.many)
+            writer = dcp.FileSystemWriter(fresh)
+            writer.fs = Disk()
+            dcp.save(state, storage_writer=writer, process_group=self.group, no_dist=not self.many)
             if self.rank == 0:
                 (fresh / "meta.json").write_text(json.dumps(record, indent=1) + "\n")
                 files = sorted(path for path in fresh.iterdir())
@@ -103,6 +108,8 @@ class Checkpoints:
                 for old in [one for one in self.steps() if one <= step][: -self.keep]:
                     shutil.rmtree(self.path(old), ignore_errors=True)
             self._together()
+        except dcp.CheckpointException as error:  # on every rank; what one met comes with its traceback
+            self.failure = next(iter(error.failures.values()))[0]
         except BaseException as error:
             self.failure = error
 
@@ -214,6 +221,20 @@ def read_metadata(folder: Path) -> metadata.Metadata:
     if not (tensors and inside):
         raise CheckpointError(f"{path} describes something other than tensors in files of its folder; nothing of it is loaded")
     return found
+
+
+class Disk(filesystem.FileSystem):
+    """DCP's files. What the operating system refuses is told as that: torch.save makes another complaint of it."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[io.IOBase]:
+        try:
+            with super().create_stream(path, mode) as stream:
+                yield stream
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 class Reader(dcp.FileSystemReader):

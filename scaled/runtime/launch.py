@@ -167,7 +167,11 @@ class Watch:
 
 
 if __name__ == "__main__":
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
     threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
-    main(sys.argv[2:])
+    try:
+        main(sys.argv[2:])
+    except ChildFailedError:
+        sys.exit(1)  # the rank has said why

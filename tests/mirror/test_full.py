@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import resource
 import shutil
 import signal
 import time
@@ -146,6 +147,22 @@ def wait_for_end(ranks: list[int]) -> None:
 def same_files(one: Path, other: Path) -> bool:
     files = [{path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} for folder in (one, other)]
     return files[0] == files[1]
+
+
+@pytest.mark.parametrize("size", [20_000, 100_000], ids=["rows", "state"])
+def test_a_full_disk_is_one_line(given, tmp_path, size):
+    """Where this process packs the rows, and where ranks write a state: no traceback of ours, of torch or of torchrun."""
+    process = forks.begin(limited, size, *map(str, command(given, tmp_path / "run", "restarts=0")), said=tmp_path / "said")
+    process.join(120)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 2 and "Traceback" not in said and "error: File too large: " in said, said
+    assert (tmp_path / "run").exists() == ("; make room" in said) == (size > 20_000), said
+
+
+def limited(size: int, *words: str) -> None:
+    """`etude words` in a process that may write no file larger than `size` bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    forks.command_line(1, *words)
 
 
 def test_ranks_end_with_torchrun(given, tmp_path):
