@@ -2,7 +2,9 @@
 
 Every part is played in three ways, by turns: alone; alone in the old way, which was one process with as many threads as cores, that wait
 for each other in every product; and beside the busy programs. A busy program is a loop in a session of its own: Linux shares
-cores evenly between sessions, whatever their priority, as on a desktop.
+cores evenly between sessions, whatever their priority, as on a desktop. What fills all cores when it is alone has half of them beside as
+many busy programs, and cannot be less than twice as slow; how much more the machine itself takes, matrix products and nothing else say,
+the last part.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(rang
 WAYS = ("alone", "threads", "crowded")
 ROLLOUTS = {"sampling": 128, "evaluation": 2400}
 """Conversations: of one step of RL, and of the evaluation of one checkpoint."""
+PRODUCTS = 15_000
+"""Products of 64 × 256 and 256 × 256 numbers on each core."""
 
 
-def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), rounds: int = 3) -> dict:
+def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), rounds: int = 5) -> dict:
     """Seconds of sampling, a step of RL, decoding and evaluation with the policy that `run` holds after SFT, medians of `rounds`; prints
     them and writes out/crowded-CPU.json. RunError where the folder holds no such policy."""
     keep_freed_memory()
@@ -68,8 +72,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     import torch
 
     from ref.sampler import Sampler
-    from sims import evaluation
-    from sims.agent import play
+    from sims import agent, evaluation
     from sims.chains import context
     from sims.corpus import task_stream
     from sims.learner import Learner, language_of, load_checkpoint
@@ -90,7 +93,13 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     def rollouts(conversations: int) -> list:
         tasks = list(itertools.islice(task_stream(config, "rl"), conversations // r.rollouts))
-        return play(sampler, language, tasks, r.rollouts, how, r.max_turns, torch.Generator().manual_seed(1), r.temperature)
+        return agent.play(sampler, language, tasks, r.rollouts, how, r.max_turns, torch.Generator().manual_seed(1), r.temperature)
+
+    def products(part: int) -> float:
+        x, weight = torch.randn(64, 256), torch.randn(256, 256)
+        for _ in range(PRODUCTS):
+            x = torch.tanh(x @ weight)
+        return x.sum().item()
 
     batch = rollouts(r.prompts * r.rollouts)
     tasks = list(itertools.islice(task_stream(config, "evaluation"), 8))
@@ -102,6 +111,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     return {
         "sampling": lambda: rollouts(ROLLOUTS["sampling"]), "step": lambda: improve(config, learner, reference, batch, 0),
         **({"decoding": decode} if decoded is not None else {}), "evaluation": lambda: rollouts(ROLLOUTS["evaluation"]),
+        "products": lambda: agent.on_cores(products, range(cores())),
     }  # fmt: skip
 
 

@@ -107,7 +107,8 @@ def bench() -> str:
 
 def crowded() -> str:
     """What a run's parts cost alone, with threads, and beside busy programs, by machine."""
-    words = {"sampling": "128 rollouts of a step", "step": "the step on them", "decoding": "decoding 8 tasks", "evaluation": "2,400 rollouts"}
+    words = {"sampling": "128 rollouts of a step", "step": "the step on them", "decoding": "decoding 8 tasks", "evaluation": "2,400 rollouts",
+             "products": "matrix products alone"}
     lines = []
     for found in _read("crowded-*.json"):
         lines += [f"| {found['machine']['cpu']}, {found['busy']} cores, median of {found['rounds']} | alone | with threads instead | "
