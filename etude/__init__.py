@@ -1,6 +1,6 @@
-"""etude: the shell around the techniques: catalogue, command line, run folders, report.
+"""etude: the roof over the rooms: catalogue, command line, full runs, figures, report, explorer.
 
-`catalog`, `runs` and `report` import no other room; `cli` is the front door and imports everything, lazily.
+`catalog` imports nothing; `cli` is the front door and imports everything, lazily.
 """
 
 __version__ = "0.1.0"

@@ -227,7 +227,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         source="§6.2; arXiv:2510.11370",
         ref="ref/router_replay.py",
         scaled="scaled/router_replay.py",
-        kernel="kernels/moe.py",
+        kernel="kernels/expert_rows.py",
         sim="sims/router_mismatch.py",
         lesson="lessons/08_router_replay.py",
         page="replay",
@@ -253,7 +253,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         sim="sims/low_precision.py",
         lesson="lessons/10_quant.py",
         figure="results/figures/low-precision.png",
-        tests=("tests/ref/test_quant.py", "tests/ref/test_minifloat.py", "tests/kernels/test_quant.py", "tests/kernels/test_gemm.py",
+        tests=("tests/ref/test_quant.py", "tests/ref/test_formats.py", "tests/kernels/test_quant.py", "tests/kernels/test_gemm.py",
                "tests/kernels/test_grouped_gemm.py", "tests/kernels/test_experts.py"),
     ),
 )

@@ -15,11 +15,12 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 from etude import catalog
+from kit import disk, process, settings
 
 app = typer.Typer(
     add_completion=False,
@@ -49,23 +50,23 @@ def list_techniques() -> None:
 def run_technique(
     context: typer.Context,
     technique: Annotated[
-        Optional[str], typer.Argument(help="A name from `etude list`; `recipe` is all of it.")
+        str | None, typer.Argument(help="A name from `etude list`; `recipe` is all of it.")
     ] = None,
     scale: Annotated[str, typer.Option(help="small: this machine, minutes. full: many ranks.")] = "small",
-    out: Annotated[Optional[Path], typer.Option(help="Output folder.", show_default="runs/TECHNIQUE")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/TECHNIQUE")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the output folder.")
     ] = False,
     config: Annotated[
-        Optional[Path], typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")
+        Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")
     ] = None,
     sets: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Option("--set", help="One setting; repeatable; beats --config.", metavar="KEY=VALUE"),
     ] = None,
-    seed: Annotated[Optional[int], typer.Option(help="Same as --set seed=N.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
     corpus: Annotated[
-        Optional[Path],
+        Path | None,
         typer.Option(
             help="Folder of code to train on.", readable=False, show_default="Python's standard library"
         ),
@@ -74,13 +75,13 @@ def run_technique(
         float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)
     ] = 20.0,
     nproc: Annotated[
-        Optional[int], typer.Option(help="Ranks of a full run.", show_default="every GPU here, or two with gloo")
+        int | None, typer.Option(help="Ranks of a full run.", show_default="every GPU here, or two with gloo")
     ] = None,
     backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: a full run rehearsed on CPUs.")] = "nccl",
     help: Annotated[bool, typer.Option("--help", help="Show this, and the settings of TECHNIQUE.")] = False,
 ) -> None:
     """Run TECHNIQUE and leave everything it made in the output folder."""
-    from etude.runs import RunError, describe
+    from kit.settings import RunError, describe
 
     if technique is None:
         print(context.get_help())
@@ -129,13 +130,13 @@ def run_technique(
 @app.command("plan")
 def plan(
     model: Annotated[str, typer.Option(help="qwen3_30b_a3b, tiny, or a Hugging Face folder.")] = "qwen3_30b_a3b",
-    gpus: Annotated[Optional[list[int]], typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", min=1)] = None,
+    gpus: Annotated[list[int] | None, typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", min=1)] = None,
     cp: Annotated[int, typer.Option(help="Ranks that share a row's tokens.", min=1)] = 2,
     ep: Annotated[int, typer.Option(help="Ranks that share a layer's experts.", min=1)] = 8,
     length: Annotated[int, typer.Option(help="Tokens of a row; no more than the network has positions.", min=1)] = 32_768,
     rows: Annotated[int, typer.Option(help="Rows of a step for each group of cp ranks.", min=1)] = 1,
     hardware: Annotated[str, typer.Option(help="h200 or h100.")] = "h200",
-    out: Annotated[Optional[Path], typer.Option(help="Folder for plan.json and plan.png.", show_default="none")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for plan.json and plan.png.", show_default="none")] = None,
 ) -> None:
     """What a step of a full run holds, sends and costs on so many GPUs, before anyone pays for it."""
     from etude import planning
@@ -152,11 +153,11 @@ def plan(
 @app.command("results")
 def results(
     runs: Annotated[list[Path], typer.Argument(help="Finished runs of the recipe, one a seed.")],
-    control: Annotated[Optional[list[Path]], typer.Option(help="Finished run with shuffled rewards; repeatable.")] = None,
+    control: Annotated[list[Path] | None, typer.Option(help="Finished run with shuffled rewards; repeatable.")] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/recipe-small.json"),
 ) -> None:
     """Gather what RL gained over several seeds: a table here, the figures and a picture beside them in a file."""
-    from etude.runs import atomic_write
+    from kit.disk import atomic_write
     from sims import gain
 
     found = gain.gather(runs, control or [])
@@ -169,16 +170,16 @@ def results(
 
 @app.command("figure")
 def figure(
-    name: Annotated[Optional[str], typer.Argument(help="An experiment; without one, all are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="An experiment; without one, all are listed.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Half a minute, to see that it plays; its numbers prove nothing.")] = False,
-    seed: Annotated[Optional[int], typer.Option(help="Same as --set seed=N.")] = None,
-    out: Annotated[Optional[Path], typer.Option(help="Output folder.", show_default="runs/figure/NAME")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/figure/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the experiment in the output folder.")] = False,
     config: Annotated[
-        Optional[Path], typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")
+        Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")
     ] = None,
     sets: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Option("--set", help="One setting; repeatable; beats --config.", metavar="KEY=VALUE"),
     ] = None,
     checkpoint_seconds: Annotated[
@@ -186,8 +187,8 @@ def figure(
     ] = 20.0,
 ) -> None:
     """Reproduce a figure or claim of the sources: picture, table and verdict in the output folder."""
-    from etude import figures, process
-    from etude.runs import RunError
+    from etude import figures
+    from kit.settings import RunError
 
     if name is None:
         _print_experiments()
@@ -230,7 +231,7 @@ def _print_experiments() -> None:
 @app.command("claims")
 def claims(
     folders: Annotated[
-        Optional[list[Path]], typer.Argument(help="Finished experiments to add; without any, the file is shown.")
+        list[Path] | None, typer.Argument(help="Finished experiments to add; without any, the file is shown.")
     ] = None,
     out: Annotated[Path, typer.Option(help="JSON file of claims.")] = Path("results/claims.json"),
 ) -> None:
@@ -245,7 +246,7 @@ def claims(
 @app.command("examples")
 def examples(
     run: Annotated[Path, typer.Option(help="A finished run of the recipe.")] = Path("runs/small"),
-    out: Annotated[Optional[Path], typer.Option(help="Folder for the examples.", show_default="RUN/examples")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the examples.", show_default="RUN/examples")] = None,
 ) -> None:
     """Write what the explorer shows of a run, into the run: its last agent at work on held-out tasks, a few minutes."""
     from etude.explorer.examples import write_recipe
@@ -258,11 +259,11 @@ def examples(
 
 @app.command("explore")
 def explore(
-    port: Annotated[Optional[int], typer.Option(help="Port to listen on.", show_default="8501 or the next that is free", min=1, max=65535)] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8501 or the next that is free", min=1, max=65535)] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
     """The explorer in a browser: techniques with their formulas, controls and pictures; Ctrl-C ends it."""
-    from etude.runs import RunError
+    from kit.settings import RunError
 
     page = Path(__file__).resolve().parent.parent / "app.py"
     if importlib.util.find_spec("streamlit") is None:
@@ -293,12 +294,12 @@ def _free(port: int) -> bool:
 
 
 @app.command("lesson")
-def lesson(number: Annotated[Optional[int], typer.Argument(help="A lesson; without one, all are listed.", min=0)] = None) -> None:
+def lesson(number: Annotated[int | None, typer.Argument(help="A lesson; without one, all are listed.", min=0)] = None) -> None:
     """Open a lesson in Jupyter: a copy of its notebook in runs/lessons/, which is yours to work in."""
     import shutil
     import subprocess
 
-    from etude.runs import RunError
+    from kit.settings import RunError
     from lessons import syllabus
 
     if number is None:
@@ -339,24 +340,24 @@ def bench() -> None:
 
 @bench_app.command("model")
 def bench_model() -> None:
-    """Training tokens/s of ref.model against transformers' Qwen3Moe, timed alternately."""
-    importlib.import_module("etude.bench").model()
+    """Training tokens/s of ref.network.model against transformers' Qwen3Moe, timed alternately."""
+    importlib.import_module("etude.bench.training").model()
 
 
 @bench_app.command("kernels")
 def bench_kernels() -> None:
     """Every Triton kernel beside what one would otherwise call, on a CUDA GPU."""
-    from etude.runs import RunError
+    from kit.settings import RunError
 
     if importlib.util.find_spec("triton") is None:
         raise RunError("etude bench kernels needs Triton (Linux): pip install triton")
-    importlib.import_module("etude.bench_kernels").kernels()
+    importlib.import_module("etude.bench.kernels").kernels()
 
 
 @bench_app.command("plan")
 def bench_plan() -> None:
     """The plan's model of time against steps that two ranks of this machine really take."""
-    importlib.import_module("etude.bench_plan").bench()
+    importlib.import_module("etude.bench.plan").bench()
 
 
 @bench_app.command("crowded")
@@ -364,16 +365,16 @@ def bench_crowded(
     run: Annotated[Path, typer.Argument(help="A run of the recipe, small; its policy after SFT is played.")] = Path("runs/small"),
 ) -> None:
     """A run's parts alone, and beside as many busy programs as cores."""
-    importlib.import_module("etude.bench_crowded").bench(run)
+    importlib.import_module("etude.bench.crowded").bench(run)
 
 
 @bench_app.command("explorer")
 def bench_explorer() -> None:
     """Redraws of every slider of the explorer."""
-    importlib.import_module("etude.bench_explorer").bench()
+    importlib.import_module("etude.bench.explorer").bench()
 
 
-def _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend) -> None:  # noqa: ANN001 – as typed in run_technique
+def _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend) -> None:
     """The scaled path, under torchrun."""
     from etude import full
 
@@ -410,12 +411,13 @@ def _play(
     entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resume: bool, cadence: float
 ) -> None:
     """Opens the run, plays the technique, prints what came out."""
-    from etude import process, runs
+    from kit.process import keep_freed_memory
+    from kit.runs import Run
 
-    config = runs.fill(_config_class(entry), toml, sets)
-    process.keep_freed_memory()
+    config = settings.fill(_config_class(entry), toml, sets)
+    keep_freed_memory()
     again = f"etude run {entry.name} --out {shlex.quote(str(out))} --resume"
-    with runs.Run.open(out, entry.name, config, resume, cadence) as run, run.told(again):
+    with Run.open(out, entry.name, config, resume, cadence) as run, run.told(again):
         module = importlib.import_module(entry.module)
         if entry.name == "recipe":
             module.run(run, config)
@@ -426,7 +428,7 @@ def _play(
 
 def _demo(run: Any, demo: Any, config: Any) -> dict:
     """The result of a technique's demonstration, its progress shown and logged."""
-    from etude.runs import RunError
+    from kit.settings import RunError
 
     stage = run.stage("demo", total=1, unit="steps")
     if stage.finished:
@@ -446,16 +448,14 @@ def _demo(run: Any, demo: Any, config: Any) -> dict:
 
 
 def _finish_demo(run: Any, result: dict) -> None:
-    from etude import runs
-
     record = {
         "technique": run.technique,
         "config": json.loads((run.root / "config.json").read_text())["config"],
-        "machine": runs.machine(),
+        "machine": process.machine(),
         "seconds": run.seconds(),
         "result": result,
     }
-    runs.atomic_write(run.root / "report.json", json.dumps(record, indent=1) + "\n")
+    disk.atomic_write(run.root / "report.json", json.dumps(record, indent=1) + "\n")
     _print_result(run.technique, result)
     print(f"report: {run.root / 'report.json'}")
 
@@ -506,7 +506,7 @@ def _finish_recipe(run: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from etude import report
+    from etude.report import page as report
 
     html, record = report.write(run.root)
     rows = report.before_after(json.loads(record.read_text()))
@@ -524,8 +524,6 @@ def _print_settings(entry: catalog.Technique, backend: str | None = None) -> Non
     from rich.console import Console
     from rich.table import Table
 
-    from etude import runs
-
     table = Table(
         "setting",
         "default",
@@ -541,13 +539,13 @@ def _print_settings(entry: catalog.Technique, backend: str | None = None) -> Non
         cls = full.settings_class(entry.name, backend)
     else:
         cls = _config_class(entry)
-    for key, kind, default, doc in runs.describe(cls):
+    for key, kind, default, doc in settings.describe(cls):
         table.add_row(key, _cell(list(default) if isinstance(default, tuple) else default), doc or kind)
     Console().print(table)
 
 
 def _read_toml(path: Path | None) -> dict:
-    from etude.runs import RunError
+    from kit.settings import RunError
 
     if path is None:
         return {}
@@ -575,7 +573,7 @@ def _merge(below: dict, above: dict) -> dict:
 
 
 def _check_corpus(path: Path) -> None:
-    from etude.runs import RunError
+    from kit.settings import RunError
 
     if not path.exists():
         raise RunError(f"corpus {path} does not exist; give a folder of code with --corpus")
@@ -604,13 +602,13 @@ def main() -> None:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except Exception as error:  # anything that is not for the user to mend goes on as a traceback
-        from etude.runs import Interrupted, RunError
+        from kit.settings import Interrupted, RunError
 
         if isinstance(error, Interrupted):
             print(error, file=sys.stderr)
             sys.exit(130)
         if not isinstance(error, (RunError, OSError)) and not hasattr(error, "format_message"):
-            from ref.checkpoint import CheckpointError
+            from ref.network.checkpoint import CheckpointError
 
             if not isinstance(error, CheckpointError):
                 raise

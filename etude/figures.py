@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from etude import catalog, earlier
-from etude.runs import Run, RunError, atomic_write, fill, flatten, machine
 from etude.statements import coverage, open_statements
+from kit.disk import atomic_write
+from kit.process import machine
+from kit.runs import Run, flatten
+from kit.settings import RunError, fill
 from sims.experiment import is_law, judge
 
 __all__ = ["as_csv", "bound", "contradiction", "covered", "gather", "laws", "load", "markdown", "markdown_laws", "markdown_open",

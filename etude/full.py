@@ -1,4 +1,4 @@
-"""`etude run TECHNIQUE --scale full`: from the shell into torchrun, and on every rank into `scaled/train.py` or `scaled/rl.py`.
+"""`etude run TECHNIQUE --scale full`: from the shell into torchrun, and on every rank into `scaled/pretrain.py` or `scaled/rl.py`.
 
     parent    checks settings, folder and GPUs, then runs torchrun with this same command inside
     rank      joins the others, sets the mesh, trains; rank 0 shows progress and writes the report
@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 
 from etude import catalog
-from etude.runs import Run, RunError, atomic_write, fill
+from kit.disk import atomic_write
+from kit.runs import Run
+from kit.settings import RunError, fill
 
 PRETRAINING = {"cpt": {}, "muon": {"optimizer": "muon"}, "mtp": {}, "quant": {"experts": "nvfp4-token"}}
-"""What `scaled/train.py` trains, and the defaults that the technique changes."""
+"""What `scaled/pretrain.py` trains, and the defaults that the technique changes."""
 RL = {
     "dr-grpo": {}, "packing": {}, "kl": {"kl": 0.005}, "length-penalty": {"effort_price": 0.0002, "invalid_call": 0.03},
     "self-summary": {"join": "self"}, "router-replay": {"replay": "filtered"},
@@ -29,12 +31,12 @@ FREE = ("cp", "ep", "timeout", "restarts", "checkpoint_every")
 
 def settings_class(name: str, backend: str) -> type:
     """Settings of a technique's full run, or of its rehearsal on CPUs. RunError where it has none."""
-    from scaled import rl, train
-    from scaled.loop import changed
+    from scaled import pretrain, rl
+    from scaled.optimise import changed
 
     if name not in PRETRAINING | RL:
         raise RunError(f"{name} has no full run of its own; {', '.join([*PRETRAINING, *RL])} have. Use --scale small")
-    cls = (train if name in PRETRAINING else rl).Rehearsal if backend == "gloo" else train.Full if name in PRETRAINING else rl.Rl
+    cls = (pretrain if name in PRETRAINING else rl).Rehearsal if backend == "gloo" else pretrain.Full if name in PRETRAINING else rl.Rl
     return changed(cls, cls.__name__, cls.__doc__ or "", **(PRETRAINING | RL)[name])
 
 
@@ -57,14 +59,14 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[
         print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} goes back to no run of it"))
     again = f"etude run {entry.name} --scale full --out {shlex.quote(str(out))} --resume" + (f" --backend {backend} --nproc {ranks}" if backend == "gloo" else "")
     with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume) as opened:
-        from scaled import train
+        from scaled import pretrain
         from scaled.runtime import launch
 
         check_left(out)
         if entry.name in PRETRAINING:
             with opened.told(again):
                 try:
-                    train.prepare(config, out)  # here, where what is wrong with a corpus is one line, and before a GPU waits for it
+                    pretrain.prepare(config, out)  # here, where what is wrong with a corpus is one line, and before a GPU waits for it
                 except ValueError as error:
                     raise RunError(str(error)) from None
         told = json.dumps({"technique": entry.name, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
@@ -78,8 +80,8 @@ def check_work(config, name: str, ranks: int) -> None:
     """Says now what every rank would say later, some after minutes. RunError."""
     import torch
 
-    from ref.checkpoint import matched
-    from ref.model import CheckpointError, Transformer, config_of
+    from ref.network.checkpoint import matched
+    from ref.network.model import CheckpointError, Transformer, config_of
 
     corpus = getattr(config, "corpus", None)
     if corpus and not Path(corpus).is_dir():
@@ -174,11 +176,11 @@ def show(out: Path) -> None:
 
 def rank(out: Path, told: dict) -> None:
     """What each of torchrun's processes does."""
-    from etude.disk import NO_ROOM, refusal
-    from etude.process import machine
-    from etude.progress import Progress
-    from ref.checkpoint import CheckpointError
-    from scaled import rl, train
+    from kit.disk import NO_ROOM, refusal
+    from kit.process import machine
+    from kit.progress import Progress
+    from ref.network.checkpoint import CheckpointError
+    from scaled import pretrain, rl
     from scaled.runtime import launch
     from scaled.runtime.mesh import mesh
 
@@ -202,7 +204,7 @@ def rank(out: Path, told: dict) -> None:
 
                 found = rl.learn(technique, config, out, MicroWorld(config), log)
             else:
-                found = train.train(technique, config, out, log)
+                found = pretrain.train(technique, config, out, log)
         except CheckpointError as error:  # often on every rank, but a file may be read by one alone
             sys.exit(f"error: {error}")
         except Exception as error:

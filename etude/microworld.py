@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from etude.runs import RunError, fill
+from kit.settings import RunError, fill
 from ref.cpt import load_tokenizer
-from ref.sampler import Sampler
+from ref.engine.sampler import Sampler
 from scaled.rl import Played, Rl
 from sims.agent import Episode, Language, Payment, pay, play
 from sims.chains import context

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from etude.runs import RunError, atomic_write
+from kit.disk import atomic_write
+from kit.settings import RunError
 
 __all__ = ["ASSUMPTIONS", "cells", "picture", "plans", "show", "write"]
 
@@ -39,7 +40,7 @@ def _scale(values: Iterable[float], digits: int = 2, sizes: Mapping[float, str] 
 def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int, hardware: str) -> list[dict]:
     """One record for each number of GPUs. Rows are no longer than what the network has positions for. RunError for what is not known or does
     not share out."""
-    from ref.model import Config, config_of
+    from ref.network.model import Config, config_of
     from scaled.plan import HARDWARE, plan
     from scaled.runtime.mesh import Layout
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from etude import catalog, figures
-from etude.runs import RunError, atomic_write
+from kit.disk import atomic_write
+from kit.settings import RunError
 from sims import gain
 
 __all__ = ["BLOCKS", "filled"]

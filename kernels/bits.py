@@ -1,4 +1,4 @@
-"""Small number formats inside kernels, by integer operations on float32: the arithmetic of `ref/minifloat.py`.
+"""Small number formats inside kernels, by integer operations on float32: the arithmetic of `ref/formats.py`.
 
 The interpreter's casts to FP8 round otherwise than hardware does, so bits are the rule. On a GPU that has the cast, NATIVE takes it;
 `tests/gpu` holds the two together.

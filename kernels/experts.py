@@ -11,12 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.bits import round_bfloat16
+from kernels.expert_rows import permute, sort_by_expert, unpermute
 from kernels.gemm import Operand, check_forms, operand
 from kernels.grouped_gemm import expert_rows, expert_weights, grouped_linear
 from kernels.launch import INTERPRETED, need
-from kernels.moe import permute, sort_by_expert, unpermute
 from kernels.quant import fp8_blocks, mxfp8_matrix, nvfp4_rows
-from ref.expect import expect
+from ref.checks import expect
 
 __all__ = ["experts_swiglu", "swiglu_linear"]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from kernels.bits import decode_e2m1, decode_e4m3, power_of_two, round_bfloat16
 from kernels.launch import INTERPRETED, configs, need
 from kernels.quant import blockwise_fp8_quantize, mxfp8_quantize, nvfp4_quantize
-from ref.expect import expect
+from ref.checks import expect
 
 __all__ = ["FORMS", "Operand", "linear", "matmul", "operand"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.gemm import FORMS, Operand, check_forms, operand, product, store_tile
 from kernels.launch import INTERPRETED, configs, need
-from ref.expect import expect
+from ref.checks import expect
 
 __all__ = ["expert_rows", "expert_weights", "grouped_linear"]
 

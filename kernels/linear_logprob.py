@@ -1,4 +1,4 @@
-"""Triton kernels behind `ref/linear_logprob.py`: per-token log-prob, entropy and KL without the logits.
+"""Triton kernels behind `ref/network/linear_logprob.py`: per-token log-prob, entropy and KL without the logits.
 
 Forward: a program takes BM tokens and a slice of the vocabulary, goes over it BV tokens at a time and keeps a running maximum, sum and
 weighted sum; slices are put together afterwards. Backward: a slice of the vocabulary at a time, one kernel computes the logits
@@ -141,7 +141,7 @@ def stats(hidden: Tensor, weight: Tensor, targets: Tensor, other: tuple[Tensor, 
     return out
 
 
-def together(m: Tensor, l: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # noqa: E741
+def together(m: Tensor, l: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Slices [slices, N] → log Σ e^z in float64, and as the largest logit and the rest, float32."""
     top = m.amax(0)
     lse = (m.double() + l.double().log()).logsumexp(0)
@@ -176,7 +176,7 @@ def gradients(needed, hidden, weight, targets, other, parts, value, other_parts,
 class LinearLogprob(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets):
-        m, l, s, t = stats(hidden, weight, targets, None).unbind(1)  # noqa: E741
+        m, l, s, t = stats(hidden, weight, targets, None).unbind(1)
         lse, parts = together(m, l)
         entropy = (lse - ((s + l.double() * m) * (m - lse).exp()).sum(0)).float()
         ctx.save_for_backward(hidden, weight, targets, *parts, entropy)
@@ -192,7 +192,7 @@ class LinearLogprob(torch.autograd.Function):
 class LinearKL(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, x, w, mode):
-        m, l, s, m2, l2, s2 = stats(hidden, weight, hidden, (x, w)).unbind(1)  # noqa: E741
+        m, l, s, m2, l2, s2 = stats(hidden, weight, hidden, (x, w)).unbind(1)
         (lse, parts), (other_lse, other_parts) = together(m, l), together(m2, l2)
         if mode == 1:
             kl = (s2 * (m2 - other_lse).exp()).sum(0) - other_lse + lse
@@ -211,7 +211,7 @@ class LinearKL(torch.autograd.Function):
 
 
 def linear_logprob(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """As `ref.linear_logprob.linear_logprob`, for float32 and bfloat16."""
+    """As `ref.network.linear_logprob.linear_logprob`, for float32 and bfloat16."""
     hidden, weight = _ready(hidden, weight)
     if targets.shape != hidden.shape[:1] or targets.is_floating_point():
         raise ValueError(f"targets must be int, shape [{len(hidden)}]; got {targets.dtype} {list(targets.shape)}")
@@ -223,7 +223,7 @@ def linear_logprob(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Ten
 def linear_kl(
     hidden: Tensor, weight: Tensor, other_hidden: Tensor, other_weight: Tensor, other: Literal["teacher", "reference"] = "teacher"
 ) -> Tensor:
-    """As `ref.linear_logprob.linear_kl`, for float32 and bfloat16."""
+    """As `ref.network.linear_logprob.linear_kl`, for float32 and bfloat16."""
     hidden, weight = _ready(hidden, weight)
     x, w = _ready(other_hidden.detach(), other_weight.detach())
     if len(x) != len(hidden) or len(w) != len(weight):

@@ -35,8 +35,8 @@ import numpy as np
 import torch
 
 from lessons.course import ROOT, check, quick, source, tiny_run
-from ref.model import Config
-from ref.sampler import Sampler
+from ref.engine.sampler import Sampler
+from ref.network.model import Config
 from sims import agent, recipe
 from sims.chains import context
 from sims.corpus import shown_episodes, task_stream

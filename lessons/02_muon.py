@@ -32,7 +32,7 @@ import torch
 
 from lessons.course import check, quick, source
 from ref import cpt, muon
-from ref.model import Config, Transformer
+from ref.network.model import Config, Transformer
 from sims.microrepo import documents
 
 source(muon.newton_schulz)
@@ -351,7 +351,7 @@ print(f"in all, in first steps: Muon {sum(moved['Muon']) / moved['Muon'][0]:.0f}
 # %% [markdown]
 # One token, and the expert walks on for hundreds of steps at full speed in a direction that was right once. It ends only because
 # $\lVert X\rVert + \epsilon$ stands below the fraction with $\epsilon = 10^{-7}$. The losses that keep experts visited
-# (`load_balancing_loss` in `ref/model.py`) are therefore not only about balance.
+# (`load_balancing_loss` in `ref/network/model.py`) are therefore not only about balance.
 #
 # A second way to break it is to leave out the division by the norm. The polynomial is tame up to a point, and beyond it is a fifth power:
 
@@ -371,7 +371,7 @@ for largest in (0.5, 1.0, 1.2, 1.25, 1.3, 1.5):
 #
 # * `ref/muon.py` from top to bottom; `scaled/muon.py` for matrices that lie in pieces on many ranks, and `kernels/newton_schulz.py`.
 # * `etude run muon --scale small --set decay=2.0`: the regression with rarer directions.
-# * `ref/precision.py`: the float32 masters that these steps are taken on.
+# * `ref/network/masters.py`: the float32 masters that these steps are taken on.
 # * Jordan's essay for how the coefficients were found; Moonlight for weight decay and the other scale; Bernstein and Newhouse, "Old
 #   optimizer, new norm" (arXiv:2409.20325), for steepest descent under a norm of one's choice.
 # * Next: lesson 3, multi-token prediction.

@@ -32,7 +32,7 @@ import torch
 
 from lessons.course import check, claims, quick, source
 from ref import cpt, mtp, muon
-from ref.model import Config, Transformer
+from ref.network.model import Config, Transformer
 from sims import drafting, mtp_distillation
 from sims.microrepo import document, generate
 
@@ -417,7 +417,7 @@ for sharpness in (0.5, 1.0, 2.0):
 # %% [markdown]
 # ## Where to read on
 #
-# * `ref/mtp.py`, then `ref/decoder.py`: one decoder for both ways, and two ideas of ours for an agent's short turns, `recall` and `ahead`.
+# * `ref/mtp.py`, then `ref/engine/decoder.py`: one decoder for both ways, and two ideas of ours for an agent's short turns, `recall` and `ahead`.
 # * `etude figure mtp`: the experiment proper, with intervals; `etude explore`, page *Multi-token prediction*, steps through a decode.
 # * `sims/joint_mtp.py`: whether layers that train along should pull at the trunk; what it does to loss and drafts, measured.
 # * `sims/reinforcement.py`, `improve`: how the layers follow a policy that RL moves.

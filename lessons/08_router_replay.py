@@ -34,8 +34,8 @@ import torch
 
 from lessons.course import check, quick, source, verdicts
 from ref import router_replay
-from ref.model import Config, Transformer
-from ref.sampler import Sampler
+from ref.engine.sampler import Sampler
+from ref.network.model import Config, Transformer
 from sims import engines
 from sims.rounding import fp8_rows
 
@@ -357,7 +357,7 @@ verdicts("router-mismatch")
 #
 # ## Where to read on
 #
-# * `ref/router_replay.py` from the top; `ref/model.py`, class `MoE`, where indices or a function of the logits overrule the router.
+# * `ref/router_replay.py` from the top; `ref/network/model.py`, class `MoE`, where indices or a function of the logits overrule the router.
 # * `sims/reinforcement.py`, function `routing`: from rollouts to the experts of a padded batch. Look for the row that pads.
 # * `etude figure router-mismatch` plays the experiment, RL included; `etude explore`, page *Router replay*.
 # * Rollout routing replay is arXiv:2510.11370; the filter is the Composer 2 technical report's, §6.2.

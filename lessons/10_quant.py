@@ -29,25 +29,25 @@ import matplotlib.pyplot as plt
 import torch
 
 from lessons.course import check, claims, play, quick, source, tiny_run, verdicts
-from ref import minifloat, quant
+from ref import formats, quant
 from sims import low_precision, policies, quantised
 
-source(minifloat.e2m1_encode, minifloat.e2m1_decode)
+source(formats.e2m1_encode, formats.e2m1_decode)
 
 # %% [markdown]
 # E2M1 has one sign bit, two of exponent, one of mantissa. The grid is short enough to be written down: steps of ½ up to 2, of 1 up to 4, then 6.
 # Ties go to the code whose last bit is zero.
 
 # %%
-print("grid:", minifloat.E2M1)
+print("grid:", formats.E2M1)
 x = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 7.0, -0.3])
-for value, code in zip(x.tolist(), minifloat.e2m1_encode(x).tolist(), strict=True):
-    print(f"{value:6.2f} → code {code:04b} → {minifloat.e2m1_decode(torch.tensor([code], dtype=torch.uint8)).item():g}")
+for value, code in zip(x.tolist(), formats.e2m1_encode(x).tolist(), strict=True):
+    print(f"{value:6.2f} → code {code:04b} → {formats.e2m1_decode(torch.tensor([code], dtype=torch.uint8)).item():g}")
 
 # %% [markdown]
 # ## Exercise 1: nearest
 #
-# Write `nearest(x)` without bit tricks: for each number of a float tensor [n] the nearest value of `minifloat.E2M1` with its sign, ties to the
+# Write `nearest(x)` without bit tricks: for each number of a float tensor [n] the nearest value of `formats.E2M1` with its sign, ties to the
 # even code (a magnitude's code is its place in the table), and ±6 beyond. Return the values.
 
 # %% tags=["exercise"]
@@ -58,7 +58,7 @@ def nearest(x):
 # %% tags=["check"]
 def check_1():
     x = torch.cat((torch.linspace(-7, 7, 57), torch.randn(500, generator=torch.Generator().manual_seed(0)) * 3))
-    wanted, got = minifloat.e2m1_decode(minifloat.e2m1_encode(x)), nearest(x)
+    wanted, got = formats.e2m1_decode(formats.e2m1_encode(x)), nearest(x)
     assert got.shape == x.shape, f"as many values as numbers, {list(x.shape)}, not {list(got.shape)}"
     wrong = (got != wanted).nonzero()
     assert not len(wrong), f"{x[wrong[0, 0]]:g} is nearest to {wanted[wrong[0, 0]]:g}, not {got[wrong[0, 0]]:g} ({len(wrong)} of {len(x)} differ)"
@@ -68,7 +68,7 @@ check(1, check_1)
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def nearest(x):
-    grid = torch.tensor(minifloat.E2M1)
+    grid = torch.tensor(formats.E2M1)
     distance = (x.abs()[:, None] - grid).abs()
     odd = torch.arange(len(grid)) % 2
     # Of two equally near codes the odd one is pushed back by less than any other difference.
@@ -91,7 +91,7 @@ source(quant.nvfp4_quantize)
 token = torch.randn(1, 32, generator=torch.Generator().manual_seed(3))
 token[0, 5] = 12.0
 packed, blocks, s = quant.nvfp4_quantize(token)
-print(f"s = {s.item():.3e}   block scales {minifloat.e4m3_decode(blocks)[0].tolist()}   bytes of values: {packed.shape[1]}")
+print(f"s = {s.item():.3e}   block scales {formats.e4m3_decode(blocks)[0].tolist()}   bytes of values: {packed.shape[1]}")
 seen = quant.nvfp4_dequantize(packed, blocks, s)
 for number in range(2):
     some = slice(16 * number, 16 * number + 16)
@@ -331,7 +331,7 @@ for one in claims("low-precision"):
 #
 # ## Where to read on
 #
-# * `ref/minifloat.py`: E4M3, E2M1 and E8M0 in a page, and why casts are not to be trusted; `ref/quant.py`: corner cases (NaN, zeros, odd
+# * `ref/formats.py`: E4M3, E2M1 and E8M0 in a page, and why casts are not to be trusted; `ref/quant.py`: corner cases (NaN, zeros, odd
 #   widths) and the other rounding modes of MXFP8.
 # * `kernels/quant.py`, `kernels/experts.py`: the same bits in Triton; `tests/kernels` holds them equal to `ref`, code by code.
 # * `sims/quantised.py` and `sims/low_precision.py`; `etude figure low-precision` plays all of it.

@@ -32,8 +32,8 @@ import scaled.cpt
 import scaled.dr_grpo
 from lessons.course import check, quick, source
 from lessons.mirror_ranks import Ranks
-from ref.model import Config, Transformer
-from scaled import model as network
+from ref.network.model import Config, Transformer
+from scaled.network import model as network
 from scaled.runtime import comm, sharding
 from scaled.runtime.comm import Traffic, sum_over, summed, total
 from scaled.runtime.cut import cut, joined, places

@@ -26,7 +26,8 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from traitlets import default
 
-from etude.runs import RunError, atomic_write
+from kit.disk import atomic_write
+from kit.settings import RunError
 from lessons import syllabus
 from lessons.syllabus import notebook, scripts
 

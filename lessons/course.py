@@ -26,7 +26,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from etude.runs import Run, fill
+from kit.runs import Run
+from kit.settings import fill
 from sims import recipe
 from sims.policies import SMOKE
 

@@ -15,7 +15,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.runs import RunError, atomic_write
+from kit.disk import atomic_write
+from kit.settings import RunError
 
 __all__ = ["FOLDER", "Lesson", "filled", "find", "lessons", "notebook", "read", "scripts"]
 

@@ -26,7 +26,7 @@ Where this file departs from the paper
 1. The base model is random weights: at this size pretraining and its continuation are the same act.
 2. Muon with AdamW (as Composer 2.5 does) instead of AdamW alone; `optimizer = "adamw"` gives the report's.
 3. The schedule (warm-up, stable, decay) is ours, the report names none; after MiniCPM (arXiv:2404.06395, §4).
-4. bfloat16 over float32 masters (`ref/precision.py`) instead of MXFP8.
+4. bfloat16 over float32 masters (`ref/network/masters.py`) instead of MXFP8.
 5. Contexts have 128 and 256 tokens, not 32k and 256k.
 6. The report's window rolls by a stride it does not give: ours is half a window. What is held out, a folder
    of the corpus itself, is ours too.
@@ -62,8 +62,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ref.expect import expect, expect_text
-from ref.model import Config, Transformer
+from ref.checks import expect, expect_text
+from ref.network.model import Config, Transformer
 
 __all__ = [
     "SPECIAL_TOKENS",
@@ -375,7 +375,7 @@ def codebase_nll(
 class Windows:
     """A codebase as rows of tokens, each token but the first scored in one of them."""
 
-    ids: Int[Tensor, "N"]
+    ids: Int[Tensor, " N"]
     """The concatenated files."""
     starts: tuple[int, ...]
     """Where each row begins: multiples of the stride; the last is pulled back so that it ends with the text."""

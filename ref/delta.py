@@ -14,14 +14,14 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from ref.expect import expect
+from ref.checks import expect
 
 __all__ = ["apply_delta", "encode_delta"]
 
 
 def encode_delta(
     old: Shaped[Tensor, "*shape"], new: Shaped[Tensor, "*shape"]
-) -> tuple[Int[Tensor, "C"], Shaped[Tensor, "C"]]:
+) -> tuple[Int[Tensor, " C"], Shaped[Tensor, " C"]]:
     """Where the bits of `new` are not those of `old`: positions in the flattened tensor, rising, int64, and the values there. ValueError
     for other shapes or dtypes and for what has not 16 bits (bfloat16, float16)."""
     check_versions(old, new)
@@ -29,7 +29,7 @@ def encode_delta(
     return positions, new.flatten()[positions]
 
 
-def apply_delta(old: Shaped[Tensor, "*shape"], positions: Int[Tensor, "C"], values: Shaped[Tensor, "C"]) -> Shaped[Tensor, "*shape"]:
+def apply_delta(old: Shaped[Tensor, "*shape"], positions: Int[Tensor, " C"], values: Shaped[Tensor, " C"]) -> Shaped[Tensor, "*shape"]:
     """The new version, bit for bit; `old` stays as it is. ValueError for positions that there are not, and for values of another dtype
     or number."""
     check_delta(old, positions, values)

@@ -56,7 +56,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ref.expect import expect
+from ref.checks import expect
 
 __all__ = ["KINDS", "token_kl", "exact_kl", "gaussian_oracle", "crossing"]
 

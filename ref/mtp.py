@@ -14,7 +14,7 @@ before its final norm:
 
 Why distributions: a draft is kept when the main head agrees with it, so the main head is what a draft has to
 match, also where the data surprise it. Drafts become speed by speculative decoding, which changes nothing
-that comes out: `ref/decoder.py`.
+that comes out: `ref/engine/decoder.py`.
 
 The traps
 a. Depth k at i is given the tokens up to i+k and must never see i+k+1. It is the main head at i+k, not at i,
@@ -62,9 +62,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from ref.decoder import Decoder, Generation, accept
-from ref.expect import expect, expect_text
-from ref.model import ROWS, Block, Config, Output, RMSNorm, Transformer, attention_mask, initialise, rope_table
+from ref.checks import expect, expect_text
+from ref.engine.decoder import Decoder, Generation, accept
+from ref.network.model import ROWS, Block, Config, Output, RMSNorm, Transformer, attention_mask, initialise, rope_table
 
 __all__ = [
     "MTP",

@@ -42,8 +42,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ref.expect import expect
-from ref.model import Config
+from ref.checks import expect
+from ref.network.model import Config
 
 __all__ = ["Cost", "balance", "imbalance", "lay", "rows"]
 

@@ -47,8 +47,8 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from ref.expect import expect
-from ref.minifloat import (
+from ref.checks import expect
+from ref.formats import (
     E4M3_MAX,
     e2m1_decode,
     e2m1_encode,
@@ -248,7 +248,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def grouped_linear(
-    x: Float[Tensor, "N D"], weight: Float[Tensor, "E O D"], ends: Int[Tensor, "E"],
+    x: Float[Tensor, "N D"], weight: Float[Tensor, "E O D"], ends: Int[Tensor, " E"],
     forward: str = "nvfp4-token", backward: str = "mxfp8",
 ) -> Float[Tensor, "N O"]:  # fmt: skip
     """Every expert's `linear` on its tokens: x sorted by expert, expert e has rows ends[e − 1] to ends[e] (none, if they

@@ -47,7 +47,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ref.expect import expect
+from ref.checks import expect
 
 __all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay", "route"]
 
@@ -196,7 +196,7 @@ class Demo:
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
     """Mismatch of log-probs without replay, with it, and with the filter; and how many decisions differ."""
-    from ref.model import Config, Transformer
+    from ref.network.model import Config, Transformer
 
     torch.manual_seed(config.seed)
     shape = Config.tiny(

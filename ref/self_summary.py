@@ -53,10 +53,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ref.conversation import converse
-from ref.decoder import Decoder
-from ref.expect import expect
-from ref.sampler import Conversation, Rollout, Sampler, check_temperature, check_tokens
+from ref.checks import expect
+from ref.engine.conversation import converse
+from ref.engine.decoder import Decoder
+from ref.engine.sampler import Conversation, Rollout, Sampler, check_temperature, check_tokens
 
 __all__ = ["Chain", "Chaining", "Demo", "Segment", "converse_chain", "demo", "rollout_chains", "spread"]
 
@@ -207,7 +207,7 @@ class _Link:
         return True
 
     def fork(self) -> "_Link":
-        """The conversation as it stands, to be played on by itself (`ref.conversation`)."""
+        """The conversation as it stands, to be played on by itself (`ref.engine.conversation`)."""
         twin = copy.copy(self)
         twin.inner, twin.exchanges = self.inner.fork(), list(self.exchanges)
         twin.chain = replace(self.chain, segments=list(self.chain.segments))
@@ -256,7 +256,7 @@ def rollout_chains(
 def converse_chain(
     decoder: Decoder, conversation: Conversation, how: Chaining, ahead: bool = True
 ) -> Iterator[Conversation]:
-    """One chain at batch 1, as `ref.conversation.converse` plays one context: yields after each of its
+    """One chain at batch 1, as `ref.engine.conversation.converse` plays one context: yields after each of its
     contexts, which `decoder.tokens` then holds, the conversation as it stands: the one given, or a fork of
     it. ValueError if the decoder's max_len is not `how.limit`, where a context is cut."""
     if decoder.max_len != how.limit:
@@ -320,7 +320,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     prefill, and the prefill saved against separate compaction of the same chains. Then the fault, for an
     invented reward of −1 per 100 tokens written: the mean advantage of a chain, were the baseline over rows
     (over chains it is zero), and the most segments a chain had."""
-    from ref.model import Config, Transformer
+    from ref.network.model import Config, Transformer
 
     torch.manual_seed(config.seed)
     shape = Config.tiny(8, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ref.checks import expect, expect_text
 from ref.cpt import (
     SPECIAL_TOKENS,
     CodebaseNLL,
@@ -24,8 +25,7 @@ from ref.cpt import (
     windows,
     wsd,
 )
-from ref.expect import expect, expect_text
-from scaled.model import Transformer
+from scaled.network.model import Transformer
 from scaled.runtime.comm import summed, total
 from scaled.runtime.cut import ahead, cut, places
 from scaled.runtime.mesh import current

@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ref import dr_grpo as ref
+from ref.checks import expect
 from ref.dr_grpo import FAMILY, Variant
-from ref.expect import expect
 from scaled.runtime.comm import least, most, sum_over, summed, total
 
 __all__ = ["FAMILY", "Variant", "family_loss", "group_advantages", "policy_loss", "ratio_statistics"]

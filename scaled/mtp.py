@@ -14,10 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ref import mtp as ref
-from ref.expect import expect
-from ref.model import Config, Output, rope_table
+from ref.checks import expect
 from ref.mtp import Decoder, Generation, MTPConfig, accept, plain_generate, speculative_generate
-from scaled.model import Block, Transformer, attention_mask
+from ref.network.model import Config, Output, rope_table
+from scaled.network.model import Block, Transformer, attention_mask
 from scaled.runtime.comm import summed, total
 from scaled.runtime.cut import ahead, cut, places
 from scaled.runtime.mesh import current

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ref import packing as ref
-from ref.expect import expect
+from ref.checks import expect
 from ref.packing import Cost, lay, rows
 from scaled.runtime.comm import gathered, summed
 from scaled.runtime.mesh import current

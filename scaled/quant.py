@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ref import quant as ref
-from ref.expect import expect
+from ref.checks import expect
 from ref.quant import (
     FORMATS,
     Demo,
@@ -30,7 +30,7 @@ from ref.quant import (
     nvfp4_quantize,
     rounded,
 )
-from scaled.model import on_owners
+from scaled.network.model import on_owners
 from scaled.runtime.engine import fast
 from scaled.runtime.mesh import current
 

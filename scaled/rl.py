@@ -10,7 +10,7 @@ One step (Composer 2 technical report, §4.1, §6.1, §6.2):
 
 Where this file departs from the report
 1. Sampler and trainer take turns on the same ranks, so every step is on-policy.
-2. The sampler is `ref.sampler`: it needs room for the whole network on every rank.
+2. The sampler is `ref.engine.sampler`: it needs room for the whole network on every rank.
 3. k1 is charged to the reward. The report uses k1 and does not say where (`ref/kl.py`).
 4. Tasks come in the world's mix throughout: harder ones are upsampled in small runs only (`sims/reinforcement.py`).
 
@@ -35,13 +35,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ref import model as ref
-from ref import release
-from ref.sampler import Sampler
+from ref.engine.sampler import Sampler
+from ref.network import model as ref
+from ref.network import release
 from scaled.dr_grpo import group_advantages, policy_loss
 from scaled.kl import token_kl
-from scaled.loop import CPU, Log, Ranks, begin, changed, optimise, told
-from scaled.model import Transformer, load_hf, save_hf
+from scaled.network.model import Transformer, load_hf, save_hf
+from scaled.optimise import CPU, Log, Ranks, begin, changed, optimise, told
 from scaled.packing import Cost, balance, imbalance, lay, rows
 from scaled.router_replay import differing, mismatch, replay
 from scaled.runtime import sharding
@@ -163,7 +163,7 @@ class Batch:
 
 def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = lambda *_, **__: None) -> dict[str, float]:
     """The whole training on this rank; `log(step, steps, **figures)` is called on rank 0. Returns the last step's figures and success on
-    held-out tasks before and after. FOLDER/checkpoints/final holds the network in the end; what else lies there: `scaled/loop.py`."""
+    held-out tasks before and after. FOLDER/checkpoints/final holds the network in the end; what else lies there: `scaled/optimise.py`."""
     folder, rank = Path(folder), dist.get_rank()
     begin(c, folder, rank)
     model, reference = load_hf(c.checkpoint), load_hf(c.checkpoint) if c.kl else None

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ref.expect import expect
+from ref.checks import expect
 from ref.self_summary import Chain, Chaining, Demo, Segment, converse_chain, demo, rollout_chains
 from scaled.runtime.comm import summed
 

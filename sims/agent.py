@@ -17,11 +17,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from etude.runs import on_cores
+from kit.process import on_cores
 from ref import cpt, kl
+from ref.engine.sampler import Rollout, Sampler
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
-from ref.model import Transformer
-from ref.sampler import Rollout, Sampler
+from ref.network.model import Transformer
 from ref.self_summary import Chain, Chaining, rollout_chains
 from sims.microrepo import Environment, Reward, Session, Task
 
@@ -42,7 +42,7 @@ class Language:
 
 
 class Episode:
-    """A conversation (`ref.sampler`, `ref.conversation`) with one environment. After sampling it holds its
+    """A conversation (`ref.engine.sampler`, `ref.engine.conversation`) with one environment. After sampling it holds its
     chain of contexts, the verdict, and as `rollout` the contexts one behind the other: what it is charged for."""
 
     def __init__(self, language: Language, environment: Environment, group: int = 0):

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from etude.runs import Run
-from ref.sampler import Sampler
+from kit.runs import Run
+from ref.engine.sampler import Sampler
 from sims.agent import play
 from sims.chains import context
 from sims.corpus import task_stream

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from etude.runs import Run, fill
+from kit.runs import Run
+from kit.settings import fill
 from ref import cpt
-from ref.model import Transformer
+from ref.network.model import Transformer
 from ref.self_summary import Chain
 from sims import recipe
 from sims.agent import Language, own_logp, pad

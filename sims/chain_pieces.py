@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from ref.model import Transformer
+from ref.network.model import Transformer
 from sims.agent import Episode, Language, pad, pay, reference_kl
 from sims.chains import Lesson, Memory, context
 from sims.microrepo import Task

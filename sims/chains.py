@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ref.sampler import Rollout, Sampler
+from ref.engine.sampler import Rollout, Sampler
 from ref.self_summary import Chaining, rollout_chains
 from sims.agent import Episode, Language, single
 from sims.corpus import task_stream

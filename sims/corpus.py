@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from etude.runs import Run, RunError
+from kit.runs import Run
+from kit.settings import RunError
 from ref import cpt
 from sims.microrepo import Task, demonstration, documents, generate, transcript
 

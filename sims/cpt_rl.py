@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from etude.runs import Run
+from kit.runs import Run
 from sims import trends
 from sims.budgets import settings, training
 from sims.corpus import data

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ref.conversation import converse
-from ref.decoder import Decoder
-from ref.model import Transformer
+from ref.engine.conversation import converse
+from ref.engine.decoder import Decoder
 from ref.mtp import MTP
+from ref.network.model import Transformer
 from sims.agent import Episode
 from sims.corpus import task_stream
 from sims.experiment import above, at_least, between, claim

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from etude.runs import Run
+from kit.runs import Run
 from ref import kl
-from ref.model import Transformer
+from ref.engine.sampler import Rollout, Sampler
+from ref.network.model import Transformer
 from ref.router_replay import differing, mismatch
-from ref.sampler import Rollout, Sampler
 from sims.agent import pad, play, single
 from sims.corpus import task_stream
 from sims.learner import language_of, load_checkpoint

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from etude.runs import Run, in_fresh_process, one_thread
+from kit.process import in_fresh_process, one_thread
+from kit.runs import Run
 from ref import cpt
-from ref.decoder import Decoder, Generation
-from ref.model import Transformer
+from ref.engine.decoder import Decoder, Generation
+from ref.engine.sampler import Sampler
 from ref.mtp import MTP
-from ref.sampler import Sampler
+from ref.network.model import Transformer
 from ref.self_summary import converse_chain
 from sims.agent import Episode, Language, hash_seed, play
 from sims.chains import context

@@ -22,12 +22,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from etude.runs import RunError, atomic_write
-from ref.conversation import converse
-from ref.model import Transformer
+from kit.disk import atomic_write
+from kit.settings import RunError
+from ref.engine.conversation import converse
+from ref.engine.sampler import Sampler
 from ref.mtp import MTP
+from ref.network.model import Transformer
 from ref.router_replay import differing
-from ref.sampler import Sampler
 from sims.agent import Episode, Language, pad, play, single
 from sims.chain_pieces import retold, words
 from sims.chains import context

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from etude.runs import RunError, machine, timings
+from kit.disk import timings
+from kit.process import machine
+from kit.settings import RunError
 from sims.drawing import COLOURS, GREY, save
 
 __all__ = ["gather", "picture", "table"]

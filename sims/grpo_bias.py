@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etude.runs import Run
+from kit.runs import Run
 from ref.dr_grpo import FAMILY, Variant, family_loss, group_advantages
 from sims.experiment import above, at_least, at_most, below, claim
 from sims.statistics import bootstrap

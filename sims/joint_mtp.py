@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etude.runs import Run
+from kit.runs import Run
 from ref import cpt
-from ref.model import Transformer
 from ref.mtp import MTP
+from ref.network.model import Transformer
 from sims import recipe as stages
 from sims.agent import pad
 from sims.budgets import cut

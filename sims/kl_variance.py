@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etude.runs import Run
+from kit.runs import Run
 from ref import kl
-from ref.model import load_hf
-from ref.sampler import Sampler
+from ref.engine.sampler import Sampler
+from ref.network.model import load_hf
 from sims.agent import pad, play, single
 from sims.corpus import task_stream
 from sims.experiment import above, at_least, at_most, claim

@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etude.runs import Run, RunError, Stage
-from ref import cpt, release
-from ref.model import Transformer, load_balancing_loss, load_extra, load_hf, save_hf
+from kit.runs import Run, Stage
+from kit.settings import RunError
+from ref import cpt
 from ref.mtp import MTP, mtp_loss
 from ref.muon import optimizers
-from ref.precision import Masters
+from ref.network import release
+from ref.network.masters import Masters
+from ref.network.model import Transformer, load_balancing_loss, load_extra, load_hf, save_hf
 from sims.agent import Language
 from sims.corpus import heldout_codebase
 from sims.model_card import about
@@ -68,7 +70,7 @@ class Learner:
 
 def checkpoint(run: Run, name: str, trunk: Transformer, mtp: MTP | None, root: Path | None = None) -> list[Path]:
     """Writes checkpoints/NAME as a Hugging Face folder, with the tokenizer of the run folder `root` (by default this run's) and all that
-    others need to read and sample it (`ref.release`); MTP layers lie in mtp/. Returns its files, but for the model card: that is the
+    others need to read and sample it (`ref.network.release`); MTP layers lie in mtp/. Returns its files, but for the model card: that is the
     user's to edit."""
     root, path = root or run.root, run.path("checkpoints", name)
     extra = {f"mtp.{key}": x for key, x in mtp.state_dict().items()} if mtp is not None else None

@@ -30,9 +30,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from etude.runs import Run
+from kit.runs import Run
+from ref.engine.sampler import Sampler
 from ref.length_penalty import length_penalty, marginal_cost
-from ref.sampler import Sampler
 from sims import length_curves
 from sims.agent import Episode, Language, Payment, pay, play
 from sims.behaviour import MEASURES, RATIOS, figure, measure

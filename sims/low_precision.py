@@ -35,9 +35,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from etude.runs import Run
+from kit.runs import Run
 from ref import cpt
-from ref.model import Transformer
+from ref.network.model import Transformer
 from sims.experiment import above, below, claim, untested
 from sims.learner import Learner, load_checkpoint, packed_rows, train
 from sims.policies import agent

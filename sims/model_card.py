@@ -5,12 +5,12 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etude.runs import Run
-from ref import release
-from ref.model import Config
+from kit.runs import Run
+from ref.network import release
+from ref.network.model import Config
 
 if TYPE_CHECKING:
-    from sims.recipe import Recipe
+    pass
 
 __all__ = ["about"]
 

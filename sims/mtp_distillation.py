@@ -24,12 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etude.runs import Run, in_fresh_process
+from kit.process import in_fresh_process
+from kit.runs import Run
 from ref import cpt
-from ref.model import Transformer
 from ref.mtp import MTP, mtp_loss
 from ref.muon import optimizers
-from ref.precision import Masters
+from ref.network.masters import Masters
+from ref.network.model import Transformer
 from sims import joint_mtp
 from sims.corpus import code_pieces, heldout_codebase, take
 from sims.drafting import EXPECTED, FULL, GREEDY, acceptance, curve, decode, speed_rows, speed_verdicts

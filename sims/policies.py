@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from etude.runs import Run, RunError, fill
+from kit.runs import Run
+from kit.settings import RunError, fill
 from sims import recipe
 
 __all__ = ["SMOKE", "agent", "read_config"]

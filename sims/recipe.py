@@ -18,10 +18,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from etude.runs import Run
+from kit.runs import Run
 from ref import cpt
-from ref.model import Config, Transformer
 from ref.mtp import MTP, MTPConfig
+from ref.network.model import Config, Transformer
 from sims import evaluation, reinforcement
 from sims.agent import Payment
 from sims.chains import Memory, context, lessons

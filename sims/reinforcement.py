@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etude.runs import RunError, Stage, on_cores
+from kit.process import on_cores
+from kit.runs import Stage
+from kit.settings import RunError
 from ref import cpt, dr_grpo
-from ref.model import Transformer
+from ref.engine.sampler import Rollout, Sampler
 from ref.mtp import MTP, mtp_loss
+from ref.network.model import Transformer
 from ref.router_replay import differing, replay
-from ref.sampler import Rollout, Sampler
 from ref.self_summary import Chaining, spread
 from sims.agent import Language, hash_seed, own_logp, pad, pay, play, reference_kl
 from sims.chains import context

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from etude.runs import Run
+from kit.runs import Run
 from sims.corpus import task_stream
 from sims.engines import engines, independent, played, quotient, rows_of_engine
 from sims.evaluation import measure_policy

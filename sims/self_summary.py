@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from etude.runs import Run
+from kit.runs import Run
 from ref import cpt, dr_grpo
-from ref.model import Transformer, load_hf
-from ref.sampler import Sampler
+from ref.engine.sampler import Sampler
+from ref.network.model import Transformer, load_hf
 from ref.self_summary import Chaining, spread
 from sims import chains, reinforcement
 from sims.agent import Episode, Language, one_row, own_logp, pad, pay, play

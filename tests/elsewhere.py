@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ref.checkpoint import locate
-from ref.model import load_hf
-from ref.sampler import Sampler
+from ref.engine.sampler import Sampler
+from ref.network.checkpoint import locate
+from ref.network.model import load_hf
 from sims.agent import Language
 
 __all__ = ["check"]

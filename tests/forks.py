@@ -17,13 +17,13 @@ from pathlib import Path
 __all__ = ["begin", "end", "play", "start"]
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "etude.cli", "etude.report", "sims.recipe", "scaled.rl", "scaled.train", "matplotlib.pyplot",
+CONTEXT.set_forkserver_preload(["torch._dynamo", "etude.cli", "etude.report.page", "sims.recipe", "scaled.rl", "scaled.pretrain", "matplotlib.pyplot",
                                "tensorboard.compat.proto.summary_pb2", "tensorboard.summary.writer.record_writer"])  # fmt: skip
 
 
 def smallest(out: Path, *more: object) -> tuple:
     """The words of `etude run recipe` at its smallest."""
-    from etude.runs import flatten
+    from kit.runs import flatten
     from sims.policies import SMOKE
 
     sets = (f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in flatten(SMOKE).items())

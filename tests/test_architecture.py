@@ -17,7 +17,7 @@ from etude import catalog, readme
 
 ROOT = Path(__file__).resolve().parent.parent
 STDLIB = set(sys.stdlib_module_names)
-ROOMS = {"ref", "kernels", "scaled", "sims", "lessons", "etude", "app"}
+ROOMS = {"kit", "ref", "kernels", "scaled", "sims", "lessons", "etude", "app"}
 # What the two strict rooms may import beside the standard library, and which rooms each may know.
 LIBRARIES = {
     "ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "tokenizers"},
@@ -27,18 +27,13 @@ MAY = {
     "ref": {"ref"},
     "kernels": {"kernels", "ref"},
     "scaled": {"scaled", "ref", "kernels"},
-    "sims": {"sims", "ref", "etude.runs"},
-    "lessons": {"lessons", "ref", "sims", "scaled", "etude.runs"},
+    "sims": {"sims", "ref", "kit"},
+    "lessons": {"lessons", "ref", "sims", "scaled", "kit"},
+    "kit": {"kit"},
     "etude/catalog.py": set(),
-    "etude/settings.py": set(),
-    "etude/process.py": set(),
-    "etude/progress.py": {"etude.runs"},  # for the type checker only
-    "etude/disk.py": set(),
-    "etude/board.py": {"etude.disk"},
-    "etude/runs.py": {"etude.settings", "etude.process", "etude.progress", "etude.disk", "etude.board"},
-    "etude/record.py": {"etude.disk"},
-    "etude/pictures.py": {"etude.record"},
-    "etude/report.py": {"etude.record", "etude.pictures"},
+    "etude/report/record.py": {"kit.disk"},
+    "etude/report/pictures.py": {"etude.report.record"},
+    "etude/report/page.py": {"etude.report.record", "etude.report.pictures", "kit.disk"},
 }
 
 

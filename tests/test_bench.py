@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from etude import bench
-from etude.process import keep_freed_memory
-from etude.runs import RunError
-from ref.model import Transformer
+from etude.bench import training as bench
+from kit.process import keep_freed_memory
+from kit.settings import RunError
+from ref.network.model import Transformer
 
 SMALL = dict(batch=2, length=8, dtypes=("float32",), rounds=2)
 
@@ -99,7 +99,8 @@ def test_kept_memory_is_used_again():
 
 
 def test_bench_explorer_times_every_slider_of_a_page(tmp_path, monkeypatch, capsys):
-    from etude import bench_explorer, explorer
+    from etude import explorer
+    from etude.bench import explorer as bench_explorer
 
     monkeypatch.setattr(explorer, "PAGES", [page for page in explorer.PAGES if page.name == "summary"])
     monkeypatch.setattr(bench_explorer, "VALUES", 2)
@@ -112,6 +113,6 @@ def test_bench_explorer_times_every_slider_of_a_page(tmp_path, monkeypatch, caps
 
 
 def test_a_select_slider_says_its_options_as_text():
-    from etude.bench_explorer import number
+    from etude.bench.explorer import number
 
     assert [number(text) for text in ("3", "0.5", "1e-06", "all")] == [3, 0.5, 1e-6, "all"]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from etude import bench_kernels, kernel_cases
-from etude.runs import RunError
+from etude.bench import kernel_cases, kernels as bench_kernels
+from kit.settings import RunError
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -9,7 +9,7 @@ import streamlit as st
 import torch
 
 from etude.explorer.page import COLOURS, Page, axes, figure, png, table
-from etude.runs import RunError
+from kit.settings import RunError
 from ref.dr_grpo import FAMILY, family_loss, group_advantages
 
 LONGEST, MOST = 2048, 32

@@ -6,8 +6,8 @@ import streamlit as st
 
 from etude import catalog, figures
 from etude.explorer.page import NARROW, ROOT, Page, download, table
-from etude.runs import RunError
 from etude.statements import open_statements
+from kit.settings import RunError
 
 RESULTS = ROOT / "results"
 MARKS = {"reproduced": "●", "partly": "◐", "contradicted": "✕", "not at this scale": "○", "not tested": "–"}

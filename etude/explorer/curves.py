@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from etude.explorer.page import COLOURS, axes, png
-from etude.record import joined_lines, points_of, smoothed
+from etude.report.record import joined_lines, points_of, smoothed
 
 if TYPE_CHECKING:
     from etude.explorer.recipe import Played
@@ -127,7 +127,7 @@ def drawn(panel: Panel, smooth: int, runs: tuple["Played", ...]) -> bytes:
     return png(fig)
 
 
-def _curves(ax, panel: Panel, runs: Sequence["Played"], smooth: int) -> None:  # noqa: ANN001 – matplotlib's axes
+def _curves(ax, panel: Panel, runs: Sequence["Played"], smooth: int) -> None:
     several = len(runs) > 1
     colours = tuple(COLOURS.values())
     for number, (run, mark) in enumerate(zip(runs, cycle(MARKS))):
@@ -152,7 +152,7 @@ def _curves(ax, panel: Panel, runs: Sequence["Played"], smooth: int) -> None:  #
         ax.legend(frameon=False, fontsize=8, handlelength=3.5)  # so long that dashes are seen beside a marker
 
 
-def _successes(ax, runs: Sequence["Played"]) -> None:  # noqa: ANN001
+def _successes(ax, runs: Sequence["Played"]) -> None:
     colours = tuple(COLOURS.values())
     names = list(dict.fromkeys(name for run in runs for name, *_ in run.successes))
     for number, (run, mark) in enumerate(zip(runs, cycle(MARKS))):

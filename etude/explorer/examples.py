@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from etude.explorer.files import NUMBER, parsed, stamp
-from etude.record import STAGES, collect, read_lines
-from etude.runs import RunError, atomic_write
+from etude.report.record import STAGES, collect
+from kit.disk import atomic_write, read_lines
+from kit.settings import RunError
 
 __all__ = ["FOLDER", "again", "arrays", "load", "remembered", "unreadable", "write_recipe"]
 

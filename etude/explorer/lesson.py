@@ -11,7 +11,7 @@ from pathlib import Path
 import streamlit as st
 
 from etude.explorer.page import LESSON
-from etude.runs import RunError
+from kit.settings import RunError
 from lessons import syllabus
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -9,8 +9,9 @@ import streamlit as st
 
 from etude.explorer import examples, files, provenance, spans
 from etude.explorer.page import COLOURS, Page, axes, figure, table
-from etude.runs import RunError
-from ref import decoder, mtp
+from kit.settings import RunError
+from ref import mtp
+from ref.engine import decoder
 from sims import drafting
 
 MEASURED = Path(__file__).resolve().parents[2] / "results" / "figures" / "mtp.json"

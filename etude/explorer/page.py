@@ -60,7 +60,7 @@ class Page:
 
 def show(page: Page) -> None:
     """The whole page. What is wrong with a folder or a file is said on it in one line."""
-    from etude.runs import RunError
+    from kit.settings import RunError
 
     st.title(page.title)
     st.markdown(page.says)

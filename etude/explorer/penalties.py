@@ -11,7 +11,7 @@ import torch
 
 from etude.explorer import examples, provenance
 from etude.explorer.page import COLOURS, Page, axes, figure, png, table
-from etude.runs import RunError
+from kit.settings import RunError
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
 from sims.agent import Payment, pay
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import streamlit as st
 
 from etude.explorer import examples
-from etude.record import STAGES
+from etude.report.record import STAGES
 from sims.examples import PLACE
 
 __all__ = ["EXAMPLE", "RUNS", "TAKEN", "Source", "chosen", "facts", "finished", "folders", "missing", "plain"]

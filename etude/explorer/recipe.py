@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import streamlit as st
 
-from etude.disk import timings
 from etude.explorer import curves
 from etude.explorer.page import Page, figure, table
 from etude.explorer.provenance import EXAMPLE, facts, folders, missing, plain
-from etude.record import STAGES, as_triple, before_after, collect, evaluation_of, read_lines
-from etude.runs import RunError
+from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of
+from kit.disk import read_lines, timings
+from kit.settings import RunError
 from sims import recipe
 
 AWAY = 900.0

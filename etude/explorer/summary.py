@@ -7,7 +7,7 @@ import torch
 
 from etude.explorer import examples, provenance, spans
 from etude.explorer.page import COLOURS, Page, axes, figure, table
-from etude.runs import RunError
+from kit.settings import RunError
 from ref import dr_grpo, self_summary
 from ref.self_summary import Chain, Segment
 

@@ -30,7 +30,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
 
-from ref.checkpoint import CheckpointError, flush, read_json
+from ref.network.checkpoint import CheckpointError, flush, read_json
 from scaled.runtime.mesh import current
 
 __all__ = ["CheckpointError", "Checkpoints"]

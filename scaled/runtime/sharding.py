@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from ref.model import Config, initial_std
+from ref.network.model import Config, initial_std
 from scaled.runtime.comm import summed
 from scaled.runtime.mesh import current
 
@@ -55,7 +55,7 @@ def along(p: nn.Parameter):
 
 @torch.no_grad()
 def initialise(module: nn.Module, config: Config) -> None:
-    """Weights as `ref.model.initialise` draws them; `config` is its. Every rank draws every weight whole, one after the other, and
+    """Weights as `ref.network.model.initialise` draws them; `config` is its. Every rank draws every weight whole, one after the other, and
     keeps its part: one seed is one network, and nothing is sent."""
     for name, p in module.named_parameters():
         whole = torch.empty(whole_shape(name, p), device=current().device)

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
-from etude.bench_explorer import number
+from etude.bench.explorer import number
 
 # Streamlit looks through all installed packages for components whenever a test opens a page: two thirds of the time. Once is enough.
 manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)

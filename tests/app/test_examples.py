@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from etude.explorer import examples, files, kl, mtp, replay, summary
-from etude.runs import RunError
+from kit.settings import RunError
 
 NAMES = ("chain", "drafting", "rollouts", "routing")
 ARRAYS = ("routing", "token-distributions")

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from etude.explorer import PAGES, examples, kl, provenance
-from etude.record import STAGES
+from etude.report.record import STAGES
 from tests.app.test_runs import played, runs  # noqa: F401 – a fixture
 
 SHOWN = {"mtp": "drafting.json", "kl": "token-distributions.npz", "penalties": "rollouts.json", "summary": "chain.json", "replay": "routing.npz"}

@@ -13,9 +13,9 @@ import pytest
 
 from etude import figures
 from etude.explorer import claims, curves, examples, recipe
-from etude.record import STAGES, collect
-from etude.runs import RunError
+from etude.report.record import STAGES, collect
 from etude.statements import open_statements
+from kit.settings import RunError
 
 
 def played(folder, stages=STAGES, ago=0.0):

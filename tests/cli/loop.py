@@ -13,11 +13,12 @@ import traceback
 from dataclasses import dataclass
 
 import numpy
-import tensorboard.compat.proto.summary_pb2  # noqa: F401  (imported once, before the forks)
+import tensorboard.compat.proto.summary_pb2
 import tensorboard.summary.writer.record_writer  # noqa: F401
 import torch
 
-from etude.runs import Run, pack_rng, restore_rng
+from kit.process import pack_rng, restore_rng
+from kit.runs import Run
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from etude import bench_crowded
-from etude.runs import RunError
+from etude.bench import crowded as bench_crowded
+from kit.settings import RunError
 from sims import agent, evaluation, reinforcement
 
 
@@ -64,8 +64,8 @@ def test_the_old_way_is_one_process_with_threads():
 
 
 def test_busy_programs_end_with_a_killed_benchmark(tmp_path):
-    code = "import time\nfrom etude import bench_crowded\nwith bench_crowded.busy():\n    print('busy', flush=True)\n    time.sleep(600)\n"
-    own = {**os.environ, "PYTHONPATH": str(Path(bench_crowded.__file__).parents[1]), "ETUDE_TEST_MARK": tmp_path.name}
+    code = "import time\nfrom etude.bench import crowded\nwith crowded.busy():\n    print('busy', flush=True)\n    time.sleep(600)\n"
+    own = {**os.environ, "PYTHONPATH": str(Path(bench_crowded.__file__).parents[2]), "ETUDE_TEST_MARK": tmp_path.name}
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=own)
     assert process.stdout.readline() == b"busy\n"
 
@@ -97,6 +97,6 @@ def test_busy_programs_are_sessions_of_their_own_and_end(monkeypatch):
         return started[-1]
 
     monkeypatch.setattr(bench_crowded.subprocess, "Popen", seen)
-    with bench_crowded.busy():
+    with crowded.busy():
         assert len(started) == bench_crowded.cores() and all(program.poll() is None for program in started)
     assert all(program.poll() is not None for program in started)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from etude import catalog, cli
-from etude.runs import Run, fill
+from kit.runs import Run
+from kit.settings import fill
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -190,7 +191,7 @@ def test_folder_in_use(tmp_path, ask):
 
 def test_an_error_on_the_way_leaves_no_half_run(tmp_path, ask, monkeypatch):
     import ref.kl
-    from etude.runs import RunError
+    from kit.settings import RunError
 
     def fail(config, log):
         log(1, 2, loss=1.0)
@@ -317,7 +318,7 @@ def test_plan(tmp_path, ask):
 
 def test_plan_of_a_small_network(tmp_path, ask):
     """In units that show something, and with rows that it has positions for."""
-    from ref.model import Config, Transformer, save_hf
+    from ref.network.model import Config, Transformer, save_hf
 
     save_hf(Transformer(Config.tiny(vocab_size=400, hidden_size=32, num_hidden_layers=1, moe_intermediate_size=16)), tmp_path / "net")
     for model in ("tiny", tmp_path / "net"):

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from etude.runs import RunError, describe, fill
+from kit.settings import RunError, describe, fill
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude import catalog, earlier, figures, statements
-from etude.runs import RunError, fill
+from kit.settings import RunError, fill
 from sims.experiment import LAW_VERDICTS, VERDICTS, above, at_least, at_most, below, between, claim, is_law, judge, untested
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from etude import process
-from etude.process import in_fresh_process, on_cores
+from kit import process
+from kit.process import in_fresh_process, on_cores
 
 
 def double(x, progress):

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from etude import report
-from etude.record import joined_lines
+from etude.report import page as report
+from etude.report.record import joined_lines
 
 
 def interval(value, width=0.03):

@@ -18,8 +18,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude import disk, runs
-from etude.runs import Run, RunError, Stage
+from kit import disk, process, runs
+from kit.runs import Run, Stage
+from kit.settings import RunError
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = Path(__file__).with_name("loop.py")
@@ -124,7 +125,7 @@ def test_lock_is_held_and_let_go(tmp_path):
 
 def test_lock_does_not_outlive_the_killed_owner_in_a_forked_child(tmp_path):
     program = (
-        "import os, sys, time\nfrom tests.cli.loop import Loop\nfrom etude.runs import Run\n"
+        "import os, sys, time\nfrom tests.cli.loop import Loop\nfrom kit.runs import Run\n"
         "run = Run.open(sys.argv[1], 'loop', Loop())\n"
         "child = os.fork()\n"
         # The child speaks, not the owner: only then has it let go of what it inherited.
@@ -286,7 +287,7 @@ def test_ctrl_c_is_ignored_where_it_was(monkeypatch):
     """As under nohup, or in a shell's background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with runs.uninterrupted():
+        with process.uninterrupted():
             os.kill(os.getpid(), signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
@@ -427,7 +428,7 @@ def test_a_journal_holds_whole_entries(tmp_path_factory, entries):
     '{"stage": "rl", "seconds": NaN}', '{"stage": "rl", "seconds": -1e9}', '{"stage": "rl", "seconds": 99, "peak_memory_gib": "much"}', "\udc80", "{" * 99,
 ])  # fmt: skip
 def test_a_foreign_line_among_the_timings_is_passed_over(tmp_path, line):
-    from etude import record
+    from etude.report import record
     from sims import gain
 
     with Run.open(tmp_path, "kl", Settings()) as run:
@@ -605,13 +606,13 @@ def test_random_generators_come_back(tmp_path):
     with Run.open(tmp_path, "kl", Settings()) as run:
         draw()
         run.stage("a", 2).save(
-            {"rng": runs.pack_rng(), "own": numpy.random.default_rng(3).bit_generator.state}, 1
+            {"rng": process.pack_rng(), "own": numpy.random.default_rng(3).bit_generator.state}, 1
         )
         expected = draw()
     with Run.open(tmp_path, "kl", Settings(), resume=True) as run:
         draw()
         state = run.stage("a", 2).restore()
-        runs.restore_rng(state["rng"])
+        process.restore_rng(state["rng"])
         assert draw() == expected
         assert state["own"] == numpy.random.default_rng(3).bit_generator.state
 
@@ -650,14 +651,14 @@ def test_due_follows_the_clock(tmp_path):
 
 def test_atomic_write_keeps_the_old_content_on_failure(tmp_path, monkeypatch):
     path = tmp_path / "file"
-    runs.atomic_write(path, "old")
+    disk.atomic_write(path, "old")
     monkeypatch.setattr(runs.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError):
-        runs.atomic_write(path, b"new")
+        disk.atomic_write(path, b"new")
     assert path.read_text() == "old"
 
 
 def test_machine_tells_no_names():
-    facts = json.dumps(runs.machine())
-    assert str(ROOT) not in facts and os.uname().nodename not in runs.machine().values()
-    assert runs.peak_memory_gib() > 0.05
+    facts = json.dumps(process.machine())
+    assert str(ROOT) not in facts and os.uname().nodename not in process.machine().values()
+    assert process.peak_memory_gib() > 0.05

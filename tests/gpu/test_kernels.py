@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import bits, delta, experts, gemm, grouped_gemm, linear_logprob, moe, newton_schulz, quant
-from ref import minifloat
+from kernels import bits, delta, expert_rows, experts, gemm, grouped_gemm, linear_logprob, newton_schulz, quant
+from ref import formats
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +30,7 @@ def decode_kernel(codes, x, native, N, BLOCK: tl.constexpr):
 def hard_numbers():
     """Every bfloat16, every midpoint of E4M3 and its float32 neighbours, with both signs, and random bits."""
     every = (torch.arange(65536) << 16).int().view(torch.float32)
-    grid = minifloat.e4m3_decode(torch.arange(127, dtype=torch.uint8))
+    grid = formats.e4m3_decode(torch.arange(127, dtype=torch.uint8))
     middle = (grid[1:] + grid[:-1]) / 2
     near = torch.cat([middle, middle.nextafter(torch.tensor(math.inf)), middle.nextafter(torch.tensor(0.0))])
     return torch.cat([every, near, -near, torch.randint(-(2**31), 2**31 - 1, (2**20,), dtype=torch.int64).int().view(torch.float32)])
@@ -45,7 +45,7 @@ def test_native_casts_are_the_bit_code():
     nan = x.isnan()
     assert ((found[True] & 0x7F) == 0x7F)[nan].all() and ((found[False] & 0x7F) == 0x7F)[nan].all()
     assert torch.equal(found[True][~nan], found[False][~nan])
-    assert torch.equal(found[False].cpu()[~nan.cpu()], minifloat.e4m3_encode(x.cpu())[~nan.cpu()])
+    assert torch.equal(found[False].cpu()[~nan.cpu()], formats.e4m3_encode(x.cpu())[~nan.cpu()])
 
 
 def test_native_decoding_is_the_bit_code():
@@ -53,7 +53,7 @@ def test_native_decoding_is_the_bit_code():
     x, native = torch.empty(256, device="cuda"), torch.empty(256, device="cuda")
     decode_kernel[(1,)](codes, x, native, 256, BLOCK=256)
     torch.testing.assert_close(x, native, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(x.cpu(), minifloat.e4m3_decode(codes.cpu()), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(x.cpu(), formats.e4m3_decode(codes.cpu()), rtol=0, atol=0, equal_nan=True)
 
 
 def test_ten_runs_give_the_same_bits():
@@ -69,7 +69,7 @@ def test_ten_runs_give_the_same_bits():
     targets = torch.randint(30011, (512,), generator=generator, device="cuda")
     scores = random(8192, 128).float()
     chosen = scores.topk(8).indices
-    order, place, _ = moe.sort_by_expert(chosen, 128)
+    order, place, _ = expert_rows.sort_by_expert(chosen, 128)
     few, rows, gates = random(8192, 256), random(65536, 256), torch.rand(8192, 8, generator=generator, device="cuda")
     old = random(2**22)
     new = torch.where(torch.rand(2**22, generator=generator, device="cuda") < 0.01, -old, old)
@@ -81,9 +81,9 @@ def test_ten_runs_give_the_same_bits():
 
     calls = {
         "mxfp8": lambda: quant.mxfp8_quantize_both(x), "nvfp4": lambda: quant.nvfp4_quantize(x), "fp8": lambda: quant.blockwise_fp8_quantize(x, (128, 128)),
-        "activation": lambda: (experts.activation(x, "mxfp8").data,), "log-prob": logprob, "route": lambda: moe.route(scores, 8, chosen, 0.5),
-        "sort": lambda: moe.sort_by_expert(chosen, 128), "permute": lambda: (moe.permute(few, order, place),),
-        "unpermute": lambda: (moe.unpermute(rows, order, place, gates),), "delta": lambda: delta.encode_delta(old, new),
+        "activation": lambda: (experts.activation(x, "mxfp8").data,), "log-prob": logprob, "route": lambda: expert_rows.route(scores, 8, chosen, 0.5),
+        "sort": lambda: expert_rows.sort_by_expert(chosen, 128), "permute": lambda: (expert_rows.permute(few, order, place),),
+        "unpermute": lambda: (expert_rows.unpermute(rows, order, place, gates),), "delta": lambda: delta.encode_delta(old, new),
         "newton-schulz": lambda: (newton_schulz.newton_schulz(matrices, dtype=torch.bfloat16),),
     }  # fmt: skip
     for form in ("bfloat16", "fp8", "mxfp8", "nvfp4-token"):
@@ -99,7 +99,7 @@ def test_ten_runs_give_the_same_bits():
 
 
 def test_the_benchmark_is_right_at_its_own_sizes():
-    from etude.kernel_cases import cases
+    from etude.bench.kernel_cases import cases
 
     for case in cases("cuda"):
         wrong = case.gate()

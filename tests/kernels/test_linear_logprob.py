@@ -1,4 +1,4 @@
-"""The vocabulary kernel against float64 and against `ref/linear_logprob.py` in the same dtype: its error at most twice the reference's,
+"""The vocabulary kernel against float64 and against `ref/network/linear_logprob.py` in the same dtype: its error at most twice the reference's,
 values and gradients. And the reference against its closed forms."""
 
 import importlib.util
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import linear_logprob as kernels
-from ref import linear_logprob as ref
+from ref.network import linear_logprob as ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(1, 1, 1), (5, 7, 3), (33, 130, 40), (40, 215, 65), (2, 700, 16)]

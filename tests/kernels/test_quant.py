@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kernels import quant as kernels
 from kernels.gate import same_bits
 from ref import quant as ref
-from ref.minifloat import E2M1, e4m3_decode
+from ref.formats import E2M1, e4m3_decode
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MODES = ("rceil", "floor", "ceil", "even")

@@ -108,12 +108,12 @@ TEXTS["10_quant"] = {
     1: """
 # wrong: ties to the smaller
 def nearest(x):
-    grid = torch.tensor(minifloat.E2M1)
+    grid = torch.tensor(formats.E2M1)
     return grid[(x.abs()[:, None] - grid).abs().argmin(1)] * x.sign()
 
 # wrong: ties to the larger
 def nearest(x):
-    grid = torch.tensor(minifloat.E2M1).flip(0)
+    grid = torch.tensor(formats.E2M1).flip(0)
     return grid[(x.abs()[:, None] - grid).abs().argmin(1)] * x.sign()
 
 # wrong: beyond six
@@ -133,8 +133,8 @@ def nearest(x):
 
 # right: plain Python
 def nearest(x):
-    near = [min(range(8), key=lambda code: (abs(abs(v) - minifloat.E2M1[code]), code % 2)) for v in x.tolist()]
-    return torch.tensor([minifloat.E2M1[code] for code in near]).copysign(x)
+    near = [min(range(8), key=lambda code: (abs(abs(v) - formats.E2M1[code]), code % 2)) for v in x.tolist()]
+    return torch.tensor([formats.E2M1[code] for code in near]).copysign(x)
 """,
     2: """
 # wrong: without the scale of the token

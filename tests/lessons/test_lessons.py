@@ -22,7 +22,7 @@ import nbformat
 import pytest
 import torch
 
-from etude.runs import RunError
+from kit.settings import RunError
 from lessons import build, course, syllabus
 from tests.lessons import answers
 

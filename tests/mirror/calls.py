@@ -8,14 +8,15 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from etude import full as full_run
 from etude.microworld import MicroWorld
-from etude.runs import fill
-from ref import model as ref_model
+from kit.settings import fill
 from ref import muon as ref_muon
-from ref.gradients import experts_swiglu
-from ref.model import Config
-from ref.sampler import Sampler
-from scaled import checkpoint, cpt, dr_grpo, mtp, muon, packing, quant, rl, router_replay, self_summary, train
-from scaled import model as network
+from ref.engine.sampler import Sampler
+from ref.network import model as ref_model
+from ref.network.gradients import experts_swiglu
+from ref.network.model import Config
+from scaled import cpt, dr_grpo, mtp, muon, packing, pretrain, quant, rl, router_replay, self_summary
+from scaled.network import checkpoint
+from scaled.network import model as network
 from scaled.runtime import launch, sharding
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.comm import Traffic, all_to_all, gathered, sum_over, summed, total
@@ -383,7 +384,7 @@ def training(technique, sets, folder):
     c = fill(full_run.settings_class(technique, "gloo"), {}, sets)
     before = network.REMATERIALISE, network.DISPATCH, network.EXPERTS_IN, sharding.COMPUTE
     try:
-        return rl.learn(technique, c, folder, MicroWorld(c)) if isinstance(c, rl.Rl) else train.train(technique, c, folder)
+        return rl.learn(technique, c, folder, MicroWorld(c)) if isinstance(c, rl.Rl) else pretrain.train(technique, c, folder)
     finally:
         network.REMATERIALISE, network.DISPATCH, network.EXPERTS_IN, sharding.COMPUTE = before
 

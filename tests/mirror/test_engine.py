@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from kernels.gate import excess
-from ref.model import Config
-from ref.model import Transformer as Reference
+from ref.network.model import Config
+from ref.network.model import Transformer as Reference
 from scaled import quant
-from scaled.model import Transformer
+from scaled.network.model import Transformer
 from scaled.runtime import engine
 
 CONFIG = Config.tiny(70, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4,

@@ -18,9 +18,10 @@ import torch
 
 from etude import catalog, full
 from etude.microworld import MicroWorld
-from etude.runs import Run, RunError, fill
+from kit.runs import Run
+from kit.settings import RunError, fill
 from ref.cpt import read_corpus, train_tokenizer
-from ref.model import Config, Transformer, load_hf, save_hf
+from ref.network.model import Config, Transformer, load_hf, save_hf
 from scaled.runtime import launch
 from scaled.runtime.checkpoint import Checkpoints
 from sims.recipe import Recipe
@@ -189,7 +190,7 @@ def test_layers_are_distilled(given, tmp_path):
            "dtype=bfloat16", "rematerialise=true", "dispatch=fp8")  # fmt: skip
     kl = [line["kl_1"] for line in lines(tmp_path)]
     assert len(kl) == STEPS and kl[-1] < 0.7 * kl[0]
-    from ref.model import load_extra
+    from ref.network.model import load_extra
 
     final = tmp_path / "checkpoints" / "final"
     assert any(name.startswith("mtp.layers.1.") for name in load_extra(final))

@@ -7,7 +7,7 @@ import pytest
 
 from etude import catalog
 
-TWINS = [(t.ref, t.scaled) for t in catalog.TECHNIQUES if t.scaled] + [("ref/model.py", "scaled/model.py")]
+TWINS = [(t.ref, t.scaled) for t in catalog.TECHNIQUES if t.scaled] + [("ref/network/model.py", "scaled/network/model.py")]
 UNSCALED = {"recipe"}
 """What has no twin: the recipe is made of the others."""
 

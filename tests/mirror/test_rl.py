@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ref import dr_grpo, kl, packing, router_replay
-from ref.model import Config, Transformer
+from ref.network.model import Config, Transformer
 from ref.self_summary import Chain, Segment, spread
 from scaled.rl import Rehearsal
 from tests.mirror import calls

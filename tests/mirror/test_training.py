@@ -14,12 +14,12 @@ from torch.distributed.checkpoint import filesystem, metadata
 
 from kernels.gate import excess
 from ref import muon
-from ref.checkpoint import CheckpointError
 from ref.cpt import next_token_loss
-from ref.model import Config, Transformer, load_balancing_loss, load_hf, save_hf
-from scaled import checkpoint
-from scaled import model as scaled_network
-from scaled.model import load_hf as scaled_load
+from ref.network.checkpoint import CheckpointError
+from ref.network.model import Config, Transformer, load_balancing_loss, load_hf, save_hf
+from scaled.network import checkpoint
+from scaled.network import model as scaled_network
+from scaled.network.model import load_hf as scaled_load
 from scaled.runtime.checkpoint import Checkpoints, checksum
 from tests import forks
 from tests.mirror import calls

@@ -12,16 +12,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ref.model import Config, Transformer
-from ref.sampler import Rollout, Sampler, sample
+from ref.engine.sampler import Rollout, Sampler, sample
+from ref.network.model import Config, Transformer
 
 INF, NAN = math.inf, math.nan
-FILES = ("kl", "dr_grpo", "length_penalty", "mtp", "decoder", "cpt", "router_replay", "self_summary", "quant")
+FILES = ("kl", "dr_grpo", "length_penalty", "mtp", "engine/decoder", "cpt", "router_replay", "self_summary", "quant")
 
 
 def load(name):
     """The file as a user imports it: without the tests' own shape checks, which would come first."""
-    spec = importlib.util.spec_from_file_location(f"untyped_{name}", Path("ref", f"{name}.py").resolve())
+    spec = importlib.util.spec_from_file_location(f"untyped_{Path(name).name}", Path("ref", f"{name}.py").resolve())
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -29,7 +29,7 @@ def load(name):
 
 @pytest.fixture(scope="module")
 def ref():
-    return SimpleNamespace(**{name: load(name) for name in FILES})
+    return SimpleNamespace(**{Path(name).name: load(name) for name in FILES})
 
 
 def full(value, *shape):

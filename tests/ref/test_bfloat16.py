@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ref.bfloat16 import NATIVE
+from ref.network.bfloat16 import NATIVE
 
 SIZES = st.integers(0, 9)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ref.gradients import Groups, attend, experts_swiglu, linear_logprob, rms_norm, turned_heads
+from ref.network.gradients import Groups, attend, experts_swiglu, linear_logprob, rms_norm, turned_heads
 
 EPS = 1e-5
 

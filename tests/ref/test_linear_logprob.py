@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ref.linear_logprob import linear_kl, linear_logprob
+from ref.network.linear_logprob import linear_kl, linear_logprob
 
 
 def drawn(seed, N=4, V=7, D=3, size=1.0):

@@ -15,9 +15,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-import ref.model
-from ref.model import Config, KVCache, Transformer, load_balancing_loss, load_hf, save_hf
-from ref.model_decode import Rows
+import ref.network.model
+from ref.engine.layout import Rows
+from ref.network.model import Config, KVCache, Transformer, load_balancing_loss, load_hf, save_hf
 
 PLAIN_EXPERTS = {"experts_implementation": "eager"}
 """transformers' default, grouped_mm, refuses odd sizes."""
@@ -299,7 +299,7 @@ def test_full_cache_says_so():
 def test_packed_documents_are_documents_alone(
     monkeypatch, c, lengths, explicit_positions, explicit_attention
 ):
-    monkeypatch.setattr(ref.model, "EXPLICIT_ATTENTION", 512 * 512 if explicit_attention else 0)
+    monkeypatch.setattr(ref.network.model, "EXPLICIT_ATTENTION", 512 * 512 if explicit_attention else 0)
     model, ids = model_and_ids(c, batch=2, length=sum(lengths))
     doc = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).expand(2, -1)
     positions = torch.cat([torch.arange(n) for n in lengths]).expand(2, -1) if explicit_positions else None
@@ -337,7 +337,7 @@ def test_explicit_attention_is_the_librarys(monkeypatch, c, length):
     weight = torch.randn(2, length, c.hidden_size, dtype=torch.float64)
     results = []
     for limit in (512 * 512, 0):
-        monkeypatch.setattr(ref.model, "EXPLICIT_ATTENTION", limit)
+        monkeypatch.setattr(ref.network.model, "EXPLICIT_ATTENTION", limit)
         hidden = model(ids, logits=False).hidden
         results.append(
             (hidden.detach(), torch.autograd.grad((hidden * weight).sum(), model.layers.parameters()))

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from ref.conversation import converse
-from ref.decoder import invert
-from ref.model import Config, Transformer
-from ref.model_decode import Stack
+from ref.engine.conversation import converse
+from ref.engine.decoder import invert
+from ref.engine.layout import Stack
 from ref.mtp import (
     MTP,
     Decoder,
@@ -28,6 +27,7 @@ from ref.mtp import (
     speculative_generate,
     teach,
 )
+from ref.network.model import Config, Transformer
 
 SMALL = Config(
     vocab_size=23, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,

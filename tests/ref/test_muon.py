@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ref import muon
-from ref.model import Config, Transformer
 from ref.muon import COEFFICIENTS, Muon, newton_schulz, optimizers, split_parameters
+from ref.network.model import Config, Transformer
 
 EPS = 1e-7
 INF, NAN = float("inf"), float("nan")

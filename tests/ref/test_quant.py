@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from ref.gradients import experts_swiglu as network_swiglu
-from ref.minifloat import E2M1, e4m3_decode, e4m3_encode
+from ref.formats import E2M1, e4m3_decode, e4m3_encode
+from ref.network.gradients import experts_swiglu as network_swiglu
 from ref.quant import (
     FORMATS,
     Demo,
@@ -332,7 +332,7 @@ def test_experts_are_products_of_their_own(counts, forward):
 
 
 def test_experts_unquantised_are_the_networks():
-    """In the formats that change nothing, values and gradients of `ref.model.MoE`; an expert that nobody chose among them."""
+    """In the formats that change nothing, values and gradients of `ref.network.model.MoE`; an expert that nobody chose among them."""
     x, gates = torch.randn(9, 12, requires_grad=True), torch.rand(9, 2, requires_grad=True)
     w13, w2 = torch.randn(4, 10, 12, requires_grad=True), torch.randn(4, 12, 5, requires_grad=True)
     experts = torch.stack([torch.randperm(3)[:2] for _ in range(9)])

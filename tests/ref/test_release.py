@@ -7,10 +7,10 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ref import release
 from ref.cpt import SPECIAL_TOKENS, train_tokenizer
-from ref.model import Config, Transformer, load_hf, save_hf
-from ref.sampler import Sampler
+from ref.engine.sampler import Sampler
+from ref.network import release
+from ref.network.model import Config, Transformer, load_hf, save_hf
 from sims.agent import Language
 from tests.elsewhere import Monologue, check
 

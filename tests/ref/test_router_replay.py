@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from ref.model import Config, MoE, Transformer
+from ref.network.model import Config, MoE, Transformer
 from ref.router_replay import demo, differing, gates, mismatch, replay
 
 LEVELS = st.sampled_from([-math.inf, -3.0, -1.0, 0.0, 0.5, 0.5000001, 2.0, 1e30])

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude import process
+from kit import process
 from ref import cpt, kl
+from ref.engine.sampler import Rollout, Sampler
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
-from ref.model import Config, Transformer
-from ref.sampler import Rollout, Sampler
+from ref.network.model import Config, Transformer
 from sims.agent import LEAST, Episode, Language, Payment, own_logp, pad, pay, play, reference_kl, single
 from sims.microrepo import NoiseConfig, Session, demonstration, documents, generate
 from sims.rounding import fp8_rows

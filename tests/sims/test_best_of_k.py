@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from etude.runs import Run
+from kit.runs import Run
 from sims import best_of_k
 from sims.best_of_k import Experiment
 from sims.corpus import task_stream

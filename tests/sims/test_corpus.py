@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.runs import Run, fill
+from kit.runs import Run
+from kit.settings import fill
 from ref import cpt
-from scaled import train as full
+from scaled import pretrain as full
 from sims import corpus, learner
 from sims.agent import Language
 from sims.policies import SMOKE
@@ -28,7 +29,7 @@ def quick():
     """Fewer episodes for the tokenizer to read, and no TensorBoard."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "shown_episodes", lambda config: iter(()))
-        patch.setattr("etude.runs.open_board", lambda *_: False)
+        patch.setattr("kit.runs.open_board", lambda *_: False)
         yield
 
 

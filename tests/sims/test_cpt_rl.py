@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from etude.runs import Run, fill
+from kit.runs import Run
+from kit.settings import fill
 from ref import cpt
-from ref.model import Config, Transformer
+from ref.network.model import Config, Transformer
 from sims import budgets, cpt_rl, recipe, trends
 from sims.agent import Language
 from sims.chains import Memory, chaining, taught

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from etude.runs import RunError
+from kit.settings import RunError
 from ref.router_replay import replay
 from sims import examples
 from sims.chain_pieces import notes, retold

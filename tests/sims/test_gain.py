@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.runs import RunError
+from kit.settings import RunError
 from sims import gain
 
 

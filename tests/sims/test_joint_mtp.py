@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from etude.runs import Run
+from kit.runs import Run
 from ref import cpt
 from ref.mtp import mtp_loss
-from ref.precision import Masters
+from ref.network.masters import Masters
 from sims import joint_mtp, learner, recipe
 from sims.joint_mtp import ARMS, LEFT, joint_rows, joint_verdicts, training
 from sims.mtp_distillation import Experiment, heldout

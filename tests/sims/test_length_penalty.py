@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from etude.runs import Run
+from kit.runs import Run
 from ref.length_penalty import length_penalty
 from sims import behaviour, length_curves
 from sims import length_penalty as experiment

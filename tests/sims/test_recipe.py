@@ -16,8 +16,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from etude.runs import Run, fill
-from ref.model import Transformer, load_hf
+from kit.runs import Run
+from kit.settings import fill
+from ref.network.model import Transformer, load_hf
 from sims import corpus, recipe, reinforcement
 from sims.agent import Language
 from sims.learner import language_of, load_checkpoint

@@ -7,12 +7,12 @@ import random
 import pytest
 import torch
 
-from etude import process
-from etude.runs import fill
+from kit import process
+from kit.settings import fill
 from ref import cpt, dr_grpo
-from ref.model import Config, Transformer
+from ref.engine.sampler import Sampler
 from ref.mtp import MTP, mtp_loss
-from ref.sampler import Sampler
+from ref.network.model import Config, Transformer
 from ref.self_summary import spread
 from sims import agent, recipe, reinforcement
 from sims.agent import Language

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ref.model import Config, Transformer
+from ref.engine.sampler import Rollout, Sampler
+from ref.network.model import Config, Transformer
 from ref.router_replay import mismatch
-from ref.sampler import Rollout, Sampler
 from sims import engines, router_mismatch
 from sims.rounding import LARGEST, fp8_rows
 from sims.router_mismatch import Experiment

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from etude.runs import fill
+from kit.settings import fill
 from ref import cpt
-from ref.model import Config, Transformer
+from ref.network.model import Config, Transformer
 from ref.self_summary import rollout_chains, spread
 from sims import chains, recipe, reinforcement, self_summary
 from sims.agent import Language, pay, reference_kl

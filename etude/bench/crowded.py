@@ -1,0 +1,152 @@
+"""`etude bench crowded`: what the parts of a run cost alone on the machine, and beside as many busy programs as it has cores.
+
+Every part is played in three ways, by turns: alone; alone in the old way, which was one process with as many threads as cores, that wait
+for each other in every product; and beside the busy programs. A busy program is a loop in a session of its own: Linux shares
+cores evenly between sessions, whatever their priority, as on a desktop. What fills all cores when it is alone has half of them beside as
+many busy programs, and cannot be less than twice as slow; how much more the machine itself takes, matrix products and nothing else say,
+the last part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from etude.bench.training import written
+from kit.process import cores, keep_freed_memory, machine
+from kit.settings import RunError, fill
+
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
+"""A program that is busy as long as the benchmark lives, however that ends."""
+WAYS = ("alone", "threads", "crowded")
+ROLLOUTS = {"sampling": 128, "evaluation": 2400}
+"""Conversations: of one step of RL, and of the evaluation of one checkpoint."""
+PRODUCTS = 15_000
+"""Products of 64 × 256 and 256 × 256 numbers on each core."""
+
+
+def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), rounds: int = 5) -> dict:
+    """Seconds of sampling, a step of RL, decoding and evaluation with the policy that `run` holds after SFT, medians of `rounds`; prints
+    them and writes out/crowded-CPU.json. RunError where the folder holds no such policy."""
+    keep_freed_memory()
+    parts = parts_of(Path(run))
+    seconds: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in parts}
+    for part in parts.values():
+        part()  # what is computed once only
+    for number, (name, part) in itertools.product(range(rounds), parts.items()):
+        for way in WAYS[number % 3 :] + WAYS[: number % 3]:
+            with busy() if way == "crowded" else threads() if way == "threads" else contextlib.nullcontext():
+                began = time.perf_counter()
+                part()
+                seconds[name][way].append(time.perf_counter() - began)
+            print(f"round {number + 1} of {rounds}: {name}, {way}: {seconds[name][way][-1]:.2f} s", flush=True)
+    found = {name: {"seconds": one, **summary(one)} for name, one in seconds.items()}
+    for name, one in found.items():
+        print(f"{name:10s} alone {one['alone_s']:6.2f} s, {one['faster_than_threads']:.2f} times as fast as with threads; "
+              f"beside {cores()} busy programs {one['slower_in_a_crowd']:.2f} times slower")  # fmt: skip
+    record = {
+        "what": "seconds of a run's parts alone, alone with threads instead of processes, and beside as many busy programs as cores",
+        "command": "etude bench crowded", "machine": machine(), "busy": cores(), "rounds": rounds, "rollouts": ROLLOUTS, "parts": found,
+    }  # fmt: skip
+    return written(record, out, "crowded", record["machine"]["cpu"])
+
+
+def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Medians of a part's seconds, and of the ratios within a round."""
+    ratio = {way: [b / a for a, b in zip(seconds["alone"], seconds[way], strict=True)] for way in ("threads", "crowded")}
+    return {
+        **{f"{way}_s": statistics.median(seconds[way]) for way in WAYS},
+        "faster_than_threads": statistics.median(ratio["threads"]), "slower_in_a_crowd": statistics.median(ratio["crowded"]),
+    }  # fmt: skip
+
+
+def parts_of(root: Path) -> dict[str, Callable[[], object]]:
+    """Name → what plays that part of the run in `root` once, always the same."""
+    import torch
+
+    from ref.engine.sampler import Sampler
+    from sims import agent, evaluation
+    from sims.chains import context
+    from sims.corpus import task_stream
+    from sims.learner import Learner, language_of, load_checkpoint
+    from sims.recipe import Recipe
+    from sims.reinforcement import improve
+
+    try:
+        config = fill(Recipe, json.loads((root / "config.json").read_text())["config"])
+        model, mtp = load_checkpoint(root, config, "sft")
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{root} holds no run with a policy after SFT; play one (make small), or name one: etude bench crowded RUN") from error
+    language, r, dtype = language_of(root), config.rl, getattr(torch, config.training.dtype)
+    how, sampler_dtype = context(language, config), getattr(torch, config.training.sampler_dtype)
+    reference, decoded = (part.to(dtype) if part is not None else None for part in load_checkpoint(root, config, "sft"))
+    sampler = Sampler(reference, sampler_dtype)
+    learner = Learner(config, model, mtp, 0.0, 0.0)
+    learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=0.0)]
+
+    def rollouts(conversations: int) -> list:
+        tasks = list(itertools.islice(task_stream(config, "rl"), conversations // r.rollouts))
+        return agent.play(sampler, language, tasks, r.rollouts, how, r.max_turns, torch.Generator().manual_seed(1), r.temperature)
+
+    def products(part: int) -> float:
+        x, weight = torch.randn(64, 256), torch.randn(256, 256)
+        for _ in range(PRODUCTS):
+            x = torch.tanh(x @ weight)
+        return x.sum().item()
+
+    batch = rollouts(r.prompts * r.rollouts)
+    tasks = list(itertools.islice(task_stream(config, "evaluation"), 8))
+
+    def decode() -> None:
+        with evaluation.one_thread():
+            evaluation.measure_decoding(reference, decoded, language, tasks, config, rounds=1)
+
+    return {
+        "sampling": lambda: rollouts(ROLLOUTS["sampling"]), "step": lambda: improve(config, learner, reference, batch, 0),
+        **({"decoding": decode} if decoded is not None else {}), "evaluation": lambda: rollouts(ROLLOUTS["evaluation"]),
+        "products": lambda: agent.on_cores(products, range(cores())),
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def threads() -> Iterator[None]:
+    """One process that computes everything with as many threads as there are cores, rollouts in batches of 800 at most. So it was before
+    there were processes."""
+    from unittest import mock
+
+    import torch
+
+    from sims import agent, evaluation, reinforcement
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores())
+
+    def here(function: Callable, parts: list, progress: Callable[[int], None] = lambda done: None, each: int = 1) -> list:
+        return [function(part) for part in parts]
+
+    try:
+        with mock.patch.multiple(agent, on_cores=here, LEAST=800, MOST=800), mock.patch.object(reinforcement, "on_cores", here), \
+             mock.patch.object(evaluation, "one_thread", contextlib.nullcontext):  # fmt: skip
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """A busy program for each core."""
+    programs = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(cores())]
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()

@@ -1,0 +1,85 @@
+"""Times kernels on a GPU, each beside what one would otherwise call (`etude/bench/kernel_cases.py`), behind a gate: no number where the result is
+wrong.
+
+Contenders take turns; a figure is the median over rounds of a ratio within a round.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from etude.bench.training import written
+from etude.bench.kernel_cases import Case, cases
+from kit.process import machine
+from kit.settings import RunError
+
+
+def kernels(out: Path | None = Path("results"), rounds: int = 15) -> dict:
+    """Times every kernel on the first GPU and writes out/kernels-DEVICE.json. Raises RunError without a GPU; a case whose gate is shut is
+    named and has no number."""
+    if not torch.cuda.is_available():
+        raise RunError("etude bench kernels needs a CUDA GPU; on this machine `make test` runs the kernels, interpreted")
+    results = []
+    for case in cases("cuda"):
+        wrong = case.gate()
+        line = {"case": case.name, "size": case.size, "wrong": wrong}
+        if wrong is None:
+            line |= summary(case, take_turns(case.ours | case.baselines, rounds))
+        results.append(line)
+        print(sentence(line))
+        del case
+        torch.cuda.empty_cache()
+    record = {
+        "what": "kernels beside what one would otherwise call, seconds and ratios",
+        "command": "etude bench kernels", "machine": machine() | device(), "rounds": rounds, "results": results,
+    }  # fmt: skip
+    return written(record, out, "kernels", device()["gpu"])
+
+
+def device() -> dict:
+    import triton
+
+    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "triton": triton.__version__}
+
+
+def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every contender, round by round; between calls the L2 cache is written over."""
+    flush = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
+    names, seconds = list(contenders), {name: [] for name in contenders}
+    for turn in range(rounds + 3):
+        for name in names:
+            flush.zero_()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            contenders[name]()
+            end.record()
+            torch.cuda.synchronize()
+            if turn >= 3:
+                seconds[name].append(begin.elapsed_time(end) / 1000)
+        names.append(names.pop(0))
+    return seconds
+
+
+def summary(case: Case, seconds: dict[str, list[float]]) -> dict:
+    """Medians, and every kernel's speed over every baseline's: where memory is the limit, bytes/s over the copy's."""
+    ratios = {}
+    for ours in case.ours:
+        for name in case.baselines:
+            each = sorted(theirs / mine for mine, theirs in zip(seconds[ours], seconds[name], strict=True))
+            quarter = len(each) // 4
+            ratios[f"{ours} / {name}"] = [round(v, 3) for v in (statistics.median(each), each[quarter], each[-1 - quarter])]
+    middle = {name: statistics.median(values) for name, values in seconds.items()}
+    rate = {"TB/s": case.bytes / 1e12} if case.bytes else {"TFLOP/s": case.flops / 1e12} if case.flops else {}
+    rates = {unit: {name: round(amount / s, 3) for name, s in middle.items()} for unit, amount in rate.items()}
+    return {"seconds": middle, "ratio_and_middle_half": ratios, **rates, **case.note}
+
+
+def sentence(line: dict) -> str:
+    head = f"{line['case']}, {line['size']}"
+    if line["wrong"]:
+        return f"{head}: no speed to show, {line['wrong']}"
+    return f"{head}: " + "; ".join(f"{name} {low:.2f} [{a:.2f}, {b:.2f}]" for name, (low, a, b) in line["ratio_and_middle_half"].items())

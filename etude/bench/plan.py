@@ -1,0 +1,153 @@
+"""`etude bench plan`: does the plan's model of time hold? On this machine's CPUs, with gloo, where everything can be measured.
+
+First the machine: products of the network's sizes, memory, the latency and bandwidth of an all-gather, on all ranks at once; and which
+share of the products' speed a step has that speaks to nobody, for one shape. From these `scaled/plan.py` says how long a step takes, of every
+shape in every layout; then those are timed. Nothing is fitted to them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from etude.bench.training import written
+from kit.disk import atomic_write
+from kit.process import machine
+from kit.settings import RunError
+from ref.network.model import Config
+from scaled.plan import Hardware, plan
+from scaled.runtime.mesh import Layout
+
+RANKS = 2
+"""One for each core."""
+SHAPES = {
+    "small": (Config.tiny(512), 8, 256),
+    "wide": (Config.tiny(512, hidden_size=256, num_attention_heads=8, num_key_value_heads=2, moe_intermediate_size=256, num_hidden_layers=6), 8, 256),
+    "long": (Config.tiny(512, hidden_size=128), 2, 2048),
+}
+"""Network, rows of a step on all ranks together, tokens of a row."""
+LAYOUTS = ({"dp": 2, "cp": 1, "ep": 1}, {"dp": 2, "cp": 1, "ep": 2}, {"dp": 1, "cp": 2, "ep": 1}, {"dp": 1, "cp": 2, "ep": 2})
+ROUNDS = 9
+
+
+def bench(out: Path | None = Path("results")) -> dict:
+    """Measures, compares, writes out/plan-MACHINE.json. RunError where the ranks failed."""
+    from scaled.runtime import launch
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "measured.json"
+        if launch.start("etude.bench.plan", [str(path)], RANKS, 0) or not path.exists():
+            raise RunError("the ranks of etude bench plan failed; what they said stands above")
+        measured = json.loads(path.read_text())
+    ratios = [one["predicted_s"] / one["measured_s"] for one in measured["steps"]]
+    record = {
+        "what": "seconds of a training step (forward, backward, AdamW), predicted by scaled/plan.py from this machine's figures, and measured",
+        "command": "etude bench plan", "machine": machine(), "ranks": RANKS, "rounds": ROUNDS, **measured,
+        "predicted_over_measured": {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)},
+    }  # fmt: skip
+    print("this machine, a rank: " + ", ".join(f"{name} {value:.3g}" for name, value in measured["hardware"].items()))
+    for one in measured["steps"]:
+        print(f"{one['shape']:6s} dp {one['dp']} cp {one['cp']} ep {one['ep']}: predicted {one['predicted_s'] * 1e3:6.0f} ms, measured "
+              f"{one['measured_s'] * 1e3:6.0f} ms [{one['least_s'] * 1e3:.0f}, {one['most_s'] * 1e3:.0f}], {one['predicted_s'] / one['measured_s']:.2f}")
+    print("predicted over measured: median {median:.2f}, from {least:.2f} to {most:.2f}".format(**record["predicted_over_measured"]))
+    return written(record, out, "plan", record["machine"]["cpu"])
+
+
+def median_of(call: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
+    """Seconds of a call on all ranks together, the slowest rank's, round by round, the first two thrown away."""
+    seconds = []
+    for _ in range(rounds + 2):
+        dist.barrier()
+        begun = time.perf_counter()
+        call()
+        took = torch.tensor([time.perf_counter() - begun])
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        seconds.append(took.item())
+    return seconds[2:]
+
+
+def hardware(config: Config, tokens: int, efficiency: float) -> Hardware:
+    """A core of this machine, while the other ranks are at work as well: products like the projections' give FLOPs, a copy gives
+    bandwidth, all-gathers of 4 kB and 4 MB give latency and link."""
+    D, wide = config.hidden_size, 2 * config.num_attention_heads * config.head_dim
+    a, b = torch.randn(tokens, D), torch.randn(D, wide)
+    flops = 2 * tokens * D * wide / statistics.median(median_of(lambda: a @ b))
+    x = torch.randn(16 * 2**20)
+    copied = 2 * x.numel() * 4 / statistics.median(median_of(lambda: x.clone()))
+
+    def gather(n: int) -> float:
+        part, whole = torch.randn(n), torch.empty(RANKS * n)
+        return statistics.median(median_of(lambda: dist.all_gather_into_tensor(whole, part)))
+
+    small, large = gather(1024), gather(2**20)
+    link = (RANKS - 1) * (2**20 - 1024) * 4 / max(large - small, 1e-9)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / RANKS
+    return Hardware(flops, memory, copied, RANKS, link, link, small, efficiency, 0.0)
+
+
+def step_of(config: Config, rows: int, length: int) -> Callable[[], None]:
+    """A training step on this rank, as `scaled/pretrain.py` takes one."""
+    from scaled import cpt, muon
+    from scaled.network.model import Transformer
+    from scaled.runtime.cut import cut
+
+    torch.manual_seed(0)
+    model = Transformer(config)
+    optimizers = muon.optimizers(model, use_muon=False)
+    ids = cut(torch.randint(0, config.vocab_size, (rows, length)))
+
+    def step() -> None:
+        out = model(ids, logits=False)
+        loss, count = cpt.next_token_loss(model, out.hidden, ids)
+        (loss / count).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def rank(path: Path) -> None:
+    """What each rank does; rank 0 writes."""
+    from scaled.runtime import launch
+    from scaled.runtime.mesh import mesh
+
+    torch.set_num_threads(1)
+    steps, found = [], {}
+    with launch.world("gloo", 300.0) as me:
+        config, rows, length = SHAPES["small"]
+        alone = statistics.median(median_of(step_of(config, rows // RANKS, length)))
+        one = plan(config, Layout(), rows // RANKS, length, computed=4, remake=False)
+        efficiency = one.seconds(hardware(config, rows * length // RANKS, 1.0), Layout())["compute"] / alone
+        for name, (config, rows, length) in SHAPES.items():
+            here = hardware(config, rows * length // RANKS, efficiency)
+            found[name] = here
+            for layout in LAYOUTS:
+                with mesh(**layout):
+                    seconds = median_of(step_of(config, rows, length))
+                one = plan(config, Layout(**layout), rows, length, computed=4, remake=False)
+                parts = one.seconds(here, Layout(**layout))
+                steps.append({
+                    "shape": name, **layout, "rows": rows, "length": length, "parameters": one.parameters,
+                    "predicted_s": parts["network"] + max(parts["compute"], parts["memory"]), "predicted": parts,
+                    "measured_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds),
+                })  # fmt: skip
+        if me == 0:
+            some = found["small"]
+            shown = {"GFLOP/s": statistics.median(h.flops for h in found.values()) / 1e9, "GB/s": some.bandwidth / 1e9,
+                     "link GB/s": some.near / 1e9, "latency µs": some.latency * 1e6, "efficiency": efficiency}  # fmt: skip
+            atomic_write(path, json.dumps({"hardware": shown, "steps": steps}))
+
+
+if __name__ == "__main__":
+    import sys
+
+    rank(Path(sys.argv[1]))

@@ -1,0 +1,245 @@
+"""Speed, measured beside the library that a reader would otherwise use, in one process, by turns.
+
+`model` times a training step (forward and backward pass of the mean next-token loss) of `ref.network.model` and of
+transformers' Qwen3-MoE with the same weights, for each of its CPU settings. A number is printed only when
+losses and gradients agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from kit.disk import atomic_write
+from kit.process import keep_freed_memory, machine
+from kit.settings import RunError
+
+ATTENTION, EXPERTS = ("sdpa", "eager"), ("grouped_mm", "eager")
+OURS = "etude"
+BATCHES = {"new": "a new batch every step, as in training", "same": "the same batch every step"}
+
+
+def model(
+    out: Path | None = Path("results"),
+    batch: int = 32,
+    length: int = 128,
+    dtypes: tuple[str, ...] = ("bfloat16", "float32"),
+    rounds: int = 15,
+) -> dict:
+    """Times training steps of `batch` rows of `length` tokens, prints a table and writes out/model-CPU.json.
+
+    In a round every contender takes one step; the order turns from round to round. Returns what was written.
+    Raises RunError when transformers is missing and when a contender computes something else (then no speed
+    is shown)."""
+    try:
+        import transformers
+    except ImportError:
+        raise RunError(
+            "etude bench model compares with transformers; install it: pip install transformers"
+        ) from None
+    import torch
+
+    from ref.network.model import Config
+
+    # Five networks take turns in one process; oneDNN keeps the code of 1024 products, sized for one.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    keep_freed_memory()
+    torch.manual_seed(0)
+    config = Config.tiny()
+    results = []
+    for dtype in dtypes:
+        if dtype not in ("bfloat16", "float32"):
+            raise RunError(f"dtype expects bfloat16 or float32, got {dtype!r}")
+        steps, gate = contenders(config, batch, length, getattr(torch, dtype))
+        for kind in BATCHES:
+            seconds = take_turns(
+                steps, batches(config.vocab_size, batch, length, fresh=kind == "new"), rounds
+            )
+            results.append(
+                {"dtype": dtype, "batches": kind, "gate": gate, **summary(seconds, batch * length)}
+            )
+            show(results[-1])
+    record = {
+        "what": "tokens/s of a training step (forward and backward), ref.network.model beside transformers' Qwen3Moe",
+        "command": "etude bench model",
+        "machine": machine() | {"transformers": transformers.__version__},
+        "config": asdict(config),
+        "batch": batch,
+        "length": length,
+        "rounds": rounds,
+        "onednn_primitive_cache": os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"],
+        "results": results,
+    }
+    return written(record, out, "model", record["machine"]["cpu"])
+
+
+def written(record: dict, out: Path | None, kind: str, device: str) -> dict:
+    """The record; before, where there is a folder `out`, it is put into out/KIND-DEVICE.json, and that is said."""
+    if out is not None:
+        name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", device.lower())).strip("-")
+        path = Path(out) / f"{kind}-{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(record, indent=1) + "\n")
+        print(f"written: {path}")
+    return record
+
+
+def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callable], dict]:
+    """Name → one training step on ids [B, T], all from the same weights; and by how much they differ.
+
+    The gate: every contender's loss lies within 1 % (bfloat16) or 1e-5 (float32) of the float64 loss, and our
+    gradient's error against float64 is at most twice the smallest of theirs."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from ref.network.model import Transformer, load_hf, save_hf
+
+    def our_step(network) -> Callable:
+        def step(ids):
+            hidden = network(ids, logits=False).hidden[:, :-1]
+            loss = -network.logprob(hidden.flatten(0, 1), ids[:, 1:].flatten()).mean()
+            loss.backward()
+            return loss.item()
+
+        return step
+
+    def their_step(network) -> Callable:
+        def step(ids):
+            loss = network(input_ids=ids, labels=ids, use_cache=False).loss
+            loss.backward()
+            return loss.item()
+
+        return step
+
+    networks, steps = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        save_hf(Transformer(config).to(dtype), folder)
+        networks[OURS] = load_hf(folder, dtype)
+        steps[OURS] = our_step(networks[OURS])
+        for attention in ATTENTION:
+            for experts in EXPERTS:
+                name = f"transformers, {attention}, {experts}"
+                networks[name] = AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=dtype, attn_implementation=attention, experts_implementation=experts
+                )
+                steps[name] = their_step(networks[name])
+        exact = load_hf(folder, torch.float64)
+    ids = next(batches(config.vocab_size, batch, length, fresh=False))
+    loss = our_step(exact)(ids)
+    losses = {name: steps[name](ids) for name in steps}
+    truth = gradients(exact)
+    size = sum(g.square().sum() for g in truth.values()) ** 0.5
+    errors = {
+        name: (sum((g - truth[k]).square().sum() for k, g in gradients(network).items()) ** 0.5 / size).item()
+        for name, network in networks.items()
+    }
+    tolerance = 0.01 if dtype == torch.bfloat16 else 1e-5
+    wrong = [name for name in losses if not abs(losses[name] / loss - 1) <= tolerance]
+    if wrong:
+        raise RunError(
+            f"no speed to show: the loss of {wrong[0]} is {losses[wrong[0]]:.6f}, in float64 {loss:.6f}"
+        )
+    best = min(error for name, error in errors.items() if name != OURS)
+    if not errors[OURS] <= 2 * best:
+        raise RunError(
+            f"no speed to show: relative error of the gradient {errors[OURS]:.2e}, of theirs {best:.2e}"
+        )
+    for network in networks.values():
+        network.zero_grad()
+    gate = {"loss_float64": loss, "loss": losses, "gradient_error": errors}
+
+    def cleared(name: str) -> Callable:
+        def step(ids) -> float:
+            start = time.perf_counter()
+            steps[name](ids)
+            seconds = time.perf_counter() - start
+            networks[name].zero_grad()
+            return seconds
+
+        return step
+
+    return {name: cleared(name) for name in steps}, gate
+
+
+def gradients(network) -> dict:
+    """Parameter name, as ours → gradient in float64."""
+    return {
+        name.removeprefix("model.").replace("mlp.experts.", "mlp."): parameter.grad.double()
+        for name, parameter in network.named_parameters()
+    }
+
+
+def batches(vocab_size: int, batch: int, length: int, fresh: bool) -> Iterator:
+    """Random tokens: new ones every time, or always the same."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, vocab_size, (batch, length), generator=generator)
+    while True:
+        yield ids
+        if fresh:
+            ids = torch.randint(0, vocab_size, (batch, length), generator=generator)
+
+
+def take_turns(steps: dict[str, Callable], ids: Iterator, rounds: int) -> dict[str, list[float]]:
+    """Seconds of every contender's steps, after two rounds that do not count. All see the same batch in a
+    round."""
+    names, seconds = list(steps), {name: [] for name in steps}
+    for turn in range(rounds + 2):
+        now = next(ids)
+        for name in names:
+            took = steps[name](now)
+            if turn >= 2:
+                seconds[name].append(took)
+        names.append(names.pop(0))
+    return seconds
+
+
+def summary(seconds: dict[str, list[float]], tokens: int) -> dict:
+    """Tokens/s of every contender, and ours over their fastest, round by round."""
+    rates = {name: [tokens / s for s in times] for name, times in seconds.items()}
+    middle = {name: statistics.median(values) for name, values in rates.items()}
+    fastest = max((name for name in rates if name != OURS), key=middle.get)
+    ratios = sorted(ours / theirs for ours, theirs in zip(rates[OURS], rates[fastest], strict=True))
+    quarter = len(ratios) // 4
+    return {
+        "tokens_per_second": {
+            name: {
+                "median": round(middle[name], 1),
+                "min": round(min(values), 1),
+                "max": round(max(values), 1),
+            }
+            for name, values in rates.items()
+        },
+        "their_fastest": fastest,
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_middle_half": [round(ratios[quarter], 3), round(ratios[-1 - quarter], 3)],
+    }
+
+
+def show(result: dict) -> None:
+    """Prints one result as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"training step, {result['dtype']}, {BATCHES[result['batches']]}"
+    table = Table(
+        "", "tokens/s", "min – max", box=None, header_style="bold", title=title, title_justify="left"
+    )
+    for name, rate in result["tokens_per_second"].items():
+        table.add_row(name, f"{rate['median']:,.0f}", f"{rate['min']:,.0f} – {rate['max']:,.0f}")
+    low, high = result["ratio_middle_half"]
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{result['ratio']:.2f} times their fastest (middle half of the rounds: {low:.2f} – {high:.2f})\n"
+    )

@@ -1,0 +1,258 @@
+"""The report of a run: `report.json` with every result, `report.html` with pictures, in one file each.
+
+Reads what the stages left in the run folder and shows what there is: a run that stopped half way has
+half a report. The page needs nothing from outside: pictures are inside it, and there is no script.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from etude.report.pictures import (
+    cpt_pictures,
+    eval_pictures,
+    mtp_pictures,
+    rl_pictures,
+    speculative_pictures,
+    time_picture,
+)
+from etude.report.record import (
+    STAGES,
+    as_triple,
+    before_after,
+    collect,
+    evaluation_of,
+    in_words,
+    replace_text,
+)
+from kit.disk import read_lines
+
+__all__ = ["before_after", "collect", "write"]
+
+
+def write(run_root: str | Path) -> tuple[Path, Path]:
+    """Writes report.html and report.json into the run folder and returns their paths."""
+    root = Path(run_root)
+    record = collect(root)
+    metrics = {path.stem: read_lines(path) for path in sorted((root / "metrics").glob("*.jsonl"))}
+    page, data = root / "report.html", root / "report.json"
+    replace_text(data, json.dumps(record, indent=1) + "\n")
+    replace_text(page, _page(record, metrics))
+    return page, data
+
+
+_STYLE = """
+:root{color-scheme:light}*{box-sizing:border-box}
+body{margin:0;font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
+color:#1b2733;background:#f5f7f9}
+main{max-width:1060px;margin:0 auto;padding:24px 16px 64px}
+h1{font-size:1.7rem;line-height:1.2;margin:.2em 0}h2{font-size:1.2rem;margin:2.2em 0 .7em}
+p{max-width:70ch}.lead{color:#4a5a6a;margin-top:.2em}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:20px 0}
+.card,figure,.box{background:#fff;border:1px solid #dfe5ea;border-radius:10px}
+.card{padding:12px 14px}.card b{display:block;font-size:1.4rem;line-height:1.25}
+.card span{color:#4a5a6a;font-size:.86rem}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,440px),1fr));gap:16px}
+figure{margin:0;padding:12px}figure img{width:100%;height:auto;display:block}
+figcaption{font-size:.9rem;color:#38485a;margin-top:6px}
+.box{overflow-x:auto;padding:4px 12px}
+table{border-collapse:collapse;width:100%;font-size:.92rem}
+th,td{text-align:left;padding:7px 14px 7px 0;border-bottom:1px solid #eaeef2;vertical-align:top}
+tr:last-child td{border-bottom:0}td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
+pre{background:#fff;border:1px solid #dfe5ea;border-radius:10px;padding:12px;overflow-x:auto;
+white-space:pre-wrap;overflow-wrap:anywhere;font:.84rem/1.5 ui-monospace,SFMono-Regular,Menlo,monospace}
+details{margin:8px 0}summary{cursor:pointer}.note{color:#4a5a6a;font-size:.9rem}
+@media(max-width:480px){main{padding:16px 12px 48px}h1{font-size:1.4rem}figure{padding:8px}
+th,td{padding-right:10px}table.wide td.n{white-space:normal}}
+"""
+
+
+def _page(record: dict, metrics: dict[str, list[dict]]) -> str:
+    stages = record["stages"]
+    result = evaluation_of(record)
+    parts = [f"<h1>{_title(record)}</h1>", f'<p class="lead">{_machine_words(record)}</p>', _cards(record)]
+    parts += _section("Before and after", [_before_after_table(record)], eval_pictures(result))
+    parts += _section("Reinforcement learning", [], rl_pictures(metrics))
+    parts += _section(
+        "Continued pretraining",
+        [_data_words(stages.get("data", {})), _codebase_table(result)],
+        cpt_pictures(metrics),
+    )
+    parts += _section(
+        "Multi-token prediction",
+        [_ways_table(result)],
+        mtp_pictures(metrics) + speculative_pictures(result),
+    )
+    parts += _section("A rollout", _examples(result), [])
+    parts += _section("The run", [], time_picture(record["seconds"]))
+    missing = [name for name in STAGES if name not in stages]
+    if missing:
+        parts.append(f'<p class="note">Not finished when this was written: {", ".join(missing)}.</p>')
+    settings = html.escape(json.dumps(record.get("config"), indent=1))
+    parts.append(f"<details><summary>Settings</summary><pre>{settings}</pre></details>")
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>etude: {_title(record)}</title>'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head>'
+        f"<body><main>\n" + "\n".join(filter(None, parts)) + "\n</main></body></html>\n"
+    )
+
+
+def _title(record: dict) -> str:
+    name = html.escape(str(record.get("technique") or "run"))
+    return "The recipe, played small" if name == "recipe" else name
+
+
+def _machine_words(record: dict) -> str:
+    machine = record.get("machine") or {}
+    seed = (record.get("config") or {}).get("seed")
+    words = [
+        f"{machine.get('cpu')}, {machine.get('cores')} cores" if machine.get("cpu") else "",
+        f"Python {machine['python']}" if machine.get("python") else "",
+        f"torch {machine['torch']}" if machine.get("torch") else "",
+        f"seed {seed}" if seed is not None else "",
+        f"commit {machine['commit']}" if machine.get("commit") else "",
+    ]
+    return html.escape(" · ".join(filter(None, words)))
+
+
+def _cards(record: dict) -> str:
+    """The few numbers that a reader wants first."""
+    result = evaluation_of(record)
+    before, after = (result.get(key) or {} for key in ("before", "after"))
+    cards = []
+    for key, name in (
+        ("success", "sampled success, before → after RL"),
+        ("best_of_8", "best of 8, before → after RL"),
+    ):
+        if as_triple(before.get(key)) and as_triple(after.get(key)):
+            cards.append((f"{as_triple(before[key])[0]:.2f} → {as_triple(after[key])[0]:.2f}", name))
+    speedup = as_triple((result.get("speculative") or {}).get("speedup"))
+    if speedup:
+        cards.append((f"{speedup[0]:.2f}×", "speculative over plain decoding"))
+    codebase = result.get("codebase") or []
+    if codebase and codebase[-1].get("perplexity") is not None:
+        cards.append((f"{codebase[-1]['perplexity']:.1f}", "codebase perplexity, final"))
+    if record.get("total_seconds"):
+        cards.append((f"{record['total_seconds'] / 60:.1f} min", "from real code to this page"))
+    if record.get("peak_memory_gib"):
+        cards.append((f"{record['peak_memory_gib']:.1f} GiB", "memory at its peak"))
+    if not cards:
+        return ""
+    return (
+        '<div class="cards">'
+        + "".join(f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in cards)
+        + "</div>"
+    )
+
+
+def _section(title: str, blocks: list[str], figures: list[str]) -> list[str]:
+    blocks = [block for block in blocks if block]
+    if not blocks and not figures:
+        return []
+    grid = f'<div class="grid" style="margin-top:16px">{"".join(figures)}</div>' if figures else ""
+    return [f"<h2>{title}</h2>", *blocks, grid]
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    rows = [[cell.replace(", ", ",\u00a0") for cell in row] for row in rows]  # an interval stays on one line
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{' class=n' if i else ''}>{html.escape(cell)}</td>" for i, cell in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="box"><table class="wide"><tr>{head}</tr>{body}</table></div>'
+
+
+def _before_after_table(record: dict) -> str:
+    rows = before_after(record)
+    result = record["stages"].get("eval", {})
+    if not rows:
+        return ""
+    words = (
+        f"{result['tasks']} held-out tasks, {result.get('samples', '?')} samples each; "
+        if result.get("tasks")
+        else ""
+    )
+    return f"<p>{html.escape(words)}brackets are 95% bootstrap intervals over tasks.</p>" + _table(
+        ["", "before RL", "after RL", "difference"], [list(row) for row in rows]
+    )
+
+
+def _data_words(data: dict) -> str:
+    if not data:
+        return ""
+    skipped = {reason: count for reason, count in (data.get("skipped") or {}).items() if count}
+    heldout = data.get("heldout") or {}
+    words = [
+        f"{data['files']:,} files" if "files" in data else "",
+        f"{data['tokens']:,} tokens" if "tokens" in data else "",
+        f"the corpus read {data['epochs']:g} times" if data.get("epochs", 1) > 1 else "",
+        f"a vocabulary of {data['vocab_size']:,}" if "vocab_size" in data else "",
+        f"{data['world_documents']:,} documents of the small world" if "world_documents" in data else "",
+        f"held out: {heldout.get('name')} ({heldout.get('files')} files)" if heldout.get("name") else "",
+        "skipped: " + ", ".join(f"{count} {reason}" for reason, count in skipped.items()) if skipped else "",
+    ]
+    return f"<p>The corpus: {html.escape('; '.join(filter(None, words)))}.</p>"
+
+
+def _codebase_table(result: dict) -> str:
+    rows = [
+        [
+            str(row.get("checkpoint", "?")),
+            in_words(row.get("perplexity"), "{:.2f}"),
+            in_words(row.get("bits_per_byte"), "{:.3f}"),
+        ]
+        for row in result.get("codebase") or []
+    ]
+    return _table(["checkpoint", "codebase perplexity", "bits per byte"], rows) if rows else ""
+
+
+def _ways_table(result: dict) -> str:
+    """Ways of speculative decoding side by side."""
+
+    def shares(values: Any) -> str:
+        return " / ".join(f"{value:.2f}" for value in values or []) or "–"
+
+    rows = [
+        [
+            name,
+            in_words(way.get("speedup"), "{:.2f}"),
+            in_words(way.get("speedup_with_environment"), "{:.2f}"),
+            in_words(way.get("tokens_per_cycle"), "{:.2f}"),
+            shares(way.get("acceptance")),
+            shares(way.get("recall_acceptance")),
+            in_words(way.get("retracted"), "{:.1%}"),
+            in_words(way.get("identical"), "{:.1%}"),
+        ]
+        for name, way in ((result.get("speculative") or {}).get("ways") or {}).items()
+    ]
+    if not rows:
+        return ""
+    words = (
+        "Speculative decoding at batch 1, times as fast as plain decoding of the same rollouts: median of "
+        "the rounds, and their range. mtp: drafts of the layers; recall: a turn opens with what last "
+        "followed the same tokens; ahead: a turn is carried out, in an environment that can be forked, "
+        "before its last drafts are verified."
+    )
+    header = ["drafts", "speed-up", "with environment", "tokens per pass", "kept, by depth", "kept, recalled"]
+    return f"<p>{words}</p>" + _table([*header, "turns taken back", "same text"], rows)
+
+
+def _examples(result: dict) -> list[str]:
+    found = []
+    for example in (result.get("examples") or [])[:4]:
+        transcript = example.get("transcript", "")
+        if not isinstance(transcript, str):
+            transcript = "\n".join(map(str, transcript))
+        label = "solved" if example.get("success") else "not solved"
+        found.append(
+            f"<details{' open' if not found else ''}><summary><b>{label}</b>: "
+            f"{html.escape(str(example.get('prompt', '')).strip())}</summary>"
+            f"<pre>{html.escape(transcript)}</pre></details>"
+        )
+    return found

@@ -1,0 +1,381 @@
+"""The report's pictures: functions from metrics or results to figures as HTML, pictures inside."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from etude.report.record import STAGES, as_triple, in_words, joined_lines, points_of, smoothed
+
+# Okabe and Ito's colours, which people with any colour vision tell apart.
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+BEFORE, AFTER = "#9AA5B1", BLUE
+
+
+def _axes(title: str, x: str, y: str, size: tuple[float, float] = (5.0, 3.1)) -> tuple[Any, Any]:
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#E5E8EB", linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _picture(figure: Any, alt: str, words: str) -> str:
+    """A figure as HTML with the picture inside and a sentence under it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=144, metadata={"Software": None})
+    plt.close(figure)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return (
+        f'<figure><img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{words}</figcaption></figure>"
+    )
+
+
+def _tokens_axis(axes: Any) -> None:
+    axes.xaxis.set_major_formatter(
+        lambda value, _: f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k" if value else "0"
+    )
+
+
+def _line(
+    axes: Any,
+    lines: list[dict],
+    y: str,
+    colour: str,
+    label: str | None,
+    x: str = "step",
+    smooth: int = 0,
+    style: str = "-",
+) -> np.ndarray:
+    """The smoothed curve over its faint raw points; returns the raw values."""
+    xs, ys = points_of(lines, y, x)
+    if len(xs):
+        if smooth > 1:
+            axes.plot(xs, ys, color=colour, alpha=0.25, linewidth=0.8)
+        axes.plot(
+            xs,
+            smoothed(ys, smooth),
+            style,
+            color=colour,
+            label=label,
+            linewidth=1.8,
+            marker="o" if len(xs) == 1 else None,
+        )
+    return ys
+
+
+def cpt_pictures(metrics: dict) -> list[str]:
+    (lines, _), found = joined_lines(metrics, "cpt", "long", "sft"), []
+    phases = {"short": BLUE, "long": ORANGE, "sft": GREEN}
+    if len(points_of(lines, "loss")[0]):
+        figure, axes = _axes("Continued pretraining: loss", "tokens", "nats per token")
+        for phase in dict.fromkeys(line.get("phase") for line in lines if "loss" in line):
+            part = [line for line in lines if line.get("phase") == phase]
+            _line(axes, part, "loss", phases.get(phase, PURPLE), phase, "tokens", max(1, len(part) // 25))
+        axes.legend(frameon=False, title="phase")
+        _tokens_axis(axes)
+        found.append(
+            _picture(
+                figure,
+                "loss against tokens by phase",
+                "Steep at first, flatter with the decay of the "
+                "learning rate. Each phase has data of its own, so a jump where the colour changes is no "
+                "fault: SFT counts action tokens only.",
+            )
+        )
+    xs, ys = points_of(lines, "codebase_ppl", "tokens")
+    if len(xs):
+        figure, axes = _axes("Held-out codebase", "tokens", "perplexity per token")
+        axes.plot(xs, ys, "o-", color=BLUE, linewidth=1.8, markersize=4)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        _tokens_axis(axes)
+        found.append(
+            _picture(
+                figure,
+                "codebase perplexity against tokens",
+                f"Perplexity on code that training never "
+                f"saw: {ys[0]:.1f} at first, {ys.min():.1f} at its best, {ys[-1]:.1f} at the end. "
+                f"It may rise again in the last phase, which trains on the agent's work only.",
+            )
+        )
+    return found
+
+
+def mtp_pictures(metrics: dict) -> list[str]:
+    found, colours = [], [BLUE, ORANGE, GREEN, PURPLE, SKY, RED]
+    for prefix, title, y, words in (
+        (
+            "kl",
+            "MTP: distance from the main head",
+            "KL, nats",
+            "How far each draft layer is from the main head's distribution. All should fall; a deeper layer, "
+            "which guesses further ahead, stays higher.",
+        ),
+        (
+            "agree",
+            "MTP: agreement with the main head",
+            "share of positions",
+            "How often a draft layer's first choice is the main head's. The higher, the more drafts stand.",
+        ),
+    ):
+        own = {stage: [line for line in lines if f"{prefix}_1" in line] for stage, lines in metrics.items()}
+        lines, borders = joined_lines(own, "mtp", "long", "sft", "rl")
+        if not lines:
+            continue
+        figure, axes = _axes(title, "step", y)
+        for depth in range(1, 1 + sum(key.startswith(f"{prefix}_") for key in lines[0])):
+            colour, width = colours[(depth - 1) % 6], max(1, len(lines) // 25)
+            _line(axes, lines, f"{prefix}_{depth}", colour, f"depth {depth}", smooth=width)
+        axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
+        for name, border in borders:
+            axes.axvline(border, color="#B8C2CC", linewidth=0.8, linestyle=":")
+            axes.text(border, 1.0, f" {name}", transform=axes.get_xaxis_transform(), va="top", fontsize=8)
+        axes.legend(frameon=False)
+        found.append(_picture(figure, title, words))
+    return found
+
+
+def rl_pictures(metrics: dict) -> list[str]:
+    lines, found = metrics.get("rl", []), []
+    width = max(1, len(lines) // 12)
+    if len(points_of(lines, "reward")[0]) or len(points_of(lines, "success")[0]):
+        figure, axes = _axes("RL: reward and success", "step", "mean over the batch")
+        _line(axes, lines, "reward", ORANGE, "reward", smooth=width)
+        success = _line(axes, lines, "success", BLUE, "success", smooth=width)
+        axes.legend(frameon=False)
+        tenth = max(1, len(success) // 10)
+        told = (
+            (
+                f" Success went from {success[:tenth].mean():.2f} over the first tenth of the steps to "
+                f"{success[-tenth:].mean():.2f} over the last."
+            )
+            if len(success)
+            else ""
+        )
+        found.append(
+            _picture(
+                figure,
+                "reward and success by RL step",
+                "Every step plays prompts never seen before, "
+                "so this curve cannot rise by memory. Reward lies under success by the penalties." + told,
+            )
+        )
+    for y, title, unit, words in (
+        (
+            "tokens",
+            "RL: length of a rollout",
+            "tokens",
+            "The length penalty pulls it down; a crash towards zero "
+            "would mean that the agent gives up early.",
+        ),
+        (
+            "invalid_calls",
+            "RL: invalid calls",
+            "per rollout",
+            "Calls that the world could not understand. They cost reward and should not grow.",
+        ),
+        (
+            "kl",
+            "RL: distance from the reference",
+            "k1, nats",
+            "How far the policy has moved from where RL began. A slow rise is learning; a jump is trouble.",
+        ),
+        (
+            "nll",
+            "RL: entropy, by samples",
+            "nats per token",
+            "What is left of the policy's uncertainty. Near zero it no longer explores.",
+        ),
+    ):
+        if len(points_of(lines, y)[0]):
+            figure, axes = _axes(title, "step", unit)
+            _line(axes, lines, y, BLUE, None, smooth=width)
+            if y in ("tokens", "invalid_calls", "nll"):
+                axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
+            found.append(_picture(figure, title, words))
+    return found
+
+
+def _bars(axes: Any, names: list[str], before: list, after: list) -> None:
+    places = np.arange(len(names))
+    for shift, values, colour, label in (
+        (-0.2, before, BEFORE, "before RL"),
+        (0.2, after, AFTER, "after RL"),
+    ):
+        kept = [(place, as_triple(value)) for place, value in zip(places, values) if as_triple(value)]
+        if not kept:
+            continue
+        xs = np.array([place for place, _ in kept]) + shift
+        middle, low, high = np.array([triple for _, triple in kept], dtype=float).T
+        axes.bar(xs, middle, 0.38, color=colour, label=label)
+        axes.errorbar(
+            xs,
+            middle,
+            [np.maximum(middle - low, 0), np.maximum(high - middle, 0)],
+            fmt="none",
+            ecolor="#333",
+            capsize=3,
+            linewidth=1,
+        )
+        for x, value, top in zip(xs, middle, high):
+            axes.text(x, top + 0.01, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
+    axes.set_xticks(places, names)
+    axes.legend(frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.12))
+
+
+def _moved(difference: Any) -> str:
+    """What an interval of a difference allows to say."""
+    triple = as_triple(difference)
+    if triple is None:
+        return "was not compared"
+    value, low, high = triple
+    if low > 0:
+        return f"rose by {value:.2f} [{low:.2f}, {high:.2f}]"
+    if high < 0:
+        return f"fell by {-value:.2f} [{-high:.2f}, {-low:.2f}]"
+    return f"did not change measurably ({value:+.2f} [{low:+.2f}, {high:+.2f}])"
+
+
+def eval_pictures(result: dict) -> list[str]:
+    before, after, found = result.get("before") or {}, result.get("after") or {}, []
+    difference = result.get("difference") or {}
+    keys = [
+        (key, name)
+        for key, name in (("success", "sampled"), ("greedy", "greedy"), ("best_of_8", "best of 8"))
+        if key in before or key in after
+    ]
+    if keys:
+        figure, axes = _axes("Success on held-out tasks", "", "share of tasks")
+        _bars(
+            axes,
+            [name for _, name in keys],
+            [before.get(key) for key, _ in keys],
+            [after.get(key) for key, _ in keys],
+        )
+        axes.set_ylim(0, 1.08)
+        found.append(
+            _picture(
+                figure,
+                "success before and after RL",
+                f"Whiskers: 95% bootstrap over "
+                f"{result.get('tasks', 'the')} tasks. Sampled success {_moved(difference.get('success'))}, "
+                f"best of 8 {_moved(difference.get('best_of_8'))}, "
+                f"greedy {_moved(difference.get('greedy'))}. "
+                f"Where sampled rises and best of 8 does not, RL made likely what was already within reach.",
+            )
+        )
+    depths = sorted({*(before.get("by_depth") or {}), *(after.get("by_depth") or {})})
+    if depths:
+        figure, axes = _axes(
+            "Sampled success by depth", "files whose code must be read, beside the task's", "share"
+        )
+        pick = [
+            [((part.get("by_depth") or {}).get(depth) or {}).get("success") for depth in depths]
+            for part in (before, after)
+        ]
+        _bars(axes, [f"depth {depth}" for depth in depths], *pick)
+        axes.set_xlabel("")
+        axes.set_ylim(0, 1.08)
+        found.append(
+            _picture(
+                figure,
+                "success by depth",
+                "Depth 0: the docstring says all. Deeper tasks refer to "
+                "helpers in other files, which must be read and worked in.",
+            )
+        )
+    if before.get("pass_at_k") or after.get("pass_at_k"):
+        figure, axes = _axes("pass@k", "k samples", "share of tasks solved at least once")
+        for part, colour, label, style in (
+            (before, BEFORE, "before RL", "s-"),
+            (after, AFTER, "after RL", "o-"),
+        ):
+            values = [as_triple(value) for value in part.get("pass_at_k") or []]
+            if values and all(values):
+                axes.plot(
+                    range(1, len(values) + 1),
+                    [value[0] for value in values],
+                    style,
+                    color=colour,
+                    label=label,
+                    linewidth=1.8,
+                    markersize=4,
+                )
+        axes.set_ylim(0, 1.02)
+        axes.legend(frameon=False, loc="lower right")
+        found.append(
+            _picture(
+                figure,
+                "pass at k before and after RL",
+                "The left end is what one try gives, the right "
+                "end what the policy can reach. Curves that meet at the right: RL sharpened; a gap that "
+                "stays: RL widened.",
+            )
+        )
+    return found
+
+
+def speculative_pictures(result: dict) -> list[str]:
+    speculative = result.get("speculative") or {}
+    acceptance = [triple[0] for triple in map(as_triple, speculative.get("acceptance") or []) if triple]
+    if not acceptance:
+        return []
+    figure, axes = _axes("Speculative decoding: acceptance", "", "share of drafted tokens kept")
+    axes.bar(range(len(acceptance)), acceptance, 0.55, color=BLUE)
+    for x, value in enumerate(acceptance):
+        axes.text(x, value + 0.01, f"{value:.2f}", ha="center", va="bottom", fontsize=9)
+    axes.set_xticks(range(len(acceptance)), [f"depth {depth + 1}" for depth in range(len(acceptance))])
+    axes.set_ylim(0, 1.08)
+    told = f"Speed-up over plain cached decoding: {in_words(speculative.get('speedup'), '{:.2f}')}×"
+    plain, fast = (speculative.get(f"{kind}_tokens_per_s") for kind in ("plain", "speculative"))
+    if as_triple(plain) and as_triple(fast):
+        told += f" ({as_triple(plain)[0]:.0f} → {as_triple(fast)[0]:.0f} tokens/s at batch 1)"
+    if as_triple(speculative.get("tokens_per_cycle")):
+        told += f", {as_triple(speculative['tokens_per_cycle'])[0]:.2f} tokens per pass of the model"
+    share = as_triple(speculative.get("identical"))
+    same = (
+        f" Greedy text was the same with and without drafts in {share[0]:.1%} of the tasks." if share else ""
+    )
+    return [
+        _picture(
+            figure,
+            "acceptance by depth",
+            told + ". Each further token is kept less often." + same,
+        )
+    ]
+
+
+def time_picture(seconds: dict[str, float]) -> list[str]:
+    order = [name for name in STAGES if name in seconds]
+    names = order + [name for name in seconds if name not in order]
+    if not names:
+        return []
+    figure, axes = _axes("Where the time went", "seconds", "", (5.0, 0.7 + 0.36 * len(names)))
+    axes.grid(False)
+    axes.barh(names[::-1], [seconds[name] for name in names[::-1]], color=SKY)
+    for place, name in enumerate(names[::-1]):
+        axes.text(seconds[name], place, f" {seconds[name]:.0f}", va="center", fontsize=9)
+    axes.margins(x=0.12)
+    return [
+        _picture(
+            figure,
+            "seconds by stage",
+            f"Together {sum(seconds.values()) / 60:.1f} minutes, interruptions left out.",
+        )
+    ]

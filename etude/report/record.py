@@ -1,0 +1,153 @@
+"""What a run left in its folder, as one dictionary and as series to draw. Half a run gives half a record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kit.disk import timings
+
+
+def collect(root: Path) -> dict:
+    """Configuration, machine, stage results and stage times of a run folder as one dictionary."""
+    config = _json(root / "config.json")
+    stages = {}
+    for path in sorted((root / "stages").glob("*.json")):
+        found = _json(path)
+        stages[path.stem] = found.get("result", found)
+    seconds: dict[str, float] = {}
+    memory: dict[str, float] = {}
+    for line in timings(root):
+        stage = line["stage"]
+        seconds[stage] = max(seconds.get(stage, 0.0), line["seconds"])
+        if "peak_memory_gib" in line:
+            memory[stage] = max(memory.get(stage, 0.0), line["peak_memory_gib"])
+    return {
+        "technique": config.get("technique"),
+        "config": config.get("config"),
+        "machine": config.get("machine"),
+        "seconds": seconds,
+        "total_seconds": round(sum(seconds.values()), 1),
+        "peak_memory_gib": max(memory.values(), default=None),
+        "stages": stages,
+    }
+
+
+# The stages of the recipe in their order.
+STAGES = ("data", "cpt", "mtp", "long", "sft", "rl", "eval", "decode")
+
+# Key, name, number format, and whether more is better (None: neither).
+_MEASURES = (
+    ("success", "success, sampled", "{:.3f}", True),
+    ("best_of_8", "best of 8", "{:.3f}", True),
+    ("greedy", "success, greedy", "{:.3f}", True),
+    ("tokens", "tokens", "{:.1f}", False),
+    ("turns", "turns", "{:.2f}", False),
+    ("invalid_calls", "invalid calls", "{:.3f}", False),
+    ("segments", "contexts per rollout", "{:.2f}", False),
+)
+
+
+def before_after(record: dict) -> list[tuple[str, str, str, str]]:
+    """Rows (measure, before, after, difference) with intervals as text; empty without an evaluation."""
+    result = record.get("stages", {}).get("eval", {})
+    before, after, difference = (result.get(key) or {} for key in ("before", "after", "difference"))
+    rows = []
+    for key, name, form, _ in _MEASURES:
+        if key in before or key in after:
+            rows.append(
+                (
+                    name,
+                    in_words(before.get(key), form),
+                    in_words(after.get(key), form),
+                    in_words(difference.get(key), form.replace(":", ":+")),
+                )
+            )
+    return rows
+
+
+def _json(path: Path) -> dict:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def replace_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".tmp-{path.name}")
+    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # a name of a file need not be UTF-8
+    temporary.replace(path)
+
+
+def as_triple(value: Any) -> tuple[float, float, float] | None:
+    """(value, low, high) of a number or an interval; None when it is missing."""
+    if isinstance(value, dict):
+        middle = value.get("value", value.get("median"))
+        if middle is None:
+            return None
+        low, high = value.get("low"), value.get("high")
+        return middle, middle if low is None else low, middle if high is None else high
+    return None if value is None else (value, value, value)
+
+
+def in_words(value: Any, form: str = "{:.3f}") -> str:
+    triple = as_triple(value)
+    if triple is None:
+        return "–"
+    middle, low, high = (form.format(part) for part in triple)
+    return middle if low == middle == high else f"{middle} [{low}, {high}]"
+
+
+def points_of(lines: list[dict], y: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
+    """The points of metric `y` against `x`, from the lines that have it."""
+    points = [
+        (line.get(x, line["step"]), line[y])
+        for line in lines
+        if isinstance(line.get(y), (int, float)) and "step" in line
+    ]
+    array = np.array(points, dtype=float).reshape(-1, 2)
+    return array[:, 0], array[:, 1]
+
+
+def joined_lines(metrics: dict, *stages: str) -> tuple[list[dict], list[tuple[str, int]]]:
+    """The lines of stages that train one after another, steps and tokens counted through; where each
+    began."""
+    joined: list[dict] = []
+    borders, step, tokens = [], 0, 0
+    for stage in stages:
+        lines = [line for line in metrics.get(stage, []) if isinstance(line.get("step"), int)]
+        if not lines:
+            continue
+        borders.append((stage, step))
+        own = [line.get("tokens") or 0 for line in lines]
+        joined += [
+            {**line, "step": line["step"] + step, "tokens": count + tokens, "phase": line.get("phase", stage)}
+            for line, count in zip(lines, own, strict=True)
+        ]
+        step, tokens = joined[-1]["step"], tokens + max(own)
+    return joined, borders
+
+
+def evaluation_of(record: dict) -> dict:
+    """The result of the evaluation, with the timed decoding, which is a stage of its own."""
+    stages = record["stages"]
+    result = dict(stages.get("eval", {}))
+    if stages.get("decode"):
+        result["speculative"] = stages["decode"]
+    return result
+
+
+def smoothed(values: np.ndarray, width: int) -> np.ndarray:
+    """Centred moving average; the window shrinks at both ends. Of what is finite: NaN only where nothing in the window is."""
+    if width < 2 or len(values) < 3:
+        return values
+    finite = np.isfinite(values)
+    total, count = (np.concatenate([[0.0], np.cumsum(x)]) for x in (np.where(finite, values, 0.0), finite))
+    index = np.arange(len(values))
+    low, high = np.maximum(index - width // 2, 0), np.minimum(index + width // 2 + 1, len(values))
+    many = count[high] - count[low]
+    return np.where(many > 0, (total[high] - total[low]) / np.maximum(many, 1), np.nan)

@@ -1,0 +1,60 @@
+"""Metrics as TensorBoard events.
+
+They are written by whoever logs them: torch's SummaryWriter has a thread for it, which prints a traceback where the disk is full.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from kit.disk import Journal
+
+__all__ = ["Board", "open_board"]
+
+_numbers = itertools.count()
+
+
+class Board:
+    """One file of events. Needs TensorBoard."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """`step`: what is told after it takes the place of what earlier files of the folder told; 0 where there are none."""
+        from tensorboard.compat.proto import event_pb2
+
+        folder.mkdir(parents=True, exist_ok=True)
+        # Files are read in the order of their names.
+        self.journal = Journal(folder / f"events.out.tfevents.{time.time():017.6f}.{os.getpid()}.{next(_numbers)}")
+        self.write(file_version="brain.Event:2")
+        if step:
+            self.write(step=step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+
+    def add(self, scalars: dict[str, float], step: int) -> None:
+        """Values by tag, at a step. OSError where the disk has no room."""
+        from tensorboard.compat.proto import summary_pb2
+
+        values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self.write(step=step, summary=summary_pb2.Summary(value=values))
+
+    def write(self, **facts: Any) -> None:
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(event_pb2.Event(wall_time=time.time(), **facts).SerializeToString())
+        self.journal.append(record.getvalue())
+
+    def close(self) -> None:
+        self.journal.close()
+
+
+def open_board(folder: Path, step: int) -> Board | None:
+    """A board, or None where TensorBoard is not installed."""
+    try:
+        return Board(folder, step)
+    except ImportError:
+        return None

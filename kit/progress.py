@@ -1,0 +1,143 @@
+"""The live line of a running stage: percent, rate, what it shows, time left."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from typing import Any, Protocol
+
+__all__ = ["Progress", "Told"]
+
+
+class Told(Protocol):
+    """What `Progress` shows: a stage of a run, or what stands for one."""
+
+    name: str
+    total: float
+    unit: str
+    _opened: float
+
+    @property
+    def seconds(self) -> float: ...
+
+    def _note_time(self, **facts: Any) -> None: ...
+
+
+class Progress:
+    """A rich bar on a terminal; elsewhere a plain line every few seconds."""
+
+    def __init__(self, stage: Told) -> None:
+        self.stage, self.bar, self.task = stage, None, None
+        self.first: tuple[float, float] | None = None
+        self.window: deque[tuple[float, float]] = deque(maxlen=64)
+        self.step, self.shown = 0.0, {}
+        self.drawn = self.noted = -math.inf
+
+    def update(self, step: float, units: float, shown: dict[str, Any]) -> None:
+        now = time.perf_counter()
+        self.step, self.shown = step, {**self.shown, **shown}
+        if self.first is None:
+            self.first = (self.stage._opened, step)
+        if not self.window or now - self.window[-1][0] > 0.25:
+            self.window.append((now, units))
+        if now - self.noted >= 2.0:
+            self.noted = now
+            self.stage._note_time(step=step, rate=round(self.rate(), 1), unit=self.stage.unit)
+        if sys.stdout.isatty():
+            if now - self.drawn >= 0.1:
+                self.drawn = now
+                self.draw()
+        elif now - self.drawn >= 5.0:
+            self.drawn = now
+            self.print_line()
+
+    def rate(self) -> float:
+        """Units a second over the last window of updates."""
+        if len(self.window) < 2:
+            return 0.0
+        (start, before), (end, after) = self.window[0], self.window[-1]
+        return max(after - before, 0.0) / max(end - start, 1e-9)
+
+    def left(self) -> str:
+        start, before = self.first or (0.0, 0.0)
+        done = self.step - before
+        if self.step >= self.stage.total:
+            return _clock(0)
+        if done <= 0:
+            return "-:--"
+        return _clock((self.stage.total - self.step) * (time.perf_counter() - start) / done)
+
+    def words(self) -> str:
+        rate = self.rate()
+        speed = f"{_short(rate)} {self.stage.unit}/s" if rate else ""
+        return "  ".join(
+            filter(None, [speed, *(f"{key} {_short(value)}" for key, value in self.shown.items())])
+        )
+
+    def percent(self) -> float:
+        return 100.0 if not self.stage.total else min(100.0, 100.0 * self.step / self.stage.total)
+
+    def draw(self) -> None:
+        if self.bar is None:
+            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.table import Column
+
+            self.bar = Progress(
+                TextColumn("[bold]{task.description:>6}", table_column=Column(no_wrap=True, min_width=6)),
+                BarColumn(16),
+                TextColumn("{task.percentage:>3.0f}%", table_column=Column(no_wrap=True, min_width=4)),
+                TextColumn("{task.fields[clock]}", table_column=Column(no_wrap=True, min_width=11)),
+                TextColumn(
+                    "{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+                ),
+                expand=True,
+                refresh_per_second=8,
+            )
+            self.bar.start()
+            self.task = self.bar.add_task(self.stage.name, total=self.stage.total or 1, clock="", words="")
+        self.bar.update(
+            self.task,
+            completed=min(self.step, self.stage.total or 1),
+            words=self.words(),
+            clock=f"{_clock(self.stage.seconds)} < {self.left()}",
+        )
+
+    def print_line(self) -> None:
+        print(
+            f"{self.stage.name:>6} {self.percent():3.0f}%  {_clock(self.stage.seconds)} < {self.left()}  "
+            f"{self.words()}",
+            flush=True,
+        )
+
+    def last(self) -> None:
+        """The finished stage's line, which stays."""
+        self.step = self.stage.total
+        if sys.stdout.isatty():
+            self.draw()
+        else:
+            self.print_line()
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def _short(value: Any) -> str:
+    """A number in few characters; a rate of 12345 reads 12.3k."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if letter == 'k' else limit):.1f}{letter}"
+    return str(value) if isinstance(value, int) else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

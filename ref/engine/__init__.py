@@ -1,0 +1,9 @@
+"""The engine that plays the policy: many conversations in one batch, or one as fast as it goes.
+
+| file | what |
+|---|---|
+| `sampler.py` | many conversations side by side |
+| `decoder.py` | one context, with speculative decoding |
+| `conversation.py` | the loop of turns around the decoder |
+| `layout.py` | the network's weights laid out for decoding |
+"""

@@ -1,0 +1,163 @@
+"""The network laid out to decode: `Stack` a handful of rows of one context (`ref/engine/decoder.py` is the loop
+around it), `Rows` one row of each of many contexts (`ref/engine/sampler.py`).
+
+What `Stack` does differently from `Transformer.forward`, whose numbers it gives within 1e-5 in float32:
+1. Norm weights are multiplied into the products behind them, 1/√d into the query norm, QK-norm weights into
+   the rotary tables, and all weights are laid out as the products like them.
+2. Rotary tables and the causal mask are computed once for `max_len` positions.
+3. Keys and values of a layer share one cache: one copy a pass.
+4. All experts are multiplied, with a gate of zero for those not chosen, as `ref.network.model` does for a handful of
+   rows. On two cores one row would be served a little sooner by its own two experts; several rows want most
+   of them.
+5. float32 unless told otherwise: on a CPU a bfloat16 product of a few rows costs more than its float32 twin.
+
+`Rows` does 1 and 2 for attention alone, and leaves cache and experts to `ref.network.model`.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ref.network.model import MLP, Block, Config, KVCache, Transformer, rope_table
+
+__all__ = ["Rows", "Stack", "copied", "unit"]
+
+
+def unit(x: Tensor, eps: Tensor) -> Tensor:
+    """x / √(mean x² + ε) over the last dimension: RMSNorm without its weight."""
+    norm = torch.linalg.vector_norm(x, 2, -1, True)
+    return torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_().mul(x)
+
+
+def copied(weight: Tensor, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """A contiguous copy, by default in main memory, in another dtype, that no optimiser step reaches."""
+    return weight.detach().to(device, dtype).clone(memory_format=torch.contiguous_format)
+
+
+def entrance(block: Block, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Of a block's attention, in the dtype of the rotary tables `rope`: the product in front of all heads,
+    the norm before it included [(H+2G)d, D], and the tables with QK-norm weights and the scores' 1/√d [2,
+    max_len, H+G, d]."""
+    a, (cos, sin) = block.self_attn, rope
+    qkv = torch.cat((a.q_proj.weight, a.k_proj.weight, a.v_proj.weight)).to(cos.dtype)
+    q_norm, k_norm = a.q_norm.weight.to(cos.dtype) * a.head_dim**-0.5, a.k_norm.weight.to(cos.dtype)
+    scale = torch.cat((q_norm.expand(a.heads, -1), k_norm.expand(a.kv_heads, -1)))
+    table = torch.stack((scale * cos, scale.roll(a.head_dim // 2, -1) * sin))
+    return qkv * block.input_layernorm.weight.to(cos.dtype), table
+
+
+class Stack:
+    """Blocks with a KV cache for one context. Weights are copied when it is made."""
+
+    def __init__(self, config: Config, blocks: list[Block], max_len: int, dtype: torch.dtype = torch.float32):
+        H, G, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.heads, self.kv_heads, self.head_dim = H, G, d
+        self.experts, self.top_k = config.num_experts, config.num_experts_per_tok
+        self.normalise = config.norm_topk_prob
+        rope = rope_table(config, torch.arange(max_len), torch.float32)
+        self.weights, tables = [], []
+        with torch.no_grad():
+            for block in blocks:
+                mlp, after = block.mlp, block.post_attention_layernorm.weight.float()
+                qkv, table = entrance(block, rope)
+                tables.append(table)
+                if self.experts:
+                    gate_up = mlp.gate_up_proj.unflatten(1, (2, -1)).transpose(0, 1).flatten(1, 2)
+                    router = (mlp.gate.weight.float() * after).t()
+                    down = mlp.down_proj.transpose(0, 1).flatten(1)
+                else:
+                    gate_up = torch.stack((mlp.gate_proj.weight, mlp.up_proj.weight))
+                    router, down = None, mlp.down_proj.weight
+                gate_up = (gate_up.float() * after).transpose(1, 2)
+                laid_out = (qkv.t(), block.self_attn.o_proj.weight.t(), router, gate_up, down)
+                self.weights.append([None if w is None else copied(w, dtype) for w in laid_out])
+        self.tables = torch.stack(tables).to(dtype)  # L 2 max_len H+G d
+        self.kv = torch.zeros(len(blocks), max_len, 2 * G, d, dtype=dtype)
+        self.eps = torch.tensor(config.rms_norm_eps, dtype=dtype)
+        mask = torch.full((max_len, max_len), float("-inf"), dtype=dtype).triu_(1)
+        self.mask = mask.repeat_interleave(H // G, 0)  # query heads of a group stand together, row by row
+
+    def frame(self, start: int, count: int) -> tuple[Tensor | None, list[tuple]]:
+        """What the blocks need to know of rows start … start+count−1, cut out once for all blocks: the mask,
+        and per block its weights, rotary tables, and views of its cache (to be written, keys up to here,
+        values up to here)."""
+        end, G = start + count, self.kv_heads
+        group = self.heads // G
+        mask = self.mask[start * group : end * group, :end] if count > 1 else None
+        cos, sin = self.tables[:, :, start:end].unbind(1)
+        kv = self.kv[:, :end]
+        keys, values = kv[:, :, :G].permute(0, 2, 3, 1), kv[:, :, G:].transpose(1, 2)
+        return mask, list(
+            zip(self.weights, *map(Tensor.unbind, (cos, sin, kv[:, start:], keys, values)), strict=True)
+        )
+
+    def run(self, x: Float[Tensor, "N D"], mask: Tensor | None, blocks: list[tuple]) -> Float[Tensor, "N D"]:
+        """Rows through some blocks of a frame. The cache's entries at these rows are overwritten, and nothing
+        behind a frame's rows is looked at: to forget tokens is to begin the next frame earlier."""
+        N, H, G, d = len(x), self.heads, self.kv_heads, self.head_dim
+        for (qkv, o, router, gate_up, down), cos, sin, fresh, k, v in blocks:
+            heads = torch.mm(unit(x, self.eps), qkv).view(N, H + 2 * G, d)
+            qk = heads[:, : H + G]
+            y = unit(qk, self.eps)
+            torch.addcmul(y * cos, y.roll(d // 2, -1), sin, out=qk)
+            fresh.copy_(heads[:, H:])
+            q = heads[:, :H].view(N, G, -1, d).transpose(0, 1).reshape(G, -1, d)
+            scores = torch.bmm(q, k) if mask is None else torch.baddbmm(mask, q, k)
+            y = torch.bmm(scores.softmax(-1), v).view(G, N, -1).transpose(0, 1).reshape(N, -1)
+            x = torch.addmm(x, y, o)
+            y = unit(x, self.eps)
+            gate, up = torch.bmm(y.expand(2, -1, -1), gate_up).unbind(0)
+            inner = F.silu(gate, inplace=True).mul_(up)
+            if router is not None:
+                inner.view(N, self.experts, -1).mul_(self.gates(torch.mm(y, router)))
+            x = F.linear(inner, down).add_(x)
+        return x
+
+    def gates(self, logits: Float[Tensor, "N E"]) -> Float[Tensor, "N E 1"]:
+        """The router's gates, zero for experts not chosen. Normalised gates are a softmax over the chosen
+        logits."""
+        best, chosen = logits.topk(self.top_k, -1)
+        gates = best.softmax(-1) if self.normalise else logits.softmax(-1).gather(-1, chosen)
+        return torch.zeros_like(logits).scatter_(1, chosen, gates).unsqueeze(2)
+
+
+class Rows:
+    """One token for each of B contexts that share a position, behind what `model` left in its KV cache.
+    Attention's weights are copied when it is made, in the model's dtype; all others stay the model's."""
+
+    def __init__(self, model: Transformer, max_len: int):
+        self.model, dtype, device = model, model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
+        wide = torch.promote_types(dtype, torch.float32)
+        rope = rope_table(model.config, torch.arange(max_len, device=device), wide)
+        with torch.no_grad():
+            laid_out = [entrance(block, rope) for block in model.layers]
+            self.qkv = [copied(qkv.t(), dtype, device) for qkv, _ in laid_out]
+            self.tables = [copied(table, dtype, device).unbind() for _, table in laid_out]
+        self.eps = torch.tensor(model.config.rms_norm_eps, dtype=dtype, device=device)
+
+    def step(self, ids: Int[Tensor, " B"], cache: KVCache) -> tuple[Float[Tensor, "B D"], list[Tensor]]:
+        """Final hidden states, to which `model.head` gives logits, and the experts of each MoE layer [B, K].
+        The cache grows by one position."""
+        B, x, t = len(ids), self.model.embed_tokens(ids), cache.length
+        chosen = []
+        for layer, block in enumerate(self.model.layers):
+            a, (cos, sin) = block.self_attn, self.tables[layer]
+            H, G, d = a.heads, a.kv_heads, a.head_dim
+            heads = torch.mm(unit(x, self.eps), self.qkv[layer]).view(B, H + 2 * G, d)
+            qk = heads[:, : H + G]
+            y = unit(qk, self.eps)
+            torch.addcmul(y * cos[t], y.roll(d // 2, -1), sin[t], out=qk)
+            k, v = cache.append(layer, heads[:, H : H + G, None], heads[:, H + G :, None])
+            q = heads[:, :H].reshape(B, G, H // G, d)
+            scores = torch.matmul(q, k.transpose(2, 3))
+            x = torch.addmm(x, torch.matmul(scores.softmax(-1), v).view(B, H * d), a.o_proj.weight.t())
+            y = unit(x, self.eps) * block.post_attention_layernorm.weight
+            if isinstance(block.mlp, MLP):
+                x = x + block.mlp(y)
+            else:
+                y, _, experts = block.mlp(y)
+                x = x + y
+                chosen.append(experts)
+        cache.length = t + 1
+        return unit(x, self.eps) * self.model.norm.weight, chosen

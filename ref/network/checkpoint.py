@@ -1,0 +1,445 @@
+"""Checkpoints as Hugging Face folders, so that `AutoModelForCausalLM.from_pretrained` opens what a run
+leaves.
+
+    config.json               Qwen3-MoE (model_type qwen3_moe), or Qwen3 when the network is dense
+    model.safetensors         or model-00001-of-0000N.safetensors, ... and model.safetensors.index.json
+    mtp/model.safetensors     tensors that belong to a run, not to Qwen3: multi-token-prediction layers. Not
+                              beside the weights: vLLM takes every *.safetensors there for a part of the network
+    tokenizer.json, ...       whatever else lies in the folder is kept when it is written again
+
+On disk every expert has its own three matrices, as in the published checkpoints; in memory a layer's experts
+lie in two tensors. `tensor_parts` is that correspondence, for both directions. This file knows names, shapes
+and files; the network itself is `ref/network/model.py`, whose `load_hf` and `save_hf` are the doors to use.
+"""
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+__all__ = ["CheckpointError", "load_extra", "read_config", "read_tensors", "write_checkpoint"]
+
+
+class CheckpointError(ValueError):
+    """One line: which file or tensor of a checkpoint is wrong, and how."""
+
+
+# ----------------------------------------------------------------------------------------- config.json
+
+SHAPE_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+MOE_FIELDS = ("num_experts_per_tok", "moe_intermediate_size")
+OTHER_FIELDS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "tie_word_embeddings": False,
+                "initializer_range": 0.02}  # fmt: skip
+MOE_OTHER_FIELDS = {"norm_topk_prob": False, "router_aux_loss_coef": 0.001}
+"""What transformers assumes where a config.json is silent."""
+POSITIVE = (*SHAPE_FIELDS, *MOE_FIELDS, "head_dim", "intermediate_size", "max_position_embeddings", "sliding_window")
+KINDS = {
+    "a positive whole number": (POSITIVE, lambda x: type(x) is int and x > 0),
+    "a whole number": (("num_experts", "num_local_experts", "max_window_layers", "decoder_sparse_step"),
+                       lambda x: type(x) is int and x >= 0),
+    "a number": (("rms_norm_eps", "initializer_range", "router_aux_loss_coef", "rope_theta"),
+                 lambda x: type(x) in (int, float) and 0 <= x < float("inf")),
+    "true or false": (("tie_word_embeddings", "norm_topk_prob", "attention_bias", "use_sliding_window"), lambda x: type(x) is bool),
+    "an object": (("rope_scaling", "rope_parameters"), lambda x: isinstance(x, dict)),
+    "a list": (("layer_types", "mlp_only_layers"), lambda x: isinstance(x, list)),
+}  # fmt: skip
+"""Kind of value → fields that need one where they are given and not null, and what it is."""
+
+
+def write_config(fields: Mapping, dtype: torch.dtype) -> str:
+    """The text of config.json for the fields of `ref.network.model.Config`."""
+    moe = fields["num_experts"] > 0
+    names = [*SHAPE_FIELDS, "head_dim", "intermediate_size", *OTHER_FIELDS]
+    names += ["num_experts", *MOE_FIELDS, *MOE_OTHER_FIELDS] if moe else []
+    record = {
+        "architectures": ["Qwen3MoeForCausalLM" if moe else "Qwen3ForCausalLM"],
+        "model_type": "qwen3_moe" if moe else "qwen3",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "use_sliding_window": False,
+        # transformers 5 reads the first of each pair, transformers 4 the second.
+        "rope_parameters": {"rope_type": "default", "rope_theta": fields["rope_theta"]},
+        "rope_theta": fields["rope_theta"],
+        "dtype": str(dtype).removeprefix("torch."),
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        **{name: fields[name] for name in names},
+    }
+    if moe:
+        record |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    return json.dumps(record, indent=2, sort_keys=True) + "\n"
+
+
+def read_config(folder: Path) -> dict:
+    """The fields of `ref.network.model.Config` from a folder's config.json.
+
+    Raises CheckpointError where there is none, where a field that gives a shape is missing, where one holds
+    something else than it should, and where the checkpoint needs what this network does not do."""
+    path = Path(folder) / "config.json"
+    record = read_json(path)
+    kind = record.get("model_type")
+    if kind not in ("qwen3", "qwen3_moe"):
+        raise CheckpointError(f"{path}: model_type {kind!r} is not supported, only qwen3 and qwen3_moe")
+    check_kinds(path, record)
+    refuse_unsupported(path, record)
+    experts = record.get("num_experts", record.get("num_local_experts", 0)) or 0 if kind == "qwen3_moe" else 0
+    required = [*SHAPE_FIELDS, *(MOE_FIELDS if experts else ["intermediate_size"])]
+    if missing := [name for name in required if record.get(name) is None]:
+        raise CheckpointError(f"{path}: {', '.join(missing)} missing")
+    rope = record.get("rope_parameters") or {}
+    head_dim = record.get("head_dim") or (record["hidden_size"] // record["num_attention_heads"])
+    fields = {name: record[name] for name in required}
+    fields |= {"head_dim": head_dim, "num_experts": experts}
+    fields["rope_theta"] = float(rope.get("rope_theta") or record.get("rope_theta") or 10_000.0)
+    soft = OTHER_FIELDS | (MOE_OTHER_FIELDS if experts else {})
+    if record.get("intermediate_size"):
+        fields["intermediate_size"] = record["intermediate_size"]
+    return fields | {
+        name: default if record.get(name) is None else record[name] for name, default in soft.items()
+    }
+
+
+def check_kinds(path: Path, record: Mapping) -> None:
+    """Raises CheckpointError for the first field whose value is of another kind: "false" in quotes would be taken for true."""
+    for kind, (names, fits) in KINDS.items():
+        for name in names:
+            for field, holder in ((name, record), (f"rope_parameters.{name}", record.get("rope_parameters"))):
+                value = holder.get(name) if isinstance(holder, dict) else None
+                if value is not None and not fits(value):
+                    raise CheckpointError(f"{path}: {field} is {value!r}, expected {kind}")
+
+
+def refuse_unsupported(path: Path, record: Mapping) -> None:
+    """Raises CheckpointError for a feature that would silently change the logits if it were ignored."""
+    rope = {**(record.get("rope_scaling") or {}), **(record.get("rope_parameters") or {})}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    layers = record.get("num_hidden_layers") or 0
+    window = record.get("sliding_window") if record.get("use_sliding_window") else None
+    first_window = record.get("max_window_layers", 0) if record["model_type"] == "qwen3" else 0
+    sliding = window is not None and first_window < layers
+    if "layer_types" in record and record["layer_types"] is not None:
+        sliding = any(layer != "full_attention" for layer in record["layer_types"])
+    found = {
+        f"rope scaling of type {rope_type!r}": rope_type != "default",
+        "partial rotary embedding": rope.get("partial_rotary_factor", record.get("partial_rotary_factor", 1))
+        not in (1, None),
+        "attention_bias": record.get("attention_bias"),
+        "sliding-window attention": sliding,
+        f"hidden_act {record.get('hidden_act')!r}": record.get("hidden_act", "silu") != "silu",
+        "a quantized checkpoint": record.get("quantization_config"),
+        "mlp_only_layers": record.get("mlp_only_layers"),
+        "decoder_sparse_step other than 1": record.get("decoder_sparse_step", 1) != 1,
+    }
+    for feature, used in found.items():
+        if used:
+            raise CheckpointError(f"{path}: {feature} is not supported")
+
+
+def read_json(path: Path) -> dict:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{path.parent} is not a checkpoint: it has no {path.name}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: not valid JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{path} is damaged: it should hold one JSON object")
+    return record
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+
+
+def disk_name(name: str) -> str:
+    """The Hugging Face name of one of the network's parameters."""
+    if name.startswith("lm_head."):
+        return name
+    return "model." + re.sub(r"\.mlp\.(gate_up_proj|down_proj)$", r".mlp.experts.\1", name)
+
+
+def tensor_parts(name: str, shape: tuple[int, ...]) -> dict[str, tuple]:
+    """Hugging Face name → index into the parameter `name`: itself, or one entry per expert and matrix."""
+    layer, _, last = disk_name(name).rpartition(".")
+    if last == "gate_up_proj":
+        half = shape[1] // 2
+        split = {"gate_proj": slice(0, half), "up_proj": slice(half, None)}
+        return {
+            f"{layer}.{e}.{part}.weight": (e, rows) for e in range(shape[0]) for part, rows in split.items()
+        }
+    if last == "down_proj":
+        return {f"{layer}.{e}.down_proj.weight": (e,) for e in range(shape[0])}
+    return {disk_name(name): ()}
+
+
+def read_tensors(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The parameters of the given names and shapes, experts fused or one by one on disk, a tied head stored
+    or not.
+
+    Every file is opened once and no tensor is held twice. Raises CheckpointError naming the file or tensor
+    that is missing, damaged, unexpected or of another shape."""
+    folder = Path(folder)
+    files, places, tied = matched(folder, shapes)
+    state = {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items()}
+    for file in sorted({files[part] for part in places}):
+        for part, tensor in read_file(folder / file, [part for part in places if files[part] == file]):
+            name, index = places[part]
+            fit(state[name][index], tensor, folder / file, part)
+    if tied:
+        check_tied(folder, files, state["embed_tokens.weight"])
+    return state
+
+
+def matched(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, str], dict[str, tuple[str, tuple]], bool]:
+    """What a folder holds of the parameters of these shapes: tensor on disk → file, tensor on disk → (parameter, index into it), and
+    whether a head that is tied to the embedding is stored besides. CheckpointError as `read_tensors` raises it."""
+    files = locate(folder)
+    tied = "lm_head.weight" not in shapes and "lm_head.weight" in files
+    places: dict[str, tuple[str, tuple]] = {}
+    for name, shape in shapes.items():
+        fused = disk_name(name)
+        parts = {fused: ()} if fused in files else tensor_parts(name, shape)
+        places |= {part: (name, index) for part, index in parts.items()}
+    if missing := [part for part in places if part not in files]:
+        raise CheckpointError(f"{folder}: tensor {missing[0]} missing{others(missing)}")
+    spare = [part for part in files if part not in places and not (tied and part == "lm_head.weight")]
+    if spare := [part for part in spare if not part.endswith("rotary_emb.inv_freq")]:
+        raise CheckpointError(
+            f"{folder}: tensor {spare[0]} in {files[spare[0]]} does not belong to this network{others(spare)}"
+        )
+    return files, places, tied
+
+
+def fit(target: Tensor, tensor: Tensor, path: Path, part: str) -> None:
+    """A tensor from disk into its place. CheckpointError for one of another shape, or not of floats."""
+    if target.shape != tensor.shape or not tensor.is_floating_point():
+        raise CheckpointError(
+            f"{path}: tensor {part} is {tensor.dtype} {list(tensor.shape)}, expected floats {list(target.shape)}"
+        )
+    target.copy_(tensor)
+
+
+def check_tied(folder: Path, files: Mapping[str, str], embedding: Tensor) -> None:
+    """CheckpointError unless the stored head is the embedding that it is tied to."""
+    [(_, head)] = read_file(folder / files["lm_head.weight"], ["lm_head.weight"])
+    if not torch.equal(head.to(embedding.dtype), embedding):
+        raise CheckpointError(
+            f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it"
+        )
+
+
+def others(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def locate(folder: Path) -> dict[str, str]:
+    """Tensor name → file, from the index or from the one file there is."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if single.exists() or not index.exists():
+        if not single.exists():
+            raise CheckpointError(f"{folder} has neither model.safetensors nor model.safetensors.index.json")
+        with opened(single) as file:
+            return dict.fromkeys(file.keys(), single.name)
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(
+        isinstance(file, str) and Path(file).name == file for file in files.values()
+    ):
+        raise CheckpointError(f"{index} is damaged: weight_map should give a file name for every tensor")
+    for file in sorted(set(files.values())):
+        if not (folder / file).exists():
+            raise CheckpointError(f"{folder / file} is missing: {index.name} names it")
+    return files
+
+
+def opened(path: Path):
+    try:
+        return safe_open(path, "pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged or truncated ({error})") from None
+
+
+def read_file(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
+    with opened(path) as file:
+        held = set(file.keys())
+        for name in names:
+            if name not in held:
+                raise CheckpointError(f"{path} has no tensor {name}, though the index says so")
+            yield name, file.get_tensor(name)
+
+
+EXTRA, EARLIER = Path("mtp") / "model.safetensors", ("extra.safetensors", "mtp.safetensors")
+"""Where extra tensors lie in a folder, and where they lay before."""
+OURS = re.compile(r"config\.json|(extra|mtp)\.safetensors|model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json")
+"""Files that a new checkpoint replaces."""
+
+
+def load_extra(folder: str | Path) -> dict[str, Tensor]:
+    """The tensors given to `save_hf` as `extra`; empty where there were none."""
+    for path in (Path(folder) / name for name in (EXTRA, *EARLIER)):
+        if path.exists():
+            with opened(path) as file:
+                return {name: file.get_tensor(name) for name in file.keys()}
+    return {}
+
+
+# ---------------------------------------------------------------------------------------------- writing
+
+
+def write_checkpoint(
+    folder: str | Path,
+    fields: Mapping,
+    state: Mapping[str, Tensor],
+    max_shard_bytes: int,
+    extra: Mapping[str, Tensor] | None,
+    beside: Mapping[str, bytes] | None,
+) -> None:
+    """Writes all files into a neighbour `.NAME.saving`, flushes them to disk, then lets the two folders
+    change places: a process killed at any moment leaves the old checkpoint or the new one, whole. Other files
+    of the old folder come along."""
+    folder, fresh = begin(folder, beside or ())
+    shards = split_shards(state, max_shard_bytes)
+    names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    names = names if len(shards) > 1 else ["model.safetensors"]
+    index, total = {}, 0
+    for file, shard in zip(names, shards, strict=True):
+        tensors = {part: state[name].detach()[at].contiguous().cpu() for part, (name, at) in shard.items()}
+        total += sum(tensor.nbytes for tensor in tensors.values())
+        index |= dict.fromkeys(tensors, file)
+        save_file(tensors, fresh / file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        write_index(fresh, index, total)
+    finish(folder, fresh, fields, next(iter(state.values())).dtype, extra, beside)
+
+
+def finish(
+    folder: Path,
+    fresh: Path,
+    fields: Mapping,
+    dtype: torch.dtype,
+    extra: Mapping[str, Tensor] | None,
+    beside: Mapping[str, bytes] | None,
+) -> None:
+    """What belongs beside the weights in the new folder, which then takes the place of the old."""
+    (fresh / "config.json").write_text(write_config(fields, dtype))
+    for name, content in (beside or {}).items():
+        (fresh / name).write_bytes(content)
+    if extra:
+        (fresh / EXTRA).parent.mkdir(exist_ok=True)
+        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in extra.items()}
+        save_file(tensors, fresh / EXTRA, metadata={"format": "pt"})
+        flush(fresh / EXTRA)
+    replace(folder, fresh)
+
+
+def begin(folder: str | Path, beside: Iterable[str] = ()) -> tuple[Path, Path]:
+    """The folder, its links followed, and its neighbour to write into, which has its other files already: all
+    but those that are written anew, `beside` among them. CheckpointError where something of another kind bears
+    the name of one of them."""
+    folder, beside = Path(os.path.realpath(folder)), set(beside)
+    fresh = folder.with_name(f".{folder.name}.saving")
+    for path in (folder, fresh, folder / EXTRA.parent):
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise CheckpointError(f"{path} is a file or a link, and a folder of the checkpoint needs its name; move it away")
+    old = [path for path in folder.iterdir() if OURS.fullmatch(path.name) or path.name in beside] if folder.exists() else []
+    for path in [*old, folder / EXTRA]:
+        if path.is_dir():
+            raise CheckpointError(f"{path} is a folder, and a file of the checkpoint needs its name; move it away")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(fresh, ignore_errors=True)
+    if folder.exists():
+        shutil.copytree(folder, fresh, copy_function=link_or_copy, symlinks=True)
+        for path in old:
+            (fresh / path.name).unlink()
+        if (fresh / EXTRA).exists():
+            (fresh / EXTRA).unlink()
+            if not any((fresh / EXTRA.parent).iterdir()):
+                (fresh / EXTRA.parent).rmdir()
+    else:
+        fresh.mkdir()
+    return folder, fresh
+
+
+def replace(folder: Path, fresh: Path) -> None:
+    """The new folder in the place of the old, once all of it is on disk. A process that works in the old one works
+    in the new one afterwards."""
+    for path in [*fresh.iterdir(), fresh]:
+        flush(path)
+    if folder.exists():
+        try:
+            here = Path.cwd()
+        except FileNotFoundError:  # deleted by someone else
+            here = None
+        change_places(folder, fresh)
+        if here is not None and here.is_relative_to(folder):
+            os.chdir(here)
+        shutil.rmtree(fresh)
+    else:
+        os.rename(fresh, folder)
+    flush(folder.parent)
+
+
+def write_index(folder: Path, files: Mapping[str, str], total: int) -> None:
+    """The index of a checkpoint of several files: tensor → file, `total` bytes in all."""
+    record = {"metadata": {"total_size": total}, "weight_map": dict(files)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+
+def split_shards(state: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, tuple[str, tuple]]]:
+    """Parts in order, a new shard where the next part would pass `max_bytes`; a part is never divided."""
+    shards, room = [{}], max_bytes
+    for name, tensor in state.items():
+        for part, at in tensor_parts(name, tuple(tensor.shape)).items():
+            size = tensor[at].nbytes
+            if size > room and shards[-1]:
+                shards, room = [*shards, {}], max_bytes
+            shards[-1][part] = (name, at)
+            room -= size
+    return shards
+
+
+def link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def change_places(a: Path, b: Path) -> None:
+    """Swaps two folders in one step (Linux's renameat2); elsewhere with three renames, a moment apart."""
+    exchange, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
+    if sys.platform == "linux":
+        rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if rename is not None and rename(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0:
+            return
+    aside = a.with_name(f".{a.name}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(a, aside)
+    os.rename(b, a)
+    os.rename(aside, b)

@@ -1,0 +1,476 @@
+"""Qwen3-MoE, written to be read: one file from token ids to logits.
+
+The published scaling study of the recipe uses Qwen3-Coder-30B-A3B (Composer 2 report §3.1, Appendix B), whose
+architecture is that of Qwen3-30B-A3B (arXiv:2505.09388). This is the same network at any size;
+`Config.tiny()` trains on a laptop, `Config.qwen3_30b_a3b()` has 30,532,122,624 parameters of which a token
+uses 3,353,032,704.
+
+Where this file departs from `transformers`' Qwen3Moe, whose logits it matches within 1e-5 in float32:
+1. The three projections of attention are one product, and the QK-norm of queries and keys is one norm over
+   the heads of both: at small width a layer's time is the number of calls, not of FLOPs.
+2. Experts see their tokens sorted, each its own rows in one product. Nothing loops over tokens. A handful of
+   tokens (decoding) takes the other road: all experts in one batched product, with a gate of zero for those
+   not chosen, because sorting four rows costs more than multiplying them.
+3. Routing can be watched and overruled: every forward pass returns router logits and chosen experts, and
+   accepts the experts of another engine (router replay, report §6.2). Gates are recomputed from this router's
+   own scores, so the gradient still reaches it.
+4. A dense model is the case `num_experts = 0` (it is saved and loaded as Qwen3).
+
+| paper | here | shape |
+|---|---|---|
+| hidden state h | `x` | B T D |
+| router logits | `router_logits` | B·T E |
+| top-k set | `experts` | B·T K |
+| gates g (normalised over the top-k) | `gates` | B·T K |
+| query, key, value heads | `q`, `k`, `v` | B H T d (keys and values: fewer heads, GQA) |
+
+Checkpoints are Hugging Face folders: see `ref/network/checkpoint.py`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from dataclasses import fields as fields_of
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ref.network.checkpoint import CheckpointError, load_extra, read_config, read_tensors, write_checkpoint
+from ref.network.gradients import attend, experts_swiglu, linear_logprob, rms_norm, turned_heads
+
+__all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss",
+           "load_extra", "load_hf", "save_hf"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Config:
+    """Shape of the network. Field names are those of a Hugging Face `config.json`."""
+
+    vocab_size: int = 1024
+    """Tokens in the vocabulary (V)."""
+    hidden_size: int = 128
+    """Width of the residual stream (D)."""
+    num_hidden_layers: int = 4
+    """Blocks (L)."""
+    num_attention_heads: int = 4
+    """Query heads (H)."""
+    num_key_value_heads: int = 2
+    """Key and value heads; each serves num_attention_heads / num_key_value_heads query heads (GQA)."""
+    head_dim: int = 32
+    """Width of one head (d)."""
+    intermediate_size: int = 384
+    """Width of the dense SwiGLU layer, used when num_experts is 0."""
+    num_experts: int = 8
+    """Experts per layer (E); 0 makes every layer dense."""
+    num_experts_per_tok: int = 2
+    """Experts that a token uses (K)."""
+    moe_intermediate_size: int = 192
+    """Width of one expert's SwiGLU."""
+    norm_topk_prob: bool = True
+    """Divide the gates by their sum over the top-k."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary embedding's wavelengths."""
+    rms_norm_eps: float = 1e-6
+    """Added to the mean square in every RMSNorm."""
+    max_position_embeddings: int = 512
+    """Longest context the run trains for (recorded, not enforced)."""
+    tie_word_embeddings: bool = True
+    """The head is the transposed embedding."""
+    router_aux_loss_coef: float = 0.01
+    """Weight of the load-balancing loss during pretraining."""
+    initializer_range: float = 0.06
+    """Standard deviation of the initial weights; residual outputs get it divided by sqrt(2 L)."""
+
+    def __post_init__(self):
+        width = "moe_intermediate_size" if self.num_experts else "intermediate_size"
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", width):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_experts < 0:
+            raise ValueError(f"num_experts must not be negative, got {self.num_experts}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
+        if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ValueError("num_experts_per_tok must lie between 1 and num_experts")
+        if self.head_dim % 2:
+            raise ValueError("head_dim must be even: rotary embedding turns pairs")
+
+    @classmethod
+    def tiny(cls, vocab_size: int = 1024, **changes) -> "Config":
+        """The laptop's network: 4 layers of 8 experts, top-2; every field can be changed."""
+        return replace(cls(vocab_size=vocab_size), **changes)
+
+    @classmethod
+    def qwen3_30b_a3b(cls) -> "Config":
+        """Qwen3-30B-A3B, the network of the published scaling study."""
+        return cls(
+            vocab_size=151_936, hidden_size=2048, num_hidden_layers=48, num_attention_heads=32,
+            num_key_value_heads=4, head_dim=128, intermediate_size=6144, num_experts=128, num_experts_per_tok=8,
+            moe_intermediate_size=768, rope_theta=1e6, max_position_embeddings=32_768, tie_word_embeddings=False,
+            router_aux_loss_coef=0.001, initializer_range=0.02,
+        )  # fmt: skip
+
+    def parameters(self, active: bool = False) -> int:
+        """Parameters in all, or (active) those that one token's forward pass uses, embedding table
+        included."""
+        D, d = self.hidden_size, self.head_dim
+        attention = 2 * D * d * (self.num_attention_heads + self.num_key_value_heads) + 2 * d
+        if self.num_experts:
+            used = self.num_experts_per_tok if active else self.num_experts
+            mlp = 3 * D * self.moe_intermediate_size * used + D * self.num_experts
+        else:
+            mlp = 3 * D * self.intermediate_size
+        tables = self.vocab_size * D * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * (attention + mlp + 2 * D) + D + tables
+
+
+class KVCache:
+    """Keys and values of every layer for a batch whose rows share one position.
+
+    `length` tokens are held; appending beyond `max_len` raises. `truncate(n)` forgets all after the first n
+    (speculative decoding rejects tokens so); `select(rows)` keeps some rows (finished rollouts leave the
+    batch).
+    """
+
+    def __init__(
+        self, config: Config, batch: int, max_len: int, dtype=torch.float32, layers: int | None = None, device=None
+    ):
+        shape = (batch, config.num_key_value_heads, max_len, config.head_dim)
+        layers = config.num_hidden_layers if layers is None else layers
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.length, self.max_len = 0, max_len
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write k, v [B, Hkv, T, d] behind the first `length` positions of one layer; return all up to
+        there."""
+        end = self.length + k.shape[2]
+        if end > self.max_len:
+            raise ValueError(f"KV cache is full: {end} positions asked of {self.max_len}")
+        self.keys[layer][:, :, self.length : end] = k
+        self.values[layer][:, :, self.length : end] = v
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
+    def truncate(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+    def select(self, rows: Int[Tensor, " R"]) -> None:
+        self.keys = [k[rows] for k in self.keys]
+        self.values = [v[rows] for v in self.values]
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + ε) · w, over the last dimension."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rope_table(config: Config, positions: Int[Tensor, "*B T"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [*B, T, 1, d] of position · theta^(−2i/d) (RoFormer, arXiv:2104.09864), the i-th pair being
+    (i, i + d/2).
+
+    The sine of the first half carries the minus sign of the rotation, so that turning is `x·cos +
+    swap(x)·sin`.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    i = torch.arange(0, config.head_dim, 2, dtype=wide, device=positions.device)
+    angle = positions[..., None, None].to(wide) * (1.0 / config.rope_theta ** (i / config.head_dim))
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, c: Config):
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        self.q_proj = nn.Linear(c.hidden_size, self.heads * c.head_dim, bias=False)
+        self.k_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=False)
+        self.v_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=False)
+        self.o_proj = nn.Linear(self.heads * c.head_dim, c.hidden_size, bias=False)
+        self.q_norm, self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps), RMSNorm(c.head_dim, c.rms_norm_eps)
+
+    def forward(self, x, rope, mask, cache: KVCache | None, layer: int) -> Tensor:
+        B, T, _ = x.shape
+        H, G, d = self.heads, self.kv_heads, self.head_dim
+        weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
+        qkv = F.linear(x, weight).view(B, T, H + 2 * G, d)
+        # The scores' factor 1/√d goes into the queries' norm.
+        norm = torch.cat((self.q_norm.weight.mul(d**-0.5).expand(H, d), self.k_norm.weight.expand(G, d)))
+        q, k, v = turned_heads(qkv, norm, *rope, G, self.q_norm.eps)
+        if cache is not None:
+            k, v = cache.append(layer, k, v)
+        return self.o_proj(self.product(q, k, v, mask, cache is None))
+
+    def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """What the queries q [B, G, H/G, T, d] see of k and v [B, G, S, d], [B, T, H·d]; `causal` promises that no key behind a
+        query's own is seen."""
+        H, G, T = self.heads, self.kv_heads, q.shape[3]
+        if mask is not None and mask.dtype == torch.bool or T > 1 and mask is None:
+            y = F.scaled_dot_product_attention(
+                q.flatten(1, 2), k, v, mask, is_causal=mask is None, scale=1.0, enable_gqa=H != G
+            )
+            return y.transpose(1, 2).flatten(2)
+        return attend(q, k, v, mask, causal)
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate x) · up x)."""
+
+    def __init__(self, c: Config):
+        super().__init__()
+        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+Choose = Callable[[Tensor], Tensor]
+"""Router logits [N, E] → experts [N, K]."""
+
+
+class MoE(nn.Module):
+    """Top-k router and its experts. Weights of all experts lie in two tensors, as `grouped_mm` wants them."""
+
+    def __init__(self, c: Config):
+        super().__init__()
+        self.top_k, self.normalise = c.num_experts_per_tok, c.norm_topk_prob
+        self.gate = nn.Linear(c.hidden_size, c.num_experts, bias=False)
+        self.gate_up_proj = nn.Parameter(
+            torch.empty(c.num_experts, 2 * c.moe_intermediate_size, c.hidden_size)
+        )
+        self.down_proj = nn.Parameter(torch.empty(c.num_experts, c.hidden_size, c.moe_intermediate_size))
+
+    def route(self, x: Float[Tensor, "N D"], experts: "Int[Tensor, 'N K'] | Choose | None"):
+        """Router logits [N, E], gates [N, K], experts [N, K]: this router's own top-k, or the ones supplied,
+        or what a function of the logits chooses."""
+        logits = self.gate(x)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if experts is None:
+            experts = wide.topk(self.top_k, -1)[1]
+        elif callable(experts):
+            experts = experts(wide.detach())
+        if self.normalise:
+            gates = wide.gather(-1, experts).softmax(-1)
+        else:
+            gates = wide.softmax(-1).gather(-1, experts)
+        return logits, gates.to(x.dtype), experts
+
+    def forward(self, x: Float[Tensor, "N D"], experts=None) -> tuple[Tensor, Tensor, Tensor]:
+        logits, gates, experts = self.route(x, experts)
+        return self.mix(x, gates, experts), logits, experts
+
+    def mix(self, x: Float[Tensor, "N D"], gates: Float[Tensor, "N K"], experts: Int[Tensor, "N K"]) -> Float[Tensor, "N D"]:
+        """Σ over a token's experts of gate times what the expert makes of it."""
+        if experts.numel() <= 12 * len(self.gate_up_proj) and not torch.is_grad_enabled():
+            return self.all_experts(x, gates, experts)
+        return experts_swiglu(x, gates, self.gate_up_proj, self.down_proj, experts)
+
+    def all_experts(self, x: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        weight = torch.zeros(x.shape[0], len(self.gate_up_proj), dtype=x.dtype, device=x.device).scatter_(1, experts, gates)
+        gate, up = torch.matmul(x, self.gate_up_proj.transpose(1, 2)).chunk(2, -1)  # E N 2I
+        y = torch.bmm(F.silu(gate) * up, self.down_proj.transpose(1, 2))  # E N D
+        return torch.einsum("ne,end->nd", weight, y)
+
+
+class Block(nn.Module):
+    """x + attention(norm x), then x + MLP(norm x) or the mixture of experts."""
+
+    Attention, MoE = Attention, MoE
+
+    def __init__(self, c: Config):
+        super().__init__()
+        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.self_attn = self.Attention(c)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.mlp = self.MoE(c) if c.num_experts else MLP(c)
+
+    def forward(self, x, rope, mask=None, cache=None, layer=0, experts=None):
+        """Returns x [B, T, D], router logits [B·T, E] and experts [B·T, K] (both None in a dense block)."""
+        x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache, layer)
+        y = self.post_attention_layernorm(x)
+        if isinstance(self.mlp, MLP):
+            return x + self.mlp(y), None, None
+        y, logits, experts = self.mlp(y.view(-1, y.shape[-1]), experts)
+        return x + y.view_as(x), logits, experts
+
+
+@dataclass
+class Output:
+    """What a forward pass returns."""
+
+    logits: Tensor | None
+    """[B, T, V], in the model's dtype; None when logits=False."""
+    hidden: Tensor
+    """[B, T, D] after the final norm: `model.head(hidden)` gives the logits."""
+    prenorm: Tensor
+    """[B, T, D] before the final norm: what a multi-token-prediction layer reads."""
+    router_logits: list[Tensor]
+    """Per MoE layer [B·T, E]."""
+    experts: list[Tensor]
+    """Per MoE layer [B·T, K], int64."""
+
+
+class Transformer(nn.Module):
+    """The whole network. Parameters bear their Hugging Face names, without the leading `model.`."""
+
+    Block = Block
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(self.Block(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        initialise(self, config)
+
+    def head(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        """Logits of final hidden states."""
+        return F.linear(
+            hidden, (self.embed_tokens if self.config.tie_word_embeddings else self.lm_head).weight
+        )
+
+    def logprob(
+        self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, " N"], chunk: int = 2048
+    ) -> Float[Tensor, " N"]:
+        """Log-probability (nats, float32) of each target under the head's distribution at the same row."""
+        table = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+        N = len(targets)
+        if N % ROWS and not hidden.is_cuda:
+            hidden, targets = F.pad(hidden, (0, 0, 0, -N % ROWS)), F.pad(targets, (0, -N % ROWS))
+        return linear_logprob(hidden, table.weight, targets, chunk)[:N]
+
+    def forward(
+        self,
+        ids: Int[Tensor, "B T"],
+        positions: Int[Tensor, "B T"] | None = None,
+        doc: Int[Tensor, "B T"] | None = None,
+        cache: KVCache | None = None,
+        experts: "list[Int[Tensor, 'N K']] | list[Choose] | None" = None,
+        logits: bool = True,
+    ) -> Output:
+        """positions default to 0..T−1 behind the cache; `doc` numbers the documents packed in a row, and
+        attention stays inside a document; `experts` (per layer: indices, or a function of router logits
+        [B·T, E] that gives them) replace the router's choice; `logits=False` leaves the head out."""
+        start = cache.length if cache is not None else 0
+        T = ids.shape[1]
+        if positions is None:
+            positions = torch.arange(start, start + T, device=ids.device)
+        x = self.embed_tokens(ids)
+        rope = rope_table(self.config, positions, x.dtype)
+        mask = attention_mask(self.config, T, start, doc, x)
+        router_logits, chosen = [], []
+        for i, block in enumerate(self.layers):
+            x, scores, picks = block(x, rope, mask, cache, i, None if experts is None else experts[i])
+            if scores is not None:
+                router_logits.append(scores)
+                chosen.append(picks)
+        if cache is not None:
+            cache.length = start + T
+        hidden = self.norm(x)
+        return Output(self.head(hidden) if logits else None, hidden, x, router_logits, chosen)
+
+
+ROWS = 256
+"""On a CPU, products with the head are of a multiple of so many rows, zeros behind those that were asked for: code is compiled for
+each size of a bfloat16 product, and how many tokens are scored differs from step to step."""
+EXPLICIT_ATTENTION = 512 * 512
+"""On a CPU, up to this many query-key pairs a head, attention is two plain products with its weights stored:
+forward and backward take a fifth of the flash kernel's time at T = 128. Query heads of a group stand one
+below another and share one product with their keys, so grouped-query attention repeats nothing."""
+
+
+def attention_mask(config: Config, T: int, start: int, doc: Tensor | None, like: Tensor) -> Tensor | None:
+    """Who may look at whom: T queries behind `start` cached keys. None where all keys are seen (one query) or
+    where plain causal attention is left to the library; an additive bias [1 or B·G, H/G·T, S] for the
+    explicit product; else a Boolean mask [B, 1, T, S]."""
+    if doc is not None and start:
+        raise ValueError("packed documents and a filled KV cache do not go together")
+    S = start + T
+    explicit = T * S <= EXPLICIT_ATTENTION and not like.is_cuda
+    if T == 1 or doc is None and start == 0 and not explicit:
+        return None
+    seen = torch.ones(T, S, dtype=torch.bool, device=like.device).tril(start)[None]
+    if doc is not None:
+        seen = seen & (doc[:, :, None] == doc[:, None, :])
+    if not explicit:
+        return seen[:, None]
+    bias = torch.zeros(seen.shape, dtype=like.dtype).masked_fill_(~seen, float("-inf"))
+    bias = bias.repeat(1, config.num_attention_heads // config.num_key_value_heads, 1)
+    return bias if doc is None else bias.repeat_interleave(config.num_key_value_heads, 0)
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, config: Config) -> None:
+    """Normal weights; the two outputs into the residual stream are scaled by 1/sqrt(2 L) so that depth keeps
+    its variance."""
+    for name, p in module.named_parameters():
+        if not p.is_meta and p.ndim >= 2:
+            p.normal_(0.0, initial_std(name, config))
+
+
+def initial_std(name: str, config: Config) -> float:
+    """Standard deviation of a matrix's initial weights."""
+    residual = "o_proj" in name or "down_proj" in name
+    return config.initializer_range / math.sqrt(2 * config.num_hidden_layers) if residual else config.initializer_range
+
+
+def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> Float[Tensor, ""]:
+    """Switch Transformer's balance loss (arXiv:2101.03961, eq. 4), mean over layers: E · Σ_e f_e · P_e, f_e
+    the share of assignments that expert e received (Σ f = 1) and P_e its mean probability. 1 when balanced, E
+    when one expert takes all."""
+    wide = torch.promote_types(router_logits[0].dtype, torch.float32)
+    total = router_logits[0].new_zeros((), dtype=wide)
+    for logits, chosen in zip(router_logits, experts, strict=True):
+        E = logits.shape[-1]
+        share = torch.bincount(chosen.flatten(), minlength=E).to(wide) / chosen.numel()
+        total = total + E * (share * logits.to(wide).softmax(-1).mean(0)).sum()
+    return total / len(router_logits)
+
+
+def config_of(path: str | Path) -> Config:
+    """The shape of the network in a Hugging Face folder. CheckpointError as `load_hf`."""
+    fields = read_config(Path(path))
+    real = {field.name for field in fields_of(Config) if field.type in (float, "float")}
+    fields |= {name: float(value) for name, value in fields.items() if name in real and type(value) is int}  # JSON's 1 is 1.0
+    try:
+        return Config(**fields)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{Path(path) / 'config.json'}: {error}") from None
+
+
+def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The network in a Hugging Face folder of a Qwen3-MoE or Qwen3 model, its weights converted to `dtype`.
+
+    Raises CheckpointError (a ValueError), one line naming the file or tensor at fault."""
+    config = config_of(path)
+    with torch.device("meta"):
+        model = Transformer(config)
+    shapes = {name: tuple(p.shape) for name, p in model.state_dict().items()}
+    model.load_state_dict(read_tensors(Path(path), shapes, dtype), assign=True)
+    return model
+
+
+def save_hf(
+    model: Transformer,
+    path: str | Path,
+    max_shard_bytes: int = 5 * 2**30,
+    extra: Mapping[str, Tensor] | None = None,
+    beside: Mapping[str, bytes] | None = None,
+) -> None:
+    """Writes the network as a Hugging Face folder, whole or not at all: an existing folder is replaced only
+    once the new one is complete, and its other files are kept. `extra` tensors, multi-token-prediction layers,
+    go to a file of their own, for `load_extra`. `beside`: name → content of files that go with the weights
+    (`ref.network.release`). CheckpointError where a folder bears the name of a file, or a file that of a folder."""
+    write_checkpoint(path, asdict(model.config), model.state_dict(), max_shard_bytes, extra, beside)

@@ -1,0 +1,271 @@
+"""Qwen3-MoE on many ranks: `ref/network/model.py` under FSDP2, expert parallelism and context parallelism.
+
+The layout is that of the Composer 2 technical report, §6.1 (see `runtime/mesh.py` and `runtime/cut.py` for who holds what):
+
+    weights outside the experts   sharded over all ranks by FSDP, gathered for a block's forward and backward
+    experts                       each rank of an ep group owns E/ep whole experts; their weights are sharded over efsdp
+    tokens of a row               this rank's two chunks; keys and values of a layer are gathered over cp, queries stay
+
+    router → sort by expert → all-to-all → own experts → all-to-all → gates · rows, at home
+
+The network's definition stays where it is read, in `ref`: here are only the two products that need other ranks' tokens, attention's
+(`Attention.product`) and the mixture's (`MoE.mix`), and who owns which weights.
+
+What to know
+1. `Transformer(config)` under a mesh makes each rank's part only, on the mesh's device. One seed gives one network, whatever the
+   layout; but not the network that `ref` draws from that seed, because `ref` draws as its layers are made.
+2. Losses are sums over ranks, so FSDP adds gradients up and divides by nothing.
+3. A dispatched row is a token's hidden state; its gate stays at home and multiplies what comes back. The default sends what the model
+   computes in. `COMBINE = "bf16"` returns rows in bfloat16, as the report does. `DISPATCH = "fp8"` sends them as E4M3 with a scale per
+   128 values; the report sends MXFP8, a scale per 32, which its experts compute in anyway. The gradient always travels in the model's
+   dtype.
+4. How many rows go where is known only once the router has spoken, and the host waits for it once a layer.
+5. A KV cache (sampling) goes with data and expert parallelism, not with cp.
+
+| symbol | here | shape |
+|---|---|---|
+| this rank's tokens | `ids` | B/dp, T/cp |
+| its part of the experts | `gate_up_proj`, `down_proj` | E/ep 2I D, E/ep D I |
+| rows sent to, received from each ep rank | `send`, `receive` | ep |
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+from torch.utils.checkpoint import checkpoint
+
+from ref.network import model as ref
+from ref.network.gradients import experts_swiglu
+from ref.network.model import CheckpointError, Config, KVCache, Output, load_extra, rope_table
+from ref.quant import blockwise_fp8_dequantize, blockwise_fp8_quantize
+from scaled.network.checkpoint import load_folder, save_folder
+from scaled.runtime.comm import all_to_all, moved, summed, total
+from scaled.runtime.cut import full, places
+from scaled.runtime.engine import fast
+from scaled.runtime.mesh import current
+from scaled.runtime.sharding import EXPERTS, initialise, shard
+
+__all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss",
+           "load_extra", "load_hf", "save_hf"]  # fmt: skip
+
+DISPATCH: str = "model"
+"""What tokens travel to their experts in: "model", the model's dtype, or "fp8"."""
+COMBINE: str = "model"
+"""What comes back: "model", or "bf16"."""
+EXPERTS_IN: str = "model"
+"""What experts' products are computed in: "model", or a format of `ref.quant.FORMATS` in the forward pass and MXFP8 in the backward."""
+REMATERIALISE = False
+"""Whether a block's activations are computed again in the backward pass instead of kept (activation checkpointing)."""
+
+
+class Attention(ref.Attention):
+    """Queries of this rank's tokens, keys and values of all."""
+
+    def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        cp = current().group("cp")
+        if cp.size == 1:
+            return super().product(q, k, v, mask, causal)
+        both = full(torch.cat((k, v), 1).transpose(1, 2)).transpose(1, 2)
+        k, v = both.chunk(2, 1)
+        if mask is not None:
+            return super().product(q, k, v, mask, causal=False)
+        # A chunk sees the keys up to its own end: two products of a flash kernel, no mask in memory.
+        size, outs = q.shape[3] // 2, []
+        for part, chunk in zip(q.flatten(1, 2).chunk(2, 2), (cp.rank, 2 * cp.size - 1 - cp.rank), strict=True):
+            end = (chunk + 1) * size
+            bias = causal_lower_right(size, end)
+            outs.append(F.scaled_dot_product_attention(part, k[:, :, :end], v[:, :, :end], bias, scale=1.0,
+                                                       enable_gqa=self.heads != self.kv_heads))  # fmt: skip
+        return rearrange(torch.cat(outs, 2), "b h t d -> b t (h d)")
+
+
+class MoE(ref.MoE):
+    """The router whole, of the experts this rank's."""
+
+    def __init__(self, c: Config):
+        super().__init__(c)
+        ep = current().group("ep")
+        if c.num_experts % ep.size:
+            raise ValueError(f"num_experts must be a multiple of ep = {ep.size}, got {c.num_experts}")
+        for name in EXPERTS if ep.size > 1 else ():
+            setattr(self, name, nn.Parameter(getattr(self, name).chunk(ep.size)[ep.rank].clone()))
+
+    def mix(self, x: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        if EXPERTS_IN != "model":
+            from scaled.quant import experts_swiglu as quantised
+
+            return quantised(x, gates, self.gate_up_proj, self.down_proj, experts, EXPERTS_IN)
+        ep = current().group("ep")
+        if ep.size == 1:
+            return super().mix(x, gates, experts)
+        return on_owners(
+            x, gates, experts, self.gate.out_features,
+            lambda rows, ones, local: experts_swiglu(rows, ones, self.gate_up_proj, self.down_proj, local),
+        )  # fmt: skip
+
+
+def on_owners(x: Tensor, gates: Tensor, experts: Tensor, num_experts: int, run: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    """Σ over a token's experts of gate times what the rank that owns the expert makes of the token: `run(rows [R, D], ones [R, 1],
+    experts [R, 1])` there, experts counted from its first one."""
+    ep, K = current().group("ep"), experts.shape[1]
+    flat = experts.flatten()
+    order = flat.argsort(stable=True)
+    load = flat.bincount(minlength=num_experts).view(ep.size, -1)  # rows for each expert of each rank
+    coming = torch.empty_like(load)
+    torch.distributed.all_to_all_single(coming, load, group=ep.handle)
+    send, receive = load.sum(1).tolist(), coming.sum(1).tolist()
+    rows = dispatch(x[order // K], send, receive)
+    local = torch.arange(num_experts // ep.size, device=x.device).repeat(ep.size).repeat_interleave(coming.flatten())
+    y = combine(run(rows, rows.new_ones(len(rows), 1), local[:, None]), receive, send)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=x.device)
+    return (y[place].view(-1, K, x.shape[1]) * gates[..., None]).sum(1)
+
+
+class _Dispatch8(torch.autograd.Function):
+    """Rows as E4M3 codes with a scale per 128 values, 0.516 of bfloat16's bytes; gradients come back as they are."""
+
+    @staticmethod
+    def forward(ctx, x, send, receive, group):
+        ctx.splits = send, receive, group
+        codes, scale = blockwise_fp8_quantize(x)
+        packed = torch.cat((codes, scale.contiguous().view(torch.uint8)), 1)
+        out = moved(packed, send, receive, group)
+        codes, scale = out[:, : x.shape[1]], out[:, x.shape[1] :]
+        # A copy: of one row or none even a slice counts as contiguous, wherever it begins, and float32 begins at multiples of 4.
+        scale = scale.clone(memory_format=torch.contiguous_format).view(torch.float32)
+        return blockwise_fp8_dequantize(codes, scale).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, g):
+        send, receive, group = ctx.splits
+        return moved(g, receive, send, group), None, None, None
+
+
+def dispatch(rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+    """Rows, sorted by expert, to the ranks that own them."""
+    if DISPATCH == "fp8":
+        return _Dispatch8.apply(rows, send, receive, current().group("ep"))
+    return all_to_all(rows, send, receive, "ep")
+
+
+def combine(rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+    """What the experts said, back to whoever asked."""
+    if COMBINE == "bf16":
+        return all_to_all(rows.to(torch.bfloat16), send, receive, "ep").to(rows.dtype)
+    return all_to_all(rows, send, receive, "ep")
+
+
+class Block(ref.Block):
+    """`ref.network.model.Block` with the two products above."""
+
+    Attention, MoE = Attention, MoE
+
+    def forward(self, x, rope, mask=None, cache=None, layer=0, experts=None):
+        if REMATERIALISE and torch.is_grad_enabled() and cache is None:
+            return checkpoint(super().forward, x, rope, mask, cache, layer, experts, use_reentrant=False)
+        return super().forward(x, rope, mask, cache, layer, experts)
+
+
+class Transformer(ref.Transformer):
+    """This rank's part of the network; same call as `ref.network.model.Transformer`, with this rank's rows and tokens."""
+
+    Block = Block
+
+    def __init__(self, config: Config, *, drawn: bool = True):
+        """`drawn=False` leaves the weights as memory had them: whoever loads others need not wait for these."""
+        one = current().layout.world == 1
+        if one and drawn:
+            super().__init__(config)
+            self.to(current().device)
+            return
+        with torch.device("meta"):
+            super().__init__(config)
+        if not one:
+            shard(self, self.layers)
+        self.to_empty(device=current().device)
+        if drawn:
+            initialise(self, config)
+
+    def logprob(self, hidden: Tensor, targets: Tensor, chunk: int = 2048) -> Tensor:
+        """As in `ref`; on GPUs by `kernels/linear_logprob.py`, without a row of logits in memory."""
+        if not fast(hidden):
+            return super().logprob(hidden, targets, chunk)
+        from kernels.linear_logprob import linear_logprob
+
+        table = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+        return linear_logprob(hidden, table.weight, targets)[0]
+
+    def forward(self, ids, positions=None, doc=None, cache=None, experts=None, logits=True) -> Output:
+        """As in `ref`: ids, positions and doc [B/dp, T/cp], experts per layer [B·T/(dp·cp), K] or functions."""
+        cp, T = current().group("cp"), ids.shape[1]
+        if cp.size == 1:
+            return super().forward(ids, positions, doc, cache, experts, logits)
+        if cache is not None:
+            raise ValueError("cache must be None under context parallelism: sample with cp = 1")
+        where = places(T * cp.size).to(ids.device)
+        x = self.embed_tokens(ids)
+        rope = rope_table(self.config, where if positions is None else positions, x.dtype)
+        mask = attention_mask(self.config, where, doc, x)
+        router_logits, chosen = [], []
+        for i, block in enumerate(self.layers):
+            x, scores, picks = block(x, rope, mask, None, i, None if experts is None else experts[i])
+            if scores is not None:
+                router_logits.append(scores)
+                chosen.append(picks)
+        hidden = self.norm(x)
+        return Output(self.head(hidden) if logits else None, hidden, x, router_logits, chosen)
+
+
+def attention_mask(config: Config, where: Tensor, doc: Tensor | None, like: Tensor) -> Tensor | None:
+    """`ref.network.model.attention_mask` for queries that stand at `where` in a row, keys being the whole row: an additive bias where the
+    product is explicit, None where plain causal attention is left to the library, else a Boolean mask [B, 1, T/cp, T]."""
+    Tl, T = len(where), len(where) * current().group("cp").size
+    explicit = Tl * T <= ref.EXPLICIT_ATTENTION and not like.is_cuda
+    if doc is None and not explicit:
+        return None
+    seen = (where[:, None] >= torch.arange(T, device=where.device))[None]
+    if doc is not None:
+        seen = seen & (doc[:, :, None] == full(doc)[:, None, :])
+    if not explicit:
+        return seen[:, None]
+    bias = torch.zeros(seen.shape, dtype=like.dtype).masked_fill_(~seen, float("-inf"))
+    bias = bias.repeat(1, config.num_attention_heads // config.num_key_value_heads, 1)
+    return bias if doc is None else bias.repeat_interleave(config.num_key_value_heads, 0)
+
+
+def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> Tensor:
+    """`ref.network.model.load_balancing_loss` of all ranks' tokens: shares and mean probabilities are global."""
+    wide = torch.promote_types(router_logits[0].dtype, torch.float32)
+    loss = router_logits[0].new_zeros((), dtype=wide)
+    for logits, chosen in zip(router_logits, experts, strict=True):
+        E, K = logits.shape[-1], chosen.shape[-1]
+        counts = summed(torch.bincount(chosen.flatten(), minlength=E).to(wide))
+        loss = loss + E * K * (counts / counts.sum().square() * logits.to(wide).softmax(-1).sum(0)).sum()
+    return total(loss / len(router_logits))
+
+
+def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:
+    """`ref.network.model.load_hf`; each rank reads its part. CheckpointError as there."""
+    model = Transformer(ref.config_of(path), drawn=False)
+    if current().layout.world == 1:
+        model.to(dtype).load_state_dict(ref.load_hf(path, dtype).state_dict())
+    else:
+        load_folder(model, path, dtype)
+    return model
+
+
+def save_hf(
+    model: Transformer, path: str | Path, max_shard_bytes: int = 5 * 2**30, extra: Mapping[str, Tensor] | None = None,
+    beside: Mapping[str, bytes] | None = None,
+) -> None:  # fmt: skip
+    """`ref.network.model.save_hf`; each rank writes its part, into files of its own. What lies beside is rank 0's."""
+    if current().layout.world == 1:
+        ref.save_hf(model, path, max_shard_bytes, extra, beside)
+    else:
+        save_folder(model, model.config, path, max_shard_bytes, extra, beside)

@@ -1,0 +1,180 @@
+"""The optimiser's loop on many ranks, and what every training there is told: `scaled/pretrain.py` and `scaled/rl.py` stand on it.
+
+FOLDER/state/       checkpoints of the training (`runtime/checkpoint.py`), the last two
+FOLDER/metrics/NAME.jsonl   one line a step; what a training that begins again repeats is cut off first, so that no step stands twice
+FOLDER/ranks/       process numbers, and what ranks say when one hangs
+
+A group that died goes on from its last checkpoint and repeats the same figures, bit for bit on the same layout: all that a step needs
+is drawn from the seed and its number.
+"""
+
+import dataclasses
+import json
+import os
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ref.cpt import wsd
+from scaled import muon
+from scaled.network import checkpoint
+from scaled.network import model as network
+from scaled.runtime import sharding
+from scaled.runtime.checkpoint import Checkpoints
+from scaled.runtime.launch import Watch
+
+__all__ = ["Log", "Ranks", "begin", "changed", "optimise", "told"]
+
+Log = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What every training on many ranks is told."""
+
+    checkpoint: str | None = None
+    """Hugging Face folder to begin from: weights and tokenizer.json."""
+    steps: int = 1000
+    """Optimiser steps."""
+    length: int = 32_768
+    """Tokens of a row."""
+    cp: int = 2
+    """Ranks that share a row's tokens."""
+    ep: int = 8
+    """Ranks that share a layer's experts."""
+    optimizer: Literal["muon", "adamw"] = "adamw"
+    """Muon for matrices with AdamW for the rest, or AdamW alone."""
+    muon_lr: float = 2e-3
+    """Learning rate of Muon."""
+    adamw_lr: float = 2e-5
+    """Learning rate of AdamW."""
+    max_norm: float = 1.0
+    """Norm that a step's gradient is clipped to, all weights together; 0 clips none."""
+    warmup: float = 0.02
+    """Share of the steps over which learning rates rise."""
+    decay: float = 0.2
+    """Share of the steps, at the end, over which they fall."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """What is computed in; weights, gradients' sums and moments are float32."""
+    rematerialise: bool = True
+    """Compute a block's activations again in the backward pass instead of keeping them."""
+    dispatch: Literal["model", "fp8"] = "model"
+    """What tokens travel to their experts in: the dtype above, or E4M3 with a scale per 128 values (the report: MXFP8, per 32)."""
+    experts: Literal["model", "mxfp8", "nvfp4-token"] = "model"
+    """What experts' products are computed in: the dtype above, or quantised (then MXFP8 in the backward pass, as in the report)."""
+    checkpoint_every: int = 50
+    """Steps between two checkpoints."""
+    timeout: float = 900.0
+    """Seconds that a step may take before the rank that hangs is named."""
+    restarts: int = 3
+    """How often a group of which a rank died is started again."""
+    seed: int = 0
+    """Seed of weights and of all that is drawn."""
+
+    def __post_init__(self):
+        self.at_least(1, "steps", "length", "cp", "ep", "checkpoint_every")
+        self.at_least(1, "timeout")
+        self.at_least(0, "max_norm", "restarts", "muon_lr", "adamw_lr", "seed")
+        if self.length % (2 * self.cp):
+            raise ValueError(f"length must be a multiple of 2 · cp = {2 * self.cp}, got {self.length}")
+        if not (0 <= self.warmup and 0 <= self.decay and self.warmup + self.decay <= 1):
+            raise ValueError(f"warmup and decay must be shares of the steps, together one at most; got {self.warmup} and {self.decay}")
+
+    def at_least(self, least: float, *names: str) -> None:
+        """ValueError that names a setting below `least`."""
+        for name in names:
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+    def check(self, dp: int) -> None:
+        """ValueError where so many groups of ranks cannot share a step's work."""
+
+
+CPU = {
+    "length": 128, "cp": 1, "ep": 1, "dtype": "float32", "rematerialise": False, "checkpoint_every": 10, "timeout": 120.0, "steps": 40,
+}  # fmt: skip
+"""What a rehearsal on CPUs changes."""
+
+
+def changed(cls: type, name: str, doc: str, **defaults) -> type:
+    """The settings `cls` with other defaults."""
+    kinds = typing.get_type_hints(cls)
+    fields = [(key, kinds[key], dataclasses.field(default=value)) for key, value in defaults.items()]
+    made = dataclasses.make_dataclass(name, fields, bases=(cls,), frozen=True)
+    made.__doc__, made.__module__ = doc, cls.__module__
+    return made
+
+
+def begin(c: Ranks, folder: Path, rank: int) -> None:
+    """Before the network is made: how it computes and sends, its seed, and this process's number for whoever looks for it."""
+    network.REMATERIALISE, network.DISPATCH, network.EXPERTS_IN = c.rematerialise, c.dispatch, c.experts
+    sharding.COMPUTE = torch.bfloat16 if c.dtype == "bfloat16" else None
+    torch.manual_seed(c.seed)
+    (folder / "ranks").mkdir(parents=True, exist_ok=True)
+    (folder / "ranks" / f"{rank}.pid").write_text(str(os.getpid()))
+
+
+def optimise(
+    c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Callable[[int], dict[str, float]], log: Log
+) -> dict[str, float]:
+    """All steps: `gradients(step)` leaves a step's gradients in `model` and returns its figures, on all ranks the same. `log(step,
+    steps, **figures)` is called on rank 0. Returns the last step's figures."""
+    rank = dist.get_rank()
+    optimizers = muon.optimizers(model, c.muon_lr, c.adamw_lr, use_muon=c.optimizer == "muon")
+    base = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+    shelf, first = Checkpoints(folder / "state"), 0
+    if shelf.steps():
+        checkpoint.begun(model, optimizers, shelf.names())
+        first = shelf.load(checkpoint.state(model, optimizers))["step"]
+    metrics, shown = folder / "metrics" / f"{name}.jsonl", {}
+    if rank == 0:
+        keep_lines(metrics, first)
+    last = [json.loads(line) for line in metrics.read_text().splitlines()][-1:] if rank == 0 else []
+    with Watch(folder / "ranks", c.timeout) as watch:
+        for step in range(first, c.steps):
+            factor = wsd(step, c.steps, round(c.warmup * c.steps), round(c.decay * c.steps))
+            for optimizer, rates in zip(optimizers, base, strict=True):
+                for group, lr in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = lr * factor
+            shown = gradients(step)
+            shown["grad_norm"] = sharding.clip(model, c.max_norm)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            if rank == 0:
+                with open(metrics, "a") as file:
+                    file.write(json.dumps({"step": step + 1, **shown}) + "\n")
+                log(step + 1, c.steps, **shown)
+            if (step + 1) % c.checkpoint_every == 0 or step + 1 == c.steps:
+                shelf.save(step + 1, checkpoint.state(model, optimizers))
+            watch.beat(step + 1)
+        shelf.finish()
+    return shown or {name: value for name, value in (last[0] if last else {}).items() if name != "step"}
+
+
+def told(technique: str, c: Ranks, found: dict[str, float]) -> dict[str, str]:
+    """What the model card says of a training: how it was played, and what was measured."""
+    begun = "/".join(Path(c.checkpoint).parts[-3:]) if c.checkpoint else "random weights"
+    return {"training": f"{technique}, {c.steps:,} steps from {begun}"} | {name: f"{value:.4g}" for name, value in found.items()}
+
+
+def keep_lines(path: Path, step: int) -> None:
+    """Cuts a metrics file back to the lines up to a step."""
+    lines: Iterable[str] = path.read_text().splitlines() if path.exists() else []
+    kept = []
+    for line in lines:
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except ValueError:  # a line that a killed process left half written
+            break
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text("".join(kept))
+    os.replace(temporary, path)

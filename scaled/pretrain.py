@@ -1,0 +1,208 @@
+"""Trainings on many ranks, from a folder of code to a Hugging Face folder: what `etude run TECHNIQUE --scale full` plays.
+
+    cpt     continued pretraining: next-token loss and balance loss
+    mtp     layers distilled atop a checkpoint that stays as it is
+
+Inside torchrun, on every rank:
+
+    with world(backend, timeout), mesh(dp, cp, ep):
+        train("cpt", settings, folder, log)
+
+FOLDER/data/        tokenizer.json, rows.npy and doc.npy: packed once, by rank 0 or before there are ranks, and mapped into memory by all
+FOLDER/checkpoints/final    the network, in the end; what else lies there: `scaled/optimise.py`
+
+A step's rows are drawn by (seed, epoch) alone, whatever the layout.
+"""
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ref.cpt import Corpus, load_tokenizer, read_library
+from ref.mtp import MTPConfig
+from ref.network import release
+from ref.network.model import Config
+from scaled import cpt
+from scaled.mtp import MTP, mtp_loss
+from scaled.network.model import Transformer, load_balancing_loss, load_hf, save_hf
+from scaled.optimise import CPU, Log, Ranks, begin, changed, optimise, told
+from scaled.runtime import sharding
+from scaled.runtime.cut import cut
+from scaled.runtime.mesh import current
+
+__all__ = ["Full", "Rehearsal", "prepare", "train"]
+
+
+@dataclass(frozen=True)
+class Full(Ranks):
+    """A training on a cluster; the defaults are the report's layout for continued pretraining (§6.1), of Qwen3-30B-A3B."""
+
+    preset: Literal["qwen3_30b_a3b", "tiny"] = "qwen3_30b_a3b"
+    """Shape of the network where no checkpoint is given."""
+    corpus: str | None = None
+    """Folder of code; none: the source of the running Python's standard library."""
+    vocab_size: int = 32_768
+    """Tokens of the byte-level BPE, where no checkpoint brings one."""
+    rows: int = 64
+    """Rows of a step, on all ranks together."""
+    layers: int = 3
+    """Multi-token-prediction layers (mtp)."""
+    perplexity_tokens: int = 65_536
+    """Tokens of the held-out codebase that are scored in the end; 0 scores none."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.at_least(1, "rows", "layers")
+        self.at_least(len(cpt.SPECIAL_TOKENS) + 256, "vocab_size")
+        if self.perplexity_tokens:
+            self.at_least(2, "perplexity_tokens")
+
+    def check(self, dp: int) -> None:
+        if self.rows % dp:
+            raise ValueError(f"rows={self.rows} must be a multiple of dp = {dp}; see --set rows=…")
+
+    def shape(self, vocab: int) -> Config:
+        """The network of the preset."""
+        if self.preset == "tiny":
+            return Config.tiny(vocab)
+        return Config.qwen3_30b_a3b()
+
+
+Rehearsal = changed(Full, "Rehearsal", "The same on CPUs, in a minute: the tiny network, short rows.", **CPU, preset="tiny", vocab_size=1024,
+                    rows=16, optimizer="muon", muon_lr=0.02, adamw_lr=3e-3, perplexity_tokens=8192)  # fmt: skip
+
+
+def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **__: None) -> dict[str, float]:
+    """The whole training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns what was measured in the end."""
+    folder, rank = Path(folder), dist.get_rank()
+    tokenizer, rows, doc, held = data(c, folder, rank)
+    begin(c, folder, rank)
+    model = load_hf(c.checkpoint) if c.checkpoint else Transformer(c.shape(tokenizer.get_vocab_size()))
+    extra = None
+    if technique == "mtp":
+        found, extra = distil(c, folder, model, rows, doc, log)
+    else:
+        found = pretrain(c, folder, model, rows, doc, log)
+        if c.perplexity_tokens:
+            nll = cpt.codebase_nll(model, tokenizer, held, min(c.length, 4096), max_tokens=c.perplexity_tokens)
+            found |= {"codebase_perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte}
+    read = Path(c.corpus).name if c.corpus else "the standard library of Python"
+    facts = {"data": f"{len(rows):,} rows of {c.length:,} tokens from {read}, without its held-out part"} | told(technique, c, found)
+    what = "A network with draft layers distilled from it." if extra else "A network after continued pretraining on code."
+    about = release.card(f"etude {technique}", what, model.config, facts, drafts=bool(extra))
+    beside = release.beside(c.checkpoint or folder / "data", model.config, about)
+    save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=beside)
+    return found
+
+
+def data(c: Full, folder: Path, rank: int):
+    """Tokenizer, packed rows and their documents [R, T], and the held-out codebase; packed by rank 0, the same on all."""
+    at = folder / "data"
+    if rank == 0:
+        prepare(c, folder)
+    while not (at / "doc.npy").exists():  # for as long as rank 0 needs; in a collective the others would give up
+        time.sleep(0.1)
+    tokenizer = load_tokenizer(at / "tokenizer.json")
+    return tokenizer, np.load(at / "rows.npy", mmap_mode="r"), np.load(at / "doc.npy", mmap_mode="r"), read(c)[1]
+
+
+def read(c: Full) -> tuple[Corpus, Corpus]:
+    """The corpus: what is learned from, and what is held out. ValueError where there is nothing to hold out."""
+    try:
+        return cpt.hold_out_codebase(read_library() if c.corpus is None else cpt.read_corpus(c.corpus))[1:]
+    except ValueError as error:
+        raise ValueError(f"{named(c)}: {error}; choose another with --corpus") from None
+
+
+def named(c: Full) -> str:
+    return "corpus of the standard library" if c.corpus is None else f"corpus {c.corpus}"
+
+
+def prepare(c: Full, folder: Path) -> None:
+    """Leaves tokenizer and packed rows in FOLDER/data, unless they are there; says so where the steps read the corpus more than once.
+    ValueError, with nothing written, for a corpus of fewer tokens than a row has."""
+    at = folder / "data"
+    if (at / "doc.npy").exists():
+        return
+    learn, held = read(c)
+    files = list(learn.files.values())
+    if c.checkpoint:
+        tokenizer = load_tokenizer(Path(c.checkpoint) / "tokenizer.json")
+    else:
+        tokenizer = cpt.train_tokenizer(files, c.vocab_size)
+    end = tokenizer.token_to_id(cpt.SPECIAL_TOKENS[0]) or 0
+    ids, doc = cpt.pack(([*one.ids, end] for one in tokenizer.encode_batch(files)), c.length)
+    there, wanted = int((doc >= 0).sum()), c.steps * c.rows * c.length
+    if there < c.length:
+        raise ValueError(f"{named(c)}: {there:,} tokens to learn from are fewer than a row of {c.length:,}; choose another with --corpus, "
+                         "or see --set length=…")  # fmt: skip
+    if c.perplexity_tokens and len(tokenizer.encode("\n".join(held.files.values())).ids) < 2:
+        raise ValueError(f"{named(c)}: what is held out is a single token, and none stands before it; choose another with --corpus, or see "
+                         "--set perplexity_tokens=0")  # fmt: skip
+    if there < wanted:
+        print(f"corpus: {c.steps:,} steps ask for {wanted:,} tokens and it has {there:,} to learn from, so it is read "
+              f"{wanted / there:,.2f} times", flush=True)  # fmt: skip
+    at.mkdir(parents=True, exist_ok=True)
+    if c.checkpoint:
+        shutil.copyfile(Path(c.checkpoint) / "tokenizer.json", at / "tokenizer.json")
+    else:
+        (at / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    for name, array in (("rows.npy", ids), (".doc.npy", doc)):
+        with open(at / name, "wb") as file:
+            np.save(SimpleNamespace(write=file.write), array)  # to a file itself numpy writes on its own, and does not say that a disk is full
+    os.replace(at / ".doc.npy", at / "doc.npy")  # the last, so that who finds it finds all
+
+
+def batch_of(c: Full, rows: np.ndarray, doc: np.ndarray, step: int) -> tuple[Tensor, Tensor]:
+    """This rank's rows and documents of a step."""
+    epoch, at = divmod(step * c.rows, max(len(rows) // c.rows, 1) * c.rows)
+    order = np.random.default_rng((c.seed, epoch)).permutation(len(rows))[at : at + c.rows]
+    some = np.resize(order, c.rows)  # a corpus of fewer rows than a step has is repeated
+    device = current().device
+    return tuple(cut(torch.from_numpy(x[some].astype(np.int64))).to(device) for x in (rows, doc))
+
+
+def pretrain(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.ndarray, log: Log) -> dict[str, float]:
+    """Next-token training of every weight."""
+    weight = model.config.router_aux_loss_coef
+
+    def gradients(step: int) -> dict[str, float]:
+        ids, documents = batch_of(c, rows, doc, step)
+        out = model(ids, doc=documents, logits=False)
+        loss, count = cpt.next_token_loss(model, out.hidden, ids, documents)
+        loss = loss / count
+        shown = {"loss": loss.item(), "tokens": count}
+        if out.router_logits:
+            loss = loss + weight * load_balancing_loss(out.router_logits, out.experts)
+        loss.backward()
+        return shown
+
+    return optimise(c, folder, "cpt", model, gradients, log)
+
+
+def distil(
+    c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.ndarray, log: Log
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Multi-token-prediction layers atop the network as it is: the last step's figures, and the layers' tensors."""
+    layers = MTP(model.config, MTPConfig(depth=c.layers, intermediate_size=2 * model.config.hidden_size))
+
+    def gradients(step: int) -> dict[str, float]:
+        ids, documents = batch_of(c, rows, doc, step)
+        with torch.no_grad():
+            out = model(ids, doc=documents, logits=False)
+        loss, count, figures = mtp_loss(layers, model, out, ids, documents)
+        loss = loss / max(count, 1.0)
+        loss.backward()
+        return {"loss": loss.item(), "tokens": count, **figures}
+
+    last = optimise(c, folder, "mtp", layers, gradients, log)
+    return last, {f"mtp.{name}": x.cpu() for name, x in sharding.wholes(layers)}  # a few dense layers: small enough for one rank
