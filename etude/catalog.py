@@ -253,8 +253,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         sim="sims/low_precision.py",
         lesson="lessons/10_quant.py",
         figure="results/figures/low-precision.png",
-        tests=("tests/ref/test_quant.py", "tests/ref/test_formats.py", "tests/kernels/test_quant.py", "tests/kernels/test_gemm.py",
-               "tests/kernels/test_grouped_gemm.py", "tests/kernels/test_experts.py"),
+        tests=(
+            "tests/ref/test_quant.py",
+            "tests/ref/test_formats.py",
+            "tests/kernels/test_quant.py",
+            "tests/kernels/test_gemm.py",
+            "tests/kernels/test_grouped_gemm.py",
+            "tests/kernels/test_experts.py",
+        ),
     ),
 )
 
@@ -278,7 +284,5 @@ def table() -> str:
         for column in columns:
             path = getattr(technique, column)
             links.append(f"[{path.rpartition('/')[2]}]({path})" if path else "–")
-        rows.append(
-            f"| `{technique.name}` | {technique.title} | {technique.source} | " + " | ".join(links) + " |"
-        )
+        rows.append(f"| `{technique.name}` | {technique.title} | {technique.source} | " + " | ".join(links) + " |")
     return "\n".join(rows)

@@ -40,43 +40,23 @@ def list_techniques() -> None:
 
     table = Table("technique", "what", "source", "read", box=None, header_style="bold", pad_edge=False)
     for technique in catalog.TECHNIQUES:
-        table.add_row(
-            technique.name, technique.title, technique.source, technique.ref or technique.sim or "–"
-        )
+        table.add_row(technique.name, technique.title, technique.source, technique.ref or technique.sim or "–")
     Console().print(table)
 
 
 @app.command("run", add_help_option=False)
 def run_technique(
     context: typer.Context,
-    technique: Annotated[
-        str | None, typer.Argument(help="A name from `etude list`; `recipe` is all of it.")
-    ] = None,
+    technique: Annotated[str | None, typer.Argument(help="A name from `etude list`; `recipe` is all of it.")] = None,
     scale: Annotated[str, typer.Option(help="small: this machine, minutes. full: many ranks.")] = "small",
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/TECHNIQUE")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the output folder.")
-    ] = False,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="One setting; repeatable; beats --config.", metavar="KEY=VALUE"),
-    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; beats --config.", metavar="KEY=VALUE")] = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
-    corpus: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of code to train on.", readable=False, show_default="Python's standard library"
-        ),
-    ] = None,
-    checkpoint_seconds: Annotated[
-        float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)
-    ] = 20.0,
-    nproc: Annotated[
-        int | None, typer.Option(help="Ranks of a full run.", show_default="every GPU here, or two with gloo")
-    ] = None,
+    corpus: Annotated[Path | None, typer.Option(help="Folder of code to train on.", readable=False, show_default="Python's standard library")] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+    nproc: Annotated[int | None, typer.Option(help="Ranks of a full run.", show_default="every GPU here, or two with gloo")] = None,
     backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: a full run rehearsed on CPUs.")] = "nccl",
     help: Annotated[bool, typer.Option("--help", help="Show this, and the settings of TECHNIQUE.")] = False,
 ) -> None:
@@ -92,8 +72,10 @@ def run_technique(
     if entry is None:
         if shown := catalog.find_experiment(technique):
             about = [f"etude run {known.name}" for known in catalog.TECHNIQUES if known.sim == shown.sim]
-            raise RunError(f"{shown.name} is a figure: etude figure {shown.name}"
-                           + (f"; the technique that it is about is played by: {', '.join(about)}" if about else ""))  # fmt: skip
+            raise RunError(
+                f"{shown.name} is a figure: etude figure {shown.name}"
+                + (f"; the technique that it is about is played by: {', '.join(about)}" if about else "")
+            )
         names = [known.name for known in catalog.TECHNIQUES]
         near = difflib.get_close_matches(technique, names, n=1)
         guess = f"did you mean {near[0]}? There are" if near else "there are"
@@ -143,7 +125,10 @@ def plan(
 
     found = planning.plans(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
     if found[0]["length"] < length:
-        print(f"warning: rows are {found[0]['length']:,} tokens long, not {length:,}: the network's max_position_embeddings allow no more", file=sys.stderr)
+        print(
+            f"warning: rows are {found[0]['length']:,} tokens long, not {length:,}: the network's max_position_embeddings allow no more",
+            file=sys.stderr,
+        )
     planning.show(found, model, hardware)
     if out is not None:
         planning.write(found, out)
@@ -175,16 +160,9 @@ def figure(
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/figure/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the experiment in the output folder.")] = False,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="One setting; repeatable; beats --config.", metavar="KEY=VALUE"),
-    ] = None,
-    checkpoint_seconds: Annotated[
-        float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)
-    ] = 20.0,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; beats --config.", metavar="KEY=VALUE")] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
 ) -> None:
     """Reproduce a figure or claim of the sources: picture, table and verdict in the output folder."""
     from etude import figures
@@ -197,8 +175,10 @@ def figure(
     if entry is None:
         if played := catalog.find(name):
             about = [f"etude figure {known.name}" for known in catalog.EXPERIMENTS if known.sim == played.sim]
-            raise RunError(f"{played.name} is a technique: etude run {played.name}; "
-                           + (f"its figure is {', '.join(about)}" if about else "it has no figure of its own"))  # fmt: skip
+            raise RunError(
+                f"{played.name} is a technique: etude run {played.name}; "
+                + (f"its figure is {', '.join(about)}" if about else "it has no figure of its own")
+            )
         names = [known.name for known in catalog.EXPERIMENTS]
         near = difflib.get_close_matches(name, names, n=1)
         guess = f"did you mean {near[0]}? There are" if near else "there are"
@@ -230,9 +210,7 @@ def _print_experiments() -> None:
 
 @app.command("claims")
 def claims(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Finished experiments to add; without any, the file is shown.")
-    ] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Finished experiments to add; without any, the file is shown.")] = None,
     out: Annotated[Path, typer.Option(help="JSON file of claims.")] = Path("results/claims.json"),
 ) -> None:
     """What the sources claim, what was measured here, and the verdict."""
@@ -274,9 +252,24 @@ def explore(
         raise RunError(f"port {port} is in use; choose another --port")
     port = port or next(filter(_free, range(8501, 2**16)))
     # With its welcome, Streamlit would also put a notice for developers over every page.
-    options = ["--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", str(no_browser).lower(),
-               "--browser.gatherUsageStats", "false", "--server.showEmailPrompt", "false", "--logger.hideWelcomeMessage", "true",
-               "--client.toolbarMode", "viewer", "--server.fileWatcherType", "none"]  # fmt: skip
+    options = [
+        "--server.address",
+        "127.0.0.1",
+        "--server.port",
+        str(port),
+        "--server.headless",
+        str(no_browser).lower(),
+        "--browser.gatherUsageStats",
+        "false",
+        "--server.showEmailPrompt",
+        "false",
+        "--logger.hideWelcomeMessage",
+        "true",
+        "--client.toolbarMode",
+        "viewer",
+        "--server.fileWatcherType",
+        "none",
+    ]
     print(f"explorer: http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(page), *options])
 
@@ -407,9 +400,7 @@ def _config_class(entry: catalog.Technique) -> type:
     return module.Recipe if entry.name == "recipe" else module.Demo
 
 
-def _play(
-    entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resume: bool, cadence: float
-) -> None:
+def _play(entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resume: bool, cadence: float) -> None:
     """Opens the run, plays the technique, prints what came out."""
     from kit.process import keep_freed_memory
     from kit.runs import Run
@@ -465,10 +456,7 @@ def _print_result(title: str, result: dict) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console, plain = (
-        Console(),
-        Table("result", "value", box=None, header_style="bold", title=title, title_justify="left"),
-    )
+    console, plain = (Console(), Table("result", "value", box=None, header_style="bold", title=title, title_justify="left"))
     grids = []
     curves: dict[str, dict[str, Any]] = {}
     for key, value in result.items():
@@ -524,15 +512,7 @@ def _print_settings(entry: catalog.Technique, backend: str | None = None) -> Non
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        "setting",
-        "default",
-        "what",
-        box=None,
-        header_style="bold",
-        title="Settings for --set and --config",
-        title_justify="left",
-    )
+    table = Table("setting", "default", "what", box=None, header_style="bold", title="Settings for --set and --config", title_justify="left")
     if backend is not None:
         from etude import full
 

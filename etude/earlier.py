@@ -17,8 +17,10 @@ from sims.experiment import above, at_least, at_most, below, claim, untested
 __all__ = ["claims_of"]
 
 KERNELS = "§6.1, Kernels"
-MARGINS = ("both penalties cost the same on average, but the next token costs less under the nonlinear one, on easy tasks too, so "
-           "that it is simply the weaker price: to be played with margins matched")  # fmt: skip
+MARGINS = (
+    "both penalties cost the same on average, but the next token costs less under the nonlinear one, on easy tasks too, so "
+    "that it is simply the weaker price: to be played with margins matched"
+)
 SUPERVISED = "the source saw it in RL, and these are eighty supervised steps"
 
 
@@ -66,7 +68,7 @@ def _together(record: dict, one: dict) -> dict:
         "note": f"depth 2, of rollouts that read both helpers those that read them in one turn, after RL with a price on turns − before: "
         f"{before['read_together']:.3f} → {after['read_together']:.3f}, without a price on turns {at['turns free']['read_together']:.3f}; "
         "both 95% intervals, subtracted end from end",
-    }  # fmt: skip
+    }
 
 
 def _foretold(outcome: str) -> Callable[[dict, dict], dict]:
@@ -80,8 +82,10 @@ def _foretold(outcome: str) -> Callable[[dict, dict], dict]:
         some = [[row for row in trainings if row["seed"] == seed] for seed in sorted({row["seed"] for row in trainings})]
         each = [line(*(np.array([row[key] for row in rows]) for key in ("sft_loss", outcome)))[0] for rows in some]
         over = student(each)
-        note = (f"slope over the budgets of a seed, {len(trainings)} trainings: {', '.join(f'{v:.3g}' for v in each)}; 95% Student's t over "
-                f"seeds; through all trainings at once {one['measured']:.3g}; {one['note'][one['note'].rindex(outcome.split('_')[0]) :]}")  # fmt: skip
+        note = (
+            f"slope over the budgets of a seed, {len(trainings)} trainings: {', '.join(f'{v:.3g}' for v in each)}; 95% Student's t over "
+            f"seeds; through all trainings at once {one['measured']:.3g}; {one['note'][one['note'].rindex(outcome.split('_')[0]) :]}"
+        )
         return {"measured": over["value"], "interval": (over["low"], over["high"]), "note": note}
 
     return found
@@ -109,20 +113,21 @@ ROWS: dict[str, Row | None] = {
     "kl-variance/k3-loses-far": Row(at_least(2.0)),
     "kl-variance/crossing": Row(SIGMA, again=_crossing),
     "kl-variance/real-tokens": Row(above(1.0)),
-    **{f"kl-variance/{name}": Row(EXACT) for name in (
-        "k1-loss", "k2-loss", "k3-loss", "k1-reward", "k3-ratio", "off-policy-weight", "sequence-k1")},
+    **{f"kl-variance/{name}": Row(EXACT) for name in ("k1-loss", "k2-loss", "k3-loss", "k1-reward", "k3-ratio", "off-policy-weight", "sequence-k1")},
     **{f"kl-variance/{name}": Row(ANOTHER) for name in ("k3-reward", "off-policy", "sequence-k2")},
     **{f"grpo-bias/{name}": Row(EXACT) for name in ("mean-factor", "rloo-exact", "mean-against-others")},
     "grpo-bias/std-blow-up": Row(at_least(0.5), needs={"undivided less than 0.1": True}),
-    "grpo-bias/length-gradient": Row(
-        above(0.05), "divided by the rollout's length, the gradient points elsewhere than the expected reward's"),
+    "grpo-bias/length-gradient": Row(above(0.05), "divided by the rollout's length, the gradient points elsewhere than the expected reward's"),
     "grpo-bias/std-gradient": Row(above(0.05), "divided by the group's deviation, it does too"),
     "grpo-bias/std-gradient-priced": Row(above(0.05)),
-    **{f"grpo-bias/{name}": Row(above()) for name in (
-        "wrong-longer", "wrong-grow", "wrong-longer-trained", "std-share", "masked-cut-off", "masked-longer", "masked-grows")},
+    **{
+        f"grpo-bias/{name}": Row(above())
+        for name in ("wrong-longer", "wrong-grow", "wrong-longer-trained", "std-share", "masked-cut-off", "masked-longer", "masked-grows")
+    },
     **{f"grpo-bias/{name}": Row(below()) for name in ("right-shorter", "unmasked-cut-off")},
-    "grpo-bias/as-good": Row(above(-0.01), "Dr. GRPO earns what GRPO earns (less 0.01 at most), with shorter wrong answers",
-                             needs={"its wrong answers are shorter": True}),
+    "grpo-bias/as-good": Row(
+        above(-0.01), "Dr. GRPO earns what GRPO earns (less 0.01 at most), with shorter wrong answers", needs={"its wrong answers are shorter": True}
+    ),
     "best-of-k/average": Row(above()),
     "best-of-k/best-of-4": Row(above()),
     "best-of-k/best-of-16": Row(above(), "best-of-16 rises too: RL widens what is reachable, it does not only sharpen", again=_last),
@@ -137,26 +142,32 @@ ROWS: dict[str, Row | None] = {
     "length-penalty/hard-success": Row(untested(), why=MARGINS),
     "length-penalty/parallel": Row(above(), again=_together),
     "self-summary/half-error": Row(
-        untested(), why="one agent was trained under the limit and the other was not: to be played with both trained under it"),
+        untested(), why="one agent was trained under the limit and the other was not: to be played with both trained under it"
+    ),
     "self-summary/shorter": Row(below(1.0, 0.5)),
     "self-summary/cache": Row(above()),
     "self-summary/rl-improves": Row(above(), needs={"the loss against play without limit falls": False}),
     "self-summary/one-weight": Row(EXACT),
     "cpt-rl/codebase-loss": Row(below()),
     "cpt-rl/codebase-loss-along": Row(below()),
-    **{f"cpt-rl/loss-{name}": Row(
-        below(), f"between pretraining budgets, lower loss after SFT goes with higher RL reward after a fixed number of steps ({words})",
-        again=_foretold(outcome))
-        for name, outcome, words in (("success", "success_after", "success on held-out tasks"),
-                                     ("reward", "reward_last", "training reward of the last 10 steps"))},
+    **{
+        f"cpt-rl/loss-{name}": Row(
+            below(),
+            f"between pretraining budgets, lower loss after SFT goes with higher RL reward after a fixed number of steps ({words})",
+            again=_foretold(outcome),
+        )
+        for name, outcome, words in (
+            ("success", "success_after", "success on held-out tasks"),
+            ("reward", "reward_last", "training reward of the last 10 steps"),
+        )
+    },
     "cpt-rl/budget-order": Row(above()),
     **{f"low-precision/{how}-leak": Row(above(), source=KERNELS, again=_leak(how)) for how in ("batch", "later")},
     "low-precision/division-mxfp8": Row(below(1e-4), source=KERNELS),
     "low-precision/trains": Row(below(0.02), source=KERNELS),
     "low-precision/tensor-training": Row(untested(), "with the scale per tensor, RL diverges", KERNELS, SUPERVISED),
-    "low-precision/division-nvfp4": Row(
-        untested(), "fast division in NVFP4 makes RL diverge after roughly a hundred steps", KERNELS, SUPERVISED),
-}  # fmt: skip
+    "low-precision/division-nvfp4": Row(untested(), "fast division in NVFP4 makes RL diverge after roughly a hundred steps", KERNELS, SUPERVISED),
+}
 """By experiment and claim; None where it is a claim of nobody's, or one said twice."""
 
 

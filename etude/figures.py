@@ -21,8 +21,25 @@ from kit.runs import Run, flatten
 from kit.settings import RunError, fill
 from sims.experiment import is_law, judge
 
-__all__ = ["as_csv", "bound", "contradiction", "covered", "gather", "laws", "load", "markdown", "markdown_laws", "markdown_open",
-           "measured", "of_sources", "play", "ruled", "show", "show_open", "show_quick"]  # fmt: skip
+__all__ = [
+    "as_csv",
+    "bound",
+    "contradiction",
+    "covered",
+    "gather",
+    "laws",
+    "load",
+    "markdown",
+    "markdown_laws",
+    "markdown_open",
+    "measured",
+    "of_sources",
+    "play",
+    "ruled",
+    "show",
+    "show_open",
+    "show_quick",
+]
 
 
 CLAIM = {"name", "claim", "source", "measured", "interval", "unit", "rule", "needs", "verdict", "note", "experiment", "command"}
@@ -33,9 +50,7 @@ COMMITTED = Path(__file__).resolve().parents[1] / "results" / "claims.json"
 """The claims that the full experiments decided."""
 
 
-def play(
-    entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], quick: bool, resume: bool, cadence: float
-) -> dict:
+def play(entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], quick: bool, resume: bool, cadence: float) -> dict:
     """Plays (or goes on with) an experiment in the run folder `out`, and leaves there NAME.png, NAME.csv and NAME.json.
 
     Returns what NAME.json holds. Raises RunError as `Run.open` and `fill` do."""
@@ -48,9 +63,16 @@ def play(
         played = json.loads((out / "config.json").read_text())["config"]
         command, quick = command_of(entry.name, module.Experiment, played)
         record = {
-            "experiment": entry.name, "title": entry.title, "source": entry.source, "command": command, "quick": quick, "config": played,
-            "machine": machine(), "seconds": run.seconds(), **found,
-        }  # fmt: skip
+            "experiment": entry.name,
+            "title": entry.title,
+            "source": entry.source,
+            "command": command,
+            "quick": quick,
+            "config": played,
+            "machine": machine(),
+            "seconds": run.seconds(),
+            **found,
+        }
         for claim in found["claims"]:
             if wrong := contradiction(claim):
                 raise ValueError(wrong)
@@ -103,7 +125,7 @@ def gather(folders: Iterable[Path], out: Path) -> list[dict]:
     Raises RunError for a folder without a finished experiment and for one that was played with --quick."""
     known = {entry.name: entry for entry in catalog.EXPERIMENTS}
     new = {}
-    for folder, record in ((folder, record) for folder in map(Path, folders) for record in _records(folder)):
+    for folder, record in ((place, record) for place in map(Path, folders) for record in _records(place)):
         if record["quick"]:
             raise RunError(f"{folder} was played with --quick, whose numbers prove nothing; play it without")
         if record["experiment"] not in known:
@@ -117,10 +139,12 @@ def gather(folders: Iterable[Path], out: Path) -> list[dict]:
             if not (target.exists() and source.samefile(target)):
                 shutil.copyfile(source, target)
         facts = {
-            "experiment": name, "command": record["command"], "seed": record["config"]["seed"],
+            "experiment": name,
+            "command": record["command"],
+            "seed": record["config"]["seed"],
             "machine": {k: record["machine"][k] for k in ("cpu", "threads", "torch", "commit")},
             "seconds": round(sum(record["seconds"].values()), 1),
-        }  # fmt: skip
+        }
         claims += [claim | facts for claim in found]
     order = list(known)
     claims.sort(key=lambda claim: order.index(claim["experiment"]) if claim["experiment"] in order else len(order))
@@ -217,8 +241,15 @@ def covered(claims: list[dict]) -> str:
     return f"{tested} of the sources' {every} testable statements are tested, {by_laws} of them by laws alone ({tested / every:.0%})."
 
 
-COLOURS = {"reproduced": "green", "partly": "yellow", "contradicted": "red", "not at this scale": "magenta", "not tested": "dim",
-           "holds": "green", "broken": "red"}  # fmt: skip
+COLOURS = {
+    "reproduced": "green",
+    "partly": "yellow",
+    "contradicted": "red",
+    "not at this scale": "magenta",
+    "not tested": "dim",
+    "holds": "green",
+    "broken": "red",
+}
 
 
 def show(claims: list[dict]) -> None:
@@ -271,8 +302,9 @@ def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
         table.add_row(claim["claim"], claim["source"], measured(claim), "quick: no verdict", *told)
     console = Console()
     console.print(table)
-    console.print(f"--quick shows that it plays; its numbers prove nothing. Verdicts come from the full experiment: etude figure {experiment}",
-                  highlight=False)  # fmt: skip
+    console.print(
+        f"--quick shows that it plays; its numbers prove nothing. Verdicts come from the full experiment: etude figure {experiment}", highlight=False
+    )
 
 
 def markdown(claims: list[dict]) -> str:

@@ -1,7 +1,7 @@
 """`etude run TECHNIQUE --scale full`: from the shell into torchrun, and on every rank into `scaled/pretrain.py` or `scaled/rl.py`.
 
-    parent    checks settings, folder and GPUs, then runs torchrun with this same command inside
-    rank      joins the others, sets the mesh, trains; rank 0 shows progress and writes the report
+parent    checks settings, folder and GPUs, then runs torchrun with this same command inside
+rank      joins the others, sets the mesh, trains; rank 0 shows progress and writes the report
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ from kit.settings import RunError, fill
 PRETRAINING = {"cpt": {}, "muon": {"optimizer": "muon"}, "mtp": {}, "quant": {"experts": "nvfp4-token"}}
 """What `scaled/pretrain.py` trains, and the defaults that the technique changes."""
 RL = {
-    "dr-grpo": {}, "packing": {}, "kl": {"kl": 0.005}, "length-penalty": {"effort_price": 0.0002, "invalid_call": 0.03},
-    "self-summary": {"join": "self"}, "router-replay": {"replay": "filtered"},
-}  # fmt: skip
+    "dr-grpo": {},
+    "packing": {},
+    "kl": {"kl": 0.005},
+    "length-penalty": {"effort_price": 0.0002, "invalid_call": 0.03},
+    "self-summary": {"join": "self"},
+    "router-replay": {"replay": "filtered"},
+}
 """What `scaled/rl.py` trains: Dr. GRPO on packed rows, and with one part of the recipe turned on."""
 FREE = ("cp", "ep", "timeout", "restarts", "checkpoint_every")
 """Settings that a resumed run may change: they do not change what is trained."""
@@ -49,15 +53,19 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[
         left = "etude run cpt --scale full" if entry.name == "mtp" else "etude run recipe --scale small, in checkpoints/sft,"
         raise RunError(f"{entry.name} needs a network to begin from: --set checkpoint=FOLDER, a Hugging Face folder ({left} leaves one)")
     if config.checkpoint and not (Path(config.checkpoint) / "tokenizer.json").is_file():
-        raise RunError(f"checkpoint {config.checkpoint} is no folder with config.json, weights and tokenizer.json; see --set checkpoint=…"
-                       + (" (make small leaves runs/small/checkpoints/sft)" if entry.name in RL else ""))  # fmt: skip
+        raise RunError(
+            f"checkpoint {config.checkpoint} is no folder with config.json, weights and tokenizer.json; see --set checkpoint=…"
+            + (" (make small leaves runs/small/checkpoints/sft)" if entry.name in RL else "")
+        )
     check_work(config, entry.name, ranks)
     if entry.name in RL:
         from etude.microworld import origin
 
         root, _ = origin(Path(config.checkpoint))
         print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} goes back to no run of it"))
-    again = f"etude run {entry.name} --scale full --out {shlex.quote(str(out))} --resume" + (f" --backend {backend} --nproc {ranks}" if backend == "gloo" else "")
+    again = f"etude run {entry.name} --scale full --out {shlex.quote(str(out))} --resume" + (
+        f" --backend {backend} --nproc {ranks}" if backend == "gloo" else ""
+    )
     with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume) as opened:
         from scaled import pretrain
         from scaled.runtime import launch

@@ -32,8 +32,10 @@ class MicroWorld:
         path = Path(c.checkpoint) / "tokenizer.json"
         self.language = Language(load_tokenizer(path))
         if None in (self.language.env, self.language.agent):
-            raise RunError(f"{path} has no tokens <|env|> and <|agent|>: the small world is played by a policy that it taught; "
-                           "etude run recipe --scale small leaves one in checkpoints/sft")  # fmt: skip
+            raise RunError(
+                f"{path} has no tokens <|env|> and <|agent|>: the small world is played by a policy that it taught; "
+                "etude run recipe --scale small leaves one in checkpoints/sft"
+            )
         self.root, settings = origin(Path(c.checkpoint))
         self.recipe = fill(Recipe, settings)
         rl = replace(self.recipe.rl, max_len=c.max_len)
@@ -65,9 +67,13 @@ def figures(episode) -> dict[str, float]:
     """What is told of a conversation."""
     verdict, chain = episode.verdict, episode.chain
     return {
-        "success": float(verdict.tests), "turns": float(verdict.turns), "invalid_calls": float(verdict.invalid_calls),
-        "written": float(chain.written), "segments": float(len(chain.segments)), "summary_tokens": float(chain.summary_tokens),
-    }  # fmt: skip
+        "success": float(verdict.tests),
+        "turns": float(verdict.turns),
+        "invalid_calls": float(verdict.invalid_calls),
+        "written": float(chain.written),
+        "segments": float(len(chain.segments)),
+        "summary_tokens": float(chain.summary_tokens),
+    }
 
 
 def origin(checkpoint: Path) -> tuple[Path | None, dict]:

@@ -72,12 +72,23 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
         seconds["compute"] *= 4 / 3  # a forward pass more: blocks are computed again
         total = seconds["network"] + max(seconds["compute"], seconds["memory"])
         tokens = step.tokens * n
-        found.append({
-            "gpus": n, "length": length, "layout": asdict(layout), **{k: v for k, v in asdict(step).items()}, "memory": step.memory, "seconds": seconds,
-            "step_seconds": total, "tokens_per_step": tokens, "tokens_per_second": tokens / total,
-            "share_of_peak": step.flops / total / machine.flops, "dollars_per_billion_tokens": 1e9 * n * machine.price * total / tokens / 3600,
-            "fits": step.memory <= 0.92 * machine.memory, "capacity": machine.memory,
-        })  # fmt: skip
+        found.append(
+            {
+                "gpus": n,
+                "length": length,
+                "layout": asdict(layout),
+                **{k: v for k, v in asdict(step).items()},
+                "memory": step.memory,
+                "seconds": seconds,
+                "step_seconds": total,
+                "tokens_per_step": tokens,
+                "tokens_per_second": tokens / total,
+                "share_of_peak": step.flops / total / machine.flops,
+                "dollars_per_billion_tokens": 1e9 * n * machine.price * total / tokens / 3600,
+                "fits": step.memory <= 0.92 * machine.memory,
+                "capacity": machine.memory,
+            }
+        )
     return found
 
 
@@ -101,8 +112,13 @@ def show(found: list[dict], model: str, hardware: str) -> None:
 
     row("dp · cp · ep", ["{dp} · {cp} · {ep}".format(**one["layout"]) for one in found])
     row("tokens", [f"{one['tokens']:,}" for one in found])
-    for name, key in (("weights, float32", "weights"), ("gradients, float32", "gradients"), ("AdamW's moments", "moments"),
-                      ("weights gathered", "gathered"), ("activations", "activations")):  # fmt: skip
+    for name, key in (
+        ("weights, float32", "weights"),
+        ("gradients, float32", "gradients"),
+        ("AdamW's moments", "moments"),
+        ("weights gathered", "gathered"),
+        ("activations", "activations"),
+    ):
         sizes(name, key)
     held = cells([one["memory"] for one in found], "B", 1)
     row("memory", [cell + ("" if one["fits"] else ": too much") for cell, one in zip(held, found, strict=True)])
@@ -114,7 +130,10 @@ def show(found: list[dict], model: str, hardware: str) -> None:
     sizes("step", "step_seconds", "s")
     row("tokens/s, all ranks", [f"{one['tokens_per_second']:,.0f}" for one in found])
     row("share of peak", [f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%" for share in (one["share_of_peak"] for one in found)])
-    row("dollars a billion tokens", [f"{price:,.0f}" if price >= 10 else f"{price:.2g}" for price in (one["dollars_per_billion_tokens"] for one in found)])
+    row(
+        "dollars a billion tokens",
+        [f"{price:,.0f}" if price >= 10 else f"{price:.2g}" for price in (one["dollars_per_billion_tokens"] for one in found)],
+    )
     console, machine = Console(), HARDWARE[hardware]
     console.print(table)
     console.print(ASSUMPTIONS.format(efficiency=machine.efficiency, latency=machine.latency * 1e6, price=machine.price), highlight=False)
@@ -140,10 +159,13 @@ def picture(found: list[dict], path: Path) -> None:
     left.axhline(found[0]["capacity"] / size, color=GREY, linestyle="--", linewidth=1)
     left.set(ylabel=f"{SIZES[size]}B a rank (dashed: what there is)", title="Memory at the peak")
     second = _scale(one["step_seconds"] for one in found)
-    stack(right, {
-        "compute": [max(one["seconds"]["compute"], one["seconds"]["memory"]) / second for one in found],
-        "network": [one["seconds"]["network"] / second for one in found],
-    })  # fmt: skip
+    stack(
+        right,
+        {
+            "compute": [max(one["seconds"]["compute"], one["seconds"]["memory"]) / second for one in found],
+            "network": [one["seconds"]["network"] / second for one in found],
+        },
+    )
     right.set(ylabel=f"{SIZES[second]}s a step", title="Time, nothing overlapped")
     save(figure, path)
 

@@ -37,9 +37,10 @@ def recipe() -> str:
         lines.append(f"| {title} | {change['mean']:+.3f} ± {change['sd']:.3f} |")
     first, box = found["runs"][0], found["machine"]
     lines += [
-        "", f"Seed {first['seed']} took {first['seconds'] / 60:.1f} minutes and {first['peak_memory_gib']:.1f} GiB on {box['cores']} cores "
+        "",
+        f"Seed {first['seed']} took {first['seconds'] / 60:.1f} minutes and {first['peak_memory_gib']:.1f} GiB on {box['cores']} cores "
         f"({box['cpu']}).",
-    ]  # fmt: skip
+    ]
     return "\n".join(lines)
 
 
@@ -51,8 +52,7 @@ def by_depth() -> str:
         cells = []
         for name in ("success", "best_of_8", "greedy"):
             before, after = (
-                sum(run[when]["by_depth"][depth][name]["value"] for run in found["runs"]) / len(found["runs"])
-                for when in ("before", "after")
+                sum(run[when]["by_depth"][depth][name]["value"] for run in found["runs"]) / len(found["runs"]) for when in ("before", "after")
             )
             cells.append(f"{before:.2f} → {after:.2f}")
         lines.append(f"| {depth} | " + " | ".join(cells) + " |")
@@ -108,15 +108,25 @@ def bench() -> str:
 
 def crowded() -> str:
     """What a run's parts cost alone, with threads, and beside busy programs, by machine."""
-    words = {"sampling": "128 rollouts of a step", "step": "the step on them", "decoding": "decoding 8 tasks", "evaluation": "2,400 rollouts",
-             "products": "matrix products alone"}
+    words = {
+        "sampling": "128 rollouts of a step",
+        "step": "the step on them",
+        "decoding": "decoding 8 tasks",
+        "evaluation": "2,400 rollouts",
+        "products": "matrix products alone",
+    }
     lines = []
     for found in _read("crowded-*.json"):
-        lines += [f"| {found['machine']['cpu']}, {found['busy']} cores, median of {found['rounds']} | alone | with threads instead | "
-                  f"beside {found['busy']} busy programs |", "|---|---|---|---|"]  # fmt: skip
+        lines += [
+            f"| {found['machine']['cpu']}, {found['busy']} cores, median of {found['rounds']} | alone | with threads instead | "
+            f"beside {found['busy']} busy programs |",
+            "|---|---|---|---|",
+        ]
         for name, one in found["parts"].items():
-            lines.append(f"| {words[name]} | {one['alone_s']:.1f} s | {one['threads_s']:.1f} s, {one['faster_than_threads']:.2f} × | "
-                         f"{one['crowded_s']:.1f} s, {one['slower_in_a_crowd']:.2f} × |")  # fmt: skip
+            lines.append(
+                f"| {words[name]} | {one['alone_s']:.1f} s | {one['threads_s']:.1f} s, {one['faster_than_threads']:.2f} × | "
+                f"{one['crowded_s']:.1f} s, {one['slower_in_a_crowd']:.2f} × |"
+            )
     return "\n".join(lines)
 
 
@@ -130,8 +140,11 @@ def plan() -> str:
             f"{x['measured_s'] * 1e3:.0f} ms [{x['least_s'] * 1e3:.0f}, {x['most_s'] * 1e3:.0f}] | {x['predicted_s'] / x['measured_s']:.2f} |"
         )
     all_of_it, box = found["predicted_over_measured"], found["machine"]
-    lines += ["", f"{found['ranks']} ranks of one thread each on {box['cpu']}, gloo, median of {found['rounds']} steps with the least and the most; "
-              f"predicted over measured: median {all_of_it['median']:.2f}, from {all_of_it['least']:.2f} to {all_of_it['most']:.2f}."]  # fmt: skip
+    lines += [
+        "",
+        f"{found['ranks']} ranks of one thread each on {box['cpu']}, gloo, median of {found['rounds']} steps with the least and the most; "
+        f"predicted over measured: median {all_of_it['median']:.2f}, from {all_of_it['least']:.2f} to {all_of_it['most']:.2f}.",
+    ]
     return "\n".join(lines)
 
 
@@ -155,9 +168,18 @@ def untested() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "recipe": recipe, "by-depth": by_depth, "perplexity": perplexity, "decode": decode, "bench": bench, "crowded": crowded, "claims": claims,
-    "laws": laws, "untested": untested, "plan": plan, "techniques": catalog.table,
-}  # fmt: skip
+    "recipe": recipe,
+    "by-depth": by_depth,
+    "perplexity": perplexity,
+    "decode": decode,
+    "bench": bench,
+    "crowded": crowded,
+    "claims": claims,
+    "laws": laws,
+    "untested": untested,
+    "plan": plan,
+    "techniques": catalog.table,
+}
 
 
 def filled(text: str) -> str:

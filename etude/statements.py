@@ -44,180 +44,288 @@ def _in(experiment: str, *names: str) -> tuple[str, ...]:
 
 
 PRETRAINING = (
-    Statement("log-linear", "§3.1, Fig. 2 right", "loss on the held-out codebase falls log-linearly in compute",
-              _in("cpt-rl", "codebase-loss", "codebase-loss-along")),
-    Statement("loss-foretells-reward", "§3.1, Fig. 2 left", "the lower the loss after SFT, the higher the reward after the same RL",
-              _in("cpt-rl", "loss-success", "loss-reward")),
-    Statement("more-compute-more-reward", "§3.1, Fig. 2", "a larger pretraining budget ends in a higher RL reward",
-              _in("cpt-rl", "budget-order")),
+    Statement(
+        "log-linear",
+        "§3.1, Fig. 2 right",
+        "loss on the held-out codebase falls log-linearly in compute",
+        _in("cpt-rl", "codebase-loss", "codebase-loss-along"),
+    ),
+    Statement(
+        "loss-foretells-reward",
+        "§3.1, Fig. 2 left",
+        "the lower the loss after SFT, the higher the reward after the same RL",
+        _in("cpt-rl", "loss-success", "loss-reward"),
+    ),
+    Statement("more-compute-more-reward", "§3.1, Fig. 2", "a larger pretraining budget ends in a higher RL reward", _in("cpt-rl", "budget-order")),
     Statement("perplexity-foretells-reward", "§3.1, App. B", "codebase perplexity predicts the reward of RL", why=HERE),
     Statement("mxfp8-trains", "§3.1", "continued pretraining in MXFP8 trains as in BF16", why=HERE),
-    Statement("benchmarks-foretell-less", "App. B", "agent benchmarks of a base say less about the end of RL than base evaluations do",
-              why=CLUSTER),
-    Statement("strict-accuracy-brittle", "App. B", "strict accuracy in state tracking is brittle to single characters, a distance is not",
-              why=HERE),
-    Statement("state-tracking-parts", "App. B, Table 2", "rebuilding a file after many diffs tells bases apart: 66, 86 and 92",
-              why=CLUSTER),
-    Statement("knowledge-parts", "App. B, Table 2",
-              "questions from turns that had to look something up tell bases apart: 68.9%, 83.2%, 79.2%",
-              why=CLUSTER),
-    Statement("codebase-nll-parts", "App. B, Table 2", "codebase perplexity tells bases apart: 11.75, 13.81 and 14.11 million nats",
-              why=CLUSTER),
-)  # fmt: skip
+    Statement("benchmarks-foretell-less", "App. B", "agent benchmarks of a base say less about the end of RL than base evaluations do", why=CLUSTER),
+    Statement("strict-accuracy-brittle", "App. B", "strict accuracy in state tracking is brittle to single characters, a distance is not", why=HERE),
+    Statement("state-tracking-parts", "App. B, Table 2", "rebuilding a file after many diffs tells bases apart: 66, 86 and 92", why=CLUSTER),
+    Statement(
+        "knowledge-parts", "App. B, Table 2", "questions from turns that had to look something up tell bases apart: 68.9%, 83.2%, 79.2%", why=CLUSTER
+    ),
+    Statement("codebase-nll-parts", "App. B, Table 2", "codebase perplexity tells bases apart: 11.75, 13.81 and 14.11 million nats", why=CLUSTER),
+)
 
 DRAFTS = (
-    Statement("distillation-faster", "§3.1", "draft layers that match the head's distribution learn faster than from token ids",
-              _in("mtp", "distill-expected", "distill-greedy")),
+    Statement(
+        "distillation-faster",
+        "§3.1",
+        "draft layers that match the head's distribution learn faster than from token ids",
+        _in("mtp", "distill-expected", "distill-greedy"),
+    ),
     Statement("drafts-2-3", "write-ups (§3.1)", "speculative decoding with MTP layers is 2–3 times faster", _in("mtp", "speed-up")),
-    Statement("drafts-formula", "arXiv:2211.17192, thm. 3.8", "the speed-up follows from acceptance and the price of a draft",
-              _in("mtp", "predicted")),
+    Statement(
+        "drafts-formula", "arXiv:2211.17192, thm. 3.8", "the speed-up follows from acceptance and the price of a draft", _in("mtp", "predicted")
+    ),
     Statement("greedy-unchanged", "arXiv:2211.17192", "speculative decoding leaves greedy output as it is", _in("mtp", "identical")),
-    Statement("samples-unchanged", "arXiv:2211.17192", "accept and reject leave the distribution of samples as it is",
-              why="held exactly by tests/ref/test_mtp.py; no experiment plays it"),
-    Statement("drafts-from-mid-cpt", "§3.1", "MTP layers begun on a checkpoint from the middle of pretraining serve the final model",
-              why=HERE),
-    Statement("joint-training", "§3.1",
-              "MTP layers that train jointly with the model in long context and SFT draft well and do not harm it",
-              _in("mtp", "joint-drafts", "joint-trunk")),
-)  # fmt: skip
+    Statement(
+        "samples-unchanged",
+        "arXiv:2211.17192",
+        "accept and reject leave the distribution of samples as it is",
+        why="held exactly by tests/ref/test_mtp.py; no experiment plays it",
+    ),
+    Statement("drafts-from-mid-cpt", "§3.1", "MTP layers begun on a checkpoint from the middle of pretraining serve the final model", why=HERE),
+    Statement(
+        "joint-training",
+        "§3.1",
+        "MTP layers that train jointly with the model in long context and SFT draft well and do not harm it",
+        _in("mtp", "joint-drafts", "joint-trunk"),
+    ),
+)
 
 GRADIENT = (
-    Statement("dr-grpo-direction", "arXiv:2503.20783, §3", "without the two divisions the expected gradient has the true direction",
-              _in("grpo-bias", "mean-factor", "mean-against-others")),
-    Statement("rloo-unbiased", "arXiv:2402.14740", "a baseline of the other rollouts makes the gradient unbiased",
-              _in("grpo-bias", "rloo-exact")),
-    Statement("length-division", "§4.1; arXiv:2503.20783, §3", "division by the rollout's length is a length bias: wrong answers grow",
-              _in("grpo-bias", "length-gradient", "wrong-longer", "right-shorter", "wrong-grow", "wrong-longer-trained")),
-    Statement("deviation-division", "§4.1", "division by the deviation blows up small differences in groups that are equally right",
-              _in("grpo-bias", "std-blow-up", "std-share", "std-gradient", "std-gradient-priced")),
-    Statement("dr-grpo-as-good", "arXiv:2503.20783, Fig. 1 and 5", "Dr. GRPO is as good with shorter wrong answers",
-              _in("grpo-bias", "as-good")),
-    Statement("overlong-unmasked", "§4.1", "overlong rollouts need no mask: it brings nothing",
-              _in("grpo-bias", "unmasked-cut-off", "masked-cut-off", "masked-longer", "masked-grows")),
+    Statement(
+        "dr-grpo-direction",
+        "arXiv:2503.20783, §3",
+        "without the two divisions the expected gradient has the true direction",
+        _in("grpo-bias", "mean-factor", "mean-against-others"),
+    ),
+    Statement("rloo-unbiased", "arXiv:2402.14740", "a baseline of the other rollouts makes the gradient unbiased", _in("grpo-bias", "rloo-exact")),
+    Statement(
+        "length-division",
+        "§4.1; arXiv:2503.20783, §3",
+        "division by the rollout's length is a length bias: wrong answers grow",
+        _in("grpo-bias", "length-gradient", "wrong-longer", "right-shorter", "wrong-grow", "wrong-longer-trained"),
+    ),
+    Statement(
+        "deviation-division",
+        "§4.1",
+        "division by the deviation blows up small differences in groups that are equally right",
+        _in("grpo-bias", "std-blow-up", "std-share", "std-gradient", "std-gradient-priced"),
+    ),
+    Statement("dr-grpo-as-good", "arXiv:2503.20783, Fig. 1 and 5", "Dr. GRPO is as good with shorter wrong answers", _in("grpo-bias", "as-good")),
+    Statement(
+        "overlong-unmasked",
+        "§4.1",
+        "overlong rollouts need no mask: it brings nothing",
+        _in("grpo-bias", "unmasked-cut-off", "masked-cut-off", "masked-longer", "masked-grows"),
+    ),
     Statement("overlong-agent", "§4.1", "masking overlong rollouts brings nothing in the agent's own RL", why=HERE),
     Statement("average-rises", "§4.1, Fig. 5", "average reward rises along RL", _in("best-of-k", "average")),
-    Statement("best-of-k-rises", "§4.1, Fig. 5", "best-of-K rises too: RL widens what is reachable, it does not only sharpen",
-              _in("best-of-k", "best-of-4", "best-of-16")),
-    Statement("harder-upsampled", "§4.1",
-              "in later stages, prompts whose rollouts take more turns and tokens are drawn more often, and that helps",
-              why=HERE),
+    Statement(
+        "best-of-k-rises",
+        "§4.1, Fig. 5",
+        "best-of-K rises too: RL widens what is reachable, it does not only sharpen",
+        _in("best-of-k", "best-of-4", "best-of-16"),
+    ),
+    Statement(
+        "harder-upsampled",
+        "§4.1",
+        "in later stages, prompts whose rollouts take more turns and tokens are drawn more often, and that helps",
+        why=HERE,
+    ),
     Statement("close-to-on-policy", "§4.1, §6.2", "asynchronous RL stays stable while samples are kept close to on-policy", why=SERVICES),
-)  # fmt: skip
+)
 
 KL = (
-    Statement("k1-k3-unbiased", "§4.1, Fig. 4", "k1 and k3 are unbiased, k2 is not",
-              _in("kl-variance", "k1-unbiased", "k3-unbiased", "k2-biased")),
-    Statement("k3-near", "§4.1, Fig. 4", "k3 has less variance than k1 while policies are close",
-              _in("kl-variance", "variances", "k3-wins-near", "crossing")),
-    Statement("k3-far", "§4.1, Fig. 4", "k3 has far more variance than k1 once they are not, hence k1",
-              _in("kl-variance", "k3-loses-far", "real-tokens")),
+    Statement("k1-k3-unbiased", "§4.1, Fig. 4", "k1 and k3 are unbiased, k2 is not", _in("kl-variance", "k1-unbiased", "k3-unbiased", "k2-biased")),
+    Statement(
+        "k3-near",
+        "§4.1, Fig. 4",
+        "k3 has less variance than k1 while policies are close",
+        _in("kl-variance", "variances", "k3-wins-near", "crossing"),
+    ),
+    Statement(
+        "k3-far", "§4.1, Fig. 4", "k3 has far more variance than k1 once they are not, hence k1", _in("kl-variance", "k3-loses-far", "real-tokens")
+    ),
     Statement("k1-in-loss", "arXiv:2510.01555", "k1 as a loss term has an expected gradient of zero", _in("kl-variance", "k1-loss")),
-    Statement("k2-in-loss", "arXiv:2510.01555", "k2 as a loss term has the gradient of KL(q‖p)",
-              _in("kl-variance", "k2-loss", "sequence-k2")),
+    Statement("k2-in-loss", "arXiv:2510.01555", "k2 as a loss term has the gradient of KL(q‖p)", _in("kl-variance", "k2-loss", "sequence-k2")),
     Statement("k3-in-loss", "arXiv:2510.01555", "k3 as a loss term has the gradient of the other KL", _in("kl-variance", "k3-loss")),
-    Statement("k1-in-reward", "arXiv:2510.01555", "k1 in the reward has the right gradient, others have not",
-              _in("kl-variance", "k1-reward", "k3-reward", "sequence-k1")),
-    Statement("off-policy-weights", "arXiv:2510.01555", "samples of another policy need importance weights",
-              _in("kl-variance", "off-policy", "off-policy-weight")),
+    Statement(
+        "k1-in-reward",
+        "arXiv:2510.01555",
+        "k1 in the reward has the right gradient, others have not",
+        _in("kl-variance", "k1-reward", "k3-reward", "sequence-k1"),
+    ),
+    Statement(
+        "off-policy-weights",
+        "arXiv:2510.01555",
+        "samples of another policy need importance weights",
+        _in("kl-variance", "off-policy", "off-policy-weight"),
+    ),
     Statement("ratio-of-one", "arXiv:2510.01555", "k3 times a ratio that equals one has another gradient", _in("kl-variance", "k3-ratio")),
-)  # fmt: skip
+)
 
 SUMMARIES = (
-    Statement("half-the-error", "§4.1, self-summarisation post", "self-summaries lose about half of what prompt-based compaction loses",
-              _in("self-summary", "half-error")),
-    Statement("short-summaries", "§4.1, self-summarisation post", "summaries have about 1,000 tokens where compaction's have 5,000",
-              _in("self-summary", "shorter")),
-    Statement("cache-reused", "self-summarisation post", "a request in the running context reuses its cache, a separate call does not",
-              _in("self-summary", "cache")),
-    Statement("reward-on-summaries", "§4.1", "the final reward on every token of the chain makes summaries better",
-              _in("self-summary", "rl-improves")),
+    Statement(
+        "half-the-error",
+        "§4.1, self-summarisation post",
+        "self-summaries lose about half of what prompt-based compaction loses",
+        _in("self-summary", "half-error"),
+    ),
+    Statement(
+        "short-summaries",
+        "§4.1, self-summarisation post",
+        "summaries have about 1,000 tokens where compaction's have 5,000",
+        _in("self-summary", "shorter"),
+    ),
+    Statement(
+        "cache-reused",
+        "self-summarisation post",
+        "a request in the running context reuses its cache, a separate call does not",
+        _in("self-summary", "cache"),
+    ),
+    Statement(
+        "reward-on-summaries", "§4.1", "the final reward on every token of the chain makes summaries better", _in("self-summary", "rl-improves")
+    ),
     Statement("chain-weighs-once", "§4.1", "a chain of more segments weighs no more than one of fewer", _in("self-summary", "one-weight")),
     Statement("fewer-overlong", "§4.1", "self-summaries leave fewer rollouts cut off for their length", why=HERE),
     Statement("hard-summarise-more", "self-summarisation post", "the agent summarises more often on hard tasks", why=HERE),
-)  # fmt: skip
+)
 
 REWARDS = (
-    Statement("penalty-curve", "§4.2, Fig. 6", "the penalty is C(x) = ((1 + kx)^(1−q) − 1) / (k(1−q)), increasing and concave",
-              _in("length-penalty", "formula", "concave", "limits")),
+    Statement(
+        "penalty-curve",
+        "§4.2, Fig. 6",
+        "the penalty is C(x) = ((1 + kx)^(1−q) − 1) / (k(1−q)), increasing and concave",
+        _in("length-penalty", "formula", "concave", "limits"),
+    ),
     Statement("easy-quick", "§4.2", "the length penalty makes easy tasks quick", _in("length-penalty", "easy-quick")),
-    Statement("hard-room", "§4.2", "the length penalty leaves hard tasks room",
-              _in("length-penalty", "easy-more-than-hard", "hard-room", "hard-success")),
-    Statement("parallel-calls", "§4.2", "the length penalty teaches parallel tool calls: the same work in fewer turns",
-              _in("length-penalty", "parallel")),
+    Statement(
+        "hard-room", "§4.2", "the length penalty leaves hard tasks room", _in("length-penalty", "easy-more-than-hard", "hard-room", "hard-success")
+    ),
+    Statement(
+        "parallel-calls", "§4.2", "the length penalty teaches parallel tool calls: the same work in fewer turns", _in("length-penalty", "parallel")
+    ),
     Statement("bad-calls-penalised", "§4.2", "a penalty on bad tool calls makes them rarer", why=HERE),
     Statement("todo-penalised", "§4.2", "a penalty on to-do items left open gets them finished", why=AGENT),
     Statement("style-rewarded", "§4.2", "rewards for coding style and communication change both", why=AGENT),
     Statement("comments-as-thought", "§4.2", "without a reward against it, long chains of thought hide in comments", why=AGENT),
     Statement("terminal-only", "§4.2", "without a reward against it, the agent collapses to the terminal tool", why=AGENT),
-)  # fmt: skip
+)
 
 REPLAY = (
-    Statement("sets-differ", "arXiv:2510.11370", "about 10% of routers choose another set of experts in the other engine",
-              _in("router-mismatch", "decisions-bf16", "decisions-fp8")),
-    Statement("tokens-differ", "arXiv:2510.11370", "94% of tokens have another set of experts in at least one layer",
-              _in("router-mismatch", "tokens-bf16", "tokens-fp8")),
-    Statement("replay-halves", "arXiv:2510.11370", "replay halves KL(μ‖π), 1.5e-3 → 7.5e-4 nats",
-              _in("router-mismatch", "replay-bf16", "replay-fp8")),
-    Statement("moe-against-dense", "arXiv:2510.11370", "the mismatch of a mixture of experts is 2.4 times that of a dense network",
-              why=HERE),
-    Statement("replay-in-rl", "arXiv:2510.11370", "replay lowers the mismatch in RL, and keeps RL stable",
-              _in("router-mismatch", "rl-mismatch", "rl-p99", "rl-stable")),
-    Statement("filter-p99", "§6.2", "dropping implausible replayed experts lowers the p99 of the mismatch",
-              _in("router-mismatch", "filter-bf16", "filter-fp8", "rl-filter")),
-    Statement("filter-own-choice", "§6.2", "what is implausible is replaced by the router's own candidates",
-              _in("router-mismatch", "alpha-0", "alpha-1")),
-    Statement("router-learns", "§6.2", "the router still computes its scores, so that gradients flow through it under replay",
-              why="held exactly by tests/ref/test_router_replay.py; no experiment plays it"),
-)  # fmt: skip
+    Statement(
+        "sets-differ",
+        "arXiv:2510.11370",
+        "about 10% of routers choose another set of experts in the other engine",
+        _in("router-mismatch", "decisions-bf16", "decisions-fp8"),
+    ),
+    Statement(
+        "tokens-differ",
+        "arXiv:2510.11370",
+        "94% of tokens have another set of experts in at least one layer",
+        _in("router-mismatch", "tokens-bf16", "tokens-fp8"),
+    ),
+    Statement(
+        "replay-halves", "arXiv:2510.11370", "replay halves KL(μ‖π), 1.5e-3 → 7.5e-4 nats", _in("router-mismatch", "replay-bf16", "replay-fp8")
+    ),
+    Statement("moe-against-dense", "arXiv:2510.11370", "the mismatch of a mixture of experts is 2.4 times that of a dense network", why=HERE),
+    Statement(
+        "replay-in-rl",
+        "arXiv:2510.11370",
+        "replay lowers the mismatch in RL, and keeps RL stable",
+        _in("router-mismatch", "rl-mismatch", "rl-p99", "rl-stable"),
+    ),
+    Statement(
+        "filter-p99",
+        "§6.2",
+        "dropping implausible replayed experts lowers the p99 of the mismatch",
+        _in("router-mismatch", "filter-bf16", "filter-fp8", "rl-filter"),
+    ),
+    Statement(
+        "filter-own-choice", "§6.2", "what is implausible is replaced by the router's own candidates", _in("router-mismatch", "alpha-0", "alpha-1")
+    ),
+    Statement(
+        "router-learns",
+        "§6.2",
+        "the router still computes its scores, so that gradients flow through it under replay",
+        why="held exactly by tests/ref/test_router_replay.py; no experiment plays it",
+    ),
+)
 
 SYNC = (
-    Statement("later-tokens-fresher", "§4.1; arXiv:2509.19128", "weights swapped in flight make a rollout's later tokens less stale",
-              why=SERVICES),
+    Statement("later-tokens-fresher", "§4.1; arXiv:2509.19128", "weights swapped in flight make a rollout's later tokens less stale", why=SERVICES),
     Statement("staleness-balance", "§6.2", "one reconciler over slots balances throughput against staleness", why=SERVICES),
     Statement("outages-survived", "§6.2", "outages of inference or environments do not end training", why=SERVICES),
     Statement("groups-restored", "§6.2", "a restart loads ready groups instead of sampling them again", why=SERVICES),
     Statement("environment-snapshots", "§6.2", "memory snapshots carry rollouts over a restart and to verifiers", why=REAL),
     Statement("live-code", "§6.2", "actors are drained and replaced, so that code changes in a run that goes on", why=SERVICES),
-    Statement("weights-mostly-equal", "§6.2; arXiv:2602.03839", "98–99% of bfloat16 weights are the same bits after a step of RL",
-              why=HERE),
-    Statement("delta-size", "§6.2; arXiv:2602.03839", "a difference is a fiftieth of the weights: 20.3 of 1,024 GiB, 20–35 MB of 1.2 GB",
-              why=HERE),
-    Statement("delta-lossless", "§6.2", "weights rebuilt from differences are the trainer's, bit for bit",
-              why="held exactly by tests/kernels/test_delta.py; no sync sends them yet"),
-    Statement("sync-in-background", "§6.2",
-              "compression, upload and hot-load are pipelined, so that a sync every step costs training little",
-              why=SERVICES),
+    Statement("weights-mostly-equal", "§6.2; arXiv:2602.03839", "98–99% of bfloat16 weights are the same bits after a step of RL", why=HERE),
+    Statement("delta-size", "§6.2; arXiv:2602.03839", "a difference is a fiftieth of the weights: 20.3 of 1,024 GiB, 20–35 MB of 1.2 GB", why=HERE),
+    Statement(
+        "delta-lossless",
+        "§6.2",
+        "weights rebuilt from differences are the trainer's, bit for bit",
+        why="held exactly by tests/kernels/test_delta.py; no sync sends them yet",
+    ),
+    Statement(
+        "sync-in-background", "§6.2", "compression, upload and hot-load are pipelined, so that a sync every step costs training little", why=SERVICES
+    ),
     Statement("sync-by-chain", "§6.2", "each inference cluster rebuilds weights from the chain by itself", why=SERVICES),
-)  # fmt: skip
+)
 
 SYSTEMS = (
-    Statement("packing-balances", "§6.1", "packing all sequences anew, with attention's cost counted, evens the ranks' work",
-              why="held by tests/ref/test_packing.py; no experiment times it"),
+    Statement(
+        "packing-balances",
+        "§6.1",
+        "packing all sequences anew, with attention's cost counted, evens the ranks' work",
+        why="held by tests/ref/test_packing.py; no experiment times it",
+    ),
     Statement("cp-sends-less", "§6.1", "context parallelism sends less than tensor parallelism on long rows", why=HERE),
     Statement("latents-smaller", "§6.1", "gathering MLA's latents and projecting them locally sends less than keys and values", why=HERE),
     Statement("causal-balance", "§6.1", "2·CP chunks, an early one with a late one, even out causal attention", why=HERE),
-    Statement("expert-parallel-free", "§6.1", "expert parallelism made of DP and CP ranks computes what one rank does",
-              why="held by tests/mirror/test_network.py; no experiment plays it"),
-    Statement("leaks-batch", "§6.1, Kernels", "a scale per tensor makes outputs depend on the batch, one per token does not",
-              _in("low-precision", "batch-leak")),
+    Statement(
+        "expert-parallel-free",
+        "§6.1",
+        "expert parallelism made of DP and CP ranks computes what one rank does",
+        why="held by tests/mirror/test_network.py; no experiment plays it",
+    ),
+    Statement(
+        "leaks-batch",
+        "§6.1, Kernels",
+        "a scale per tensor makes outputs depend on the batch, one per token does not",
+        _in("low-precision", "batch-leak"),
+    ),
     Statement("leaks-future", "§6.1, Kernels", "a scale per tensor leaks future tokens into past ones", _in("low-precision", "later-leak")),
     Statement("tensor-scale-diverges", "§6.1, Kernels", "with a scale per tensor RL diverges", _in("low-precision", "tensor-training")),
     Statement("nvfp4-mxfp8-trains", "§6.1, Kernels", "NVFP4 forward and MXFP8 backward train", _in("low-precision", "trains")),
-    Statement("fast-division-diverges", "§6.1, Kernels", "without IEEE division in NVFP4, RL diverges after roughly a hundred steps",
-              _in("low-precision", "division-nvfp4")),
+    Statement(
+        "fast-division-diverges",
+        "§6.1, Kernels",
+        "without IEEE division in NVFP4, RL diverges after roughly a hundred steps",
+        _in("low-precision", "division-nvfp4"),
+    ),
     Statement("fast-division-mxfp8", "§6.1, Kernels", "fast division is harmless for MXFP8", _in("low-precision", "division-mxfp8")),
-    Statement("same-format-matches", "§6.1, Kernels", "a trainer in NVFP4 matches an engine in NVFP4 better than one in another format",
-              why=HERE),
-    Statement("mxfp8-dispatch", "§6.1, Kernels", "tokens quantised to MXFP8 before dispatch cost nothing, since experts compute in MXFP8",
-              why=HERE),
+    Statement("same-format-matches", "§6.1, Kernels", "a trainer in NVFP4 matches an engine in NVFP4 better than one in another format", why=HERE),
+    Statement("mxfp8-dispatch", "§6.1, Kernels", "tokens quantised to MXFP8 before dispatch cost nothing, since experts compute in MXFP8", why=HERE),
     Statement("two-streams", "§6.1", "micro-batches on two streams hide communication behind products", why=GPU),
-    Statement("kernel-times", "kernels post",
-              "the post's tables: times of quantisation, grouped products and whole layers, beside other libraries'",
-              why=GPU),
-    Statement("muon-sharded", "Composer 2.5", "Muon sharded by attention head and expert takes the unsharded steps",
-              why="held by tests/mirror/test_training.py; no experiment plays it"),
+    Statement(
+        "kernel-times",
+        "kernels post",
+        "the post's tables: times of quantisation, grouped products and whole layers, beside other libraries'",
+        why=GPU,
+    ),
+    Statement(
+        "muon-sharded",
+        "Composer 2.5",
+        "Muon sharded by attention head and expert takes the unsharded steps",
+        why="held by tests/mirror/test_training.py; no experiment plays it",
+    ),
     Statement("dual-mesh", "Composer 2.5", "separate layouts for expert and other weights send less than one layout for both", why=GPU),
-)  # fmt: skip
+)
 
 ENVIRONMENTS = (
     Statement("strict-arguments", "§6.2", "stricter checks of tool arguments teach more precise calls", why=HERE),
@@ -228,43 +336,57 @@ ENVIRONMENTS = (
     Statement("forks", "§6.2", "a fork of disk and memory continues a rollout exactly, on the same node or another", why=REAL),
     Statement("egress", "§6.2", "a transparent proxy stops what no policy allows, without the environment's help", why=REAL),
     Statement("auto-install", "talk", "one model's commands and tests, a second model's installation: repositories get runnable", why=REAL),
-    Statement("feature-deletion", "Composer 2.5",
-              "code deleted so that the rest stands, and asked for again, makes tasks that tests can grade",
-              why=REAL),
-    Statement("tasks-25", "Composer 2.5", "25 times as many synthetic tasks, made harder as the model improves, keep RL improving",
-              why=CLUSTER),
+    Statement(
+        "feature-deletion", "Composer 2.5", "code deleted so that the rest stands, and asked for again, makes tasks that tests can grade", why=REAL
+    ),
+    Statement("tasks-25", "Composer 2.5", "25 times as many synthetic tasks, made harder as the model improves, keep RL improving", why=CLUSTER),
     Statement("deletion-hacks", "Composer 2.5", "deletion breeds hacks: signatures from a leftover cache, bytecode decompiled", why=REAL),
     Statement("monitors-catch", "Composer 2.5", "agentic monitors catch such hacks", why=REAL),
-    Statement("broken-calls-hack", "real-time RL",
-              "rollouts thrown away for a broken call teach broken calls on hard tasks; counted as negative, they do not",
-              why=HERE),
+    Statement(
+        "broken-calls-hack",
+        "real-time RL",
+        "rollouts thrown away for a broken call teach broken calls on hard tasks; counted as negative, they do not",
+        why=HERE,
+    ),
     Statement("questions-hack", "real-time RL", "a reward on edits kept teaches clarifying questions instead of risky edits", why=HERE),
-    Statement("real-time-gains", "real-time RL", "in an A/B test edits kept +2.28%, dissatisfied follow-ups −3.13%, latency −10.3%",
-              why=PRODUCT),
+    Statement("real-time-gains", "real-time RL", "in an A/B test edits kept +2.28%, dissatisfied follow-ups −3.13%, latency −10.3%", why=PRODUCT),
     Statement("five-hours", "real-time RL", "a loop from users' reactions to a shipped model takes five hours", why=PRODUCT),
-    Statement("local-hints", "Composer 2.5; arXiv:2601.20802",
-              "a hint where a rollout went wrong, distilled into the hint-free agent, mends that fault and nothing else",
-              why=HERE),
-)  # fmt: skip
+    Statement(
+        "local-hints",
+        "Composer 2.5; arXiv:2601.20802",
+        "a hint where a rollout went wrong, distilled into the hint-free agent, mends that fault and nothing else",
+        why=HERE,
+    ),
+)
 
 EVALUATION = (
     Statement("bench-lines", "§5", "CursorBench's tasks change 181 lines at the median, variants of SWE-bench 7–10", why=PRODUCT),
     Statement("bench-prompts", "§5", "CursorBench's prompts have 390 characters at the median, others' 1,185–3,055", why=PRODUCT),
     Statement("effort-levels", "§7", "effort levels trade accuracy for tokens, latency and cost along one front", why=AGENT),
     Statement("composer-2-scores", "§7", "Composer 2: CursorBench 61.3, SWE-bench Multilingual 73.7, Terminal-Bench 61.7", why=PRODUCT),
-    Statement("over-composer-1.5", "§7", "on CursorBench Composer 2 lies 37% over Composer 1.5 (61.3 over 44.2 makes 38.7%)",
-              why=PRODUCT),
+    Statement("over-composer-1.5", "§7", "on CursorBench Composer 2 lies 37% over Composer 1.5 (61.3 over 44.2 makes 38.7%)", why=PRODUCT),
     Statement("over-the-base", "§7", "Composer 2 lies over its base, Kimi K2.5, with 36.0, 65.1 and 47.3 on the same three", why=CLUSTER),
-    Statement("targeted-evaluations", "§5",
-              "evaluations of intent, instructions, eager edits, code quality and interruption tell models apart",
-              why=AGENT),
-    Statement("online-evaluation", "§5", "checkpoints are evaluated while training goes on, each with its weights and a backend of its own",
-              why=SERVICES),
-)  # fmt: skip
+    Statement(
+        "targeted-evaluations", "§5", "evaluations of intent, instructions, eager edits, code quality and interruption tell models apart", why=AGENT
+    ),
+    Statement(
+        "online-evaluation", "§5", "checkpoints are evaluated while training goes on, each with its weights and a backend of its own", why=SERVICES
+    ),
+)
 
 STATEMENTS: tuple[Statement, ...] = (
-    *PRETRAINING, *DRAFTS, *GRADIENT, *KL, *SUMMARIES, *REWARDS, *REPLAY, *SYNC, *SYSTEMS, *ENVIRONMENTS, *EVALUATION,
-)  # fmt: skip
+    *PRETRAINING,
+    *DRAFTS,
+    *GRADIENT,
+    *KL,
+    *SUMMARIES,
+    *REWARDS,
+    *REPLAY,
+    *SYNC,
+    *SYSTEMS,
+    *ENVIRONMENTS,
+    *EVALUATION,
+)
 
 
 def _tested(claims: Sequence[dict]) -> dict[str, dict]:
@@ -283,5 +405,6 @@ def open_statements(claims: Sequence[dict]) -> list[tuple[Statement, str]]:
     found, reasons = _tested(claims), {f"{c['experiment']}/{c['name']}": c["note"].split("; ")[0] for c in claims}
     return [
         (statement, statement.why or "; ".join(dict.fromkeys(reasons.get(name, f"{name} was not played") for name in statement.tests)))
-        for statement in STATEMENTS if not any(name in found for name in statement.tests)
-    ]  # fmt: skip
+        for statement in STATEMENTS
+        if not any(name in found for name in statement.tests)
+    ]

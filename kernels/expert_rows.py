@@ -34,9 +34,21 @@ def key(x):
 
 @triton.jit
 def route_kernel(
-    scores, replayed, experts, gates, N, E, log_alpha, K: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
-    REPLAY: tl.constexpr, FILTER: tl.constexpr, NORMALISE: tl.constexpr,
-):  # fmt: skip
+    scores,
+    replayed,
+    experts,
+    gates,
+    N,
+    E,
+    log_alpha,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    EP: tl.constexpr,
+    BM: tl.constexpr,
+    REPLAY: tl.constexpr,
+    FILTER: tl.constexpr,
+    NORMALISE: tl.constexpr,
+):
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     e, here = tl.arange(0, EP), n < N
     inside = here[:, None] & (e < E)[None, :]
@@ -88,9 +100,21 @@ class Route(torch.autograd.Function):
         BM = 32 if INTERPRETED else max(1, min(16, 2048 // EP))
         if N:
             route_kernel[(triton.cdiv(N, BM),)](
-                scores, experts if replayed is None else replayed, experts, gates, N, E, math.log(alpha) if alpha else -math.inf, K=k,
-                KP=KP, EP=EP, BM=BM, REPLAY=replayed is not None, FILTER=replayed is not None and alpha > 0, NORMALISE=normalise,
-            )  # fmt: skip
+                scores,
+                experts if replayed is None else replayed,
+                experts,
+                gates,
+                N,
+                E,
+                math.log(alpha) if alpha else -math.inf,
+                K=k,
+                KP=KP,
+                EP=EP,
+                BM=BM,
+                REPLAY=replayed is not None,
+                FILTER=replayed is not None and alpha > 0,
+                NORMALISE=normalise,
+            )
         ctx.save_for_backward(scores, gates, experts)
         ctx.normalise = normalise
         ctx.mark_non_differentiable(experts)
@@ -109,9 +133,7 @@ class Route(torch.autograd.Function):
         return d.to(scores.dtype), None, None, None, None
 
 
-def route(
-    scores: Tensor, k: int, replayed: Tensor | None = None, alpha: float = 0.0, normalise: bool = True
-) -> tuple[Tensor, Tensor]:
+def route(scores: Tensor, k: int, replayed: Tensor | None = None, alpha: float = 0.0, normalise: bool = True) -> tuple[Tensor, Tensor]:
     """As `ref.router_replay.route`, scores float32 or bfloat16. What only the values tell (NaN among the scores, repeated experts) raises
     ValueError on the CPU; on a GPU it would cost a wait, and is not looked at. Gates of which none weighs anything are NaN."""
     if scores.ndim != 2 or scores.dtype not in (torch.float32, torch.bfloat16):
@@ -188,9 +210,7 @@ def gather_kernel(x, index, out, N, D, K: tl.constexpr, BM: tl.constexpr, BD: tl
 
 
 @triton.jit
-def combine_kernel(
-    rows, place, gates, out, N, D, K: tl.constexpr, GATES: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr
-):
+def combine_kernel(rows, place, gates, out, N, D, K: tl.constexpr, GATES: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
     """out[n] = Σ_k gates[n, k] · rows[place[n, k]], added in float32 in the order of k."""
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     d = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -221,9 +241,18 @@ def combine(rows: Tensor, place: Tensor, gates: Tensor | None) -> Tensor:
     if out.numel():
         BM, BD = (32, 64) if INTERPRETED else (4, 512)
         combine_kernel[(triton.cdiv(N, BM), triton.cdiv(D, BD))](
-            rows, place, place if gates is None else gates.contiguous(), out, N, D, K=K, GATES=gates is not None,
-            ROUND=INTERPRETED and rows.dtype == torch.bfloat16, BM=BM, BD=BD,
-        )  # fmt: skip
+            rows,
+            place,
+            place if gates is None else gates.contiguous(),
+            out,
+            N,
+            D,
+            K=K,
+            GATES=gates is not None,
+            ROUND=INTERPRETED and rows.dtype == torch.bfloat16,
+            BM=BM,
+            BD=BD,
+        )
     return out
 
 

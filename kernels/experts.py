@@ -22,9 +22,7 @@ __all__ = ["experts_swiglu", "swiglu_linear"]
 
 
 @triton.jit
-def swiglu_kernel(
-    h, dy, out, dh, N, I, BACKWARD: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BI: tl.constexpr
-):
+def swiglu_kernel(h, dy, out, dh, N, I, BACKWARD: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BI: tl.constexpr):
     """out [N, I] = silu(gate) · up of h [N, 2I]; BACKWARD: and dh [N, 2I] from dy [N, I]."""
     m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     i = tl.program_id(1) * BI + tl.arange(0, BI)
@@ -50,9 +48,7 @@ def swiglu(h: Tensor, dy: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         BM, BI = (32, 64) if INTERPRETED else (4, 256)
         ROUND = INTERPRETED and h.dtype == torch.bfloat16
         given = (out, out) if dy is None else (dy, dh)
-        swiglu_kernel[(triton.cdiv(N, BM), triton.cdiv(I, BI))](
-            h, given[0], out, given[1], N, I, BACKWARD=dy is not None, ROUND=ROUND, BM=BM, BI=BI
-        )
+        swiglu_kernel[(triton.cdiv(N, BM), triton.cdiv(I, BI))](h, given[0], out, given[1], N, I, BACKWARD=dy is not None, ROUND=ROUND, BM=BM, BI=BI)
     return out, dh
 
 

@@ -51,9 +51,30 @@ def operand_tile(data, scales, row, here, k, inside, stride, step, scale_stride,
 
 @triton.jit
 def product(
-    a, a_scales, b, b_scales, m, m_here, n, n_here, first_n, begin, end, sa, ka, la, sb, kb, lb,
-    FORM: tl.constexpr, BBLOCK: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+    a,
+    a_scales,
+    b,
+    b_scales,
+    m,
+    m_here,
+    n,
+    n_here,
+    first_n,
+    begin,
+    end,
+    sa,
+    ka,
+    la,
+    sb,
+    kb,
+    lb,
+    FORM: tl.constexpr,
+    BBLOCK: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     """float32 [BM, BN]: Σ a[m, k] b[n, k] over begin ≤ k < end. FORM FP8: begin is a multiple of 128, and BBLOCK rows of b share a scale."""
     STEP: tl.constexpr = 128 if FORM == 1 else BK
     y = tl.zeros((BM, BN), tl.float32)
@@ -85,16 +106,39 @@ def store_tile(out, y, a_whole, b_whole, m, m_here, n, n_here, N, FORM: tl.const
 
 @triton.autotune(
     configs=configs(
-        {"BM": 64, "BN": 64, "BK": 128}, *(({"BM": m, "BN": n, "BK": k}, w, s) for m, n, k, w, s in (
-            (128, 128, 64, 4, 4), (128, 128, 128, 8, 3), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4), (64, 64, 128, 4, 3)))
+        {"BM": 64, "BN": 64, "BK": 128},
+        *(
+            ({"BM": m, "BN": n, "BK": k}, w, s)
+            for m, n, k, w, s in ((128, 128, 64, 4, 4), (128, 128, 128, 8, 3), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4), (64, 64, 128, 4, 3))
+        ),
     ),
     key=["M", "N", "K", "FORM"],
-)  # fmt: skip
+)
 @triton.jit
 def matmul_kernel(
-    a, a_scales, a_whole, b, b_scales, b_whole, out, M, N, K, sa, ka, la, sb, kb, lb,
-    FORM: tl.constexpr, BBLOCK: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+    a,
+    a_scales,
+    a_whole,
+    b,
+    b_scales,
+    b_whole,
+    out,
+    M,
+    N,
+    K,
+    sa,
+    ka,
+    la,
+    sb,
+    kb,
+    lb,
+    FORM: tl.constexpr,
+    BBLOCK: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     """out [M, N] = A Bᵀ. Eight rows of tiles go down before the next column begins, so that what they read stays in the L2 cache."""
     down, across = tl.cdiv(M, BM), tl.cdiv(N, BN)
     band = tl.program_id(0) // (8 * across)
@@ -157,7 +201,7 @@ def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     M, N = len(a.data), len(b.data)
     out = torch.empty(M, N, dtype=dtype, device=a.data.device)
     if out.numel():
-        grid = lambda tile: (triton.cdiv(M, tile["BM"]) * triton.cdiv(N, tile["BN"]),)  # noqa: E731
+        grid = lambda tile: (triton.cdiv(M, tile["BM"]) * triton.cdiv(N, tile["BN"]),)
         matmul_kernel[grid](
             *a.tensors(), *b.tensors(), out, M, N, a.size, *a.strides(), *b.strides(), FORM=FORMS[a.form], BBLOCK=b.block, UPCAST=INTERPRETED
         )

@@ -21,17 +21,45 @@ from ref.checks import expect
 __all__ = ["expert_rows", "expert_weights", "grouped_linear"]
 
 TILES = (
-    {"BM": 32, "BN": 64, "BK": 64}, ({"BM": 128, "BN": 128, "BK": 64}, 8, 3), ({"BM": 128, "BN": 256, "BK": 64}, 8, 3),
-    ({"BM": 64, "BN": 128, "BK": 64}, 4, 4), ({"BM": 128, "BN": 128, "BK": 128}, 8, 3),
-)  # fmt: skip
+    {"BM": 32, "BN": 64, "BK": 64},
+    ({"BM": 128, "BN": 128, "BK": 64}, 8, 3),
+    ({"BM": 128, "BN": 256, "BK": 64}, 8, 3),
+    ({"BM": 64, "BN": 128, "BK": 64}, 4, 4),
+    ({"BM": 128, "BN": 128, "BK": 128}, 8, 3),
+)
 
 
 @triton.autotune(configs=configs(*TILES), key=["N", "O", "K", "FORM"])
 @triton.jit
 def rows_kernel(
-    a, a_scales, a_whole, b, b_scales, b_whole, ends, out, N, O, K, E, eb, es, sa, ka, la, sb, kb, lb,
-    EP: tl.constexpr, FORM: tl.constexpr, BBLOCK: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+    a,
+    a_scales,
+    a_whole,
+    b,
+    b_scales,
+    b_whole,
+    ends,
+    out,
+    N,
+    O,
+    K,
+    E,
+    eb,
+    es,
+    sa,
+    ka,
+    la,
+    sb,
+    kb,
+    lb,
+    EP: tl.constexpr,
+    FORM: tl.constexpr,
+    BBLOCK: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     """out [N, O] = every row of a times its expert's b; expert e's data and scales begin at e·eb and e·es."""
     e = tl.arange(0, EP)
     end = tl.load(ends + e, e < E, other=0).to(tl.int64)
@@ -48,26 +76,85 @@ def rows_kernel(
         first_o = tl.program_id(1).to(tl.int64) * BN
         r, o = first + tl.arange(0, BM), first_o + tl.arange(0, BN)
         y = product(
-            a, a_scales, b + expert * eb, b_scales + expert * es, r, r < last, o, o < O, first_o, 0, K, sa, ka, la, sb, kb, lb,
-            FORM, BBLOCK, UPCAST, BM, BN, BK,
-        )  # fmt: skip
+            a,
+            a_scales,
+            b + expert * eb,
+            b_scales + expert * es,
+            r,
+            r < last,
+            o,
+            o < O,
+            first_o,
+            0,
+            K,
+            sa,
+            ka,
+            la,
+            sb,
+            kb,
+            lb,
+            FORM,
+            BBLOCK,
+            UPCAST,
+            BM,
+            BN,
+            BK,
+        )
         store_tile(out, y, a_whole, b_whole + expert * O, r, r < last, o, o < O, O, FORM, UPCAST)
 
 
 @triton.autotune(configs=configs(*TILES), key=["O", "D", "FORM"])
 @triton.jit
 def weights_kernel(
-    a, a_scales, b, b_scales, bounds, out, O, D, sa, ka, la, sb, kb, lb,
-    FORM: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+    a,
+    a_scales,
+    b,
+    b_scales,
+    bounds,
+    out,
+    O,
+    D,
+    sa,
+    ka,
+    la,
+    sb,
+    kb,
+    lb,
+    FORM: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     """out [E, O, D]: a bᵀ over columns bounds[e] to bounds[e + 1] of a [O, P] and b [D, P]; zeros where there is none."""
     e = tl.program_id(0).to(tl.int64)
     first_d = tl.program_id(2).to(tl.int64) * BN
     o, d = tl.program_id(1).to(tl.int64) * BM + tl.arange(0, BM), first_d + tl.arange(0, BN)
     y = product(
-        a, a_scales, b, b_scales, o, o < O, d, d < D, first_d, tl.load(bounds + e), tl.load(bounds + e + 1), sa, ka, la, sb, kb, lb,
-        FORM, 1, UPCAST, BM, BN, BK,
-    )  # fmt: skip
+        a,
+        a_scales,
+        b,
+        b_scales,
+        o,
+        o < O,
+        d,
+        d < D,
+        first_d,
+        tl.load(bounds + e),
+        tl.load(bounds + e + 1),
+        sa,
+        ka,
+        la,
+        sb,
+        kb,
+        lb,
+        FORM,
+        1,
+        UPCAST,
+        BM,
+        BN,
+        BK,
+    )
     store_tile(out + e * O * D, y, a, b, o, o < O, d, d < D, D, FORM, UPCAST)
 
 
@@ -76,11 +163,25 @@ def expert_rows(a: Operand, b: Operand, ends: Tensor, dtype: torch.dtype) -> Ten
     (N, E), O = (len(a.data), len(b.data)), b.data.shape[1]
     out = torch.empty(N, O, dtype=dtype, device=a.data.device)
     if out.numel():
-        grid = lambda tile: (triton.cdiv(N, tile["BM"]) + E, triton.cdiv(O, tile["BN"]))  # noqa: E731
+        grid = lambda tile: (triton.cdiv(N, tile["BM"]) + E, triton.cdiv(O, tile["BN"]))
         rows_kernel[grid](
-            *a.tensors(), *b.tensors(), ends, out, N, O, a.size, E, b.data.stride(0), b.tensors()[1].stride(0), *a.strides(), *b.strides(),
-            EP=triton.next_power_of_2(E), FORM=FORMS[a.form], BBLOCK=b.block, UPCAST=INTERPRETED,
-        )  # fmt: skip
+            *a.tensors(),
+            *b.tensors(),
+            ends,
+            out,
+            N,
+            O,
+            a.size,
+            E,
+            b.data.stride(0),
+            b.tensors()[1].stride(0),
+            *a.strides(),
+            *b.strides(),
+            EP=triton.next_power_of_2(E),
+            FORM=FORMS[a.form],
+            BBLOCK=b.block,
+            UPCAST=INTERPRETED,
+        )
     return out
 
 
@@ -96,10 +197,8 @@ def expert_weights(dy: Tensor, x: Tensor, ends: Tensor, form: str, dtype: torch.
     a, b = operand(dy, form, -2), operand(x, form, -2)
     out = torch.empty(E, O, D, dtype=dtype, device=dy.device)
     if out.numel():
-        grid = lambda tile: (E, triton.cdiv(O, tile["BM"]), triton.cdiv(D, tile["BN"]))  # noqa: E731
-        weights_kernel[grid](
-            *a.tensors()[:2], *b.tensors()[:2], bounds, out, O, D, *a.strides(), *b.strides(), FORM=FORMS[form], UPCAST=INTERPRETED
-        )
+        grid = lambda tile: (E, triton.cdiv(O, tile["BM"]), triton.cdiv(D, tile["BN"]))
+        weights_kernel[grid](*a.tensors()[:2], *b.tensors()[:2], bounds, out, O, D, *a.strides(), *b.strides(), FORM=FORMS[form], UPCAST=INTERPRETED)
     return out
 
 

@@ -26,9 +26,7 @@ def need(x: Tensor) -> None:
     if triton is None:
         raise RuntimeError("kernels need Triton: pip install triton (Linux); the functions of ref/ need none")
     if not available(x):
-        raise RuntimeError(
-            f"kernels run on CUDA, or on the CPU with TRITON_INTERPRET=1 in the environment; this tensor is on {x.device}"
-        )
+        raise RuntimeError(f"kernels run on CUDA, or on the CPU with TRITON_INTERPRET=1 in the environment; this tensor is on {x.device}")
 
 
 def configs(small: dict, *large: tuple[dict, int, int]) -> list:

@@ -53,17 +53,35 @@ def running(z, other, m, l, s, OWN: tl.constexpr):
 
 
 TILES = (
-    {"BM": 32, "BV": 64, "BK": 32}, ({"BM": 128, "BV": 128, "BK": 64}, 8, 3), ({"BM": 128, "BV": 256, "BK": 64}, 8, 3),
-    ({"BM": 64, "BV": 256, "BK": 64}, 8, 3), ({"BM": 256, "BV": 128, "BK": 64}, 8, 3), ({"BM": 64, "BV": 128, "BK": 64}, 4, 4),
-)  # fmt: skip
+    {"BM": 32, "BV": 64, "BK": 32},
+    ({"BM": 128, "BV": 128, "BK": 64}, 8, 3),
+    ({"BM": 128, "BV": 256, "BK": 64}, 8, 3),
+    ({"BM": 64, "BV": 256, "BK": 64}, 8, 3),
+    ({"BM": 256, "BV": 128, "BK": 64}, 8, 3),
+    ({"BM": 64, "BV": 128, "BK": 64}, 4, 4),
+)
 
 
 @triton.autotune(configs=configs(*TILES), key=["N", "V", "D", "C"])
 @triton.jit
 def forward_kernel(
-    hidden, weight, targets, other_hidden, other_weight, out, N, V, D, C, width, KL: tl.constexpr, UPCAST: tl.constexpr,
-    BM: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    weight,
+    targets,
+    other_hidden,
+    other_weight,
+    out,
+    N,
+    V,
+    D,
+    C,
+    width,
+    KL: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BM: tl.constexpr,
+    BV: tl.constexpr,
+    BK: tl.constexpr,
+):
     """out [slices, 4 or 6, N]: m, l, Σ e (z − m), target's logit; with KL m, l, Σ e (z − y), and the other's m, l, Σ e' (y − z)."""
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     part = tl.program_id(1).to(tl.int64)
@@ -97,9 +115,31 @@ def forward_kernel(
 @triton.autotune(configs=configs(*TILES), key=["N", "V", "D", "C"])
 @triton.jit
 def backward_kernel(
-    hidden, weight, targets, other_hidden, other_weight, top, rest, value, other_top, other_rest, g, g2, out, N, V, D, C, first, width,
-    MODE: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    weight,
+    targets,
+    other_hidden,
+    other_weight,
+    top,
+    rest,
+    value,
+    other_top,
+    other_rest,
+    g,
+    g2,
+    out,
+    N,
+    V,
+    D,
+    C,
+    first,
+    width,
+    MODE: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BM: tl.constexpr,
+    BV: tl.constexpr,
+    BK: tl.constexpr,
+):
     """Gradient of the logits of `width` tokens from `first` on, [N, width]. MODE 0: g · log p's and g2 · entropy's (value: entropy);
     1: g · KL(q‖p)'s; 2: g · KL(p‖q)'s (value: KL). log Σ e^z comes in two parts, the largest logit and the rest."""
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
@@ -135,7 +175,7 @@ def stats(hidden: Tensor, weight: Tensor, targets: Tensor, other: tuple[Tensor, 
     slices = -(-V // width)
     out = torch.empty(slices, 6 if other else 4, N, dtype=torch.float32, device=hidden.device)
     x, w = other or (hidden, weight)
-    grid = lambda tile: (triton.cdiv(N, tile["BM"]), slices)  # noqa: E731
+    grid = lambda tile: (triton.cdiv(N, tile["BM"]), slices)
     if N:
         forward_kernel[grid](hidden, weight, targets, x, w, out, N, V, D, x.shape[1], width, KL=other is not None, UPCAST=INTERPRETED)
     return out
@@ -159,11 +199,10 @@ def gradients(needed, hidden, weight, targets, other, parts, value, other_parts,
     for first in range(0, V if N else 0, width):
         wide = min(width, V - first)
         d = torch.empty(N, wide, dtype=hidden.dtype, device=hidden.device)
-        grid = lambda tile: (triton.cdiv(N, tile["BM"]), triton.cdiv(wide, tile["BV"]))  # noqa: B023, E731
+        grid = lambda tile: (triton.cdiv(N, tile["BM"]), triton.cdiv(wide, tile["BV"]))  # noqa: B023
         backward_kernel[grid](
-            hidden, weight, targets, x, w, *parts, value, *other_parts, g, g2, d, N, V, D, x.shape[1], first, wide, MODE=mode,
-            UPCAST=INTERPRETED,
-        )  # fmt: skip
+            hidden, weight, targets, x, w, *parts, value, *other_parts, g, g2, d, N, V, D, x.shape[1], first, wide, MODE=mode, UPCAST=INTERPRETED
+        )
         if needed[0]:
             # Slices are added in float32: rounded one by one they would lose more than the whole.
             some = weight[first : first + wide]

@@ -17,15 +17,17 @@ from ref.muon import COEFFICIENTS, normalised
 __all__ = ["newton_schulz", "symmetric_product"]
 
 TILES = (
-    {"BM": 32, "BK": 32}, ({"BM": 128, "BK": 64}, 8, 3), ({"BM": 64, "BK": 64}, 4, 4), ({"BM": 128, "BK": 32}, 8, 4), ({"BM": 64, "BK": 128}, 4, 3),
-)  # fmt: skip
+    {"BM": 32, "BK": 32},
+    ({"BM": 128, "BK": 64}, 8, 3),
+    ({"BM": 64, "BK": 64}, 4, 4),
+    ({"BM": 128, "BK": 32}, 8, 4),
+    ({"BM": 64, "BK": 128}, 4, 3),
+)
 
 
 @triton.autotune(configs=configs(*TILES), key=["M", "K", "ADD"])
 @triton.jit
-def symmetric_kernel(
-    a, c, out, M, K, sb, sm, sk, alpha, beta, ADD: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr
-):
+def symmetric_kernel(a, c, out, M, K, sb, sm, sk, alpha, beta, ADD: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
     """out [B, M, M] = alpha · A Aᵀ (+ beta · C), A's element (b, m, k) at b·sb + m·sm + k·sk; C and out contiguous."""
     i, j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if i <= j:
@@ -62,7 +64,7 @@ def symmetric_product(a: Tensor, c: Tensor | None = None, alpha: float = 1.0, be
     need(a)
     out = torch.empty(B, M, M, dtype=a.dtype, device=a.device)
     if out.numel():
-        grid = lambda tile: (triton.cdiv(M, tile["BM"]), triton.cdiv(M, tile["BM"]), B)  # noqa: E731
+        grid = lambda tile: (triton.cdiv(M, tile["BM"]), triton.cdiv(M, tile["BM"]), B)
         given = out if c is None else c.contiguous()
         symmetric_kernel[grid](a, given, out, M, K, *a.stride(), alpha, beta, ADD=c is not None, UPCAST=INTERPRETED)
     return out

@@ -23,7 +23,6 @@ from ref.quant import MODES, check_blocks, check_mxfp8, check_nvfp4
 __all__ = ["blockwise_fp8_quantize", "mxfp8_quantize", "mxfp8_quantize_both", "nvfp4_quantize"]
 
 
-
 @triton.jit
 def e8m0_byte(largest, MODE: tl.constexpr):
     """Bits of a block's largest |x| → its E8M0 scale; 255 where the block has NaN or Inf."""
@@ -63,9 +62,23 @@ def load_numbers(x, at, apart, inside, SWIGLU: tl.constexpr):
 )
 @triton.jit
 def mxfp8_kernel(
-    x, row_codes, row_scales, col_codes, col_scales, M, N, sm, sn, ROWS: tl.constexpr, COLS: tl.constexpr, MODE: tl.constexpr,
-    NATIVE: tl.constexpr, SWIGLU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
+    x,
+    row_codes,
+    row_scales,
+    col_codes,
+    col_scales,
+    M,
+    N,
+    sm,
+    sn,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    MODE: tl.constexpr,
+    NATIVE: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     n = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
     inside = (m[:, None] < M) & (n[None, :] < N)
@@ -88,9 +101,7 @@ def mxfp8_kernel(
         tl.store(col_scales + n[None, :] * blocks + b[:, None], byte.to(tl.uint8), (b[:, None] < blocks) & (n[None, :] < N))
 
 
-def mxfp8_matrix(
-    x: Tensor, rows: bool, cols: bool, mode: str = "rceil", swiglu: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def mxfp8_matrix(x: Tensor, rows: bool, cols: bool, mode: str = "rceil", swiglu: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes and scales along rows and along columns of x [M, N], the latter as transposed views; those not wanted are empty. With
     `swiglu` x is [M, 2N], and what is quantised is silu of its first half times the second, in float32."""
     need(x)
@@ -101,7 +112,7 @@ def mxfp8_matrix(
 
     out = room(rows, M, N), room(rows, M, -(-N // 32)), room(cols, N, M), room(cols, N, -(-M // 32))
     if x.numel():
-        grid = lambda tile: (triton.cdiv(M, tile["BM"]), triton.cdiv(N, tile["BN"]))  # noqa: E731
+        grid = lambda tile: (triton.cdiv(M, tile["BM"]), triton.cdiv(N, tile["BN"]))
         mxfp8_kernel[grid](x, *out, M, N, *x.stride(), ROWS=rows, COLS=cols, MODE=MODES.index(mode), NATIVE=not INTERPRETED, SWIGLU=swiglu)
     return out[0], out[1], *(t.T if cols else t for t in out[2:])
 
@@ -139,9 +150,22 @@ def e4m3_block_scale(largest, s, FAST: tl.constexpr):
 
 @triton.jit
 def nvfp4_kernel(
-    x, packed, blocks, scales, whole, rows, N, half, sm, sn, TENSOR: tl.constexpr, FAST: tl.constexpr, SWIGLU: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
+    x,
+    packed,
+    blocks,
+    scales,
+    whole,
+    rows,
+    N,
+    half,
+    sm,
+    sn,
+    TENSOR: tl.constexpr,
+    FAST: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     """BM tokens a program, BN numbers of each at a time: once over them for the scales (not TENSOR), and once to write; where tokens are
     not longer than BN the second reading comes from the cache."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
@@ -221,9 +245,22 @@ def nvfp4_rows(x: Tensor, tensor: bool = False, fast: bool = False, swiglu: bool
 
 @triton.jit
 def fp8_kernel(
-    x, codes, scales, M, N, sb, sm, sn, BM: tl.constexpr, BN: tl.constexpr, RM: tl.constexpr, NATIVE: tl.constexpr,
-    SWIGLU: tl.constexpr, PM: tl.constexpr, PN: tl.constexpr,
-):  # fmt: skip
+    x,
+    codes,
+    scales,
+    M,
+    N,
+    sb,
+    sm,
+    sn,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    RM: tl.constexpr,
+    NATIVE: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    PM: tl.constexpr,
+    PN: tl.constexpr,
+):
     """A column of RM blocks of BM × BN numbers of one matrix a program; PM and PN are the next powers of two."""
     batch = tl.program_id(2).to(tl.int64)
     block = tl.program_id(1).to(tl.int64)

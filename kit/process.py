@@ -22,8 +22,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cores", "in_fresh_process", "keep_freed_memory", "machine", "on_cores", "one_thread", "pack_rng", "peak_memory_gib", "restore_rng",
-           "uninterrupted"]  # fmt: skip
+__all__ = [
+    "cores",
+    "in_fresh_process",
+    "keep_freed_memory",
+    "machine",
+    "on_cores",
+    "one_thread",
+    "pack_rng",
+    "peak_memory_gib",
+    "restore_rng",
+    "uninterrupted",
+]
 
 
 def keep_freed_memory() -> bool:
@@ -65,9 +75,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def on_cores(
-    function: Callable[[Any], Any], parts: Sequence[Any], progress: Callable[[int], None] = lambda done: None, each: int = 1
-) -> list:
+def on_cores(function: Callable[[Any], Any], parts: Sequence[Any], progress: Callable[[int], None] = lambda done: None, each: int = 1) -> list:
     """[function(part) for part in parts], each with one thread of torch; on Linux with several cores, in `each` forked processes a core, to
     which parts are dealt one by one. `progress` hears how many are done. What `function` raises is raised here; RuntimeError where a
     process dies. Nothing that it changes is seen here: only what it returns, which has to be picklable.
@@ -155,9 +163,7 @@ def _bfloat16(bits: Any) -> Any:
     return torch.from_numpy(bits).view(torch.bfloat16)
 
 
-def in_fresh_process(
-    function: Callable, *arguments: Any, progress: Callable[[float], None], fresh: float = 60.0
-) -> Any:
+def in_fresh_process(function: Callable, *arguments: Any, progress: Callable[[float], None], fresh: float = 60.0) -> Any:
     """What `function(*arguments, progress=…)` returns in a new process, or in this one where it has not used
     `fresh` seconds of CPU time yet; what it reports, `progress` is called with here. RuntimeError where it raises
     or dies in a new process.
@@ -263,9 +269,7 @@ def _commit() -> str | None:
     try:
         ask = ["git", "-C", str(root)]
         head = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        status = subprocess.run(
-            [*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
-        )
+        status = subprocess.run([*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if head.returncode != 0:
@@ -285,11 +289,7 @@ def pack_rng() -> dict:
     import torch
 
     name, keys, *rest = numpy.random.get_state()
-    state = {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(keys.astype("int64")), *rest),
-        "torch": torch.get_rng_state(),
-    }
+    state = {"python": random.getstate(), "numpy": (name, torch.from_numpy(keys.astype("int64")), *rest), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state

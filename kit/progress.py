@@ -72,9 +72,7 @@ class Progress:
     def words(self) -> str:
         rate = self.rate()
         speed = f"{_short(rate)} {self.stage.unit}/s" if rate else ""
-        return "  ".join(
-            filter(None, [speed, *(f"{key} {_short(value)}" for key, value in self.shown.items())])
-        )
+        return "  ".join(filter(None, [speed, *(f"{key} {_short(value)}" for key, value in self.shown.items())]))
 
     def percent(self) -> float:
         return 100.0 if not self.stage.total else min(100.0, 100.0 * self.step / self.stage.total)
@@ -89,27 +87,18 @@ class Progress:
                 BarColumn(16),
                 TextColumn("{task.percentage:>3.0f}%", table_column=Column(no_wrap=True, min_width=4)),
                 TextColumn("{task.fields[clock]}", table_column=Column(no_wrap=True, min_width=11)),
-                TextColumn(
-                    "{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
-                ),
+                TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
                 expand=True,
                 refresh_per_second=8,
             )
             self.bar.start()
             self.task = self.bar.add_task(self.stage.name, total=self.stage.total or 1, clock="", words="")
         self.bar.update(
-            self.task,
-            completed=min(self.step, self.stage.total or 1),
-            words=self.words(),
-            clock=f"{_clock(self.stage.seconds)} < {self.left()}",
+            self.task, completed=min(self.step, self.stage.total or 1), words=self.words(), clock=f"{_clock(self.stage.seconds)} < {self.left()}"
         )
 
     def print_line(self) -> None:
-        print(
-            f"{self.stage.name:>6} {self.percent():3.0f}%  {_clock(self.stage.seconds)} < {self.left()}  "
-            f"{self.words()}",
-            flush=True,
-        )
+        print(f"{self.stage.name:>6} {self.percent():3.0f}%  {_clock(self.stage.seconds)} < {self.left()}  {self.words()}", flush=True)
 
     def last(self) -> None:
         """The finished stage's line, which stays."""

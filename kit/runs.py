@@ -41,6 +41,7 @@ from kit.settings import Interrupted, RunError
 
 __all__ = ["Run", "Stage", "flatten"]
 
+
 def _plain(value: Any) -> Any:
     """`value` as JSON can hold it; tensors and NumPy scalars become numbers, NaN and infinity null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -80,9 +81,7 @@ os.register_at_fork(after_in_child=_drop_locks_in_child)
 class Run:
     """An open run folder. Use `Run.open`; close it, or use it in a `with` statement."""
 
-    def __init__(
-        self, root: Path, technique: str, config: Any, lock: int, resumed: bool, cadence: float
-    ) -> None:
+    def __init__(self, root: Path, technique: str, config: Any, lock: int, resumed: bool, cadence: float) -> None:
         self.root, self.technique, self.config = root, technique, config
         self.resumed, self.checkpoint_seconds = resumed, cadence
         self._lock: int | None = lock
@@ -90,14 +89,7 @@ class Run:
         self._stages: list[Stage] = []
 
     @classmethod
-    def open(
-        cls,
-        out: str | Path,
-        technique: str,
-        config: Any,
-        resume: bool = False,
-        checkpoint_seconds: float = 20.0,
-    ) -> Run:
+    def open(cls, out: str | Path, technique: str, config: Any, resume: bool = False, checkpoint_seconds: float = 20.0) -> Run:
         """Takes the folder `out` for a run of `technique` with the dataclass `config`.
 
         Raises RunError, with nothing written, when the folder is in use, holds another run (or one that
@@ -158,9 +150,7 @@ class Run:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
-            raise RunError(
-                f"output folder {out} is in use by another run; wait for it or choose another --out"
-            ) from None
+            raise RunError(f"output folder {out} is in use by another run; wait for it or choose another --out") from None
         return handle
 
     @staticmethod
@@ -177,9 +167,7 @@ class Run:
     @staticmethod
     def _compare(before: dict, technique: str, config: Any, out: Path) -> None:
         if before["technique"] != technique:
-            raise RunError(
-                f"{out} holds a run of {before['technique']}, not of {technique}; choose another --out"
-            )
+            raise RunError(f"{out} holds a run of {before['technique']}, not of {technique}; choose another --out")
         old, new = flatten(before["config"]), flatten(_plain(config))
         for key in [*new, *(key for key in old if key not in new)]:
             if old.get(key, "nothing") != new.get(key, "nothing"):
@@ -362,15 +350,10 @@ class Stage:
             expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in found["files"].items()}
             found["result"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(
-                f"{record} is damaged ({error}); delete it to run stage {self.name} again"
-            ) from None
+            raise RunError(f"{record} is damaged ({error}); delete it to run stage {self.name} again") from None
         for name, (size, digest) in expected.items():
             if wrong := what_is_wrong(self.run.root / name, size, digest):
-                raise RunError(
-                    f"{self.run.root / name} is damaged ({wrong}); delete {record} to run stage "
-                    f"{self.name} again"
-                )
+                raise RunError(f"{self.run.root / name} is damaged ({wrong}); delete {record} to run stage {self.name} again")
         return found
 
     # -- resume states
@@ -378,9 +361,7 @@ class Stage:
     def _states(self) -> list[Path]:
         """Manifests of the saved states, newest first."""
         folder = self.run.root / "state"
-        found = [
-            path for path in folder.glob(f"{self.name}-*.json") if path.stem[len(self.name) + 1 :].isdigit()
-        ]
+        found = [path for path in folder.glob(f"{self.name}-*.json") if path.stem[len(self.name) + 1 :].isdigit()]
         return sorted(found, key=lambda path: -int(path.stem[len(self.name) + 1 :]))
 
     def _drop_states(self, keep: list[Path]) -> None:
@@ -405,9 +386,7 @@ class Stage:
                 size, digest = record["bytes"], record["sha256"]
                 offset, prefix = record["metrics_bytes"], record["metrics_sha256"]
             except (ValueError, KeyError, TypeError) as error:
-                damaged.append(
-                    f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error})"
-                )
+                damaged.append(f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error})")
                 continue
             if wrong := what_is_wrong(state, size, digest):
                 damaged.append(f"checkpoint {state} is damaged ({wrong})")
@@ -424,8 +403,7 @@ class Stage:
         if damaged:
             # Two lines would hide which file to act on; the newest one's story is the one to tell.
             raise RunError(
-                f"{damaged[0]}, and no earlier one is whole; delete {self.run.root / 'state'}/"
-                f"{self.name}-* to start stage {self.name} again"
+                f"{damaged[0]}, and no earlier one is whole; delete {self.run.root / 'state'}/{self.name}-* to start stage {self.name} again"
             )
         self._begin()
         return None
@@ -541,8 +519,6 @@ def _load(path: Path) -> dict:
         with torch.serialization.safe_globals(arrays):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise RunError(
-            f"checkpoint {path} holds more than tensors and plain values; it is not loaded"
-        ) from None
+        raise RunError(f"checkpoint {path} holds more than tensors and plain values; it is not loaded") from None
     except (RuntimeError, EOFError) as error:  # other archives that PyTorch knows, programs among them
         raise RunError(f"checkpoint {path} is no saved state ({type(error).__name__}); it is not loaded") from None

@@ -127,9 +127,7 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
         if name not in fields:
             key = prefix + name
             near = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
-            near = (
-                near or [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]][:3]
-            )
+            near = near or [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]][:3]
             hint = f"did you mean {' or '.join(near)}?" if near else f"known keys: {', '.join(known)}"
             raise RunError(f"unknown key {key!r}; {hint}")
     for name, field in fields.items():

@@ -94,8 +94,13 @@ def logged(stage):
     return [json.loads(line) for line in (root / "metrics" / f"{stage}.jsonl").read_text().splitlines()]
 
 
-panels = (("cpt", "loss", "CPT: nats per token"), ("mtp", "mtp_loss", "MTP: KL to the main head"),
-          ("long", "loss", "long context: nats per token"), ("sft", "loss", "SFT: nats per own token"), ("rl", "success", "RL: success"))  # fmt: skip
+panels = (
+    ("cpt", "loss", "CPT: nats per token"),
+    ("mtp", "mtp_loss", "MTP: KL to the main head"),
+    ("long", "loss", "long context: nats per token"),
+    ("sft", "loss", "SFT: nats per own token"),
+    ("rl", "success", "RL: success"),
+)
 figure, axes = plt.subplots(1, len(panels), figsize=(12, 2.4), layout="constrained")
 for axis, (stage, key, title) in zip(axes, panels, strict=True):
     line = [(entry["step"], entry[key]) for entry in logged(stage)]
@@ -133,12 +138,16 @@ print(f"\nsolved: {sum(e.verdict.tests for e in episodes):.0f} of {len(episodes)
 # %%
 committed = json.loads((ROOT / "results" / "recipe-small.json").read_text())
 runs, control = committed["runs"], committed["control"]
-print(f"{committed['command']}, {len(runs)} seeds, {committed['machine']['cpu']}, {committed['machine']['cores']} cores, "
-      f"{min(r['seconds'] for r in runs) / 60:.0f} to {max(r['seconds'] for r in runs) / 60:.0f} minutes")  # fmt: skip
+print(
+    f"{committed['command']}, {len(runs)} seeds, {committed['machine']['cpu']}, {committed['machine']['cores']} cores, "
+    f"{min(r['seconds'] for r in runs) / 60:.0f} to {max(r['seconds'] for r in runs) / 60:.0f} minutes"
+)
 for name in ("success", "greedy", "best_of_8", "tokens", "turns", "invalid_calls"):
     found = committed["over_seeds"][name]
-    print(f"{name:>14}: {found['before']['mean']:7.3f} → {found['after']['mean']:7.3f}   "
-          f"{found['difference']['mean']:+.3f} ± {found['difference']['sd']:.3f} between seeds")  # fmt: skip
+    print(
+        f"{name:>14}: {found['before']['mean']:7.3f} → {found['after']['mean']:7.3f}   "
+        f"{found['difference']['mean']:+.3f} ± {found['difference']['sd']:.3f} between seeds"
+    )
 gains = [one["difference"]["success"] for one in runs]
 each = ", ".join(f"{gain['value']:+.3f} ± {(gain['high'] - gain['low']) / 3.92:.3f}" for gain in gains)  # 95% is 3.92 standard errors wide
 print(f"gain in success, seed by seed, ± standard error over its tasks: {each}")
@@ -191,6 +200,7 @@ for name in (found["checkpoint"] for found in runs[0]["codebase"]):
 # Perplexity is dear, so it is looked at every so many steps, and only those lines of `metrics/cpt.jsonl` have `codebase_ppl`. Write
 # `last_look(lines, key)`: a pair, the last logged value of `key` and the tokens seen by then. `None` if there is no such line.
 
+
 # %% tags=["exercise"]
 def last_look(lines, key):
     raise NotImplementedError  # your code
@@ -208,6 +218,7 @@ def check_1():
 
 
 check(1, check_1)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def last_look(lines, key):
@@ -232,6 +243,7 @@ for n in (8, 16, 64):
     tempting = sum(chance * (1 - (1 - c / n) ** k) for c, chance in enumerate(chances))
     print(f"the tempting estimate from {n:>2} attempts has the mean {tempting:.3f}")
 
+
 # %% tags=["exercise"]
 def within_reach(c, n, k):
     raise NotImplementedError  # your code
@@ -248,6 +260,7 @@ def check_2():
 
 
 check(2, check_2)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def within_reach(c, n, k):
@@ -286,6 +299,7 @@ for unit_of in held:
 # `gained(before, after)` for results [tasks, attempts], 1 for a success and else 0: a dictionary with the mean difference and its interval,
 # `value`, `low`, `high`. Use `bootstrap`.
 
+
 # %% tags=["exercise"]
 def gained(before, after):
     raise NotImplementedError  # your code
@@ -306,6 +320,7 @@ def check_3():
 
 
 check(3, check_3)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def gained(before, after):

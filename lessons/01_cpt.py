@@ -109,6 +109,7 @@ source(cpt.next_token_loss)
 #
 # Write `scored(doc)`: for `doc` [B, T] a Boolean [B, T−1], true where the token at t + 1 is to be predicted from the one at t.
 
+
 # %% tags=["exercise"]
 def scored(doc):
     raise NotImplementedError  # your code
@@ -130,6 +131,7 @@ torch.manual_seed(0)
 tiny = Transformer(Config.tiny(1024, hidden_size=32, num_hidden_layers=1, num_experts=0, num_attention_heads=2, num_key_value_heads=1, head_dim=16))
 check(1, check_1)
 
+
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def scored(doc):
     return (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
@@ -143,6 +145,7 @@ check(1, check_1)
 # A step rarely fits into memory at once; its rows are taken in parts, and gradients add up. Write `accumulate(model, parts, total)`: for
 # parts `(ids, doc)` call `backward()` on each, so that the gradients in the end are those of the *mean* loss over all `total` scored tokens
 # of the step. The parts below hold very different numbers of tokens.
+
 
 # %% tags=["exercise"]
 def accumulate(model, parts, total):
@@ -166,6 +169,7 @@ def check_2():
 
 
 check(2, check_2)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def accumulate(model, parts, total):
@@ -204,6 +208,7 @@ plt.show()
 # 1,024 tokens and with one of 300, which is hardly more than bytes; and every so often a look at both codebases, cut to the same bytes for
 # both. Read are equally many *tokens*: the larger vocabulary sees more source for the same compute. That is what it is for.
 
+
 # %%
 def cut(codebase, size):
     """The first so many bytes of its files."""
@@ -220,8 +225,15 @@ asked = [cut(codebase, quick(8000, 2000)) for codebase in (held, fresh)]
 def read(tokenizer, ids, doc):
     """A network that has read the rows, and its looks: step → CodebaseNLL of the library's folder and of fresh modules."""
     torch.manual_seed(0)
-    shape = Config.tiny(tokenizer.get_vocab_size(), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-                        num_experts=4, moe_intermediate_size=64)  # fmt: skip
+    shape = Config.tiny(
+        tokenizer.get_vocab_size(),
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_experts=4,
+        moe_intermediate_size=64,
+    )
     model, order, looks = Transformer(shape), torch.randperm(len(ids)), {}
     chosen = muon.optimizers(model)
     rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in chosen]
@@ -251,9 +263,11 @@ for found, label, style in ((looks, "1,024 tokens", "o-"), (few_looks, "300 toke
         line = [one[which] for one in found.values()]
         both[0].plot(found.keys(), [one.perplexity for one in line], style, color=colour, label=f"{name}, {label}")
         both[1].plot(found.keys(), [one.bits_per_byte for one in line], style, color=colour)
-        print(f"{name:>13}, vocabulary of {label}, {line[0].bytes / line[0].tokens:.2f} bytes each: "
-              f"perplexity {line[0].perplexity:6.1f} → {line[-1].perplexity:5.2f}, "
-              f"bits per byte {line[0].bits_per_byte:.2f} → {line[-1].bits_per_byte:.2f}")  # fmt: skip
+        print(
+            f"{name:>13}, vocabulary of {label}, {line[0].bytes / line[0].tokens:.2f} bytes each: "
+            f"perplexity {line[0].perplexity:6.1f} → {line[-1].perplexity:5.2f}, "
+            f"bits per byte {line[0].bits_per_byte:.2f} → {line[-1].bits_per_byte:.2f}"
+        )
 both[0].set(xlabel="step", ylabel="codebase perplexity", yscale="log")
 both[1].set(xlabel="step", ylabel="bits per byte")
 both[0].legend(frameon=False, fontsize=8)
@@ -295,6 +309,7 @@ with torch.no_grad():
 # A paper reports perplexity `perplexity` over `tokens` tokens of a text of `size` bytes. Write `bits(perplexity, tokens, size)`: its bits per
 # byte.
 
+
 # %% tags=["exercise"]
 def bits(perplexity, tokens, size):
     raise NotImplementedError  # your code
@@ -310,6 +325,7 @@ def check_3():
 
 
 check(3, check_3)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def bits(perplexity, tokens, size):
@@ -349,6 +365,7 @@ print(f"{(sizes < 128).mean():.0%} of the modules are shorter than 128 tokens, {
 # Write `contexts(n, window, stride)`: for a text of n tokens, the number of tokens that token 1, 2, … n − 1 is predicted from. Windows begin
 # at multiples of the stride; the last is pulled back so that it ends with the text; a token is scored in the first window that holds it.
 
+
 # %% tags=["exercise"]
 def contexts(n, window, stride):
     raise NotImplementedError  # your code
@@ -369,6 +386,7 @@ def check_4():
 
 
 check(4, check_4)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def contexts(n, window, stride):

@@ -126,8 +126,10 @@ for axis, name in zip(axes, names, strict=True):
     axis.plot(after, ".-", markersize=3, label="orthogonalised")
     axis.set(yscale="log", ylim=(1e-3, 3), xlabel="singular value, by rank")
     axis.set_title(name.removesuffix(".weight").replace("layers.", ""), fontsize=9)
-    print(f"{name}: the first 4 of {len(before)} directions hold {before[:4].square().sum() / before.square().sum():.0%} of the "
-          f"momentum, and {after[:4].square().sum() / after.square().sum():.0%} of the step")  # fmt: skip
+    print(
+        f"{name}: the first 4 of {len(before)} directions hold {before[:4].square().sum() / before.square().sum():.0%} of the "
+        f"momentum, and {after[:4].square().sum() / after.square().sum():.0%} of the step"
+    )
 axes[0].legend(frameon=False, fontsize=8)
 plt.show()
 
@@ -136,6 +138,7 @@ plt.show()
 #
 # Write `polar(G)`: $UV^\top$, exactly, by `torch.linalg.svd`. The check holds it against what makes it the steepest step: its inner product
 # with $G$ is the sum of $G$'s singular values, and no other matrix of spectral norm one has a larger one.
+
 
 # %% tags=["exercise"]
 def polar(G):
@@ -158,6 +161,7 @@ def check_1():
 
 
 check(1, check_1)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def polar(G):
@@ -191,8 +195,10 @@ for m, n in ((64, 64), (256, 64), (1024, 64), (64, 256)):
     weight.grad = torch.randn(m, n, generator=generator)
     stepper.step()
     moved = (weight.detach() @ torch.randn(n, 512, generator=generator)).square().mean().sqrt()
-    print(f"{m:>5} outputs, {n:>4} inputs: an output moves by {moved:.2f} η; without the factor by {moved / max(1, m / n) ** 0.5:.2f} η; "
-          f"a weight by {weight.detach().square().mean().sqrt():.3f} η")  # fmt: skip
+    print(
+        f"{m:>5} outputs, {n:>4} inputs: an output moves by {moved:.2f} η; without the factor by {moved / max(1, m / n) ** 0.5:.2f} η; "
+        f"a weight by {weight.detach().square().mean().sqrt():.3f} η"
+    )
 
 # %% [markdown]
 # Not one but a little less, since Newton–Schulz ends below one on average. And the last column is why `lr` cannot be carried over from AdamW,
@@ -217,8 +223,10 @@ axes[0].legend(frameon=False)
 plt.show()
 for where in ("axes", "rotated"):
     print(f"{where:>8}: Muon {found[f'muon_loss_{where}']:.2e}, AdamW {found[f'adamw_loss_{where}']:.2e}, each at its best rate")
-print(f"singular values after five rounds: float32 {found['smallest_fp32']:.3f} to {found['largest_fp32']:.3f}, "
-      f"bfloat16 {found['smallest_bf16']:.3f} to {found['largest_bf16']:.3f}")  # fmt: skip
+print(
+    f"singular values after five rounds: float32 {found['smallest_fp32']:.3f} to {found['largest_fp32']:.3f}, "
+    f"bfloat16 {found['smallest_bf16']:.3f} to {found['largest_bf16']:.3f}"
+)
 
 # %% [markdown]
 # AdamW scales each weight by itself. Where rare directions *are* single inputs, that is exactly right and it wins; turn the axes and it has
@@ -229,6 +237,7 @@ print(f"singular values after five rounds: float32 {found['smallest_fp32']:.3f} 
 #
 # Write `step(W, M, G, lr, momentum, weight_decay)` → (new W, new M), with Nesterov, for one matrix; use `muon.newton_schulz`. Change nothing
 # in place.
+
 
 # %% tags=["exercise"]
 def step(W, M, G, lr, momentum, weight_decay):
@@ -256,6 +265,7 @@ def check_2():
 
 
 check(2, check_2)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def step(W, M, G, lr, momentum, weight_decay):
@@ -294,6 +304,7 @@ for times in (1, 100, 1000):
     near, large = beside_best(gradient, muon.newton_schulz(gradient.flatten(0, 1)).view_as(gradient))
     print(f"as a whole, the first head {times:>4} times as loud: cosines {near}, sizes {large}")
 
+
 # %% tags=["exercise"]
 def per_head(G, heads):
     raise NotImplementedError  # your code
@@ -310,6 +321,7 @@ def check_3():
 
 
 check(3, check_3)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def per_head(G, heads):
@@ -344,8 +356,10 @@ axes.set(xlabel="steps since the only gradient", ylabel="size of a step, first =
 axes.legend(frameon=False)
 plt.show()
 for number in (1, 10, 100, 300, 400, 500):
-    print(f"step {number:>3}: Muon moves {moved['Muon'][number] / moved['Muon'][0]:7.2%} of its first step, "
-          f"AdamW {moved['AdamW'][number] / moved['AdamW'][0]:7.2%}")  # fmt: skip
+    print(
+        f"step {number:>3}: Muon moves {moved['Muon'][number] / moved['Muon'][0]:7.2%} of its first step, "
+        f"AdamW {moved['AdamW'][number] / moved['AdamW'][0]:7.2%}"
+    )
 print(f"in all, in first steps: Muon {sum(moved['Muon']) / moved['Muon'][0]:.0f}, AdamW {sum(moved['AdamW']) / moved['AdamW'][0]:.1f}")
 
 # %% [markdown]

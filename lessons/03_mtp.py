@@ -55,6 +55,7 @@ source(mtp.MTP.forward, mtp.mtp_loss)
 # same batches: one to match distributions, one to name the next character. Every so often held-out text is asked how likely a draft is
 # to stand.
 
+
 # %%
 def characters(split, tasks, seed):
     """Modules of the small world, one after the other; the held-out ones compute other functions."""
@@ -140,6 +141,7 @@ for claim in claims("mtp")[:2]:
 # A draft $x$ is drawn from $q$ and stands with probability $\min(1, p(x)/q(x))$. Write `stands(p, q)`: how likely that is, over all $x$. In one
 # line, without a loop. The check plays the rule itself, `mtp.accept`.
 
+
 # %% tags=["exercise"]
 def stands(p, q):
     raise NotImplementedError  # your code
@@ -159,6 +161,7 @@ def check_1():
 
 
 check(1, check_1)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def stands(p, q):
@@ -185,6 +188,7 @@ source(mtp.accept)
 # each token how likely it comes out as a draft that stood, and how likely as the replacement of one that fell: the chance that any falls,
 # times what then follows. The two must add up to $p$, whatever $q$.
 
+
 # %% tags=["exercise"]
 def emitted(p, q):
     raise NotImplementedError  # your code
@@ -208,6 +212,7 @@ def check_2():
 
 
 check(2, check_2)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def emitted(p, q):
@@ -238,9 +243,11 @@ print(f"plain: {plain.tokens_per_cycle:.2f} tokens a pass")
 for kind, (layers, _, _) in students.items():
     for drafts in (1, 2, 3):
         found = decoded(layers, draft_len=drafts)
-        print(f"{kind:>8}, {drafts} draft{'s' * (drafts > 1)}: {found.tokens_per_cycle:.2f} tokens a pass, "
-              f"drafts that stood by depth {', '.join(f'{share:.2f}' for share in found.acceptance)}, "
-              f"tokens {'identical' if found.tokens == plain.tokens else 'DIFFER'}")  # fmt: skip
+        print(
+            f"{kind:>8}, {drafts} draft{'s' * (drafts > 1)}: {found.tokens_per_cycle:.2f} tokens a pass, "
+            f"drafts that stood by depth {', '.join(f'{share:.2f}' for share in found.acceptance)}, "
+            f"tokens {'identical' if found.tokens == plain.tokens else 'DIFFER'}"
+        )
 
 # %% [markdown]
 # ## What it buys
@@ -252,6 +259,7 @@ for kind, (layers, _, _) in students.items():
 #
 # `drafting.predicted` is this formula. `drafting.Timed` is a decoder that measures what goes into it. A stopwatch on a busy machine is a poor
 # witness, so every way of decoding plays every prompt several times, in turn, and its fastest counts:
+
 
 # %%
 def clocked(layers, rounds):
@@ -285,15 +293,22 @@ for drafts in (1, 2, 3):
     cost, verify = each(sums, "guess") / each(alone, "single"), each(sums, "verify") / each(alone, "single")
     measured[drafts] = alone["seconds"] / alone["tokens"] / (sums["seconds"] / sums["tokens"])
     free, expected = (drafting.predicted(alpha, drafts, price) for price in (0.0, cost))
-    print(f"{drafts} draft{'s' * (drafts > 1)}: α {alpha:.3f}, so {free:.2f} tokens a pass; a draft costs {cost:.2f} passes, verifying "
-          f"{verify:.2f}: predicted {expected:.2f}×, measured {measured[drafts]:.2f}×")  # fmt: skip
+    print(
+        f"{drafts} draft{'s' * (drafts > 1)}: α {alpha:.3f}, so {free:.2f} tokens a pass; a draft costs {cost:.2f} passes, verifying "
+        f"{verify:.2f}: predicted {expected:.2f}×, measured {measured[drafts]:.2f}×"
+    )
 print(f"drafts at {cost:.2f} passes each can never give more than {1 / cost:.1f}×, even if all stand")
 
 figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
 for chance, style in ((0.5, ":"), (0.7, "-."), (0.8, "--"), (0.9, "-")):
     for price, colour in ((0.02, "tab:green"), (cost, "tab:blue")):
-        axes.plot(range(1, 11), [drafting.predicted(chance, drafts, price) for drafts in range(1, 11)], style, color=colour,
-                  label=f"α = {chance}, c = {price:.2f}")  # fmt: skip
+        axes.plot(
+            range(1, 11),
+            [drafting.predicted(chance, drafts, price) for drafts in range(1, 11)],
+            style,
+            color=colour,
+            label=f"α = {chance}, c = {price:.2f}",
+        )
 axes.plot(measured.keys(), measured.values(), "ko", label="measured")
 axes.axhline(1, color="grey", linewidth=0.8)
 axes.set(xlabel="drafts a pass", ylabel="speed-up", xticks=range(1, 11))
@@ -313,6 +328,7 @@ for claim in claims("mtp"):
 #
 # Drafts of different depth do not stand equally often. Given `chances`, the chance at each depth that a draft stands *if all before it
 # did*, write `tokens_a_pass(chances)`: the expected number of tokens.
+
 
 # %% tags=["exercise"]
 def tokens_a_pass(chances):
@@ -335,6 +351,7 @@ def check_3():
 
 check(3, check_3)
 
+
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def tokens_a_pass(chances):
     total, reached = 1.0, 1.0
@@ -350,6 +367,7 @@ check(3, check_3)
 # ## Exercise 4: how many drafts
 #
 # Write `best(alpha, cost, most)`: the number of drafts, 0 to `most`, with the highest predicted speed-up. With 0 drafts it is one.
+
 
 # %% tags=["exercise"]
 def best(alpha, cost, most):
@@ -368,6 +386,7 @@ def check_4():
 
 check(4, check_4)
 
+
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def best(alpha, cost, most):
     return max(range(most + 1), key=lambda drafts: drafting.predicted(alpha, drafts, cost))
@@ -380,6 +399,7 @@ check(4, check_4)
 #
 # Depth $k$ at position $i$ belongs to the main head at $j = i + k$. Take the main head one place too early, as happens when a shift is
 # counted twice, and see what the logs say:
+
 
 # %%
 def late(ids):
@@ -394,8 +414,10 @@ loss_of_wrong = trained(wrong, late, quick(80, 4))
 print(f"distillation loss at the end: {loss_of_right:.4f} nats as it should be, {loss_of_wrong:.4f} with the teacher one position behind")
 for name, some in (("right", layers), ("wrong", wrong)):
     found = decoded(some)
-    print(f"{name}: tokens {'identical to' if found.tokens == plain.tokens else 'DIFFER from'} plain decoding's, "
-          f"{found.tokens_per_cycle:.2f} tokens a pass")  # fmt: skip
+    print(
+        f"{name}: tokens {'identical to' if found.tokens == plain.tokens else 'DIFFER from'} plain decoding's, "
+        f"{found.tokens_per_cycle:.2f} tokens a pass"
+    )
 
 # %% [markdown]
 # The loss is *lower*: these layers learned to guess a token that they had already been given. And every test of equality passes, for the
@@ -411,8 +433,10 @@ for sharpness in (0.5, 1.0, 2.0):
     p, q = torch.randn(2, 200, 8, dtype=torch.float64, generator=generator).mul(sharpness).softmax(-1)
     kept = torch.minimum(p, q)
     wrong = kept + (1 - kept.sum(-1, keepdim=True)) * p
-    print(f"logits of spread {sharpness}: {kept.sum(-1).mean():.2f} of drafts stand; drawn again from p, {(wrong - p).abs().sum(-1).mean() / 2:.1%} "
-          f"of the probability lies on wrong tokens")  # fmt: skip
+    print(
+        f"logits of spread {sharpness}: {kept.sum(-1).mean():.2f} of drafts stand; drawn again from p, {(wrong - p).abs().sum(-1).mean() / 2:.1%} "
+        f"of the probability lies on wrong tokens"
+    )
 
 # %% [markdown]
 # ## Where to read on

@@ -67,6 +67,7 @@ for name, variant in dr_grpo.FAMILY.items():
 # What does one token weigh? The loss is linear in $\log\pi$ at $\rho = 1$, so its gradient tells. Four rollouts, two right and two wrong, of
 # different lengths:
 
+
 # %%
 def token_weights(name, rewards, lengths):
     """What a member of the family pushes each token of each rollout by, [N]; the budget is left out."""
@@ -151,8 +152,10 @@ for name in ("truth", "only length", "masked", "dapo"):
 curves = {name: play(grpo_bias.train, settings, name) for name in ("dr_grpo", "only length")}
 for name, curve in curves.items():
     first, last = ({what: sum(curve[what][look]) / settings.seeds for what in ("reward", "cut", "wrong")} for look in (0, -1))
-    print(f"{name:12s} reward {first['reward']:.3f} → {last['reward']:.3f}   cut off {first['cut']:.3f} → {last['cut']:.3f}   "
-          f"E[length | wrong] {first['wrong']:.3f} → {last['wrong']:.3f} tokens")  # fmt: skip
+    print(
+        f"{name:12s} reward {first['reward']:.3f} → {last['reward']:.3f}   cut off {first['cut']:.3f} → {last['cut']:.3f}   "
+        f"E[length | wrong] {first['wrong']:.3f} → {last['wrong']:.3f} tokens"
+    )
 longer = torch.tensor(curves["only length"]["wrong"][-1]) - torch.tensor(curves["dr_grpo"]["wrong"][-1])
 error = longer.std() / len(longer) ** 0.5
 print(f"divided − undivided: {longer.mean():+.3f} ± {error:.3f} tokens (standard error over {settings.seeds} pairs of trainings)")
@@ -165,6 +168,7 @@ print(f"divided − undivided: {longer.mean():+.3f} ± {error:.3f} tokens (stand
 # A policy picks one of a few actions; `logits` [A] are its parameters, `rewards` [A] what the actions pay. Write
 # `average_gradient(logits, rewards, N, baseline)`: the expectation, over all $A^N$ groups, of $\frac1N\sum_i A_i \nabla\log\pi(a_i)$.
 # Use `dr_grpo.group_advantages` and `itertools.product`. The check holds you to the true gradient, and to $(N-1)/N$ of it.
+
 
 # %% tags=["exercise"]
 def average_gradient(logits, rewards, N, baseline):
@@ -185,6 +189,7 @@ def check_1():
 
 check(1, check_1)
 
+
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def average_gradient(logits, rewards, N, baseline):
     logp, total = logits.log_softmax(0), 0.0
@@ -204,14 +209,20 @@ check(1, check_1)
 # corrects the expectation, and stops rewarding a move that has gone far enough. Here is $\partial L/\partial\log\pi$ of one token, against
 # $\rho$:
 
+
 # %%
 def pull(ratio, advantage, variant):
     """The push on log π of a single token, [n], at ratios [n]."""
     logp = ratio.log().requires_grad_()
     loss = dr_grpo.policy_loss(
-        logp[:, None], torch.zeros(len(ratio), 1, dtype=ratio.dtype), torch.full_like(ratio, advantage), torch.ones(len(ratio), 1), budget=1,
-        clip_low=variant.clip_low, clip_high=variant.clip_high,
-    )  # fmt: skip
+        logp[:, None],
+        torch.zeros(len(ratio), 1, dtype=ratio.dtype),
+        torch.full_like(ratio, advantage),
+        torch.ones(len(ratio), 1),
+        budget=1,
+        clip_low=variant.clip_low,
+        clip_high=variant.clip_high,
+    )
     return 0.0 - torch.autograd.grad(loss, logp)[0]
 
 
@@ -229,6 +240,7 @@ for name, advantage in itertools.product(("dr_grpo", "dapo"), (1.0, -1.0)):
 #
 # Write `pushed(ratio, advantage, clip_low, clip_high)` for tensors of one shape: True where the token has a gradient. No autograd; two
 # comparisons and the sign of $A$.
+
 
 # %% tags=["exercise"]
 def pushed(ratio, advantage, clip_low, clip_high):
@@ -249,6 +261,7 @@ def check_2():
 
 
 check(2, check_2)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def pushed(ratio, advantage, clip_low, clip_high):
@@ -341,6 +354,7 @@ for size in (8, 4, 2, 1):
 # Write `accumulated(sizes, budget)`: split the eight rollouts into micro-batches of the given sizes, in order, call `backward()` for each, and
 # return `table.grad` (clear it first). It must be the whole step's gradient, however the step is cut. `budget` counts the whole step.
 
+
 # %% tags=["exercise"]
 def accumulated(sizes, budget):
     raise NotImplementedError  # your code: part(rows, ...) is the loss of some rollouts
@@ -358,6 +372,7 @@ def check_3():
 
 
 check(3, check_3)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def accumulated(sizes, budget):

@@ -93,6 +93,7 @@ print(f"farthest from its closed form: {worst:.1f} standard errors")
 # An estimate without its error is a rumour. Write `estimate(logp, ref_logp, kind)`: the mean of an estimator over sampled tokens and the
 # standard error of that mean, as floats. Use `kl.token_kl`.
 
+
 # %% tags=["exercise"]
 def estimate(logp, ref_logp, kind):
     raise NotImplementedError  # your code
@@ -110,6 +111,7 @@ def check_1():
 
 
 check(1, check_1)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def estimate(logp, ref_logp, kind):
@@ -146,8 +148,10 @@ def expected_gradient(kind):
 
 for kind in kl.KINDS:
     gradient = expected_gradient(kind)
-    print(f"{kind} in the loss: size {gradient.norm() / right.norm():.3f} of ∇KL(π‖ref), off by {(gradient - right).norm() / right.norm():.3f}; "
-          f"from ∇KL(ref‖π) off by {(gradient - other).norm() / other.norm():.3f}")  # fmt: skip
+    print(
+        f"{kind} in the loss: size {gradient.norm() / right.norm():.3f} of ∇KL(π‖ref), off by {(gradient - right).norm() / right.norm():.3f}; "
+        f"from ∇KL(ref‖π) off by {(gradient - other).norm() / other.norm():.3f}"
+    )
 
 # %% [markdown]
 # $k_2$, the biased one, is exactly right; $k_3$, the unbiased one, is not: its gradient is that of $\mathrm{KL}(\pi_\mathrm{ref}\,\|\,\pi)$.
@@ -155,6 +159,7 @@ for kind in kl.KINDS:
 #
 # And in a training? A policy of 32 actions learns from sampled rewards and is to stay near the reference: with no KL term at all, with $k_1$ in
 # the loss, and with $k_1$ taken from the reward.
+
 
 # %%
 def trained(where, beta=1.0, steps=quick(300, 30)):
@@ -207,6 +212,7 @@ for name, values in kl_variance.gradients_of_sequences(settings).items():
 # loss that a reward of $-k_1$ makes, which is minus the policy gradient: $\mathbb{E}_{x\sim\pi}[k_1 \nabla\log\pi(x)]$, by summing over the
 # vocabulary. It has to equal $\nabla\mathrm{KL}$.
 
+
 # %% tags=["exercise"]
 def reward_gradient(logits, reference):
     raise NotImplementedError  # your code: use kl.token_kl(..., "k1").detach()
@@ -221,6 +227,7 @@ def check_2():
 
 
 check(2, check_2)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def reward_gradient(logits, reference):
@@ -237,6 +244,7 @@ check(2, check_2)
 # You measure a KL of `divergence` nats between two policies whose log-ratio is nearly Gaussian and may draw `n` tokens. Return the estimator,
 # "k1" or "k3", whose mean has the smaller standard error, and that error. Use `kl.gaussian_oracle`.
 
+
 # %% tags=["exercise"]
 def choose(divergence, n):
     raise NotImplementedError  # your code
@@ -252,6 +260,7 @@ def check_3():
 
 
 check(3, check_3)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def choose(divergence, n):

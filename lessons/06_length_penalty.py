@@ -80,6 +80,7 @@ for q in (0.5, 1.0, 2.0):
 # Somebody tells you: "at effort $x$ the next unit should cost a fifth of what the first one does". Write `bend(x, share, q)`, the $k$ for which
 # it costs `share` of it. (One line; invert $C'$.)
 
+
 # %% tags=["exercise"]
 def bend(x, share, q):
     raise NotImplementedError  # your code
@@ -95,6 +96,7 @@ def check_1():
 
 
 check(1, check_1)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def bend(x, share, q):
@@ -133,6 +135,7 @@ for k in (0.0001, 0.001, 0.01):
 # Write `saving(counts, k, q)`: the share of a rollout's cost, between 0 and 1, that would be saved if all its turns were one. `counts` is an
 # `Effort`; weights are the defaults.
 
+
 # %% tags=["exercise"]
 def saving(counts, k, q):
     raise NotImplementedError  # your code: length_penalty.effort, length_penalty.length_penalty
@@ -152,6 +155,7 @@ def check_2():
 
 
 check(2, check_2)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def saving(counts, k, q):
@@ -176,6 +180,7 @@ check(2, check_2)
 #
 # Write `matched_price(efforts, k, q, budget)`: the price at which rollouts of these efforts [n] pay `budget` of reward on average.
 
+
 # %% tags=["exercise"]
 def matched_price(efforts, k, q, budget):
     raise NotImplementedError  # your code
@@ -192,6 +197,7 @@ def check_3():
 
 
 check(3, check_3)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def matched_price(efforts, k, q, budget):
@@ -270,6 +276,7 @@ plt.show()
 # Write `best_effort(tau, price)`: the $x \ge 0$ that maximises $1 - e^{-x/\tau} - p\,x$. (Set the slope to zero; mind the case in which it
 # never is.)
 
+
 # %% tags=["exercise"]
 def best_effort(tau, price):
     raise NotImplementedError  # your code
@@ -284,6 +291,7 @@ def check_4():
 
 
 check(4, check_4)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def best_effort(tau, price):
@@ -340,8 +348,10 @@ record = json.loads((ROOT / "results" / "figures" / "length-penalty.json").read_
 for row in record["rows"]:
     if row["part"] == "price" and row["setting"] in ("linear", "nonlinear"):
         low, high = row["effort_low"], row["effort_high"]  # a tenth of the rollouts lies below, a tenth above
-        print(f"{row['setting']:9s} the next unit costs {1000 * row['next_unit_low']:.2f} thousandths at effort {low:.0f} and "
-              f"{1000 * row['next_unit_high']:.2f} at effort {high:.0f}, {high / low:.1f} times as much")  # fmt: skip
+        print(
+            f"{row['setting']:9s} the next unit costs {1000 * row['next_unit_low']:.2f} thousandths at effort {low:.0f} and "
+            f"{1000 * row['next_unit_high']:.2f} at effort {high:.0f}, {high / low:.1f} times as much"
+        )
 
 # %% [markdown]
 # Read each verdict with the lines below it. The efforts on which the toy's prices were matched span a factor of a hundred; the agent's, its

@@ -110,13 +110,16 @@ print("means over chains   contexts  longest  prefill  written  of it summary  s
 for join, some in found.items():
     all_chains = [e.chain for e in some]
     longest = max(len(s.tokens) for c in all_chains for s in c.segments)
-    counts = [sum(map(of, all_chains)) / len(all_chains)
-              for of in (lambda c: c.prefill, lambda c: c.written, lambda c: c.summary_tokens, lambda c: c.saved)]  # fmt: skip
+    counts = [
+        sum(map(of, all_chains)) / len(all_chains) for of in (lambda c: c.prefill, lambda c: c.written, lambda c: c.summary_tokens, lambda c: c.saved)
+    ]
     segments = sum(len(c.segments) for c in all_chains) / len(all_chains)
     print(f"{join:18s} {segments:9.2f} {longest:8d} {counts[0]:8.1f} {counts[1]:8.1f} {counts[2]:14.1f} {counts[3]:6.1f}")
 total = {name: sum(getattr(e.chain, name) for e in found["self"]) for name in ("prefill", "saved")}
-print(f"self: {total['prefill']} tokens of prefill + {total['saved']} saved = {sum(total.values())};  separate calls really filled "
-      f"{sum(e.chain.prefill for e in found['separate'])}")  # fmt: skip
+print(
+    f"self: {total['prefill']} tokens of prefill + {total['saved']} saved = {sum(total.values())};  separate calls really filled "
+    f"{sum(e.chain.prefill for e in found['separate'])}"
+)
 
 # %% [markdown]
 # `saved` is no estimate. What the chain says that separate calls would have needed besides is, to the token, what separate calls need. (A
@@ -146,6 +149,7 @@ plt.show()
 # (`how.instruction`), and the old context up to and including the last token that the policy wrote *before* its summary. (The answer and the
 # request behind it are read once either way.) A segment has `tokens`, `sampled` and `summary`.
 
+
 # %% tags=["exercise"]
 def reused(chain, how):
     raise NotImplementedError  # your code
@@ -159,6 +163,7 @@ def check_1():
 
 
 check(1, check_1)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def reused(chain, how):
@@ -187,8 +192,16 @@ source(self_summary.spread)
 
 # %%
 torch.manual_seed(0)
-tiny = Config.tiny(language.tokenizer.get_vocab_size(), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-                   head_dim=16, num_experts=4, moe_intermediate_size=32)  # fmt: skip
+tiny = Config.tiny(
+    language.tokenizer.get_vocab_size(),
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    num_experts=4,
+    moe_intermediate_size=32,
+)
 some = episodes[: quick(8, 2) * N]
 weight = experiment.one_weight(Transformer(tiny), some, recipe)
 rows = sum(len(e.chain.segments) for e in some)
@@ -206,6 +219,7 @@ print(f"  segments as rows, baseline and mean over rows  {weight['faulty']:.2f} 
 # Write `credit(rewards, episode_chains)`: `rewards` is [G, N], one for each chain, the chains in the same order. Return a list of tensors, one
 # for each segment in order, [T] each: the advantage where the policy wrote the token in that segment, zero where it was given.
 # Use `dr_grpo.group_advantages` and `self_summary.spread`.
+
 
 # %% tags=["exercise"]
 def credit(rewards, episode_chains):
@@ -230,6 +244,7 @@ def check_2():
 
 
 check(2, check_2)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def credit(rewards, episode_chains):
@@ -265,8 +280,10 @@ right = dr_grpo.group_advantages(rewards.view(-1, N)).flatten()
 over_rows = torch.stack([(rewards * numbers)[owner == g].sum() / numbers[owner == g].sum() for g in range(len(tasks))])
 faulty = rewards - over_rows[owner]
 shift = over_rows - rewards.view(-1, N).mean(1)
-print(f"baseline over rows − baseline over chains: mean {shift.mean():+.4f}, from {shift.min():+.3f} to {shift.max():+.3f}; above zero in "
-      f"{int((shift > 0).sum())} of {len(shift)} groups, below in {int((shift < 0).sum())}")  # fmt: skip
+print(
+    f"baseline over rows − baseline over chains: mean {shift.mean():+.4f}, from {shift.min():+.3f} to {shift.max():+.3f}; above zero in "
+    f"{int((shift > 0).sum())} of {len(shift)} groups, below in {int((shift < 0).sum())}"
+)
 print(f"mean advantage of a chain: {right.mean():+.4f} over chains, {faulty.mean():+.4f} over rows")
 flipped = (right * faulty < 0) & (right.abs() > 1e-9)
 print(f"advantages that change their sign: {flipped.double().mean():.1%}")
@@ -298,6 +315,7 @@ plt.show()
 # A group of chains has rewards $R$ and segments $S$. With the baseline over rows, what is the mean advantage of its chains? Write
 # `row_bias(rewards, segments)` for tensors [N]. Counting rows as above will do; better, derive it first: it is one covariance and one mean.
 
+
 # %% tags=["exercise"]
 def row_bias(rewards, segments):
     raise NotImplementedError  # your code
@@ -316,6 +334,7 @@ def check_3():
 
 
 check(3, check_3)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def row_bias(rewards, segments):

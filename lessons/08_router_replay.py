@@ -63,6 +63,7 @@ for alpha in (0.0, 0.2, 0.25, 1.0):
 #
 # Write `plausible(scores, replayed, k, alpha)`, [N, K], True where a replayed expert is kept. Use probabilities, as the formula does.
 
+
 # %% tags=["exercise"]
 def plausible(scores, replayed, k, alpha):
     raise NotImplementedError  # your code: scores [N, E], replayed [N, K]
@@ -82,6 +83,7 @@ def check_1():
 
 check(1, check_1)
 
+
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def plausible(scores, replayed, k, alpha):
     p = scores.softmax(-1)
@@ -96,6 +98,7 @@ check(1, check_1)
 # Now a whole network: four layers, eight experts, two a token, random weights of a size at which experts matter. The sampler holds them in FP8
 # and computes in bfloat16; the trainer computes in float32. `engines.compare` lets the trainer score the sampler's tokens with its own experts,
 # with replay, and with the filter.
+
 
 # %%
 class Talk:
@@ -173,8 +176,10 @@ places = np.linspace(0, 1, quick(81, 11))
 own, replayed = (torch.stack([walk(at, experts)[0] for at in places]) for experts in (None, recorded))
 steps = (own[1:] - own[:-1]).abs() * one.sampled[1:]
 place, token = divmod(int(steps.argmax()), steps.shape[1])
-print(f"largest change of a sampled token's log-prob in one of {len(places) - 1} steps: {steps.max():.3f} nats with own experts, "
-      f"{((replayed[1:] - replayed[:-1]).abs() * one.sampled[1:]).max():.3f} replayed")  # fmt: skip
+print(
+    f"largest change of a sampled token's log-prob in one of {len(places) - 1} steps: {steps.max():.3f} nats with own experts, "
+    f"{((replayed[1:] - replayed[:-1]).abs() * one.sampled[1:]).max():.3f} replayed"
+)
 
 low, high = places[place], places[place + 1]
 before, after = walk(low)[0][token], walk(high)[0][token]
@@ -187,8 +192,10 @@ for _ in range(30):  # halve the step, keep the half with the jump
         low, before = middle, value
 apart = max(((high - low) * (exact[name] - coarse[name])).abs().max().item() for name in exact)
 changed = [layer for layer, (a, b) in enumerate(zip(walk(low)[1], walk(high)[1], strict=True)) if set(a[token].tolist()) != set(b[token].tolist())]
-print(f"two sets of weights, no weight further apart than {apart:.0e}: log-probs {before:.3f} and {after:.3f}, a factor of "
-      f"{(after - before).abs().exp():.1f} in probability; experts change in layers {changed}")  # fmt: skip
+print(
+    f"two sets of weights, no weight further apart than {apart:.0e}: log-probs {before:.3f} and {after:.3f}, a factor of "
+    f"{(after - before).abs().exp():.1f} in probability; experts change in layers {changed}"
+)
 
 # %%
 figure, (path, sweep) = plt.subplots(1, 2, figsize=(9.5, 3.4), layout="constrained")
@@ -204,8 +211,10 @@ sweep.set(yscale="log", xlabel="mantissa bits of the sampler's weights", ylabel=
 sweep.legend(frameon=False)
 plt.show()
 for b, f in zip(bits, swept, strict=True):
-    print(f"{b} bits: {f['differing_decisions']:6.2%} of decisions differ; own experts: p99 {f['own_p99']:.3f}, largest {f['own_max']:.3f}; "
-          f"replayed: p99 {f['replay_p99']:.3f}, largest {f['replay_max']:.3f}")  # fmt: skip
+    print(
+        f"{b} bits: {f['differing_decisions']:6.2%} of decisions differ; own experts: p99 {f['own_p99']:.3f}, largest {f['own_max']:.3f}; "
+        f"replayed: p99 {f['replay_p99']:.3f}, largest {f['replay_max']:.3f}"
+    )
 
 # %% [markdown]
 # The weights change in the thirteenth decimal place, and the token becomes many times as likely, or as unlikely. A finer dtype does not cure
@@ -216,6 +225,7 @@ for b, f in zip(bits, swept, strict=True):
 #
 # Write `per_layer(share, layers)`: if layers differed independently, each in the same share of tokens, which share would it be, given that
 # `share` of the tokens differ in at least one of `layers` layers?
+
 
 # %% tags=["exercise"]
 def per_layer(share, layers):
@@ -231,6 +241,7 @@ def check_2():
 
 
 check(2, check_2)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def per_layer(share, layers):
@@ -258,6 +269,7 @@ print(f"here: {tokens:.3f} of the positions differ in some layer; independent la
 # A token's output is $y = \sum_{e\in R} g_e v_e$ with the gates of the equation at the top. Write `router_gradient(scores, experts, values)`:
 # $\partial y/\partial s$, [N, E], for scores [N, E], experts [N, K] and $v$ [N, K], without autograd. (`router_replay.gates` gives $g$.)
 
+
 # %% tags=["exercise"]
 def router_gradient(scores, experts, values):
     raise NotImplementedError  # your code
@@ -279,6 +291,7 @@ def check_3():
 
 
 check(3, check_3)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def router_gradient(scores, experts, values):

@@ -67,6 +67,7 @@ source(packing.balance, packing.imbalance)
 # Write `bound(costs, rank_of, ranks)`: the right side of the inequality for a finished dealing, as a float. If several ranks are the fullest,
 # take the first.
 
+
 # %% tags=["exercise"]
 def bound(costs, rank_of, ranks):
     raise NotImplementedError  # your code
@@ -90,6 +91,7 @@ def check_1():
 
 
 check(1, check_1)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def bound(costs, rank_of, ranks):
@@ -148,6 +150,7 @@ print(f"the bound, by cost: {bound(costs, dealt['by cost'], ranks) / costs.sum()
 #
 # Write `best(costs, ranks)`: the least that the fullest rank can have, over all ways to deal. Try them all; `itertools.product` gives them.
 
+
 # %% tags=["exercise"]
 def best(costs, ranks):
     raise NotImplementedError  # your code: a float
@@ -168,6 +171,7 @@ def check_2():
 
 check(2, check_2)
 
+
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def best(costs, ranks):
     ways = torch.tensor(list(itertools.product(range(ranks), repeat=len(costs))))
@@ -184,8 +188,10 @@ check(2, check_2)
 # %%
 for costs_of, ranks_of in ((torch.tensor([3.0, 3, 2, 2, 2]), 2), (torch.tensor([5.0, 5, 4, 4, 3, 3, 3]), 3)):
     found = packing.imbalance(costs_of, packing.balance(costs_of, ranks_of), ranks_of) * costs_of.sum().item() / ranks_of
-    print(f"R = {ranks_of}: rule {found:.0f}, best {best(costs_of, ranks_of):.0f}, ratio {found / best(costs_of, ranks_of):.4f}, "
-          f"4/3 − 1/(3R) = {4 / 3 - 1 / (3 * ranks_of):.4f}")  # fmt: skip
+    print(
+        f"R = {ranks_of}: rule {found:.0f}, best {best(costs_of, ranks_of):.0f}, ratio {found / best(costs_of, ranks_of):.4f}, "
+        f"4/3 − 1/(3R) = {4 / 3 - 1 / (3 * ranks_of):.4f}"
+    )
 
 # %% [markdown]
 # It takes few and large pieces to do that. With sixteen sequences a rank, none longer than a rank's share, a solver would gain next to nothing
@@ -202,6 +208,7 @@ for costs_of, ranks_of in ((torch.tensor([3.0, 3, 2, 2, 2]), 2), (torch.tensor([
 # A chunk's work is the pairs (query, key) that causal attention computes for its queries: each token with itself and all before it in the row.
 # Write `pairs(T, chunks)`: the pairs of every chunk of a row of `T` tokens cut in `chunks` equal ones, as a list of whole numbers.
 
+
 # %% tags=["exercise"]
 def pairs(T, chunks):
     raise NotImplementedError  # your code
@@ -215,6 +222,7 @@ def check_3():
 
 
 check(3, check_3)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def pairs(T, chunks):
@@ -248,6 +256,7 @@ source(packing.rows, packing.lay)
 # Write `filled(lengths, width)`: the share of places that hold a token when the sequences are laid by `packing.rows`, a float. For
 # comparison: one sequence a row.
 
+
 # %% tags=["exercise"]
 def filled(lengths, width):
     raise NotImplementedError  # your code
@@ -264,6 +273,7 @@ def check_4():
 
 
 check(4, check_4)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def filled(lengths, width):

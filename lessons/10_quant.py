@@ -50,6 +50,7 @@ for value, code in zip(x.tolist(), formats.e2m1_encode(x).tolist(), strict=True)
 # Write `nearest(x)` without bit tricks: for each number of a float tensor [n] the nearest value of `formats.E2M1` with its sign, ties to the
 # even code (a magnitude's code is its place in the table), and ±6 beyond. Return the values.
 
+
 # %% tags=["exercise"]
 def nearest(x):
     raise NotImplementedError  # your code
@@ -65,6 +66,7 @@ def check_1():
 
 
 check(1, check_1)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def nearest(x):
@@ -124,6 +126,7 @@ plt.show()
 # Write `bits(form, width)`: bits per number of one token of `width` numbers, scales included, in "mxfp8", "nvfp4-token" or "fp8" (blocks of
 # 1 × 128). Do not add up the table above: quantise something, and count the bytes of what comes back.
 
+
 # %% tags=["exercise"]
 def bits(form, width):
     raise NotImplementedError  # your code: x.numel() * x.element_size() are the bytes of a tensor
@@ -137,6 +140,7 @@ def check_2():
 
 
 check(2, check_2)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def bits(form, width):
@@ -168,6 +172,7 @@ source(quant.linear, quant._Linear)
 # Write `weight_gradient(x, grad, form)`: the gradient of the weight [O, D] of a product whose inputs were x [N, D] and at whose outputs the
 # gradient is grad [N, O], with both operands in `form`. Use `quant.rounded(matrix, form, axis)`.
 
+
 # %% tags=["exercise"]
 def weight_gradient(x, grad, form):
     raise NotImplementedError  # your code
@@ -187,6 +192,7 @@ def check_3():
 
 
 check(3, check_3)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def weight_gradient(x, grad, form):
@@ -265,6 +271,7 @@ for form in quant.FORMATS:
 # whether any token but the last comes out otherwise when the last one does. Try it on random tokens; change only the last one. Beware of a
 # change that is too small to be seen: a scale per tensor only moves when the largest number does.
 
+
 # %% tags=["exercise"]
 def sees_the_future(function):
     raise NotImplementedError  # your code: True or False
@@ -284,6 +291,7 @@ def check_4():
 
 
 check(4, check_4)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def sees_the_future(function):

@@ -124,6 +124,7 @@ source(comm._Total, total, comm._SumOver, sum_over)
 # differentiated by its own part, and the gradient passes as it is. `sum_over` is for a sum that every rank goes on to *use*: what comes back is
 # what all of them made of it. Use one for the other and the values are still right:
 
+
 # %%
 def square_sum(x, function):
     """Σ x² over all ranks, and its gradient, with either of the two."""
@@ -144,6 +145,7 @@ for function in ("total", "sum_over"):
 # Write `mean_nll(nll, scored)`: from this rank's losses per token [b, t] and a mask of those that count, the mean over all ranks' counted
 # tokens. Every rank has to return the same value, and its backward pass has to leave the gradient of that mean. `total` and `summed` (a
 # sum over ranks without gradient) are all you need.
+
 
 # %% tags=["exercise"]
 def mean_nll(nll, scored):
@@ -172,6 +174,7 @@ def check_1():
 
 check(1, check_1)
 
+
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def mean_nll(nll, scored):
     return total((nll * scored).sum() / summed(scored.sum()))
@@ -185,6 +188,7 @@ check(1, check_1)
 # The $N$ rollouts of a prompt may lie on several ranks, some here and some there. Write `advantages_here(rewards)`: rewards [G, n] of this
 # rank's rollouts of G groups (n differs between ranks, and may be 0) → reward minus the mean of the *whole* group. No `scaled.dr_grpo`: only
 # `summed(x, "dp")`.
+
 
 # %% tags=["exercise"]
 def advantages_here(rewards):
@@ -210,6 +214,7 @@ def check_2():
 
 
 check(2, check_2)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def advantages_here(rewards):
@@ -260,6 +265,7 @@ source(network.on_owners)
 # Write `rows_to(experts, num_experts, ep)`: how many rows a rank sends to each rank of its ep group in one layer, as a list of `ep` whole
 # numbers (those that stay included). `experts` [tokens, K] are the experts that its tokens chose.
 
+
 # %% tags=["exercise"]
 def rows_to(experts, num_experts, ep):
     raise NotImplementedError  # your code
@@ -291,6 +297,7 @@ def check_3():
 
 
 check(3, check_3)
+
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def rows_to(experts, num_experts, ep):

@@ -93,10 +93,16 @@ def executed(script: Path, quick: bool = False) -> NotebookNode:
     if quick:
         environment["ETUDE_QUICK"] = "1"
     client = NotebookClient(
-        book, timeout=None, startup_timeout=600, record_timing=False, store_widget_state=False, coalesce_streams=True,
-        kernel_manager_class=Manager, resources={"metadata": {"path": str(ROOT)}},
+        book,
+        timeout=None,
+        startup_timeout=600,
+        record_timing=False,
+        store_widget_state=False,
+        coalesce_streams=True,
+        kernel_manager_class=Manager,
+        resources={"metadata": {"path": str(ROOT)}},
         extra_arguments=["--HistoryManager.hist_file=:memory:", "--IPKernelApp.log_level=40"],
-    )  # fmt: skip
+    )
     try:
         client.execute(env=environment)
     except CellExecutionError as error:

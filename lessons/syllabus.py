@@ -23,8 +23,9 @@ __all__ = ["FOLDER", "Lesson", "filled", "find", "lessons", "notebook", "read", 
 FOLDER = Path(__file__).resolve().parent
 HEAD = re.compile(
     r"# (?P<number>\d+) · (?P<title>.+?)\n\n\*\*After this lesson you can\*\* (?P<can>.+?)\n\n"
-    r"\*About (?P<minutes>\d+) minutes\. Before it: (?P<before>.+?)\. Source: (?P<source>.+?)\*\n", re.DOTALL
-)  # fmt: skip
+    r"\*About (?P<minutes>\d+) minutes\. Before it: (?P<before>.+?)\. Source: (?P<source>.+?)\*\n",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True)

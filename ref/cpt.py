@@ -104,9 +104,7 @@ class Corpus:
         return sum(len(text.encode()) for text in self.files.values())
 
 
-def read_corpus(
-    root: str | Path, suffixes: Sequence[str] = (), exclude: Sequence[str] = (), max_bytes: int = 1 << 20
-) -> Corpus:
+def read_corpus(root: str | Path, suffixes: Sequence[str] = (), exclude: Sequence[str] = (), max_bytes: int = 1 << 20) -> Corpus:
     """Every text file below `root`; hidden folders (.git) and folders named in `exclude` are not entered.
 
     `suffixes`: only these (with the dot); none means all. A file is skipped and counted, never fatal, when it
@@ -163,9 +161,7 @@ def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus,
     if not 0 < share < 1:
         raise ValueError(f"share must lie between 0 and 1, got {share}")
     if len(corpus.files) < 2:
-        raise ValueError(
-            f"the corpus has {len(corpus.files)} usable text files; at least two are needed to hold one out"
-        )
+        raise ValueError(f"the corpus has {len(corpus.files)} usable text files; at least two are needed to hold one out")
     sizes: Counter = Counter()
     for name, text in corpus.files.items():
         if "/" in name:
@@ -198,9 +194,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return as_text(tokenizer)
 
@@ -229,9 +224,7 @@ def load_tokenizer(path: str | Path):
         raise ValueError(f"{path} holds no tokenizer: {error}") from None
 
 
-def pack(
-    documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_rows: int = 32
-) -> tuple[np.ndarray, np.ndarray]:
+def pack(documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_rows: int = 32) -> tuple[np.ndarray, np.ndarray]:
     """Rows of `length` tokens from whole documents, first fit among `open_rows`; only a document longer than
     a row is cut.
 
@@ -278,19 +271,12 @@ def wsd(step: int, total: int, warmup: int, decay: int) -> float:
     `warmup` steps, one, then linear down over the last `decay` steps, reaching 1/decay at the last.
     ValueError for a step outside, and for negative warmup or decay."""
     if not (0 <= step < total and warmup >= 0 and decay >= 0):
-        raise ValueError(
-            "step must lie in 0 … total − 1, warmup and decay not be negative; "
-            f"got {step}, {total}, {warmup}, {decay}"
-        )
+        raise ValueError(f"step must lie in 0 … total − 1, warmup and decay not be negative; got {step}, {total}, {warmup}, {decay}")
     return min(1.0, (step + 1) / max(warmup, 1), (total - step) / max(decay, 1))
 
 
 def next_token_loss(
-    model: Transformer,
-    hidden: Float[Tensor, "B T D"],
-    ids: Int[Tensor, "B T"],
-    doc: Int[Tensor, "B T"] | None = None,
-    weight: Tensor | None = None,
+    model: Transformer, hidden: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"], doc: Int[Tensor, "B T"] | None = None, weight: Tensor | None = None
 ) -> tuple[Float[Tensor, ""], int | float]:
     """Summed negative log-likelihood (nats) of every token given those before it in its document, and how
     many were scored.
@@ -397,9 +383,7 @@ class Windows:
         return self.ids[places], places >= before[:, None]
 
 
-def windows(
-    config: Config, tokenizer, path: str | Path | Corpus, window: int, stride: int | None, max_tokens: int | None, batch: int
-) -> Windows:
+def windows(config: Config, tokenizer, path: str | Path | Corpus, window: int, stride: int | None, max_tokens: int | None, batch: int) -> Windows:
     """What `codebase_nll` scores, its arguments checked."""
     if batch < 1 or (max_tokens or 0) < 0:
         raise ValueError(f"batch must be at least 1, max_tokens not negative; got {batch} and {max_tokens}")
@@ -460,10 +444,17 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
         raise ValueError(f"corpus must have a row of {config.length} tokens to learn from, and has {total}; choose another with --corpus")
     epochs = math.ceil(config.steps * rows / len(ids))  # more than one where the corpus is smaller than what is asked for
     order = torch.cat([torch.randperm(len(ids)) for _ in range(epochs)])
-    model = Transformer(Config.tiny(
-        tokenizer.get_vocab_size(), hidden_size=config.hidden_size, num_hidden_layers=2, num_experts=4,
-        num_attention_heads=2, num_key_value_heads=1, moe_intermediate_size=64,
-    ))  # fmt: skip
+    model = Transformer(
+        Config.tiny(
+            tokenizer.get_vocab_size(),
+            hidden_size=config.hidden_size,
+            num_hidden_layers=2,
+            num_experts=4,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            moe_intermediate_size=64,
+        )
+    )
     optimizer = torch.optim.AdamW(model.parameters(), config.lr, (0.9, 0.95), weight_decay=0.0, fused=True)
     figures, steps = {"epochs": config.steps * rows / len(ids)} if epochs > 1 else {}, config.steps
     for step in range(steps + 1):

@@ -19,9 +19,7 @@ from ref.checks import expect
 __all__ = ["apply_delta", "encode_delta"]
 
 
-def encode_delta(
-    old: Shaped[Tensor, "*shape"], new: Shaped[Tensor, "*shape"]
-) -> tuple[Int[Tensor, " C"], Shaped[Tensor, " C"]]:
+def encode_delta(old: Shaped[Tensor, "*shape"], new: Shaped[Tensor, "*shape"]) -> tuple[Int[Tensor, " C"], Shaped[Tensor, " C"]]:
     """Where the bits of `new` are not those of `old`: positions in the flattened tensor, rising, int64, and the values there. ValueError
     for other shapes or dtypes and for what has not 16 bits (bfloat16, float16)."""
     check_versions(old, new)
@@ -44,9 +42,7 @@ def apply_delta(old: Shaped[Tensor, "*shape"], positions: Int[Tensor, " C"], val
 
 def check_versions(old: Tensor, new: Tensor) -> None:
     if old.shape != new.shape or old.dtype != new.dtype or old.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(
-            f"old and new must be bfloat16 or float16 of one shape; got {old.dtype} {list(old.shape)} and {new.dtype} {list(new.shape)}"
-        )
+        raise ValueError(f"old and new must be bfloat16 or float16 of one shape; got {old.dtype} {list(old.shape)} and {new.dtype} {list(new.shape)}")
 
 
 def check_delta(old: Tensor, positions: Tensor, values: Tensor) -> None:

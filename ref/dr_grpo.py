@@ -86,9 +86,7 @@ __all__ = ["FAMILY", "Variant", "family_loss", "group_advantages", "policy_loss"
 TOO_FAR_APART = "rewards of a group must be near enough to one another for its mean and deviation not to overflow"
 
 
-def group_advantages(
-    rewards: Float[Tensor, "G N"], *, baseline: str = "mean", scale: str = "none", eps: float = 1e-6
-) -> Float[Tensor, "G N"]:
+def group_advantages(rewards: Float[Tensor, "G N"], *, baseline: str = "mean", scale: str = "none", eps: float = 1e-6) -> Float[Tensor, "G N"]:
     """(1): reward minus baseline, in the rewards' own unit; with scale "std" in standard deviations of the
     group, to which `eps` is added. Equal rewards give exact zeros. In float32 or wider, the deviation's squares
     in float64.
@@ -199,16 +197,21 @@ def family_loss(
     expect("logp", logp, "float", len(advantages), "T")
     expect("mask", mask, "any", *logp.shape)
     if not bool((mask != 0).any()):
-        raise ValueError(
-            f"mask must be nonzero somewhere; got {list(mask.shape)} without a token of the policy"
-        )
+        raise ValueError(f"mask must be nonzero somewhere; got {list(mask.shape)} without a token of the policy")
     if variant.drop_overlong or finished is not None:
         expect("finished", finished, "bool", len(advantages))
     return policy_loss(
-        logp, behavior_logp, advantages, mask, budget=budget, clip_low=variant.clip_low,
-        clip_high=variant.clip_high, ratio=variant.ratio, length=variant.length,
+        logp,
+        behavior_logp,
+        advantages,
+        mask,
+        budget=budget,
+        clip_low=variant.clip_low,
+        clip_high=variant.clip_high,
+        ratio=variant.ratio,
+        length=variant.length,
         keep=finished if variant.drop_overlong else None,
-    )  # fmt: skip
+    )
 
 
 def ratio_statistics(
@@ -239,9 +242,7 @@ def ratio_statistics(
         }
 
 
-def _select(
-    logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None
-) -> tuple[Tensor, ...]:
+def _select(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None) -> tuple[Tensor, ...]:
     """log ρ, A and the mask's weight of every token, float32 or wider, zero wherever nothing counts.
 
     Selected before any arithmetic: NaN · 0 is NaN, in the backward pass too, so multiplying by the mask is

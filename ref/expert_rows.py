@@ -20,9 +20,7 @@ from ref.checks import expect
 __all__ = ["permute", "sort_by_expert", "unpermute"]
 
 
-def sort_by_expert(
-    experts: Int[Tensor, "N K"], num_experts: int
-) -> tuple[Int[Tensor, " NK"], Int[Tensor, "N K"], Int[Tensor, " E"]]:
+def sort_by_expert(experts: Int[Tensor, "N K"], num_experts: int) -> tuple[Int[Tensor, " NK"], Int[Tensor, "N K"], Int[Tensor, " E"]]:
     """order: the assignment n·K + k of each row, rows sorted by expert, equal ones as they came; place: the row of token n's k-th
     expert; ends: behind each expert's last row. int64 all. ValueError for experts that there are not."""
     expect("experts", experts, "int", "N", "K")
@@ -42,9 +40,7 @@ def permute(x: Float[Tensor, "N D"], order: Int[Tensor, " NK"], place: Int[Tenso
     return x[order // place.shape[1]]
 
 
-def unpermute(
-    rows: Float[Tensor, "NK D"], order: Int[Tensor, " NK"], place: Int[Tensor, "N K"], gates: Float[Tensor, "N K"]
-) -> Float[Tensor, "N D"]:
+def unpermute(rows: Float[Tensor, "NK D"], order: Int[Tensor, " NK"], place: Int[Tensor, "N K"], gates: Float[Tensor, "N K"]) -> Float[Tensor, "N D"]:
     """Every token's rows, weighed and added in float32 or wider, in the dtype of rows. ValueError for shapes that do not belong
     together."""
     expect("rows", rows, "float", place.numel(), "D")

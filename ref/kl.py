@@ -63,9 +63,7 @@ __all__ = ["KINDS", "token_kl", "exact_kl", "gaussian_oracle", "crossing"]
 KINDS = ("k1", "k2", "k3")
 
 
-def token_kl(
-    logp: Float[Tensor, "*shape"], ref_logp: Float[Tensor, "*shape"], kind: str
-) -> Float[Tensor, "*shape"]:
+def token_kl(logp: Float[Tensor, "*shape"], ref_logp: Float[Tensor, "*shape"], kind: str) -> Float[Tensor, "*shape"]:
     """Per-token estimate of KL(π‖π_ref) in nats, for tokens sampled from π. Elementwise and differentiable.
 
     `kind` is "k1", "k2" or "k3". Read the trap above before you call backward() on the result: for a term in
@@ -91,9 +89,7 @@ def token_kl(
     raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
 
 
-def exact_kl(
-    logits: Float[Tensor, "*batch V"], ref_logits: Float[Tensor, "*batch V"]
-) -> Float[Tensor, "*batch"]:
+def exact_kl(logits: Float[Tensor, "*batch V"], ref_logits: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
     """KL(π‖π_ref) in nats at each position, summed over the vocabulary, in float32 or wider.
 
     Tokens that π forbids (logit −inf) contribute nothing to the value or to the gradient, whatever the
@@ -107,9 +103,7 @@ def exact_kl(
     allowed = [x > -math.inf for x in (logits, ref_logits)]
     for name, x, some in zip(("logits", "ref_logits"), (logits, ref_logits), allowed, strict=True):
         if not (x.shape[-1] and bool((x < math.inf).all() and some.any(-1).all())):
-            raise ValueError(
-                f"{name} must be finite or −inf, with a finite one in each row; got {list(x.shape)}"
-            )
+            raise ValueError(f"{name} must be finite or −inf, with a finite one in each row; got {list(x.shape)}")
     wide = torch.promote_types(torch.promote_types(logits.dtype, ref_logits.dtype), torch.float32)
     logp, ref_logp = logits.to(wide).log_softmax(-1), ref_logits.to(wide).log_softmax(-1)
     probs = logp.exp()

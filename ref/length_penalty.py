@@ -144,9 +144,7 @@ def effort(counts: Effort, weights: EffortWeights = EffortWeights()) -> float:
     price, total = asdict(weights), 0.0
     for name, count in asdict(counts).items():
         if not (0 <= count < math.inf and 0 <= price[name] < math.inf):
-            raise ValueError(
-                f"{name}: count and weight must be finite and not negative; got {count} and {price[name]}"
-            )
+            raise ValueError(f"{name}: count and weight must be finite and not negative; got {count} and {price[name]}")
         total += price[name] * count
     return total
 

@@ -66,16 +66,7 @@ from ref.checks import expect, expect_text
 from ref.engine.decoder import Decoder, Generation, accept
 from ref.network.model import ROWS, Block, Config, Output, RMSNorm, Transformer, attention_mask, initialise, rope_table
 
-__all__ = [
-    "MTP",
-    "Decoder",
-    "Generation",
-    "MTPConfig",
-    "accept",
-    "mtp_loss",
-    "plain_generate",
-    "speculative_generate",
-]
+__all__ = ["MTP", "Decoder", "Generation", "MTPConfig", "accept", "mtp_loss", "plain_generate", "speculative_generate"]
 
 
 @dataclass(frozen=True)
@@ -101,10 +92,7 @@ class MTPLayer(nn.Module):
 
     def __init__(self, c: Config):
         super().__init__()
-        self.hnorm, self.enorm = (
-            RMSNorm(c.hidden_size, c.rms_norm_eps),
-            RMSNorm(c.hidden_size, c.rms_norm_eps),
-        )
+        self.hnorm, self.enorm = (RMSNorm(c.hidden_size, c.rms_norm_eps), RMSNorm(c.hidden_size, c.rms_norm_eps))
         self.eh_proj = nn.Linear(2 * c.hidden_size, c.hidden_size, bias=False)
         self.block = self.Block(c)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
@@ -122,17 +110,12 @@ class MTP(nn.Module):
     def __init__(self, config: Config, mtp: MTPConfig = MTPConfig()):
         super().__init__()
         self.mtp = mtp
-        self.config = replace(
-            config, num_experts=0, intermediate_size=mtp.intermediate_size, num_hidden_layers=mtp.depth
-        )
+        self.config = replace(config, num_experts=0, intermediate_size=mtp.intermediate_size, num_hidden_layers=mtp.depth)
         self.layers = nn.ModuleList(self.Layer(self.config) for _ in range(mtp.depth))
         initialise(self, self.config)
 
     def forward(
-        self,
-        prenorm: Float[Tensor, "B T D"],
-        emb: Float[Tensor, "B T D"],
-        doc: Int[Tensor, "B T"] | None = None,
+        self, prenorm: Float[Tensor, "B T D"], emb: Float[Tensor, "B T D"], doc: Int[Tensor, "B T"] | None = None
     ) -> list[Float[Tensor, "B T D"]]:
         """Per depth k the final hidden states whose head gives the guess of token i+k+1. Positions i ≥ T−k
         have no token i+k: what stands there is meaningless, and nothing before it depends on it. ValueError
@@ -201,9 +184,7 @@ def softmax(logits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]
 
 
 @torch.no_grad()
-def teach(
-    hidden: Float[Tensor, "N D"], head: Float[Tensor, "V D"], chunk: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def teach(hidden: Float[Tensor, "N D"], head: Float[Tensor, "V D"], chunk: int) -> tuple[Tensor, Tensor, Tensor]:
     """The main head's distribution p at every row, as far as a student needs it: centroid E_p[W] [N, D],
     negative entropy Σ p log p [N] (nats) and argmax [N]."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
@@ -216,9 +197,7 @@ def teach(
     return m, negentropy, argmax
 
 
-def check(
-    model: Transformer, out: Output, ids: Tensor, doc: Tensor | None, weight: Tensor | None, kind: str, share: float, chunk: int
-) -> None:
+def check(model: Transformer, out: Output, ids: Tensor, doc: Tensor | None, weight: Tensor | None, kind: str, share: float, chunk: int) -> None:
     """Raises ValueError, naming the argument at fault."""
     if kind not in ("distill", "hard"):
         raise ValueError(f"kind must be distill or hard, got {kind!r}")
@@ -311,9 +290,7 @@ def speculative_generate(
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must not be negative, got {max_new_tokens}")
     max_len = prompt.shape[1] + max_new_tokens
-    decoder = Decoder(
-        model, mtp, max_len=max_len, temperature=temperature, generator=generator, draft_len=draft_len
-    )
+    decoder = Decoder(model, mtp, max_len=max_len, temperature=temperature, generator=generator, draft_len=draft_len)
     decoder.feed(prompt[0].tolist())
     decoder.generate(stop, max_new_tokens)
     return decoder.total
@@ -329,9 +306,7 @@ def plain_generate(
     stop: int | None = None,
 ) -> Generation:
     """The same decoder without drafts: one token a pass."""
-    return speculative_generate(
-        model, None, prompt, max_new_tokens, temperature=temperature, generator=generator, stop=stop
-    )
+    return speculative_generate(model, None, prompt, max_new_tokens, temperature=temperature, generator=generator, stop=stop)
 
 
 @dataclass(frozen=True)
@@ -376,14 +351,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     sampled."""
     generator = torch.Generator().manual_seed(config.seed)
     torch.manual_seed(config.seed)
-    shape = Config(
-        vocab_size=128,
-        hidden_size=64,
-        num_hidden_layers=4,
-        head_dim=16,
-        num_experts=4,
-        moe_intermediate_size=64,
-    )
+    shape = Config(vocab_size=128, hidden_size=64, num_hidden_layers=4, head_dim=16, num_experts=4, moe_intermediate_size=64)
     model = Transformer(shape)
     mtp, figures, total = MTP(shape, config.mtp), {}, config.steps + config.mtp_steps
     for module, first, last in ((model, 0, config.steps), (mtp, config.steps, total)):
@@ -407,8 +375,10 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
                 log(step + 1, total, **figures)
     for name, temperature in (("greedy", 0.0), ("sampled", config.temperature)):
         runs: dict[str, Generation] = {}
-        ways = {"plain": Decoder(model, temperature=temperature, generator=generator),
-                "speculative": Decoder(model, mtp, temperature=temperature, generator=generator)}  # fmt: skip
+        ways = {
+            "plain": Decoder(model, temperature=temperature, generator=generator),
+            "speculative": Decoder(model, mtp, temperature=temperature, generator=generator),
+        }
         for _ in range(config.prompts):
             prompt = functions(generator, 40).tolist()
             for way, decoder in ways.items():

@@ -64,9 +64,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 
 
-def newton_schulz(
-    G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torch.dtype | None = None
-) -> Float[Tensor, "*batch m n"]:
+def newton_schulz(G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torch.dtype | None = None) -> Float[Tensor, "*batch m n"]:
     """UVᵀ of each matrix G = UΣVᵀ, approximately: singular values above 0.002·‖G‖_F land in [0.68, 1.21] (1).
 
     The iteration runs in `dtype`, by default that of G; bfloat16 is what the method was designed for, and

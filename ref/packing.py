@@ -117,9 +117,7 @@ def rows(lengths: Int[Tensor, " S"], width: int) -> tuple[Int[Tensor, " S"], Int
     return row, start
 
 
-def lay(
-    sequences: Sequence[Tensor], row: Int[Tensor, " S"], start: Int[Tensor, " S"], shape: tuple[int, int], fill: int | float
-) -> Tensor:
+def lay(sequences: Sequence[Tensor], row: Int[Tensor, " S"], start: Int[Tensor, " S"], shape: tuple[int, int], fill: int | float) -> Tensor:
     """Per-token data of S sequences, [T, …] each, in rows: [R, width, …], `fill` where nothing lies. For the document numbers of
     attention lay `torch.full((T,), i)` with fill −1. ValueError where sequences reach outside."""
     out = torch.full((*shape, *sequences[0].shape[1:]), fill, dtype=sequences[0].dtype)

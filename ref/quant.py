@@ -48,29 +48,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ref.checks import expect
-from ref.formats import (
-    E4M3_MAX,
-    e2m1_decode,
-    e2m1_encode,
-    e4m3_decode,
-    e4m3_encode,
-    e8m0_decode,
-    power_of_two,
-)
+from ref.formats import E4M3_MAX, e2m1_decode, e2m1_encode, e4m3_decode, e4m3_encode, e8m0_decode, power_of_two
 
 __all__ = [
-    "FORMATS", "Demo", "blockwise_fp8_dequantize", "blockwise_fp8_quantize", "demo", "experts_swiglu", "grouped_linear",
-    "linear", "mxfp8_dequantize", "mxfp8_quantize", "mxfp8_quantize_both", "nvfp4_dequantize",
-    "nvfp4_quantize", "rounded",
-]  # fmt: skip
+    "FORMATS",
+    "Demo",
+    "blockwise_fp8_dequantize",
+    "blockwise_fp8_quantize",
+    "demo",
+    "experts_swiglu",
+    "grouped_linear",
+    "linear",
+    "mxfp8_dequantize",
+    "mxfp8_quantize",
+    "mxfp8_quantize_both",
+    "nvfp4_dequantize",
+    "nvfp4_quantize",
+    "rounded",
+]
 
 Mode = Literal["rceil", "floor", "ceil", "even"]
 MODES = get_args(Mode)
 
 
-def mxfp8_quantize(
-    x: Float[Tensor, "*shape"], axis: int = -1, mode: Mode = "rceil"
-) -> tuple[UInt8[Tensor, "*shape"], UInt8[Tensor, "*blocks"]]:
+def mxfp8_quantize(x: Float[Tensor, "*shape"], axis: int = -1, mode: Mode = "rceil") -> tuple[UInt8[Tensor, "*shape"], UInt8[Tensor, "*blocks"]]:
     """E4M3 codes in the shape of x, and E8M0 scales, one per 32 along `axis` (the last block may be short).
 
     mode "rceil" rounds amax / 448 up to a power of two; "floor" is the OCP's minimum, 2^(⌊log2 amax⌋ − 8), where an amax
@@ -105,9 +106,7 @@ def mxfp8_quantize_both(
     return *mxfp8_quantize(x, 1, mode), *mxfp8_quantize(x, 0, mode)
 
 
-def mxfp8_dequantize(
-    codes: UInt8[Tensor, "*shape"], scales: UInt8[Tensor, "*blocks"], axis: int = -1
-) -> Float[Tensor, "*shape"]:
+def mxfp8_dequantize(codes: UInt8[Tensor, "*shape"], scales: UInt8[Tensor, "*blocks"], axis: int = -1) -> Float[Tensor, "*shape"]:
     """float32, exactly value · 2^(byte − 127). ValueError when scales are not one per 32 along `axis`."""
     _one_per_block("scales", scales, codes.shape, axis, 32)
     split = _split(e4m3_decode(codes), axis, 32)
@@ -115,9 +114,7 @@ def mxfp8_dequantize(
 
 
 def nvfp4_quantize(
-    x: Float[Tensor, "*rows n"],
-    scale: Literal["token", "tensor"] = "token",
-    division: Literal["ieee", "fast"] = "ieee",
+    x: Float[Tensor, "*rows n"], scale: Literal["token", "tensor"] = "token", division: Literal["ieee", "fast"] = "ieee"
 ) -> tuple[UInt8[Tensor, "*rows half"], UInt8[Tensor, "*rows blocks"], Float[Tensor, "..."]]:
     """Two E2M1 codes a byte, E4M3 scales per 16 of the last axis, float32 scales: one per token [*rows, 1] or one [].
 
@@ -140,9 +137,8 @@ def nvfp4_quantize(
 
 
 def nvfp4_dequantize(
-    packed: UInt8[Tensor, "*rows half"], blocks: UInt8[Tensor, "*rows blocks"], scale: Float[Tensor, "..."],
-    size: int | None = None,
-) -> Float[Tensor, "*rows n"]:  # fmt: skip
+    packed: UInt8[Tensor, "*rows half"], blocks: UInt8[Tensor, "*rows blocks"], scale: Float[Tensor, "..."], size: int | None = None
+) -> Float[Tensor, "*rows n"]:
     """float32, value · (block · scale); `size` is n where that is odd. ValueError when blocks are not one per 16, and
     when the scale is neither one nor one per token."""
     n = 2 * packed.shape[-1] if size is None else size
@@ -213,9 +209,7 @@ def rounded(x: Float[Tensor, "*shape"], form: str, axis: int = -1, weight: bool 
     return FORMATS[form](x, axis)
 
 
-def linear(
-    x: Float[Tensor, "N D"], weight: Float[Tensor, "O D"], forward: str = "nvfp4-token", backward: str = "mxfp8"
-) -> Float[Tensor, "N O"]:
+def linear(x: Float[Tensor, "N D"], weight: Float[Tensor, "O D"], forward: str = "nvfp4-token", backward: str = "mxfp8") -> Float[Tensor, "N O"]:
     """x @ weightᵀ with both sides in the format `forward`, and gradients from products in the format `backward`: every
     operand is quantised anew along the axis that its product sums over. In the dtype of x; summed in float32, of float64 in
     float64. Composer 2, §6.1."""
@@ -248,9 +242,8 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def grouped_linear(
-    x: Float[Tensor, "N D"], weight: Float[Tensor, "E O D"], ends: Int[Tensor, " E"],
-    forward: str = "nvfp4-token", backward: str = "mxfp8",
-) -> Float[Tensor, "N O"]:  # fmt: skip
+    x: Float[Tensor, "N D"], weight: Float[Tensor, "E O D"], ends: Int[Tensor, " E"], forward: str = "nvfp4-token", backward: str = "mxfp8"
+) -> Float[Tensor, "N O"]:
     """Every expert's `linear` on its tokens: x sorted by expert, expert e has rows ends[e − 1] to ends[e] (none, if they
     are equal). No block of tokens reaches over two experts. ValueError unless ends rise to N. Composer 2, §6.1."""
     expect("weight", weight, "float", "E", "O", x.shape[-1])
@@ -262,9 +255,14 @@ def grouped_linear(
 
 
 def experts_swiglu(
-    x: Float[Tensor, "N D"], gates: Float[Tensor, "N K"], w13: Float[Tensor, "E J D"], w2: Float[Tensor, "E D I"],
-    experts: Int[Tensor, "N K"], forward: str = "nvfp4-token", backward: str = "mxfp8",
-) -> Float[Tensor, "N D"]:  # fmt: skip
+    x: Float[Tensor, "N D"],
+    gates: Float[Tensor, "N K"],
+    w13: Float[Tensor, "E J D"],
+    w2: Float[Tensor, "E D I"],
+    experts: Int[Tensor, "N K"],
+    forward: str = "nvfp4-token",
+    backward: str = "mxfp8",
+) -> Float[Tensor, "N D"]:
     """Σ_k g_k · W2_e(silu(W1_e x) · W3_e x) over a token's experts e, all three products quantised; J = 2I, W1 above W3.
     Between products the values are what the products give; gates stay as they are. ValueError for other shapes."""
     expect("gates", gates, "float", len(x), "K")

@@ -52,9 +52,7 @@ from ref.checks import expect
 __all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay", "route"]
 
 
-def replay(
-    scores: Float[Tensor, "N E"], replayed: Int[Tensor, "N K"], k: int, alpha: float = 0.0
-) -> Int[Tensor, "N K"]:
+def replay(scores: Float[Tensor, "N E"], replayed: Int[Tensor, "N K"], k: int, alpha: float = 0.0) -> Int[Tensor, "N K"]:
     """The k experts of every token: the replayed ones that are plausible, then the router's own by score.
 
     Always k distinct experts, for any scores (ties, −inf). ValueError for NaN or +inf among the scores, for
@@ -82,9 +80,7 @@ def check(scores: Tensor, replayed: Tensor, k: int, alpha: float) -> None:
     _distinct("replayed", replayed, E)
 
 
-def gates(
-    scores: Float[Tensor, "N E"], experts: Int[Tensor, "N K"], normalise: bool = True
-) -> Float[Tensor, "N K"]:
+def gates(scores: Float[Tensor, "N E"], experts: Int[Tensor, "N K"], normalise: bool = True) -> Float[Tensor, "N K"]:
     """Weights of the chosen experts, from this router's own scores, so that gradients reach it: a softmax
     over the chosen (or over all E, without `normalise`). Raises ValueError for experts that are not distinct
     ones of the E, for scores that are NaN or +inf, and for rows that a softmax is of none but −inf."""
@@ -100,11 +96,7 @@ def gates(
 
 
 def route(
-    scores: Float[Tensor, "N E"],
-    k: int,
-    replayed: Int[Tensor, "N K"] | None = None,
-    alpha: float = 0.0,
-    normalise: bool = True,
+    scores: Float[Tensor, "N E"], k: int, replayed: Int[Tensor, "N K"] | None = None, alpha: float = 0.0, normalise: bool = True
 ) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
     """Gates and experts of a router: the replayed experts that are plausible, or its own k best where none are
     replayed (ties go to the lower index). Raises ValueError as `replay` and `gates` do."""
@@ -118,9 +110,7 @@ def route(
     return gates(scores, experts, normalise), experts
 
 
-def mismatch(
-    logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
-) -> dict[str, float]:
+def mismatch(logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> dict[str, float]:
     """How far trainer and inference engine are apart on the sampled tokens (mask True), in nats: `kl` the
     mean of log μ − log π (an estimate of KL(μ‖π)), and p50, p99 and max of |log π − log μ|. Raises ValueError
     for other shapes or dtypes, when no token is sampled, and for log-probs of sampled ones not finite."""
@@ -152,13 +142,8 @@ def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "
     check_experts(ours, theirs)
     if not ours[0].numel():
         raise ValueError(f"ours must hold experts of at least one token, got {list(ours[0].shape)}")
-    missing = torch.stack(
-        [~(a.unsqueeze(2) == b.unsqueeze(1)).any(2) for a, b in zip(ours, theirs, strict=True)]
-    )
-    return {
-        "decisions": missing.double().mean().item(),
-        "tokens": missing.any(2).any(0).double().mean().item(),
-    }
+    missing = torch.stack([~(a.unsqueeze(2) == b.unsqueeze(1)).any(2) for a, b in zip(ours, theirs, strict=True)])
+    return {"decisions": missing.double().mean().item(), "tokens": missing.any(2).any(0).double().mean().item()}
 
 
 def check_experts(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
@@ -199,9 +184,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     from ref.network.model import Config, Transformer
 
     torch.manual_seed(config.seed)
-    shape = Config.tiny(
-        vocab_size=256, hidden_size=64, head_dim=16, moe_intermediate_size=64, initializer_range=0.15
-    )
+    shape = Config.tiny(vocab_size=256, hidden_size=64, head_dim=16, moe_intermediate_size=64, initializer_range=0.15)
     trainer, engine = Transformer(shape), Transformer(shape)
     scale = 2.0**config.bits
     coarse = {}
@@ -222,9 +205,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     own, out = run(trainer)
     figures |= {f"differing_{k}": v for k, v in differing(out.experts, sampled.experts).items()}
     # The filter looks at the scores of the very pass it steers: a layer's input depends on those before.
-    filtered = [
-        partial(replay, replayed=e, k=shape.num_experts_per_tok, alpha=config.alpha) for e in sampled.experts
-    ]
+    filtered = [partial(replay, replayed=e, k=shape.num_experts_per_tok, alpha=config.alpha) for e in sampled.experts]
     ways = {"own": own, "replay": run(trainer, sampled.experts)[0], "filtered": run(trainer, filtered)[0]}
     for step, (way, logp) in enumerate(ways.items(), 1):
         figures |= {f"{way}_{k}": v for k, v in mismatch(logp, behavior, mask).items()}

@@ -253,9 +253,7 @@ def rollout_chains(
     return [link.chain for link in links]
 
 
-def converse_chain(
-    decoder: Decoder, conversation: Conversation, how: Chaining, ahead: bool = True
-) -> Iterator[Conversation]:
+def converse_chain(decoder: Decoder, conversation: Conversation, how: Chaining, ahead: bool = True) -> Iterator[Conversation]:
     """One chain at batch 1, as `ref.engine.conversation.converse` plays one context: yields after each of its
     contexts, which `decoder.tokens` then holds, the conversation as it stands: the one given, or a fork of
     it. ValueError if the decoder's max_len is not `how.limit`, where a context is cut."""
@@ -323,13 +321,13 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     from ref.network.model import Config, Transformer
 
     torch.manual_seed(config.seed)
-    shape = Config.tiny(8, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
-                        head_dim=16, num_experts=0, intermediate_size=16)  # fmt: skip
+    shape = Config.tiny(
+        8, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=16, num_experts=0, intermediate_size=16
+    )
     sampler = Sampler(Transformer(shape), torch.float32)
     figures: dict[str, float] = {}
     for step, join in enumerate(("self", "separate", "truncate", "none"), 1):
-        how = Chaining(config.trigger, config.longest_summary, room=32, request=(6, 6), resume=(7,),
-                       instruction=(5,) * 8, join=join)  # fmt: skip
+        how = Chaining(config.trigger, config.longest_summary, room=32, request=(6, 6), resume=(7,), instruction=(5,) * 8, join=join)
         quizzes = [_Quiz(config.turns) for _ in range(config.chains)]
         chains = rollout_chains(sampler, quizzes, how, generator=torch.Generator().manual_seed(config.seed))
         counts = {"segments": [len(c.segments) for c in chains], "finished": [c.finished for c in chains]}

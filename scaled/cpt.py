@@ -14,32 +14,28 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ref.checks import expect, expect_text
-from ref.cpt import (
-    SPECIAL_TOKENS,
-    CodebaseNLL,
-    Corpus,
-    hold_out_codebase,
-    pack,
-    read_corpus,
-    train_tokenizer,
-    windows,
-    wsd,
-)
+from ref.cpt import SPECIAL_TOKENS, CodebaseNLL, Corpus, hold_out_codebase, pack, read_corpus, train_tokenizer, windows, wsd
 from scaled.network.model import Transformer
 from scaled.runtime.comm import summed, total
 from scaled.runtime.cut import ahead, cut, places
 from scaled.runtime.mesh import current
 
-__all__ = ["SPECIAL_TOKENS", "CodebaseNLL", "Corpus", "codebase_nll", "hold_out_codebase", "next_token_loss", "pack", "read_corpus",
-           "train_tokenizer", "wsd"]  # fmt: skip
+__all__ = [
+    "SPECIAL_TOKENS",
+    "CodebaseNLL",
+    "Corpus",
+    "codebase_nll",
+    "hold_out_codebase",
+    "next_token_loss",
+    "pack",
+    "read_corpus",
+    "train_tokenizer",
+    "wsd",
+]
 
 
 def next_token_loss(
-    model: Transformer,
-    hidden: Float[Tensor, "B T D"],
-    ids: Int[Tensor, "B T"],
-    doc: Int[Tensor, "B T"] | None = None,
-    weight: Tensor | None = None,
+    model: Transformer, hidden: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"], doc: Int[Tensor, "B T"] | None = None, weight: Tensor | None = None
 ) -> tuple[Float[Tensor, ""], int | float]:
     """Summed negative log-likelihood (nats) and number of scored tokens of all ranks, the same on every rank, from this rank's rows
     and tokens. ValueError as in `ref`."""

@@ -117,9 +117,17 @@ def family_loss(
     if variant.drop_overlong or finished is not None:
         expect("finished", finished, "bool", len(advantages))
     return policy_loss(
-        logp, behavior_logp, advantages, mask, budget=budget, clip_low=variant.clip_low, clip_high=variant.clip_high,
-        ratio=variant.ratio, length=variant.length, keep=finished if variant.drop_overlong else None,
-    )  # fmt: skip
+        logp,
+        behavior_logp,
+        advantages,
+        mask,
+        budget=budget,
+        clip_low=variant.clip_low,
+        clip_high=variant.clip_high,
+        ratio=variant.ratio,
+        length=variant.length,
+        keep=finished if variant.drop_overlong else None,
+    )
 
 
 def ratio_statistics(
@@ -145,9 +153,7 @@ def ratio_statistics(
         }
 
 
-def _select(
-    logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None
-) -> tuple[Tensor, ...]:
+def _select(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None) -> tuple[Tensor, ...]:
     """log ρ, A and weight of this rank's tokens; for the ratio of a sequence log ρ is the mean over all its tokens, here or not."""
     ref._choice("ratio", ratio, "token", "sequence")
     log_ratio, advantage, weight = ref._select(logp, behavior_logp, advantages, mask, "token", keep)

@@ -96,9 +96,7 @@ class Ranks:
         """ValueError where so many groups of ranks cannot share a step's work."""
 
 
-CPU = {
-    "length": 128, "cp": 1, "ep": 1, "dtype": "float32", "rematerialise": False, "checkpoint_every": 10, "timeout": 120.0, "steps": 40,
-}  # fmt: skip
+CPU = {"length": 128, "cp": 1, "ep": 1, "dtype": "float32", "rematerialise": False, "checkpoint_every": 10, "timeout": 120.0, "steps": 40}
 """What a rehearsal on CPUs changes."""
 
 
@@ -120,9 +118,7 @@ def begin(c: Ranks, folder: Path, rank: int) -> None:
     (folder / "ranks" / f"{rank}.pid").write_text(str(os.getpid()))
 
 
-def optimise(
-    c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Callable[[int], dict[str, float]], log: Log
-) -> dict[str, float]:
+def optimise(c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Callable[[int], dict[str, float]], log: Log) -> dict[str, float]:
     """All steps: `gradients(step)` leaves a step's gradients in `model` and returns its figures, on all ranks the same. `log(step,
     steps, **figures)` is called on rank 0. Returns the last step's figures."""
     rank = dist.get_rank()

@@ -157,12 +157,21 @@ def plan(
     per_block = 3 + (3 + 3 if ep > 1 and config.num_experts else 0) + (2 if layout.cp > 1 else 0) + (5 if experts else 0)
     cost = Cost.of(config)
     return Step(
-        parameters=config.parameters(), active=config.parameters(active=True), held=held, weights=held * kept, gradients=held * kept,
-        moments=held * 8, gathered=(2 * largest + blocks["root"]) * computed,
-        activations=saved(config, B * T, remake, computed, ep), fsdp=fsdp, attention=attention, experts=experts,
-        collectives=layers * per_block + 2, tokens=B * T,
+        parameters=config.parameters(),
+        active=config.parameters(active=True),
+        held=held,
+        weights=held * kept,
+        gradients=held * kept,
+        moments=held * 8,
+        gathered=(2 * largest + blocks["root"]) * computed,
+        activations=saved(config, B * T, remake, computed, ep),
+        fsdp=fsdp,
+        attention=attention,
+        experts=experts,
+        collectives=layers * per_block + 2,
+        tokens=B * T,
         flops=3 * (cost.linear * B * T + cost.quadratic * B * length * T),
-    )  # fmt: skip
+    )
 
 
 def saved(config: Config, tokens: int, remake: bool, size: int, ep: int = 1) -> int:

@@ -77,8 +77,19 @@ class Full(Ranks):
         return Config.qwen3_30b_a3b()
 
 
-Rehearsal = changed(Full, "Rehearsal", "The same on CPUs, in a minute: the tiny network, short rows.", **CPU, preset="tiny", vocab_size=1024,
-                    rows=16, optimizer="muon", muon_lr=0.02, adamw_lr=3e-3, perplexity_tokens=8192)  # fmt: skip
+Rehearsal = changed(
+    Full,
+    "Rehearsal",
+    "The same on CPUs, in a minute: the tiny network, short rows.",
+    **CPU,
+    preset="tiny",
+    vocab_size=1024,
+    rows=16,
+    optimizer="muon",
+    muon_lr=0.02,
+    adamw_lr=3e-3,
+    perplexity_tokens=8192,
+)
 
 
 def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **__: None) -> dict[str, float]:
@@ -143,14 +154,19 @@ def prepare(c: Full, folder: Path) -> None:
     ids, doc = cpt.pack(([*one.ids, end] for one in tokenizer.encode_batch(files)), c.length)
     there, wanted = int((doc >= 0).sum()), c.steps * c.rows * c.length
     if there < c.length:
-        raise ValueError(f"{named(c)}: {there:,} tokens to learn from are fewer than a row of {c.length:,}; choose another with --corpus, "
-                         "or see --set length=…")  # fmt: skip
+        raise ValueError(
+            f"{named(c)}: {there:,} tokens to learn from are fewer than a row of {c.length:,}; choose another with --corpus, or see --set length=…"
+        )
     if c.perplexity_tokens and len(tokenizer.encode("\n".join(held.files.values())).ids) < 2:
-        raise ValueError(f"{named(c)}: what is held out is a single token, and none stands before it; choose another with --corpus, or see "
-                         "--set perplexity_tokens=0")  # fmt: skip
+        raise ValueError(
+            f"{named(c)}: what is held out is a single token, and none stands before it; choose another with --corpus, or see "
+            "--set perplexity_tokens=0"
+        )
     if there < wanted:
-        print(f"corpus: {c.steps:,} steps ask for {wanted:,} tokens and it has {there:,} to learn from, so it is read "
-              f"{wanted / there:,.2f} times", flush=True)  # fmt: skip
+        print(
+            f"corpus: {c.steps:,} steps ask for {wanted:,} tokens and it has {there:,} to learn from, so it is read {wanted / there:,.2f} times",
+            flush=True,
+        )
     at.mkdir(parents=True, exist_ok=True)
     if c.checkpoint:
         shutil.copyfile(Path(c.checkpoint) / "tokenizer.json", at / "tokenizer.json")
@@ -189,9 +205,7 @@ def pretrain(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: n
     return optimise(c, folder, "cpt", model, gradients, log)
 
 
-def distil(
-    c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.ndarray, log: Log
-) -> tuple[dict[str, float], dict[str, Tensor]]:
+def distil(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.ndarray, log: Log) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Multi-token-prediction layers atop the network as it is: the last step's figures, and the layers' tensors."""
     layers = MTP(model.config, MTPConfig(depth=c.layers, intermediate_size=2 * model.config.hidden_size))
 

@@ -35,15 +35,32 @@ from scaled.runtime.engine import fast
 from scaled.runtime.mesh import current
 
 __all__ = [
-    "FORMATS", "Demo", "blockwise_fp8_dequantize", "blockwise_fp8_quantize", "demo", "experts_swiglu", "grouped_linear", "linear",
-    "mxfp8_dequantize", "mxfp8_quantize", "mxfp8_quantize_both", "nvfp4_dequantize", "nvfp4_quantize", "rounded",
-]  # fmt: skip
+    "FORMATS",
+    "Demo",
+    "blockwise_fp8_dequantize",
+    "blockwise_fp8_quantize",
+    "demo",
+    "experts_swiglu",
+    "grouped_linear",
+    "linear",
+    "mxfp8_dequantize",
+    "mxfp8_quantize",
+    "mxfp8_quantize_both",
+    "nvfp4_dequantize",
+    "nvfp4_quantize",
+    "rounded",
+]
 
 
 def experts_swiglu(
-    x: Float[Tensor, "N D"], gates: Float[Tensor, "N K"], w13: Float[Tensor, "E J D"], w2: Float[Tensor, "E D I"],
-    experts: Int[Tensor, "N K"], forward: str = "nvfp4-token", backward: str = "mxfp8",
-) -> Float[Tensor, "N D"]:  # fmt: skip
+    x: Float[Tensor, "N D"],
+    gates: Float[Tensor, "N K"],
+    w13: Float[Tensor, "E J D"],
+    w2: Float[Tensor, "E D I"],
+    experts: Int[Tensor, "N K"],
+    forward: str = "nvfp4-token",
+    backward: str = "mxfp8",
+) -> Float[Tensor, "N D"]:
     """`ref.quant.experts_swiglu`; x, gates and experts are of this rank's tokens, w13 and w2 of the experts it owns. On GPUs by
     `kernels/experts.py`, for the formats that it knows."""
     ep, own = current().group("ep"), ref.experts_swiglu

@@ -118,9 +118,21 @@ class Rl(Ranks):
                 raise ValueError(f"{name} must be at least the number of ranks, {ranks}, so that each has a conversation; got {n}")
 
 
-Rehearsal = changed(Rl, "Rehearsal", "The same on CPUs, in the small world.", **CPU | {"length": 256, "steps": 20}, prompts=16, rollouts=8,
-                    max_len=192, micro_rows=32, adamw_lr=1e-4, warmup=0.1, budget_tokens=40, heldout=64,
-                    checkpoint="runs/small/checkpoints/sft")  # fmt: skip
+Rehearsal = changed(
+    Rl,
+    "Rehearsal",
+    "The same on CPUs, in the small world.",
+    **CPU | {"length": 256, "steps": 20},
+    prompts=16,
+    rollouts=8,
+    max_len=192,
+    micro_rows=32,
+    adamw_lr=1e-4,
+    warmup=0.1,
+    budget_tokens=40,
+    heldout=64,
+    checkpoint="runs/small/checkpoints/sft",
+)
 
 
 @dataclass
@@ -176,8 +188,13 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
     found |= optimise(c, folder, technique, model, partial(improve, c, model, reference, sampler, world), log)
     if c.heldout:
         found["heldout_after"] = heldout(c, model, sampler, world)
-    about = release.card(f"etude {technique}", "An agent after reinforcement learning (Dr. GRPO).", model.config, told(technique, c, found),
-                         opening="what the environment says first")  # fmt: skip
+    about = release.card(
+        f"etude {technique}",
+        "An agent after reinforcement learning (Dr. GRPO).",
+        model.config,
+        told(technique, c, found),
+        opening="what the environment says first",
+    )
     save_hf(model, folder / "checkpoints" / "final", beside=release.beside(c.checkpoint, model.config, about))
     return found
 
@@ -211,8 +228,14 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: S
         logp, chosen = own_logp(model, batch, routing(c, batch), c.temperature)
         # Packed, a row holds tokens of several rollouts: each token is handed in as a row of its own.
         flat = (x.reshape(-1, 1) for x in (logp, batch.behavior))
-        loss = policy_loss(*flat, advantages[batch.conversation.flatten()], batch.keep.reshape(-1, 1),
-                           budget=float(G * N * c.budget_tokens), clip_low=c.clip_low, clip_high=c.clip_high)  # fmt: skip
+        loss = policy_loss(
+            *flat,
+            advantages[batch.conversation.flatten()],
+            batch.keep.reshape(-1, 1),
+            budget=float(G * N * c.budget_tokens),
+            clip_low=c.clip_low,
+            clip_high=c.clip_high,
+        )
         loss.backward()
         total += loss.item()
         pairs.append((logp.detach(), batch.behavior, batch.keep))
@@ -283,8 +306,17 @@ def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -
     here, batches = places(c.length).to(device), []  # rows are this dp rank's: only their tokens are cut
     for first in range(0, shape[0], c.micro_rows):
         part = {name: x[first : first + c.micro_rows, here] for name, x in laid.items()}
-        batches.append(Batch(part["ids"], part["doc"], ahead(part["ids"]), ahead(part["sampled"]) > 0, ahead(part["behavior"]),
-                             part["conversation"], part.get("experts")))  # fmt: skip
+        batches.append(
+            Batch(
+                part["ids"],
+                part["doc"],
+                ahead(part["ids"]),
+                ahead(part["sampled"]) > 0,
+                ahead(part["behavior"]),
+                part["conversation"],
+                part.get("experts"),
+            )
+        )
     return batches, imbalance(costs, rank_of, dp)
 
 

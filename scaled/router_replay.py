@@ -19,9 +19,7 @@ from scaled.runtime.comm import gathered, summed
 __all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay", "route"]
 
 
-def mismatch(
-    logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
-) -> dict[str, float]:
+def mismatch(logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> dict[str, float]:
     """`ref.router_replay.mismatch` of all ranks' sampled tokens; a rank may have none, all together must have one."""
     ref.check_log_probs(logp, behavior, mask)
     pairs = torch.cat(gathered(torch.stack((logp[mask], behavior[mask]), 1).double()))

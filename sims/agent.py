@@ -144,11 +144,7 @@ class Payment:
     """Curvature of the length penalty C_{k,q} per unit of effort."""
     q: float = 0.5
     """Exponent of the length penalty; 0 is linear, larger bends more."""
-    weights: EffortWeights = field(
-        default_factory=lambda: EffortWeights(
-            tool_call_tokens=1.0, tool_output_tokens=0.1, tool_calls=2.0, turns=4.0
-        )
-    )
+    weights: EffortWeights = field(default_factory=lambda: EffortWeights(tool_call_tokens=1.0, tool_output_tokens=0.1, tool_calls=2.0, turns=4.0))
     """Price of tokens, calls and turns in units of effort."""
     invalid_call: float = 0.03
     """Reward that each invalid call costs."""
@@ -164,23 +160,17 @@ def pay(episode: Episode, payment: Payment) -> dict[str, float]:
     own = int(rollout.sampled.sum())
     given = len(rollout.tokens) - own - len(episode.prompt)
     spent = effort(
-        Effort(thinking_tokens=0, tool_call_tokens=own, tool_output_tokens=given, final_message_tokens=0,
-               tool_calls=verdict.calls, turns=verdict.turns),
+        Effort(
+            thinking_tokens=0, tool_call_tokens=own, tool_output_tokens=given, final_message_tokens=0, tool_calls=verdict.calls, turns=verdict.turns
+        ),
         payment.weights,
-    )  # fmt: skip
+    )
     cost = payment.effort_price * length_penalty(spent, payment.k, payment.q)
     invalid = payment.invalid_call * verdict.invalid_calls
-    return {
-        "tests": verdict.tests,
-        "effort": -cost,
-        "invalid": -invalid,
-        "reward": verdict.tests - cost - invalid,
-    }
+    return {"tests": verdict.tests, "effort": -cost, "invalid": -invalid, "reward": verdict.tests - cost - invalid}
 
 
-def pad(
-    rollouts: Sequence[Rollout], multiple: int = 1, rows_multiple: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
+def pad(rollouts: Sequence[Rollout], multiple: int = 1, rows_multiple: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """ids [B, T], mask [B, T] (True on sampled tokens) and behaviour log-probs [B, T] of rollouts of unequal
     length; T is rounded up to `multiple`, B to `rows_multiple` by rows of which nothing counts."""
     T = -(-max(len(r.tokens) for r in rollouts) // multiple) * multiple

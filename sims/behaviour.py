@@ -9,16 +9,10 @@ from sims.microrepo import Task
 
 __all__ = ["MEASURES", "figure", "helpers_read", "measure", "turns_of"]
 
-MEASURES = (
-    "success", "tokens", "turns", "calls", "invalid", "effort", "finished", "tried", "both", "together", "solved_tokens",
-)  # fmt: skip
+MEASURES = ("success", "tokens", "turns", "calls", "invalid", "effort", "finished", "tried", "both", "together", "solved_tokens")
 """Per rollout: hidden tests pass; tokens written; turns; valid calls; invalid ones; effort; whether the agent ended the episode;
 whether it wrote a body; read all helpers; read all in one turn; its tokens where it succeeded, else 0."""
-RATIOS = {
-    "calls_per_turn": ("calls", "turns"),
-    "read_together": ("together", "both"),
-    "tokens_if_solved": ("solved_tokens", "success"),
-}
+RATIOS = {"calls_per_turn": ("calls", "turns"), "read_together": ("together", "both"), "tokens_if_solved": ("solved_tokens", "success")}
 """Figures that are ratios of two means: (of, over)."""
 
 
@@ -47,8 +41,20 @@ def measure(episodes: list[Episode], tasks: Sequence[Task], n: int, payment: Pay
     for number, e in enumerate(episodes):
         v, own = e.verdict, int(e.rollout.sampled.sum())
         effort = -pay(e, Payment(effort_price=1.0, k=0.0, q=0.0, weights=payment.weights))["effort"]
-        rows.append([v.tests, own, v.turns, v.calls - v.invalid_calls, v.invalid_calls, effort, e.chain.finished, v.writes > 0,
-                     *helpers_read(tasks[number // n], turns_of(e)), v.tests * own])  # fmt: skip
+        rows.append(
+            [
+                v.tests,
+                own,
+                v.turns,
+                v.calls - v.invalid_calls,
+                v.invalid_calls,
+                effort,
+                e.chain.finished,
+                v.writes > 0,
+                *helpers_read(tasks[number // n], turns_of(e)),
+                v.tests * own,
+            ]
+        )
     return np.array(rows, dtype=float).reshape(len(tasks), n, len(MEASURES)).mean(1)
 
 

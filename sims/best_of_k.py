@@ -127,16 +127,29 @@ def experiment(run: Run, config: Experiment) -> dict:
     for at, step in enumerate(steps):
         for k in range(1, c.samples + 1):
             here, start = reach[:, at, :, k - 1], reach[:, 0, :, k - 1]
-            rows.append({
-                "part": "all", "step": step, "k": k, **bootstrap(here.mean(0), n=c.resamples), **ends((here - start).mean(0)),
-                **{f"training_{i}": float(v) for i, v in enumerate(here.mean(1))},
-            })  # fmt: skip
+            rows.append(
+                {
+                    "part": "all",
+                    "step": step,
+                    "k": k,
+                    **bootstrap(here.mean(0), n=c.resamples),
+                    **ends((here - start).mean(0)),
+                    **{f"training_{i}": float(v) for i, v in enumerate(here.mean(1))},
+                }
+            )
     for depth, k in itertools.product(sorted(set(depths.tolist())), sorted({1, c.middle, c.samples})):
         some = reach[:, :, depths == depth, k - 1].mean(0)
-        rows.append({
-            "part": f"depth {depth}", "step": steps[-1], "k": k, "tasks": int((depths == depth).sum()),
-            "before": float(some[0].mean()), **bootstrap(some[-1], n=c.resamples), **ends(some[-1] - some[0]),
-        })  # fmt: skip
+        rows.append(
+            {
+                "part": f"depth {depth}",
+                "step": steps[-1],
+                "k": k,
+                "tasks": int((depths == depth).sum()),
+                "before": float(some[0].mean()),
+                **bootstrap(some[-1], n=c.resamples),
+                **ends(some[-1] - some[0]),
+            }
+        )
     return {"rows": rows, "claims": verdicts(solved[:, 0], solved[:, -1], c), "trainings": c.trainings}
 
 
@@ -152,10 +165,17 @@ def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment)
         # Rounded, so that gains and losses of as many tasks cancel to zero and not to the last bit of a float.
         gain = {end: round(v, 12) for end, v in bootstrap(change[:, :, k - 1].mean(0), n=c.resamples).items()}
         return claim(
-            name, says, "§4.1, Fig. 5", gain["value"], above(), (gain["low"], gain["high"]), f"pass@{k}",
+            name,
+            says,
+            "§4.1, Fig. 5",
+            gain["value"],
+            above(),
+            (gain["low"], gain["high"]),
+            f"pass@{k}",
             f"pass@{k} on held-out tasks {start[k - 1]:.3f} → {end[k - 1]:.3f}; 95% bootstrap over tasks, paired; trainings by "
-            f"themselves: {', '.join(f'{v:+.3f}' for v in each)}{more}", {"every training by itself": min(each) > 0},
-        )  # fmt: skip
+            f"themselves: {', '.join(f'{v:+.3f}' for v in each)}{more}",
+            {"every training by itself": min(each) > 0},
+        )
 
     gap = bootstrap((change[:, :, -1] - change[:, :, 0]).mean(0), n=c.resamples)
     moves = "it shrinks: RL sharpens" if gap["high"] < 0 else "it grows" if gap["low"] > 0 else "no change beyond the interval"

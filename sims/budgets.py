@@ -44,9 +44,12 @@ def settings(c: "Experiment", budget: int, number: int) -> Recipe:
     long = budget * t.long_tokens // (t.tokens + t.long_tokens)
     every = max(1, (budget - long) // t.batch_tokens // c.looks)
     return replace(
-        base, seed=1000 * c.seed + number, training=replace(t, tokens=budget - long, long_tokens=long, perplexity_every=every),
-        rl=replace(base.rl, steps=c.steps, gate=0.0, later=0.0), evaluation=replace(base.evaluation, tasks=c.tasks, samples=c.samples),
-    )  # fmt: skip
+        base,
+        seed=1000 * c.seed + number,
+        training=replace(t, tokens=budget - long, long_tokens=long, perplexity_every=every),
+        rl=replace(base.rl, steps=c.steps, gate=0.0, later=0.0),
+        evaluation=replace(base.evaluation, tasks=c.tasks, samples=c.samples),
+    )
 
 
 def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
@@ -106,11 +109,19 @@ def measure(run: Run, c: "Experiment", config: Recipe) -> dict:
         model, done = load_checkpoint(run.root, config, name)[0], number * c.tasks * c.samples
         nll = demonstration_nll(model, [lesson.chain for lesson in shown])
         played = measure_policy(
-            model.to(getattr(torch, config.training.sampler_dtype)), language, tasks, config, hash_seed(c.seed, "cpt-rl"),
+            model.to(getattr(torch, config.training.sampler_dtype)),
+            language,
+            tasks,
+            config,
+            hash_seed(c.seed, "cpt-rl"),
             lambda n, done=done: stage.progress(done + n),
-        )  # fmt: skip
-        found[name] = {"nll": nll, "success": played["success"].mean(1).tolist(), "best": float(played["success"].max(1).mean()),
-                       **{key: float(played[key].mean()) for key in ("greedy", "turns", "finished")}}  # fmt: skip
+        )
+        found[name] = {
+            "nll": nll,
+            "success": played["success"].mean(1).tolist(),
+            "best": float(played["success"].max(1).mean()),
+            **{key: float(played[key].mean()) for key in ("greedy", "turns", "finished")},
+        }
         stage.save(found, number + 1)
     stage.log(1, **{f"success_{name}": float(np.mean(found[name]["success"])) for name in ("sft", "final")})
     return stage.finish(found)
@@ -133,13 +144,18 @@ def training(run: Run, c: "Experiment", corpus: Path, budget: int, number: int) 
     lines = {phase: metrics(root, phase) for phase in ("cpt", "long", "rl")}
     short = lines["cpt"][-1]["tokens"]
     found |= {
-        "budget": budget, "seed": number, "tokens": short + lines["long"][-1]["tokens"],
+        "budget": budget,
+        "seed": number,
+        "tokens": short + lines["long"][-1]["tokens"],
         "looks": [
             {"phase": phase, "tokens": look["tokens"] + before, "ppl": look["codebase_ppl"], "lr": look["lr"]}
-            for phase, before in (("cpt", 0), ("long", short)) for look in lines[phase] if "codebase_ppl" in look
+            for phase, before in (("cpt", 0), ("long", short))
+            for look in lines[phase]
+            if "codebase_ppl" in look
         ],
-        "reward": [step["reward"] for step in lines["rl"]], "kl": lines["rl"][-1]["kl"],
-    }  # fmt: skip
+        "reward": [step["reward"] for step in lines["rl"]],
+        "kl": lines["rl"][-1]["kl"],
+    }
     stage.log(1, success=float(np.mean(found["final"]["success"])))
     return stage.finish(found)
 

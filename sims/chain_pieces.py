@@ -22,12 +22,10 @@ def words(language: Language, tokens: Sequence[int]) -> list[str]:
     return [language.decode([token]) for token in tokens]
 
 
-def retold(
-    after: Transformer, before: Transformer, recipe: Recipe, language: Language, tasks: list[Task], episodes: list[Episode], n: int
-) -> dict:
+def retold(after: Transformer, before: Transformer, recipe: Recipe, language: Language, tasks: list[Task], episodes: list[Episode], n: int) -> dict:
     """Of the chains of several contexts that `after` played, among those that succeeded the one whose summaries kept most facts and the
-    one whose kept fewest, and the same of those that did not: among groups of n rollouts whose outcomes differ, or among all where no group is such. Each with its whole
-    group, because only beside it has a reward an advantage. No chains where no rollout needed a second context."""
+    one whose kept fewest, and the same of those that did not: among groups of n rollouts whose outcomes differ, or among all where no
+    group is such. Each with its whole group, because only beside it has a reward an advantage. No chains where no rollout needed a second context."""
     several = [number for number, e in enumerate(episodes) if len(e.chain.segments) > 1]
     groups = {number: episodes[number // n * n :][:n] for number in several}
     differ = [number for number in several if len({e.verdict.tests for e in groups[number]}) > 1] or several
@@ -40,14 +38,30 @@ def retold(
     found = []
     for number in sorted(chosen, key=lambda number: (-kept[number], number)):
         e = episodes[number]
-        found.append({
-            "task": e.environment.prompt, "depth": tasks[number // n].depth, "success": bool(e.verdict.tests), "finished": e.chain.finished,
-            "saved": e.chain.saved, "place": number % n, "group": [priced(after, before, recipe, other) for other in groups[number]],
-            "contexts": pieces(language, recipe, e), "notes": said[number],
-        })  # fmt: skip
+        found.append(
+            {
+                "task": e.environment.prompt,
+                "depth": tasks[number // n].depth,
+                "success": bool(e.verdict.tests),
+                "finished": e.chain.finished,
+                "saved": e.chain.saved,
+                "place": number % n,
+                "group": [priced(after, before, recipe, other) for other in groups[number]],
+                "contexts": pieces(language, recipe, e),
+                "notes": said[number],
+            }
+        )
     c = recipe.context
-    return {"trigger": c.trigger, "room": c.room, "longest_summary": c.longest_summary, "max_segments": c.max_segments, "several": len(several),
-            "rollouts": len(episodes), "chosen": "successes and failures whose summaries kept most and fewest facts", "chains": found}  # fmt: skip
+    return {
+        "trigger": c.trigger,
+        "room": c.room,
+        "longest_summary": c.longest_summary,
+        "max_segments": c.max_segments,
+        "several": len(several),
+        "rollouts": len(episodes),
+        "chosen": "successes and failures whose summaries kept most and fewest facts",
+        "chains": found,
+    }
 
 
 def priced(after: Transformer, before: Transformer, recipe: Recipe, episode: Episode) -> dict:
@@ -57,10 +71,14 @@ def priced(after: Transformer, before: Transformer, recipe: Recipe, episode: Epi
     drift = reference_kl(after, before, *pad(segments), recipe.rl.temperature)[0].sum().item()
     paid = pay(episode, payment)
     return {
-        "success": bool(episode.verdict.tests), "tests": paid["tests"], "effort": paid["effort"], "invalid": paid["invalid"],
-        "kl": -payment.kl * drift, "reward": paid["reward"] - payment.kl * drift,
+        "success": bool(episode.verdict.tests),
+        "tests": paid["tests"],
+        "effort": paid["effort"],
+        "invalid": paid["invalid"],
+        "kl": -payment.kl * drift,
+        "reward": paid["reward"] - payment.kl * drift,
         "contexts": [[int((~s.sampled).sum()), int(s.sampled.sum()), int(s.summary.sum())] for s in segments],
-    }  # fmt: skip
+    }
 
 
 def pieces(language: Language, recipe: Recipe, episode: Episode) -> list[list[dict]]:
@@ -109,7 +127,9 @@ def notes(language: Language, task: Task, episode: Episode) -> list[dict]:
             for name in dict.fromkeys([*known, *spoken]):
                 fact = scripted.fact(name, wordy=False) if name in task.files else ""
                 fate = "kept" if name in known and fact in said else "lost" if name not in spoken else "changed" if name in known else "invented"
-                facts.append({"file": name, "fact": fact if name in known else "", "needed": name == task.target or name in task.helpers, "fate": fate})
+                facts.append(
+                    {"file": name, "fact": fact if name in known else "", "needed": name == task.target or name in task.helpers, "fate": fate}
+                )
             if scripted.state:
                 last = next((state for state in STATES if said.endswith(state)), "")
                 fate = "kept" if last == scripted.state else "changed" if last else "lost"

@@ -33,13 +33,12 @@ LONGEST = 256
 INSTRUCTION = "a repo was worked on; note what is needed to fix it"
 
 
-def chaining(
-    language: Language, trigger: int, room: int, longest_summary: int, max_segments: int = 8, join: str = "self"
-) -> Chaining:
+def chaining(language: Language, trigger: int, room: int, longest_summary: int, max_segments: int = 8, join: str = "self") -> Chaining:
     """The chain's settings in this agent's tokens."""
     env, agent = language.env, language.agent
-    return Chaining(trigger, longest_summary, room, (env, *language.encode("note"), agent), (agent,),
-                    (env, *language.encode(INSTRUCTION)), max_segments, join)  # fmt: skip
+    return Chaining(
+        trigger, longest_summary, room, (env, *language.encode("note"), agent), (agent,), (env, *language.encode(INSTRUCTION)), max_segments, join
+    )
 
 
 def context(language: Language, config: "Recipe") -> Chaining:
@@ -145,9 +144,7 @@ def lessons(config: "Recipe", language: Language, how: Chaining, noise: NoiseCon
     return taught(task_stream(config, "demonstrations"), language, how, noise, memory, rng)
 
 
-def taught(
-    tasks: Iterable[Task], language: Language, how: Chaining, noise: NoiseConfig, memory: Memory, rng: Random
-) -> Iterator[Lesson]:
+def taught(tasks: Iterable[Task], language: Language, how: Chaining, noise: NoiseConfig, memory: Memory, rng: Random) -> Iterator[Lesson]:
     """The scripted agent on tasks, its chains finished; those that a limit cut are left out."""
     teacher = Teacher(language, how.request)
     memory = replace(memory, longest=min(memory.longest, how.longest_summary - 1))

@@ -60,9 +60,7 @@ def data(run: Run, config: "Recipe") -> None:
     stream = documents(rng, config.world)
     world = list(itertools.islice(stream, int(total * c.world_share / 55) + 64))
     spoken = [text for task, turns in itertools.islice(shown_episodes(config), 300) for _, text in transcript(task, turns)]
-    tokenizer = cpt.train_tokenizer(
-        itertools.chain((text[:20_000] for text in train.files.values()), world[:8000], spoken), c.vocab_size
-    )
+    tokenizer = cpt.train_tokenizer(itertools.chain((text[:20_000] for text in train.files.values()), world[:8000], spoken), c.vocab_size)
     vocabulary = tokenizer.get_vocab_size()
     stage.progress(2, vocabulary=vocabulary)
 
@@ -78,12 +76,9 @@ def data(run: Run, config: "Recipe") -> None:
         raise refused("what is held out is a single token, and none stands before it")
     epochs = max(1.0, wanted / max(there, 1))
     if epochs > 1:
-        print(f"corpus: the phases ask for {wanted:,.0f} tokens and it has {there:,} to learn from, so it is read {epochs:,.2f} times",
-              flush=True)  # fmt: skip
+        print(f"corpus: the phases ask for {wanted:,.0f} tokens and it has {there:,} to learn from, so it is read {epochs:,.2f} times", flush=True)
     code = again(pieces, rng)
-    modules = itertools.chain(
-        ([*e.ids, end] for e in tokenizer.encode_batch(world)), ([*tokenizer.encode(text).ids, end] for text in stream)
-    )
+    modules = itertools.chain(([*e.ids, end] for e in tokenizer.encode_batch(world)), ([*tokenizer.encode(text).ids, end] for text in stream))
     stage.progress(3)
 
     paths, counts = [run.path("data", "tokenizer.json")], {}
@@ -101,11 +96,19 @@ def data(run: Run, config: "Recipe") -> None:
     paths.append(run.path("data", HELDOUT))
     keep(held, paths[-1])
     stage.log(1, files=len(corpus.files), bytes=corpus.bytes, **{f"{k}_tokens": v for k, v in counts.items()})
-    stage.finish({
-        "files": len(corpus.files), "bytes": corpus.bytes, "skipped": dict(sorted(corpus.skipped.items())),
-        "tokens": sum(counts.values()), "vocab_size": vocabulary, "world_documents": len(world), "epochs": round(epochs, 2),
-        "heldout": {"name": name, "files": len(held.files), "bytes": held.bytes},
-    }, paths)  # fmt: skip
+    stage.finish(
+        {
+            "files": len(corpus.files),
+            "bytes": corpus.bytes,
+            "skipped": dict(sorted(corpus.skipped.items())),
+            "tokens": sum(counts.values()),
+            "vocab_size": vocabulary,
+            "world_documents": len(world),
+            "epochs": round(epochs, 2),
+            "heldout": {"name": name, "files": len(held.files), "bytes": held.bytes},
+        },
+        paths,
+    )
 
 
 def narrow(numbers: np.ndarray, count: int, *kinds: type) -> np.ndarray:

@@ -69,8 +69,19 @@ class Experiment:
 
     @classmethod
     def quick(cls) -> "Experiment":
-        return cls(budgets=(4096, 8192, 16384), seeds=2, steps=2, last=2, demonstrations=8, tasks=4, samples=2, looks=2,
-                   codebase_tokens=2048, resamples=100, tiny=True)  # fmt: skip
+        return cls(
+            budgets=(4096, 8192, 16384),
+            seeds=2,
+            steps=2,
+            last=2,
+            demonstrations=8,
+            tasks=4,
+            samples=2,
+            looks=2,
+            codebase_tokens=2048,
+            resamples=100,
+            tiny=True,
+        )
 
     def __post_init__(self) -> None:
         if len(self.budgets) < 3 or any(a >= b for a, b in itertools.pairwise(self.budgets)):
@@ -99,14 +110,24 @@ def row(f: dict, c: Experiment) -> dict:
     before, after = f["sft"], f["final"]
     loss_before, loss_after = trends.loss_of(np.array([before["nll"], after["nll"]]))
     return {
-        "part": "training", "budget": f["budget"], "seed": f["seed"], "tokens": f["tokens"],
-        "codebase_loss": f["codebase_loss"], "codebase_ppl": float(np.exp(f["codebase_loss"])), "codebase_bpb": f["codebase_bpb"],
-        "sft_loss": float(loss_before), "loss_after_rl": float(loss_after),
-        **{f"{name}_{when}": float(np.mean(played[name])) for name in ("success", "best", "greedy", "turns", "finished")
-           for when, played in (("before", before), ("after", after))},
-        "reward_first": float(np.mean(f["reward"][: c.last])), "reward_last": float(np.mean(f["reward"][-c.last :])),
+        "part": "training",
+        "budget": f["budget"],
+        "seed": f["seed"],
+        "tokens": f["tokens"],
+        "codebase_loss": f["codebase_loss"],
+        "codebase_ppl": float(np.exp(f["codebase_loss"])),
+        "codebase_bpb": f["codebase_bpb"],
+        "sft_loss": float(loss_before),
+        "loss_after_rl": float(loss_after),
+        **{
+            f"{name}_{when}": float(np.mean(played[name]))
+            for name in ("success", "best", "greedy", "turns", "finished")
+            for when, played in (("before", before), ("after", after))
+        },
+        "reward_first": float(np.mean(f["reward"][: c.last])),
+        "reward_last": float(np.mean(f["reward"][-c.last :])),
         "kl": f["kl"],
-    }  # fmt: skip
+    }
 
 
 def flat(fit: dict) -> dict:
@@ -158,19 +179,26 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
         bend = fit["curvature_over_runs"]
         words = "the fall slows down" if bend[0] > 0 else "it quickens" if bend[1] < 0 else "no bend beyond the interval"
         return claim(
-            name, says, "§3.1, Fig. 2 right", fit["slope"] * tenfold, below(),
-            (low, high), "nats a token per tenfold tokens",
+            name,
+            says,
+            "§3.1, Fig. 2 right",
+            fit["slope"] * tenfold,
+            below(),
+            (low, high),
+            "nats a token per tenfold tokens",
             f"{where}; 95% bootstrap over {many}; R² of the line {fit['r2']:.3f}, of a power law {fit['r2_power_law']:.3f}; "
             f"curvature {fit['curvature']:+.3f} [{bend[0]:+.3f}, {bend[1]:+.3f}] nats per squared factor e: {words}",
             {"a line, R² ≥ 0.95": fit["r2"] >= 0.95},
-        )  # fmt: skip
+        )
 
     def foretells(name: str, outcome: str, key: str, change: str) -> dict:
         fit = fits[key]
         says = f"between pretraining budgets, lower loss after SFT goes with higher RL reward after a fixed number of steps ({outcome})"
         each, seeds, tasks = [fit[f"slope_{number}"] for number in range(c.seeds)], fit["slope_over_seeds"], fit["slope_over_tasks"]
-        note = (f"slope over the budgets of a seed, {many}: {', '.join(f'{v:.3g}' for v in each)}; 95% Student's t over seeds; over tasks "
-                f"[{tasks[0]:.3g}, {tasks[1]:.3g}]; correlation of the budgets' means {fit['r']:.3f}; {change}")  # fmt: skip
+        note = (
+            f"slope over the budgets of a seed, {many}: {', '.join(f'{v:.3g}' for v in each)}; 95% Student's t over seeds; over tasks "
+            f"[{tasks[0]:.3g}, {tasks[1]:.3g}]; correlation of the budgets' means {fit['r']:.3f}; {change}"
+        )
         measured = (None, below()) if seeds is None else (fit["slope"], below(), seeds)
         return claim(name, says, "§3.1, Fig. 2 left", *measured, unit="per nat a token", note=note, needs={"over tasks, too": tasks[1] < 0})
 
@@ -178,20 +206,44 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
     least = min(range(len(each)), key=lambda i: each[i]["value"])
     rewarded = all(a < b for a, b in itertools.pairwise(means["reward_last"]))
     return [
-        log_linear("codebase-loss", "loss on the held-out codebase falls log-linearly in compute", "after",
-                   "at the end of pretraining, where the learning rate has decayed"),
-        log_linear("codebase-loss-along", "it also does so along training", "along",
-                   "beginning of the held-out codebase, between warm-up and decay of the learning rate"),
-        foretells("loss-success", "success on held-out tasks", "success",
-                  f"success by budget {listed['success_before']} before RL, {listed['success_after']} after{idle}"),
-        foretells("loss-reward", f"training reward of the last {c.last} steps", "reward",
-                  f"reward by budget {listed['reward_first']} in the first {c.last} steps, {listed['reward_last']} in the last"),
-        claim("budget-order", "a larger pretraining budget gives a higher RL reward", "§3.1, Fig. 2", each[least]["value"],
-              above(), (each[least]["low"], each[least]["high"]), "held-out success, the least step",
-              f"least at {steps(c)[least]} tokens; 95% bootstrap over seeds and, nested, tasks, paired; from the first budget to "
-              f"the last {ends['value']:+.3f} [{ends['low']:+.3f}, {ends['high']:+.3f}]; training reward by budget "
-              f"{listed['reward_last']}{idle}", {"so does training reward": rewarded}),
-    ]  # fmt: skip
+        log_linear(
+            "codebase-loss",
+            "loss on the held-out codebase falls log-linearly in compute",
+            "after",
+            "at the end of pretraining, where the learning rate has decayed",
+        ),
+        log_linear(
+            "codebase-loss-along",
+            "it also does so along training",
+            "along",
+            "beginning of the held-out codebase, between warm-up and decay of the learning rate",
+        ),
+        foretells(
+            "loss-success",
+            "success on held-out tasks",
+            "success",
+            f"success by budget {listed['success_before']} before RL, {listed['success_after']} after{idle}",
+        ),
+        foretells(
+            "loss-reward",
+            f"training reward of the last {c.last} steps",
+            "reward",
+            f"reward by budget {listed['reward_first']} in the first {c.last} steps, {listed['reward_last']} in the last",
+        ),
+        claim(
+            "budget-order",
+            "a larger pretraining budget gives a higher RL reward",
+            "§3.1, Fig. 2",
+            each[least]["value"],
+            above(),
+            (each[least]["low"], each[least]["high"]),
+            "held-out success, the least step",
+            f"least at {steps(c)[least]} tokens; 95% bootstrap over seeds and, nested, tasks, paired; from the first budget to "
+            f"the last {ends['value']:+.3f} [{ends['low']:+.3f}, {ends['high']:+.3f}]; training reward by budget "
+            f"{listed['reward_last']}{idle}",
+            {"so does training reward": rewarded},
+        ),
+    ]
 
 
 def picture(found: dict, path: Path) -> None:
@@ -233,11 +285,19 @@ def picture(found: dict, path: Path) -> None:
         fit = fits[key]
         low, high = (v * np.log(10) for v in fit["slope_over_runs"])
         handles += right.plot(
-            span, fit["intercept"] + fit["slope"] * np.log(span), style, color=dark, zorder=2,
+            span,
+            fit["intercept"] + fit["slope"] * np.log(span),
+            style,
+            color=dark,
+            zorder=2,
             label=f"{words}: {fit['slope'] * np.log(10):.2f} [{low:.2f}, {high:.2f}] nats per tenfold tokens",
-        )  # fmt: skip
-    right.set(xscale="log", xlabel="pretraining tokens", ylabel="perplexity of the held-out codebase (log axis)",
-              title="Perplexity along pretraining (lines) and at its end")  # fmt: skip
+        )
+    right.set(
+        xscale="log",
+        xlabel="pretraining tokens",
+        ylabel="perplexity of the held-out codebase (log axis)",
+        title="Perplexity along pretraining (lines) and at its end",
+    )
     right.yaxis.set_major_locator(MaxNLocator(6))
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{np.exp(value):.0f}"))
     bottom, top = right.get_ylim()

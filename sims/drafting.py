@@ -1,8 +1,7 @@
-"""What a draft costs and what it saves: how often it is accepted, speculative decoding timed pass by pass, and the speed-up that theory makes
-of it.
+"""What a draft costs and what it saves: how often it is accepted, what it costs pass by pass, and the speed-up that theory makes of it.
 
-What both trainings of `etude figure mtp` are measured by, and its timings. arXiv:2211.17192, theorem 3.8, with α the chance that a draft stands, γ drafts a
-cycle, and c the cost of a draft in passes of the target:
+Both trainings of `etude figure mtp` are measured by this. arXiv:2211.17192, theorem 3.8, with α the chance that a draft stands, γ drafts
+a cycle, and c the cost of a draft in passes of the target:
 
     speed-up = (1 − α^(γ+1)) / ((1 − α)(γc + 1))
 
@@ -197,13 +196,22 @@ def speed_rows(c: "Experiment", found: dict) -> list[dict]:
             return with_turns(alpha, int(way), cost, verify, opening, lengths[at].sum(0))
 
         everywhere = np.arange(len(lengths))
-        row = {"part": "decode", "way": way, "tasks": len(lengths), "identical": sums["same"].mean(),
-               "tokens_per_pass": sums["tokens"].sum() / sums["passes"].sum()}  # fmt: skip
+        row = {
+            "part": "decode",
+            "way": way,
+            "tasks": len(lengths),
+            "identical": sums["same"].mean(),
+            "tokens_per_pass": sums["tokens"].sum() / sums["passes"].sum(),
+        }
         wanted = {"speedup": speedup}
         if way.isdigit():
             row |= dict(zip(("alpha", "draft_cost", "verify_cost", "opening_cost"), costs(everywhere), strict=True))
-            wanted |= {"predicted": theory, "with_turns": fuller, "theory_ratio": lambda at: theory(at) / speedup(at),
-                       "fuller_ratio": lambda at: fuller(at) / speedup(at)}  # fmt: skip
+            wanted |= {
+                "predicted": theory,
+                "with_turns": fuller,
+                "theory_ratio": lambda at: theory(at) / speedup(at),
+                "fuller_ratio": lambda at: fuller(at) / speedup(at),
+            }
         for key, statistic in wanted.items():
             estimate = bootstrap(everywhere, lambda at, f=statistic: f(at.astype(int)), n=c.resamples, seed=c.seed)
             row |= {key: estimate["value"], f"{key}_low": estimate["low"], f"{key}_high": estimate["high"]}
@@ -219,23 +227,45 @@ def speed_verdicts(rows: list[dict]) -> list[dict]:
     ways = {row["way"]: row for row in rows if row["part"] == "decode"}
     deepest = ways[max((way for way in ways if way.isdigit()), key=int)]
     full, drafts, same = ways[FULL], deepest["way"], min(row["identical"] for row in ways.values())
-    facts = (f"α = {deepest['alpha']:.3f}, a draft costs {deepest['draft_cost']:.3f} passes over one row, a pass over drafts "
-             f"{deepest['verify_cost']:.3f}, a turn's opening {deepest['opening_cost']:.3f}")  # fmt: skip
+    facts = (
+        f"α = {deepest['alpha']:.3f}, a draft costs {deepest['draft_cost']:.3f} passes over one row, a pass over drafts "
+        f"{deepest['verify_cost']:.3f}, a turn's opening {deepest['opening_cost']:.3f}"
+    )
 
     stood = ", ".join(f"{value:.3f}" for key, value in deepest.items() if key.startswith("accepted_"))
     return [
-        claim("speed-up", f"speculative decoding with MTP layers is 2–3× faster ({drafts} drafts a pass)", "write-ups (§3.1)",
-              deepest["speedup"], above(1.0, 2.0), (deepest["speedup_low"], deepest["speedup_high"]), "× plain",
-              f"decoder's time for rollouts of {deepest['tasks']} held-out tasks at batch 1, bootstrap over tasks; "
-              f"{deepest['tokens_per_pass']:.2f} tokens a pass; {facts}; drafts that stood with all before them, by depth: {stood}; with "
-              f"recalled openings and turns handed over early, which are ours, {full['speedup']:.2f} [{full['speedup_low']:.2f}, "
-              f"{full['speedup_high']:.2f}]"),
-        claim("predicted", "the speed-up follows from acceptance and the cost of a draft alone: (1 − α^(γ+1)) / ((1 − α)(γc + 1))",
-              "arXiv:2211.17192, thm. 3.8", deepest["theory_ratio"], between(0.9, 1.1),
-              (deepest["theory_ratio_low"], deepest["theory_ratio_high"]), "predicted / measured",
-              f"predicted {deepest['predicted']:.3f}, measured {deepest['speedup']:.3f}; {facts}; with turns' openings and the cost of "
-              f"a pass over drafts: predicted {deepest['with_turns']:.3f}, {deepest['fuller_ratio']:.3f} "
-              f"[{deepest['fuller_ratio_low']:.3f}, {deepest['fuller_ratio_high']:.3f}] of measured"),
-        claim("identical", "speculative decoding does not change greedy output", "§3.1; arXiv:2211.17192", same,
-              at_least(1.0), unit="of tasks", note="the least of all ways; token for token, whole rollouts"),
-    ]  # fmt: skip
+        claim(
+            "speed-up",
+            f"speculative decoding with MTP layers is 2–3× faster ({drafts} drafts a pass)",
+            "write-ups (§3.1)",
+            deepest["speedup"],
+            above(1.0, 2.0),
+            (deepest["speedup_low"], deepest["speedup_high"]),
+            "× plain",
+            f"decoder's time for rollouts of {deepest['tasks']} held-out tasks at batch 1, bootstrap over tasks; "
+            f"{deepest['tokens_per_pass']:.2f} tokens a pass; {facts}; drafts that stood with all before them, by depth: {stood}; with "
+            f"recalled openings and turns handed over early, which are ours, {full['speedup']:.2f} [{full['speedup_low']:.2f}, "
+            f"{full['speedup_high']:.2f}]",
+        ),
+        claim(
+            "predicted",
+            "the speed-up follows from acceptance and the cost of a draft alone: (1 − α^(γ+1)) / ((1 − α)(γc + 1))",
+            "arXiv:2211.17192, thm. 3.8",
+            deepest["theory_ratio"],
+            between(0.9, 1.1),
+            (deepest["theory_ratio_low"], deepest["theory_ratio_high"]),
+            "predicted / measured",
+            f"predicted {deepest['predicted']:.3f}, measured {deepest['speedup']:.3f}; {facts}; with turns' openings and the cost of "
+            f"a pass over drafts: predicted {deepest['with_turns']:.3f}, {deepest['fuller_ratio']:.3f} "
+            f"[{deepest['fuller_ratio_low']:.3f}, {deepest['fuller_ratio_high']:.3f}] of measured",
+        ),
+        claim(
+            "identical",
+            "speculative decoding does not change greedy output",
+            "§3.1; arXiv:2211.17192",
+            same,
+            at_least(1.0),
+            unit="of tasks",
+            note="the least of all ways; token for token, whole rollouts",
+        ),
+    ]

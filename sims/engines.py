@@ -66,10 +66,13 @@ def compare(trainer: Transformer, rollouts: list[Rollout], ways: dict[str, tuple
         n = len(rollout.experts)
         sent, ours = theirs[row, :n].unbind(1), {way: p[row, :n].unbind(1) for way, p in picked.items()}
         own, layers = ours["own"], range(len(sent))
-        shares.append([
-            differing(own, sent)["decisions"], *(differing([own[i]], [sent[i]])["tokens"] for i in layers),
-            *(differing(own[: i + 1], sent[: i + 1])["tokens"] for i in layers),
-        ])  # fmt: skip
+        shares.append(
+            [
+                differing(own, sent)["decisions"],
+                *(differing([own[i]], [sent[i]])["tokens"] for i in layers),
+                *(differing(own[: i + 1], sent[: i + 1])["tokens"] for i in layers),
+            ]
+        )
         # What the filter drops it never takes back: the router's own candidates for the place score higher.
         dropped.append([differing(ours[way], sent)["decisions"] for way in ways])
     unlike = {}
@@ -79,9 +82,13 @@ def compare(trainer: Transformer, rollouts: list[Rollout], ways: dict[str, tuple
             unlike[way] = [differing(*pair)["decisions"], (logp[way] - logp[same])[keep].abs().max().item()]
     return {
         "gap": {way: (behavior[:, 1:] - p)[keep].double().numpy() for way, p in logp.items()},
-        "rollout": keep.nonzero()[:, 0].numpy(), "moved": moved[keep].numpy(), "shares": np.array(shares),
-        "dropped": np.array(dropped), "positions": np.array([len(r.experts) for r in rollouts]), "unlike": unlike,
-    }  # fmt: skip
+        "rollout": keep.nonzero()[:, 0].numpy(),
+        "moved": moved[keep].numpy(),
+        "shares": np.array(shares),
+        "dropped": np.array(dropped),
+        "positions": np.array([len(r.experts) for r in rollouts]),
+        "unlike": unlike,
+    }
 
 
 def played(run: Run, c: "Experiment", root: Path, recipe: Recipe, name: str) -> dict[str, np.ndarray]:

@@ -32,12 +32,7 @@ FIGURES = ("success", "best", "greedy", "tokens", "turns", "invalid_calls")
 
 
 def measure_policy(
-    model: Transformer,
-    language: Language,
-    tasks: list[Task],
-    config: "Recipe",
-    seed: int,
-    progress=lambda done: None,
+    model: Transformer, language: Language, tasks: list[Task], config: "Recipe", seed: int, progress=lambda done: None
 ) -> dict[str, np.ndarray]:
     """Per task and sample, [tasks, samples]: success, tokens (sampled by the policy), turns, invalid_calls,
     finished, segments; and greedy [tasks]. Rollouts are chains of contexts; `model` is sampled in
@@ -70,15 +65,8 @@ def summarise(found: dict[str, Any], resamples: int) -> dict:
     n = found["success"].shape[1]
     solved = found["success"].sum(1)
     curve = [float(pass_at_k(solved, n, k).mean()) for k in range(1, n + 1)]
-    out = {
-        name: bootstrap(found[name].mean(1), n=resamples)
-        for name in ("success", "tokens", "turns", "invalid_calls", "finished", "segments")
-    }
-    out |= {
-        f"best_of_{n}": bootstrap(solved > 0, n=resamples),
-        "greedy": bootstrap(found["greedy"], n=resamples),
-        "pass_at_k": curve,
-    }
+    out = {name: bootstrap(found[name].mean(1), n=resamples) for name in ("success", "tokens", "turns", "invalid_calls", "finished", "segments")}
+    out |= {f"best_of_{n}": bootstrap(solved > 0, n=resamples), "greedy": bootstrap(found["greedy"], n=resamples), "pass_at_k": curve}
     out["by_depth"] = {
         str(d): {
             "tasks": int((found["depth"] == d).sum()),
@@ -87,28 +75,20 @@ def summarise(found: dict[str, Any], resamples: int) -> dict:
             "greedy": bootstrap(found["greedy"][found["depth"] == d], n=resamples),
         }
         for d in sorted(set(found["depth"].tolist()))
-    }  # fmt: skip
+    }
     return out
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], resamples: int) -> dict:
     """After minus before, paired by task, with bootstrap intervals."""
     n = before["success"].shape[1]
-    pairs = {
-        name: (after[name].mean(1) - before[name].mean(1))
-        for name in ("success", "tokens", "turns", "invalid_calls", "segments")
-    }
+    pairs = {name: (after[name].mean(1) - before[name].mean(1)) for name in ("success", "tokens", "turns", "invalid_calls", "segments")}
     pairs[f"best_of_{n}"] = after["success"].max(1) - before["success"].max(1)
     pairs["greedy"] = after["greedy"] - before["greedy"]
     return {name: bootstrap(values, n=resamples) for name, values in pairs.items()}
 
 
-WAYS = {
-    "plain": (False, 0, False),
-    "mtp": (True, 0, False),
-    "mtp+recall": (True, 4, False),
-    "mtp+recall+ahead": (True, 4, True),
-}
+WAYS = {"plain": (False, 0, False), "mtp": (True, 0, False), "mtp+recall": (True, 4, False), "mtp+recall+ahead": (True, 4, True)}
 """Ways of decoding: (drafts of the MTP layers, drafts recalled at a turn's beginning, turns handed over
 before they are verified)."""
 FULL = "mtp+recall+ahead"
@@ -119,13 +99,7 @@ ROUNDS = 5
 
 
 def measure_decoding(
-    model: Transformer,
-    mtp: MTP,
-    language: Language,
-    tasks: list[Task],
-    config: "Recipe",
-    rounds: int = ROUNDS,
-    progress=lambda n: None,
+    model: Transformer, mtp: MTP, language: Language, tasks: list[Task], config: "Recipe", rounds: int = ROUNDS, progress=lambda n: None
 ) -> dict:
     """Speculative against plain decoding of the agent's own rollouts at batch 1, greedy, so that all decode the
     same tokens. In a round each of `WAYS` plays all tasks, one way after the other, in an order that turns from
@@ -138,17 +112,14 @@ def measure_decoding(
     `retracted`: share of the turns carried out that were taken back. What a decoder recalls it saw earlier in
     the same round, in other tasks or in this one. At the top level stand the figures of the fullest way."""
     how = context(language, config)
-    decoders = {
-        name: Decoder(model, mtp if drafts else None, max_len=how.limit, recall=recall)
-        for name, (drafts, recall, _) in WAYS.items()
-    }
+    decoders = {name: Decoder(model, mtp if drafts else None, max_len=how.limit, recall=recall) for name, (drafts, recall, _) in WAYS.items()}
 
     def play_one(name: str, task: Task) -> tuple[Episode, list[Generation], list[list[int]], float]:
         decoder, totals, contexts = decoders[name], [], []
         episode, started = Episode(language, Session(task, config.rl.max_turns)), time.perf_counter()
-        for episode in converse_chain(decoder, episode, how, ahead=WAYS[name][2]):
+        for played in converse_chain(decoder, episode, how, ahead=WAYS[name][2]):
             totals, contexts = [*totals, decoder.total], [*contexts, decoder.tokens]
-        return episode, totals, contexts, time.perf_counter() - started
+        return played, totals, contexts, time.perf_counter() - started
 
     for name in WAYS:
         play_one(name, tasks[0])
@@ -224,37 +195,30 @@ def evaluate(run: Run, config: "Recipe", tasks: list[Task]) -> None:
                 model = load_checkpoint(run.root, config, name, with_mtp=False)[0].to(dtype)
                 base = number * e.tasks * e.samples
                 parts[when] = measure_policy(
-                    model,
-                    language,
-                    tasks,
-                    config,
-                    hash_seed(config.seed, "evaluation"),
-                    lambda done, base=base: stage.progress(base + done),
+                    model, language, tasks, config, hash_seed(config.seed, "evaluation"), lambda done, base=base: stage.progress(base + done)
                 )
                 stage.save({"parts": parts}, number + 1)
         codebase, results = heldout_codebase(run.root), []
         for name in ("mid-cpt", "cpt", "sft", "final"):
             model = load_checkpoint(run.root, config, name, with_mtp=False)[0].to(dtype)
             found = cpt.codebase_nll(model, language.tokenizer, codebase, config.training.long_length)
-            results.append(
-                {"checkpoint": name, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
-            )
+            results.append({"checkpoint": name, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte})
         before, after = parts["before"], parts["after"]
-        stage.log(
-            1,
-            **{
-                f"{when}_{k}": float(parts[when][k].mean())
-                for when in parts
-                for k in ("success", "greedy", "tokens")
-            },
+        stage.log(1, **{f"{when}_{k}": float(parts[when][k].mean()) for when in parts for k in ("success", "greedy", "tokens")})
+        stage.finish(
+            {
+                "tasks": e.tasks,
+                "samples": e.samples,
+                "before": summarise(before, e.resamples),
+                "after": summarise(after, e.resamples),
+                "difference": compare(before, after, e.resamples),
+                "codebase": results,
+                "examples": [
+                    {"prompt": t.prompt, "depth": t.depth, "transcript": text, "success": bool(ok)}
+                    for t, text, ok in zip(tasks, after["example"], after["greedy"], strict=False)
+                ],
+            }
         )
-        stage.finish({
-            "tasks": e.tasks, "samples": e.samples,
-            "before": summarise(before, e.resamples), "after": summarise(after, e.resamples),
-            "difference": compare(before, after, e.resamples), "codebase": results,
-            "examples": [{"prompt": t.prompt, "depth": t.depth, "transcript": text, "success": bool(ok)}
-                         for t, text, ok in zip(tasks, after["example"], after["greedy"], strict=False)],
-        })  # fmt: skip
     stage = run.stage("decode", total=ROUNDS * len(WAYS) * e.decode_tasks, unit="tasks")
     if not stage.finished:
         stage.restore()

@@ -84,8 +84,9 @@ def write(run_folder: Path, out: Path, sizes: Sizes = Sizes()) -> list[Path]:
     tasks = list(itertools.islice(task_stream(recipe, "evaluation"), max(sizes.tasks, sizes.routed, sizes.drafted)))
     generator = torch.Generator().manual_seed(sizes.seed)
     r = recipe.rl
-    episodes = play(Sampler(after, torch.float32), language, tasks[: sizes.tasks], sizes.samples, context(language, recipe), r.max_turns,
-                    generator, r.temperature)  # fmt: skip
+    episodes = play(
+        Sampler(after, torch.float32), language, tasks[: sizes.tasks], sizes.samples, context(language, recipe), r.max_turns, generator, r.temperature
+    )
     routed, arrays = routes(after, recipe, language, tasks[: sizes.routed], sizes)
     texts = {
         "rollouts": {"rollouts": [told(e) for e in mixed(episodes, sizes)]},
@@ -118,10 +119,15 @@ def told(episode: Episode) -> dict:
     verdict, own = episode.verdict, int(episode.rollout.sampled.sum())
     tokens = episode.rollout.tokens.tolist()
     return {
-        "task": episode.environment.prompt, "success": bool(verdict.tests), "own_tokens": own,
-        "given_tokens": len(tokens) - own - len(episode.prompt), "calls": verdict.calls, "turns": verdict.turns,
-        "invalid_calls": verdict.invalid_calls, "text": episode.language.decode(tokens),
-    }  # fmt: skip
+        "task": episode.environment.prompt,
+        "success": bool(verdict.tests),
+        "own_tokens": own,
+        "given_tokens": len(tokens) - own - len(episode.prompt),
+        "calls": verdict.calls,
+        "turns": verdict.turns,
+        "invalid_calls": verdict.invalid_calls,
+        "text": episode.language.decode(tokens),
+    }
 
 
 @torch.no_grad()
@@ -173,15 +179,29 @@ def routes(model: Transformer, recipe: Recipe, language: Language, tasks: list[T
             at.append(same[0] if same else len(different))
             different += [] if same else [p["scores"]]
         arrays |= {
-            f"{number}/scores": torch.stack(different).numpy(), f"{number}/pass": np.array(at, dtype=np.int8),
-            f"{number}/sampler": e.rollout.experts.to(torch.int8).numpy(), f"{number}/own": some[0]["experts"].to(torch.int8).numpy(),
-            f"{number}/behavior": e.rollout.logp[1:].numpy(), f"{number}/logp": torch.stack([p["logp"] for p in some]).numpy(),
-        }  # fmt: skip
-        rollouts.append({"task": e.environment.prompt, "success": bool(e.verdict.tests), "tokens": words(language, e.rollout.tokens.tolist()),
-                         "sampled": e.rollout.sampled.int().tolist()})  # fmt: skip
-    return {"sampler": "bfloat16, weights rounded to FP8 E4M3 a row", "trainer": "float32", "alphas": sizes.alphas, "played": len(episodes),
-            "chosen": f"the first success, the first failure, and those {sizes.dropping} in which the filter at the largest α below 1 drops most",
-            "rollouts": rollouts}, arrays  # fmt: skip
+            f"{number}/scores": torch.stack(different).numpy(),
+            f"{number}/pass": np.array(at, dtype=np.int8),
+            f"{number}/sampler": e.rollout.experts.to(torch.int8).numpy(),
+            f"{number}/own": some[0]["experts"].to(torch.int8).numpy(),
+            f"{number}/behavior": e.rollout.logp[1:].numpy(),
+            f"{number}/logp": torch.stack([p["logp"] for p in some]).numpy(),
+        }
+        rollouts.append(
+            {
+                "task": e.environment.prompt,
+                "success": bool(e.verdict.tests),
+                "tokens": words(language, e.rollout.tokens.tolist()),
+                "sampled": e.rollout.sampled.int().tolist(),
+            }
+        )
+    return {
+        "sampler": "bfloat16, weights rounded to FP8 E4M3 a row",
+        "trainer": "float32",
+        "alphas": sizes.alphas,
+        "played": len(episodes),
+        "chosen": f"the first success, the first failure, and those {sizes.dropping} in which the filter at the largest α below 1 drops most",
+        "rollouts": rollouts,
+    }, arrays
 
 
 def run_trainer(trainer: Transformer, episode: Episode, alpha: float | None) -> dict[str, torch.Tensor]:
@@ -220,7 +240,7 @@ def drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Language, tas
     ways = {g: Told(model, mtp if g else None, draft_len=g or None, max_len=r.max_len) for g in range(depth + 1)}
     lengths, same, shown = [0] * (LONGEST + 1), 0, None
     counts = {g: {"drafted": [0] * g, "accepted": [0] * g, "tried": 0, "stood": 0, "tokens": 0, "passes": 0} for g in range(1, depth + 1)}
-    for number, task in enumerate(tasks):
+    for task in tasks:
         for g, decoder in ways.items():
             episode = converse(decoder, Episode(language, Session(task, r.max_turns)), ahead=False)
             total = decoder.total

@@ -35,9 +35,13 @@ __all__ = ["LAW_VERDICTS", "VERDICTS", "above", "at_least", "at_most", "below", 
 VERDICTS = ("reproduced", "partly", "contradicted", "not at this scale", "not tested")
 LAW_VERDICTS = ("holds", "broken")
 KINDS = {
-    "above": ("null", "amount"), "below": ("null", "amount"), "between": ("low", "high"), "at most": ("bound",), "at least": ("bound",),
+    "above": ("null", "amount"),
+    "below": ("null", "amount"),
+    "between": ("low", "high"),
+    "at most": ("bound",),
+    "at least": ("bound",),
     "not tested": (),
-}  # fmt: skip
+}
 """Kinds of rules, and what belongs to each."""
 
 
@@ -132,6 +136,14 @@ def claim(
     interval = None if interval is None else [float(v) for v in interval]
     needs = {words: bool(met) for words, met in (needs or {}).items()}
     return {
-        "name": name, "claim": says, "source": source, "measured": measured, "unit": unit, "interval": interval, "rule": dict(rule),
-        "needs": needs, "verdict": judge(rule, measured, interval, needs), "note": note,
-    }  # fmt: skip
+        "name": name,
+        "claim": says,
+        "source": source,
+        "measured": measured,
+        "unit": unit,
+        "interval": interval,
+        "rule": dict(rule),
+        "needs": needs,
+        "verdict": judge(rule, measured, interval, needs),
+        "note": note,
+    }

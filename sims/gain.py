@@ -47,20 +47,28 @@ def read(root: Path, shuffled: bool) -> dict:
     with open(root / "metrics" / "rl.jsonl") as file:
         curve = [json.loads(line)["success"] for line in file]
     return {
-        "seed": config["seed"], "success_by_step": [round(x, 4) for x in curve],
-        "before": found["before"], "after": found["after"], "difference": found["difference"],
-        "tasks": found["tasks"], "codebase": found["codebase"], "decode": decode,
+        "seed": config["seed"],
+        "success_by_step": [round(x, 4) for x in curve],
+        "before": found["before"],
+        "after": found["after"],
+        "difference": found["difference"],
+        "tasks": found["tasks"],
+        "codebase": found["codebase"],
+        "decode": decode,
         "seconds": round(sum(line["seconds"] for line in finished), 1),
         "peak_memory_gib": max((line["peak_memory_gib"] for line in finished if "peak_memory_gib" in line), default=None),
-    }  # fmt: skip
+    }
 
 
 def gather(runs: Sequence[Path], controls: Sequence[Path]) -> dict:
     """All runs and controls with their intervals, and mean ± standard deviation of every difference over the seeds."""
     main, control = [read(Path(r), False) for r in runs], [read(Path(r), True) for r in controls]
     return {
-        "command": "etude run recipe --scale small --seed SEED", "control_command": "… --set rl.shuffle_rewards=true",
-        "machine": machine(), "runs": main, "control": control,
+        "command": "etude run recipe --scale small --seed SEED",
+        "control_command": "… --set rl.shuffle_rewards=true",
+        "machine": machine(),
+        "runs": main,
+        "control": control,
         "over_seeds": {
             name: {
                 part: {"mean": float(np.mean(values)), "sd": float(np.std(values, ddof=1)) if len(values) > 1 else None}
@@ -69,7 +77,7 @@ def gather(runs: Sequence[Path], controls: Sequence[Path]) -> dict:
             }
             for name, _ in FIGURES
         },
-    }  # fmt: skip
+    }
 
 
 def table(found: dict) -> str:

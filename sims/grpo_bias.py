@@ -105,9 +105,11 @@ def compare(got: Tensor, right: Tensor) -> dict[str, Tensor]:
     cosine = (got * right).sum(1) / (got.norm(dim=1) * right.norm(dim=1))
     across = got - right * ((got * right).sum(1) / right.square().sum(1))[:, None]
     return {
-        "cosine": cosine, "norm": got.norm(dim=1) / right.norm(dim=1), "distance": (got - right).norm(dim=1) / right.norm(dim=1),
+        "cosine": cosine,
+        "norm": got.norm(dim=1) / right.norm(dim=1),
+        "distance": (got - right).norm(dim=1) / right.norm(dim=1),
         "sine": across.norm(dim=1) / got.norm(dim=1),
-    }  # fmt: skip
+    }
 
 
 def gradients(c: Experiment) -> tuple[list[dict], dict[str, list]]:
@@ -132,13 +134,12 @@ def gradients(c: Experiment) -> tuple[list[dict], dict[str, list]]:
             if price and name in MEMBERS and size == c.group_sizes[-1]:
                 part = expected_gradient(world, logits, name, groups, only_all_right=True)
                 facts["all right"] = part.flatten(1).norm(dim=1) / got.flatten(1).norm(dim=1)
-            rows.append({"part": "gradient", "member": name, "N": size, "price": price,
-                         **{what: value.mean().item() for what, value in facts.items()}})  # fmt: skip
+            rows.append(
+                {"part": "gradient", "member": name, "N": size, "price": price, **{what: value.mean().item() for what, value in facts.items()}}
+            )
             values |= {f"{what}, {name}, {size}, {price:g}": value.tolist() for what, value in facts.items()}
         ratio = found["dr_grpo"] - found["rloo"] * (size - 1) / size
-        values[f"mean from leave-one-out, {size}, {price:g}"] = (
-            ratio.flatten(1).norm(dim=1) / found["rloo"].flatten(1).norm(dim=1)
-        ).tolist()
+        values[f"mean from leave-one-out, {size}, {price:g}"] = (ratio.flatten(1).norm(dim=1) / found["rloo"].flatten(1).norm(dim=1)).tolist()
     return rows, values
 
 
@@ -209,10 +210,15 @@ def experiment(run: Run, config: Experiment) -> dict:
         found = stage.finish({"rows": rows + equally_right(c), "values": values})
     curves = {name: train(run, c, name) for name in TRAINED}
     rows = found["rows"] + [
-        {"part": "training", "member": name, "step": step,
-         **{f"{what}{end}": value for what in WHAT for end, value in zip(("", " low", " high"), interval(curve[what][look]))}}
-        for name, curve in curves.items() for look, step in enumerate(curve["step"])
-    ]  # fmt: skip
+        {
+            "part": "training",
+            "member": name,
+            "step": step,
+            **{f"{what}{end}": value for what in WHAT for end, value in zip(("", " low", " high"), interval(curve[what][look]))},
+        }
+        for name, curve in curves.items()
+        for look, step in enumerate(curve["step"])
+    ]
     return {"rows": rows, "claims": verdicts(c, found["values"], found["rows"], curves)}
 
 
@@ -254,66 +260,158 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
     saved, start = end("wrong", "grpo", "dr_grpo"), end("wrong", "dr_grpo")
     reward = end("reward", "dr_grpo", "grpo")
     return [
-        zero("mean-factor", "Dr. GRPO's expected gradient is (N − 1)/N of the true one: its direction is unbiased", paper,
-             worst("from (N-1)/N, dr_grpo")),
-        zero("rloo-exact", "with the mean of the others as baseline the factor is gone: RLOO's is the true gradient",
-              "arXiv:2402.14740",
-             worst("distance, rloo")),
+        zero(
+            "mean-factor",
+            "Dr. GRPO's expected gradient is (N − 1)/N of the true one: its direction is unbiased",
+            paper,
+            worst("from (N-1)/N, dr_grpo"),
+        ),
+        zero(
+            "rloo-exact",
+            "with the mean of the others as baseline the factor is gone: RLOO's is the true gradient",
+            "arXiv:2402.14740",
+            worst("distance, rloo"),
+        ),
         zero("mean-against-others", "Dr. GRPO's gradient is (N − 1)/N times RLOO's", paper, worst("mean from leave-one-out")),
-        beyond("length-gradient", "divided by the rollout's length, the gradient points elsewhere than the expected reward's", paper,
-              interval(at("sine", "only length").tolist()), above(0.05), unit="sine of the angle",
-              note=f"reward 0 or 1; {exact}; limit 0.05"),
-        beyond("std-gradient", "divided by the group's deviation, it does too", paper,
-              interval(at("sine", "only std").tolist()), above(0.05), unit="sine of the angle",
-              note=f"reward 0 or 1, where the deviation reweighs groups by how mixed they are; {exact}; limit 0.05"),
-        beyond("std-gradient-priced", "with a price on tokens, too, division by the deviation turns the gradient", own + report,
-              interval(at("sine", "only std", c.price).tolist()), above(0.05), unit="sine of the angle",
-              note=f"price {c.price:g} a token; {exact}; limit 0.05; looked at because of the claim on equally right groups"),
-        beyond("wrong-longer", "division by length is a length bias: wrong answers get longer than by the unbiased gradient",
-              f"{report}; {paper}", longer("wrong"), above(), unit="tokens per unit step",
-              note=f"derivative of E[length | wrong] along the gradient, divided minus undivided, same step length; {exact}"),
-        beyond("right-shorter", "and right answers shorter", paper, longer("right"), below(), unit="tokens per unit step",
-              note=f"the same of E[length | right]; {exact}"),
-        beyond("wrong-grow", "with division by length, wrong answers grow", paper, interval(grows.tolist()), above(),
-              unit="tokens per unit step",
-              note=f"in {100 * (grows > 0).mean():.0f}% of policies; along the true gradient in "
-              f"{100 * (truth > 0).mean():.0f}%, {truth.mean():.3f} on average: growth alone is no bias; {exact}"),
-        beyond("wrong-longer-trained", "after training with division by length, wrong answers are longer than without it",
-              f"{report}; {paper}",
-              end("wrong", "only length", "dr_grpo"), above(), unit="tokens",
-              note=f"E[length | wrong] after {c.steps} steps, exact; {by_seed}; without division "
-              f"it changed by {start[0]:+.2f} since the start"),
-        claim("std-blow-up", "division by the deviation blows up small differences in a group that is equally right", report,
-              least, at_least(0.5), unit="× a half-right group's", needs={"undivided less than 0.1": sizes["none"] < 0.1},
-              note=f"root mean square advantage, least over prices {min(c.prices):g} to {max(c.prices):g} a token; "
-              f"undivided at {min(c.prices):g}: {sizes['none']:.2g}; exact for N = {size}; limits 0.5 and 0.1"),
-        beyond("std-share", "so that groups in which all are right make up more of the gradient", own + report,
-              interval((at("all right", "only std", c.price) - at("all right", "dr_grpo", c.price)).tolist()), above(), unit="of the norm",
-              note=f"price {c.price:g}: {shares['only std'][0]:.3f} divided, {shares['dr_grpo'][0]:.3f} undivided; {exact}"),
-        beyond("unmasked-cut-off", "overlong rollouts not masked: the share cut off falls", own + report, end("cut", "dr_grpo"), below(),
-              unit="of rollouts", note=f"end minus start of training; {by_seed}"),
-        beyond("masked-cut-off", "masked, more is cut off than unmasked", own + report, end("cut", "masked", "dr_grpo"), above(),
-              unit="of rollouts",
-              note=f"end of training; since the start, masked: {end('cut', 'masked')[0]:+.3f}; {by_seed}"),
-        beyond("masked-longer", "masked, answers are longer than unmasked", own + report, end("length", "masked", "dr_grpo"), above(),
-              unit="tokens",
-              note=f"end of training; {by_seed}"),
-        beyond("masked-grows", "masked, length grows during training", own + report, end("length", "masked"), above(), unit="tokens",
-              note=f"end minus start; unmasked {end('length', 'dr_grpo')[0]:+.3f}; {by_seed}"),
-        beyond("as-good", "Dr. GRPO earns what GRPO earns (less 0.01 at most), with shorter wrong answers", "arXiv:2503.20783, Fig. 1 and 5",
-              reward, above(-0.01), "reward",
-              f"exact reward at the end, Dr. GRPO minus GRPO, equal learning rate; GRPO's wrong answers "
-              f"are longer by {saved[0]:.3f} [{saved[1]:.3f}, {saved[2]:.3f}] tokens; {by_seed}",
-              {"its wrong answers are shorter": saved[1] > 0}),
-    ]  # fmt: skip
+        beyond(
+            "length-gradient",
+            "divided by the rollout's length, the gradient points elsewhere than the expected reward's",
+            paper,
+            interval(at("sine", "only length").tolist()),
+            above(0.05),
+            unit="sine of the angle",
+            note=f"reward 0 or 1; {exact}; limit 0.05",
+        ),
+        beyond(
+            "std-gradient",
+            "divided by the group's deviation, it does too",
+            paper,
+            interval(at("sine", "only std").tolist()),
+            above(0.05),
+            unit="sine of the angle",
+            note=f"reward 0 or 1, where the deviation reweighs groups by how mixed they are; {exact}; limit 0.05",
+        ),
+        beyond(
+            "std-gradient-priced",
+            "with a price on tokens, too, division by the deviation turns the gradient",
+            own + report,
+            interval(at("sine", "only std", c.price).tolist()),
+            above(0.05),
+            unit="sine of the angle",
+            note=f"price {c.price:g} a token; {exact}; limit 0.05; looked at because of the claim on equally right groups",
+        ),
+        beyond(
+            "wrong-longer",
+            "division by length is a length bias: wrong answers get longer than by the unbiased gradient",
+            f"{report}; {paper}",
+            longer("wrong"),
+            above(),
+            unit="tokens per unit step",
+            note=f"derivative of E[length | wrong] along the gradient, divided minus undivided, same step length; {exact}",
+        ),
+        beyond(
+            "right-shorter",
+            "and right answers shorter",
+            paper,
+            longer("right"),
+            below(),
+            unit="tokens per unit step",
+            note=f"the same of E[length | right]; {exact}",
+        ),
+        beyond(
+            "wrong-grow",
+            "with division by length, wrong answers grow",
+            paper,
+            interval(grows.tolist()),
+            above(),
+            unit="tokens per unit step",
+            note=f"in {100 * (grows > 0).mean():.0f}% of policies; along the true gradient in "
+            f"{100 * (truth > 0).mean():.0f}%, {truth.mean():.3f} on average: growth alone is no bias; {exact}",
+        ),
+        beyond(
+            "wrong-longer-trained",
+            "after training with division by length, wrong answers are longer than without it",
+            f"{report}; {paper}",
+            end("wrong", "only length", "dr_grpo"),
+            above(),
+            unit="tokens",
+            note=f"E[length | wrong] after {c.steps} steps, exact; {by_seed}; without division it changed by {start[0]:+.2f} since the start",
+        ),
+        claim(
+            "std-blow-up",
+            "division by the deviation blows up small differences in a group that is equally right",
+            report,
+            least,
+            at_least(0.5),
+            unit="× a half-right group's",
+            needs={"undivided less than 0.1": sizes["none"] < 0.1},
+            note=f"root mean square advantage, least over prices {min(c.prices):g} to {max(c.prices):g} a token; "
+            f"undivided at {min(c.prices):g}: {sizes['none']:.2g}; exact for N = {size}; limits 0.5 and 0.1",
+        ),
+        beyond(
+            "std-share",
+            "so that groups in which all are right make up more of the gradient",
+            own + report,
+            interval((at("all right", "only std", c.price) - at("all right", "dr_grpo", c.price)).tolist()),
+            above(),
+            unit="of the norm",
+            note=f"price {c.price:g}: {shares['only std'][0]:.3f} divided, {shares['dr_grpo'][0]:.3f} undivided; {exact}",
+        ),
+        beyond(
+            "unmasked-cut-off",
+            "overlong rollouts not masked: the share cut off falls",
+            own + report,
+            end("cut", "dr_grpo"),
+            below(),
+            unit="of rollouts",
+            note=f"end minus start of training; {by_seed}",
+        ),
+        beyond(
+            "masked-cut-off",
+            "masked, more is cut off than unmasked",
+            own + report,
+            end("cut", "masked", "dr_grpo"),
+            above(),
+            unit="of rollouts",
+            note=f"end of training; since the start, masked: {end('cut', 'masked')[0]:+.3f}; {by_seed}",
+        ),
+        beyond(
+            "masked-longer",
+            "masked, answers are longer than unmasked",
+            own + report,
+            end("length", "masked", "dr_grpo"),
+            above(),
+            unit="tokens",
+            note=f"end of training; {by_seed}",
+        ),
+        beyond(
+            "masked-grows",
+            "masked, length grows during training",
+            own + report,
+            end("length", "masked"),
+            above(),
+            unit="tokens",
+            note=f"end minus start; unmasked {end('length', 'dr_grpo')[0]:+.3f}; {by_seed}",
+        ),
+        beyond(
+            "as-good",
+            "Dr. GRPO earns what GRPO earns (less 0.01 at most), with shorter wrong answers",
+            "arXiv:2503.20783, Fig. 1 and 5",
+            reward,
+            above(-0.01),
+            "reward",
+            f"exact reward at the end, Dr. GRPO minus GRPO, equal learning rate; GRPO's wrong answers "
+            f"are longer by {saved[0]:.3f} [{saved[1]:.3f}, {saved[2]:.3f}] tokens; {by_seed}",
+            {"its wrong answers are shorter": saved[1] > 0},
+        ),
+    ]
 
 
 def picture(found: dict, path: Path) -> None:
     """Above: angle, derivative of lengths, blow-up. Below: training."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
-    figure, axes = sheet(3, "What divisions and masks do to the policy gradient (words of at most five symbols, enumerated)",
-        rows=2)
+    figure, axes = sheet(3, "What divisions and masks do to the policy gradient (words of at most five symbols, enumerated)", rows=2)
     (angle, slope, blow), bottom = axes
     last = max(row["N"] for row in found["rows"] if row["part"] == "gradient")
     some = [row for row in found["rows"] if row["part"] == "gradient" and row["N"] == last]
@@ -339,8 +437,9 @@ def picture(found: dict, path: Path) -> None:
         line = [row for row in found["rows"] if row["part"] == "equally right" and row["scale"] == scale]
         blow.plot([row["price"] for row in line], [row["size"] for row in line], "o-", color=colour, label=label)
     blow.axhline(1, color=GREY, linestyle=":")
-    blow.set(xscale="log", yscale="log", xlabel="price of a token", ylabel="size of advantage / half-right group's",
-        title="Groups in which all are right")
+    blow.set(
+        xscale="log", yscale="log", xlabel="price of a token", ylabel="size of advantage / half-right group's", title="Groups in which all are right"
+    )
     blow.legend(frameon=False)
     training = [row for row in found["rows"] if row["part"] == "training"]
     panels = (
@@ -348,19 +447,16 @@ def picture(found: dict, path: Path) -> None:
         ("wrong", "E[length | wrong], tokens", ("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std")),
         ("cut", "share cut off", ("dr_grpo", "masked", "grpo", "dapo")),
     )
-    titles = ("Training: reward (gspo = grpo on policy)", "Training: length of wrong answers",
-        "Training: overlong, masked or not")
+    titles = ("Training: reward (gspo = grpo on policy)", "Training: length of wrong answers", "Training: overlong, masked or not")
     colours = dict(zip(("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std", "masked"), (*COLOURS, "#000000")))
     for axis, (what, label, members), title in zip(bottom, panels, titles):
         for name in members:
             line = [row for row in training if row["member"] == name]
             steps = [row["step"] for row in line]
             style = ":" if name == "rloo" else "-"
-            axis.plot(steps, [row[what] for row in line], style, color=colours[name], label=name,
-                linewidth=2.5 if name == "rloo" else 1.5)
+            axis.plot(steps, [row[what] for row in line], style, color=colours[name], label=name, linewidth=2.5 if name == "rloo" else 1.5)
             if name in ("dr_grpo", "only length", "masked"):
-                axis.fill_between(steps, [r[f"{what} low"] for r in line], [r[f"{what} high"] for r in line],
-                color=colours[name], alpha=0.15)
+                axis.fill_between(steps, [r[f"{what} low"] for r in line], [r[f"{what} high"] for r in line], color=colours[name], alpha=0.15)
         axis.set(xlabel="step", ylabel=label, title=title)
         axis.legend(frameon=False, fontsize=8, ncols=2)
     save(figure, path)

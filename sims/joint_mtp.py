@@ -58,15 +58,17 @@ HARM = 0.02
 def settings(c: "Experiment", recipe: Recipe, arm: str, number: int) -> Recipe:
     """The recipe of one training; arms of a repetition differ in the layers' loss alone."""
     detached, weight = ARMS[arm]
-    return replace(recipe, seed=1000 * c.seed + number, mtp=replace(recipe.mtp, detach_trunk=detached, weight=weight),
-                   sft=replace(recipe.sft, epochs=c.epochs))  # fmt: skip
+    return replace(
+        recipe, seed=1000 * c.seed + number, mtp=replace(recipe.mtp, detach_trunk=detached, weight=weight), sft=replace(recipe.sft, epochs=c.epochs)
+    )
 
 
 def demonstrations(c: "Experiment", recipe: Recipe, root: Path) -> tuple[Tensor, Tensor, Tensor]:
     """ids, doc and weight [rows, T] of the contexts of held-out demonstrations, one a row; weight 1 on the agent's own tokens."""
     language, rng = language_of(root), random.Random(f"{c.seed}-joint-mtp")
-    shown = taught(task_stream(replace(recipe, seed=c.seed), "evaluation"), language, context(language, recipe), recipe.sft.noise,
-                   recipe.context.memory, rng)  # fmt: skip
+    shown = taught(
+        task_stream(replace(recipe, seed=c.seed), "evaluation"), language, context(language, recipe), recipe.sft.noise, recipe.context.memory, rng
+    )
     segments = [segment for lesson in itertools.islice(shown, c.demonstrations) for segment in lesson.chain.segments]
     ids, own, _ = pad(segments)
     lengths = torch.tensor([len(segment.tokens) for segment in segments])
@@ -134,8 +136,13 @@ def joint_rows(c: "Experiment", trainings: dict[str, list[dict]]) -> list[dict]:
             row = {"part": "joint", "arm": name, "text": where}
             for what, data, statistic in (("loss", nll["beside" if name == LEFT else name], loss), ("accepted", some, accepted)):
                 estimate, each = bootstrap(data, statistic, n=c.resamples, seed=c.seed), [statistic(one) for one in data.swapaxes(0, 1)]
-                row |= {what: estimate["value"], f"{what}_low": estimate["low"], f"{what}_high": estimate["high"],
-                        f"{what}_least": min(each), f"{what}_most": max(each)}  # fmt: skip
+                row |= {
+                    what: estimate["value"],
+                    f"{what}_low": estimate["low"],
+                    f"{what}_high": estimate["high"],
+                    f"{what}_least": min(each),
+                    f"{what}_most": max(each),
+                }
             rows.append(row)
     return rows
 
@@ -167,15 +174,31 @@ def joint_verdicts(c: "Experiment", trainings: dict[str, list[dict]]) -> list[di
     trunk, by = against("demonstrations", "loss", "through 0.3", "beside")
     length = f"{c.repetitions} repetitions (in brackets), long context and {c.epochs} epochs of SFT; bootstrap over rows"
     return [
-        claim("joint-drafts", "MTP layers that train jointly with the model in long context and SFT draft better than those of mid-CPT",
-              "§3.1", drafts["value"], above(), (drafts["low"], drafts["high"]), "of acceptance",
-              f"Σ min(p, q), mean over depths, on the agent's own tokens after SFT, trunk's loss apart: {levels}. Do drafts gain where their "
-              f"loss reaches the trunk? Weight 0.3: {told('demonstrations', 'accepted', 'through 0.3')}, text after the long phase "
-              f"{told('text', 'accepted', 'through 0.3')}; weight 1: {told('demonstrations', 'accepted', 'through 1')}, "
-              f"{told('text', 'accepted', 'through 1')}. {length}", {"every repetition": min(each) > 0}),
-        claim("joint-trunk", f"the layers' loss does not harm the model that it reaches (by more than {HARM:g} nats a token)",
-              "§3.1; arXiv:2412.19437, §2.2", trunk["value"], below(HARM), (trunk["low"], trunk["high"]), "nats per token",
-              f"loss with it − without, weight 0.3 as DeepSeek-V3's, the agent's own tokens after SFT ({', '.join(f'{x:+.4f}' for x in by)}); "
-              f"text after the long phase {told('text', 'loss', 'through 0.3')}; weight 1: {told('demonstrations', 'loss', 'through 1')}, "
-              f"{told('text', 'loss', 'through 1')}. {length}", {"every repetition": max(by) < HARM}),
-    ]  # fmt: skip
+        claim(
+            "joint-drafts",
+            "MTP layers that train jointly with the model in long context and SFT draft better than those of mid-CPT",
+            "§3.1",
+            drafts["value"],
+            above(),
+            (drafts["low"], drafts["high"]),
+            "of acceptance",
+            f"Σ min(p, q), mean over depths, on the agent's own tokens after SFT, trunk's loss apart: {levels}. Do drafts gain where their "
+            f"loss reaches the trunk? Weight 0.3: {told('demonstrations', 'accepted', 'through 0.3')}, text after the long phase "
+            f"{told('text', 'accepted', 'through 0.3')}; weight 1: {told('demonstrations', 'accepted', 'through 1')}, "
+            f"{told('text', 'accepted', 'through 1')}. {length}",
+            {"every repetition": min(each) > 0},
+        ),
+        claim(
+            "joint-trunk",
+            f"the layers' loss does not harm the model that it reaches (by more than {HARM:g} nats a token)",
+            "§3.1; arXiv:2412.19437, §2.2",
+            trunk["value"],
+            below(HARM),
+            (trunk["low"], trunk["high"]),
+            "nats per token",
+            f"loss with it − without, weight 0.3 as DeepSeek-V3's, the agent's own tokens after SFT ({', '.join(f'{x:+.4f}' for x in by)}); "
+            f"text after the long phase {told('text', 'loss', 'through 0.3')}; weight 1: {told('demonstrations', 'loss', 'through 1')}, "
+            f"{told('text', 'loss', 'through 1')}. {length}",
+            {"every repetition": max(by) < HARM},
+        ),
+    ]

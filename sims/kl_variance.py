@@ -100,12 +100,19 @@ def sampled(run: Run, c: Experiment) -> list[dict]:
             _, _, fourth = moments(m, kind)
             got_mean = first / c.samples + divergence
             got = (second - first**2 / c.samples) / (c.samples - 1)
-            rows.append({
-                "part": "gaussian", "kl": divergence, "kind": kind,
-                "mean": got_mean, "mean_exact": mean, "mean_z": (got_mean - mean) / math.sqrt(variance / c.samples),
-                "variance": got, "variance_exact": variance,
-                "variance_z": (got - variance) / math.sqrt((fourth - variance**2) / c.samples),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "part": "gaussian",
+                    "kl": divergence,
+                    "kind": kind,
+                    "mean": got_mean,
+                    "mean_exact": mean,
+                    "mean_z": (got_mean - mean) / math.sqrt(variance / c.samples),
+                    "variance": got,
+                    "variance_exact": variance,
+                    "variance_z": (got - variance) / math.sqrt((fourth - variance**2) / c.samples),
+                }
+            )
         stage.log(number + 1, kl=divergence, k1=rows[-3]["variance"], k3=rows[-1]["variance"])
         stage.progress(number + 1)
         if stage.due():
@@ -192,10 +199,12 @@ def gradients_of_one_token(c: Experiment) -> dict[str, list[float]]:
         for kind in kl.KINDS:
             k = kl.token_kl(logp, reference, kind)
             loss, reward = gradient((q * k).sum()), gradient((q * k.detach() * logp).sum())
-            row |= {f"{kind} as loss, size": (loss.norm() / right.norm()).item(),
-                    f"{kind} as loss, from ∇KL(q‖p)": distance(loss, right),
-                    f"{kind} as loss, from ∇KL(p‖q)": distance(loss, other),
-                    f"{kind} in reward, from ∇KL(q‖p)": distance(reward, right)}  # fmt: skip
+            row |= {
+                f"{kind} as loss, size": (loss.norm() / right.norm()).item(),
+                f"{kind} as loss, from ∇KL(q‖p)": distance(loss, right),
+                f"{kind} as loss, from ∇KL(p‖q)": distance(loss, other),
+                f"{kind} in reward, from ∇KL(q‖p)": distance(reward, right),
+            }
         k1, k3 = (kl.token_kl(logp, reference, kind) for kind in ("k1", "k3"))
         weight = (logp - behavior).exp()
         row |= {
@@ -203,7 +212,7 @@ def gradients_of_one_token(c: Experiment) -> dict[str, list[float]]:
             "off policy, k1 in reward, weight π/μ": distance(gradient((mu * weight.detach() * k1.detach() * logp).sum()), right),
             "on policy, k3 × ratio, from ∇KL(q‖p)": distance(gradient((q * (logp - logp.detach()).exp() * k3).sum()), right),
             "off policy, k3 × ratio, from ∇KL(q‖p)": distance(gradient((mu * weight * k3).sum()), right),
-        }  # fmt: skip
+        }
         for name, value in row.items():
             found.setdefault(name, []).append(value)
     return found
@@ -248,10 +257,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     gradients = gradients_of_one_token(c) | gradients_of_sequences(c)
     worst = {name: float(np.max(values)) for name, values in gradients.items()}
     least = {name: float(np.min(values)) for name, values in gradients.items()}
-    rows += [
-        {"part": "gradient", "kind": name, "mean": float(np.mean(v)), "low": least[name], "high": worst[name]}
-        for name, v in gradients.items()
-    ]
+    rows += [{"part": "gradient", "kind": name, "mean": float(np.mean(v)), "low": least[name], "high": worst[name]} for name, v in gradients.items()]
     rows += real_rows(tokens)
     return {"rows": rows, "claims": verdicts(rows, roots, tokens, worst, least), "crossings": roots}
 
@@ -263,11 +269,17 @@ def real_rows(tokens: dict[str, np.ndarray]) -> list[dict]:
     for low, high in itertools.pairwise(edges):
         here = (tokens["kl"] >= low) & (tokens["kl"] < high)
         if here.any():
-            rows.append({
-                "part": "tokens", "kl": float(tokens["kl"][here].mean()), "low": low, "high": None if high == math.inf else high,
-                "positions": int(here.sum()), **{f"{k}_variance": float(tokens[k][here].mean()) for k in kl.KINDS},
-                "k3_below_k1": float((tokens["k3"] < tokens["k1"])[here].mean()),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "part": "tokens",
+                    "kl": float(tokens["kl"][here].mean()),
+                    "low": low,
+                    "high": None if high == math.inf else high,
+                    "positions": int(here.sum()),
+                    **{f"{k}_variance": float(tokens[k][here].mean()) for k in kl.KINDS},
+                    "k3_below_k1": float((tokens["k3"] < tokens["k1"])[here].mean()),
+                }
+            )
     return rows
 
 
@@ -283,35 +295,70 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, worst: dict, le
     k2 = {row["kl"]: row["mean"] - row["kl"] for row in gaussian if row["kind"] == "k2"}
     far = max(k2)
     mean_root, error = float(np.mean(roots)), float(np.std(roots, ddof=1) / math.sqrt(len(roots)))
-    claims = [
-        claim(f"{kind}-unbiased", f"{kind} is unbiased", source, z(kind, "mean"), at_most(4.0), unit="σ", note=near)
-        for kind in ("k1", "k3")
-    ]
+    claims = [claim(f"{kind}-unbiased", f"{kind} is unbiased", source, z(kind, "mean"), at_most(4.0), unit="σ", note=near) for kind in ("k1", "k3")]
     claims += [
-        claim("k2-biased", "k2 is biased: by u²/8 on the Gaussian pair", source, z("k2", "mean"), at_most(4.0), unit="σ",
-              note=f"{near}; bias at KL = {far:g}: {k2[far]:.4g} nats, closed form {far**2 / 2:.4g}"),
-        claim("variances", "variances of k1, k2, k3 are u, u²/2 + u³/4, e^u − 1 − u", "closed forms",
-              max(z(k, "variance") for k in kl.KINDS), at_most(4.0), unit="σ", note=near),
-        claim("k3-wins-near", "k3 has less variance than k1 when p and q are close", source,
-              closest["k3"]["variance"] / closest["k1"]["variance"], at_most(1.0),
-              unit="× k1's", note=f"at KL = {gaussian[0]['kl']:g}"),
-        claim("k3-loses-far", "k3's variance is far larger once they are not, hence k1", source,
-              last["k3"]["variance"] / last["k1"]["variance"], at_least(2.0),
-              unit="× k1's", note=f"at KL = {gaussian[-1]['kl']:g}, and growing as e^(2 KL)"),
-        claim("crossing", "k3 stops winning at KL = 0.628 nats", "closed form e^u = 1 + 2u", abs(mean_root - kl.crossing()) / error,
-              at_most(4.0), unit="σ", note=f"distance of the mean of {len(roots)} searches, {mean_root:.4f} nats, from {kl.crossing():.4f}"),
-    ]  # fmt: skip
-    per_rollout = np.array([
-        [tokens[k][tokens["rollout"] == r].sum() for k in ("k3", "k1", "kl")] for r in np.unique(tokens["rollout"])
-    ])  # fmt: skip
+        claim(
+            "k2-biased",
+            "k2 is biased: by u²/8 on the Gaussian pair",
+            source,
+            z("k2", "mean"),
+            at_most(4.0),
+            unit="σ",
+            note=f"{near}; bias at KL = {far:g}: {k2[far]:.4g} nats, closed form {far**2 / 2:.4g}",
+        ),
+        claim(
+            "variances",
+            "variances of k1, k2, k3 are u, u²/2 + u³/4, e^u − 1 − u",
+            "closed forms",
+            max(z(k, "variance") for k in kl.KINDS),
+            at_most(4.0),
+            unit="σ",
+            note=near,
+        ),
+        claim(
+            "k3-wins-near",
+            "k3 has less variance than k1 when p and q are close",
+            source,
+            closest["k3"]["variance"] / closest["k1"]["variance"],
+            at_most(1.0),
+            unit="× k1's",
+            note=f"at KL = {gaussian[0]['kl']:g}",
+        ),
+        claim(
+            "k3-loses-far",
+            "k3's variance is far larger once they are not, hence k1",
+            source,
+            last["k3"]["variance"] / last["k1"]["variance"],
+            at_least(2.0),
+            unit="× k1's",
+            note=f"at KL = {gaussian[-1]['kl']:g}, and growing as e^(2 KL)",
+        ),
+        claim(
+            "crossing",
+            "k3 stops winning at KL = 0.628 nats",
+            "closed form e^u = 1 + 2u",
+            abs(mean_root - kl.crossing()) / error,
+            at_most(4.0),
+            unit="σ",
+            note=f"distance of the mean of {len(roots)} searches, {mean_root:.4f} nats, from {kl.crossing():.4f}",
+        ),
+    ]
+    per_rollout = np.array([[tokens[k][tokens["rollout"] == r].sum() for k in ("k3", "k1", "kl")] for r in np.unique(tokens["rollout"])])
     ratio = bootstrap(per_rollout, lambda drawn: drawn[:, 0].sum() / max(drawn[:, 1].sum(), 1e-300))
     share = float((tokens["k3"] > tokens["k1"]).mean())
     claims += [
-        claim("real-tokens", "on a policy's own tokens too, k3's variance is the larger once policy and reference have parted", source,
-              ratio["value"], above(1.0), (ratio["low"], ratio["high"]), "× k1's",
-              f"summed over {len(tokens['kl'])} positions of the agent after RL against before, exact over the vocabulary, bootstrap over "
-              f"rollouts; mean KL {tokens['kl'].mean():.4f} nats a token; k3's is the larger at {100 * share:.1f}% of positions"),
-    ]  # fmt: skip
+        claim(
+            "real-tokens",
+            "on a policy's own tokens too, k3's variance is the larger once policy and reference have parted",
+            source,
+            ratio["value"],
+            above(1.0),
+            (ratio["low"], ratio["high"]),
+            "× k1's",
+            f"summed over {len(tokens['kl'])} positions of the agent after RL against before, exact over the vocabulary, bootstrap over "
+            f"rollouts; mean KL {tokens['kl'].mean():.4f} nats a token; k3's is the larger at {100 * share:.1f}% of positions",
+        )
+    ]
     gradient = "arXiv:2510.01555"
 
     def exact(name: str, says: str, key: str, limit: float = 1e-9) -> dict:
@@ -331,10 +378,15 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, worst: dict, le
         exact("k3-ratio", "k3 times a ratio that equals one has another gradient than k3: that of KL(q‖p)", "on policy, k3 × ratio, from ∇KL(q‖p)"),
         wrong("off-policy", "samples of an older policy without importance weights give a wrong gradient", "off policy, k1 in reward, no weight"),
         exact("off-policy-weight", "with weights π/μ it is right again", "off policy, k1 in reward, weight π/μ"),
-        exact("sequence-k1", "over a sequence, k1 in the reward is right when every token is paid the whole rollout's k1",
-              "sequence: k1 in reward, summed over the rollout"),
-        wrong("sequence-k2", "over a sequence, k2 as a loss misses what a token does to the states behind it", "sequence: k2 as loss", "derived here"),
-    ]  # fmt: skip
+        exact(
+            "sequence-k1",
+            "over a sequence, k1 in the reward is right when every token is paid the whole rollout's k1",
+            "sequence: k1 in reward, summed over the rollout",
+        ),
+        wrong(
+            "sequence-k2", "over a sequence, k2 as a loss misses what a token does to the states behind it", "sequence: k2 as loss", "derived here"
+        ),
+    ]
     return claims
 
 
@@ -357,9 +409,13 @@ def picture(found: dict, path: Path) -> None:
     middle.set(xscale="log", yscale="log", xlabel="KL at the position, nats (bins)", title="Tokens of the agent, after against before RL")
     left.legend(frameon=False)
     bars = [
-        ("k1 as loss", "k1 as loss, from ∇KL(q‖p)"), ("k2 as loss", "k2 as loss, from ∇KL(q‖p)"), ("k3 as loss", "k3 as loss, from ∇KL(q‖p)"),
-        ("k1 in reward", "k1 in reward, from ∇KL(q‖p)"), ("k2 in reward", "k2 in reward, from ∇KL(q‖p)"), ("k3 in reward", "k3 in reward, from ∇KL(q‖p)"),
-    ]  # fmt: skip
+        ("k1 as loss", "k1 as loss, from ∇KL(q‖p)"),
+        ("k2 as loss", "k2 as loss, from ∇KL(q‖p)"),
+        ("k3 as loss", "k3 as loss, from ∇KL(q‖p)"),
+        ("k1 in reward", "k1 in reward, from ∇KL(q‖p)"),
+        ("k2 in reward", "k2 in reward, from ∇KL(q‖p)"),
+        ("k3 in reward", "k3 in reward, from ∇KL(q‖p)"),
+    ]
     by_name = {row["kind"]: row for row in rows if row["part"] == "gradient"}
     for place, (label, key) in enumerate(reversed(bars)):
         row = by_name[key]

@@ -52,9 +52,12 @@ class Learner:
 
     def state(self, step: int, **more) -> dict:
         return {
-            "step": step, "trunk": self.trunk.masters.state_dict(), "optimizers": [o.state_dict() for o in self.all_optimizers],
-            "mtp": self.mtp.masters.state_dict() if self.mtp else None, **more,
-        }  # fmt: skip
+            "step": step,
+            "trunk": self.trunk.masters.state_dict(),
+            "optimizers": [o.state_dict() for o in self.all_optimizers],
+            "mtp": self.mtp.masters.state_dict() if self.mtp else None,
+            **more,
+        }
 
     def restore(self, state: dict) -> int:
         """Take over a saved state; returns its step."""
@@ -136,8 +139,15 @@ def shown_rows(
 
 
 def train(
-    stage: Stage, config: "Recipe", learner: Learner, batches: Callable[[int], tuple[Tensor, Tensor, Tensor | None]], steps: int,
-    schedule: Callable[[int], float], phase: str, trunk: bool = True, look: Callable[[int], dict] | None = None,
+    stage: Stage,
+    config: "Recipe",
+    learner: Learner,
+    batches: Callable[[int], tuple[Tensor, Tensor, Tensor | None]],
+    steps: int,
+    schedule: Callable[[int], float],
+    phase: str,
+    trunk: bool = True,
+    look: Callable[[int], dict] | None = None,
 ) -> None:
     """`steps` optimiser steps on `batches(step)` → ids, doc, weight [B, T]; trains the trunk, the MTP layers, or both. Of both, the layers'
     loss reaches the trunk where `mtp.detach_trunk` is off."""

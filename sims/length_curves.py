@@ -28,10 +28,9 @@ def printed(x: float, k: float, q: float) -> Decimal:
 def curves(bends: Sequence[float], exponents: Sequence[float]) -> list[dict]:
     """A row for every curve and effort; q = 1 ± 1e-9 are added to the exponents."""
     return [
-        {"part": "curve", "k": k, "q": q, "x": x, "exact": float(printed(x, k, q)),
-         "cost": length_penalty(x, k, q), "slope": marginal_cost(x, k, q)}
+        {"part": "curve", "k": k, "q": q, "x": x, "exact": float(printed(x, k, q)), "cost": length_penalty(x, k, q), "slope": marginal_cost(x, k, q)}
         for k, q, x in itertools.product(bends, sorted({*exponents, 1 - 1e-9, 1 + 1e-9}), EFFORTS)
-    ]  # fmt: skip
+    ]
 
 
 def verdicts(rows: list[dict], bends: Sequence[float], exponents: Sequence[float]) -> list[dict]:
@@ -55,12 +54,31 @@ def verdicts(rows: list[dict], bends: Sequence[float], exponents: Sequence[float
     bounds = [length_penalty(1e30, k, q) * k * (q - 1) for k in bends for q in exponents if q > 1]
     bounded = all(1 - 1e-6 < b <= 1 + 1e-12 for b in bounds)
     return [
-        claim("formula", "the curves are C(x) = ((1 + kx)^(1−q) − 1) / (k(1−q))", source, error, at_most(1e-12),
-              note=f"greatest relative distance from the printed formula in 60 digits, {len(rows)} points, q = 1 ± 1e-9 too"),
-        claim("concave", "C increases and is concave", source, wrong / pairs, at_most(0.0), unit="of the steps break it",
-              note=f"{pairs} steps from x = 1 to 10000: secants lie between (1 + kx)^(−q) at their ends; q = 0 is straight"),
-        claim("limits", "q → 1 gives ln(1 + kx)/k, k → 0 or q = 0 gives x, and for q > 1 C is bounded by 1/(k(q − 1))",
-              "closed forms", max(far), at_most(1e-7), needs={"bounded for q > 1": bounded},
-              note="greatest relative distance at q = 1 ± 1e-9, q = 0 and k = 1e-13; "
-              f"at x = 1e30 C is {min(bounds, default=1.0):.6f} of its bound or more"),
-    ]  # fmt: skip
+        claim(
+            "formula",
+            "the curves are C(x) = ((1 + kx)^(1−q) − 1) / (k(1−q))",
+            source,
+            error,
+            at_most(1e-12),
+            note=f"greatest relative distance from the printed formula in 60 digits, {len(rows)} points, q = 1 ± 1e-9 too",
+        ),
+        claim(
+            "concave",
+            "C increases and is concave",
+            source,
+            wrong / pairs,
+            at_most(0.0),
+            unit="of the steps break it",
+            note=f"{pairs} steps from x = 1 to 10000: secants lie between (1 + kx)^(−q) at their ends; q = 0 is straight",
+        ),
+        claim(
+            "limits",
+            "q → 1 gives ln(1 + kx)/k, k → 0 or q = 0 gives x, and for q > 1 C is bounded by 1/(k(q − 1))",
+            "closed forms",
+            max(far),
+            at_most(1e-7),
+            needs={"bounded for q > 1": bounded},
+            note="greatest relative distance at q = 1 ± 1e-9, q = 0 and k = 1e-13; "
+            f"at x = 1e30 C is {min(bounds, default=1.0):.6f} of its bound or more",
+        ),
+    ]

@@ -12,8 +12,9 @@
    Prices are matched by measurement, on rollouts of the SFT policy on RL tasks. Both nonlinear penalties cost `penalty` on average.
    The linear one charges for the next unit of effort what the nonlinear one does at the mean effort of easy tasks, so that both push
    alike there and the claim about room on hard ones can be told from a weaker price. (At an equal average cost the bent curve is the
-   lower price of the next unit wherever the efforts of this agent lie, on easy tasks too.) All settings see the same tasks in the same order; held-out tasks of each depth are then
-   played. Intervals are bootstrapped over tasks and paired; trainings differ in their seed, and a claim must hold in each.
+   lower price of the next unit wherever the efforts of this agent lie, on easy tasks too.) All settings see the same tasks
+   in the same order; held-out tasks of each depth are then played. Intervals are bootstrapped over tasks and paired; trainings differ in
+   their seed, and a claim must hold in each.
 
 What decides, fixed before this was played: easy is depth 0; hard is the greatest depth that the SFT policy solves in a
 tenth of its rollouts (depth 2 is beyond the tiny agent, and where nothing is ever solved a penalty can only teach to stop).
@@ -97,8 +98,7 @@ def payments(recipe: Recipe, c: Experiment, found: dict) -> dict[str, Payment]:
     """The recipe's payment under each setting, from the curves and prices that `matched` found."""
     base = recipe.rl.payment
     return {
-        name: replace(base, effort_price=f["price"], k=f["k"], q=f["q"], weights=replace(base.weights, turns=f["turn"]))
-        for name, f in found.items()
+        name: replace(base, effort_price=f["price"], k=f["k"], q=f["q"], weights=replace(base.weights, turns=f["turn"])) for name, f in found.items()
     }
 
 
@@ -127,9 +127,13 @@ def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, di
         found[name] = {"price": float(price), "k": float(k), "q": q, "turn": turn, "effort": float(efforts.mean()), "effort_easy": simple}
         costs = [-pay(e, payments(recipe, c, found)[name])["effort"] for e in episodes]
         found[name] |= {
-            "penalty": float(np.mean(costs)), "effort_low": float(low), "effort_high": float(high),
-            "next_unit_easy": float(price * marginal_cost(simple, k, q)), "next_unit_low": float(price * marginal_cost(low, k, q)), "next_unit_high": float(price * marginal_cost(high, k, q)),
-        }  # fmt: skip
+            "penalty": float(np.mean(costs)),
+            "effort_low": float(low),
+            "effort_high": float(high),
+            "next_unit_easy": float(price * marginal_cost(simple, k, q)),
+            "next_unit_low": float(price * marginal_cost(low, k, q)),
+            "next_unit_high": float(price * marginal_cost(high, k, q)),
+        }
     return stage.finish({name: found[name] for name in SETTINGS})
 
 
@@ -154,9 +158,7 @@ def heldout(recipe: Recipe, c: Experiment) -> list[Task]:
             return [task for some in found.values() for task in some]
 
 
-def behaviour(
-    run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, number: int, payment: Payment | None
-) -> np.ndarray:
+def behaviour(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, number: int, payment: Payment | None) -> np.ndarray:
     """Trains one setting (the SFT policy as it is where `payment` is None) and plays held-out tasks with it;
     [depths, tasks, MEASURES]."""
     weighed = replace(recipe.rl.payment, weights=replace(recipe.rl.payment.weights, turns=c.turn))  # alike for all settings
@@ -212,9 +214,7 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
     def over(m: np.ndarray, other: str, d: int, what: str) -> float:
         return at(m, "nonlinear", d, what) - at(m, other, d, what)
 
-    def judged(
-        name: str, says: str, statistic: Callable[[np.ndarray], float], unit: str, note: str, least: float = 0.0, lacks: str = ""
-    ) -> dict:
+    def judged(name: str, says: str, statistic: Callable[[np.ndarray], float], unit: str, note: str, least: float = 0.0, lacks: str = "") -> dict:
         """That the statistic of means [names, depths, MEASURES] lies above `least`; `lacks`: why nothing can be said."""
         rule = above(least)
         if lacks:
@@ -237,24 +237,47 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
         return saved(m, name, 0) - saved(m, name, hard)
 
     return [
-        judged("easy-quick", "the penalty makes easy tasks quick", lambda m: saved(m, "nonlinear", 0), "of the tokens",
-               "tokens saved at depth 0 by the nonlinear penalty against none"),
-        judged("easy-more-than-hard", "the nonlinear penalty saves on easy rather than on hard tasks, compared with a linear one",
-               lambda m: spread(m, "nonlinear") - spread(m, "linear"), "of the tokens",
-               f"easy − hard, nonlinear − linear. Tokens saved against none: {shares}. Hard is depth {hard}: SFT solves {first} "
-               f"of rollouts at depths 0, 1, 2. The next unit of an easy task costs the same under both; SFT rollouts pay on average "
-               f"{prices['linear']['penalty']:.3f} linear, {prices['nonlinear']['penalty']:.3f} nonlinear"),
-        judged("hard-room", "hard tasks keep room: more tokens there than under a linear penalty as dear on easy ones",
-               lambda m: over(m, "linear", hard, "tokens"), "tokens", f"nonlinear − linear at depth {hard}"),
-        judged("hard-success", f"success on hard tasks is not below a linear penalty's (by more than {c.margin:g})",
-               lambda m: over(m, "linear", hard, "success"), "success", f"nonlinear − linear at depth {hard}: {levels}",
-               -c.margin, "too rarely solved without a penalty" if at(mean, "none", hard, "success") < 0.1 else ""),
-        judged("parallel", "a price on turns teaches parallel tool calls: the same work in fewer turns",
-               lambda m: over(m, "SFT", 2, "read_together"), "of rollouts",
-               "depth 2, of rollouts that read both helpers those that read them in one turn, after RL with a price on turns − before: "
-               f"{together}",
-               lacks="too few rollouts read both helpers" if readers < 20 else ""),
-    ]  # fmt: skip
+        judged(
+            "easy-quick",
+            "the penalty makes easy tasks quick",
+            lambda m: saved(m, "nonlinear", 0),
+            "of the tokens",
+            "tokens saved at depth 0 by the nonlinear penalty against none",
+        ),
+        judged(
+            "easy-more-than-hard",
+            "the nonlinear penalty saves on easy rather than on hard tasks, compared with a linear one",
+            lambda m: spread(m, "nonlinear") - spread(m, "linear"),
+            "of the tokens",
+            f"easy − hard, nonlinear − linear. Tokens saved against none: {shares}. Hard is depth {hard}: SFT solves {first} "
+            f"of rollouts at depths 0, 1, 2. The next unit of an easy task costs the same under both; SFT rollouts pay on average "
+            f"{prices['linear']['penalty']:.3f} linear, {prices['nonlinear']['penalty']:.3f} nonlinear",
+        ),
+        judged(
+            "hard-room",
+            "hard tasks keep room: more tokens there than under a linear penalty as dear on easy ones",
+            lambda m: over(m, "linear", hard, "tokens"),
+            "tokens",
+            f"nonlinear − linear at depth {hard}",
+        ),
+        judged(
+            "hard-success",
+            f"success on hard tasks is not below a linear penalty's (by more than {c.margin:g})",
+            lambda m: over(m, "linear", hard, "success"),
+            "success",
+            f"nonlinear − linear at depth {hard}: {levels}",
+            -c.margin,
+            "too rarely solved without a penalty" if at(mean, "none", hard, "success") < 0.1 else "",
+        ),
+        judged(
+            "parallel",
+            "a price on turns teaches parallel tool calls: the same work in fewer turns",
+            lambda m: over(m, "SFT", 2, "read_together"),
+            "of rollouts",
+            f"depth 2, of rollouts that read both helpers those that read them in one turn, after RL with a price on turns − before: {together}",
+            lacks="too few rollouts read both helpers" if readers < 20 else "",
+        ),
+    ]
 
 
 def experiment(run: Run, config: Experiment) -> dict:
@@ -287,8 +310,13 @@ def picture(found: dict, path: Path) -> None:
         label = f" q = {q:g}" + (", linear" if q == 0 else ", logarithm" if q == 1 else "")
         end = int((cost <= 5.1 / k).sum()) - 1
         curve.text(at[end], cost[end], label, color=colour, fontsize=9, va="center")
-    curve.set(xlim=(0, 12.5 / k), ylim=(0, 5.4 / k), xlabel="effort x, token equivalents", ylabel="C(x), token equivalents",
-              title=f"The penalty at k = {k:g} (lines; dots: printed formula)")  # fmt: skip
+    curve.set(
+        xlim=(0, 12.5 / k),
+        ylim=(0, 5.4 / k),
+        xlabel="effort x, token equivalents",
+        ylabel="C(x), token equivalents",
+        title=f"The penalty at k = {k:g} (lines; dots: printed formula)",
+    )
     shown = [("SFT", GREY), *zip(SETTINGS, (COLOURS[4], COLOURS[1], COLOURS[0], COLOURS[3]), strict=True)]
     for place, (name, colour) in enumerate(shown):
         some = [row for row in rows if row["part"] == "behaviour" and row["setting"] == name]

@@ -51,10 +51,14 @@ SOURCE = "§6.1, Kernels"
 FORMS = ("bfloat16", "mxfp8", "fp8", "nvfp4-token", "nvfp4-tensor")
 """Formats whose noise is measured."""
 ARMS = {
-    "float32": ("float32", "float32"), "bfloat16": ("bfloat16", "bfloat16"), "MXFP8": ("mxfp8", "mxfp8"),
-    "NVFP4 per token": ("nvfp4-token", "mxfp8"), "NVFP4 per tensor": ("nvfp4-tensor", "mxfp8"),
-    "fast division": ("nvfp4-fast", "mxfp8"), "NVFP4 both ways": ("nvfp4-token", "nvfp4-token"),
-}  # fmt: skip
+    "float32": ("float32", "float32"),
+    "bfloat16": ("bfloat16", "bfloat16"),
+    "MXFP8": ("mxfp8", "mxfp8"),
+    "NVFP4 per token": ("nvfp4-token", "mxfp8"),
+    "NVFP4 per tensor": ("nvfp4-tensor", "mxfp8"),
+    "fast division": ("nvfp4-fast", "mxfp8"),
+    "NVFP4 both ways": ("nvfp4-token", "nvfp4-token"),
+}
 """Arms of training: format of the forward pass, of the backward pass. Experts take and give bfloat16, but in the first."""
 LEAST = 1e-3
 """Nats by which a log-prob has moved; the order of float32 sums moves it by about 1e-5, where no code changes."""
@@ -125,8 +129,18 @@ def experiment(run: Run, config: Experiment) -> dict:
     for form in found["moved"]:
         for how, sizes in found["moved"][form].items():
             share = bootstrap(np.array(sizes) > LEAST, n=c.resamples, seed=c.seed)
-            rows.append({"part": "leak", "form": form, "how": how, "share": share["value"], "low": share["low"], "high": share["high"],
-                         "median": float(np.median(sizes)), "largest": max(sizes)})  # fmt: skip
+            rows.append(
+                {
+                    "part": "leak",
+                    "form": form,
+                    "how": how,
+                    "share": share["value"],
+                    "low": share["low"],
+                    "high": share["high"],
+                    "median": float(np.median(sizes)),
+                    "largest": max(sizes),
+                }
+            )
     trained = {arm: [training(run, c, root, recipe, arm, number) for number in range(c.seeds)] for arm in ARMS}
     for arm, found_here in trained.items():
         for number, one in enumerate(found_here):
@@ -159,8 +173,7 @@ def measured(stage, c: Experiment, root: Path, recipe: Recipe, held: tuple[torch
         return {"sqnr": estimate["value"], "low": estimate["low"], "high": estimate["high"]}
 
     figures = {kind: {form: sqnr(kind, form) for form in FORMS} for kind in KINDS}
-    found = {"noise": figures, "division": {k: {f: float(n / total) for f, (n, total) in v.items()} for k, v in changed.items()},
-             "moved": {}}  # fmt: skip
+    found = {"noise": figures, "division": {k: {f: float(n / total) for f, (n, total) in v.items()} for k, v in changed.items()}, "moved": {}}
     for number, (name, (form, dtype)) in enumerate(LEAKS.items(), 2):
         low = lower(load_checkpoint(root, recipe, "final", with_mtp=False)[0].to(dtype), form, "float32", dtype)
         found["moved"][name] = moved(low, *held, c.companions, np.random.default_rng([c.seed, 2]))
@@ -220,27 +233,45 @@ def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) ->
     leaks = {(row["form"], row["how"]): row for row in rows if row["part"] == "leak"}
     changed = {row["operand"]: row for row in rows if row["part"] == "noise" and row["form"] == "nvfp4-token"}
     claims = []
-    for how, says in (("batch", "a float32 scale per tensor makes what a model computes depend on the batch, one per token does not"),
-                      ("later", "and leaks future tokens into past ones, one per token does not")):  # fmt: skip
+    for how, says in (
+        ("batch", "a float32 scale per tensor makes what a model computes depend on the batch, one per token does not"),
+        ("later", "and leaks future tokens into past ones, one per token does not"),
+    ):
         row, token, coarse = (leaks[form, how] for form in ("nvfp4-tensor", "nvfp4-token", "nvfp4-token, float32"))
         others = ", ".join(f"{form} {leaks[form, how]['largest']:.1g}" for form in ("float32", "mxfp8"))
         what = f"read with {c.companions} others" if how == "batch" else "given another last token"
-        claims.append(claim(
-            f"{how}-leak", says, SOURCE, row["share"], above(), (row["low"], row["high"]), "of the rows",
-            f"{c.rows} held-out rows {what}: those in which a log-prob that should stay moves by more than {LEAST:g} nats; largest move of "
-            f"a row, median {row['median']:.3f}, at most {row['largest']:.2f} nats; with scales per token {token['share']:g} of the rows, at "
-            f"most {token['largest']:.1g} nats; all sums in float64 (in float32 their order alone moves {coarse['share']:g} of the rows with "
-            f"scales per token); largest move otherwise: {others} nats",
-            {"with scales per token none moves": token["share"] == 0},
-        ))  # fmt: skip
+        claims.append(
+            claim(
+                f"{how}-leak",
+                says,
+                SOURCE,
+                row["share"],
+                above(),
+                (row["low"], row["high"]),
+                "of the rows",
+                f"{c.rows} held-out rows {what}: those in which a log-prob that should stay moves by more than {LEAST:g} nats; largest move of "
+                f"a row, median {row['median']:.3f}, at most {row['largest']:.2f} nats; with scales per token {token['share']:g} of the rows, at "
+                f"most {token['largest']:.1g} nats; all sums in float64 (in float32 their order alone moves {coarse['share']:g} of the rows with "
+                f"scales per token); largest move otherwise: {others} nats",
+                {"with scales per token none moves": token["share"] == 0},
+            )
+        )
     mx = {kind: row["changed_mxfp8"] for kind, row in changed.items()}
     nv = {kind: row["changed_nvfp4"] for kind, row in changed.items()}
     told = ", ".join(f"{kind} {1e6 * share:.0f}" for kind, share in nv.items())
-    claims.append(claim(
-        "division-mxfp8", "fast division is harmless for MXFP8", SOURCE, max(mx.values()), below(1e-4),
-        None, "of the numbers", "that change, the most of activations, products, weights and gradients, all bfloat16: dividing by a power of two is exact, "
-        f"and a scale of fl(1/448) · amax is hardly ever another than that of amax / 448; NVFP4, per million: {told}",
-    ))  # fmt: skip
+    claims.append(
+        claim(
+            "division-mxfp8",
+            "fast division is harmless for MXFP8",
+            SOURCE,
+            max(mx.values()),
+            below(1e-4),
+            None,
+            "of the numbers",
+            "that change, the most of activations, products, weights and gradients, all bfloat16: dividing by a power of two is exact, "
+            f"and a scale of fl(1/448) · amax is hardly ever another than that of amax / 448; NVFP4, per million: {told}",
+        )
+    )
 
     def told_gap(found: dict) -> str:
         return f"by seed {', '.join(f'{x:+.4f}' for x in found['each'])}"
@@ -248,19 +279,41 @@ def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) ->
     floor = gap(trained, "float32", "bfloat16")
     context = f"{c.steps} steps of {c.batch_rows} rows, {c.seeds} seeds; float32 − bfloat16, for scale: {floor['gap']:+.4f}"
     losses = ", ".join(f"{arm} {last(found).mean():.3f}" for arm, found in trained.items())
-    for name, says, arm in (("trains", "experts in NVFP4 per token forward and MXFP8 backward train like experts in bfloat16", "NVFP4 per token"),
-                            ("mxfp8-trains", "experts in MXFP8, forward and backward, train like experts in bfloat16", "MXFP8")):
+    for name, says, arm in (
+        ("trains", "experts in NVFP4 per token forward and MXFP8 backward train like experts in bfloat16", "NVFP4 per token"),
+        ("mxfp8-trains", "experts in MXFP8, forward and backward, train like experts in bfloat16", "MXFP8"),
+    ):
         found = gap(trained, arm, "bfloat16")
-        claims.append(claim(name, says, SOURCE, found["gap"], below(NEAR), (found["low"], found["high"]), "nats per token",
-                            f"held-out loss, {told_gap(found)}; {context}; all arms: {losses}"))  # fmt: skip
-    for name, says, arm in (("tensor-training", "with the scale per tensor, RL diverges", "NVFP4 per tensor"),
-                            ("division-nvfp4", "fast division in NVFP4 makes RL diverge after roughly a hundred steps", "fast division")):
+        claims.append(
+            claim(
+                name,
+                says,
+                SOURCE,
+                found["gap"],
+                below(NEAR),
+                (found["low"], found["high"]),
+                "nats per token",
+                f"held-out loss, {told_gap(found)}; {context}; all arms: {losses}",
+            )
+        )
+    for name, says, arm in (
+        ("tensor-training", "with the scale per tensor, RL diverges", "NVFP4 per tensor"),
+        ("division-nvfp4", "fast division in NVFP4 makes RL diverge after roughly a hundred steps", "fast division"),
+    ):
         found = gap(trained, arm, "NVFP4 per token")
         told = f"; numbers that change, per million: {', '.join(f'{k} {1e6 * s:.0f}' for k, s in nv.items())}" if arm == "fast division" else ""
-        claims.append(claim(
-            name, says, SOURCE, found["gap"], untested(), (found["low"], found["high"]), "nats per token",
-            f"{c.steps} supervised steps test no RL; held-out loss over NVFP4 per token with IEEE division, {told_gap(found)}; {context}{told}",
-        ))  # fmt: skip
+        claims.append(
+            claim(
+                name,
+                says,
+                SOURCE,
+                found["gap"],
+                untested(),
+                (found["low"], found["high"]),
+                "nats per token",
+                f"{c.steps} supervised steps test no RL; held-out loss over NVFP4 per token with IEEE division, {told_gap(found)}; {context}{told}",
+            )
+        )
     return claims
 
 

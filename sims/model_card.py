@@ -23,10 +23,13 @@ CHECKPOINTS = {
     "final": ("rl", "A small coding agent, after reinforcement learning (Dr. GRPO) in a world of tiny programs."),
 }
 """Checkpoint → the stage that leaves it, and what it is."""
-TEXT = {"codebase_ppl": "perplexity, a part of the held-out codebase", "codebase_bpb": "bits per byte there", "loss": "loss of the last step",
-        "mtp_loss": "draft layers' loss of the last step, nats"}  # fmt: skip
-PLAY = {"success": "success, tasks of the last step", "reward": "reward there", "turns": "turns there",
-        "tokens": "tokens of a rollout there"}  # fmt: skip
+TEXT = {
+    "codebase_ppl": "perplexity, a part of the held-out codebase",
+    "codebase_bpb": "bits per byte there",
+    "loss": "loss of the last step",
+    "mtp_loss": "draft layers' loss of the last step, nats",
+}
+PLAY = {"success": "success, tasks of the last step", "reward": "reward there", "turns": "turns there", "tokens": "tokens of a rollout there"}
 """Metric → how the card calls it."""
 
 
@@ -47,8 +50,10 @@ def data(root: Path) -> str:
         corpus = json.loads((root / "config.json").read_text(encoding="utf-8"))["config"]["data"]["corpus"]
         found = json.loads((root / "stages" / "data.json").read_text(encoding="utf-8"))["result"]
         source = f"files of {Path(corpus).name}" if corpus else f"files of Python {sysconfig.get_python_version()}'s standard library"
-        return (f"{found['tokens']:,} tokens: {found['files']:,} {source}, without its held-out part {found['heldout']['name']}, and "
-                f"{found['world_documents']:,} generated modules")  # fmt: skip
+        return (
+            f"{found['tokens']:,} tokens: {found['files']:,} {source}, without its held-out part {found['heldout']['name']}, and "
+            f"{found['world_documents']:,} generated modules"
+        )
     except (OSError, ValueError, KeyError, TypeError):  # an experiment's run, that took them from elsewhere
         return "rows of another run"
 

@@ -83,8 +83,20 @@ class Experiment:
 
     @classmethod
     def quick(cls) -> "Experiment":
-        return cls(run="", tokens=8192, seeds=2, rates=(1.0, 2.0), looks=(0.25, 0.5, 1.0), heldout_tokens=2048, repetitions=1,
-                   epochs=1, demonstrations=6, tasks=2, rounds=1, resamples=50)  # fmt: skip
+        return cls(
+            run="",
+            tokens=8192,
+            seeds=2,
+            rates=(1.0, 2.0),
+            looks=(0.25, 0.5, 1.0),
+            heldout_tokens=2048,
+            repetitions=1,
+            epochs=1,
+            demonstrations=6,
+            tasks=2,
+            rounds=1,
+            resamples=50,
+        )
 
 
 class Student:
@@ -204,8 +216,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     c, (root, recipe) = config, agent(run, config.run, config.seed)
     repetitions = [trained(run, c, root, recipe, number) for number in range(c.seeds)]
     *text, world = heldout(c, root, recipe)
-    joint = {arm: [joint_mtp.training(run, c, root, recipe, arm, number, tuple(text)) for number in range(c.repetitions)]
-             for arm in joint_mtp.ARMS}  # fmt: skip
+    joint = {arm: [joint_mtp.training(run, c, root, recipe, arm, number, tuple(text)) for number in range(c.repetitions)] for arm in joint_mtp.ARMS}
     # rows first, which the bootstrap draws: rows, repetitions, arms, looks, depth, 3
     counts = np.stack([found for found, _ in repetitions]).transpose(3, 0, 1, 2, 4, 5)
     tokens = np.array(repetitions[0][1], dtype=float)
@@ -225,8 +236,15 @@ def training_rows(c: Experiment, counts: np.ndarray, tokens: np.ndarray, world: 
     for text, here in (("all", world | True), ("world", world), ("code", ~world)):
         for (kind, rate), look, k in itertools.product(arms_of(c), range(len(tokens)), range(counts.shape[4])):
             some = counts[here][:, :, arms_of(c).index((kind, rate)), look, k]  # rows, repetitions, 3
-            row = {"part": "training", "text": text, "kind": kind, "rate": rate, "tokens": tokens[look], "depth": k + 1,
-                   "positions": int(some[:, 0, 0].sum())}  # fmt: skip
+            row = {
+                "part": "training",
+                "text": text,
+                "kind": kind,
+                "rate": rate,
+                "tokens": tokens[look],
+                "depth": k + 1,
+                "positions": int(some[:, 0, 0].sum()),
+            }
             for name, column in (("greedy", GREEDY), ("expected", EXPECTED)):
                 each = some[..., column].sum(0) / some[..., 0].sum(0)
                 row |= {name: each.mean(), f"{name}_least": each.min(), f"{name}_most": each.max()}
@@ -239,7 +257,8 @@ def training_rows(c: Experiment, counts: np.ndarray, tokens: np.ndarray, world: 
 
 def learning_verdicts(c: Experiment, counts: np.ndarray, tokens: np.ndarray) -> list[dict]:
     """Rules, fixed before measuring. Distillation is faster where its acceptance, mean over looks and depths, is the higher by
-    the interval over rows of text at the recipe's rates, in every repetition, and with each kind at its own best rate. The best rate is chosen on one half of the rows and judged on the other."""
+    the interval over rows of text at the recipe's rates, in every repetition, and with each kind at its own best rate. The best rate
+    is chosen on one half of the rows and judged on the other."""
     arms, claims = arms_of(c), []
 
     def line(drawn: np.ndarray, kind: str, rate: float, column: int) -> np.ndarray:
@@ -261,15 +280,22 @@ def learning_verdicts(c: Experiment, counts: np.ndarray, tokens: np.ndarray) -> 
         _, times = over(counts, lambda d, i=i: fewer(line(d, "distill", 1.0, i), line(d, "hard", 1.0, i), tokens))
         needs = {"every repetition": min(each) > 0, "each kind at its best rate": at_best["low"] > 0}
         ends = [line(counts, kind, 1.0, i)[-1] for kind in KINDS]
-        claims.append(claim(
-            f"distill-{name}", f"distilling the main head converges faster than hard labels at equal tokens: {what}", "§3.1",
-            found["value"], above(), (found["low"], found["high"]), "of acceptance",
-            f"mean over {len(tokens)} looks up to {tokens[-1]:.0f} tokens and over depths, {c.seeds} repetitions "
-            f"({', '.join(f'{x:+.4f}' for x in each)}), bootstrap over {len(counts)} rows of held-out text; at the end {ends[0]:.4f} "
-            f"against {ends[1]:.4f}; tokens that labels need over those that distillation needs for the same: {times}; each at its "
-            f"best rate of {c.rates} ({best[0]:g} and {best[1]:g} times the recipe's), on the other half of the rows: {at_best_told}",
-            needs,
-        ))  # fmt: skip
+        claims.append(
+            claim(
+                f"distill-{name}",
+                f"distilling the main head converges faster than hard labels at equal tokens: {what}",
+                "§3.1",
+                found["value"],
+                above(),
+                (found["low"], found["high"]),
+                "of acceptance",
+                f"mean over {len(tokens)} looks up to {tokens[-1]:.0f} tokens and over depths, {c.seeds} repetitions "
+                f"({', '.join(f'{x:+.4f}' for x in each)}), bootstrap over {len(counts)} rows of held-out text; at the end {ends[0]:.4f} "
+                f"against {ends[1]:.4f}; tokens that labels need over those that distillation needs for the same: {times}; each at its "
+                f"best rate of {c.rates} ({best[0]:g} and {best[1]:g} times the recipe's), on the other half of the rows: {at_best_told}",
+                needs,
+            )
+        )
     return claims
 
 

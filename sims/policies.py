@@ -14,18 +14,21 @@ __all__ = ["SMOKE", "agent", "read_config"]
 SMOKE = {
     "data": {"vocab_size": 400, "heldout_share": 0.005},
     "model": {
-        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-        "num_experts": 4, "moe_intermediate_size": 32,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
     },
-    "training": {
-        "tokens": 16384, "long_tokens": 4096, "batch_tokens": 1024, "threads": 1, "perplexity_every": 8, "perplexity_tokens": 1024,
-    },
+    "training": {"tokens": 16384, "long_tokens": 4096, "batch_tokens": 1024, "threads": 1, "perplexity_every": 8, "perplexity_tokens": 1024},
     "mtp": {"tokens": 2048, "layers": {"depth": 2, "intermediate_size": 32}},
     "context": {"trigger": 80, "room": 30, "longest_summary": 40, "max_segments": 2},
     "sft": {"demonstrations": 24, "epochs": 2, "rows": 4},
     "rl": {"steps": 4, "prompts": 4, "rollouts": 2, "max_len": 64, "gate": 0.0},
     "evaluation": {"tasks": 4, "samples": 2, "decode_tasks": 1, "resamples": 50},
-}  # fmt: skip
+}
 """Settings under which the recipe ends in seconds and its agent has learned nothing: for --quick."""
 
 

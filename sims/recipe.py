@@ -271,11 +271,25 @@ def pretrain(run: Run, config: Recipe) -> None:
     torch.manual_seed(config.seed)
     vocabulary = language_of(run.root).tokenizer.get_vocab_size()
     learner = Learner(config, Transformer(replace(config.model, vocab_size=vocabulary)), None, t.muon_lr, t.adamw_lr)
-    train(stage, config, learner, lambda step: read(np.arange(step * B, min((step + 1) * B, rows))), steps,
-          lambda step: cpt.wsd(step, 10 * steps, steps // 10, 0), "short", look=perplexity_look(run, config, learner, steps))  # fmt: skip
+    train(
+        stage,
+        config,
+        learner,
+        lambda step: read(np.arange(step * B, min((step + 1) * B, rows))),
+        steps,
+        lambda step: cpt.wsd(step, 10 * steps, steps // 10, 0),
+        "short",
+        look=perplexity_look(run, config, learner, steps),
+    )
     files = checkpoint(run, "mid-cpt", learner.trunk.masters, None)
-    stage.finish({"steps": steps, "parameters": learner.trunk.masters.config.parameters(),
-                  "active_parameters": learner.trunk.masters.config.parameters(active=True)}, files)  # fmt: skip
+    stage.finish(
+        {
+            "steps": steps,
+            "parameters": learner.trunk.masters.config.parameters(),
+            "active_parameters": learner.trunk.masters.config.parameters(active=True),
+        },
+        files,
+    )
 
 
 def distil(run: Run, config: Recipe) -> None:
@@ -290,8 +304,16 @@ def distil(run: Run, config: Recipe) -> None:
     torch.manual_seed(config.seed + 1)
     model, _ = load_checkpoint(run.root, config, "mid-cpt")
     learner = Learner(config, model, MTP(model.config, config.mtp.layers), t.muon_lr, t.adamw_lr)
-    train(stage, config, learner, lambda step: read(np.arange(step * B, min((step + 1) * B, rows))), steps,
-          lambda step: cpt.wsd(step, steps, steps // 10, 0), "mtp", trunk=False)  # fmt: skip
+    train(
+        stage,
+        config,
+        learner,
+        lambda step: read(np.arange(step * B, min((step + 1) * B, rows))),
+        steps,
+        lambda step: cpt.wsd(step, steps, steps // 10, 0),
+        "mtp",
+        trunk=False,
+    )
     files = checkpoint(run, "mtp", learner.trunk.masters, learner.mtp.masters)
     stage.finish({"steps": steps, "parameters": sum(p.numel() for p in learner.mtp.masters.parameters())}, files)
 
@@ -307,8 +329,16 @@ def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
     if stage.finished:
         return
     learner = Learner(config, *load_checkpoint(run.root, config, start), t.muon_lr, t.adamw_lr)
-    train(stage, config, learner, lambda step: read(np.arange(step * B, min((step + 1) * B, rows))), steps,
-          lambda step: cpt.wsd(step, steps, 5, steps), "long", look=perplexity_look(run, config, learner, steps))  # fmt: skip
+    train(
+        stage,
+        config,
+        learner,
+        lambda step: read(np.arange(step * B, min((step + 1) * B, rows))),
+        steps,
+        lambda step: cpt.wsd(step, steps, 5, steps),
+        "long",
+        look=perplexity_look(run, config, learner, steps),
+    )
     files = checkpoint(run, "cpt", learner.trunk.masters, learner.mtp and learner.mtp.masters)
     stage.finish({"steps": steps}, files)
 

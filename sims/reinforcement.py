@@ -70,8 +70,10 @@ def learn(
     if not state:
         success = gate(config, sampler, language, how)
         if success < r.gate:
-            raise RunError(f"sampled success after SFT is {success:.3f}, below rl.gate={r.gate}: penalties would only teach the "
-                           "policy to stop; train longer (--set training.tokens=…) or lower --set rl.gate=…")  # fmt: skip
+            raise RunError(
+                f"sampled success after SFT is {success:.3f}, below rl.gate={r.gate}: penalties would only teach the "
+                "policy to stop; train longer (--set training.tokens=…) or lower --set rl.gate=…"
+            )
         if look and (found := look(0, learner, sampler)):
             stage.log(0, **found)
     tasks = itertools.islice(task_stream(config, "rl"), consumed, None)
@@ -137,8 +139,9 @@ def gate(config: "Recipe", sampler: Sampler, language: Language, how: Chaining) 
 def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes: list, step: int) -> dict[str, float]:
     """One policy-gradient step on a batch of finished episodes; returns the figures of the batch. Rewards, drift and baseline
     belong to chains, rows of the batch are their segments, and the budget counts chains. Micro-batches are computed on all cores, one
-    thread each, and their gradients added up in float32 in one order: the bits are the same on any number of cores. `kl` is the policy's drift from the
-    reference, `engine_kl` what its sampler computes otherwise, nats a rollout; `dropped`, of the replayed experts, what the filter took."""
+    thread each, and their gradients added up in float32 in one order: the bits are the same on any number of cores. `kl` is the
+    policy's drift from the reference, `engine_kl` what its sampler computes otherwise, nats a rollout; `dropped`, of the replayed
+    experts, what the filter took."""
     r = config.rl
     G, N = r.prompts, r.rollouts
     paid, chains = [pay(e, r.payment) for e in episodes], [e.chain for e in episodes]
@@ -175,8 +178,9 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
         contexts = [segments[i] if i < len(segments) else None for i in rows.tolist()]
         out = model(some, logits=False, experts=routing(contexts, T, r.replay, r.replay_alpha))
         logp = own_logp(model, out.hidden, some, keep, r.temperature)
-        loss = dr_grpo.policy_loss(logp, behavior[rows, 1:T], advantages[rows], keep[:, 1:], budget=budget,
-                                   clip_low=r.clip_low, clip_high=r.clip_high)  # fmt: skip
+        loss = dr_grpo.policy_loss(
+            logp, behavior[rows, 1:T], advantages[rows], keep[:, 1:], budget=budget, clip_low=r.clip_low, clip_high=r.clip_high
+        )
         found = Pressed(loss.item(), (logp.detach() - behavior[rows, 1:T])[keep[:, 1:]])
         if r.replay == "filtered" and out.experts:  # the last token of a context predicts nothing, and was not routed
             known = (torch.arange(T) < lengths[rows, None] - 1).flatten()
@@ -204,18 +208,29 @@ def improve(config: "Recipe", learner: Learner, reference: Transformer, episodes
         return float(sum(values) / len(values))
 
     return {
-        "reward": mean(rewards.tolist()), "success": mean(v.tests for v in verdicts),
+        "reward": mean(rewards.tolist()),
+        "success": mean(v.tests for v in verdicts),
         "best": mean(max(v.tests for v in verdicts[g * N : (g + 1) * N]) for g in range(G)),
-        "tokens": own / len(episodes), "turns": mean(v.turns for v in verdicts),
-        "invalid_calls": mean(v.invalid_calls for v in verdicts), "tested": mean(float(v.tested) for v in verdicts),
-        "effort": mean(p["effort"] for p in paid), "kl": mean(drift.tolist()), "engine_kl": mean(engine.tolist()), "loss": sum(f.loss for f in found),
-        "nll": -(behavior.sum().item() / own), "grad_norm": norm.item(),
-        "mismatch": size.mean().item(), "mismatch_p99": float(np.quantile(size.numpy(), 0.99)), "mismatch_max": size.max().item(),
+        "tokens": own / len(episodes),
+        "turns": mean(v.turns for v in verdicts),
+        "invalid_calls": mean(v.invalid_calls for v in verdicts),
+        "tested": mean(float(v.tested) for v in verdicts),
+        "effort": mean(p["effort"] for p in paid),
+        "kl": mean(drift.tolist()),
+        "engine_kl": mean(engine.tolist()),
+        "loss": sum(f.loss for f in found),
+        "nll": -(behavior.sum().item() / own),
+        "grad_norm": norm.item(),
+        "mismatch": size.mean().item(),
+        "mismatch_p99": float(np.quantile(size.numpy(), 0.99)),
+        "mismatch_max": size.max().item(),
         "outside_clip": ((ratio < 1 - r.clip_low) | (ratio > 1 + r.clip_high)).double().mean().item(),
-        "finished": mean(float(c.finished) for c in chains), "segments": len(segments) / len(chains),
-        "summary_tokens": mean(c.summary_tokens for c in chains), **({"mtp_loss": sum(f.mtp_loss for f in found) / mtp_count} if mtp_count else {}),
+        "finished": mean(float(c.finished) for c in chains),
+        "segments": len(segments) / len(chains),
+        "summary_tokens": mean(c.summary_tokens for c in chains),
+        **({"mtp_loss": sum(f.mtp_loss for f in found) / mtp_count} if mtp_count else {}),
         **({"dropped": sum(f.dropped * f.known for f in found) / known} if known else {}),
-    }  # fmt: skip
+    }
 
 
 @dataclass

@@ -89,11 +89,12 @@ def trained(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, numbe
     heldout = list(itertools.islice(task_stream(recipe, "evaluation"), c.heldout))
     weights, replay = ARMS.get(arm, ("full", "none"))
     changed = replace(
-        recipe, seed=recipe.seed + 1000 * c.seed + number,
+        recipe,
+        seed=recipe.seed + 1000 * c.seed + number,
         training=replace(recipe.training, dtype="float32", sampler_dtype="float32", sampler_weights=weights),
         rl=replace(recipe.rl, steps=c.steps, later=0.0, gate=0.0, replay=replay, replay_alpha=c.alpha),
         evaluation=replace(recipe.evaluation, samples=c.samples),
-    )  # fmt: skip
+    )
     stage = run.stage(f"rl-{arm}-{number}", total=c.steps if arm in ARMS else 1, unit="tokens")
     if stage.finished:
         return stage.result()
@@ -117,11 +118,24 @@ def experiment(run: Run, config: Experiment) -> dict:
     arms = {arm: [trained(run, c, root, recipe, arm, number) for number in range(c.seeds if arm in ARMS else 1)] for arm in ("before", *ARMS)}
     for arm, number, found in ((arm, number, found) for arm, trainings in arms.items() for number, found in enumerate(trainings)):
         keys = ("mismatch", "mismatch_p99", "mismatch_max", "engine_kl", "outside_clip", "grad_norm", "success", "reward")
-        rows += [{"part": "rl", "arm": arm, "seed": number, "step": s["step"], **{key: s[key] for key in keys}, "dropped": s.get("dropped")}
-                 for s in found["steps"]]  # fmt: skip
+        rows += [
+            {"part": "rl", "arm": arm, "seed": number, "step": s["step"], **{key: s[key] for key in keys}, "dropped": s.get("dropped")}
+            for s in found["steps"]
+        ]
         success, greedy = (bootstrap(found[key], n=c.resamples, seed=c.seed) for key in ("success", "greedy"))
-        rows.append({"part": "held-out", "arm": arm, "seed": number, "success": success["value"], "low": success["low"],
-                     "high": success["high"], "greedy": greedy["value"], "greedy_low": greedy["low"], "greedy_high": greedy["high"]})  # fmt: skip
+        rows.append(
+            {
+                "part": "held-out",
+                "arm": arm,
+                "seed": number,
+                "success": success["value"],
+                "low": success["low"],
+                "high": success["high"],
+                "greedy": greedy["value"],
+                "greedy_low": greedy["low"],
+                "greedy_high": greedy["high"],
+            }
+        )
     return {"rows": rows, "claims": verdicts(c, rows, recipe.model.num_hidden_layers) + rl_verdicts(c, arms)}
 
 
@@ -142,41 +156,79 @@ def verdicts(c: Experiment, rows: list[dict], layers: int) -> list[dict]:
             one = claim(f"{name}-{engine}", says + end, source, *found, unit=unit, note=note, needs=needs)
             claims.append(one | {"note": note if one["verdict"] == "reproduced" else f"{note}. Likely reason: {why}"})
 
-        add("decisions", "about 10% of routers choose another set of experts in the other engine", R3, routing, "routers",
-            above(0.0, REPORTED["decisions"]), "of the sets of experts",
+        add(
+            "decisions",
+            "about 10% of routers choose another set of experts in the other engine",
+            R3,
+            routing,
+            "routers",
+            above(0.0, REPORTED["decisions"]),
+            "of the sets of experts",
             f"of the chosen experts {routing['decisions']:.3f}; trainer in float32, {routing['positions']} positions, bootstrap over rollouts",
-            "two of eight experts, not eight of 128, and one implementation for both engines: only dtype and weights differ, no "
-            "kernel does", {"no more than 20%": routing["routers"] <= 2 * REPORTED["decisions"]})  # fmt: skip
+            "two of eight experts, not eight of 128, and one implementation for both engines: only dtype and weights differ, no kernel does",
+            {"no more than 20%": routing["routers"] <= 2 * REPORTED["decisions"]},
+        )
         reported = independent(np.array([REPORTED["decisions"]]), REPORTED["layers"])
-        add("tokens", "94% of tokens have another set of experts in at least one layer", R3, routing, "tokens",
-            above(0.0, REPORTED["tokens"]), "of the tokens",
+        add(
+            "tokens",
+            "94% of tokens have another set of experts in at least one layer",
+            R3,
+            routing,
+            "tokens",
+            above(0.0, REPORTED["tokens"]),
+            "of the tokens",
             f"{layers} layers here; independence over layers makes {routing['independent']:.3f} of our share per layer, "
             f"{routing['independent_48']:.3f} of {REPORTED['layers']} such layers; of the reported 10% it makes {reported:.3f}",
-            f"{layers} layers against {REPORTED['layers']}")  # fmt: skip
+            f"{layers} layers against {REPORTED['layers']}",
+        )
         ends = (("", ""), ("_low", "_high"), ("_high", "_low"))
         gone = {f"gone{end}": 1 - plain[f"k3_ratio{other}"] for end, other in ends}
-        add("replay", "replay removes half of the mismatch (1.5e-3 → 7.5e-4 nats) or more", R3, gone, "gone",
-            above(0.0, 0.5), "of KL(μ‖π)",
+        add(
+            "replay",
+            "replay removes half of the mismatch (1.5e-3 → 7.5e-4 nats) or more",
+            R3,
+            gone,
+            "gone",
+            above(0.0, 0.5),
+            "of KL(μ‖π)",
             f"k3 per token {own['k3']:.3g} → {plain['k3']:.3g} nats; where the trainer's own experts differ {told(own['k3_moved'])} → "
             f"{told(plain['k3_moved'])}, elsewhere {told(own['k3_same'])} → {told(plain['k3_same'])}; p99 {own['p99']:.3g} → "
             f"{plain['p99']:.3g}",
-            "much of it is rounding inside experts, gates and attention, which replay leaves")  # fmt: skip
+            "much of it is rounding inside experts, gates and attention, which replay leaves",
+        )
         by_alpha = "; ".join(
             f"α = {row['alpha']:g}: {row['p99_ratio']:.3f} [{row['p99_ratio_low']:.3f}, {row['p99_ratio_high']:.3f}], "
-            f"{100 * row['dropped']:.3f}% dropped" for row in others
-        )  # fmt: skip
-        add("filter", "filtered replay has a lower p99 mismatch than plain replay", "§6.2", chosen, "p99_ratio",
-            below(1.0, BELOW), "× plain's",
-            f"p99 of |log π − log μ|, plain's {plain['p99']:.4g} nats; {by_alpha} (intervals of α other than {c.alpha:g} widened for "
-            "their number)",
+            f"{100 * row['dropped']:.3f}% dropped"
+            for row in others
+        )
+        add(
+            "filter",
+            "filtered replay has a lower p99 mismatch than plain replay",
+            "§6.2",
+            chosen,
+            "p99_ratio",
+            below(1.0, BELOW),
+            "× plain's",
+            f"p99 of |log π − log μ|, plain's {plain['p99']:.4g} nats; {by_alpha} (intervals of α other than {c.alpha:g} widened for their number)",
             "the scores of these engines are so alike that few replayed experts are implausible, and others in their place add "
-            "distance to an engine that plain replay follows", idle=not chosen["dropped"])  # fmt: skip
+            "distance to an engine that plain replay follows",
+            idle=not chosen["dropped"],
+        )
     for a, says in ((0, "α = 0 is plain replay"), (1, "α = 1 is the router's own top-k")):
         if exact[a]:
             decisions, logp = np.max(exact[a], 0)
             note = f"share of experts that differ, both engines; largest difference of a log-prob {logp:.1g} nats, from the order of sums"
-            claims.append(claim(f"alpha-{a}", f"{says}, exactly", "ref/router_replay.py", float(decisions), at_most(0.0), note=note,
-                                needs={"log-probs within 1e-4 nats": logp < 1e-4}))  # fmt: skip
+            claims.append(
+                claim(
+                    f"alpha-{a}",
+                    f"{says}, exactly",
+                    "ref/router_replay.py",
+                    float(decisions),
+                    at_most(0.0),
+                    note=note,
+                    needs={"log-probs within 1e-4 nats": logp < 1e-4},
+                )
+            )
     return claims
 
 
@@ -220,14 +272,29 @@ def rl_verdicts(c: Experiment, arms: dict[str, list[dict]]) -> list[dict]:
     return [
         lower("rl-mismatch", "in RL with an 8-bit sampler, replay lowers the mismatch", R3, "mismatch", "plain", "none"),
         lower("rl-p99", "and its p99", R3, "mismatch_p99", "plain", "none"),
-        lower("rl-filter", f"the filter (α = {c.alpha:g}) lowers the p99 further", "§6.2", "mismatch_p99", "filtered", "plain",
-              f"; of the replayed experts it dropped {100 * dropped:.3g}%" + ("" if dropped else ": what the arms differ by is chance"), not dropped),
-        claim("rl-stable", "replay makes RL stable where the mismatch without it does harm", R3, stable["value"] if harmful else None, above(),
-              (stable["low"], stable["high"]) if harmful else None, "held-out success",
-              f"plain − none {told}, {c.heldout} tasks × {c.samples}, {c.seeds} trainings; success {ends}; the harm there was to prevent in "
-              f"{c.steps} steps, exact sampler − none: {harm['value']:+.3f} [{harm['low']:+.3f}, {harm['high']:+.3f}]"
-              f"{'' if harmful else ', none that shows'}; gradient norm, median/largest: {norms}; ratios outside the clip: {clips}"),
-    ]  # fmt: skip
+        lower(
+            "rl-filter",
+            f"the filter (α = {c.alpha:g}) lowers the p99 further",
+            "§6.2",
+            "mismatch_p99",
+            "filtered",
+            "plain",
+            f"; of the replayed experts it dropped {100 * dropped:.3g}%" + ("" if dropped else ": what the arms differ by is chance"),
+            not dropped,
+        ),
+        claim(
+            "rl-stable",
+            "replay makes RL stable where the mismatch without it does harm",
+            R3,
+            stable["value"] if harmful else None,
+            above(),
+            (stable["low"], stable["high"]) if harmful else None,
+            "held-out success",
+            f"plain − none {told}, {c.heldout} tasks × {c.samples}, {c.seeds} trainings; success {ends}; the harm there was to prevent in "
+            f"{c.steps} steps, exact sampler − none: {harm['value']:+.3f} [{harm['low']:+.3f}, {harm['high']:+.3f}]"
+            f"{'' if harmful else ', none that shows'}; gradient norm, median/largest: {norms}; ratios outside the clip: {clips}",
+        ),
+    ]
 
 
 def picture(found: dict, path: Path) -> None:

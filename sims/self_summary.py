@@ -45,9 +45,18 @@ __all__ = ["Experiment", "experiment", "picture"]
 
 POLICIES = ("shown", "plain", "chains")
 """After demonstrations; after plain RL from there; after RL on chains from there."""
-ARMS = (("shown", "none"), ("shown", "truncate"), ("shown", "separate"), ("shown", "self"),
-        ("plain", "none"), ("plain", "truncate"), ("plain", "separate"), ("plain", "self"),
-        ("chains", "none"), ("chains", "self"))  # fmt: skip
+ARMS = (
+    ("shown", "none"),
+    ("shown", "truncate"),
+    ("shown", "separate"),
+    ("shown", "self"),
+    ("plain", "none"),
+    ("plain", "truncate"),
+    ("plain", "separate"),
+    ("plain", "self"),
+    ("chains", "none"),
+    ("chains", "self"),
+)
 COUNTS = ("success", "reward", "written", "summary_tokens", "summaries", "segments", "prefill", "saved", "longest", "finished")
 
 
@@ -86,8 +95,20 @@ class Experiment:
 
     @classmethod
     def quick(cls) -> "Experiment":
-        return cls(run="", trigger=96, room=40, longest_summary=70, demonstrations=8, epochs=1, memory=Memory(longest=69),
-                   steps=1, weighed=2, tasks=3, samples=2, resamples=50)  # fmt: skip
+        return cls(
+            run="",
+            trigger=96,
+            room=40,
+            longest_summary=70,
+            demonstrations=8,
+            epochs=1,
+            memory=Memory(longest=69),
+            steps=1,
+            weighed=2,
+            tasks=3,
+            samples=2,
+            resamples=50,
+        )
 
 
 def show(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> None:
@@ -130,8 +151,18 @@ def counts(episode: Episode, config: Recipe) -> list[float]:
     compactions = sum(bool(s.summary.any()) and bool((s.summary == s.sampled).all()) for s in chain.segments)
     longest = max(len(s.tokens) for s in chain.segments)
     reward = pay(episode, config.rl.payment)["reward"]
-    return [episode.verdict.tests, reward, chain.written, chain.summary_tokens, summaries, len(chain.segments) - compactions,
-            chain.prefill, chain.saved, longest, float(chain.finished)]  # fmt: skip
+    return [
+        episode.verdict.tests,
+        reward,
+        chain.written,
+        chain.summary_tokens,
+        summaries,
+        len(chain.segments) - compactions,
+        chain.prefill,
+        chain.saved,
+        longest,
+        float(chain.finished),
+    ]
 
 
 def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, policy: str) -> dict[str, np.ndarray]:
@@ -190,9 +221,13 @@ def one_weight(model: Transformer, episodes: list[Episode], config: Recipe) -> d
     over_rows = torch.stack([paid[groups == g].mean() for g in range(len(rewards))])
     faulty = gradient(segments, paid - over_rows[groups], float(len(segments) * config.rl.budget_tokens))
     scale = right.norm().clamp_min(1e-300)
-    return {"split": ((split - right).norm() / scale).item(), "faulty": ((faulty - right).norm() / scale).item(),
-            "chains": len(batch), "most_segments": max(len(chain.segments) for chain in batch),
-            "gradient": right.norm().item()}  # fmt: skip
+    return {
+        "split": ((split - right).norm() / scale).item(),
+        "faulty": ((faulty - right).norm() / scale).item(),
+        "chains": len(batch),
+        "most_segments": max(len(chain.segments) for chain in batch),
+        "gradient": right.norm().item(),
+    }
 
 
 def weigh(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> dict[str, float]:
@@ -239,17 +274,39 @@ def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -
         means = {name: float(some[..., i].mean()) for i, name in enumerate(COUNTS)}
         success = bootstrap(some[..., 0].mean(1), n=c.resamples)
         outgrown = float((some[..., COUNTS.index("longest")] > c.trigger).mean())
-        rows.append({"part": "arm", "policy": policy, "join": join, "depth": d, "tasks": len(some), **means,
-                     "low": success["low"], "high": success["high"], "outgrown": outgrown})  # fmt: skip
+        rows.append(
+            {
+                "part": "arm",
+                "policy": policy,
+                "join": join,
+                "depth": d,
+                "tasks": len(some),
+                **means,
+                "low": success["low"],
+                "high": success["high"],
+                "outgrown": outgrown,
+            }
+        )
     segments = found["counts"][..., COUNTS.index("segments")]
     for n in sorted(set(segments.flatten().tolist())):
         here = segments == n
         tasks = here.any(1)
         # One mean a task: a task's chains are not independent.
         reward = bootstrap([found["counts"][t, here[t], 1].mean() for t in tasks.nonzero()[0]], n=c.resamples)
-        rows.append({"part": "segments", "policy": policy, "join": join, "segments": int(n), "chains": int(here.sum()),
-                     "tasks": int(tasks.sum()), "reward": reward["value"], "low": reward["low"], "high": reward["high"],
-                     "success": float(found["counts"][..., 0][here].mean())})  # fmt: skip
+        rows.append(
+            {
+                "part": "segments",
+                "policy": policy,
+                "join": join,
+                "segments": int(n),
+                "chains": int(here.sum()),
+                "tasks": int(tasks.sum()),
+                "reward": reward["value"],
+                "low": reward["low"],
+                "high": reward["high"],
+                "success": float(found["counts"][..., 0][here].mean()),
+            }
+        )
     return rows
 
 
@@ -298,36 +355,65 @@ def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[d
     fallen = bootstrap(before - after, n=c.resamples)
     many = weight["most_segments"] > 1 and weight["gradient"] > 0
     return [
-        quote("half-error", "self-summaries lose about half of the success that prompt-based compaction loses", post,
-              ratio(top - success[own], top - success[base], c.resamples),
-              untested(), "× its error",
-              "one agent was trained under the limit and the other was not: to be played with both trained under it; "
-              f"error against the plain agent without limit, success {top.mean():.3f}, whose rollouts outgrow the trigger: "
-              f"{binds}; "
-              f"baseline {' '.join(base)}; errors: {errors}"),
-        quote("shorter", "its summaries are far shorter than those of prompt-based compaction: 1,000 tokens, not 5,000", post,
-              shorter, below(1.0, 0.5), "× their tokens",
-              f"tokens a summary: {' '.join(base)} {size(sizes, 2):.1f}, chains self {size(sizes, 0):.1f}; both were shown "
-              f"summaries of one scripted agent, so only RL could part them, and at most {c.longest_summary} tokens are allowed"),
-        quote("cache", "asking in the running context reuses its cache and saves prefill", post,
-              ratio(saved, prefill + saved, c.resamples), above(), "of all prefill",
-              f"counted on chains after RL: {prefill.mean():.0f} tokens a rollout instead of {(prefill + saved).mean():.0f}"
-              + (f"; played, before RL {played['value']:.2f} × what it fills with separate calls" if played else "")),
-        quote("rl-improves", "RL with the final reward on every token of the chain improves the summaries", "§4.1",
-              gain, above(), "success",
-              f"under the limit, after minus before; the loss against its own play without limit falls by {fallen['value']:.3f} "
-              f"[{fallen['low']:.3f}, {fallen['high']:.3f}], without which the agent may only have become better at the rest; "
-              f"against plain RL, whose summaries no reward reached, {unpaid['value']:+.3f} "
-              f"[{unpaid['low']:.3f}, {unpaid['high']:.3f}]; "
-              "demonstrations were noisy on purpose, and part of any gain is the removal of that noise",
-              {"the loss against play without limit falls": fallen["low"] > 0}),
-        claim("one-weight", "a chain with more segments does not weigh more than one with fewer", "§4.1", weight["split"] if many else None,
-              at_most(1e-9), unit="relative", needs={"over rows it would": not many or weight["faulty"] > 1e-2},
-              note="distance of the parameters' gradient with segments as rows from that with chains as rows, on "
-              f"{weight['chains']} chains of up to {weight['most_segments']} segments; with baseline and denominator over rows "
-              f"{weight['faulty']:.3f}"
-              + ("" if many else "; this batch had no chain of several segments, or no gradient")),
-    ]  # fmt: skip
+        quote(
+            "half-error",
+            "self-summaries lose about half of the success that prompt-based compaction loses",
+            post,
+            ratio(top - success[own], top - success[base], c.resamples),
+            untested(),
+            "× its error",
+            "one agent was trained under the limit and the other was not: to be played with both trained under it; "
+            f"error against the plain agent without limit, success {top.mean():.3f}, whose rollouts outgrow the trigger: "
+            f"{binds}; "
+            f"baseline {' '.join(base)}; errors: {errors}",
+        ),
+        quote(
+            "shorter",
+            "its summaries are far shorter than those of prompt-based compaction: 1,000 tokens, not 5,000",
+            post,
+            shorter,
+            below(1.0, 0.5),
+            "× their tokens",
+            f"tokens a summary: {' '.join(base)} {size(sizes, 2):.1f}, chains self {size(sizes, 0):.1f}; both were shown "
+            f"summaries of one scripted agent, so only RL could part them, and at most {c.longest_summary} tokens are allowed",
+        ),
+        quote(
+            "cache",
+            "asking in the running context reuses its cache and saves prefill",
+            post,
+            ratio(saved, prefill + saved, c.resamples),
+            above(),
+            "of all prefill",
+            f"counted on chains after RL: {prefill.mean():.0f} tokens a rollout instead of {(prefill + saved).mean():.0f}"
+            + (f"; played, before RL {played['value']:.2f} × what it fills with separate calls" if played else ""),
+        ),
+        quote(
+            "rl-improves",
+            "RL with the final reward on every token of the chain improves the summaries",
+            "§4.1",
+            gain,
+            above(),
+            "success",
+            f"under the limit, after minus before; the loss against its own play without limit falls by {fallen['value']:.3f} "
+            f"[{fallen['low']:.3f}, {fallen['high']:.3f}], without which the agent may only have become better at the rest; "
+            f"against plain RL, whose summaries no reward reached, {unpaid['value']:+.3f} "
+            f"[{unpaid['low']:.3f}, {unpaid['high']:.3f}]; "
+            "demonstrations were noisy on purpose, and part of any gain is the removal of that noise",
+            {"the loss against play without limit falls": fallen["low"] > 0},
+        ),
+        claim(
+            "one-weight",
+            "a chain with more segments does not weigh more than one with fewer",
+            "§4.1",
+            weight["split"] if many else None,
+            at_most(1e-9),
+            unit="relative",
+            needs={"over rows it would": not many or weight["faulty"] > 1e-2},
+            note="distance of the parameters' gradient with segments as rows from that with chains as rows, on "
+            f"{weight['chains']} chains of up to {weight['most_segments']} segments; with baseline and denominator over rows "
+            f"{weight['faulty']:.3f}" + ("" if many else "; this batch had no chain of several segments, or no gradient"),
+        ),
+    ]
 
 
 NAMES = {"shown": "before RL", "plain": "plain RL", "chains": "RL on chains"}
@@ -349,8 +435,14 @@ def picture(found: dict, path: Path) -> None:
     arms = [row for row in found["rows"] if row["part"] == "arm"]
     colours = {"none": GREY, "truncate": COLOURS[5], "separate": COLOURS[1], "self": COLOURS[0]}
     whole = [row for row in arms if row["depth"] == "all"][::-1]
-    left.barh(range(len(whole)), [row["success"] for row in whole], color=[colours[row["join"]] for row in whole], height=0.7,
-              xerr=whiskers(whole, "success"), error_kw={"elinewidth": 1, "ecolor": "#333333"})  # fmt: skip
+    left.barh(
+        range(len(whole)),
+        [row["success"] for row in whole],
+        color=[colours[row["join"]] for row in whole],
+        height=0.7,
+        xerr=whiskers(whole, "success"),
+        error_kw={"elinewidth": 1, "ecolor": "#333333"},
+    )
     for place, row in enumerate(whole):
         left.text(row["high"], place, f" {row['success']:.2f}", va="center", fontsize=9)
     left.set_yticks(range(len(whole)), [label((row["policy"], row["join"])) for row in whole], fontsize=9)
@@ -360,8 +452,9 @@ def picture(found: dict, path: Path) -> None:
     for n, arm in enumerate(shown):
         some = [row for row in arms if (row["policy"], row["join"]) == arm and row["depth"] != "all"]
         at, line = [row["depth"] + 0.06 * (n - 2) for row in some], "o--" if arm[0] == "shown" else "o-"
-        middle.errorbar(at, [row["success"] for row in some], whiskers(some, "success"), fmt=line, color=colours[arm[1]],
-                        markersize=4, label=label(arm))  # fmt: skip
+        middle.errorbar(
+            at, [row["success"] for row in some], whiskers(some, "success"), fmt=line, color=colours[arm[1]], markersize=4, label=label(arm)
+        )
     ticks = [f"depth {d}\n{100 * share:.0f}% outgrow it" for d, share in found["outgrows"].items()]
     middle.set_xticks([int(d) for d in found["outgrows"]], ticks)
     middle.set(ylabel="success (95% interval over tasks)", title="By depth; share of rollouts beyond the trigger", ylim=(0, 1.02))
@@ -370,15 +463,25 @@ def picture(found: dict, path: Path) -> None:
     for arm, colour, side in (("shown", COLOURS[4], -1), ("chains", COLOURS[0], 1)):
         some = [row for row in by_number if row["policy"] == arm]
         at = [r["segments"] + 0.06 * side for r in some]
-        right.errorbar(at, [r["reward"] for r in some], whiskers(some, "reward"), fmt="o-", color=colour, markersize=4,
-                       label=label((arm, "self")))  # fmt: skip
+        right.errorbar(at, [r["reward"] for r in some], whiskers(some, "reward"), fmt="o-", color=colour, markersize=4, label=label((arm, "self")))
         for x, r in zip(at, some, strict=True):
-            right.annotate(str(r["chains"]), (x, r["reward"]), xytext=(5 * side, 4 * side), textcoords="offset points",
-                           fontsize=8, color=colour, ha="left" if side > 0 else "right",
-                           va="bottom" if side > 0 else "top")  # fmt: skip
+            right.annotate(
+                str(r["chains"]),
+                (x, r["reward"]),
+                xytext=(5 * side, 4 * side),
+                textcoords="offset points",
+                fontsize=8,
+                color=colour,
+                ha="left" if side > 0 else "right",
+                va="bottom" if side > 0 else "top",
+            )
     most = max((r["segments"] for r in by_number), default=1)
     right.set_xticks(range(1, most + 1))
-    right.set(xlabel="segments of the chain (beside the dots: chains)", ylabel="reward (95% interval over tasks)",
-              title="Reward of chains by their segments", xlim=(0.5, most + 0.5))  # fmt: skip
+    right.set(
+        xlabel="segments of the chain (beside the dots: chains)",
+        ylabel="reward (95% interval over tasks)",
+        title="Reward of chains by their segments",
+        xlim=(0.5, most + 0.5),
+    )
     right.legend(frameon=False, fontsize=8)
     save(figure, path)

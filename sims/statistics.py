@@ -10,9 +10,7 @@ from scipy import stats
 __all__ = ["bootstrap", "pass_at_k", "student"]
 
 
-def bootstrap(
-    values: Any, statistic: Callable[[np.ndarray], float] = np.mean, n: int = 2000, seed: int = 0, level: float = 0.95
-) -> dict[str, float]:
+def bootstrap(values: Any, statistic: Callable[[np.ndarray], float] = np.mean, n: int = 2000, seed: int = 0, level: float = 0.95) -> dict[str, float]:
     """The statistic of `values` with its percentile bootstrap interval: {value, low, high}.
 
     values: array whose first axis is what was drawn independently (the tasks); the rest travels with it, so the samples of one

@@ -68,10 +68,15 @@ def predicts(budgets: np.ndarray, nll: np.ndarray, outcome: np.ndarray, n: int, 
     inside = line(*(values - same @ values / same.sum(1) for values in (x, y)))
     slope = float(np.mean(each))
     return {
-        "slope": slope, "intercept": float(y.mean() - slope * x.mean()), "r": line(*means)[2],
-        "slope_over_seeds": found and [found["low"], found["high"]], "slope_over_tasks": interval(over_tasks),
-        **{f"slope_{number}": value for number, value in enumerate(each)}, "inside_slope": inside[0], "inside_r": inside[2],
-    }  # fmt: skip
+        "slope": slope,
+        "intercept": float(y.mean() - slope * x.mean()),
+        "r": line(*means)[2],
+        "slope_over_seeds": found and [found["low"], found["high"]],
+        "slope_over_tasks": interval(over_tasks),
+        **{f"slope_{number}": value for number, value in enumerate(each)},
+        "inside_slope": inside[0],
+        "inside_r": inside[2],
+    }
 
 
 def falls(budgets: np.ndarray, tokens: Sequence[np.ndarray], loss: Sequence[np.ndarray], n: int, seed: int) -> dict:
@@ -87,9 +92,14 @@ def falls(budgets: np.ndarray, tokens: Sequence[np.ndarray], loss: Sequence[np.n
     rng = np.random.default_rng(seed)
     drawn = [fit(draw(rng, budgets)) for _ in range(n)]
     return {
-        "slope": slope, "intercept": intercept, "r2": r2, "curvature": bend, "r2_power_law": power,
-        "slope_over_runs": interval([d[0] for d in drawn]), "curvature_over_runs": interval([d[3] for d in drawn]),
-    }  # fmt: skip
+        "slope": slope,
+        "intercept": intercept,
+        "r2": r2,
+        "curvature": bend,
+        "r2_power_law": power,
+        "slope_over_runs": interval([d[0] for d in drawn]),
+        "curvature_over_runs": interval([d[3] for d in drawn]),
+    }
 
 
 def orders(outcome: np.ndarray, n: int, seed: int) -> list[dict]:

@@ -62,9 +62,12 @@ class World:
             return ((chosen * self.length).sum(2) / chosen.sum(2)).mean(1)
 
         return {
-            "reward": (q * self.right).sum(2).mean(1), "cut": (q * ~self.finished).sum(2).mean(1),
-            "length": (q * self.length).sum(2).mean(1), "right": length(self.right), "wrong": length(~self.right),
-        }  # fmt: skip
+            "reward": (q * self.right).sum(2).mean(1),
+            "cut": (q * ~self.finished).sum(2).mean(1),
+            "length": (q * self.length).sum(2).mean(1),
+            "right": length(self.right),
+            "wrong": length(~self.right),
+        }
 
 
 class Groups:

@@ -17,8 +17,19 @@ from pathlib import Path
 __all__ = ["begin", "end", "play", "start"]
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "etude.cli", "etude.report.page", "sims.recipe", "scaled.rl", "scaled.pretrain", "matplotlib.pyplot",
-                               "tensorboard.compat.proto.summary_pb2", "tensorboard.summary.writer.record_writer"])  # fmt: skip
+CONTEXT.set_forkserver_preload(
+    [
+        "torch._dynamo",
+        "etude.cli",
+        "etude.report.page",
+        "sims.recipe",
+        "scaled.rl",
+        "scaled.pretrain",
+        "matplotlib.pyplot",
+        "tensorboard.compat.proto.summary_pb2",
+        "tensorboard.summary.writer.record_writer",
+    ]
+)
 
 
 def smallest(out: Path, *more: object) -> tuple:

@@ -38,11 +38,24 @@ PATIENCE = 10
 mistake noticed too. Where they wait for an hour instead, something is wrong with the tests."""
 HOUR = 3600.0
 WANTED = (
-    "hypothesis.strategies", "pytest", "torch._dynamo", "torch.optim", "transformers.models.qwen3.modeling_qwen3",
-    "transformers.models.qwen3_moe.modeling_qwen3_moe", "transformers.models.auto.modeling_auto", "trl.trainer.grpo_trainer",
-    "trl.trainer.rloo_trainer", "mpmath", "scipy.stats", "tokenizers", "safetensors.torch", "jaxtyping", "beartype.claw",
-    "torchao.prototype.mx_formats.mx_tensor", "torchao.prototype.mx_formats.nvfp4_tensor",
-)  # fmt: skip
+    "hypothesis.strategies",
+    "pytest",
+    "torch._dynamo",
+    "torch.optim",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
+    "transformers.models.auto.modeling_auto",
+    "trl.trainer.grpo_trainer",
+    "trl.trainer.rloo_trainer",
+    "mpmath",
+    "scipy.stats",
+    "tokenizers",
+    "safetensors.torch",
+    "jaxtyping",
+    "beartype.claw",
+    "torchao.prototype.mx_formats.mx_tensor",
+    "torchao.prototype.mx_formats.nvfp4_tensor",
+)
 """What the tests import that is not ours."""
 
 
@@ -72,7 +85,8 @@ def of(name: str, *pairs: tuple[str, ...], test: str = "") -> Iterator[Mutant]:
 
 
 MUTANTS: list[Mutant] = [
-    *of("dr_grpo",
+    *of(
+        "dr_grpo",
         ("relative - relative.mean(1, keepdim=True)", "relative - relative.mean()"),
         ("advantages = centred * (N / (N - 1)) if", "advantages = centred * ((N - 1) / N) if"),
         ("square().sum(1, keepdim=True) / (N - 1)", "square().sum(1, keepdim=True) / N"),
@@ -97,7 +111,8 @@ MUTANTS: list[Mutant] = [
         ("clip_low=3e-4, clip_high=4e-4", "clip_low=4e-4, clip_high=3e-4"),
         ("keep=finished if variant.drop_overlong else None", "keep=finished"),
     ),
-    *of("kl",
+    *of(
+        "kl",
         ("return -log_ratio", "return log_ratio"),
         ("return log_ratio.square() / 2", "return log_ratio.square()"),
         ("return torch.expm1(log_ratio) - log_ratio", "return torch.expm1(-log_ratio) + log_ratio"),
@@ -109,7 +124,8 @@ MUTANTS: list[Mutant] = [
         ("math.expm1(u) - u if", "math.exp(u) - u if"),
         ("    return u / 2", "    return u"),
     ),
-    *of("length_penalty",
+    *of(
+        "length_penalty",
         ("z = (1 - q) * growth", "z = (q - 1) * growth"),
         ("torch.exp(-q * growth)", "torch.exp((1 - q) * growth)"),
         ("torch.where(zero, 1.0, numerator", "torch.where(zero, 0.0, numerator"),
@@ -121,7 +137,8 @@ MUTANTS: list[Mutant] = [
         ("turns: float = 100.0", "turns: float = 20.0"),
         ("total += price[name] * count", "total += count"),
     ),
-    *of("self_summary",
+    *of(
+        "self_summary",
         ("self.length < self.how.trigger", "self.length <= self.how.trigger"),
         ("self.used == self.how.max_segments", "self.used > self.how.max_segments"),
         ("summary = torch.arange(T) >= (T", "summary = torch.arange(T) > (T"),
@@ -138,7 +155,8 @@ MUTANTS: list[Mutant] = [
         ("return advantages.repeat_interleave(counts)", "return (advantages / counts).repeat_interleave(counts)"),
         ("self.length, self.used = prompt, len(prompt), self.used + work", "self.length, self.used = prompt, len(prompt), self.used + 1"),
     ),
-    *of("router_replay",
+    *of(
+        "router_replay",
         ("scores.topk(k, -1)[0][:, -1:]", "scores.topk(k, -1)[0][:, :1]"),
         ("(math.log(alpha) if alpha else -math.inf)", "(alpha - 1 if alpha else -math.inf)"),
         ("plausible = scores >= floor", "plausible = scores > floor"),
@@ -151,7 +169,8 @@ MUTANTS: list[Mutant] = [
         ("missing.any(2).any(0)", "missing.any(2).all(0)"),
         ("(a.unsqueeze(2) == b.unsqueeze(1)).any(2)", "(a == b)"),
     ),
-    *of("packing",
+    *of(
+        "packing",
         ("left, at = min(fits)", "left, at = max(fits)"),
         ("(-lengths).argsort(stable=True)", "lengths.argsort(stable=True)"),
         ("(-costs.double()).argsort(stable=True)", "costs.double().argsort(stable=True)"),
@@ -164,7 +183,8 @@ MUTANTS: list[Mutant] = [
         ("2.0 * config.num_hidden_layers * config.num_attention_heads", "2.0 * config.num_hidden_layers * config.num_key_value_heads"),
         ("config.parameters(active=True) - tables", "config.parameters() - tables"),
     ),
-    *of("quant",
+    *of(
+        "quant",
         ("_product(rounded(grad, form, 1),", "_product(rounded(grad, form, 0),"),
         ("rounded(weight, form, 0, weight=True)", "rounded(weight, form, 1, weight=True)"),
         ("rounded(weight, form, 0, weight=True)", "rounded(weight, form, 0)"),
@@ -185,9 +205,10 @@ MUTANTS: list[Mutant] = [
         ("gates.flatten()[order, None]", "gates.flatten()[:, None]"),
         ("gate, up = grouped_linear(", "up, gate = grouped_linear("),
         ("token = order // gates.shape[1]", "token = order % len(x)"),
-        ('repeat_interleave(block[0], -2)', 'repeat_interleave(block[1], -2)'),
+        ("repeat_interleave(block[0], -2)", "repeat_interleave(block[1], -2)"),
     ),
-    *of("formats",
+    *of(
+        "formats",
         ("size = x.abs().clamp_(max=6.0)", "size = x.abs()"),
         ("large = (exponent + 22) << 23", "large = (exponent + 23) << 23"),
         ("clamp_(min=127)", "clamp_(min=126)"),
@@ -196,12 +217,16 @@ MUTANTS: list[Mutant] = [
         ("2.0 ** (code - 127) for code", "2.0 ** (code - 128) for code"),
         ("*(-size for size in E2M1)", "*(size for size in E2M1)"),
     ),
-    *of("muon",
+    *of(
+        "muon",
         ("(3.4445, -4.7750, 2.0315)\n", "(3.4445, -4.7750, 2.3015)\n"),
         ("steps: int = 5, *", "steps: int = 4, *"),
         ("gram, gram, beta=b, alpha=c)", "gram, gram, beta=c, alpha=b)"),
-        ("tall = G.shape[-2] > G.shape[-1]", "tall = G.shape[-2] < G.shape[-1]",
-         "p(XXᵀ)X = X p(XᵀX): the larger of the two products gives the same, and takes longer."),
+        (
+            "tall = G.shape[-2] > G.shape[-1]",
+            "tall = G.shape[-2] < G.shape[-1]",
+            "p(XXᵀ)X = X p(XᵀX): the larger of the two products gives the same, and takes longer.",
+        ),
         ("buffers, updates, 1 - momentum)", "buffers, updates, momentum)"),
         ("torch._foreach_lerp(updates, buffers, momentum)", "torch._foreach_lerp(updates, buffers, 1 - momentum)"),
         ("updates = torch._foreach_lerp(updates,", "updates = torch._foreach_lerp_(updates,"),
@@ -213,7 +238,8 @@ MUTANTS: list[Mutant] = [
         ("p.ndim < 2 or id(p) in outside or named", "p.ndim < 2 or named"),
         ('{"params": spared, "weight_decay": 0.0}', '{"params": spared, "weight_decay": weight_decay}'),
     ),
-    *of("mtp",
+    *of(
+        "mtp",
         ("(self.hnorm(x), self.enorm(emb))", "(self.enorm(x), self.hnorm(emb))"),
         ("(self.hnorm(x), self.enorm(emb))", "(self.enorm(emb), self.hnorm(x))"),
         ("F.pad(emb[:, k:], (0, 0, 0, min(k, T)))", "F.pad(emb[:, k + 1 :], (0, 0, 0, min(k + 1, T)))"),
@@ -231,7 +257,8 @@ MUTANTS: list[Mutant] = [
         ("& (doc[:, 1:] >= 0)", "& (doc[:, 1:] > 0)"),
         ("rows = hidden[b, (j - k).clamp(min=0)]", "rows = hidden[b, j]"),
     ),
-    *of("engine/decoder",
+    *of(
+        "engine/decoder",
         ("if u[k] * float(q[k, x]) >= float(p[k, x])", "if u[k] * float(q[k, x]) > float(p[k, x])"),
         ("(p[k] - q[k]).clamp_(min=0)", "p[k].clone()"),
         ("return len(draft), invert(p[len(draft)], u[-1])", "return len(draft), invert(p[0], u[-1])"),
@@ -245,27 +272,33 @@ MUTANTS: list[Mutant] = [
         ("self.tokens += p.given", "pass"),
         test="ref/test_mtp",
     ),
-    *of("engine/conversation",
+    *of(
+        "engine/conversation",
         ("conversation = forks[-decoder.retracted]", "conversation = forks[0]"),
         ("conversation.reply(turn[:-1])", "conversation.reply(turn)"),
         test="ref/test_mtp",
     ),
-    *of("engine/layout",
+    *of(
+        "engine/layout",
         ("a.q_norm.weight.to(cos.dtype) * a.head_dim**-0.5", "a.q_norm.weight.to(cos.dtype)"),
         ("scale.roll(a.head_dim // 2, -1) * sin", "scale * sin"),
         ("return qkv * block.input_layernorm.weight.to(cos.dtype), table", "return qkv, table"),
         ("y = unit(x, self.eps) * block.post_attention_layernorm.weight", "y = unit(x, self.eps)"),
-        ("k, v = cache.append(layer, heads[:, H : H + G, None], heads[:, H + G :, None])",
-         "k, v = cache.append(layer, heads[:, H + G :, None], heads[:, H : H + G, None])"),
+        (
+            "k, v = cache.append(layer, heads[:, H : H + G, None], heads[:, H + G :, None])",
+            "k, v = cache.append(layer, heads[:, H + G :, None], heads[:, H : H + G, None])",
+        ),
         test="ref/test_model",
     ),
-    *of("engine/layout",
+    *of(
+        "engine/layout",
         ("dtype=dtype).triu_(1)", "dtype=dtype).triu_(2)"),
         ("self.mask = mask.repeat_interleave(H // G, 0)", "self.mask = mask.repeat(H // G, 1)"),
         ("gates = best.softmax(-1) if self.normalise", "gates = best.softmax(-1) if not self.normalise"),
         test="ref/test_mtp",
     ),
-    *of("network/model",
+    *of(
+        "network/model",
         ("self.q_norm.weight.mul(d**-0.5)", "self.q_norm.weight.div(d)"),
         ("seen = seen & (doc[:, :, None] == doc[:, None, :])", "pass"),
         (".tril(start)[None]", ".tril(start + 1)[None]"),
@@ -280,15 +313,18 @@ MUTANTS: list[Mutant] = [
         ("F.silu(self.gate_proj(x)) * self.up_proj(x)", "F.silu(self.up_proj(x)) * self.gate_proj(x)"),
         ("self.length = min(self.length, length)", "self.length = length"),
         ("self.values = [v[rows] for v in self.values]", "self.values = [v[: len(rows)] for v in self.values]"),
-        ("bias.repeat(1, config.num_attention_heads // config.num_key_value_heads, 1)",
-         "bias.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1)"),
+        (
+            "bias.repeat(1, config.num_attention_heads // config.num_key_value_heads, 1)",
+            "bias.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1)",
+        ),
         ("bias.repeat_interleave(config.num_key_value_heads, 0)", "bias.repeat(config.num_key_value_heads, 1, 1)"),
         ("torch.arange(start, start + T, device=ids.device)", "torch.arange(T, device=ids.device)"),
         ("gate, up = torch.matmul(x, self.gate_up_proj", "up, gate = torch.matmul(x, self.gate_up_proj"),
         ("used = self.num_experts_per_tok if active", "used = 1 if active"),
         ("chunk)[:N]", "chunk)[-N:]"),
     ),
-    *of("network/gradients",
+    *of(
+        "network/gradients",
         ("mul_(-1.0 / x.shape[-1]) * r.square()", "mul_(-1.0) * r.square()"),
         ("g.roll(d // 2, -1), sin.roll(d // 2, -1))", "g.roll(d // 2, -1), sin)"),
         ("sin * weight.roll(d // 2, -1))", "sin * weight)"),
@@ -302,26 +338,32 @@ MUTANTS: list[Mutant] = [
         ("dg = (dy * y).sum(-1).index_select(0, of_token)", "dg = (dy * y).sum(-1)[: len(of_token)]"),
         ("dw = along.flatten(0, 1).sum(0)", "dw = along.flatten(0, 1).mean(0)"),
     ),
-    *of("network/linear_logprob",
+    *of(
+        "network/linear_logprob",
         ("-(logp.exp() * logp).sum(-1)", "(logp.exp() * logp).sum(-1)"),
         ('if other == "teacher" else (logp, logq)', 'if other != "teacher" else (logp, logq)'),
         ("with torch.no_grad():", "with torch.enable_grad():"),
         ("torch.promote_types(hidden.dtype, torch.float32)", "hidden.dtype"),
     ),
-    *of("delta",
+    *of(
+        "delta",
         ("(old.flatten().view(torch.int16) != new.flatten().view(torch.int16))", "(old.flatten() != new.flatten())"),
         ("new = old.flatten().clone()", "new = old.flatten()"),
         ("return positions, new.flatten()[positions]", "return positions, (new - old).flatten()[positions]"),
     ),
-    *of("expert_rows",
+    *of(
+        "expert_rows",
         ("place[order] = torch.arange(len(order), device=order.device)", "place[:] = order"),
         ("return x[order // place.shape[1]]", "return x[order % len(x)]"),
         ("bincount(minlength=num_experts).cumsum(0)", "bincount(minlength=num_experts)"),
-        ("(rows[place].to(wide) * gates.to(wide)[..., None]).sum(1).to(rows.dtype)",
-         "(rows[place] * gates.to(rows.dtype)[..., None]).cumsum(1)[:, -1]"),
+        (
+            "(rows[place].to(wide) * gates.to(wide)[..., None]).sum(1).to(rows.dtype)",
+            "(rows[place] * gates.to(rows.dtype)[..., None]).cumsum(1)[:, -1]",
+        ),
         ("flat.argsort(stable=True)", "flat.flip(0).argsort(stable=True)"),
     ),
-    *of("network/masters",
+    *of(
+        "network/masters",
         ("copy.deepcopy(model).to(dtype)", "model.to(dtype)"),
         ("        self.copy_down()", "        pass"),
         ("            work.grad = None", "            pass"),
@@ -329,7 +371,8 @@ MUTANTS: list[Mutant] = [
         ("m for m, _ in used], max_norm)", "m for m, _ in used], max_norm, 1.0)"),
         ("self.masters = model.float()", "self.masters = model.to(dtype).float()"),
     ),
-    *of("engine/sampler",
+    *of(
+        "engine/sampler",
         ("torch.where(sampled, self.version, -1)", "torch.where(sampled, 0, -1)"),
         ("torch.where(sampled, self.version, -1)", "torch.full_like(tokens, self.version)"),
         ("        self.version = version\n", "        pass\n"),
@@ -339,7 +382,8 @@ MUTANTS: list[Mutant] = [
         ("copy.deepcopy(model).to(dtype)", "model.to(dtype)"),
         ("live[at], finished[row] = False, True", "live[at] = False"),
     ),
-    *of("cpt",
+    *of(
+        "cpt",
         ("size <= 5 * wanted", "size <= 50 * wanted"),
         ("wanted / 3 <= size", "wanted / 30 <= size"),
         ("(doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)", "(doc[:, 1:] == doc[:, :-1])"),
@@ -354,7 +398,8 @@ MUTANTS: list[Mutant] = [
         ("if free >= len(piece)", "if free > len(piece)"),
         ("fullest = min(range(len(room))", "fullest = max(range(len(room))"),
     ),
-    *of("network/checkpoint",
+    *of(
+        "network/checkpoint",
         ('"norm_topk_prob": False,', '"norm_topk_prob": True,'),
         ('"router_aux_loss_coef": 0.001}', '"router_aux_loss_coef": 0.01}'),
         ('record.get("rope_theta") or 10_000.0', 'record.get("rope_theta") or 1_000_000.0'),
@@ -363,7 +408,7 @@ MUTANTS: list[Mutant] = [
         ("room -= size", "room = max_bytes - size"),
         ('f"{layer}.{e}.down_proj.weight": (e,)', 'f"{layer}.{e}.down_proj.weight": (e - 1,)'),
     ),
-]  # fmt: skip
+]
 
 
 def mutated(mutant: Mutant, source: str) -> str:

@@ -19,10 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STDLIB = set(sys.stdlib_module_names)
 ROOMS = {"kit", "ref", "kernels", "scaled", "sims", "lessons", "etude", "app"}
 # What the two strict rooms may import beside the standard library, and which rooms each may know.
-LIBRARIES = {
-    "ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "tokenizers"},
-    "kernels": {"torch", "triton", "jaxtyping"},
-}
+LIBRARIES = {"ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "tokenizers"}, "kernels": {"torch", "triton", "jaxtyping"}}
 MAY = {
     "ref": {"ref"},
     "kernels": {"kernels", "ref"},
@@ -51,10 +48,7 @@ def imported(source: str, package: tuple[str, ...]) -> set[str]:
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
             found |= {f"{module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
-            "importlib.import_module",
-            "__import__",
-        ):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
             if node.args and isinstance(node.args[0], ast.Constant):
                 found.add(node.args[0].value)
     return found
@@ -97,9 +91,7 @@ def test_a_technique_is_read_by_itself():
     techniques = {t.ref.removesuffix(".py").replace("/", ".") for t in catalog.TECHNIQUES if t.ref}
     for name in techniques:
         found = imports(ROOT / (name.replace(".", "/") + ".py"))
-        others = {
-            m for m in found for other in techniques - {name} if m == other or m.startswith(other + ".")
-        }
+        others = {m for m in found for other in techniques - {name} if m == other or m.startswith(other + ".")}
         assert not others, f"{name} imports {others}"
 
 
@@ -161,8 +153,16 @@ def test_a_gap_in_the_chain_is_seen():
     """Every link, taken away, is missed."""
     claimed = {claim["experiment"] for claim in json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))}
     whole, text = catalog.find("quant"), (ROOT / "README.md").read_text(encoding="utf-8")
-    for change in ({"lesson": None}, {"lesson": "lessons/05_kl.py"}, {"scaled": "scaled/nothing.py"}, {"kernel": "kernels/nothing.py"},
-                   {"sim": "sims/behaviour.py"}, {"figure": None}, {"page": "nothing"}, {"tests": ()}):  # fmt: skip
+    for change in (
+        {"lesson": None},
+        {"lesson": "lessons/05_kl.py"},
+        {"scaled": "scaled/nothing.py"},
+        {"kernel": "kernels/nothing.py"},
+        {"sim": "sims/behaviour.py"},
+        {"figure": None},
+        {"page": "nothing"},
+        {"tests": ()},
+    ):
         assert broken_links(dataclasses.replace(whole, **change), text, claimed), change
     assert broken_links(whole, text, claimed - {"low-precision"}) == ["results/claims.json has no claim of low-precision"]
     assert len(broken_links(whole, text.replace("low-precision", ""), claimed)) == 2

@@ -19,10 +19,7 @@ def test_bench_model_writes_what_it_prints(tmp_path, capsys):
     assert path.name.startswith("model-") and json.loads(path.read_text()) == record
     shown = capsys.readouterr().out
     for result in record["results"]:
-        assert (
-            set(result["tokens_per_second"]) == set(result["gate"]["loss"])
-            and len(result["gate"]["loss"]) == 5
-        )
+        assert set(result["tokens_per_second"]) == set(result["gate"]["loss"]) and len(result["gate"]["loss"]) == 5
         assert f"{result['ratio']:.2f} times their fastest" in shown
     assert {"cpu", "cores", "torch", "transformers", "commit"} <= set(record["machine"])
 
@@ -30,11 +27,7 @@ def test_bench_model_writes_what_it_prints(tmp_path, capsys):
 @pytest.mark.parametrize("spoil, message", [(2.0, "the loss of etude is"), (-1.0, "the loss of etude is")])
 def test_a_wrong_loss_shows_no_speed(monkeypatch, capsys, spoil, message):
     right = Transformer.logprob
-    monkeypatch.setattr(
-        Transformer,
-        "logprob",
-        lambda self, h, t: right(self, h, t) * (spoil if h.dtype == torch.float32 else 1),
-    )
+    monkeypatch.setattr(Transformer, "logprob", lambda self, h, t: right(self, h, t) * (spoil if h.dtype == torch.float32 else 1))
     with pytest.raises(RunError, match=message):
         bench.model(None, **SMALL)
     assert "tokens/s" not in capsys.readouterr().out
@@ -53,10 +46,14 @@ def test_a_wrong_gradient_shows_no_speed(monkeypatch, capsys):
     assert "tokens/s" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("device", "name"), [
-    ("Intel(R) Xeon(R) Processor", "intel-xeon-processor"), ("Intel(R) Core(TM) i7-8550U CPU @ 1.80GHz", "intel-core-i7-8550u-cpu-1-80ghz"),
-    ("NVIDIA H200", "nvidia-h200"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("Intel(R) Xeon(R) Processor", "intel-xeon-processor"),
+        ("Intel(R) Core(TM) i7-8550U CPU @ 1.80GHz", "intel-core-i7-8550u-cpu-1-80ghz"),
+        ("NVIDIA H200", "nvidia-h200"),
+    ],
+)
 def test_a_record_is_named_after_the_device(tmp_path, device, name):
     record = {"what": "x"}
     assert bench.written(record, None, "plan", device) is record and not list(tmp_path.iterdir())
@@ -77,9 +74,7 @@ def test_batches_repeat_or_do_not():
 
 def test_the_order_turns():
     seen = []
-    bench.take_turns(
-        {name: lambda ids, name=name: seen.append(name) or 1.0 for name in "abc"}, iter(range(9)), 2
-    )
+    bench.take_turns({name: lambda ids, name=name: seen.append(name) or 1.0 for name in "abc"}, iter(range(9)), 2)
     assert "".join(seen) == "abcbcacababc"
 
 

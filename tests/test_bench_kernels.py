@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from etude.bench import kernel_cases, kernels as bench_kernels
+from etude.bench import kernel_cases
+from etude.bench import kernels as bench_kernels
 from kit.settings import RunError
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -20,7 +21,9 @@ def test_every_gate_opens():
     assert len(names) > 20
 
 
-@pytest.mark.parametrize("made", [kernel_cases.quantisers, kernel_cases.products, kernel_cases.expert_products, kernel_cases.heads], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "made", [kernel_cases.quantisers, kernel_cases.products, kernel_cases.expert_products, kernel_cases.heads], ids=lambda f: f.__name__
+)
 def test_a_gate_shuts_on_a_wrong_result(made, monkeypatch):
     """The same cases with kernels that are off by a little."""
 
@@ -35,9 +38,11 @@ def test_a_gate_shuts_on_a_wrong_result(made, monkeypatch):
         return wrong
 
     for module, names in (
-        (kernel_cases.quant, ("mxfp8_quantize", "mxfp8_quantize_both", "nvfp4_quantize", "blockwise_fp8_quantize")), (kernel_cases.gemm, ("linear",)),
-        (kernel_cases.grouped_gemm, ("expert_rows", "expert_weights")), (kernel_cases.linear_logprob, ("linear_logprob",)),
-    ):  # fmt: skip
+        (kernel_cases.quant, ("mxfp8_quantize", "mxfp8_quantize_both", "nvfp4_quantize", "blockwise_fp8_quantize")),
+        (kernel_cases.gemm, ("linear",)),
+        (kernel_cases.grouped_gemm, ("expert_rows", "expert_weights")),
+        (kernel_cases.linear_logprob, ("linear_logprob",)),
+    ):
         for name in names:
             monkeypatch.setattr(module, name, off(getattr(module, name)))
     for case in made(DEVICE, True):

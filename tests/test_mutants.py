@@ -37,9 +37,16 @@ def test_a_line_that_is_not_there_once_is_named(source, times):
 
 @pytest.mark.parametrize(
     "end, same, code, says",
-    [("failed", "", 0, "1 killed"), ("endless", "", 0, "1 killed"), ("passed", "", 1, "SURVIVED"), ("passed", "cannot be told", 0, "same "),
-     ("failed", "cannot be told", 1, "KILLED"), ("broken", "", 1, "BROKEN"), ("broken", "cannot be told", 1, "BROKEN")],
-)  # fmt: skip
+    [
+        ("failed", "", 0, "1 killed"),
+        ("endless", "", 0, "1 killed"),
+        ("passed", "", 1, "SURVIVED"),
+        ("passed", "cannot be told", 0, "same "),
+        ("failed", "cannot be told", 1, "KILLED"),
+        ("broken", "", 1, "BROKEN"),
+        ("broken", "cannot be told", 1, "BROKEN"),
+    ],
+)
 def test_what_is_reported(capsys, end, same, code, says):
     mutant = Mutant("ref/a.py", "x = 1", "x = 3", "tests/test_a.py", same)
     assert mutants.report([(mutant, {"end": end, "said": "test_b: wrong"})]) == code

@@ -49,12 +49,19 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
             print(f"round {number + 1} of {rounds}: {name}, {way}: {seconds[name][way][-1]:.2f} s", flush=True)
     found = {name: {"seconds": one, **summary(one)} for name, one in seconds.items()}
     for name, one in found.items():
-        print(f"{name:10s} alone {one['alone_s']:6.2f} s, {one['faster_than_threads']:.2f} times as fast as with threads; "
-              f"beside {cores()} busy programs {one['slower_in_a_crowd']:.2f} times slower")  # fmt: skip
+        print(
+            f"{name:10s} alone {one['alone_s']:6.2f} s, {one['faster_than_threads']:.2f} times as fast as with threads; "
+            f"beside {cores()} busy programs {one['slower_in_a_crowd']:.2f} times slower"
+        )
     record = {
         "what": "seconds of a run's parts alone, alone with threads instead of processes, and beside as many busy programs as cores",
-        "command": "etude bench crowded", "machine": machine(), "busy": cores(), "rounds": rounds, "rollouts": ROLLOUTS, "parts": found,
-    }  # fmt: skip
+        "command": "etude bench crowded",
+        "machine": machine(),
+        "busy": cores(),
+        "rounds": rounds,
+        "rollouts": ROLLOUTS,
+        "parts": found,
+    }
     return written(record, out, "crowded", record["machine"]["cpu"])
 
 
@@ -63,8 +70,9 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
     ratio = {way: [b / a for a, b in zip(seconds["alone"], seconds[way], strict=True)] for way in ("threads", "crowded")}
     return {
         **{f"{way}_s": statistics.median(seconds[way]) for way in WAYS},
-        "faster_than_threads": statistics.median(ratio["threads"]), "slower_in_a_crowd": statistics.median(ratio["crowded"]),
-    }  # fmt: skip
+        "faster_than_threads": statistics.median(ratio["threads"]),
+        "slower_in_a_crowd": statistics.median(ratio["crowded"]),
+    }
 
 
 def parts_of(root: Path) -> dict[str, Callable[[], object]]:
@@ -109,10 +117,12 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
             evaluation.measure_decoding(reference, decoded, language, tasks, config, rounds=1)
 
     return {
-        "sampling": lambda: rollouts(ROLLOUTS["sampling"]), "step": lambda: improve(config, learner, reference, batch, 0),
-        **({"decoding": decode} if decoded is not None else {}), "evaluation": lambda: rollouts(ROLLOUTS["evaluation"]),
+        "sampling": lambda: rollouts(ROLLOUTS["sampling"]),
+        "step": lambda: improve(config, learner, reference, batch, 0),
+        **({"decoding": decode} if decoded is not None else {}),
+        "evaluation": lambda: rollouts(ROLLOUTS["evaluation"]),
         "products": lambda: agent.on_cores(products, range(cores())),
-    }  # fmt: skip
+    }
 
 
 @contextlib.contextmanager
@@ -132,8 +142,11 @@ def threads() -> Iterator[None]:
         return [function(part) for part in parts]
 
     try:
-        with mock.patch.multiple(agent, on_cores=here, LEAST=800, MOST=800), mock.patch.object(reinforcement, "on_cores", here), \
-             mock.patch.object(evaluation, "one_thread", contextlib.nullcontext):  # fmt: skip
+        with (
+            mock.patch.multiple(agent, on_cores=here, LEAST=800, MOST=800),
+            mock.patch.object(reinforcement, "on_cores", here),
+            mock.patch.object(evaluation, "one_thread", contextlib.nullcontext),
+        ):
             yield
     finally:
         torch.set_num_threads(before)

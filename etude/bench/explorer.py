@@ -28,10 +28,13 @@ def bench(out: Path | None = Path("results")) -> dict:
     for one in controls:
         print(f"{one['page']:11s} {one['control']:22s} median {one['median_s'] * 1e3:4.0f} ms, slowest {max(one['seconds']) * 1e3:4.0f} ms")
     record = {
-        "what": "seconds from a slider's move to the page drawn anew, server side, wall clock", "command": "etude bench explorer",
-        "machine": machine(), "median_s": statistics.median(every), "slowest_control_median_s": max(one["median_s"] for one in controls),
+        "what": "seconds from a slider's move to the page drawn anew, server side, wall clock",
+        "command": "etude bench explorer",
+        "machine": machine(),
+        "median_s": statistics.median(every),
+        "slowest_control_median_s": max(one["median_s"] for one in controls),
         "controls": controls,
-    }  # fmt: skip
+    }
     print(f"all redraws: median {record['median_s'] * 1e3:.0f} ms; the slowest control's median {record['slowest_control_median_s'] * 1e3:.0f} ms")
     return written(record, out, "explorer", record["machine"]["cpu"])
 

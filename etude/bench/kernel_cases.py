@@ -103,10 +103,13 @@ def products(on: str, tiny: bool) -> Iterator[Case]:
             if scaled is not None:
                 baselines["torch, 1 × 128 by 128 × 128"] = scaled
         yield Case(
-            f"product, {form}", f"{n}³", three_ways(*product_ways(a[:256], b, form), f"product, {form}"),
+            f"product, {form}",
+            f"{n}³",
+            three_ways(*product_ways(a[:256], b, form), f"product, {form}"),
             {"kernel": partial(gemm.matmul, left, right, torch.bfloat16), "kernel with quantisation": partial(gemm.linear, a, b, form)},
-            baselines, flops=2 * n**3,
-        )  # fmt: skip
+            baselines,
+            flops=2 * n**3,
+        )
 
 
 def product_ways(a: Tensor, b: Tensor, form: str) -> tuple[Callable, Callable, Callable]:
@@ -155,9 +158,13 @@ def expert_products(on: str, tiny: bool) -> Iterator[Case]:
             }
             for kind, (kernel, theirs) in kinds.items():
                 yield Case(
-                    f"experts, {kind}", size, grouped_gate(kind, kernel, x, w, up, ends),
-                    {f"kernel, {form}": partial(kernel, form) for form in operands}, {"torch._grouped_mm, bfloat16": theirs}, flops=2 * N * D * J,
-                )  # fmt: skip
+                    f"experts, {kind}",
+                    size,
+                    grouped_gate(kind, kernel, x, w, up, ends),
+                    {f"kernel, {form}": partial(kernel, form) for form in operands},
+                    {"torch._grouped_mm, bfloat16": theirs},
+                    flops=2 * N * D * J,
+                )
 
 
 def grouped_gate(kind: str, kernel: Callable, x: Tensor, w: Tensor, up: Tensor, ends: Tensor) -> Callable[[], str | None]:
@@ -201,10 +208,13 @@ def layers(on: str, tiny: bool) -> Iterator[Case]:
             return None if share <= 0.002 else f"{share:.2%} of the codes differ"
 
         yield Case(
-            f"SwiGLU and {form}", f"{N} × {I}", gate, {"kernel": partial(experts.activation, h, form)},
+            f"SwiGLU and {form}",
+            f"{N} × {I}",
+            gate,
+            {"kernel": partial(experts.activation, h, form)},
             {"torch, then our quantiser": lambda form=form: gemm.operand(F.silu(h[:, :I]) * h[:, I:], form), COPY: copy_of(int(N * I * width), on)},
             int(N * I * width),
-        )  # fmt: skip
+        )
 
 
 def heads(on: str, tiny: bool) -> Iterator[Case]:
@@ -235,15 +245,19 @@ def heads(on: str, tiny: bool) -> Iterator[Case]:
         note = {"extra_memory_share_of_float32_logits": round(extra / (4 * N * V), 4)}
     for backward in (False, True):
         yield Case(
-            "log-prob and entropy" + (", gradients" if backward else ""), f"{N} × {D} × {V}",
+            "log-prob and entropy" + (", gradients" if backward else ""),
+            f"{N} × {D} × {V}",
             three_ways(
-                partial(run, linear_logprob.linear_logprob, backward, *few), partial(run, ref_logprob.linear_logprob, backward, *few),
-                partial(run, ref_logprob.linear_logprob, backward, *wide), "linear_logprob",
+                partial(run, linear_logprob.linear_logprob, backward, *few),
+                partial(run, ref_logprob.linear_logprob, backward, *few),
+                partial(run, ref_logprob.linear_logprob, backward, *wide),
+                "linear_logprob",
             ),
             {"kernel": partial(run, linear_logprob.linear_logprob, backward, hidden, weight, targets)},
             {"torch, 1024 tokens at a time": partial(run, chunked, backward, hidden, weight, targets)},
-            flops=2 * N * D * V * (4 if backward else 1), note=note if backward else {},
-        )  # fmt: skip
+            flops=2 * N * D * V * (4 if backward else 1),
+            note=note if backward else {},
+        )
 
 
 def routers(on: str, tiny: bool) -> Iterator[Case]:
@@ -269,9 +283,12 @@ def routers(on: str, tiny: bool) -> Iterator[Case]:
 
     yield Case("router", f"{N} × {E}, top {k}", gate, {"kernel": partial(expert_rows.route, scores, k)}, {"softmax, topk, gather": eager})
     yield Case(
-        "router with filtered replay", f"{N} × {E}, top {k}", gate, {"kernel": partial(expert_rows.route, scores, k, replayed, alpha)},
+        "router with filtered replay",
+        f"{N} × {E}, top {k}",
+        gate,
+        {"kernel": partial(expert_rows.route, scores, k, replayed, alpha)},
         {"ref": partial(router_replay.route, scores, k, replayed, alpha), "softmax, topk, gather": eager},
-    )  # fmt: skip
+    )
 
 
 def dispatch(on: str, tiny: bool) -> Iterator[Case]:
@@ -298,16 +315,28 @@ def dispatch(on: str, tiny: bool) -> Iterator[Case]:
 
     size, bytes_moved = f"{N} × {k} × {D}", (N * k + N) * D * 2
     yield Case(
-        "sort by expert", f"{N} × {k}, {E} experts", gate, {"kernel": partial(expert_rows.sort_by_expert, chosen, E)}, {"argsort, bincount": sorted_by_torch}
+        "sort by expert",
+        f"{N} × {k}, {E} experts",
+        gate,
+        {"kernel": partial(expert_rows.sort_by_expert, chosen, E)},
+        {"argsort, bincount": sorted_by_torch},
     )
     yield Case(
-        "permute", size, gate, {"kernel": partial(expert_rows.permute, x, order, place)},
-        {"index_select": lambda: x[order // k], COPY: copy_of(bytes_moved, on)}, bytes_moved,
-    )  # fmt: skip
+        "permute",
+        size,
+        gate,
+        {"kernel": partial(expert_rows.permute, x, order, place)},
+        {"index_select": lambda: x[order // k], COPY: copy_of(bytes_moved, on)},
+        bytes_moved,
+    )
     yield Case(
-        "unpermute", size, gate, {"kernel": partial(expert_rows.unpermute, rows, order, place, gates)},
-        {"gather, multiply, sum": summed_by_torch, COPY: copy_of(bytes_moved, on)}, bytes_moved,
-    )  # fmt: skip
+        "unpermute",
+        size,
+        gate,
+        {"kernel": partial(expert_rows.unpermute, rows, order, place, gates)},
+        {"gather, multiply, sum": summed_by_torch, COPY: copy_of(bytes_moved, on)},
+        bytes_moved,
+    )
 
 
 def deltas(on: str, tiny: bool) -> Iterator[Case]:
@@ -329,9 +358,13 @@ def deltas(on: str, tiny: bool) -> Iterator[Case]:
 
     size = 4 * n + 10 * len(positions)
     yield Case(
-        "delta, encode", f"{n} weights, 1% changed", gate, {"kernel": partial(delta.encode_delta, old, new)},
-        {"torch.nonzero": partial(ref_delta.encode_delta, old, new), COPY: copy_of(size, on)}, size,
-    )  # fmt: skip
+        "delta, encode",
+        f"{n} weights, 1% changed",
+        gate,
+        {"kernel": partial(delta.encode_delta, old, new)},
+        {"torch.nonzero": partial(ref_delta.encode_delta, old, new), COPY: copy_of(size, on)},
+        size,
+    )
 
 
 def orthogonal(on: str, tiny: bool) -> Iterator[Case]:
@@ -340,6 +373,9 @@ def orthogonal(on: str, tiny: bool) -> Iterator[Case]:
         ours, theirs = (partial(f, G, dtype=torch.bfloat16) for f in (newton_schulz.newton_schulz, muon.newton_schulz))
         exact = partial(muon.newton_schulz, G.double(), dtype=torch.float64)
         yield Case(
-            "Newton–Schulz, bfloat16", " × ".join(map(str, shape)), three_ways(ours, theirs, exact, "newton_schulz"), {"kernel": ours},
+            "Newton–Schulz, bfloat16",
+            " × ".join(map(str, shape)),
+            three_ways(ours, theirs, exact, "newton_schulz"),
+            {"kernel": ours},
             {"torch, bfloat16": theirs},
-        )  # fmt: skip
+        )

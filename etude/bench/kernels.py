@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from etude.bench.training import written
 from etude.bench.kernel_cases import Case, cases
+from etude.bench.training import written
 from kit.process import machine
 from kit.settings import RunError
 
@@ -35,8 +35,11 @@ def kernels(out: Path | None = Path("results"), rounds: int = 15) -> dict:
         torch.cuda.empty_cache()
     record = {
         "what": "kernels beside what one would otherwise call, seconds and ratios",
-        "command": "etude bench kernels", "machine": machine() | device(), "rounds": rounds, "results": results,
-    }  # fmt: skip
+        "command": "etude bench kernels",
+        "machine": machine() | device(),
+        "rounds": rounds,
+        "results": results,
+    }
     return written(record, out, "kernels", device()["gpu"])
 
 

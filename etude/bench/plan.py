@@ -50,13 +50,19 @@ def bench(out: Path | None = Path("results")) -> dict:
     ratios = [one["predicted_s"] / one["measured_s"] for one in measured["steps"]]
     record = {
         "what": "seconds of a training step (forward, backward, AdamW), predicted by scaled/plan.py from this machine's figures, and measured",
-        "command": "etude bench plan", "machine": machine(), "ranks": RANKS, "rounds": ROUNDS, **measured,
+        "command": "etude bench plan",
+        "machine": machine(),
+        "ranks": RANKS,
+        "rounds": ROUNDS,
+        **measured,
         "predicted_over_measured": {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)},
-    }  # fmt: skip
+    }
     print("this machine, a rank: " + ", ".join(f"{name} {value:.3g}" for name, value in measured["hardware"].items()))
     for one in measured["steps"]:
-        print(f"{one['shape']:6s} dp {one['dp']} cp {one['cp']} ep {one['ep']}: predicted {one['predicted_s'] * 1e3:6.0f} ms, measured "
-              f"{one['measured_s'] * 1e3:6.0f} ms [{one['least_s'] * 1e3:.0f}, {one['most_s'] * 1e3:.0f}], {one['predicted_s'] / one['measured_s']:.2f}")
+        print(
+            f"{one['shape']:6s} dp {one['dp']} cp {one['cp']} ep {one['ep']}: predicted {one['predicted_s'] * 1e3:6.0f} ms, measured "
+            f"{one['measured_s'] * 1e3:6.0f} ms [{one['least_s'] * 1e3:.0f}, {one['most_s'] * 1e3:.0f}], {one['predicted_s'] / one['measured_s']:.2f}"
+        )
     print("predicted over measured: median {median:.2f}, from {least:.2f} to {most:.2f}".format(**record["predicted_over_measured"]))
     return written(record, out, "plan", record["machine"]["cpu"])
 
@@ -135,15 +141,29 @@ def rank(path: Path) -> None:
                     seconds = median_of(step_of(config, rows, length))
                 one = plan(config, Layout(**layout), rows, length, computed=4, remake=False)
                 parts = one.seconds(here, Layout(**layout))
-                steps.append({
-                    "shape": name, **layout, "rows": rows, "length": length, "parameters": one.parameters,
-                    "predicted_s": parts["network"] + max(parts["compute"], parts["memory"]), "predicted": parts,
-                    "measured_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds),
-                })  # fmt: skip
+                steps.append(
+                    {
+                        "shape": name,
+                        **layout,
+                        "rows": rows,
+                        "length": length,
+                        "parameters": one.parameters,
+                        "predicted_s": parts["network"] + max(parts["compute"], parts["memory"]),
+                        "predicted": parts,
+                        "measured_s": statistics.median(seconds),
+                        "least_s": min(seconds),
+                        "most_s": max(seconds),
+                    }
+                )
         if me == 0:
             some = found["small"]
-            shown = {"GFLOP/s": statistics.median(h.flops for h in found.values()) / 1e9, "GB/s": some.bandwidth / 1e9,
-                     "link GB/s": some.near / 1e9, "latency µs": some.latency * 1e6, "efficiency": efficiency}  # fmt: skip
+            shown = {
+                "GFLOP/s": statistics.median(h.flops for h in found.values()) / 1e9,
+                "GB/s": some.bandwidth / 1e9,
+                "link GB/s": some.near / 1e9,
+                "latency µs": some.latency * 1e6,
+                "efficiency": efficiency,
+            }
             atomic_write(path, json.dumps({"hardware": shown, "steps": steps}))
 
 

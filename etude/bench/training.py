@@ -27,11 +27,7 @@ BATCHES = {"new": "a new batch every step, as in training", "same": "the same ba
 
 
 def model(
-    out: Path | None = Path("results"),
-    batch: int = 32,
-    length: int = 128,
-    dtypes: tuple[str, ...] = ("bfloat16", "float32"),
-    rounds: int = 15,
+    out: Path | None = Path("results"), batch: int = 32, length: int = 128, dtypes: tuple[str, ...] = ("bfloat16", "float32"), rounds: int = 15
 ) -> dict:
     """Times training steps of `batch` rows of `length` tokens, prints a table and writes out/model-CPU.json.
 
@@ -41,9 +37,7 @@ def model(
     try:
         import transformers
     except ImportError:
-        raise RunError(
-            "etude bench model compares with transformers; install it: pip install transformers"
-        ) from None
+        raise RunError("etude bench model compares with transformers; install it: pip install transformers") from None
     import torch
 
     from ref.network.model import Config
@@ -61,12 +55,8 @@ def model(
             raise RunError(f"dtype expects bfloat16 or float32, got {dtype!r}")
         steps, gate = contenders(config, batch, length, getattr(torch, dtype))
         for kind in BATCHES:
-            seconds = take_turns(
-                steps, batches(config.vocab_size, batch, length, fresh=kind == "new"), rounds
-            )
-            results.append(
-                {"dtype": dtype, "batches": kind, "gate": gate, **summary(seconds, batch * length)}
-            )
+            seconds = take_turns(steps, batches(config.vocab_size, batch, length, fresh=kind == "new"), rounds)
+            results.append({"dtype": dtype, "batches": kind, "gate": gate, **summary(seconds, batch * length)})
             show(results[-1])
     record = {
         "what": "tokens/s of a training step (forward and backward), ref.network.model beside transformers' Qwen3Moe",
@@ -139,20 +129,15 @@ def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callab
     truth = gradients(exact)
     size = sum(g.square().sum() for g in truth.values()) ** 0.5
     errors = {
-        name: (sum((g - truth[k]).square().sum() for k, g in gradients(network).items()) ** 0.5 / size).item()
-        for name, network in networks.items()
+        name: (sum((g - truth[k]).square().sum() for k, g in gradients(network).items()) ** 0.5 / size).item() for name, network in networks.items()
     }
     tolerance = 0.01 if dtype == torch.bfloat16 else 1e-5
     wrong = [name for name in losses if not abs(losses[name] / loss - 1) <= tolerance]
     if wrong:
-        raise RunError(
-            f"no speed to show: the loss of {wrong[0]} is {losses[wrong[0]]:.6f}, in float64 {loss:.6f}"
-        )
+        raise RunError(f"no speed to show: the loss of {wrong[0]} is {losses[wrong[0]]:.6f}, in float64 {loss:.6f}")
     best = min(error for name, error in errors.items() if name != OURS)
     if not errors[OURS] <= 2 * best:
-        raise RunError(
-            f"no speed to show: relative error of the gradient {errors[OURS]:.2e}, of theirs {best:.2e}"
-        )
+        raise RunError(f"no speed to show: relative error of the gradient {errors[OURS]:.2e}, of theirs {best:.2e}")
     for network in networks.values():
         network.zero_grad()
     gate = {"loss_float64": loss, "loss": losses, "gradient_error": errors}
@@ -172,10 +157,7 @@ def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callab
 
 def gradients(network) -> dict:
     """Parameter name, as ours → gradient in float64."""
-    return {
-        name.removeprefix("model.").replace("mlp.experts.", "mlp."): parameter.grad.double()
-        for name, parameter in network.named_parameters()
-    }
+    return {name.removeprefix("model.").replace("mlp.experts.", "mlp."): parameter.grad.double() for name, parameter in network.named_parameters()}
 
 
 def batches(vocab_size: int, batch: int, length: int, fresh: bool) -> Iterator:
@@ -213,12 +195,7 @@ def summary(seconds: dict[str, list[float]], tokens: int) -> dict:
     quarter = len(ratios) // 4
     return {
         "tokens_per_second": {
-            name: {
-                "median": round(middle[name], 1),
-                "min": round(min(values), 1),
-                "max": round(max(values), 1),
-            }
-            for name, values in rates.items()
+            name: {"median": round(middle[name], 1), "min": round(min(values), 1), "max": round(max(values), 1)} for name, values in rates.items()
         },
         "their_fastest": fastest,
         "ratio": round(statistics.median(ratios), 3),
@@ -232,14 +209,10 @@ def show(result: dict) -> None:
     from rich.table import Table
 
     title = f"training step, {result['dtype']}, {BATCHES[result['batches']]}"
-    table = Table(
-        "", "tokens/s", "min – max", box=None, header_style="bold", title=title, title_justify="left"
-    )
+    table = Table("", "tokens/s", "min – max", box=None, header_style="bold", title=title, title_justify="left")
     for name, rate in result["tokens_per_second"].items():
         table.add_row(name, f"{rate['median']:,.0f}", f"{rate['min']:,.0f} – {rate['max']:,.0f}")
     low, high = result["ratio_middle_half"]
     console = Console()
     console.print(table)
-    console.print(
-        f"{result['ratio']:.2f} times their fastest (middle half of the rounds: {low:.2f} – {high:.2f})\n"
-    )
+    console.print(f"{result['ratio']:.2f} times their fastest (middle half of the rounds: {low:.2f} – {high:.2f})\n")

@@ -7,9 +7,7 @@ from etude.explorer.page import LESSON, Page, show
 
 __all__ = ["PAGES", "Page", "start"]
 
-PAGES: tuple[Page, ...] = tuple(
-    module.PAGE for module in (recipe, mtp, advantages, kl, penalties, summary, replay, claims)
-)
+PAGES: tuple[Page, ...] = tuple(module.PAGE for module in (recipe, mtp, advantages, kl, penalties, summary, replay, claims))
 
 
 def start(first: str = "recipe") -> None:

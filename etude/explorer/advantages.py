@@ -17,16 +17,40 @@ LONGEST, MOST = 2048, 32
 NAMES = {"dr_grpo": "Dr. GRPO", "grpo": "GRPO", "rloo": "RLOO", "dapo": "DAPO", "gspo": "GSPO"}
 STYLES = {"dr_grpo": ("blue", "o"), "grpo": ("orange", "s"), "rloo": ("green", "^"), "dapo": ("purple", "D"), "gspo": ("red", "v")}
 PRESETS: dict[str, list[tuple[float, int, bool]]] = {
-    "half right": [(1.0, 30, False), (1.0, 45, False), (1.0, 60, False), (1.0, 38, False),
-                   (0.0, 52, False), (0.0, 35, False), (0.0, 70, False), (0.0, 41, False)],
-    "equally correct": [(0.991, 30, False), (0.989, 45, False), (0.990, 60, False), (0.992, 38, False),
-                        (0.990, 52, False), (0.991, 35, False), (0.988, 70, False), (0.990, 41, False)],
+    "half right": [
+        (1.0, 30, False),
+        (1.0, 45, False),
+        (1.0, 60, False),
+        (1.0, 38, False),
+        (0.0, 52, False),
+        (0.0, 35, False),
+        (0.0, 70, False),
+        (0.0, 41, False),
+    ],
+    "equally correct": [
+        (0.991, 30, False),
+        (0.989, 45, False),
+        (0.990, 60, False),
+        (0.992, 38, False),
+        (0.990, 52, False),
+        (0.991, 35, False),
+        (0.988, 70, False),
+        (0.990, 41, False),
+    ],
     "one success": [(1.0, 40, False), *[(0.0, 40, False)] * 7],
-    "long wrong answers": [(1.0, 20, False), (1.0, 25, False), (1.0, 30, False), (1.0, 35, False),
-                           (0.0, 60, False), (0.0, 120, False), (0.0, 240, False), (0.0, 480, False)],
+    "long wrong answers": [
+        (1.0, 20, False),
+        (1.0, 25, False),
+        (1.0, 30, False),
+        (1.0, 35, False),
+        (0.0, 60, False),
+        (0.0, 120, False),
+        (0.0, 240, False),
+        (0.0, 480, False),
+    ],
     "cut off": [(1.0, 40, False), (1.0, 90, False), (0.0, 50, False), (0.0, 70, False), (0.0, 128, True), (0.0, 128, True)],
     "all equal": [(1.0, 20, False), (1.0, 40, False), (1.0, 80, False), (1.0, 160, False)],
-}  # fmt: skip
+}
 """Reward, length in tokens, and whether the length limit cut it off."""
 
 
@@ -37,6 +61,7 @@ def frame(group: Sequence[tuple]) -> pd.DataFrame:
 
 def encode(edited: pd.DataFrame) -> str:
     """The table as the URL holds it: reward_length, an x behind what was cut off, rows joined by ~; an empty cell is empty."""
+
     def cell(value: object) -> str:
         return "" if pd.isna(value) else f"{value:.10g}"
 
@@ -114,13 +139,17 @@ def editor() -> pd.DataFrame:
             except RunError as error:
                 st.error(str(error))
     edited = st.data_editor(
-        state["begin"], key=f"group-{state['turn']}", num_rows="dynamic", width="stretch", hide_index=True,
+        state["begin"],
+        key=f"group-{state['turn']}",
+        num_rows="dynamic",
+        width="stretch",
+        hide_index=True,
         column_config={
             "reward": st.column_config.NumberColumn("reward", format="%.4g", help="what the rollout earned"),
             "length": st.column_config.NumberColumn("length", format="%d", help="tokens that the policy wrote"),
             "cut off": st.column_config.CheckboxColumn("cut off", help="by the length limit; DAPO drops it"),
         },
-    )  # fmt: skip
+    )
     code = encode(edited)
     code = None if code == encode(frame(PRESETS[preset])) else code
     if code is None:
@@ -151,10 +180,23 @@ def draw() -> None:
     left, right = st.columns([2, 3])
     with left:
         edited = editor()
-        longest = st.slider("Longest allowed response, tokens", 64, LONGEST, 512, 64, key="longest", bind="query-params",
-                            help="Dr. GRPO divides by rollouts × this, whatever the rollouts' own lengths; it is a part of no other member.")  # fmt: skip
-        relative = st.toggle("Weights relative to the largest", True, key="relative", bind="query-params",
-                             help="Adam takes most of a common factor away; what is left is how a member's weights compare.")  # fmt: skip
+        longest = st.slider(
+            "Longest allowed response, tokens",
+            64,
+            LONGEST,
+            512,
+            64,
+            key="longest",
+            bind="query-params",
+            help="Dr. GRPO divides by rollouts × this, whatever the rollouts' own lengths; it is a part of no other member.",
+        )
+        relative = st.toggle(
+            "Weights relative to the largest",
+            True,
+            key="relative",
+            bind="query-params",
+            help="Adam takes most of a common factor away; what is left is how a member's weights compare.",
+        )
     rewards, lengths, cut = checked(edited)
     if max(lengths) > longest:
         raise RunError(f"a rollout of {max(lengths)} tokens is longer than the longest allowed, {longest}")
@@ -164,22 +206,41 @@ def draw() -> None:
     advantages = [row | {NAMES[name]: a[i] for name, (a, _) in found.items()} for i, row in enumerate(given)]
     weights = [row | {NAMES[name]: w[i] / scale[name] for name, (_, w) in found.items()} for i, row in enumerate(given)]
     with right:
-        figure(drawn(tuple((name, tuple(a)) for name, (a, _) in found.items()), "advantage"), "advantages", advantages,
-               "Advantage of each rollout: reward minus baseline, in GRPO, DAPO and GSPO divided by the group's deviation.")  # fmt: skip
+        figure(
+            drawn(tuple((name, tuple(a)) for name, (a, _) in found.items()), "advantage"),
+            "advantages",
+            advantages,
+            "Advantage of each rollout: reward minus baseline, in GRPO, DAPO and GSPO divided by the group's deviation.",
+        )
         unit = "weight of a token" + (", relative" if relative else "")
-        figure(drawn(tuple((name, tuple(x / scale[name] for x in w)) for name, (_, w) in found.items()), unit),
-               "weights-relative" if relative else "weights", weights,
-               "What each of the rollout's tokens is pushed by: minus the gradient of the loss at ratio one.")  # fmt: skip
+        figure(
+            drawn(tuple((name, tuple(x / scale[name] for x in w)) for name, (_, w) in found.items()), unit),
+            "weights-relative" if relative else "weights",
+            weights,
+            "What each of the rollout's tokens is pushed by: minus the gradient of the loss at ratio one.",
+        )
     st.subheader("Advantages")
     table(advantages, "advantages-table")
     st.subheader("Weight of each token")
     table(weights, "weights-table")
     st.subheader("The group as a whole")
-    st.markdown("The last column: how much a token of the longest rollout is pushed per unit of advantage, over the same of the shortest; "
-                "1 where length does not matter. Rollouts that are not pushed at all are left out; empty where fewer than two are left.")  # fmt: skip
-    table([{"member": NAMES[name], "sum of advantages": round(math.fsum(a), 12) + 0.0, "largest advantage": max(map(abs, a)),
-            "largest weight of a token": max(map(abs, w)), "longest ÷ shortest": _length_bias(a, w, lengths)}
-           for name, (a, w) in found.items()], "group")  # fmt: skip
+    st.markdown(
+        "The last column: how much a token of the longest rollout is pushed per unit of advantage, over the same of the shortest; "
+        "1 where length does not matter. Rollouts that are not pushed at all are left out; empty where fewer than two are left."
+    )
+    table(
+        [
+            {
+                "member": NAMES[name],
+                "sum of advantages": round(math.fsum(a), 12) + 0.0,
+                "largest advantage": max(map(abs, a)),
+                "largest weight of a token": max(map(abs, w)),
+                "longest ÷ shortest": _length_bias(a, w, lengths),
+            }
+            for name, (a, w) in found.items()
+        ],
+        "group",
+    )
 
 
 def _length_bias(advantages: Sequence[float], weights: Sequence[float], lengths: Sequence[int]) -> float | None:

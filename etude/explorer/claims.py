@@ -18,23 +18,41 @@ LAW_MARKS = {"holds": "●", "broken": "✕"}
 def rows(claims: list[dict]) -> list[dict]:
     """Claims as the table shows them. RunError where one is not what `etude claims` writes."""
     try:
-        return [{"verdict": f"{MARKS[c['verdict']]} {c['verdict']}", "measured": figures.measured(c), "claim": c["claim"],
-                 "source": c["source"], "rule": figures.ruled(c), "how it was decided": c["note"] or "",
-                 "play it again": c["command"]} for c in claims]  # fmt: skip
+        return [
+            {
+                "verdict": f"{MARKS[c['verdict']]} {c['verdict']}",
+                "measured": figures.measured(c),
+                "claim": c["claim"],
+                "source": c["source"],
+                "rule": figures.ruled(c),
+                "how it was decided": c["note"] or "",
+                "play it again": c["command"],
+            }
+            for c in claims
+        ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"results/claims.json holds what etude claims does not write ({type(error).__name__}: {error}); gather again") from None
 
 
 def law_rows(claims: list[dict]) -> list[dict]:
     """Laws as the table shows them."""
-    return [{"": f"{LAW_MARKS[c['verdict']]} {c['verdict']}", "law": c["claim"], "deviation": figures.measured(c),
-             "bound": figures.bound(c), "source": c["source"], "how it was decided": c["note"] or "", "play it again": c["command"]} for c in claims]  # fmt: skip
+    return [
+        {
+            "": f"{LAW_MARKS[c['verdict']]} {c['verdict']}",
+            "law": c["claim"],
+            "deviation": figures.measured(c),
+            "bound": figures.bound(c),
+            "source": c["source"],
+            "how it was decided": c["note"] or "",
+            "play it again": c["command"],
+        }
+        for c in claims
+    ]
 
 
 def open_rows(claims: list[dict], words: str) -> list[dict]:
     """Statements that nothing tests and that have all these words, as the table shows them."""
-    found = [{"statement": statement.says, "section": statement.section, "why it is not tested": why}
-             for statement, why in open_statements(claims)]  # fmt: skip
+    found = [{"statement": statement.says, "section": statement.section, "why it is not tested": why} for statement, why in open_statements(claims)]
     return [row for row in found if has(" ".join(row.values()), words)]
 
 
@@ -45,10 +63,12 @@ def has(text: str, words: str) -> bool:
 def chosen(claims: list[dict], verdicts: list[str], experiments: list[str], words: str) -> list[dict]:
     """Claims of these verdicts and experiments (none given: of all) whose text has all these words."""
     return [
-        c for c in claims
-        if (not verdicts or c["verdict"] in verdicts) and (not experiments or c["experiment"] in experiments)
+        c
+        for c in claims
+        if (not verdicts or c["verdict"] in verdicts)
+        and (not experiments or c["experiment"] in experiments)
         and has(f"{c['claim']} {c['source']} {c['note']}", words)
-    ]  # fmt: skip
+    ]
 
 
 def draw() -> None:
@@ -60,8 +80,9 @@ def draw() -> None:
     st.markdown(figures.covered(everything))
     left, right = st.columns([2, 1])
     with left:
-        experiments = st.multiselect("Experiments", list(dict.fromkeys(c["experiment"] for c in everything)), key="experiment",
-                                     bind="query-params", placeholder="all")  # fmt: skip
+        experiments = st.multiselect(
+            "Experiments", list(dict.fromkeys(c["experiment"] for c in everything)), key="experiment", bind="query-params", placeholder="all"
+        )
     with right:
         words = st.text_input("Words", key="words", bind="query-params", placeholder="k1 gradient")
     verdicts = st.pills("Verdicts", list(MARKS), selection_mode="multi", key="verdict", bind="query-params")

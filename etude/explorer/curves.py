@@ -44,38 +44,92 @@ class Panel:
 _AHEAD = {1: "one ahead", 2: "two", 3: "three"}
 PANELS: dict[str, tuple[Panel, ...]] = {
     "RL: reward": (
-        Panel("reward", "Reward and success", ("rl",), {"success": "success", "reward": "reward"}, "mean over the batch",
-              "Every step plays prompts never seen before: this cannot rise by memory. Reward lies below success by the penalties."),
-        Panel("success", "Held-out success", (), {}, "share of tasks",
-              "Hollow: before RL; filled: after it. Whiskers are 95% bootstrap intervals over held-out tasks."),
+        Panel(
+            "reward",
+            "Reward and success",
+            ("rl",),
+            {"success": "success", "reward": "reward"},
+            "mean over the batch",
+            "Every step plays prompts never seen before: this cannot rise by memory. Reward lies below success by the penalties.",
+        ),
+        Panel(
+            "success",
+            "Held-out success",
+            (),
+            {},
+            "share of tasks",
+            "Hollow: before RL; filled: after it. Whiskers are 95% bootstrap intervals over held-out tasks.",
+        ),
     ),
     "RL: length, drift": (
-        Panel("length", "Tokens of a rollout", ("rl",), {"tokens": "tokens"}, "tokens",
-              "The length penalty pulls it down; a crash towards zero would mean that the agent gives up."),
-        Panel("drift", "Distance from where RL began", ("rl",), {"kl": "k1"}, "nats a rollout",
-              "A slow rise is learning, a jump is trouble."),
+        Panel(
+            "length",
+            "Tokens of a rollout",
+            ("rl",),
+            {"tokens": "tokens"},
+            "tokens",
+            "The length penalty pulls it down; a crash towards zero would mean that the agent gives up.",
+        ),
+        Panel("drift", "Distance from where RL began", ("rl",), {"kl": "k1"}, "nats a rollout", "A slow rise is learning, a jump is trouble."),
     ),
     "RL: calls, entropy": (
-        Panel("calls", "Invalid calls", ("rl",), {"invalid_calls": "invalid calls"}, "a rollout",
-              "Calls that the world could not follow. They cost reward and should not grow."),
-        Panel("entropy", "Entropy, by samples", ("rl",), {"nll": "entropy"}, "nats a token",
-              "What is left of the policy's uncertainty; near zero it no longer explores."),
+        Panel(
+            "calls",
+            "Invalid calls",
+            ("rl",),
+            {"invalid_calls": "invalid calls"},
+            "a rollout",
+            "Calls that the world could not follow. They cost reward and should not grow.",
+        ),
+        Panel(
+            "entropy",
+            "Entropy, by samples",
+            ("rl",),
+            {"nll": "entropy"},
+            "nats a token",
+            "What is left of the policy's uncertainty; near zero it no longer explores.",
+        ),
     ),
     "Pretraining": (
-        Panel("loss", "Training loss", ("cpt", "long", "sft"), {"loss": "loss"}, "nats a token",
-              "Short context, long context, demonstrations. Each has data of its own, so a jump between them is no fault.", "tokens"),
-        Panel("perplexity", "Held-out codebase", ("cpt", "long", "sft"), {"codebase_ppl": "perplexity"}, "perplexity a token",
-              "On code that training never saw, while it reads code; SFT, on the agent's work only, is not measured here.", "tokens", True),
+        Panel(
+            "loss",
+            "Training loss",
+            ("cpt", "long", "sft"),
+            {"loss": "loss"},
+            "nats a token",
+            "Short context, long context, demonstrations. Each has data of its own, so a jump between them is no fault.",
+            "tokens",
+        ),
+        Panel(
+            "perplexity",
+            "Held-out codebase",
+            ("cpt", "long", "sft"),
+            {"codebase_ppl": "perplexity"},
+            "perplexity a token",
+            "On code that training never saw, while it reads code; SFT, on the agent's work only, is not measured here.",
+            "tokens",
+            True,
+        ),
     ),
     "Drafts": (
-        Panel("draft-kl", "Draft heads' distance from the main head", ("mtp", "long", "sft", "rl"),
-              {f"kl_{depth}": words for depth, words in _AHEAD.items()}, "KL, nats",
-              "How far each draft layer is from what it imitates; distilled first, then trained along."),
-        Panel("draft-agreement", "Drafts that match", ("mtp", "long", "sft", "rl"),
-              {f"agree_{depth}": words for depth, words in _AHEAD.items()}, "share of positions",
-              "How often a draft's first choice is the main head's: the higher, the more drafts stand."),
+        Panel(
+            "draft-kl",
+            "Draft heads' distance from the main head",
+            ("mtp", "long", "sft", "rl"),
+            {f"kl_{depth}": words for depth, words in _AHEAD.items()},
+            "KL, nats",
+            "How far each draft layer is from what it imitates; distilled first, then trained along.",
+        ),
+        Panel(
+            "draft-agreement",
+            "Drafts that match",
+            ("mtp", "long", "sft", "rl"),
+            {f"agree_{depth}": words for depth, words in _AHEAD.items()},
+            "share of positions",
+            "How often a draft's first choice is the main head's: the higher, the more drafts stand.",
+        ),
     ),
-}  # fmt: skip
+}
 """What the radio button offers; two pictures each, because drawing is what a redraw waits for."""
 
 
@@ -95,14 +149,20 @@ def rows(panel: Panel, runs: Sequence["Played"], smooth: int) -> list[dict]:
     """The numbers that are drawn, one point a row."""
     if not panel.series:
         parts = ("value", "low", "high")
-        return [{"run": run.name, "measure": name, "when": when, **dict(zip(parts, triple, strict=True))}
-                for run in runs for name, *pair in run.successes for when, triple in zip(("before RL", "after RL"), pair, strict=True)]  # fmt: skip
+        return [
+            {"run": run.name, "measure": name, "when": when, **dict(zip(parts, triple, strict=True))}
+            for run in runs
+            for name, *pair in run.successes
+            for when, triple in zip(("before RL", "after RL"), pair, strict=True)
+        ]
     found = []
     for run in runs:
         for key in panel.series:
             xs, ys = run.series[f"{panel.name}/{key}"]
-            found += [{"run": run.name, "curve": key, panel.x: x, "value": y, "smoothed": s}
-                      for x, y, s in zip(xs.tolist(), ys.tolist(), _smooth(panel, ys, smooth).tolist(), strict=True)]  # fmt: skip
+            found += [
+                {"run": run.name, "curve": key, panel.x: x, "value": y, "smoothed": s}
+                for x, y, s in zip(xs.tolist(), ys.tolist(), _smooth(panel, ys, smooth).tolist(), strict=True)
+            ]
     return found
 
 
@@ -160,12 +220,19 @@ def _successes(ax, runs: Sequence["Played"]) -> None:
             for side, (value, low, high) in enumerate(pair):
                 x = names.index(name) + (number - (len(runs) - 1) / 2) * 0.24 + (0.05 if side else -0.05)
                 colour = colours[number % len(colours)]
-                ax.errorbar(x, value, [[max(value - low, 0)], [max(high - value, 0)]], fmt=mark, color=colour, markersize=7, capsize=2,
-                            markerfacecolor=colour if side else "white", label=legible(run.name) if side and name == names[0] else None)  # fmt: skip
+                ax.errorbar(
+                    x,
+                    value,
+                    [[max(value - low, 0)], [max(high - value, 0)]],
+                    fmt=mark,
+                    color=colour,
+                    markersize=7,
+                    capsize=2,
+                    markerfacecolor=colour if side else "white",
+                    label=legible(run.name) if side and name == names[0] else None,
+                )
     ax.set_xticks(range(len(names)), names)
     ax.set_xlim(-0.6, len(names) - 0.4)
     ax.set_ylim(0, 1.05)
     if len(runs) > 1:
         ax.legend(frameon=False, fontsize=8, loc="lower right")
-
-

@@ -25,6 +25,7 @@ __all__ = ["FOLDER", "again", "arrays", "load", "remembered", "unreadable", "wri
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "examples"
 
+
 def _step(value: Any) -> dict:
     given = isinstance(value, dict) and value.get("kind") == "given"
     return {"tokens": [str]} if given else {"kind": str, "drafted": [str], "accepted": int, "added": [str]}
@@ -35,16 +36,36 @@ _FACT = {"file": str, "fact": str, "needed": bool, "fate": str}
 _PAID = {"success": bool, "reward": NUMBER, "tests": NUMBER, "effort": NUMBER, "invalid": NUMBER, "kl": NUMBER, "contexts": [[int], ...]}
 _DRAFTS = {"drafted": [int, ...], "accepted": [int, ...]}
 SHAPES: dict[str, dict] = {
-    "rollouts": {"rollouts": [{"task": str, "success": bool, "own_tokens": int, "given_tokens": int, "calls": int, "turns": int,
-                               "invalid_calls": int, "text": str}, ...]},
-    "chain": {"trigger": int, "chains": [{
-        "task": str, "success": bool, "saved": int, "place": int, "group": [_PAID, ...], "contexts": [[_PIECE, ...], ...],
-        "notes": [{"summary": str, "scripted": str, "facts": [_FACT]}],
-    }]},
-    "routing": {"sampler": str, "trainer": str, "alphas": [NUMBER, ...], "played": int, "chosen": str,
-                "rollouts": [{"task": str, "success": bool, "tokens": [str, ...], "sampled": [int, ...]}, ...]},
+    "rollouts": {
+        "rollouts": [
+            {"task": str, "success": bool, "own_tokens": int, "given_tokens": int, "calls": int, "turns": int, "invalid_calls": int, "text": str},
+            ...,
+        ]
+    },
+    "chain": {
+        "trigger": int,
+        "chains": [
+            {
+                "task": str,
+                "success": bool,
+                "saved": int,
+                "place": int,
+                "group": [_PAID, ...],
+                "contexts": [[_PIECE, ...], ...],
+                "notes": [{"summary": str, "scripted": str, "facts": [_FACT]}],
+            }
+        ],
+    },
+    "routing": {
+        "sampler": str,
+        "trainer": str,
+        "alphas": [NUMBER, ...],
+        "played": int,
+        "chosen": str,
+        "rollouts": [{"task": str, "success": bool, "tokens": [str, ...], "sampled": [int, ...]}, ...],
+    },
     "drafting": {"task": str, "tasks": int, "identical": int, "turns": [int, ...], "drafts": {"1": _DRAFTS, ...: _DRAFTS}, "steps": [_step, ...]},
-}  # fmt: skip
+}
 """What the pages need of each JSON, as `files.unlike` takes it."""
 ARRAYS = {"routing": ("behavior", "logp"), "token-distributions": ("policy", "reference")}
 """The arrays that they need of each NPZ."""

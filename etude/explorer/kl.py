@@ -85,9 +85,7 @@ def enumerated(policy: Tensor, reference: Tensor) -> dict[str, tuple[float, floa
     return found
 
 
-def estimates(
-    family: str, divergence: float, samples: int, seed: int, folder: Path | None = None
-) -> tuple[list[dict], dict[str, np.ndarray]]:
+def estimates(family: str, divergence: float, samples: int, seed: int, folder: Path | None = None) -> tuple[list[dict], dict[str, np.ndarray]]:
     """A row for each estimator, and its values."""
     logp, ref_logp, exact = pair(family, divergence, samples, seed, folder)
     known = moments(family, divergence, seed, folder)
@@ -95,9 +93,18 @@ def estimates(
     for kind in kl.KINDS:
         value, (mean, variance) = kl.token_kl(logp, ref_logp, kind).numpy(), known[kind]
         values[kind] = value
-        rows.append({"estimator": kind, "mean": value.mean(), "standard error": value.std(ddof=1) / len(value) ** 0.5,
-                     "variance": value.var(ddof=1), "exact KL": exact, "bias, exact": mean - exact, "mean, exact": mean,
-                     "variance, exact": variance})  # fmt: skip
+        rows.append(
+            {
+                "estimator": kind,
+                "mean": value.mean(),
+                "standard error": value.std(ddof=1) / len(value) ** 0.5,
+                "variance": value.var(ddof=1),
+                "exact KL": exact,
+                "bias, exact": mean - exact,
+                "mean, exact": mean,
+                "variance, exact": variance,
+            }
+        )
     return rows, values
 
 
@@ -141,8 +148,17 @@ def draw() -> None:
         bins = []
         for kind, value in values.items():
             colour, dash, _ = STYLES[kind]
-            shares, edges, _ = histogram.hist(value, 60, range=spread, weights=np.full(len(value), 1 / len(value)), histtype="step",
-                                              color=COLOURS[colour], linestyle=dash, linewidth=1.6, label=kind)  # fmt: skip
+            shares, edges, _ = histogram.hist(
+                value,
+                60,
+                range=spread,
+                weights=np.full(len(value), 1 / len(value)),
+                histtype="step",
+                color=COLOURS[colour],
+                linestyle=dash,
+                linewidth=1.6,
+                label=kind,
+            )
             bins += [{"estimator": kind, "from": low, "to": high, "share": share} for low, high, share in zip(edges, edges[1:], shares)]
         histogram.axvline(rows[0]["exact KL"], color="black", linewidth=1, label="exact KL")
         histogram.legend(frameon=False, fontsize=8)
@@ -158,18 +174,26 @@ def draw() -> None:
                 curve.plot(row["exact KL"], row[key], mark, color=COLOURS[colour], markersize=8, markerfacecolor=filled)
                 points.append({"estimator": kind, "what": f"{family}, {what}", "KL": row["exact KL"], "variance": row[key]})
         curve.axvline(kl.crossing(), color=COLOURS["grey"], linewidth=1)
-        curve.annotate(f"Gaussians' k1 and k3\ncross at {kl.crossing():.3f}", (kl.crossing(), 0.004), xytext=(4, 0), textcoords="offset points",
-                       fontsize=8)  # fmt: skip
+        curve.annotate(
+            f"Gaussians' k1 and k3\ncross at {kl.crossing():.3f}", (kl.crossing(), 0.004), xytext=(4, 0), textcoords="offset points", fontsize=8
+        )
         curve.set(yscale="log")
         curve.minorticks_off()
         curve.legend(frameon=False, fontsize=8, loc="lower right")
-        figure(fig, "kl-estimators", points, "Variance over the KL. Lines: two Gaussians; hollow marks: this pair, exactly; filled: these samples. "
-               "Where the two part, rare tokens decide, and the samples missed them.")  # fmt: skip
+        figure(
+            fig,
+            "kl-estimators",
+            points,
+            "Variance over the KL. Lines: two Gaussians; hollow marks: this pair, exactly; filled: these samples. "
+            "Where the two part, rare tokens decide, and the samples missed them.",
+        )
     table(rows, "kl-estimates")
     st.subheader("The gradient of each, against ∇KL(π‖π_ref)")
-    st.markdown("By full enumeration over a small vocabulary, nothing sampled. Medians over twenty pairs of random "
-                "softmax policies, whatever is chosen above. The size is the norm beside the right gradient's; a distance of 0 is that gradient, of "
-                "1 no use at all.")  # fmt: skip
+    st.markdown(
+        "By full enumeration over a small vocabulary, nothing sampled. Medians over twenty pairs of random "
+        "softmax policies, whatever is chosen above. The size is the norm beside the right gradient's; a distance of 0 is that gradient, of "
+        "1 no use at all."
+    )
     table(gradients(), "kl-gradients")
 
 

@@ -19,8 +19,7 @@ MOST = 8
 """Drafts of a pass that the sliders go up to."""
 
 
-ROW = {"tasks": int, **dict.fromkeys(("alpha", "draft_cost", "verify_cost", "opening_cost", "speedup", "speedup_low", "speedup_high"),
-                                     files.NUMBER)}  # fmt: skip
+ROW = {"tasks": int, **dict.fromkeys(("alpha", "draft_cost", "verify_cost", "opening_cost", "speedup", "speedup_low", "speedup_high"), files.NUMBER)}
 """What is needed of a measurement."""
 
 
@@ -57,8 +56,12 @@ def speeds(alpha: float, cost: float, verify: float, opening: float, folder: Pat
     """A row for every number of drafts: tokens a pass and speed-ups as `sims/drafting.py` predicts them, and the measured one."""
     known, lengths, rows = measured(), np.array(examples.load("drafting", folder)["turns"]), []
     for drafts in range(1, MOST + 1):
-        row = {"drafts": drafts, "tokens a pass": drafting.predicted(alpha, drafts, 0.0), "predicted": drafting.predicted(alpha, drafts, cost),
-               "predicted, with turns": drafting.with_turns(alpha, drafts, cost, verify, opening, lengths)}  # fmt: skip
+        row = {
+            "drafts": drafts,
+            "tokens a pass": drafting.predicted(alpha, drafts, 0.0),
+            "predicted": drafting.predicted(alpha, drafts, cost),
+            "predicted, with turns": drafting.with_turns(alpha, drafts, cost, verify, opening, lengths),
+        }
         if drafts in known:
             row |= {"measured": known[drafts]["speedup"], "low": known[drafts]["speedup_low"], "high": known[drafts]["speedup_high"]}
         rows.append(row)
@@ -87,7 +90,12 @@ def by_depth(rows: list[dict], alpha: float) -> None:
     ax.plot([row["depth"] for row in rows], [row["from α"] for row in rows], "s--", color=COLOURS["orange"], label=f"α = {alpha:g} at every depth")
     ax.set(ylim=(0, 1.05), xticks=range(1, len(rows) + 1))
     ax.legend(frameon=False, fontsize=9, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0)
-    figure(fig, "mtp-acceptance", rows, "How often a draft of each depth stood, counted on the agent's rollouts, and what one α for all depths would give.")
+    figure(
+        fig,
+        "mtp-acceptance",
+        rows,
+        "How often a draft of each depth stood, counted on the agent's rollouts, and what one α for all depths would give.",
+    )
 
 
 def by_drafts(rows: list[dict], drafts: int) -> None:
@@ -103,8 +111,13 @@ def by_drafts(rows: list[dict], drafts: int) -> None:
     ax.axhline(1, color=COLOURS["grey"], linestyle=":", linewidth=1)
     ax.set(xticks=at, ylim=(0, None))
     ax.legend(frameon=False, fontsize=9, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0)
-    figure(fig, "mtp-speed", rows, "Speed-up by number of drafts: dashed as the formula has it, solid with short turns and the cost of verifying, both "
-           "from the controls; diamonds are measured, with 95% intervals over tasks.")  # fmt: skip
+    figure(
+        fig,
+        "mtp-speed",
+        rows,
+        "Speed-up by number of drafts: dashed as the formula has it, solid with short turns and the cost of verifying, both "
+        "from the controls; diamonds are measured, with 95% intervals over tasks.",
+    )
 
 
 def step_rows(steps: list[dict]) -> list[dict]:
@@ -113,8 +126,17 @@ def step_rows(steps: list[dict]) -> list[dict]:
     for step in steps:
         if step["kind"] != "given":
             drafted = step["drafted"]
-            rows.append({"pass": len(rows) + 1, "kind": step["kind"], "drafted": len(drafted), "accepted": step["accepted"],
-                         "rejected": len(drafted) - step["accepted"], "drafts": "".join(drafted), "added": "".join(step["added"])})  # fmt: skip
+            rows.append(
+                {
+                    "pass": len(rows) + 1,
+                    "kind": step["kind"],
+                    "drafted": len(drafted),
+                    "accepted": step["accepted"],
+                    "rejected": len(drafted) - step["accepted"],
+                    "drafts": "".join(drafted),
+                    "added": "".join(step["added"]),
+                }
+            )
     return rows
 
 
@@ -132,16 +154,23 @@ def decode(found: dict, again: str) -> None:
             continue
         number += 1
         taken, told = step["accepted"], f"pass {number}, {step['kind']}"
-        parts += [spans.spans(step["drafted"][:taken], "accepted", told), spans.spans(step["drafted"][taken:], "rejected", told),
-                  spans.spans(step["added"], "added", told)]  # fmt: skip
+        parts += [
+            spans.spans(step["drafted"][:taken], "accepted", told),
+            spans.spans(step["drafted"][taken:], "rejected", told),
+            spans.spans(step["added"], "added", told),
+        ]
         if number == at:
             break
     spans.write(parts, ("given", "accepted", "rejected", "added"))
     some = rows[:at]
     drafted, accepted, rejected = (sum(row[key] for row in some) for key in ("drafted", "accepted", "rejected"))
     written = accepted + sum(len(step["added"]) for step in [s for s in steps if s["kind"] != "given"][:at])
-    spans.metrics(("Drafted", drafted, None), ("Accepted", accepted, None), ("Rejected", rejected, None),
-                  ("Tokens a pass", f"{written / at:.2f}", f"{written} tokens in {at} passes."))  # fmt: skip
+    spans.metrics(
+        ("Drafted", drafted, None),
+        ("Accepted", accepted, None),
+        ("Rejected", rejected, None),
+        ("Tokens a pass", f"{written / at:.2f}", f"{written} tokens in {at} passes."),
+    )
     table(some, "mtp-passes")
 
 
@@ -157,21 +186,46 @@ def draw() -> None:
     one, two, three, four, five = st.columns(5)
     drafts = one.slider("Drafts a pass (γ)", 1, MOST, min(max(known), MOST), key="drafts", bind="query-params")
     alpha = two.slider("α, chance that a draft stands", *near("alpha", 0.0, 1.0), 0.01, key="alpha", bind="query-params")
-    cost = three.slider("Cost of a draft (c)", *near("draft_cost", 0.0, 1.0), 0.01, key="cost", bind="query-params",
-                        help="In passes of the trunk over one row, as the next two.")  # fmt: skip
-    verify = four.slider("Cost of verifying", *near("verify_cost", 1.0, 3.0), 0.01, key="verify", bind="query-params",
-                         help="A pass over the drafts. Theory takes it to be 1.")  # fmt: skip
-    opening = five.slider("Cost of an opening", *near("opening_cost", 1.0, 4.0), 0.01, key="opening", bind="query-params",
-                          help="A turn's first pass reads a prompt or an answer with nothing drafted, drafts or not.")  # fmt: skip
+    cost = three.slider(
+        "Cost of a draft (c)",
+        *near("draft_cost", 0.0, 1.0),
+        0.01,
+        key="cost",
+        bind="query-params",
+        help="In passes of the trunk over one row, as the next two.",
+    )
+    verify = four.slider(
+        "Cost of verifying",
+        *near("verify_cost", 1.0, 3.0),
+        0.01,
+        key="verify",
+        bind="query-params",
+        help="A pass over the drafts. Theory takes it to be 1.",
+    )
+    opening = five.slider(
+        "Cost of an opening",
+        *near("opening_cost", 1.0, 4.0),
+        0.01,
+        key="opening",
+        bind="query-params",
+        help="A turn's first pass reads a prompt or an answer with nothing drafted, drafts or not.",
+    )
     rows = speeds(alpha, cost, verify, opening, folder)
     here = rows[drafts - 1]
     spans.metrics(
         ("Tokens a pass, at best", f"{here['tokens a pass']:.2f}", "If text were one long turn."),
         ("Predicted", f"{here['predicted']:.2f}×", "By the formula."),
-        ("Predicted, with turns", f"{here['predicted, with turns']:.2f}×", "The agent's own short turns, the cost of verifying and of openings counted."),
-        ("Measured", f"{here['measured']:.2f}×" if "measured" in here else "–",
-         f"results/figures/{MEASURED.name}: {deepest['tasks']} tasks at batch 1, with the α and the costs that were measured."),
-    )  # fmt: skip
+        (
+            "Predicted, with turns",
+            f"{here['predicted, with turns']:.2f}×",
+            "The agent's own short turns, the cost of verifying and of openings counted.",
+        ),
+        (
+            "Measured",
+            f"{here['measured']:.2f}×" if "measured" in here else "–",
+            f"results/figures/{MEASURED.name}: {deepest['tasks']} tasks at batch 1, with the α and the costs that were measured.",
+        ),
+    )
     left, right = st.columns(2)
     with left:
         by_depth(depths(alpha, drafts, folder), alpha)
@@ -180,8 +234,10 @@ def draw() -> None:
     st.caption(f"Measured, and where the sliders begin: {measured_by()}.")
     table(rows, "mtp-speed-up")
     st.subheader("One decode, pass by pass")
-    st.markdown(f"The agent after RL, greedy, on `{found['task']}`. In {found['identical']} of {found['tasks']} tasks the tokens are those of plain "
-                "decoding, all of them: drafts change the speed and nothing else.")  # fmt: skip
+    st.markdown(
+        f"The agent after RL, greedy, on `{found['task']}`. In {found['identical']} of {found['tasks']} tasks the tokens are those of plain "
+        "decoding, all of them: drafts change the speed and nothing else."
+    )
     decode(found, examples.again(folder))
 
 
@@ -191,8 +247,8 @@ PAGE = Page(
     says="Small layers on top of the trunk guess the tokens after the next. The trunk checks all guesses in one pass and keeps those that it would "
     "have written itself.",
     formula=r"\text{speed-up} = \frac{1-\alpha^{\gamma+1}}{(1-\alpha)(\gamma c + 1)}",
-    look="where drafts pay, the formula promises more than an agent gets: its turns are short, every turn opens with a pass that nothing was drafted for, and a pass over "
-    "several rows is not free here.",
+    look="where drafts pay, the formula promises more than an agent gets: its turns are short, every turn opens with a pass that nothing was "
+    "drafted for, and a pass over several rows is not free here.",
     draw=draw,
     code=(drafting.predicted, drafting.with_turns, decoder.accept, mtp.MTPLayer),
     technique="mtp",

@@ -18,10 +18,22 @@ from sims.agent import Payment, pay
 RECIPE = Payment()
 BENDS = (0.0, 1e-6, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 PRICES = (0.0, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
-HIGHEST = {"thinking_tokens": 5.0, "tool_call_tokens": 5.0, "tool_output_tokens": 2.0, "final_message_tokens": 5.0, "tool_calls": 50.0,
-           "turns": 200.0}  # fmt: skip
-WORDS = {"thinking_tokens": "thinking token", "tool_call_tokens": "token of a call", "tool_output_tokens": "token of tool output",
-         "final_message_tokens": "token of the final message", "tool_calls": "tool call", "turns": "turn"}  # fmt: skip
+HIGHEST = {
+    "thinking_tokens": 5.0,
+    "tool_call_tokens": 5.0,
+    "tool_output_tokens": 2.0,
+    "final_message_tokens": 5.0,
+    "tool_calls": 50.0,
+    "turns": 200.0,
+}
+WORDS = {
+    "thinking_tokens": "thinking token",
+    "tool_call_tokens": "token of a call",
+    "tool_output_tokens": "token of tool output",
+    "final_message_tokens": "token of the final message",
+    "tool_calls": "tool call",
+    "turns": "turn",
+}
 CALL, OUTPUT = 12, 300
 """Tokens that a call of the example takes to write, and that its answer has."""
 
@@ -49,12 +61,24 @@ def ranked(found: list[dict], payment: Payment) -> list[dict]:
     for number, r in enumerate(found):
         x, parts = spent(r, payment)
         rank, was = (1 + sum(other > rewards[number] for other in rewards) for rewards in (after, before))
-        rows.append({
-            "rank": rank, "without a penalty": was, "rollout": number + 1, "task": r["task"], "success": r["success"], "reward": parts["reward"],
-            "effort": x, "C(effort)": length_penalty(x, payment.k, payment.q), "next unit costs": marginal_cost(x, payment.k, payment.q),
-            "own tokens": r["own_tokens"], "given tokens": r["given_tokens"], "calls": r["calls"], "turns": r["turns"],
-            "invalid calls": r["invalid_calls"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "rank": rank,
+                "without a penalty": was,
+                "rollout": number + 1,
+                "task": r["task"],
+                "success": r["success"],
+                "reward": parts["reward"],
+                "effort": x,
+                "C(effort)": length_penalty(x, payment.k, payment.q),
+                "next unit costs": marginal_cost(x, payment.k, payment.q),
+                "own tokens": r["own_tokens"],
+                "given tokens": r["given_tokens"],
+                "calls": r["calls"],
+                "turns": r["turns"],
+                "invalid calls": r["invalid_calls"],
+            }
+        )
     return sorted(rows, key=lambda row: (row["rank"], row["rollout"]))
 
 
@@ -72,9 +96,11 @@ def ways(most: int, weights: EffortWeights, k: float, q: float) -> list[dict]:
 
 def limits(x: float, k: float, q: float) -> list[dict]:
     """C close to its limits and at them, at effort x: nothing jumps there."""
-    rows = [{"limit": "q → 1: the logarithm", "close by": length_penalty(x, k, 1 + 1e-9), "at the limit": length_penalty(x, k, 1.0)},
-            {"limit": "k → 0: the effort itself", "close by": length_penalty(x, 1e-12, q), "at the limit": length_penalty(x, 0.0, q)},
-            {"limit": "q → 0: the effort itself", "close by": length_penalty(x, k, 1e-12), "at the limit": length_penalty(x, k, 0.0)}]  # fmt: skip
+    rows = [
+        {"limit": "q → 1: the logarithm", "close by": length_penalty(x, k, 1 + 1e-9), "at the limit": length_penalty(x, k, 1.0)},
+        {"limit": "k → 0: the effort itself", "close by": length_penalty(x, 1e-12, q), "at the limit": length_penalty(x, 0.0, q)},
+        {"limit": "q → 0: the effort itself", "close by": length_penalty(x, k, 1e-12), "at the limit": length_penalty(x, k, 0.0)},
+    ]
     if q > 1 and k > 0:
         rows.append({"limit": "x → ∞: the bound", "close by": length_penalty(1e150 / k, k, q), "at the limit": length_penalty(1e290 / k, k, q)})
     return rows
@@ -92,9 +118,10 @@ def curve(k: float, q: float, most: float) -> tuple[bytes, list[dict]]:
     ax.plot(x, cost, color=COLOURS["blue"], linewidth=2, label="C(x)")
     ax.legend(frameon=False, fontsize=8)
     ax.set(xlim=(0, most), ylim=(0, most))
-    return png(fig), [{"x": a, "C": b, "C, k → 0": c, "C, q → 1": d}
-                      for a, b, c, d in zip(x.tolist(), cost.tolist(), length_penalty(x, 0.0, q).tolist(), length_penalty(x, k, 1.0).tolist(),
-                                            strict=True)]  # fmt: skip
+    return png(fig), [
+        {"x": a, "C": b, "C, k → 0": c, "C, q → 1": d}
+        for a, b, c, d in zip(x.tolist(), cost.tolist(), length_penalty(x, 0.0, q).tolist(), length_penalty(x, k, 1.0).tolist(), strict=True)
+    ]
 
 
 @lru_cache(128)
@@ -107,8 +134,11 @@ def slope(k: float, q: float, most: float, efforts: tuple[float, ...]) -> tuple[
         ax.legend(frameon=False, fontsize=8)
     ax.set(xlim=(0, most), ylim=(0, 1.05))
     drawn = {"curve": x, "rollout": np.array(efforts)}
-    return png(fig), [{"what": what, "x": a, "C'": b} for what, at in drawn.items()
-                      for a, b in zip(at.tolist(), marginal_cost(at, k, q).tolist() if len(at) else [], strict=True)]  # fmt: skip
+    return png(fig), [
+        {"what": what, "x": a, "C'": b}
+        for what, at in drawn.items()
+        for a, b in zip(at.tolist(), marginal_cost(at, k, q).tolist() if len(at) else [], strict=True)
+    ]
 
 
 @lru_cache(128)
@@ -127,13 +157,15 @@ def controls() -> Payment:
     screen they would stand between the curve and what bends it."""
     places = st.columns(3)
     with places[0]:
-        k = st.select_slider("k: how soon it bends, per unit of effort", BENDS, RECIPE.k, key="k", bind="query-params",
-                             format_func=lambda v: f"{v:g}")  # fmt: skip
+        k = st.select_slider(
+            "k: how soon it bends, per unit of effort", BENDS, RECIPE.k, key="k", bind="query-params", format_func=lambda v: f"{v:g}"
+        )
     with places[1]:
         q = st.slider("q: how much it bends", 0.0, 3.0, RECIPE.q, 0.05, key="q", bind="query-params")
     with places[2]:
-        price = st.select_slider("Reward that a unit of C costs", PRICES, RECIPE.effort_price, key="price", bind="query-params",
-                                 format_func=lambda v: f"{v:g}")  # fmt: skip
+        price = st.select_slider(
+            "Reward that a unit of C costs", PRICES, RECIPE.effort_price, key="price", bind="query-params", format_func=lambda v: f"{v:g}"
+        )
     terms, chosen = {term.name: term.name.replace("_", "-") for term in fields(EffortWeights)}, {}
     opened = st.session_state.setdefault("weights-opened", any(key in st.query_params for key in terms.values()))
     with st.expander("Weights of the six terms of effort", expanded=opened):
@@ -167,21 +199,24 @@ def draw() -> None:
     with left:
         most = st.slider("Calls in the example", 1, 12, 6, key="calls", bind="query-params")
         drawn, calls = calls_picture(most, payment.weights, k, q)
-        figure(drawn, "parallel-calls", calls,
-               f"The same work in many turns or in one: {CALL} tokens a call, {OUTPUT} of output each.")  # fmt: skip
+        figure(drawn, "parallel-calls", calls, f"The same work in many turns or in one: {CALL} tokens a call, {OUTPUT} of output each.")
     last = calls[-1]
     serial, parallel = last["C, one a turn"], last["C, all in one turn"]
     with right:
-        st.markdown(f"**Serial against parallel.** {most} calls, one a turn: effort {last['effort, one a turn']:.1f}, which costs {serial:.1f}; "
-                    f"all in one turn: effort {last['effort, all in one turn']:.1f}, which costs {parallel:.1f}. Calls in parallel save "
-                    f"{serial - parallel:.1f}, {(serial - parallel) / serial if serial else 0:.0%}.")  # fmt: skip
+        st.markdown(
+            f"**Serial against parallel.** {most} calls, one a turn: effort {last['effort, one a turn']:.1f}, which costs {serial:.1f}; "
+            f"all in one turn: effort {last['effort, all in one turn']:.1f}, which costs {parallel:.1f}. Calls in parallel save "
+            f"{serial - parallel:.1f}, {(serial - parallel) / serial if serial else 0:.0%}."
+        )
     st.subheader("Rollouts of the run, ranked")
     if lacks:
         st.error(lacks)
     else:
-        st.markdown("Reward = success − price · C(effort) − price of invalid calls. The recipe also charges for drift, a price for each nat of KL "
-                    "against the policy before RL; that charge is left out here. All that the agent writes counts as tokens of calls: it neither "
-                    "thinks nor sends a final message, and those two weights move nothing here.")  # fmt: skip
+        st.markdown(
+            "Reward = success − price · C(effort) − price of invalid calls. The recipe also charges for drift, a price for each nat of KL "
+            "against the policy before RL; that charge is left out here. All that the agent writes counts as tokens of calls: it neither "
+            "thinks nor sends a final message, and those two weights move nothing here."
+        )
         table(rows, "ranking")
         number = st.slider("Read rollout", 1, len(found), 1, key="read", bind="query-params") if len(found) > 1 else 1
         st.code(found[number - 1]["text"].replace("<|", "\n<|").strip(), language=None, wrap_lines=True)

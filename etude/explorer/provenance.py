@@ -59,8 +59,11 @@ def folders() -> dict[str, Path]:
 def facts(record: dict) -> list[str]:
     """Seed, processor and versions out of a config.json, in words. LookupError or TypeError where it does not say them."""
     machine = record["machine"]
-    return [f"seed {record['config']['seed']}", f"{machine['cpu']}, {machine['cores']} cores",
-            *(f"{what} {machine[what]}" for what in ("torch", "commit") if machine[what])]  # fmt: skip
+    return [
+        f"seed {record['config']['seed']}",
+        f"{machine['cpu']}, {machine['cores']} cores",
+        *(f"{what} {machine[what]}" for what in ("torch", "commit") if machine[what]),
+    ]
 
 
 def finished() -> list[Source]:
@@ -88,8 +91,10 @@ def chosen(*files: str) -> Path:
             st.caption(" · ".join([f"Shown: **{plain(run.name)}**, your run in {plain(str(run.folder))}", *map(plain, run.facts)]))
             return run.folder / PLACE
         if run is not None:
-            st.info(f"**{plain(run.name)}** has no examples yet. A few minutes make them: `etude examples --run {shlex.quote(str(run.folder))}`. "
-                    "Until then another run's are shown.")  # fmt: skip
+            st.info(
+                f"**{plain(run.name)}** has no examples yet. A few minutes make them: `etude examples --run {shlex.quote(str(run.folder))}`. "
+                "Until then another run's are shown."
+            )
         try:
             known = facts(json.loads((examples.FOLDER / "recipe" / "config.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, LookupError, TypeError):

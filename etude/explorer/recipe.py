@@ -94,9 +94,15 @@ def _load(name: str, folder: Path, stamp: tuple) -> Played:
     pairs = [(words, as_triple(before.get(key)), as_triple(after.get(key))) for key, words in names]
     missing = [stage for stage in STAGES if stage not in record["stages"]]
     return Played(
-        name, facts(config), _how_far(folder, record), before_after(record), [pair for pair in pairs if pair[1] and pair[2]],
-        curves.points(metrics), missing, max((ns / 1e9 for _, ns, _ in stamp), default=0.0),
-    )  # fmt: skip
+        name,
+        facts(config),
+        _how_far(folder, record),
+        before_after(record),
+        [pair for pair in pairs if pair[1] and pair[2]],
+        curves.points(metrics),
+        missing,
+        max((ns / 1e9 for _, ns, _ in stamp), default=0.0),
+    )
 
 
 def _how_far(folder: Path, record: dict) -> dict[str, str]:
@@ -157,8 +163,8 @@ def draw() -> None:
 
 
 def choice(names: list[str], found: dict[str, Path], first: str) -> list[str]:
-    """The runs to show; the `first` where nobody has chosen. They are kept in the URL by hand: a box that is bound to it leaves its default out, and the
-    same link would show another run once a newer one is played."""
+    """The runs to show; the `first` where nobody has chosen. They are kept in the URL by hand: a box that is bound to it leaves its
+    default out, and the same link would show another run once a newer one is played."""
     state, asked = st.session_state.setdefault("run-state", {"seen": None, "shown": []}), st.query_params.get_all("run")
     begins = asked != state["seen"] or "run" not in st.session_state  # a link, the browser's Back, or back from another page
     wanted = list(dict.fromkeys(asked or state["shown"])) if begins else st.session_state["run"]
@@ -191,8 +197,9 @@ def shown(chosen: dict[str, Path], what: str, smooth: int, going: bool) -> None:
             else:
                 st.info(f"{panel.title}: nothing yet.")
     st.subheader("Before and after RL")
-    changes = [dict(zip(("run", "measure", "before RL", "after RL", "difference"), (run.name, *row), strict=True))
-               for run in runs for row in run.changes]  # fmt: skip
+    changes = [
+        dict(zip(("run", "measure", "before RL", "after RL", "difference"), (run.name, *row), strict=True)) for run in runs for row in run.changes
+    ]
     if changes:
         st.markdown("On held-out tasks, whose target and helper functions no training saw; brackets are 95% bootstrap intervals over tasks.")
         table(changes, "before-after")

@@ -23,8 +23,14 @@ def stored(rollout: int, folder: Path | None = None) -> dict[str, Tensor]:
     when one of the two files was written again and the other was not."""
     arrays, told = examples.arrays("routing", folder), examples.load("routing", folder)
     alphas, T = len(told["alphas"]), len(told["rollouts"][rollout]["tokens"]) - 1
-    shapes = {"scores": (None, T, None, None), "sampler": (T, None, None), "own": (T, None, None), "pass": (alphas,), "behavior": (T,),
-              "logp": (alphas + 1, T)}  # fmt: skip
+    shapes = {
+        "scores": (None, T, None, None),
+        "sampler": (T, None, None),
+        "own": (T, None, None),
+        "pass": (alphas,),
+        "behavior": (T,),
+        "logp": (alphas + 1, T),
+    }
     found = {name: arrays.get(f"{rollout}/{name}") for name in shapes}
     for name, shape in shapes.items():
         x = found[name]
@@ -73,8 +79,13 @@ def dropped(rollout: int, folder: Path | None = None) -> list[dict]:
     s, rows = stored(rollout, folder=folder), []
     for place, alpha in enumerate(examples.load("routing", folder)["alphas"]):
         ours = taken(rollout, place, folder=folder)[0].unbind(1)
-        rows.append({"α": alpha, "dropped": router_replay.differing(ours, s["sampler"].unbind(1))["decisions"],
-                     "not its own": router_replay.differing(ours, s["own"].unbind(1))["decisions"]})  # fmt: skip
+        rows.append(
+            {
+                "α": alpha,
+                "dropped": router_replay.differing(ours, s["sampler"].unbind(1))["decisions"],
+                "not its own": router_replay.differing(ours, s["own"].unbind(1))["decisions"],
+            }
+        )
     return rows
 
 
@@ -112,15 +123,20 @@ def picture(rollout: int, layer: int, alpha: int, first: int, alphas: list[float
         ("sampler", s["sampler"], {"marker": "s", "s": 210, "facecolors": "none", "edgecolors": COLOURS["orange"], "linewidths": 2.2}),
         ("trainer's own", s["own"], {"marker": "o", "s": 62, "facecolors": "none", "edgecolors": COLOURS["blue"], "linewidths": 2.0}),
         (f"replayed, α = {alphas[alpha]:g}", chosen, {"marker": "x", "s": 30, "color": COLOURS["red"], "linewidths": 1.8}),
-    ):  # fmt: skip
+    ):
         some = experts[at, layer].numpy()
         ax.scatter(np.repeat(columns, some.shape[1]), some.ravel(), label=name, **style)
     ax.set_xticks(columns, [repr(word)[1:-1].replace("$", r"\$") for word in told["tokens"][first : first + len(p)]], rotation=60, ha="right")
     ax.set(ylabel=f"expert of layer {layer + 1}", yticks=range(p.shape[1]))
     ax.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
-    figure(fig, "router-replay", token_rows(rollout, layer, alpha, alphas, folder)[at],
-           f"{len(p)} tokens and how probable the trainer's router finds each expert for them, darker is more. Squares are the sampler's choice, "
-           "circles the trainer's own, crosses what replay takes.", wide=True)  # fmt: skip
+    figure(
+        fig,
+        "router-replay",
+        token_rows(rollout, layer, alpha, alphas, folder)[at],
+        f"{len(p)} tokens and how probable the trainer's router finds each expert for them, darker is more. Squares are the sampler's choice, "
+        "circles the trainer's own, crosses what replay takes.",
+        wide=True,
+    )
 
 
 @examples.remembered(*FILES)
@@ -163,18 +179,26 @@ def draw() -> None:
     else:
         st.markdown("On this layer they agree everywhere.")
     st.subheader("Mismatch by way")
-    st.markdown(f"|log π − log μ| of the {len(examples.arrays('routing', folder)['behavior'])} tokens that the agent drew in {told['played']} rollouts of held-out "
-                f"tasks, nats. Sampler: {told['sampler']}; trainer: {told['trainer']}. α = 0 is plain replay, α = 1 the router's own choice. The "
-                f"{len(rollouts)} rollouts above are {told['chosen']}.")  # fmt: skip
+    st.markdown(
+        f"|log π − log μ| of the {len(examples.arrays('routing', folder)['behavior'])} tokens that the agent drew in {told['played']} rollouts of "
+        f"held-out tasks, nats. Sampler: {told['sampler']}; trainer: {told['trainer']}. α = 0 is plain replay, α = 1 the router's own choice. The "
+        f"{len(rollouts)} rollouts above are {told['chosen']}."
+    )
     (left, right), ways = st.columns([1, 1]), quantiles(folder=folder)
     with left:
-        figure(curve(folder=folder), "router-mismatch", ways,
-               f"The 99th percentile of the mismatch over α, over all rollouts; at α = {value:g} it is {ways[alpha + 1]['p99']:.3f} nats.")
+        figure(
+            curve(folder=folder),
+            "router-mismatch",
+            ways,
+            f"The 99th percentile of the mismatch over α, over all rollouts; at α = {value:g} it is {ways[alpha + 1]['p99']:.3f} nats.",
+        )
     with right:
         table(ways, "router-replay-mismatch")
     st.subheader("What the filter drops")
-    st.markdown("In the rollout above, over all layers: shares of the sampler's experts that are dropped, and of the experts taken that are not the "
-                "trainer's own.")  # fmt: skip
+    st.markdown(
+        "In the rollout above, over all layers: shares of the sampler's experts that are dropped, and of the experts taken that are not the "
+        "trainer's own."
+    )
     table(dropped(rollout, folder=folder), "router-replay-dropped")
 
 

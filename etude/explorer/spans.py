@@ -42,8 +42,11 @@ def spans(tokens: Sequence[str], kind: str, title: str = "") -> str:
 
 def line(label: str, text: str) -> str:
     """A line of text behind its label; where there is little room, below it."""
-    return (f'<div style="display:flex;flex-wrap:wrap;column-gap:.8rem"><span style="flex:0 0 7.5rem;opacity:.75;font-size:.8em">{html.escape(label)}</span>'
-            f'<span style="flex:1 1 15rem">{text}</span></div>')  # fmt: skip
+    return (
+        '<div style="display:flex;flex-wrap:wrap;column-gap:.8rem">'
+        f'<span style="flex:0 0 7.5rem;opacity:.75;font-size:.8em">{html.escape(label)}</span>'
+        f'<span style="flex:1 1 15rem">{text}</span></div>'
+    )
 
 
 def metrics(*shown: tuple[str, object, str | None]) -> None:
@@ -62,6 +65,7 @@ def write(parts: Iterable[str], kinds: Iterable[str]) -> None:
     """A legend, and below it the parts as text in fixed pitch."""
     body = "".join(parts)
     st.html(
-        f'<div style="font-size:.85rem;margin-bottom:.4rem;line-height:1.9">{legend(kinds)}</div><div style="font-family:\'Source Code Pro\',monospace;'
+        f'<div style="font-size:.85rem;margin-bottom:.4rem;line-height:1.9">{legend(kinds)}</div>'
+        "<div style=\"font-family:'Source Code Pro',monospace;"
         f'font-size:.85rem;line-height:1.8;white-space:pre-wrap;overflow-wrap:anywhere">{body}</div>'
     )

@@ -22,8 +22,9 @@ def segment(given: int, written: int, summary: int) -> Segment:
     T = given + written
     sampled = torch.arange(T) >= given
     nothing = torch.zeros(max(T - 1, 0), 0, 1, dtype=torch.int16)
-    return Segment(torch.zeros(T, dtype=torch.long), sampled, torch.zeros(T), torch.where(sampled, 0, -1), nothing, True,
-                   summary=torch.arange(T) >= T - summary)  # fmt: skip
+    return Segment(
+        torch.zeros(T, dtype=torch.long), sampled, torch.zeros(T), torch.where(sampled, 0, -1), nothing, True, summary=torch.arange(T) >= T - summary
+    )
 
 
 def chain_of(contexts: list[list[int]], saved: int = 0) -> Chain:
@@ -34,8 +35,11 @@ def chain_of(contexts: list[list[int]], saved: int = 0) -> Chain:
 def counted(pieces: list[dict]) -> list[int]:
     """[given, written, of them summary] tokens of some pieces of a context."""
     sizes = [(piece["role"], len(piece["tokens"])) for piece in pieces]
-    return [sum(n for role, n in sizes if role not in WRITTEN), sum(n for role, n in sizes if role in WRITTEN),
-            sum(n for role, n in sizes if role == "summary")]  # fmt: skip
+    return [
+        sum(n for role, n in sizes if role not in WRITTEN),
+        sum(n for role, n in sizes if role in WRITTEN),
+        sum(n for role, n in sizes if role == "summary"),
+    ]
 
 
 @examples.remembered("chain.json", most=8)
@@ -50,11 +54,19 @@ def group_rows(number: int, folder: Path | None = None) -> list[dict]:
     for place, (one, chain, advantage) in enumerate(zip(group, chains, advantages.tolist(), strict=True)):
         n = len(chain.segments)
         credit = self_summary.spread(advantages, chains)[at : at + n]
-        rows.append({
-            "rollout": place + 1, "success": one["success"], "contexts": n, "reward": one["reward"], "advantage": advantage,
-            "credit of each token": ", ".join(f"{c:+.3f}" for c in credit.tolist()), "the trap": over_rows[at].item(),
-            "tokens written": chain.written, **{part: one[part] for part in ("tests", "effort", "invalid", "kl")},
-        })  # fmt: skip
+        rows.append(
+            {
+                "rollout": place + 1,
+                "success": one["success"],
+                "contexts": n,
+                "reward": one["reward"],
+                "advantage": advantage,
+                "credit of each token": ", ".join(f"{c:+.3f}" for c in credit.tolist()),
+                "the trap": over_rows[at].item(),
+                "tokens written": chain.written,
+                **{part: one[part] for part in ("tests", "effort", "invalid", "kl")},
+            }
+        )
         at += n
     return rows
 
@@ -108,10 +120,14 @@ def text(contexts: list[list[dict]], at: int, colouring: str, credit: float) -> 
 def fates(notes: list[dict]) -> None:
     """What became of what the old context knew."""
     for number, note in enumerate(notes, 1):
-        st.markdown(f"**Summary {number}** says `{note['summary'] or ' '}`. The scripted agent, which knows what is needed, would have said "
-                    f"`{note['scripted']}`.")  # fmt: skip
-        rows = [{"of": f["file"] or "the body", "the old context said": f["fact"] or "nothing", "needed": f["needed"], "in the summary": f["fate"]}
-                for f in note["facts"]]  # fmt: skip
+        st.markdown(
+            f"**Summary {number}** says `{note['summary'] or ' '}`. The scripted agent, which knows what is needed, would have said "
+            f"`{note['scripted']}`."
+        )
+        rows = [
+            {"of": f["file"] or "the body", "the old context said": f["fact"] or "nothing", "needed": f["needed"], "in the summary": f["fate"]}
+            for f in note["facts"]
+        ]
         if rows:
             table(rows, f"self-summary-kept-{number}")
 
@@ -121,8 +137,9 @@ def draw() -> None:
     found = examples.load("chain", folder)
     chains = found["chains"]
     if not chains:
-        raise RunError("in example chain.json no rollout needed a second context; write it from a run with a smaller context.trigger: "
-                       + examples.again(folder))
+        raise RunError(
+            "in example chain.json no rollout needed a second context; write it from a run with a smaller context.trigger: " + examples.again(folder)
+        )
     left, right = st.columns([1, 2])
     with left:
         names = [f"{i}, {'success' if chain['success'] else 'failure'}" for i, chain in enumerate(chains, 1)]
@@ -130,14 +147,23 @@ def draw() -> None:
         chain = chains[number]
         st.caption(f"`{chain['task']}`")
         contexts, rows = chain["contexts"], sizes(chain["contexts"])
-        at = st.slider("Piece", 1, len(rows), len(rows), key=f"piece-{number + 1}", bind="query-params",
-                       help="Prompts, turns, answers, requests and summaries, in the order in which they came.")  # fmt: skip
+        at = st.slider(
+            "Piece",
+            1,
+            len(rows),
+            len(rows),
+            key=f"piece-{number + 1}",
+            bind="query-params",
+            help="Prompts, turns, answers, requests and summaries, in the order in which they came.",
+        )
         colouring = st.radio("Colour", ("role", "credit"), key="colour", bind="query-params", horizontal=True)
     group = group_rows(number, folder=folder)
     credit, here = group[chain["place"]]["advantage"], rows[at - 1]
     whole = chain_of([counted(pieces) for pieces in contexts], chain["saved"])
-    passed = [counted([p for p, row in zip(pieces, (r for r in rows if r["context"] == n), strict=True) if row["piece"] <= at])
-              for n, pieces in enumerate(contexts, 1)]  # fmt: skip
+    passed = [
+        counted([p for p, row in zip(pieces, (r for r in rows if r["context"] == n), strict=True) if row["piece"] <= at])
+        for n, pieces in enumerate(contexts, 1)
+    ]
     so_far = chain_of([counts for counts in passed if sum(counts)])
     with left:
         spans.metrics(
@@ -152,12 +178,16 @@ def draw() -> None:
         text(contexts, at, colouring, credit)
     picture(rows, at, found["trigger"])
     st.subheader("What was kept and lost")
-    st.markdown("A fact is kept where the summary repeats it as the scripted agent would say it; changed where the summary speaks of the file in "
-                "other words, right or wrong; invented where no context had shown the file.")  # fmt: skip
+    st.markdown(
+        "A fact is kept where the summary repeats it as the scripted agent would say it; changed where the summary speaks of the file in "
+        "other words, right or wrong; invented where no context had shown the file."
+    )
     fates(chain["notes"])
     st.subheader("Where the credit comes from")
-    st.markdown("One reward for each rollout, the mean of the group as baseline, and every context inherits the result whole. The column beside it is "
-                "the trap: with contexts as rows of the baseline, a rollout would weigh more the more often it ran out of context.")  # fmt: skip
+    st.markdown(
+        "One reward for each rollout, the mean of the group as baseline, and every context inherits the result whole. The column beside it is "
+        "the trap: with contexts as rows of the baseline, a rollout would weigh more the more often it ran out of context."
+    )
     table(group, "self-summary-group")
 
 

@@ -11,23 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from etude.report.pictures import (
-    cpt_pictures,
-    eval_pictures,
-    mtp_pictures,
-    rl_pictures,
-    speculative_pictures,
-    time_picture,
-)
-from etude.report.record import (
-    STAGES,
-    as_triple,
-    before_after,
-    collect,
-    evaluation_of,
-    in_words,
-    replace_text,
-)
+from etude.report.pictures import cpt_pictures, eval_pictures, mtp_pictures, rl_pictures, speculative_pictures, time_picture
+from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of, in_words, replace_text
 from kit.disk import read_lines
 
 __all__ = ["before_after", "collect", "write"]
@@ -76,16 +61,8 @@ def _page(record: dict, metrics: dict[str, list[dict]]) -> str:
     parts = [f"<h1>{_title(record)}</h1>", f'<p class="lead">{_machine_words(record)}</p>', _cards(record)]
     parts += _section("Before and after", [_before_after_table(record)], eval_pictures(result))
     parts += _section("Reinforcement learning", [], rl_pictures(metrics))
-    parts += _section(
-        "Continued pretraining",
-        [_data_words(stages.get("data", {})), _codebase_table(result)],
-        cpt_pictures(metrics),
-    )
-    parts += _section(
-        "Multi-token prediction",
-        [_ways_table(result)],
-        mtp_pictures(metrics) + speculative_pictures(result),
-    )
+    parts += _section("Continued pretraining", [_data_words(stages.get("data", {})), _codebase_table(result)], cpt_pictures(metrics))
+    parts += _section("Multi-token prediction", [_ways_table(result)], mtp_pictures(metrics) + speculative_pictures(result))
     parts += _section("A rollout", _examples(result), [])
     parts += _section("The run", [], time_picture(record["seconds"]))
     missing = [name for name in STAGES if name not in stages]
@@ -123,10 +100,7 @@ def _cards(record: dict) -> str:
     result = evaluation_of(record)
     before, after = (result.get(key) or {} for key in ("before", "after"))
     cards = []
-    for key, name in (
-        ("success", "sampled success, before → after RL"),
-        ("best_of_8", "best of 8, before → after RL"),
-    ):
+    for key, name in (("success", "sampled success, before → after RL"), ("best_of_8", "best of 8, before → after RL")):
         if as_triple(before.get(key)) and as_triple(after.get(key)):
             cards.append((f"{as_triple(before[key])[0]:.2f} → {as_triple(after[key])[0]:.2f}", name))
     speedup = as_triple((result.get("speculative") or {}).get("speedup"))
@@ -141,11 +115,7 @@ def _cards(record: dict) -> str:
         cards.append((f"{record['peak_memory_gib']:.1f} GiB", "memory at its peak"))
     if not cards:
         return ""
-    return (
-        '<div class="cards">'
-        + "".join(f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in cards)
-        + "</div>"
-    )
+    return '<div class="cards">' + "".join(f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in cards) + "</div>"
 
 
 def _section(title: str, blocks: list[str], figures: list[str]) -> list[str]:
@@ -159,12 +129,7 @@ def _section(title: str, blocks: list[str], figures: list[str]) -> list[str]:
 def _table(header: list[str], rows: list[list[str]]) -> str:
     rows = [[cell.replace(", ", ",\u00a0") for cell in row] for row in rows]  # an interval stays on one line
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td{' class=n' if i else ''}>{html.escape(cell)}</td>" for i, cell in enumerate(row))
-        + "</tr>"
-        for row in rows
-    )
+    body = "".join("<tr>" + "".join(f"<td{' class=n' if i else ''}>{html.escape(cell)}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows)
     return f'<div class="box"><table class="wide"><tr>{head}</tr>{body}</table></div>'
 
 
@@ -173,11 +138,7 @@ def _before_after_table(record: dict) -> str:
     result = record["stages"].get("eval", {})
     if not rows:
         return ""
-    words = (
-        f"{result['tasks']} held-out tasks, {result.get('samples', '?')} samples each; "
-        if result.get("tasks")
-        else ""
-    )
+    words = f"{result['tasks']} held-out tasks, {result.get('samples', '?')} samples each; " if result.get("tasks") else ""
     return f"<p>{html.escape(words)}brackets are 95% bootstrap intervals over tasks.</p>" + _table(
         ["", "before RL", "after RL", "difference"], [list(row) for row in rows]
     )
@@ -202,11 +163,7 @@ def _data_words(data: dict) -> str:
 
 def _codebase_table(result: dict) -> str:
     rows = [
-        [
-            str(row.get("checkpoint", "?")),
-            in_words(row.get("perplexity"), "{:.2f}"),
-            in_words(row.get("bits_per_byte"), "{:.3f}"),
-        ]
+        [str(row.get("checkpoint", "?")), in_words(row.get("perplexity"), "{:.2f}"), in_words(row.get("bits_per_byte"), "{:.3f}")]
         for row in result.get("codebase") or []
     ]
     return _table(["checkpoint", "codebase perplexity", "bits per byte"], rows) if rows else ""

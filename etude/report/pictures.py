@@ -38,42 +38,20 @@ def _picture(figure: Any, alt: str, words: str) -> str:
     figure.savefig(buffer, format="png", dpi=144, metadata={"Software": None})
     plt.close(figure)
     data = base64.b64encode(buffer.getvalue()).decode()
-    return (
-        f'<figure><img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{words}</figcaption></figure>"
-    )
+    return f'<figure><img alt="{html.escape(alt)}" src="data:image/png;base64,{data}"><figcaption>{words}</figcaption></figure>'
 
 
 def _tokens_axis(axes: Any) -> None:
-    axes.xaxis.set_major_formatter(
-        lambda value, _: f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k" if value else "0"
-    )
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k" if value else "0")
 
 
-def _line(
-    axes: Any,
-    lines: list[dict],
-    y: str,
-    colour: str,
-    label: str | None,
-    x: str = "step",
-    smooth: int = 0,
-    style: str = "-",
-) -> np.ndarray:
+def _line(axes: Any, lines: list[dict], y: str, colour: str, label: str | None, x: str = "step", smooth: int = 0, style: str = "-") -> np.ndarray:
     """The smoothed curve over its faint raw points; returns the raw values."""
     xs, ys = points_of(lines, y, x)
     if len(xs):
         if smooth > 1:
             axes.plot(xs, ys, color=colour, alpha=0.25, linewidth=0.8)
-        axes.plot(
-            xs,
-            smoothed(ys, smooth),
-            style,
-            color=colour,
-            label=label,
-            linewidth=1.8,
-            marker="o" if len(xs) == 1 else None,
-        )
+        axes.plot(xs, smoothed(ys, smooth), style, color=colour, label=label, linewidth=1.8, marker="o" if len(xs) == 1 else None)
     return ys
 
 
@@ -161,10 +139,7 @@ def rl_pictures(metrics: dict) -> list[str]:
         axes.legend(frameon=False)
         tenth = max(1, len(success) // 10)
         told = (
-            (
-                f" Success went from {success[:tenth].mean():.2f} over the first tenth of the steps to "
-                f"{success[-tenth:].mean():.2f} over the last."
-            )
+            (f" Success went from {success[:tenth].mean():.2f} over the first tenth of the steps to {success[-tenth:].mean():.2f} over the last.")
             if len(success)
             else ""
         )
@@ -172,8 +147,7 @@ def rl_pictures(metrics: dict) -> list[str]:
             _picture(
                 figure,
                 "reward and success by RL step",
-                "Every step plays prompts never seen before, "
-                "so this curve cannot rise by memory. Reward lies under success by the penalties." + told,
+                "Every step plays prompts never seen before, so this curve cannot rise by memory. Reward lies under success by the penalties." + told,
             )
         )
     for y, title, unit, words in (
@@ -181,27 +155,16 @@ def rl_pictures(metrics: dict) -> list[str]:
             "tokens",
             "RL: length of a rollout",
             "tokens",
-            "The length penalty pulls it down; a crash towards zero "
-            "would mean that the agent gives up early.",
+            "The length penalty pulls it down; a crash towards zero would mean that the agent gives up early.",
         ),
-        (
-            "invalid_calls",
-            "RL: invalid calls",
-            "per rollout",
-            "Calls that the world could not understand. They cost reward and should not grow.",
-        ),
+        ("invalid_calls", "RL: invalid calls", "per rollout", "Calls that the world could not understand. They cost reward and should not grow."),
         (
             "kl",
             "RL: distance from the reference",
             "k1, nats",
             "How far the policy has moved from where RL began. A slow rise is learning; a jump is trouble.",
         ),
-        (
-            "nll",
-            "RL: entropy, by samples",
-            "nats per token",
-            "What is left of the policy's uncertainty. Near zero it no longer explores.",
-        ),
+        ("nll", "RL: entropy, by samples", "nats per token", "What is left of the policy's uncertainty. Near zero it no longer explores."),
     ):
         if len(points_of(lines, y)[0]):
             figure, axes = _axes(title, "step", unit)
@@ -214,25 +177,14 @@ def rl_pictures(metrics: dict) -> list[str]:
 
 def _bars(axes: Any, names: list[str], before: list, after: list) -> None:
     places = np.arange(len(names))
-    for shift, values, colour, label in (
-        (-0.2, before, BEFORE, "before RL"),
-        (0.2, after, AFTER, "after RL"),
-    ):
+    for shift, values, colour, label in ((-0.2, before, BEFORE, "before RL"), (0.2, after, AFTER, "after RL")):
         kept = [(place, as_triple(value)) for place, value in zip(places, values) if as_triple(value)]
         if not kept:
             continue
         xs = np.array([place for place, _ in kept]) + shift
         middle, low, high = np.array([triple for _, triple in kept], dtype=float).T
         axes.bar(xs, middle, 0.38, color=colour, label=label)
-        axes.errorbar(
-            xs,
-            middle,
-            [np.maximum(middle - low, 0), np.maximum(high - middle, 0)],
-            fmt="none",
-            ecolor="#333",
-            capsize=3,
-            linewidth=1,
-        )
+        axes.errorbar(xs, middle, [np.maximum(middle - low, 0), np.maximum(high - middle, 0)], fmt="none", ecolor="#333", capsize=3, linewidth=1)
         for x, value, top in zip(xs, middle, high):
             axes.text(x, top + 0.01, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
     axes.set_xticks(places, names)
@@ -255,19 +207,10 @@ def _moved(difference: Any) -> str:
 def eval_pictures(result: dict) -> list[str]:
     before, after, found = result.get("before") or {}, result.get("after") or {}, []
     difference = result.get("difference") or {}
-    keys = [
-        (key, name)
-        for key, name in (("success", "sampled"), ("greedy", "greedy"), ("best_of_8", "best of 8"))
-        if key in before or key in after
-    ]
+    keys = [(key, name) for key, name in (("success", "sampled"), ("greedy", "greedy"), ("best_of_8", "best of 8")) if key in before or key in after]
     if keys:
         figure, axes = _axes("Success on held-out tasks", "", "share of tasks")
-        _bars(
-            axes,
-            [name for _, name in keys],
-            [before.get(key) for key, _ in keys],
-            [after.get(key) for key, _ in keys],
-        )
+        _bars(axes, [name for _, name in keys], [before.get(key) for key, _ in keys], [after.get(key) for key, _ in keys])
         axes.set_ylim(0, 1.08)
         found.append(
             _picture(
@@ -282,13 +225,8 @@ def eval_pictures(result: dict) -> list[str]:
         )
     depths = sorted({*(before.get("by_depth") or {}), *(after.get("by_depth") or {})})
     if depths:
-        figure, axes = _axes(
-            "Sampled success by depth", "files whose code must be read, beside the task's", "share"
-        )
-        pick = [
-            [((part.get("by_depth") or {}).get(depth) or {}).get("success") for depth in depths]
-            for part in (before, after)
-        ]
+        figure, axes = _axes("Sampled success by depth", "files whose code must be read, beside the task's", "share")
+        pick = [[((part.get("by_depth") or {}).get(depth) or {}).get("success") for depth in depths] for part in (before, after)]
         _bars(axes, [f"depth {depth}" for depth in depths], *pick)
         axes.set_xlabel("")
         axes.set_ylim(0, 1.08)
@@ -296,27 +234,15 @@ def eval_pictures(result: dict) -> list[str]:
             _picture(
                 figure,
                 "success by depth",
-                "Depth 0: the docstring says all. Deeper tasks refer to "
-                "helpers in other files, which must be read and worked in.",
+                "Depth 0: the docstring says all. Deeper tasks refer to helpers in other files, which must be read and worked in.",
             )
         )
     if before.get("pass_at_k") or after.get("pass_at_k"):
         figure, axes = _axes("pass@k", "k samples", "share of tasks solved at least once")
-        for part, colour, label, style in (
-            (before, BEFORE, "before RL", "s-"),
-            (after, AFTER, "after RL", "o-"),
-        ):
+        for part, colour, label, style in ((before, BEFORE, "before RL", "s-"), (after, AFTER, "after RL", "o-")):
             values = [as_triple(value) for value in part.get("pass_at_k") or []]
             if values and all(values):
-                axes.plot(
-                    range(1, len(values) + 1),
-                    [value[0] for value in values],
-                    style,
-                    color=colour,
-                    label=label,
-                    linewidth=1.8,
-                    markersize=4,
-                )
+                axes.plot(range(1, len(values) + 1), [value[0] for value in values], style, color=colour, label=label, linewidth=1.8, markersize=4)
         axes.set_ylim(0, 1.02)
         axes.legend(frameon=False, loc="lower right")
         found.append(
@@ -349,16 +275,8 @@ def speculative_pictures(result: dict) -> list[str]:
     if as_triple(speculative.get("tokens_per_cycle")):
         told += f", {as_triple(speculative['tokens_per_cycle'])[0]:.2f} tokens per pass of the model"
     share = as_triple(speculative.get("identical"))
-    same = (
-        f" Greedy text was the same with and without drafts in {share[0]:.1%} of the tasks." if share else ""
-    )
-    return [
-        _picture(
-            figure,
-            "acceptance by depth",
-            told + ". Each further token is kept less often." + same,
-        )
-    ]
+    same = f" Greedy text was the same with and without drafts in {share[0]:.1%} of the tasks." if share else ""
+    return [_picture(figure, "acceptance by depth", told + ". Each further token is kept less often." + same)]
 
 
 def time_picture(seconds: dict[str, float]) -> list[str]:
@@ -372,10 +290,4 @@ def time_picture(seconds: dict[str, float]) -> list[str]:
     for place, name in enumerate(names[::-1]):
         axes.text(seconds[name], place, f" {seconds[name]:.0f}", va="center", fontsize=9)
     axes.margins(x=0.12)
-    return [
-        _picture(
-            figure,
-            "seconds by stage",
-            f"Together {sum(seconds.values()) / 60:.1f} minutes, interruptions left out.",
-        )
-    ]
+    return [_picture(figure, "seconds by stage", f"Together {sum(seconds.values()) / 60:.1f} minutes, interruptions left out.")]

@@ -59,12 +59,7 @@ def before_after(record: dict) -> list[tuple[str, str, str, str]]:
     for key, name, form, _ in _MEASURES:
         if key in before or key in after:
             rows.append(
-                (
-                    name,
-                    in_words(before.get(key), form),
-                    in_words(after.get(key), form),
-                    in_words(difference.get(key), form.replace(":", ":+")),
-                )
+                (name, in_words(before.get(key), form), in_words(after.get(key), form), in_words(difference.get(key), form.replace(":", ":+")))
             )
     return rows
 
@@ -104,11 +99,7 @@ def in_words(value: Any, form: str = "{:.3f}") -> str:
 
 def points_of(lines: list[dict], y: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
     """The points of metric `y` against `x`, from the lines that have it."""
-    points = [
-        (line.get(x, line["step"]), line[y])
-        for line in lines
-        if isinstance(line.get(y), (int, float)) and "step" in line
-    ]
+    points = [(line.get(x, line["step"]), line[y]) for line in lines if isinstance(line.get(y), (int, float)) and "step" in line]
     array = np.array(points, dtype=float).reshape(-1, 2)
     return array[:, 0], array[:, 1]
 

@@ -29,9 +29,7 @@ class Conversation(Protocol):
         """A copy that lives on by itself."""
 
 
-def converse(
-    decoder: Decoder, conversation: Conversation, max_new: int | None = None, ahead: bool = True
-) -> Conversation:
+def converse(decoder: Decoder, conversation: Conversation, max_new: int | None = None, ahead: bool = True) -> Conversation:
     """Play a conversation from its prompt to its end, to a turn of `max_new` tokens that does not stop, or to
     the decoder's max_len; `decoder.tokens` then holds the context. `ahead`: see `Decoder.generate`; where a
     turn is taken back, so is the answer to it. Returns the conversation as it ended: the one given, or a fork

@@ -33,9 +33,7 @@ from ref.network.model import Transformer
 __all__ = ["Decoder", "Generation", "accept"]
 
 
-def accept(
-    p: Float[Tensor, "d1 V"], q: Float[Tensor, "d V"], draft: Sequence[int], u: Sequence[float]
-) -> tuple[int, int]:
+def accept(p: Float[Tensor, "d1 V"], q: Float[Tensor, "d V"], draft: Sequence[int], u: Sequence[float]) -> tuple[int, int]:
     """The accept/reject rule of arXiv:2211.17192: (drafts accepted, the token that follows them).
 
     p: distributions of the main head at the d drafts and one further; q: those the drafts were drawn from; u:
@@ -165,8 +163,7 @@ class Decoder:
             raise ValueError(f"draft_len must lie between 1 and {mtp.mtp.depth}, got {draft_len}")
         if not (max_len >= 1 and recall >= 0 and 0 <= temperature < math.inf):
             raise ValueError(
-                "max_len must be at least 1, recall and temperature not negative, temperature finite; "
-                f"got {max_len}, {recall} and {temperature}"
+                f"max_len must be at least 1, recall and temperature not negative, temperature finite; got {max_len}, {recall} and {temperature}"
             )
         self.depth, self.max_len, self.temperature, self.generator = depth, max_len, temperature, generator
         self.recall = recall
@@ -174,15 +171,10 @@ class Decoder:
         with torch.no_grad():
             self.trunk = Stack(model.config, list(model.layers), max_len, dtype)
             self.eps = self.trunk.eps
-            self.embedding, self.norm = (
-                copied(model.embed_tokens.weight, dtype),
-                copied(model.norm.weight, dtype),
-            )
+            self.embedding, self.norm = (copied(model.embed_tokens.weight, dtype), copied(model.norm.weight, dtype))
             self.head = copied(table.weight.t(), dtype)
             layers = list(mtp.layers[:depth]) if mtp is not None else []
-            self.drafter = (
-                Stack(mtp.config, [layer.block for layer in layers], max_len, dtype) if layers else None
-            )
+            self.drafter = Stack(mtp.config, [layer.block for layer in layers], max_len, dtype) if layers else None
             # W·[h; e] is one product for h; the other half is known for every token of the vocabulary.
             self.entrances = []
             for layer in layers:
@@ -217,9 +209,7 @@ class Decoder:
         if not all(isinstance(t, int) and 0 <= t < V for t in tokens):
             raise ValueError(f"tokens must be whole numbers from 0 to {V - 1}, got {list(tokens)}")
         if self.length + len(tokens) > self.max_len:
-            raise ValueError(
-                f"context of {self.length} tokens and {len(tokens)} more exceed max_len {self.max_len}"
-            )
+            raise ValueError(f"context of {self.length} tokens and {len(tokens)} more exceed max_len {self.max_len}")
         (self.pending[-1].given if self.pending else self.tokens).extend(tokens)
 
     @torch.inference_mode()
@@ -331,9 +321,7 @@ class Decoder:
             logits = torch.mm(unit(x[-1:], self.eps) * norm, self.head)
             if self.temperature:
                 qs.append((logits[0] / self.temperature).softmax(-1))
-                ids.append(
-                    invert(qs[-1], torch.rand((), generator=self.generator, dtype=torch.float64).item())
-                )
+                ids.append(invert(qs[-1], torch.rand((), generator=self.generator, dtype=torch.float64).item()))
             else:
                 ids.append(int(logits.argmax(-1)))
             if ids[-1] == stop:

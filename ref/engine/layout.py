@@ -88,9 +88,7 @@ class Stack:
         cos, sin = self.tables[:, :, start:end].unbind(1)
         kv = self.kv[:, :end]
         keys, values = kv[:, :, :G].permute(0, 2, 3, 1), kv[:, :, G:].transpose(1, 2)
-        return mask, list(
-            zip(self.weights, *map(Tensor.unbind, (cos, sin, kv[:, start:], keys, values)), strict=True)
-        )
+        return mask, list(zip(self.weights, *map(Tensor.unbind, (cos, sin, kv[:, start:], keys, values)), strict=True))
 
     def run(self, x: Float[Tensor, "N D"], mask: Tensor | None, blocks: list[tuple]) -> Float[Tensor, "N D"]:
         """Rows through some blocks of a frame. The cache's entries at these rows are overwritten, and nothing

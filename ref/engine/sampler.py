@@ -116,13 +116,7 @@ class Sampler:
     rounding: what an engine with coarser weights does to every weight matrix of the layers (routers and stacks of experts
     included; norms, embedding and head are left) before it is stored in `dtype`; none: nothing."""
 
-    def __init__(
-        self,
-        model: Transformer,
-        dtype: torch.dtype = torch.bfloat16,
-        version: int = 0,
-        rounding: Callable[[Tensor], Tensor] | None = None,
-    ):
+    def __init__(self, model: Transformer, dtype: torch.dtype = torch.bfloat16, version: int = 0, rounding: Callable[[Tensor], Tensor] | None = None):
         self.model = copy.deepcopy(model).to(dtype).requires_grad_(False)
         self.dtype, self.version, self.rounding = dtype, version, rounding
         if rounding is not None:

@@ -35,29 +35,23 @@ class CheckpointError(ValueError):
 
 # ----------------------------------------------------------------------------------------- config.json
 
-SHAPE_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-)
+SHAPE_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 MOE_FIELDS = ("num_experts_per_tok", "moe_intermediate_size")
-OTHER_FIELDS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "tie_word_embeddings": False,
-                "initializer_range": 0.02}  # fmt: skip
+OTHER_FIELDS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "tie_word_embeddings": False, "initializer_range": 0.02}
 MOE_OTHER_FIELDS = {"norm_topk_prob": False, "router_aux_loss_coef": 0.001}
 """What transformers assumes where a config.json is silent."""
 POSITIVE = (*SHAPE_FIELDS, *MOE_FIELDS, "head_dim", "intermediate_size", "max_position_embeddings", "sliding_window")
 KINDS = {
     "a positive whole number": (POSITIVE, lambda x: type(x) is int and x > 0),
-    "a whole number": (("num_experts", "num_local_experts", "max_window_layers", "decoder_sparse_step"),
-                       lambda x: type(x) is int and x >= 0),
-    "a number": (("rms_norm_eps", "initializer_range", "router_aux_loss_coef", "rope_theta"),
-                 lambda x: type(x) in (int, float) and 0 <= x < float("inf")),
+    "a whole number": (("num_experts", "num_local_experts", "max_window_layers", "decoder_sparse_step"), lambda x: type(x) is int and x >= 0),
+    "a number": (
+        ("rms_norm_eps", "initializer_range", "router_aux_loss_coef", "rope_theta"),
+        lambda x: type(x) in (int, float) and 0 <= x < float("inf"),
+    ),
     "true or false": (("tie_word_embeddings", "norm_topk_prob", "attention_bias", "use_sliding_window"), lambda x: type(x) is bool),
     "an object": (("rope_scaling", "rope_parameters"), lambda x: isinstance(x, dict)),
     "a list": (("layer_types", "mlp_only_layers"), lambda x: isinstance(x, list)),
-}  # fmt: skip
+}
 """Kind of value → fields that need one where they are given and not null, and what it is."""
 
 
@@ -108,9 +102,7 @@ def read_config(folder: Path) -> dict:
     soft = OTHER_FIELDS | (MOE_OTHER_FIELDS if experts else {})
     if record.get("intermediate_size"):
         fields["intermediate_size"] = record["intermediate_size"]
-    return fields | {
-        name: default if record.get(name) is None else record[name] for name, default in soft.items()
-    }
+    return fields | {name: default if record.get(name) is None else record[name] for name, default in soft.items()}
 
 
 def check_kinds(path: Path, record: Mapping) -> None:
@@ -135,8 +127,7 @@ def refuse_unsupported(path: Path, record: Mapping) -> None:
         sliding = any(layer != "full_attention" for layer in record["layer_types"])
     found = {
         f"rope scaling of type {rope_type!r}": rope_type != "default",
-        "partial rotary embedding": rope.get("partial_rotary_factor", record.get("partial_rotary_factor", 1))
-        not in (1, None),
+        "partial rotary embedding": rope.get("partial_rotary_factor", record.get("partial_rotary_factor", 1)) not in (1, None),
         "attention_bias": record.get("attention_bias"),
         "sliding-window attention": sliding,
         f"hidden_act {record.get('hidden_act')!r}": record.get("hidden_act", "silu") != "silu",
@@ -179,17 +170,13 @@ def tensor_parts(name: str, shape: tuple[int, ...]) -> dict[str, tuple]:
     if last == "gate_up_proj":
         half = shape[1] // 2
         split = {"gate_proj": slice(0, half), "up_proj": slice(half, None)}
-        return {
-            f"{layer}.{e}.{part}.weight": (e, rows) for e in range(shape[0]) for part, rows in split.items()
-        }
+        return {f"{layer}.{e}.{part}.weight": (e, rows) for e in range(shape[0]) for part, rows in split.items()}
     if last == "down_proj":
         return {f"{layer}.{e}.down_proj.weight": (e,) for e in range(shape[0])}
     return {disk_name(name): ()}
 
 
-def read_tensors(
-    folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
-) -> dict[str, Tensor]:
+def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> dict[str, Tensor]:
     """The parameters of the given names and shapes, experts fused or one by one on disk, a tied head stored
     or not.
 
@@ -207,9 +194,7 @@ def read_tensors(
     return state
 
 
-def matched(
-    folder: Path, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, str], dict[str, tuple[str, tuple]], bool]:
+def matched(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, str], dict[str, tuple[str, tuple]], bool]:
     """What a folder holds of the parameters of these shapes: tensor on disk → file, tensor on disk → (parameter, index into it), and
     whether a head that is tied to the embedding is stored besides. CheckpointError as `read_tensors` raises it."""
     files = locate(folder)
@@ -223,18 +208,14 @@ def matched(
         raise CheckpointError(f"{folder}: tensor {missing[0]} missing{others(missing)}")
     spare = [part for part in files if part not in places and not (tied and part == "lm_head.weight")]
     if spare := [part for part in spare if not part.endswith("rotary_emb.inv_freq")]:
-        raise CheckpointError(
-            f"{folder}: tensor {spare[0]} in {files[spare[0]]} does not belong to this network{others(spare)}"
-        )
+        raise CheckpointError(f"{folder}: tensor {spare[0]} in {files[spare[0]]} does not belong to this network{others(spare)}")
     return files, places, tied
 
 
 def fit(target: Tensor, tensor: Tensor, path: Path, part: str) -> None:
     """A tensor from disk into its place. CheckpointError for one of another shape, or not of floats."""
     if target.shape != tensor.shape or not tensor.is_floating_point():
-        raise CheckpointError(
-            f"{path}: tensor {part} is {tensor.dtype} {list(tensor.shape)}, expected floats {list(target.shape)}"
-        )
+        raise CheckpointError(f"{path}: tensor {part} is {tensor.dtype} {list(tensor.shape)}, expected floats {list(target.shape)}")
     target.copy_(tensor)
 
 
@@ -242,9 +223,7 @@ def check_tied(folder: Path, files: Mapping[str, str], embedding: Tensor) -> Non
     """CheckpointError unless the stored head is the embedding that it is tied to."""
     [(_, head)] = read_file(folder / files["lm_head.weight"], ["lm_head.weight"])
     if not torch.equal(head.to(embedding.dtype), embedding):
-        raise CheckpointError(
-            f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it"
-        )
+        raise CheckpointError(f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it")
 
 
 def others(names: list[str]) -> str:
@@ -260,9 +239,7 @@ def locate(folder: Path) -> dict[str, str]:
         with opened(single) as file:
             return dict.fromkeys(file.keys(), single.name)
     files = read_json(index).get("weight_map")
-    if not isinstance(files, dict) or not all(
-        isinstance(file, str) and Path(file).name == file for file in files.values()
-    ):
+    if not isinstance(files, dict) or not all(isinstance(file, str) and Path(file).name == file for file in files.values()):
         raise CheckpointError(f"{index} is damaged: weight_map should give a file name for every tensor")
     for file in sorted(set(files.values())):
         if not (folder / file).exists():
@@ -331,12 +308,7 @@ def write_checkpoint(
 
 
 def finish(
-    folder: Path,
-    fresh: Path,
-    fields: Mapping,
-    dtype: torch.dtype,
-    extra: Mapping[str, Tensor] | None,
-    beside: Mapping[str, bytes] | None,
+    folder: Path, fresh: Path, fields: Mapping, dtype: torch.dtype, extra: Mapping[str, Tensor] | None, beside: Mapping[str, bytes] | None
 ) -> None:
     """What belongs beside the weights in the new folder, which then takes the place of the old."""
     (fresh / "config.json").write_text(write_config(fields, dtype))

@@ -27,9 +27,7 @@ __all__ = ["attend", "experts_swiglu", "linear_logprob", "rms_norm", "turned_hea
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """1/√(mean x² + ε) over the last dimension, kept; the squares are summed in at least float32."""
-    norm = torch.linalg.vector_norm(
-        x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32)
-    )
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
     return norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
 
 
@@ -90,9 +88,7 @@ class TurnedHeads(Function):
         return d_qkv, dw, None, None, None, None
 
 
-def turned_heads(
-    qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def turned_heads(qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """QK-norm and rotary embedding, heads to the front: qkv [B, T, H + 2G, d] → q [B, G, H/G, T, d], k and v
     [B, G, T, d].
 
@@ -143,9 +139,7 @@ def query_blocks(T: int, S: int, block: int) -> list[tuple[slice, int]]:
     return [(slice(t, min(t + block, T)), S - T + min(t + block, T)) for t in range(0, T, block)]
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool = False, block: int = 64
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool = False, block: int = 64) -> Tensor:
     """softmax(q kᵀ + bias) v with its weights stored: q [B, G, R, T, d] (scaled already; the R query heads
     that share a key head stand one below another, so that nothing is repeated), k and v [B, G, S, d], bias [1
     or B·G, R·T, S] → [B, T, G·R·d]. `causal` promises that the bias hides from each query all keys behind its

@@ -39,9 +39,12 @@ def linear_logprob(
 
 
 def linear_kl(
-    hidden: Float[Tensor, "N D"], weight: Float[Tensor, "V D"], other_hidden: Float[Tensor, "N C"],
-    other_weight: Float[Tensor, "V C"], other: Literal["teacher", "reference"] = "teacher",
-) -> Float[Tensor, " N"]:  # fmt: skip
+    hidden: Float[Tensor, "N D"],
+    weight: Float[Tensor, "V D"],
+    other_hidden: Float[Tensor, "N C"],
+    other_weight: Float[Tensor, "V C"],
+    other: Literal["teacher", "reference"] = "teacher",
+) -> Float[Tensor, " N"]:
     """KL(q‖p) to a teacher or KL(p‖q) to a reference, p and q the softmax of hidden @ weightᵀ and of the other pair, nats, in
     float32 or wider; the other gets no gradient. ValueError for other shapes and dtypes."""
     check(hidden, weight)

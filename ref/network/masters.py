@@ -25,9 +25,7 @@ class Masters:
         self.pairs = list(zip(self.masters.parameters(), self.model.parameters(), strict=True))
 
     @torch.no_grad()
-    def step(
-        self, optimisers: list[torch.optim.Optimizer], max_norm: float = 1.0, gradients: list[Tensor | None] | None = None
-    ) -> Tensor:
+    def step(self, optimisers: list[torch.optim.Optimizer], max_norm: float = 1.0, gradients: list[Tensor | None] | None = None) -> Tensor:
         """Apply the gradients that `model` has gathered, clipped to a global norm, and clear them; or `gradients`, one for
         each parameter in their order, gathered elsewhere: of any dtype, None for a parameter that has none.
 

@@ -41,8 +41,7 @@ from torch import Tensor, nn
 from ref.network.checkpoint import CheckpointError, load_extra, read_config, read_tensors, write_checkpoint
 from ref.network.gradients import attend, experts_swiglu, linear_logprob, rms_norm, turned_heads
 
-__all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss",
-           "load_extra", "load_hf", "save_hf"]  # fmt: skip
+__all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss", "load_extra", "load_hf", "save_hf"]
 
 
 @dataclass(frozen=True)
@@ -107,11 +106,22 @@ class Config:
     def qwen3_30b_a3b(cls) -> "Config":
         """Qwen3-30B-A3B, the network of the published scaling study."""
         return cls(
-            vocab_size=151_936, hidden_size=2048, num_hidden_layers=48, num_attention_heads=32,
-            num_key_value_heads=4, head_dim=128, intermediate_size=6144, num_experts=128, num_experts_per_tok=8,
-            moe_intermediate_size=768, rope_theta=1e6, max_position_embeddings=32_768, tie_word_embeddings=False,
-            router_aux_loss_coef=0.001, initializer_range=0.02,
-        )  # fmt: skip
+            vocab_size=151_936,
+            hidden_size=2048,
+            num_hidden_layers=48,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            head_dim=128,
+            intermediate_size=6144,
+            num_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=768,
+            rope_theta=1e6,
+            max_position_embeddings=32_768,
+            tie_word_embeddings=False,
+            router_aux_loss_coef=0.001,
+            initializer_range=0.02,
+        )
 
     def parameters(self, active: bool = False) -> int:
         """Parameters in all, or (active) those that one token's forward pass uses, embedding table
@@ -135,9 +145,7 @@ class KVCache:
     batch).
     """
 
-    def __init__(
-        self, config: Config, batch: int, max_len: int, dtype=torch.float32, layers: int | None = None, device=None
-    ):
+    def __init__(self, config: Config, batch: int, max_len: int, dtype=torch.float32, layers: int | None = None, device=None):
         shape = (batch, config.num_key_value_heads, max_len, config.head_dim)
         layers = config.num_hidden_layers if layers is None else layers
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
@@ -214,9 +222,7 @@ class Attention(nn.Module):
         query's own is seen."""
         H, G, T = self.heads, self.kv_heads, q.shape[3]
         if mask is not None and mask.dtype == torch.bool or T > 1 and mask is None:
-            y = F.scaled_dot_product_attention(
-                q.flatten(1, 2), k, v, mask, is_causal=mask is None, scale=1.0, enable_gqa=H != G
-            )
+            y = F.scaled_dot_product_attention(q.flatten(1, 2), k, v, mask, is_causal=mask is None, scale=1.0, enable_gqa=H != G)
             return y.transpose(1, 2).flatten(2)
         return attend(q, k, v, mask, causal)
 
@@ -245,9 +251,7 @@ class MoE(nn.Module):
         super().__init__()
         self.top_k, self.normalise = c.num_experts_per_tok, c.norm_topk_prob
         self.gate = nn.Linear(c.hidden_size, c.num_experts, bias=False)
-        self.gate_up_proj = nn.Parameter(
-            torch.empty(c.num_experts, 2 * c.moe_intermediate_size, c.hidden_size)
-        )
+        self.gate_up_proj = nn.Parameter(torch.empty(c.num_experts, 2 * c.moe_intermediate_size, c.hidden_size))
         self.down_proj = nn.Parameter(torch.empty(c.num_experts, c.hidden_size, c.moe_intermediate_size))
 
     def route(self, x: Float[Tensor, "N D"], experts: "Int[Tensor, 'N K'] | Choose | None"):
@@ -337,13 +341,9 @@ class Transformer(nn.Module):
 
     def head(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Logits of final hidden states."""
-        return F.linear(
-            hidden, (self.embed_tokens if self.config.tie_word_embeddings else self.lm_head).weight
-        )
+        return F.linear(hidden, (self.embed_tokens if self.config.tie_word_embeddings else self.lm_head).weight)
 
-    def logprob(
-        self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, " N"], chunk: int = 2048
-    ) -> Float[Tensor, " N"]:
+    def logprob(self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, " N"], chunk: int = 2048) -> Float[Tensor, " N"]:
         """Log-probability (nats, float32) of each target under the head's distribution at the same row."""
         table = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
         N = len(targets)

@@ -32,8 +32,16 @@ CHAT = (
     f"{{%- if add_generation_prompt -%}}{{{{- '{AGENT}' -}}}}"
     f"{{%- elif messages[-1]['role'] in own -%}}{{{{- '{ENV}' -}}}}{{%- endif -%}}"
 )
-GIVEN = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-         "chat_template.jinja", "generation_config.json")  # fmt: skip
+GIVEN = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 """What comes along from the folder that the tokenizer is taken from."""
 
 

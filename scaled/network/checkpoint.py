@@ -61,7 +61,9 @@ def begun(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], names: 
                 name = of[id(p)]
                 keys = [one.removeprefix(name + ".") for one in held if one.rpartition(".")[0] == name]
                 for key in sorted(keys):
-                    optimizer.state[p][key] = torch.zeros((), device=p.device) if key == "step" else torch.zeros_like(p, memory_format=torch.preserve_format)
+                    optimizer.state[p][key] = (
+                        torch.zeros((), device=p.device) if key == "step" else torch.zeros_like(p, memory_format=torch.preserve_format)
+                    )
 
 
 def load_folder(model: nn.Module, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
@@ -91,9 +93,13 @@ def load_folder(model: nn.Module, folder: str | Path, dtype: torch.dtype = torch
 
 
 def save_folder(
-    model: nn.Module, config: Config, folder: str | Path, max_shard_bytes: int = 5 * 2**30, extra: Mapping[str, Tensor] | None = None,
+    model: nn.Module,
+    config: Config,
+    folder: str | Path,
+    max_shard_bytes: int = 5 * 2**30,
+    extra: Mapping[str, Tensor] | None = None,
     beside: Mapping[str, bytes] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """A sharded network as a Hugging Face folder on a file system that all ranks see, whole or not at all; all ranks together.
     CheckpointError, on every rank, as `ref.network.model.save_hf`."""
     rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -50,8 +50,7 @@ from scaled.runtime.engine import fast
 from scaled.runtime.mesh import current
 from scaled.runtime.sharding import EXPERTS, initialise, shard
 
-__all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss",
-           "load_extra", "load_hf", "save_hf"]  # fmt: skip
+__all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss", "load_extra", "load_hf", "save_hf"]
 
 DISPATCH: str = "model"
 """What tokens travel to their experts in: "model", the model's dtype, or "fp8"."""
@@ -79,8 +78,7 @@ class Attention(ref.Attention):
         for part, chunk in zip(q.flatten(1, 2).chunk(2, 2), (cp.rank, 2 * cp.size - 1 - cp.rank), strict=True):
             end = (chunk + 1) * size
             bias = causal_lower_right(size, end)
-            outs.append(F.scaled_dot_product_attention(part, k[:, :, :end], v[:, :, :end], bias, scale=1.0,
-                                                       enable_gqa=self.heads != self.kv_heads))  # fmt: skip
+            outs.append(F.scaled_dot_product_attention(part, k[:, :, :end], v[:, :, :end], bias, scale=1.0, enable_gqa=self.heads != self.kv_heads))
         return rearrange(torch.cat(outs, 2), "b h t d -> b t (h d)")
 
 
@@ -104,9 +102,8 @@ class MoE(ref.MoE):
         if ep.size == 1:
             return super().mix(x, gates, experts)
         return on_owners(
-            x, gates, experts, self.gate.out_features,
-            lambda rows, ones, local: experts_swiglu(rows, ones, self.gate_up_proj, self.down_proj, local),
-        )  # fmt: skip
+            x, gates, experts, self.gate.out_features, lambda rows, ones, local: experts_swiglu(rows, ones, self.gate_up_proj, self.down_proj, local)
+        )
 
 
 def on_owners(x: Tensor, gates: Tensor, experts: Tensor, num_experts: int, run: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
@@ -261,9 +258,12 @@ def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer
 
 
 def save_hf(
-    model: Transformer, path: str | Path, max_shard_bytes: int = 5 * 2**30, extra: Mapping[str, Tensor] | None = None,
+    model: Transformer,
+    path: str | Path,
+    max_shard_bytes: int = 5 * 2**30,
+    extra: Mapping[str, Tensor] | None = None,
     beside: Mapping[str, bytes] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """`ref.network.model.save_hf`; each rank writes its part, into files of its own. What lies beside is rank 0's."""
     if current().layout.world == 1:
         ref.save_hf(model, path, max_shard_bytes, extra, beside)

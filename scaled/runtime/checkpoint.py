@@ -183,9 +183,18 @@ class Checkpoints:
 
 ADMITTED = {
     (cls.__module__, cls.__qualname__): cls
-    for cls in (metadata.Metadata, metadata.StorageMeta, metadata.MetadataIndex, metadata.TensorStorageMetadata, metadata.TensorProperties,
-                metadata.ChunkStorageMetadata, metadata._MEM_FORMAT_ENCODING, filesystem._StorageInfo, torch.Size)
-}  # fmt: skip
+    for cls in (
+        metadata.Metadata,
+        metadata.StorageMeta,
+        metadata.MetadataIndex,
+        metadata.TensorStorageMetadata,
+        metadata.TensorProperties,
+        metadata.ChunkStorageMetadata,
+        metadata._MEM_FORMAT_ENCODING,
+        filesystem._StorageInfo,
+        torch.Size,
+    )
+}
 """What a description of tensors is made of. `BytesStorageMetadata` is not among it: what it names, DCP would unpickle."""
 ADMITTED |= {("torch", name): dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
 ADMITTED |= {("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__}

@@ -38,8 +38,20 @@ __all__ = ["Watch", "share_cores", "start", "worker", "world"]
 def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> int:
     """Runs `python -m module arguments` as nproc ranks on this machine; the exit code of torchrun. A group of which one rank dies is
     started again up to `restarts` times; when this process dies, all end."""
-    command = [sys.executable, "-m", "scaled.runtime.launch", str(os.getpid()), "--standalone", "--nproc-per-node", str(nproc),
-               "--max-restarts", str(restarts), "-m", module, *arguments]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "scaled.runtime.launch",
+        str(os.getpid()),
+        "--standalone",
+        "--nproc-per-node",
+        str(nproc),
+        "--max-restarts",
+        str(restarts),
+        "-m",
+        module,
+        *arguments,
+    ]
     # One thread a rank, whatever the caller's is: a sum in float32 depends on it, and a run goes on as it began.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
     process = subprocess.Popen(command, env=environment)

@@ -1,9 +1,9 @@
 """The small world: generated Python repositories in which a tiny coding agent learns to repair a function.
 
-    task = generate(random.Random(0), "train")     a repository with one missing body
-    session = Session(task)                        the agent's view of it: prompt, step, done, verify
-    documents(rng)                                 text for continued pretraining
-    demonstration(task, rng)                       a scripted agent's turns, for supervised fine-tuning
+task = generate(random.Random(0), "train")     a repository with one missing body
+session = Session(task)                        the agent's view of it: prompt, step, done, verify
+documents(rng)                                 text for continued pretraining
+demonstration(task, rng)                       a scripted agent's turns, for supervised fine-tuning
 """
 
 from sims.microrepo.corpus import NoiseConfig, demonstration, document, documents, mutate, transcript

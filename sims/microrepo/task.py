@@ -131,9 +131,7 @@ class Task:
                 inputs = tuple(rng.randint(-spread, spread) for spread in rng.choices(spreads, k=size))
                 if inputs not in visible:
                     hidden[inputs] = None
-        return tuple(
-            tuple(Case(inputs, body.evaluate(inputs)) for inputs in group) for group in (visible, hidden)
-        )
+        return tuple(tuple(Case(inputs, body.evaluate(inputs)) for inputs in group) for group in (visible, hidden))
 
     @property
     def visible_tests(self) -> tuple[Case, ...]:
@@ -156,9 +154,7 @@ def _between(rng: Random, bounds: tuple[int, int]) -> int:
     return bounds[0] + int(rng.random() * (bounds[1] - bounds[0] + 1))
 
 
-def _extend(
-    rng: Random, start: Expression | None, args: tuple[str, ...], count: int, config: WorldConfig
-) -> Expression:
+def _extend(rng: Random, start: Expression | None, args: tuple[str, ...], count: int, config: WorldConfig) -> Expression:
     """`start`, or a first operation where it is None, grown by random steps to `count` operations in all."""
     expression = start
     for _ in range(count):
@@ -169,9 +165,7 @@ def _extend(
     return expression
 
 
-def _draw(
-    rng: Random, args: tuple[str, ...], bounds: tuple[int, int], wanted: bool | None, config: WorldConfig
-) -> Expression:
+def _draw(rng: Random, args: tuple[str, ...], bounds: tuple[int, int], wanted: bool | None, config: WorldConfig) -> Expression:
     """A random expression on the wanted side of the split (None: either)."""
     count = _between(rng, bounds)  # before anything is rejected: else the sides would differ in length
     while True:
@@ -181,12 +175,7 @@ def _draw(
 
 
 def _draw_target(
-    rng: Random,
-    args: tuple[str, ...],
-    helpers: dict[str, Expression],
-    steps: int,
-    wanted: bool,
-    config: WorldConfig,
+    rng: Random, args: tuple[str, ...], helpers: dict[str, Expression], steps: int, wanted: bool, config: WorldConfig
 ) -> Expression | None:
     """The target of a task with helpers, or None when these helpers seem to admit none."""
     mentions = [reference(name, helper) for name, helper in helpers.items()]

@@ -13,9 +13,11 @@ from lessons import syllabus
 from ref import dr_grpo, self_summary
 from sims import drafting
 
-PIXEL = base64.b64encode(bytes.fromhex(
-    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c4944415408d763f8cfc000000301010018dd8db00000000049454e44ae426082"
-)).decode()  # fmt: skip
+PIXEL = base64.b64encode(
+    bytes.fromhex(
+        "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c4944415408d763f8cfc000000301010018dd8db00000000049454e44ae426082"
+    )
+).decode()
 
 
 LESSONS = """
@@ -46,9 +48,15 @@ def test_every_control_goes_to_both_ends(page, drive, name):
     assert dict(at.query_params) == before, "every control is back where it began, and the URL with it"
 
 
-@pytest.mark.parametrize(("name", "kind", "key", "most"), [
-    ("summary", "slider", "piece-1", 1), ("replay", "slider", "first-1", 1), ("replay", "select_slider", "plausibility", 2), ("mtp", "slider", "drafts", 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "kind", "key", "most"),
+    [
+        ("summary", "slider", "piece-1", 1),
+        ("replay", "slider", "first-1", 1),
+        ("replay", "select_slider", "plausibility", 2),
+        ("mtp", "slider", "drafts", 2),
+    ],
+)
 def test_a_control_draws_what_it_changes_and_nothing_else(page, redrawn, tmp_path, monkeypatch, name, kind, key, most):
     """The files are another copy: no picture can have been kept from another test."""
     shutil.copytree(examples.FOLDER, tmp_path / "examples")
@@ -195,14 +203,19 @@ def test_outputs_of_a_notebook(tmp_path, monkeypatch):
     script = syllabus.lessons()[0].path
     cells = [
         {"cell_type": "markdown", "source": ["# 5 · A title\n", "$x^2$, [`file`](../ref/kl.py), [other](../x.md), [web](https://arxiv.org)"]},
-        {"cell_type": "code", "source": "print(1)", "metadata": {}, "outputs": [
-            {"output_type": "stream", "name": "stdout", "text": ["\x1b[31mone\x1b[0m\n"]},
-            {"output_type": "display_data", "data": {"image/png": PIXEL, "text/plain": "<Figure>"}},
-            {"output_type": "execute_result", "data": {"text/plain": ["'shown'"]}},
-            {"output_type": "error", "ename": "ValueError", "evalue": "wrong", "traceback": []},
-        ]},
+        {
+            "cell_type": "code",
+            "source": "print(1)",
+            "metadata": {},
+            "outputs": [
+                {"output_type": "stream", "name": "stdout", "text": ["\x1b[31mone\x1b[0m\n"]},
+                {"output_type": "display_data", "data": {"image/png": PIXEL, "text/plain": "<Figure>"}},
+                {"output_type": "execute_result", "data": {"text/plain": ["'shown'"]}},
+                {"output_type": "error", "ename": "ValueError", "evalue": "wrong", "traceback": []},
+            ],
+        },
         {"cell_type": "code", "source": "answer = 42", "metadata": {"tags": ["solution"]}, "outputs": []},
-    ]  # fmt: skip
+    ]
     path = tmp_path / "made.ipynb"
     path.write_text(json.dumps({"cells": cells}))
     monkeypatch.setattr(syllabus, "notebook", lambda script: path)

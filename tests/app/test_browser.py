@@ -31,8 +31,9 @@ def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("explorer")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with open(folder / "log", "w") as log:
-        server = subprocess.Popen([sys.executable, "-m", "etude.cli", "explore", "--no-browser", "--port", str(port)], cwd=folder,
-                                  stdout=log, stderr=log, env=environment)  # fmt: skip
+        server = subprocess.Popen(
+            [sys.executable, "-m", "etude.cli", "explore", "--no-browser", "--port", str(port)], cwd=folder, stdout=log, stderr=log, env=environment
+        )
     try:
         for _ in range(SLOW // 250):
             assert server.poll() is None, (folder / "log").read_text()

@@ -72,7 +72,16 @@ def spoilt(whole):
     """Ways to damage a file, by name."""
     half, middle = len(whole) // 2, bytearray(whole)
     middle[half : half + 64] = bytes(64)
-    return {"missing": None, "empty": b"", "half": whole[:half], "rotten": bytes(middle), "another": b"{}", "a list": b"[]", "text": b"{", "deep": b"[" * 10**5}
+    return {
+        "missing": None,
+        "empty": b"",
+        "half": whole[:half],
+        "rotten": bytes(middle),
+        "another": b"{}",
+        "a list": b"[]",
+        "text": b"{",
+        "deep": b"[" * 10**5,
+    }
 
 
 def spoil(path, way):
@@ -93,10 +102,18 @@ def test_what_is_missing_or_broken_is_said_in_one_line(copied, way):
 
 
 @pytest.mark.parametrize("way", ["missing", "empty", "half", "another"])
-@pytest.mark.parametrize(("name", "file", "query"), [
-    ("summary", "chain.json", {}), ("replay", "routing.json", {}), ("replay", "routing.npz", {}), ("mtp", "drafting.json", {}), ("mtp", "mtp.json", {}),
-    ("penalties", "rollouts.json", {}), ("kl", "token-distributions.npz", {"family": kl.FAMILIES[2]}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "file", "query"),
+    [
+        ("summary", "chain.json", {}),
+        ("replay", "routing.json", {}),
+        ("replay", "routing.npz", {}),
+        ("mtp", "drafting.json", {}),
+        ("mtp", "mtp.json", {}),
+        ("penalties", "rollouts.json", {}),
+        ("kl", "token-distributions.npz", {"family": kl.FAMILIES[2]}),
+    ],
+)
 def test_a_page_says_in_one_line_what_is_broken(page, copied, name, file, query, way):
     spoil(copied / file, way)
     at = page(name, **query)
@@ -115,12 +132,23 @@ def without(found, *path):
     return found
 
 
-@pytest.mark.parametrize(("name", "path"), [
-    ("chain", ("trigger",)), ("chain", ("chains", 0, "saved")), ("chain", ("chains", 1, "group", 2, "kl")), ("chain", ("chains", 0, "contexts", 0, 1, "role")),
-    ("chain", ("chains", 0, "notes", 0, "facts", 0, "fate")), ("routing", ("rollouts", 1, "sampled")), ("routing", ("alphas",)),
-    ("drafting", ("drafts", "2", "accepted")), ("drafting", ("drafts", "1")), ("drafting", ("steps", 1, "added")), ("drafting", ("steps", 0, "tokens")),
-    ("rollouts", ("rollouts", 3, "turns")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("chain", ("trigger",)),
+        ("chain", ("chains", 0, "saved")),
+        ("chain", ("chains", 1, "group", 2, "kl")),
+        ("chain", ("chains", 0, "contexts", 0, 1, "role")),
+        ("chain", ("chains", 0, "notes", 0, "facts", 0, "fate")),
+        ("routing", ("rollouts", 1, "sampled")),
+        ("routing", ("alphas",)),
+        ("drafting", ("drafts", "2", "accepted")),
+        ("drafting", ("drafts", "1")),
+        ("drafting", ("steps", 1, "added")),
+        ("drafting", ("steps", 0, "tokens")),
+        ("rollouts", ("rollouts", 3, "turns")),
+    ],
+)
 def test_what_an_example_lacks_is_named(copied, name, path):
     put(copied / f"{name}.json", json.dumps(without(examples.load(name), *path)).encode())
     with pytest.raises(RunError, match=f"example {name}.json cannot be read .*{path[-1]}: missing"):

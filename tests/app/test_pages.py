@@ -18,7 +18,7 @@ ROLLOUTS = [
     {"task": "easy", "success": True, "own_tokens": 60, "given_tokens": 400, "calls": 9, "turns": 9, "invalid_calls": 0, "text": "read b\n"},
     {"task": "easy", "success": True, "own_tokens": 20, "given_tokens": 60, "calls": 3, "turns": 3, "invalid_calls": 2, "text": "red a\n"},
     {"task": "hard", "success": False, "own_tokens": 5, "given_tokens": 0, "calls": 1, "turns": 1, "invalid_calls": 0, "text": "stop\n"},
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -76,8 +76,15 @@ def test_each_gradient_is_one_row_under_the_names_of_the_page(page, table):
     right, other = "distance from ∇KL(π‖π_ref)", "distance from ∇KL(π_ref‖π)"
     assert shown.index.is_unique and list(shown.columns) == ["size", right, other]
     zero = {(name, column) for name in shown.index for column in shown.columns if shown.loc[name, column] < 1e-12}
-    assert zero == {("k1 as loss", "size"), ("k1 in reward", right), ("k2 as loss", right), ("k3 as loss", other), ("on policy, k3 × ratio", right),
-                    ("off policy, k3 × ratio", right), ("off policy, k1 in reward, weight π/μ", right)}  # fmt: skip
+    assert zero == {
+        ("k1 as loss", "size"),
+        ("k1 in reward", right),
+        ("k2 as loss", right),
+        ("k3 as loss", other),
+        ("on policy, k3 × ratio", right),
+        ("off policy, k3 × ratio", right),
+        ("off policy, k1 in reward, weight π/μ", right),
+    }
     assert shown["size"].count() == shown[other].count() == 3 and shown[right].notna().all()
 
 
@@ -216,8 +223,10 @@ def test_rollouts_are_ranked_by_what_the_recipe_pays(page, rollouts, table):
     at = page("penalties", k="0.1", q="1.5", price="0.01", turns="10", **{"tool-calls": "3"})
     shown = table(at, "rank").set_index("rollout")
     for number, r in enumerate(rollouts, 1):
-        x = effort(Effort(tool_call_tokens=r["own_tokens"], tool_output_tokens=r["given_tokens"], tool_calls=r["calls"], turns=r["turns"]),
-                   EffortWeights(1.0, 1.0, 0.1, 1.0, 3.0, 10.0))  # fmt: skip
+        x = effort(
+            Effort(tool_call_tokens=r["own_tokens"], tool_output_tokens=r["given_tokens"], tool_calls=r["calls"], turns=r["turns"]),
+            EffortWeights(1.0, 1.0, 0.1, 1.0, 3.0, 10.0),
+        )
         reward = r["success"] - 0.01 * length_penalty(x, 0.1, 1.5) - Payment().invalid_call * r["invalid_calls"]
         row = shown.loc[number]
         assert row["effort"] == pytest.approx(x) and row["reward"] == pytest.approx(reward)

@@ -184,6 +184,7 @@ def test_a_run_is_watched_while_it_goes_on_and_no_longer(page, runs, table, whol
 
 def broken(folder):
     """Ways to break a run folder, by name."""
+
     def cut(path):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -304,8 +305,13 @@ def test_a_missing_picture_is_named_and_the_others_show(page, tmp_path, monkeypa
 
 
 def etude(*words, **environment):
-    return subprocess.run([sys.executable, "-m", "etude.cli", *words], capture_output=True, text=True, timeout=120,
-                          env=os.environ | {"PYTHONPATH": str(claims.ROOT)} | environment)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "etude.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(claims.ROOT)} | environment,
+    )
 
 
 def test_explore_starts_streamlit_with_the_repositorys_page(monkeypatch, capsys):

@@ -97,6 +97,6 @@ def test_busy_programs_are_sessions_of_their_own_and_end(monkeypatch):
         return started[-1]
 
     monkeypatch.setattr(bench_crowded.subprocess, "Popen", seen)
-    with crowded.busy():
+    with bench_crowded.busy():
         assert len(started) == bench_crowded.cores() and all(program.poll() is None for program in started)
     assert all(program.poll() is not None for program in started)

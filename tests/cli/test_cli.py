@@ -31,9 +31,7 @@ def call(*arguments: object, cwd: Path = ROOT, **extra: str) -> subprocess.Compl
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))
-    }
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
 
 
 BAD = [
@@ -122,7 +120,7 @@ def test_bad_input_from_outside():
 
 @pytest.mark.parametrize("stored", ["[1]", "null", "3"])
 def test_settings_that_are_none_are_named(tmp_path, ask, stored):
-    (tmp_path / "config.json").write_text('{"technique": "recipe", "config": %s}' % stored)
+    (tmp_path / "config.json").write_text(f'{{"technique": "recipe", "config": {stored}}}')
     code, _, error = ask("run", "recipe", "--resume", "--out", tmp_path)
     assert code == 2 and error.count("\n") == 1 and str(tmp_path) in error
 
@@ -131,9 +129,7 @@ def test_unreadable_corpus(tmp_path, ask, monkeypatch):
     (tmp_path / "closed").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed")  # also true for root
     code, _, error = ask("run", "recipe", "--corpus", tmp_path / "closed", "--out", tmp_path / "out")
-    assert (
-        code == 2 and error.count("\n") == 1 and "cannot be read" in error and not (tmp_path / "out").exists()
-    )
+    assert code == 2 and error.count("\n") == 1 and "cannot be read" in error and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["none", "Null", "true", "1e3", " blank ", "a=b", "(x)", "caf\udce9"])
@@ -147,10 +143,17 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     told = []
     monkeypatch.setattr(cli, "_play", lambda entry, out, toml, sets, *_: told.append((out, fill(cli._config_class(entry), toml, sets))))
-    monkeypatch.setattr(full, "run", lambda entry, out, toml, sets, resume, nproc, backend: told.append(
-        (out, fill(full.settings_class(entry.name, backend), toml, sets))))  # fmt: skip
+    monkeypatch.setattr(
+        full,
+        "run",
+        lambda entry, out, toml, sets, resume, nproc, backend: told.append((out, fill(full.settings_class(entry.name, backend), toml, sets))),
+    )
     words = ("--corpus", name, "--out", name, "--config", f"{name}.toml", "--set", "corpus=elsewhere")
-    for technique, *more in (("recipe", "--set", "data.corpus=x"), ("cpt", *words[-2:]), ("cpt", *words[-2:], "--scale", "full", "--backend", "gloo")):
+    for technique, *more in (
+        ("recipe", "--set", "data.corpus=x"),
+        ("cpt", *words[-2:]),
+        ("cpt", *words[-2:], "--scale", "full", "--backend", "gloo"),
+    ):
         assert ask("run", technique, *more, *words[:-2]) == (0, "", "")
     (first, recipe), (second, demo), (third, rehearsal) = told
     assert {first, second, third} == {Path(name)} and {recipe.seed, demo.seed, rehearsal.seed} == {7}
@@ -162,9 +165,7 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    "failure",
-    [PermissionError(13, "Permission denied", "corpus/a.py"), OSError(28, "No space left on device")],
-    ids=["permission", "disk full"],
+    "failure", [PermissionError(13, "Permission denied", "corpus/a.py"), OSError(28, "No space left on device")], ids=["permission", "disk full"]
 )
 def test_an_operating_system_error_is_one_line(tmp_path, ask, monkeypatch, failure):
     import ref.kl
@@ -174,9 +175,7 @@ def test_an_operating_system_error_is_one_line(tmp_path, ask, monkeypatch, failu
 
     monkeypatch.setattr(ref.kl, "demo", fail)
     code, _, error = ask("run", "kl", "--out", tmp_path / "out")
-    assert (
-        code == 2 and error.count("\n") == 1 and failure.strerror in error and not (tmp_path / "out").exists()
-    )
+    assert code == 2 and error.count("\n") == 1 and failure.strerror in error and not (tmp_path / "out").exists()
 
 
 def test_folder_in_use(tmp_path, ask):
@@ -225,9 +224,7 @@ def test_interruption_says_how_to_go_on(tmp_path, monkeypatch, ask):
     assert code == 130 and error == f"interrupted; go on with: etude run kl --out {tmp_path}/out --resume\n"
     assert blank[2] == f"interrupted; go on with: etude run kl --out '{tmp_path}/my run' --resume\n"
     monkeypatch.setattr(ref.kl, "demo", lambda config, log: {"seed": config.seed})
-    code, out, error = ask(
-        "run", "kl", "--out", tmp_path / "out", "--resume"
-    )  # the seed is remembered
+    code, out, error = ask("run", "kl", "--out", tmp_path / "out", "--resume")  # the seed is remembered
     assert code == 0 and json.loads((tmp_path / "out" / "report.json").read_text())["result"] == {"seed": 5}
     code, _, error = ask("run", "kl", "--out", tmp_path / "out", "--resume", "--seed", 6)
     assert code == 2 and "seed = 5, not 6" in error
@@ -295,12 +292,7 @@ def test_list_and_help(ask):
 
 
 def test_help_is_quick_because_torch_stays_out():
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "etude.cli", "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "etude.cli", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "recipe" in done.stdout
     assert not any(name in done.stderr for name in (" torch\n", "matplotlib\n", "transformers\n"))
 

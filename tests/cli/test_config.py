@@ -49,21 +49,12 @@ def test_defaults_of_the_outer_class_win():
 
 def test_set_beats_toml():
     toml = {"seed": 1, "data": {"limit": 5}, "depths": [1, 2, 3]}
-    filled = fill(
-        Settings, toml, ["seed=2", "data.corpus=a=b", "lr=3", "packed=no", "optimizer=adamw", "level=2"]
-    )
+    filled = fill(Settings, toml, ["seed=2", "data.corpus=a=b", "lr=3", "packed=no", "optimizer=adamw", "level=2"])
     assert filled == Settings(2, 3.0, "adamw", False, (1.0, 2.0, 3.0), Path("x"), Data("a=b", 5), 2)
     assert toml["seed"] == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("limit=1_000", 1000),
-        ("limit=1e3", 1000),
-        ("limit=12345678901234567890", 12345678901234567890),
-    ],
-)
+@pytest.mark.parametrize(("text", "value"), [("limit=1_000", 1000), ("limit=1e3", 1000), ("limit=12345678901234567890", 12345678901234567890)])
 def test_whole_numbers(text, value):
     assert fill(Data, None, [text]).limit == value
 

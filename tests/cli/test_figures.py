@@ -21,11 +21,15 @@ def finished(folder, name="kl-variance", quick=False, measured=1.0, seed=0):
     """A folder as `play` leaves it."""
     folder.mkdir(parents=True)
     record = {
-        "experiment": name, "quick": quick, "command": f"etude figure {name}", "config": {"seed": seed},
-        "machine": {"cpu": "a", "threads": 2, "torch": "2", "commit": "c"}, "seconds": {"one": 1.25, "two": 2.0},
+        "experiment": name,
+        "quick": quick,
+        "command": f"etude figure {name}",
+        "config": {"seed": seed},
+        "machine": {"cpu": "a", "threads": 2, "torch": "2", "commit": "c"},
+        "seconds": {"one": 1.25, "two": 2.0},
         "claims": [claim("crossing", "k3 stops winning", "Fig. 4", measured, above(), (0.5, 1.5), "nats", "a note")],
         "rows": [],
-    }  # fmt: skip
+    }
     (folder / f"{name}.json").write_text(json.dumps(record))
     (folder / f"{name}.csv").write_text("a\n")
     (folder / f"{name}.png").write_bytes(b"picture")
@@ -328,11 +332,15 @@ def test_every_claim_hangs_on_a_statement_and_every_statement_says_what_tests_it
 
 def test_coverage_counts_statements(monkeypatch):
     """One tested, one tested by a law alone, one whose only claim was not tested, one that nothing tests."""
-    some = tuple(statements.Statement(n, "§1", n, tests, why) for n, tests, why in (
-        ("a", ("x/1", "x/2"), ""), ("b", ("x/3",), ""), ("c", ("x/4",), ""), ("d", (), "needs a GPU")))  # fmt: skip
+    some = tuple(
+        statements.Statement(n, "§1", n, tests, why)
+        for n, tests, why in (("a", ("x/1", "x/2"), ""), ("b", ("x/3",), ""), ("c", ("x/4",), ""), ("d", (), "needs a GPU"))
+    )
     monkeypatch.setattr(statements, "STATEMENTS", some)
-    claims = [claim(n, n, "§1", 1.0, rule, note="too few; more") | {"experiment": "x"} for n, rule in
-              (("1", untested()), ("2", above(2.0)), ("3", at_most(1.0)), ("4", untested()))]  # fmt: skip
+    claims = [
+        claim(n, n, "§1", 1.0, rule, note="too few; more") | {"experiment": "x"}
+        for n, rule in (("1", untested()), ("2", above(2.0)), ("3", at_most(1.0)), ("4", untested()))
+    ]
     assert statements.coverage(claims) == (2, 1, 4)
     assert [(statement.name, why) for statement, why in statements.open_statements(claims)] == [("c", "too few"), ("d", "needs a GPU")]
     assert statements.open_statements([])[2][1] == "x/4 was not played"

@@ -74,10 +74,7 @@ def test_returns_and_reports_from_another_process():
     assert found["doubled"] == 42 and found["pid"] != os.getpid() and seen == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [(stumble, "stumble: ValueError: no weights there"), (die, "die died with exit code -9")],
-)
+@pytest.mark.parametrize(("function", "says"), [(stumble, "stumble: ValueError: no weights there"), (die, "die died with exit code -9")])
 def test_a_failure_there_is_an_error_here(function, says):
     with pytest.raises(RuntimeError, match=says):
         in_fresh_process(function, progress=lambda n: None, fresh=0)

@@ -39,11 +39,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def lasting(folder: Path) -> dict[str, bytes]:
     """What two runs of the same configuration must share."""
-    return {
-        name: data
-        for name, data in tree(folder).items()
-        if name.startswith(("metrics/", "stages/", "state/"))
-    }
+    return {name: data for name, data in tree(folder).items() if name.startswith(("metrics/", "stages/", "state/"))}
 
 
 def play(*arguments: object) -> subprocess.CompletedProcess:
@@ -132,13 +128,7 @@ def test_lock_does_not_outlive_the_killed_owner_in_a_forked_child(tmp_path):
         "if child == 0:\n    print(os.getpid(), flush=True)\n    time.sleep(30)\n    os._exit(0)\n"
         "time.sleep(30)\n"
     )
-    owner = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "run")],
-        env=ENVIRONMENT,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    owner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "run")], env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     child = int(owner.stdout.readline())
     try:
         with pytest.raises(RunError, match="in use"):
@@ -186,11 +176,7 @@ def test_killed_between_two_steps_of_a_save(tmp_path, moment, capfd):
 
     def replace(source, target):
         seen.append(Path(target).name)
-        hit = {
-            "state written": "a-000002.pt",
-            "manifest written": "a-000002.json",
-            "stage recorded": "a.json",
-        }
+        hit = {"state written": "a-000002.pt", "manifest written": "a-000002.json", "stage recorded": "a.json"}
         if Path(target).name == hit.get(moment):
             raise Killed
         real_replace(source, target)
@@ -214,11 +200,7 @@ def test_killed_between_two_steps_of_a_save(tmp_path, moment, capfd):
         assert step == (3 if moment == "stage recorded" else 1)
         for later in range(step, 3):
             stage.log(later + 1, value=later + 1)
-        assert [json.loads(line)["value"] for line in stage.metrics_path.read_text().splitlines()] == [
-            1,
-            2,
-            3,
-        ]
+        assert [json.loads(line)["value"] for line in stage.metrics_path.read_text().splitlines()] == [1, 2, 3]
         stage.finish({"done": True})
     assert not list((tmp_path / "state").glob("a-*"))
     assert capfd.readouterr().err == ""
@@ -423,10 +405,23 @@ def test_a_journal_holds_whole_entries(tmp_path_factory, entries):
     journal.close()
 
 
-@pytest.mark.parametrize("line", [
-    '{"a": 1}', "[1, 2]", "3", '{"stage": "rl"}', '{"seconds": 3}', '{"stage": "rl", "seconds": "long"}', '{"stage": ["rl"], "seconds": 3}',
-    '{"stage": "rl", "seconds": NaN}', '{"stage": "rl", "seconds": -1e9}', '{"stage": "rl", "seconds": 99, "peak_memory_gib": "much"}', "\udc80", "{" * 99,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"a": 1}',
+        "[1, 2]",
+        "3",
+        '{"stage": "rl"}',
+        '{"seconds": 3}',
+        '{"stage": "rl", "seconds": "long"}',
+        '{"stage": ["rl"], "seconds": 3}',
+        '{"stage": "rl", "seconds": NaN}',
+        '{"stage": "rl", "seconds": -1e9}',
+        '{"stage": "rl", "seconds": 99, "peak_memory_gib": "much"}',
+        "\udc80",
+        "{" * 99,
+    ],
+)
 def test_a_foreign_line_among_the_timings_is_passed_over(tmp_path, line):
     from etude.report import record
     from sims import gain
@@ -469,9 +464,7 @@ def interrupted(out: Path) -> Path:
             stage.log(step, loss=1 / step)
             if step % 10 == 0:
                 stage.save({"step": step, "weight": torch.full((100,), float(step))}, step)
-    assert {p.name for p in (out / "state").glob("*")} == {
-        f"rl-0000{n}0.{e}" for n in "23" for e in ("pt", "json")
-    }
+    assert {p.name for p in (out / "state").glob("*")} == {f"rl-0000{n}0.{e}" for n in "23" for e in ("pt", "json")}
     return out
 
 
@@ -492,14 +485,8 @@ def flip(path: Path) -> None:
         (lambda out: cut(out / "state/rl-000030.pt", 0), "rl-000030.pt is damaged (it is cut short: 0 of"),
         (lambda out: flip(out / "state/rl-000030.pt"), "rl-000030.pt is damaged (its content has changed"),
         (lambda out: (out / "state/rl-000030.pt").unlink(), "rl-000030.pt is damaged (it is missing"),
-        (
-            lambda out: cut(out / "state/rl-000030.json", 0.5),
-            "rl-000030.pt is damaged (its manifest rl-000030.json",
-        ),
-        (
-            lambda out: cut(out / "state/rl-000030.json", 0),
-            "rl-000030.pt is damaged (its manifest rl-000030.json",
-        ),
+        (lambda out: cut(out / "state/rl-000030.json", 0.5), "rl-000030.pt is damaged (its manifest rl-000030.json"),
+        (lambda out: cut(out / "state/rl-000030.json", 0), "rl-000030.pt is damaged (its manifest rl-000030.json"),
         (lambda out: cut(out / "metrics/rl.jsonl", 0.7), "metrics/rl.jsonl are damaged (it is cut short"),
         (lambda out: (out / "state/rl-000030.pt").write_bytes(b"x" * 9999999), "instead of"),
     ],
@@ -519,9 +506,7 @@ def test_damage_is_named_and_the_previous_state_loads(tmp_path, capfd, harm, say
             stage.log(step, loss=1 / step)
             if step == 25:
                 stage.save({"step": 25}, 25)
-    assert {p.name for p in (out / "state").glob("*")} == {
-        f"rl-0000{n}.{e}" for n in (20, 25) for e in ("pt", "json")
-    }
+    assert {p.name for p in (out / "state").glob("*")} == {f"rl-0000{n}.{e}" for n in (20, 25) for e in ("pt", "json")}
 
 
 @pytest.mark.parametrize(
@@ -560,10 +545,7 @@ def flip_first(path: Path) -> None:
         (lambda out: cut(out / "metrics/a.jsonl", 0.9), "metrics/a.jsonl is damaged (it is cut short"),
         (lambda out: flip_first(out / "metrics/a.jsonl"), "metrics/a.jsonl is damaged (its content"),
         (lambda out: cut(out / "stages/a.json", 0.9), "stages/a.json is damaged"),
-        (
-            lambda out: cut(out / "checkpoints/a/model.bin", 0.5),
-            "checkpoints/a/model.bin is damaged (it is cut short",
-        ),
+        (lambda out: cut(out / "checkpoints/a/model.bin", 0.5), "checkpoints/a/model.bin is damaged (it is cut short"),
     ],
 )
 def test_a_finished_stage_is_checked(tmp_path, harm, says):
@@ -605,9 +587,7 @@ def test_random_generators_come_back(tmp_path):
 
     with Run.open(tmp_path, "kl", Settings()) as run:
         draw()
-        run.stage("a", 2).save(
-            {"rng": process.pack_rng(), "own": numpy.random.default_rng(3).bit_generator.state}, 1
-        )
+        run.stage("a", 2).save({"rng": process.pack_rng(), "own": numpy.random.default_rng(3).bit_generator.state}, 1)
         expected = draw()
     with Run.open(tmp_path, "kl", Settings(), resume=True) as run:
         draw()

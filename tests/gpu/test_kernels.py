@@ -80,12 +80,18 @@ def test_ten_runs_give_the_same_bits():
         return torch.autograd.grad(sum(part.sum() for part in linear_logprob.linear_logprob(h, t, targets)), (h, t))
 
     calls = {
-        "mxfp8": lambda: quant.mxfp8_quantize_both(x), "nvfp4": lambda: quant.nvfp4_quantize(x), "fp8": lambda: quant.blockwise_fp8_quantize(x, (128, 128)),
-        "activation": lambda: (experts.activation(x, "mxfp8").data,), "log-prob": logprob, "route": lambda: expert_rows.route(scores, 8, chosen, 0.5),
-        "sort": lambda: expert_rows.sort_by_expert(chosen, 128), "permute": lambda: (expert_rows.permute(few, order, place),),
-        "unpermute": lambda: (expert_rows.unpermute(rows, order, place, gates),), "delta": lambda: delta.encode_delta(old, new),
+        "mxfp8": lambda: quant.mxfp8_quantize_both(x),
+        "nvfp4": lambda: quant.nvfp4_quantize(x),
+        "fp8": lambda: quant.blockwise_fp8_quantize(x, (128, 128)),
+        "activation": lambda: (experts.activation(x, "mxfp8").data,),
+        "log-prob": logprob,
+        "route": lambda: expert_rows.route(scores, 8, chosen, 0.5),
+        "sort": lambda: expert_rows.sort_by_expert(chosen, 128),
+        "permute": lambda: (expert_rows.permute(few, order, place),),
+        "unpermute": lambda: (expert_rows.unpermute(rows, order, place, gates),),
+        "delta": lambda: delta.encode_delta(old, new),
         "newton-schulz": lambda: (newton_schulz.newton_schulz(matrices, dtype=torch.bfloat16),),
-    }  # fmt: skip
+    }
     for form in ("bfloat16", "fp8", "mxfp8", "nvfp4-token"):
         calls[f"linear, {form}"] = lambda form=form: (gemm.linear(x, w[0], form),)
         calls[f"experts' rows, {form}"] = lambda form=form: (grouped_gemm.grouped_linear(x, w, ends, form, "mxfp8"),)

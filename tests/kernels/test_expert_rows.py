@@ -60,11 +60,12 @@ def test_gates_and_their_gradient(E, k, alpha, normalise):
 
 
 BAD = {
-    "NaN": ([[0.0, math.nan]], None, "scores must be finite or -inf"), "inf": ([[0.0, math.inf]], None, "scores must be finite or -inf"),
+    "NaN": ([[0.0, math.nan]], None, "scores must be finite or -inf"),
+    "inf": ([[0.0, math.inf]], None, "scores must be finite or -inf"),
     "nothing finite": ([[-math.inf] * 2], None, "in each row finite for some"),
     "repeated": ([[0.0, 1.0]], [[1, 1]], "replayed must be 2 distinct experts of the 2"),
     "no such expert": ([[0.0, 1.0]], [[0, 2]], "replayed must be 2 distinct experts of the 2"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("scores, replayed, says", BAD.values(), ids=BAD)

@@ -90,10 +90,13 @@ def layer_in_float64(arguments, up):
 
 
 WRONG = {
-    "w13": ((torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 5, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long()), r"w13 must be float, shape \[2, 4, 3\]"),
+    "w13": (
+        (torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 5, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long()),
+        r"w13 must be float, shape \[2, 4, 3\]",
+    ),
     "gates": ((torch.zeros(2, 3), torch.zeros(3, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long()), "gates must be float"),
     "format": ((torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long(), "int4"), "must be of"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("args, says", WRONG.values(), ids=WRONG)

@@ -9,8 +9,13 @@ from ref import quant as ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {
-    "one": (1, 1, 1), "odd": (33, 17, 150), "a tile": (32, 32, 128), "two blocks of a weight": (40, 130, 129), "many": (140, 3, 40), "empty": (0, 4, 8),
-}  # fmt: skip
+    "one": (1, 1, 1),
+    "odd": (33, 17, 150),
+    "a tile": (32, 32, 128),
+    "two blocks of a weight": (40, 130, 129),
+    "many": (140, 3, 40),
+    "empty": (0, 4, 8),
+}
 FORMS = [("fp8", "fp8"), ("mxfp8", "mxfp8"), ("nvfp4-token", "nvfp4-token"), ("nvfp4-token", "mxfp8"), ("bfloat16", "float32")]
 
 
@@ -36,7 +41,11 @@ CASES = {
     for forward, backward in FORMS
     # NVFP4 has no scale for a sum over nothing, and its quantiser, a program a row, takes its time under the interpreter.
     if backward != "nvfp4-token" or name in ("one", "odd", "a tile")
-} | {f"bfloat16, {forward}, {backward}": (*SHAPES["odd"], forward, backward, torch.bfloat16) for forward, backward in FORMS if backward != "nvfp4-token"}  # fmt: skip
+} | {
+    f"bfloat16, {forward}, {backward}": (*SHAPES["odd"], forward, backward, torch.bfloat16)
+    for forward, backward in FORMS
+    if backward != "nvfp4-token"
+}
 
 
 @pytest.mark.parametrize("N, O, D, forward, backward, dtype", CASES.values(), ids=CASES)

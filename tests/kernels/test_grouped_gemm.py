@@ -1,4 +1,5 @@
-"""Products of experts in every format by the three-way rule: Zipf's popularity, empty experts, experts of one token, shapes that are no multiple of a tile."""
+"""Products of experts in every format by the three-way rule: Zipf's popularity, empty experts, experts of one token,
+shapes that are no multiple of a tile."""
 
 import pytest
 import torch
@@ -9,9 +10,13 @@ from ref import quant as ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = {
-    "one": ([1], 1, 1), "Zipf": ([64, 31, 21, 16, 12, 10, 9, 0], 40, 33), "empty first": ([0, 5, 0, 33], 17, 70),
-    "all in the last": ([0, 0, 70], 32, 32), "one each": ([1] * 5, 65, 9), "nothing": ([0, 0], 8, 8),
-}  # fmt: skip
+    "one": ([1], 1, 1),
+    "Zipf": ([64, 31, 21, 16, 12, 10, 9, 0], 40, 33),
+    "empty first": ([0, 5, 0, 33], 17, 70),
+    "all in the last": ([0, 0, 70], 32, 32),
+    "one each": ([1] * 5, 65, 9),
+    "nothing": ([0, 0], 8, 8),
+}
 
 
 FORMS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("fp8", "fp8"), ("mxfp8", "mxfp8"), ("nvfp4-token", "mxfp8")]

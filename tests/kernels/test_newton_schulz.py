@@ -30,7 +30,9 @@ def test_newton_schulz(shape):
     G = torch.randn(shape)
     torch.testing.assert_close(kernels.newton_schulz(G.to(DEVICE)).cpu(), muon.newton_schulz(G), rtol=1e-4, atol=1e-5)
     exact = muon.newton_schulz(G.double())
-    errors = [(f(G.to(d), dtype=torch.bfloat16).double().cpu() - exact).norm() for f, d in ((muon.newton_schulz, "cpu"), (kernels.newton_schulz, DEVICE))]
+    errors = [
+        (f(G.to(d), dtype=torch.bfloat16).double().cpu() - exact).norm() for f, d in ((muon.newton_schulz, "cpu"), (kernels.newton_schulz, DEVICE))
+    ]
     assert errors[1] <= 2 * errors[0]
     values = torch.linalg.svdvals(kernels.newton_schulz(G.to(DEVICE)).cpu())
     assert values.max() < 1.21

@@ -373,9 +373,9 @@ def test_what_is_wrong_with_a_lesson_is_seen(tmp_path):
     assert "cells" in build.differs(script)
 
 
-@pytest.mark.parametrize(("was", "now", "says"), [
-    ("# # 7 ·", "# # 8 ·", "calls itself lesson 8"), ("*About 5 minutes.", "*A while.", "no head of a lesson"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("was", "now", "says"), [("# # 7 ·", "# # 8 ·", "calls itself lesson 8"), ("*About 5 minutes.", "*A while.", "no head of a lesson")]
+)
 def test_a_head_that_is_none(tmp_path, was, now, says):
     script = tmp_path / "07_nothing.py"
     script.write_text(BROKEN.replace(was, now), encoding="utf-8")

@@ -90,8 +90,14 @@ def two():
 def test_a_function_is_sent_with_what_it_names():
     parts = packed(use)
     assert {name: part[0] for name, part in parts.items()} == {
-        "use": "text", "half": "text", "HALF": "value", "math": "module", "scaled": "module", "torch": "module", "summed": "import"
-    }  # fmt: skip
+        "use": "text",
+        "half": "text",
+        "HALF": "value",
+        "math": "module",
+        "scaled": "module",
+        "torch": "module",
+        "summed": "import",
+    }
     assert unpacked(parts)["use"](8.0) == use(8.0) == 6.0
     with pytest.raises(ValueError, match="lambda"):
         packed(lambda: 1)
@@ -101,9 +107,16 @@ def test_what_stands_above_a_functions_body_is_sent_too(two):
     """Decorators, defaults and annotations are looked up where the function is defined: on the rank."""
     parts = packed(calls_quiet)
     assert {name: part[0] for name, part in parts.items()} == {
-        "calls_quiet": "text", "quiet": "text", "twice": "text", "half": "text", "HALF": "value", "SIZE": "value", "torch": "module",
-        "Tensor": "import", "Callable": "import",
-    }  # fmt: skip
+        "calls_quiet": "text",
+        "quiet": "text",
+        "twice": "text",
+        "half": "text",
+        "HALF": "value",
+        "SIZE": "value",
+        "torch": "module",
+        "Tensor": "import",
+        "Callable": "import",
+    }
     assert unpacked(parts)["calls_quiet"](torch.tensor(8.0)) == calls_quiet(torch.tensor(8.0)) == 24.0
     assert two.run(dict(dp=2), calls_quiet, torch.tensor(8.0)) == [24.0, 24.0]
 

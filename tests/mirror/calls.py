@@ -96,8 +96,9 @@ def family(name, logp, behavior, rewards, mask, finished):
         return some if x.ndim == 1 else some[:, places(x.shape[1])]
 
     mine = part(logp).clone().requires_grad_()
-    loss = dr_grpo.family_loss(dr_grpo.FAMILY[name], mine, part(behavior), part(rewards.flatten()).view(G, n), part(mask),
-                               budget=5.0, finished=part(finished))  # fmt: skip
+    loss = dr_grpo.family_loss(
+        dr_grpo.FAMILY[name], mine, part(behavior), part(rewards.flatten()).view(G, n), part(mask), budget=5.0, finished=part(finished)
+    )
     loss.backward()
     grad = full(mine.grad).unflatten(0, (G, n))
     return loss.detach(), torch.cat([part for part in gathered(grad.transpose(0, 1).contiguous(), "dp")]).transpose(0, 1).flatten(0, 1)
@@ -116,8 +117,15 @@ def on_the_first(ours, theirs):
 
 def chain(segments: int) -> self_summary.Chain:
     """A chain of so many contexts of three tokens."""
-    one = self_summary.Segment(torch.arange(3), torch.ones(3, dtype=torch.bool), torch.zeros(3), torch.zeros(3, dtype=torch.long),
-                               torch.zeros(2, 0, 0, dtype=torch.long), True, summary=torch.zeros(3, dtype=torch.bool))  # fmt: skip
+    one = self_summary.Segment(
+        torch.arange(3),
+        torch.ones(3, dtype=torch.bool),
+        torch.zeros(3),
+        torch.zeros(3, dtype=torch.long),
+        torch.zeros(2, 0, 0, dtype=torch.long),
+        True,
+        summary=torch.zeros(3, dtype=torch.bool),
+    )
     return self_summary.Chain([one] * segments)
 
 

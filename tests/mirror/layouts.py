@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from scaled.runtime.mesh import mesh
 from tests.mirror.workers import ranks
 
-LAYOUTS = {
-    n: [dict(dp=n // cp, cp=cp, ep=ep) for cp in (1, 2, 4) if n % cp == 0 for ep in (1, 2, 4) if n % ep == 0] for n in (1, 2, 4)
-}
+LAYOUTS = {n: [dict(dp=n // cp, cp=cp, ep=ep) for cp in (1, 2, 4) if n % cp == 0 for ep in (1, 2, 4) if n % ep == 0] for n in (1, 2, 4)}
 EVERY = [layout for layouts in LAYOUTS.values() for layout in layouts]
 NAMES = ["-".join(f"{axis}{size}" for axis, size in layout.items()) for layout in EVERY]
 

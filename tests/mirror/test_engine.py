@@ -10,8 +10,9 @@ from scaled import quant
 from scaled.network.model import Transformer
 from scaled.runtime import engine
 
-CONFIG = Config.tiny(70, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4,
-                     moe_intermediate_size=32)  # fmt: skip
+CONFIG = Config.tiny(
+    70, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32
+)
 
 
 @pytest.fixture
@@ -34,10 +35,10 @@ def test_the_head(interpreted, tied, monkeypatch):
     assert isinstance(model, Reference)
     hidden, targets = torch.randn(9, 32), torch.randint(0, 70, (9,))
     found = {}
-    for name, dtype, own in (("kernel", torch.float32, True), ("ref", torch.float32, False), ("exact", torch.float64, False)):
+    for name, dtype, ours in (("kernel", torch.float32, True), ("ref", torch.float32, False), ("exact", torch.float64, False)):
         net, x = model.to(dtype), hidden.clone().to(dtype).requires_grad_()
         net.zero_grad()
-        logp = net.logprob(x, targets) if own else Reference.logprob(net, x, targets)
+        logp = net.logprob(x, targets) if ours else Reference.logprob(net, x, targets)
         (logp * torch.linspace(-1, 1, 9, dtype=logp.dtype)).sum().backward()
         table = net.embed_tokens if tied else net.lm_head
         found[name] = [logp.detach(), x.grad, table.weight.grad.clone()]

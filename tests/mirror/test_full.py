@@ -44,8 +44,9 @@ def given(tmp_path_factory):
         (folder / "code" / f"p{n}" / "a.py").write_text("\n".join(lines))
     tokenizer = train_tokenizer(read_corpus(folder / "code").files.values(), 300)
     torch.manual_seed(0)
-    shape = Config.tiny(300, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
-                        num_experts=4, moe_intermediate_size=16)  # fmt: skip
+    shape = Config.tiny(
+        300, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4, moe_intermediate_size=16
+    )
     save_hf(Transformer(shape), folder / "net")
     tokenizer.save(str(folder / "net" / "tokenizer.json"))
     save_hf(Transformer(dataclasses.replace(shape, num_experts=0, intermediate_size=16)), folder / "dense")
@@ -59,8 +60,7 @@ def given(tmp_path_factory):
 
 
 def settings(given: Path) -> tuple[str, ...]:
-    return (f"checkpoint={given / 'net'}", f"steps={STEPS}", "rows=4", "length=32", "ep=2", "cp=2", "checkpoint_every=5",
-            "perplexity_tokens=500")  # fmt: skip
+    return (f"checkpoint={given / 'net'}", f"steps={STEPS}", "rows=4", "length=32", "ep=2", "cp=2", "checkpoint_every=5", "perplexity_tokens=500")
 
 
 def command(given: Path, out: Path, *more: str) -> list[object]:
@@ -186,8 +186,19 @@ def on_two(technique: str, out: Path, *sets: str) -> dict:
 
 def test_layers_are_distilled(given, tmp_path):
     """In bfloat16, activations made again, rows to experts in FP8: what a cluster would be told."""
-    on_two("mtp", tmp_path, f"checkpoint={given / 'net'}", f"corpus={given / 'code'}", f"steps={STEPS}", "rows=4", "length=32", "layers=2",
-           "dtype=bfloat16", "rematerialise=true", "dispatch=fp8")  # fmt: skip
+    on_two(
+        "mtp",
+        tmp_path,
+        f"checkpoint={given / 'net'}",
+        f"corpus={given / 'code'}",
+        f"steps={STEPS}",
+        "rows=4",
+        "length=32",
+        "layers=2",
+        "dtype=bfloat16",
+        "rematerialise=true",
+        "dispatch=fp8",
+    )
     kl = [line["kl_1"] for line in lines(tmp_path)]
     assert len(kl) == STEPS and kl[-1] < 0.7 * kl[0]
     from ref.network.model import load_extra
@@ -223,6 +234,7 @@ def test_reinforcement_learning_in_the_small_world(given, tmp_path):
 
 def test_tasks_are_those_of_the_run_that_a_checkpoint_goes_back_to(given, tmp_path):
     """Its own, or that of the checkpoint from which its full run began."""
+
     def settings(checkpoint):
         return fill(full.settings_class("dr-grpo", "gloo"), {}, [f"checkpoint={checkpoint}", "length=256", "max_len=256"])
 

@@ -20,9 +20,18 @@ V = 40
 
 def shape(experts: int, top: int, groups: int, tied: bool) -> Config:
     return Config.tiny(
-        V, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=groups, head_dim=8, intermediate_size=24,
-        num_experts=experts, num_experts_per_tok=top, moe_intermediate_size=8, tie_word_embeddings=tied,
-    )  # fmt: skip
+        V,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=groups,
+        head_dim=8,
+        intermediate_size=24,
+        num_experts=experts,
+        num_experts_per_tok=top,
+        moe_intermediate_size=8,
+        tie_word_embeddings=tied,
+    )
 
 
 def made(config: Config, seed: int) -> tuple[Transformer, dict]:
@@ -49,9 +58,15 @@ def same_gradients(found: dict, model) -> None:
 
 @few
 @given(
-    layouts, seeds, size, size, st.booleans(), st.booleans(), st.booleans(),
+    layouts,
+    seeds,
+    size,
+    size,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
     st.sampled_from([shape(8, 2, 2, True), shape(4, 3, 1, False), shape(4, 1, 4, True), shape(0, 1, 2, True)]),
-)  # fmt: skip
+)
 def test_forward_and_backward(layout, seed, n, size, packed, replayed, remake, config):
     """Logits, balance loss, chosen experts and every gradient; experts replayed or not, activations kept or made again."""
     model, state = made(config, seed)
@@ -96,9 +111,11 @@ def test_next_token_loss(layout, seed, n, size, packed, weighed):
     ids, doc = rows(layout, seed, n, size, packed)
     g = torch.Generator().manual_seed(seed)
     weight = {
-        "all": None, "none": torch.zeros(ids.shape), "some": torch.rand(ids.shape, generator=g) < 0.2,
+        "all": None,
+        "none": torch.zeros(ids.shape),
+        "some": torch.rand(ids.shape, generator=g) < 0.2,
         "shares": torch.rand(ids.shape, generator=g, dtype=torch.float64),
-    }[weighed]  # fmt: skip
+    }[weighed]
     loss, count, grads = play(layout, calls.next_token, config, state, ids, doc, weight)
     hidden = model(ids, doc=doc, logits=False).hidden
     wanted, scored = cpt.next_token_loss(model, hidden, ids, doc, weight)
@@ -136,9 +153,17 @@ def test_codebase_nll(layout, seed, length, window, batch, cut_off):
 
 @few
 @given(
-    layouts, seeds, size, size, st.booleans(), st.booleans(), st.sampled_from(["distill", "hard"]), st.booleans(), st.sampled_from([1.0, 0.5]),
+    layouts,
+    seeds,
+    size,
+    size,
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["distill", "hard"]),
+    st.booleans(),
+    st.sampled_from([1.0, 0.5]),
     st.integers(1, 3),
-)  # fmt: skip
+)
 def test_mtp_loss(layout, seed, n, size, packed, weighed, kind, detached, share, depth):
     """Every depth looks over the borders of chunks; gradients of the layers, and of the trunk where they are let through."""
     config, heads = shape(4, 2, 2, seed % 2 == 0), mtp.MTPConfig(depth=depth, intermediate_size=12)
@@ -174,8 +199,17 @@ def no_worse(found, ref, exact) -> bool:
 def test_eight_bit_dispatch(layout):
     """Rows travel in at most 0.52 of bfloat16's bytes; and the logits are as near to float64's as those of a network in bfloat16 whose experts
     read rows in FP8, where that rounding is most of the error. Every pass replays the same experts."""
-    config = Config.tiny(V, hidden_size=128, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
-                         num_experts=8, moe_intermediate_size=16, initializer_range=0.3)  # fmt: skip
+    config = Config.tiny(
+        V,
+        hidden_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_experts=8,
+        moe_intermediate_size=16,
+        initializer_range=0.3,
+    )
     model, state = made(config, 0)
     ids = torch.randint(0, V, (4, 64), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -10,14 +10,25 @@ from tests.mirror import calls
 from tests.mirror.layouts import EVERY, NAMES, play
 
 SHAPES = {
-    "experts": Config.tiny(50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-                           num_experts=8, moe_intermediate_size=16),
-    "odd": Config.tiny(51, hidden_size=18, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=6,
-                       num_experts=4, moe_intermediate_size=10, tie_word_embeddings=False),
-    "dense": Config.tiny(50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
-                         num_experts=0, intermediate_size=24),
+    "experts": Config.tiny(
+        50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8, moe_intermediate_size=16
+    ),
+    "odd": Config.tiny(
+        51,
+        hidden_size=18,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=6,
+        num_experts=4,
+        moe_intermediate_size=10,
+        tie_word_embeddings=False,
+    ),
+    "dense": Config.tiny(
+        50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_experts=0, intermediate_size=24
+    ),
     "wide": Config.tiny(50, hidden_size=128, num_hidden_layers=3),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("layout", EVERY, ids=NAMES)

@@ -15,8 +15,17 @@ from scaled.rl import Rehearsal
 from tests.mirror import calls
 from tests.mirror.layouts import close, layouts, play, seeds
 
-CONFIG = Config.tiny(30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4,
-                     num_experts_per_tok=2, moe_intermediate_size=8)  # fmt: skip
+CONFIG = Config.tiny(
+    30,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=8,
+)
 G, N, LENGTH = 3, 3, 24
 ASKED = Rehearsal(prompts=G, rollouts=N, length=LENGTH, max_len=LENGTH, budget_tokens=5, heldout=0)
 
@@ -75,8 +84,16 @@ def on_one(c: Rehearsal, state: dict, before: dict, chains: list[Chain], rewards
 
 
 @settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
-@given(layouts, seeds, st.sampled_from(["none", "plain", "filtered"]), st.sampled_from([0.0, 0.3]), st.integers(1, 2), st.integers(1, 4),
-       st.sampled_from([LENGTH, 8 * LENGTH]), st.sampled_from([1.0, 0.7]))  # fmt: skip
+@given(
+    layouts,
+    seeds,
+    st.sampled_from(["none", "plain", "filtered"]),
+    st.sampled_from([0.0, 0.3]),
+    st.integers(1, 2),
+    st.integers(1, 4),
+    st.sampled_from([LENGTH, 8 * LENGTH]),
+    st.sampled_from([1.0, 0.7]),
+)
 def test_a_step(layout, seed, replay, beta, longest, micro, length, temperature):
     """Loss and gradient within 1e-10 in float64, whatever is replayed, charged for, or cut over ranks, of which some may hold padding
     alone."""
@@ -85,8 +102,7 @@ def test_a_step(layout, seed, replay, beta, longest, micro, length, temperature)
     mine = policy(state)
     chains = [Chain([segment(g, mine) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
     rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
-    c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], replay=replay, kl=beta, micro_rows=micro, length=length,
-                            temperature=temperature)  # fmt: skip
+    c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], replay=replay, kl=beta, micro_rows=micro, length=length, temperature=temperature)
     figures, grads, asked, arrived = play(layout, calls.rl_step, c, CONFIG, state, before, chains, rewards)
     loss, wanted = on_one(c, state, before, chains, rewards)
     close(figures["loss"], loss)
@@ -111,8 +127,10 @@ def test_engines_that_differ_are_no_drift():
     chains = [Chain([segment(g, policy(state))], finished=True) for _ in range(G * N)]
     rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
     with torch.no_grad():
-        own = [policy(state)(s.tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, s.tokens[1:, None])[:, 0]
-               for s in (chain.segments[0] for chain in chains)]  # fmt: skip
+        own = [
+            policy(state)(s.tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, s.tokens[1:, None])[:, 0]
+            for s in (chain.segments[0] for chain in chains)
+        ]
     apart = [((c.segments[0].logp[1:] - logp) * c.segments[0].sampled[1:]).sum() for c, logp in zip(chains, own, strict=True)]
     for layout in (dict(dp=1, cp=1, ep=1), dict(dp=2, cp=2, ep=2)):
         c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], kl=0.3)
@@ -127,8 +145,10 @@ def test_a_rank_that_holds_padding_alone():
     g, state = torch.Generator().manual_seed(0), network(0)
     chains = [Chain([segment(g, policy(state))], finished=True) for _ in range(G * N)]
     rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
-    found = [play(layout, calls.rl_step, dataclasses.replace(ASKED, cp=layout["cp"], length=16 * LENGTH), CONFIG, state, state, chains, rewards)[0]
-             for layout in (dict(dp=1, cp=1, ep=1), dict(dp=1, cp=4, ep=1))]  # fmt: skip
+    found = [
+        play(layout, calls.rl_step, dataclasses.replace(ASKED, cp=layout["cp"], length=16 * LENGTH), CONFIG, state, state, chains, rewards)[0]
+        for layout in (dict(dp=1, cp=1, ep=1), dict(dp=1, cp=4, ep=1))
+    ]
     assert found[0].keys() == found[1].keys() and 0 < found[0]["routing_differs"] < 1
     for name, value in found[0].items():
         close(found[1][name], value)
@@ -157,9 +177,17 @@ def test_clipping(layout):
 
 
 def test_settings_that_cannot_be():
-    for wrong, name in ((dict(rollouts=1), "rollouts"), (dict(max_len=999), "max_len"), (dict(replay_alpha=1.5), "replay_alpha"),
-                        (dict(kl=-1.0), "kl"), (dict(temperature=0.0), "temperature"), (dict(seed=-1), "seed"), (dict(timeout=0), "timeout"),
-                        (dict(warmup=0.9), "warmup"), (dict(max_norm=float("nan")), "max_norm")):  # fmt: skip
+    for wrong, name in (
+        (dict(rollouts=1), "rollouts"),
+        (dict(max_len=999), "max_len"),
+        (dict(replay_alpha=1.5), "replay_alpha"),
+        (dict(kl=-1.0), "kl"),
+        (dict(temperature=0.0), "temperature"),
+        (dict(seed=-1), "seed"),
+        (dict(timeout=0), "timeout"),
+        (dict(warmup=0.9), "warmup"),
+        (dict(max_norm=float("nan")), "max_norm"),
+    ):
         with pytest.raises(ValueError, match=name):
             dataclasses.replace(ASKED, **wrong)
     with pytest.raises(ValueError, match="number of ranks, 16"):

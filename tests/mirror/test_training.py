@@ -26,8 +26,9 @@ from tests.mirror import calls
 from tests.mirror.layouts import EVERY, NAMES, close, play
 
 FOUR = [dict(dp=4, cp=1, ep=1), dict(dp=2, cp=2, ep=2), dict(dp=1, cp=4, ep=4), dict(dp=4, cp=1, ep=2)]
-CONFIG = Config.tiny(40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8,
-                     moe_intermediate_size=8)  # fmt: skip
+CONFIG = Config.tiny(
+    40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8, moe_intermediate_size=8
+)
 STEPS, EXACT = 20, 4
 
 

@@ -48,26 +48,14 @@ def test_lists_are_no_tensors(ref):
     refuses(r"rewards must be float, shape \[G, N\]; got list", ref.dr_grpo.group_advantages, [[1.0, 2.0]])
     refuses("logp must be float.*got list", ref.kl.token_kl, [0.0], zeros(1), "k1")
     refuses("scores must be float.*got list", ref.router_replay.gates, [[0.0]], zeros(1, 1).long())
-    refuses(
-        "mask must be any.*got list",
-        ref.dr_grpo.policy_loss,
-        zeros(1, 1),
-        zeros(1, 1),
-        zeros(1),
-        [[1]],
-        budget=1,
-    )
+    refuses("mask must be any.*got list", ref.dr_grpo.policy_loss, zeros(1, 1), zeros(1, 1), zeros(1), [[1]], budget=1)
 
 
 # ------------------------------------------------------------------------ kl
 
 
 TOKEN_KL = {
-    "broadcast": (
-        zeros(2, 3),
-        zeros(2, 1),
-        r"ref_logp must be float, shape \[2, 3\]; got torch.float32 \[2, 1\]",
-    ),
+    "broadcast": (zeros(2, 3), zeros(2, 1), r"ref_logp must be float, shape \[2, 3\]; got torch.float32 \[2, 1\]"),
     "shape": (zeros(2, 3), zeros(2, 4), r"ref_logp must be float, shape \[2, 3\]"),
     "dtype": (zeros(2).long(), zeros(2), r"logp must be float, shape \[2\]; got torch.int64 \[2\]"),
     "reference dtype": (zeros(2), zeros(2).long(), "ref_logp must be float.*torch.int64"),
@@ -85,18 +73,10 @@ def test_token_kl(ref, logp, ref_logp, says):
 
 
 EXACT_KL = {
-    "broadcast": (
-        zeros(2, 3),
-        zeros(3),
-        r"ref_logits must be float, shape \[2, 3\]; got torch.float32 \[3\]",
-    ),
+    "broadcast": (zeros(2, 3), zeros(3), r"ref_logits must be float, shape \[2, 3\]; got torch.float32 \[3\]"),
     "dtype": (zeros(2, 3).long(), zeros(2, 3), r"logits must be float, shape \[2, V\]; got torch.int64"),
     "no dimension": (zeros(()), zeros(()), r"logits must be float, shape \[V\]"),
-    "no vocabulary": (
-        zeros(2, 0),
-        zeros(2, 0),
-        r"logits must be finite or −inf, with a finite one.*\[2, 0\]",
-    ),
+    "no vocabulary": (zeros(2, 0), zeros(2, 0), r"logits must be finite or −inf, with a finite one.*\[2, 0\]"),
     "NaN": (full(NAN, 2, 3), zeros(2, 3), "logits must be finite or −inf"),
     "inf": (full(INF, 2, 3), zeros(2, 3), "logits must be finite or −inf"),
     "nothing allowed": (full(-INF, 2, 3), zeros(2, 3), "logits must be .* with a finite one in each row"),
@@ -137,9 +117,7 @@ def test_length_penalty(ref, name, x, k, says):
 
 
 def test_effort(ref):
-    effort, Effort, EffortWeights = (
-        getattr(ref.length_penalty, n) for n in ("effort", "Effort", "EffortWeights")
-    )
+    effort, Effort, EffortWeights = (getattr(ref.length_penalty, n) for n in ("effort", "Effort", "EffortWeights"))
     refuses("turns: .* finite", effort, Effort(turns=INF))
     refuses("turns: .* finite", effort, Effort(turns=INF), EffortWeights(turns=0.0))
     refuses("tool_calls: .* finite", effort, Effort(), EffortWeights(tool_calls=INF))
@@ -152,10 +130,7 @@ EXPERTS = torch.tensor([[0, 1], [2, 3]])
 REPLAY = {
     "scores, dims": ({"scores": zeros(4)}, r"scores must be float, shape \[N, E\]; got torch.float32 \[4\]"),
     "scores, dtype": ({"scores": zeros(2, 4).long()}, "scores must be float.*torch.int64"),
-    "replayed, dtype": (
-        {"replayed": EXPERTS.float()},
-        r"replayed must be int, shape \[2, 2\]; got torch.float32",
-    ),
+    "replayed, dtype": ({"replayed": EXPERTS.float()}, r"replayed must be int, shape \[2, 2\]; got torch.float32"),
     "replayed, tokens": ({"replayed": EXPERTS[:1]}, r"replayed must be int, shape \[2, 2\].*\[1, 2\]"),
     "one NaN": ({"scores": torch.tensor([[0.0, 1, 2, 3], [0, 1, NAN, 2]])}, "scores must be finite or -inf"),
     "alpha": ({"alpha": NAN}, "alpha must lie between 0 and 1, got nan"),
@@ -178,11 +153,7 @@ def test_indices_as_a_sampler_stores_them_are_replayed(ref):
 
 
 GATES = {
-    "fewer tokens": (
-        zeros(2, 4),
-        EXPERTS[:1],
-        r"experts must be int, shape \[2, K\]; got torch.int64 \[1, 2\]",
-    ),
+    "fewer tokens": (zeros(2, 4), EXPERTS[:1], r"experts must be int, shape \[2, K\]; got torch.int64 \[1, 2\]"),
     "dtype": (zeros(2, 4), EXPERTS.float(), "experts must be int.*torch.float32"),
     "scores, dtype": (zeros(2, 4).long(), EXPERTS, "scores must be float"),
     "out of range": (zeros(2, 4), EXPERTS + 1, "experts must name experts 0 to 3, got 1 to 4"),
@@ -226,20 +197,12 @@ def test_what_no_token_sampled_may_be_anything(ref):
 DIFFERING = {
     "no layers": ([], [], "ours and theirs must hold as many layers, got 0 and 0"),
     "layers": ([EXPERTS], [EXPERTS, EXPERTS], "as many layers, got 1 and 2"),
-    "tokens": (
-        [EXPERTS],
-        [EXPERTS[:1]],
-        r"theirs\[0\] must be int, shape \[2, 2\]; got torch.int64 \[1, 2\]",
-    ),
+    "tokens": ([EXPERTS], [EXPERTS[:1]], r"theirs\[0\] must be int, shape \[2, 2\]; got torch.int64 \[1, 2\]"),
     "experts": ([EXPERTS], [EXPERTS[:, :1]], r"theirs\[0\] must be int, shape \[2, 2\]"),
     "unlike layers": ([EXPERTS, EXPERTS[:1]], [EXPERTS, EXPERTS], r"ours\[1\] must be int, shape \[2, 2\]"),
     "dims": ([EXPERTS[0]], [EXPERTS[0]], r"ours\[0\] must be int, shape \[N, K\]"),
     "dtype": ([EXPERTS.float()], [EXPERTS], r"ours\[0\] must be int.*torch.float32"),
-    "no tokens": (
-        [EXPERTS[:0]],
-        [EXPERTS[:0]],
-        r"ours must hold experts of at least one token, got \[0, 2\]",
-    ),
+    "no tokens": ([EXPERTS[:0]], [EXPERTS[:0]], r"ours must hold experts of at least one token, got \[0, 2\]"),
 }
 
 
@@ -255,9 +218,15 @@ def test_differing(ref, ours, theirs, says):
 def network():
     torch.manual_seed(0)
     c = Config(
-        vocab_size=23, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=8, num_experts=0, intermediate_size=12,
-    )  # fmt: skip
+        vocab_size=23,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_experts=0,
+        intermediate_size=12,
+    )
     model, ids = Transformer(c).requires_grad_(False), torch.randint(0, 23, (2, 6))
     return model, ids, model(ids)
 
@@ -278,15 +247,9 @@ NEXT_TOKEN = {
 }
 HIDDEN = {
     "hidden, dims": ({"hidden": zeros(6, 16)}, r"hidden must be float, shape \[B, T, 16\]"),
-    "hidden, width": (
-        {"hidden": zeros(2, 6, 3)},
-        r"hidden must be float, shape \[B, T, 16\]; got .* \[2, 6, 3\]",
-    ),
+    "hidden, width": ({"hidden": zeros(2, 6, 3)}, r"hidden must be float, shape \[B, T, 16\]; got .* \[2, 6, 3\]"),
     "hidden, NaN": ({"hidden": full(NAN, 2, 6, 16)}, "hidden must give finite log-probs"),
-    "hidden, NaN where nothing is scored": (
-        {"hidden": full(NAN, 2, 6, 16), "doc": ROWS - 1},
-        "hidden must give finite log-probs",
-    ),
+    "hidden, NaN where nothing is scored": ({"hidden": full(NAN, 2, 6, 16), "doc": ROWS - 1}, "hidden must give finite log-probs"),
 }
 
 
@@ -296,9 +259,7 @@ def test_next_token_loss(ref, network, change, says):
     refuses(says, ref.cpt.next_token_loss, model, **({"hidden": out.hidden, "ids": ids} | change))
 
 
-@pytest.mark.parametrize(
-    "nothing", [{"doc": ROWS - 1}, {"weight": zeros(2, 6)}, {"weight": ROWS.bool()}], ids=str
-)
+@pytest.mark.parametrize("nothing", [{"doc": ROWS - 1}, {"weight": zeros(2, 6)}, {"weight": ROWS.bool()}], ids=str)
 def test_rows_without_a_scored_token_are_a_loss_of_zero_and_count_none(ref, network, nothing):
     model, ids, out = network
     hidden = out.hidden.clone().requires_grad_()
@@ -322,22 +283,14 @@ def test_pack(ref, change, says):
     refuses(says, ref.cpt.pack, **({"documents": [[1, 2, 3]], "length": 4} | change))
 
 
-@pytest.mark.parametrize(
-    "step, total, warmup, decay",
-    [(10, 10, 2, 2), (-1, 10, 2, 2), (0, 0, 1, 1), (3, 10, -1, 2), (NAN, 9, 1, 1)],
-)
+@pytest.mark.parametrize("step, total, warmup, decay", [(10, 10, 2, 2), (-1, 10, 2, 2), (0, 0, 1, 1), (3, 10, -1, 2), (NAN, 9, 1, 1)])
 def test_wsd(ref, step, total, warmup, decay):
     refuses("step must lie in 0 … total − 1", ref.cpt.wsd, step, total, warmup, decay)
 
 
 @pytest.mark.parametrize("share", [0, 1, -1, NAN, INF])
 def test_hold_out_share(ref, share):
-    refuses(
-        "share must lie between 0 and 1",
-        ref.cpt.hold_out_codebase,
-        ref.cpt.Corpus({"a": "x", "b": "y"}),
-        share,
-    )
+    refuses("share must lie between 0 and 1", ref.cpt.hold_out_codebase, ref.cpt.Corpus({"a": "x", "b": "y"}), share)
 
 
 def test_a_corpus_of_one_folder_is_not_held_out_whole(ref):
@@ -363,8 +316,7 @@ def test_a_vocabulary_without_room_for_bytes(ref):
 def test_codebase_nll(ref, change, says):
     tokenizer = ref.cpt.train_tokenizer(["abc"], 259)
     corpus = ref.cpt.Corpus({"a": "hello, hello, hello"})
-    shape = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
-                 head_dim=16, num_experts=0, intermediate_size=16)  # fmt: skip
+    shape = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=16, num_experts=0, intermediate_size=16)
     model = Transformer(Config.tiny(259, **shape))
     refuses(says, ref.cpt.codebase_nll, model, tokenizer, corpus, **({"window": 8} | change))
     if change == {"batch": 0}:
@@ -413,19 +365,9 @@ def test_mtp_loss_of_nothing_is_zero(ref, network, nothing):
 @pytest.mark.parametrize(
     "prenorm, emb, doc, says",
     [
-        (
-            zeros(2, 6, 8),
-            zeros(2, 6, 16),
-            None,
-            r"prenorm must be float, shape \[B, T, 16\]; got .* \[2, 6, 8\]",
-        ),
+        (zeros(2, 6, 8), zeros(2, 6, 16), None, r"prenorm must be float, shape \[B, T, 16\]; got .* \[2, 6, 8\]"),
         (zeros(6, 16), zeros(6, 16), None, r"prenorm must be float, shape \[B, T, 16\]"),
-        (
-            zeros(2, 6, 16),
-            zeros(2, 4, 16),
-            None,
-            r"emb must be float, shape \[2, 6, 16\]; got .* \[2, 4, 16\]",
-        ),
+        (zeros(2, 6, 16), zeros(2, 4, 16), None, r"emb must be float, shape \[2, 6, 16\]; got .* \[2, 4, 16\]"),
         (zeros(2, 6, 16), zeros(2, 6, 16).long(), None, "emb must be float"),
         (zeros(2, 6, 16), zeros(2, 6, 16), ROWS[:1], r"doc must be int, shape \[2, 6\]"),
     ],
@@ -553,9 +495,7 @@ def test_sampling_from_weights_that_are_no_numbers(network, temperature):
 
 def chain(ref, segments):
     nothing = (zeros(1).long(), zeros(1).bool(), zeros(1), zeros(1).long(), zeros(0, 0, 2).short(), True)
-    return ref.self_summary.Chain(
-        [ref.self_summary.Segment(*nothing, zeros(1).bool()) for _ in range(segments)]
-    )
+    return ref.self_summary.Chain([ref.self_summary.Segment(*nothing, zeros(1).bool()) for _ in range(segments)])
 
 
 SPREAD = {
@@ -575,9 +515,7 @@ def test_spread(ref, advantages, says):
     refuses(says, ref.self_summary.spread, advantages, chains)
 
 
-@pytest.mark.parametrize(
-    "change", [{"trigger": NAN}, {"trigger": 2.5}, {"room": NAN}, {"longest_summary": None}], ids=str
-)
+@pytest.mark.parametrize("change", [{"trigger": NAN}, {"trigger": 2.5}, {"room": NAN}, {"longest_summary": None}], ids=str)
 def test_chaining(ref, change):
     settings = {"trigger": 20, "longest_summary": 4, "room": 3, "request": (1,)}
     ref.self_summary.Chaining(**settings)
@@ -593,10 +531,7 @@ class Talk:
 
 
 CHAINS = {
-    "prompt, nothing": (
-        {"prompt": []},
-        "prompt of conversation 1 must hold tokens 0 to 22, and a prompt one at least",
-    ),
+    "prompt, nothing": ({"prompt": []}, "prompt of conversation 1 must hold tokens 0 to 22, and a prompt one at least"),
     "prompt, unknown": ({"prompt": [23]}, "prompt of conversation 1 must hold tokens 0 to 22"),
     "prompt, dtype": ({"prompt": [1.5]}, "prompt of conversation 1 must hold tokens"),
     "request": ({"request": (23,)}, "request must hold tokens 0 to 22"),

@@ -17,9 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from ref.network import checkpoint
 from ref.network.model import CheckpointError, Config, Transformer, config_of, load_extra, load_hf, save_hf
 
-C = Config.tiny(
-    vocab_size=20, hidden_size=8, num_hidden_layers=2, head_dim=4, num_experts=3, moe_intermediate_size=6
-)
+C = Config.tiny(vocab_size=20, hidden_size=8, num_hidden_layers=2, head_dim=4, num_experts=3, moe_intermediate_size=6)
 
 
 @pytest.fixture
@@ -42,13 +40,9 @@ def equal(a: Transformer, b: Transformer) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("max_shard_bytes", [1, 1500, 2**30])
-@pytest.mark.parametrize(
-    "changes", [{}, {"tie_word_embeddings": False}, {"num_experts": 0}], ids=["moe", "untied", "dense"]
-)
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}, {"num_experts": 0}], ids=["moe", "untied", "dense"])
 def test_what_is_saved_is_loaded(tmp_path, dtype, max_shard_bytes, changes):
-    model = Transformer(Config.tiny(**{**{f: getattr(C, f) for f in C.__dataclass_fields__}, **changes})).to(
-        dtype
-    )
+    model = Transformer(Config.tiny(**{**{f: getattr(C, f) for f in C.__dataclass_fields__}, **changes})).to(dtype)
     save_hf(model, tmp_path / "m", max_shard_bytes=max_shard_bytes)
     assert equal(load_hf(tmp_path / "m", dtype), model)
     assert all(p.requires_grad for p in load_hf(tmp_path / "m").parameters())
@@ -89,14 +83,7 @@ def test_config_is_what_both_generations_of_transformers_read(tmp_path, model):
 def test_old_configs_are_read(tmp_path, model):
     """transformers 4 wrote rope_theta beside the rest; transformers 5 writes num_local_experts."""
     save_hf(model, tmp_path / "m")
-    edit(
-        tmp_path / "m",
-        rope_parameters=None,
-        rope_theta=1234.5,
-        num_experts=None,
-        num_local_experts=3,
-        rope_scaling=None,
-    )
+    edit(tmp_path / "m", rope_parameters=None, rope_theta=1234.5, num_experts=None, num_local_experts=3, rope_scaling=None)
     assert load_hf(tmp_path / "m").config.rope_theta == 1234.5
 
 
@@ -144,19 +131,23 @@ def test_other_files_stay_and_old_shards_go(tmp_path, model):
     (path / "notes" / "a.txt").write_text("a")
     other = Transformer(C)
     save_hf(other, path)
-    assert sorted(p.name for p in path.iterdir()) == [
-        "config.json",
-        "model.safetensors",
-        "notes",
-        "tokenizer.json",
-    ]
+    assert sorted(p.name for p in path.iterdir()) == ["config.json", "model.safetensors", "notes", "tokenizer.json"]
     assert (path / "notes" / "a.txt").read_text() == "a"
     assert equal(load_hf(path), other)
     assert [p.name for p in tmp_path.iterdir()] == ["m"], "nothing is left beside it"
 
 
-THEIRS = ["model.safetensors.bak", "model.safetensors.d/a", "model-00001-of-00002.safetensors.old", "mymodel.safetensors",
-          "model-1-of-2.safetensors", "config.json~", "extra.safetensors.txt", "mtp/notes.txt", "mtp/a.safetensors"]  # fmt: skip
+THEIRS = [
+    "model.safetensors.bak",
+    "model.safetensors.d/a",
+    "model-00001-of-00002.safetensors.old",
+    "mymodel.safetensors",
+    "model-1-of-2.safetensors",
+    "config.json~",
+    "extra.safetensors.txt",
+    "mtp/notes.txt",
+    "mtp/a.safetensors",
+]
 
 
 def test_no_file_of_someone_else_goes(tmp_path, model):
@@ -170,9 +161,7 @@ def test_no_file_of_someone_else_goes(tmp_path, model):
     assert equal(load_hf(path), model) and load_extra(path) == {}
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "mtp/model.safetensors", "README.md"]
-)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "mtp/model.safetensors", "README.md"])
 def test_a_folder_in_a_file_s_place_is_not_touched(tmp_path, model, name):
     path = tmp_path / "m"
     save_hf(model, path)
@@ -272,14 +261,8 @@ def test_a_file_in_the_way_is_not_touched(tmp_path, model):
 UNSUPPORTED = {
     "other model": ({"model_type": "llama"}, "model_type 'llama' is not supported"),
     "yarn": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope scaling of type 'yarn'"),
-    "old yarn": (
-        {"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_parameters": None},
-        "rope scaling of type 'yarn'",
-    ),
-    "part rotation": (
-        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-        "partial rotary",
-    ),
+    "old yarn": ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_parameters": None}, "rope scaling of type 'yarn'"),
+    "part rotation": ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial rotary"),
     "bias": ({"attention_bias": True}, "attention_bias"),
     "window": ({"use_sliding_window": True, "sliding_window": 128}, "sliding-window attention"),
     "window layers": ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window attention"),
@@ -288,14 +271,8 @@ UNSUPPORTED = {
     "some dense layers": ({"mlp_only_layers": [1]}, "mlp_only_layers"),
     "sparse step": ({"decoder_sparse_step": 2}, "decoder_sparse_step"),
     "no width": ({"hidden_size": None}, "hidden_size missing"),
-    "no expert width": (
-        {"moe_intermediate_size": None, "num_key_value_heads": None},
-        "num_key_value_heads, moe_",
-    ),
-    "words for numbers": (
-        {"hidden_size": "eight"},
-        "hidden_size is 'eight', expected a positive whole number",
-    ),
+    "no expert width": ({"moe_intermediate_size": None, "num_key_value_heads": None}, "num_key_value_heads, moe_"),
+    "words for numbers": ({"hidden_size": "eight"}, "hidden_size is 'eight', expected a positive whole number"),
     "zero heads": ({"num_attention_heads": 0}, "num_attention_heads is 0"),
     "zero keys": ({"num_key_value_heads": 0}, "num_key_value_heads is 0, expected a positive whole number"),
     "true heads": ({"num_key_value_heads": True}, "num_key_value_heads is True, expected a positive whole"),
@@ -396,29 +373,14 @@ EXPERT = "model.layers.0.mlp.experts.2.up_proj.weight"
 FAULTS = {
     "no config": (remove("config.json"), "m is not a checkpoint: it has no config.json"),
     "half a config": (cut("config.json", 0.5), "config.json is damaged: not valid JSON"),
-    "no index": (
-        remove("model.safetensors.index.json"),
-        "neither model.safetensors nor model.safetensors.index",
-    ),
+    "no index": (remove("model.safetensors.index.json"), "neither model.safetensors nor model.safetensors.index"),
     "half an index": (cut("model.safetensors.index.json", 0.5), "index.json is damaged"),
     "an index of paths": (reindex(lambda m: m.update({EXPERT: "../x"})), "index.json is damaged: weight_map"),
     "no shard": (remove("model-00002-of-00003.safetensors"), "model-00002-of-00003.safetensors is missing"),
-    "half a shard": (
-        cut("model-00002-of-00003.safetensors", 0.5),
-        "model-00002-of-00003.safetensors is damaged or truncated",
-    ),
-    "last byte": (
-        cut("model-00003-of-00003.safetensors", 0.999),
-        "model-00003-of-00003.safetensors is damaged or truncated",
-    ),
-    "empty shard": (
-        cut("model-00001-of-00003.safetensors", 0),
-        "model-00001-of-00003.safetensors is damaged or truncated",
-    ),
-    "tensor not where it should be": (
-        retensor(lambda t: t.pop(EXPERT)),
-        f"has no tensor {EXPERT}, though the index says so",
-    ),
+    "half a shard": (cut("model-00002-of-00003.safetensors", 0.5), "model-00002-of-00003.safetensors is damaged or truncated"),
+    "last byte": (cut("model-00003-of-00003.safetensors", 0.999), "model-00003-of-00003.safetensors is damaged or truncated"),
+    "empty shard": (cut("model-00001-of-00003.safetensors", 0), "model-00001-of-00003.safetensors is damaged or truncated"),
+    "tensor not where it should be": (retensor(lambda t: t.pop(EXPERT)), f"has no tensor {EXPERT}, though the index says so"),
     "tensor nowhere": (reindex(lambda m: m.pop(EXPERT)), f"tensor {EXPERT} missing"),
     "tensor of nobody": (
         reindex(lambda m: m.update(extra="model-00001-of-00003.safetensors")),
@@ -428,10 +390,7 @@ FAULTS = {
         retensor(lambda t: t.update({EXPERT: torch.zeros(6, 9)})),
         rf"tensor {EXPERT} is torch.float32 \[6, 9\], expected floats \[6, 8\]",
     ),
-    "integers": (
-        retensor(lambda t: t.update({EXPERT: torch.zeros(6, 8, dtype=torch.int64)})),
-        f"{EXPERT} is torch.int64",
-    ),
+    "integers": (retensor(lambda t: t.update({EXPERT: torch.zeros(6, 8, dtype=torch.int64)})), f"{EXPERT} is torch.int64"),
 }
 
 
@@ -465,8 +424,16 @@ def test_unreadable(tmp_path):
 def test_where_a_config_is_silent_transformers_defaults_hold(tmp_path, model):
     """Shapes must be given; all else is what transformers takes it for: also that gates are not divided by their sum."""
     save_hf(model, tmp_path / "m")
-    silent = ("rms_norm_eps", "max_position_embeddings", "initializer_range", "norm_topk_prob", "router_aux_loss_coef",
-              "rope_parameters", "rope_theta", "tie_word_embeddings")  # fmt: skip
+    silent = (
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "initializer_range",
+        "norm_topk_prob",
+        "router_aux_loss_coef",
+        "rope_parameters",
+        "rope_theta",
+        "tie_word_embeddings",
+    )
     edit(tmp_path / "m", **dict.fromkeys(silent))
     found = checkpoint.read_config(tmp_path / "m")
     record = json.loads((tmp_path / "m" / "config.json").read_text())
@@ -479,7 +446,17 @@ def test_where_a_config_is_silent_transformers_defaults_hold(tmp_path, model):
 
 def test_what_a_config_says_is_taken(tmp_path):
     """Values that are nobody's default, there and back."""
-    c = replace(C, rope_theta=2e5, norm_topk_prob=False, router_aux_loss_coef=0.25, rms_norm_eps=1e-3, initializer_range=0.125,
-                max_position_embeddings=77, num_experts_per_tok=3, tie_word_embeddings=False, intermediate_size=11)  # fmt: skip
+    c = replace(
+        C,
+        rope_theta=2e5,
+        norm_topk_prob=False,
+        router_aux_loss_coef=0.25,
+        rms_norm_eps=1e-3,
+        initializer_range=0.125,
+        max_position_embeddings=77,
+        num_experts_per_tok=3,
+        tie_word_embeddings=False,
+        intermediate_size=11,
+    )
     save_hf(Transformer(c), tmp_path / "m")
     assert load_hf(tmp_path / "m").config == c

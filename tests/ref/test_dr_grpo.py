@@ -25,8 +25,11 @@ def double(*values):
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
-@pytest.mark.parametrize("unit, dtype", [(1e4, torch.float16), (1e4, torch.bfloat16), (1e30, torch.bfloat16), (1e30, torch.float32),
-                                         (1e-30, torch.float32), (1e100, torch.float64)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "unit, dtype",
+    [(1e4, torch.float16), (1e4, torch.bfloat16), (1e30, torch.bfloat16), (1e30, torch.float32), (1e-30, torch.float32), (1e100, torch.float64)],
+    ids=str,
+)
 def test_advantages_in_deviations_do_not_depend_on_the_unit_of_the_reward(unit, dtype, baseline):
     """Squares that the rewards' own dtype cannot hold are held; of narrow rewards the advantages are float32."""
     rewards = (double([0.0, 1.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0]) * unit).to(dtype)
@@ -60,11 +63,7 @@ def test_advantages_by_hand():
     assert torch.equal(group_advantages(rewards), want)
 
 
-@given(
-    value=st.floats(-1e6, 1e6, width=32),
-    n=st.integers(1, 33),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-)
+@given(value=st.floats(-1e6, 1e6, width=32), n=st.integers(1, 33), dtype=st.sampled_from([torch.float32, torch.float64]))
 @settings(deadline=None)
 def test_a_group_of_equal_rewards_has_advantage_exactly_zero(value, n, dtype):
     assert (group_advantages(torch.full((2, n), value, dtype=dtype)) == 0).all()
@@ -116,9 +115,15 @@ def test_one_token_by_hand(ratio, advantage, value, slope):
 
 @pytest.mark.parametrize(
     "ratio, advantage, low, high, value",
-    [(1.5, 1.0, 0.2, 0.28, -1.28), (1.5, 1.0, 0.2, INF, -1.5), (0.5, -1.0, 0.3, 0.2, 0.7),
-     (0.01, -1.0, INF, 0.2, 0.01), (0.01, -1.0, 1.0, 0.2, 0.01), (1.0, 1.0, 0.0, 0.0, -1.0)],
-)  # fmt: skip
+    [
+        (1.5, 1.0, 0.2, 0.28, -1.28),
+        (1.5, 1.0, 0.2, INF, -1.5),
+        (0.5, -1.0, 0.3, 0.2, 0.7),
+        (0.01, -1.0, INF, 0.2, 0.01),
+        (0.01, -1.0, 1.0, 0.2, 0.01),
+        (1.0, 1.0, 0.0, 0.0, -1.0),
+    ],
+)
 def test_each_side_of_the_clip_is_its_own(ratio, advantage, low, high, value):
     ones = torch.ones(1, 1, dtype=torch.bool)
     logp = double([math.log(ratio)])
@@ -289,9 +294,7 @@ def test_off_policy_without_a_clip_the_expected_gradient_is_still_the_true_one()
     expected = 0.0
     for group in map(list, itertools.product(range(len(words)), repeat=3)):
         advantages = group_advantages(reward[group][None])[0]
-        loss = policy_loss(
-            logp[group], behavior[group], advantages, torch.ones(3, 1), budget=3, clip_low=INF, clip_high=INF
-        )
+        loss = policy_loss(logp[group], behavior[group], advantages, torch.ones(3, 1), budget=3, clip_low=INF, clip_high=INF)
         expected = expected + behavior[group].sum().exp() * loss
     (got,) = torch.autograd.grad(-expected, logits, retain_graph=True)
     (true,) = torch.autograd.grad((logp.sum(1).exp() * reward).sum(), logits)
@@ -497,26 +500,17 @@ def test_a_sequence_is_clipped_as_a_whole_and_a_token_alone():
     for ratio, moves in (("sequence", [False] * 3), ("token", [False, True, False])):
         logp = double([0.3, -0.1, 0.1]).requires_grad_()
         everywhere = torch.ones(1, 3, dtype=torch.bool)
-        loss = policy_loss(
-            logp, torch.zeros_like(logp), double(1), everywhere, budget=1, clip_high=0.05, ratio=ratio
-        )
+        loss = policy_loss(logp, torch.zeros_like(logp), double(1), everywhere, budget=1, clip_high=0.05, ratio=ratio)
         loss.backward()
         assert (logp.grad != 0).tolist() == [moves]
-        share = ratio_statistics(
-            logp, torch.zeros_like(logp), double(1), everywhere, n_tokens=3, clip_high=0.05, ratio=ratio
-        )["clip_fraction"]
+        share = ratio_statistics(logp, torch.zeros_like(logp), double(1), everywhere, n_tokens=3, clip_high=0.05, ratio=ratio)["clip_fraction"]
         assert share.item() == pytest.approx(1 - sum(moves) / 3)
     assert loss.item() == pytest.approx(-(1.05 + math.exp(-0.1) + 1.05))
 
 
 def test_gspo_clips_where_its_paper_says():
     everywhere = torch.ones(2, 3, dtype=torch.bool)
-    for log_ratio, advantage, moves in (
-        (3.9e-4, 1, True),
-        (4.1e-4, 1, False),
-        (-2.9e-4, -1, True),
-        (-3.1e-4, -1, False),
-    ):
+    for log_ratio, advantage, moves in ((3.9e-4, 1, True), (4.1e-4, 1, False), (-2.9e-4, -1, True), (-3.1e-4, -1, False)):
         logp = torch.full((2, 3), log_ratio, dtype=torch.float64)
         _, slope = gradient(FAMILY["gspo"], logp, 0 * logp, double([advantage, 0]), everywhere, None)
         assert (slope[0] != 0).all() if moves else (slope[0] == 0).all()
@@ -584,10 +578,7 @@ def expected_gradient(variant, logits):
     assert probs.sum().item() == pytest.approx(1)
     total = 0.0
     for pair in map(list, itertools.product(range(len(words)), repeat=2)):
-        loss = family_loss(
-            variant, logp[pair], logp[pair].detach(), reward[pair][None], mask[pair], budget=2,
-            finished=(words[pair] == 2).any(1),
-        )  # fmt: skip
+        loss = family_loss(variant, logp[pair], logp[pair].detach(), reward[pair][None], mask[pair], budget=2, finished=(words[pair] == 2).any(1))
         total = total + probs[pair].prod().detach() * loss
     (got,) = torch.autograd.grad(-total, logits, retain_graph=True)
     return got, torch.autograd.grad((probs * reward).sum(), logits)[0]
@@ -607,36 +598,18 @@ def test_only_leave_one_out_has_the_true_expected_gradient_and_divisions_turn_it
 
 BAD = {
     "rewards, shape": ({"rewards": torch.zeros(6)}, r"rewards must be float, shape \[G, N\].*\[6\]"),
-    "rewards, dtype": (
-        {"rewards": torch.zeros(2, 3, dtype=torch.int64)},
-        r"rewards must be float.*torch.int64",
-    ),
-    "rewards, NaN": (
-        {"rewards": torch.tensor([[0, 1, 2], [0, NAN, 1]])},
-        "rewards must be finite; row 1 of 2",
-    ),
+    "rewards, dtype": ({"rewards": torch.zeros(2, 3, dtype=torch.int64)}, r"rewards must be float.*torch.int64"),
+    "rewards, NaN": ({"rewards": torch.tensor([[0, 1, 2], [0, NAN, 1]])}, "rewards must be finite; row 1 of 2"),
     "rewards, no rollouts": ({"rewards": torch.zeros(2, 0)}, "N ≥ 1 for mean, none; got N = 0"),
-    "nobody to leave out": (
-        {"rewards": torch.zeros(6, 1), "variant": FAMILY["rloo"]},
-        "rewards.*N ≥ 2 for leave_one_out, none; got N = 1",
-    ),
-    "no deviation": (
-        {"rewards": torch.zeros(6, 1), "variant": FAMILY["grpo"]},
-        "rewards.*N ≥ 2 for mean, std",
-    ),
+    "nobody to leave out": ({"rewards": torch.zeros(6, 1), "variant": FAMILY["rloo"]}, "rewards.*N ≥ 2 for leave_one_out, none; got N = 1"),
+    "no deviation": ({"rewards": torch.zeros(6, 1), "variant": FAMILY["grpo"]}, "rewards.*N ≥ 2 for mean, std"),
     "other groups": ({"rewards": torch.zeros(2, 4)}, r"logp must be float, shape \[8, T\]; got .* \[6, 5\]"),
     "logp, dims": ({"logp": torch.zeros(6)}, r"logp must be float, shape \[6, T\]"),
     "logp, dtype": ({"logp": torch.zeros(6, 5, dtype=torch.int32)}, "logp must be float.*torch.int32"),
-    "behavior_logp, shape": (
-        {"behavior_logp": torch.zeros(6, 4)},
-        r"behavior_logp .* \[6, 5\]; got .* \[6, 4\]",
-    ),
+    "behavior_logp, shape": ({"behavior_logp": torch.zeros(6, 4)}, r"behavior_logp .* \[6, 5\]; got .* \[6, 4\]"),
     "mask, shape": ({"mask": torch.ones(5, 6)}, r"mask must be any, shape \[6, 5\]"),
     "mask, nothing": ({"mask": torch.zeros(6, 5)}, r"mask must be nonzero somewhere; got \[6, 5\]"),
-    "mask, empty row": (
-        {"mask": torch.eye(6, 5), "variant": Variant(length="rollout")},
-        "mask must be nonzero somewhere in each row; row 5 of 6",
-    ),
+    "mask, empty row": ({"mask": torch.eye(6, 5), "variant": Variant(length="rollout")}, "mask must be nonzero somewhere in each row; row 5 of 6"),
     "mask, empty sequence": ({"mask": torch.eye(6, 5), "variant": Variant(ratio="sequence")}, "row 5 of 6"),
     "mask, NaN": ({"mask": torch.full((6, 5), NAN)}, "mask must be finite"),
     "logp, NaN": ({"logp": torch.full((6, 5), NAN)}, "logp must be finite where the mask counts; row 0 of 6"),
@@ -646,10 +619,7 @@ BAD = {
     "finished, dtype": ({"finished": torch.ones(6)}, "finished must be bool.*torch.float32"),
     "budget": ({"budget": INF}, "budget must be positive and finite; got inf"),
     "clip": ({"variant": Variant(clip_low=-0.1)}, "clip_low and clip_high must not be negative; got -0.1"),
-    "baseline": (
-        {"variant": Variant(baseline="median")},
-        "baseline must be mean or leave_one_out; got 'median'",
-    ),
+    "baseline": ({"variant": Variant(baseline="median")}, "baseline must be mean or leave_one_out; got 'median'"),
     "scale": ({"variant": Variant(scale="var")}, "scale must be none or std"),
     "ratio": ({"variant": Variant(ratio="word")}, "ratio must be token or sequence"),
     "length": ({"variant": Variant(length="batch")}, "length must be none or rollout"),
@@ -726,30 +696,41 @@ def test_losses_and_gradients_are_those_of_trl(name, seed):
     x = logp.clone().requires_grad_()
     trainer = object.__new__(trl.GRPOTrainer)
     reads = {
-        "loss_type": "grpo", "importance_sampling_level": "token", "epsilon_low": 0.2, "epsilon_high": 0.2,
-        "beta": 0.0, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "use_vllm": False,
-        "aux_loss_enabled": False, "_entropy_bonus_enabled": False, "max_completion_length": mask.shape[1],
-        "args": SimpleNamespace(delta=None), "model": SimpleNamespace(training=False),
+        "loss_type": "grpo",
+        "importance_sampling_level": "token",
+        "epsilon_low": 0.2,
+        "epsilon_high": 0.2,
+        "beta": 0.0,
+        "top_entropy_quantile": 1.0,
+        "off_policy_mask_threshold": None,
+        "use_vllm": False,
+        "aux_loss_enabled": False,
+        "_entropy_bonus_enabled": False,
+        "max_completion_length": mask.shape[1],
+        "args": SimpleNamespace(delta=None),
+        "model": SimpleNamespace(training=False),
         "_metrics": {"eval": defaultdict(list)},
         "accelerator": SimpleNamespace(num_processes=1, gather=lambda t: t, reduce=lambda t, reduction: t),
         "_get_per_token_logps_and_entropies": lambda *_, **__: (x, torch.zeros_like(logp), None),
-    }  # fmt: skip
+    }
     for key, value in (reads | changes).items():
         setattr(trainer, key, value)
     centred = rewards - rewards.mean(1, keepdim=True)
     if FAMILY[name].scale == "std":
-        centred = centred / (
-            nanstd(rewards, dim=1, keepdim=True) + 1e-6
-        )  # it adds 1e-4 itself, outside the loss
+        centred = centred / (nanstd(rewards, dim=1, keepdim=True) + 1e-6)  # it adds 1e-4 itself, outside the loss
     prompt = torch.zeros(len(logp), 1, dtype=torch.long)
     loss = trainer._compute_loss(
         None,
         {
-            "prompt_ids": prompt, "prompt_mask": prompt, "completion_ids": mask.long(),
-            "completion_mask": kept.long(), "advantages": centred.flatten(), "old_per_token_logps": behavior,
+            "prompt_ids": prompt,
+            "prompt_mask": prompt,
+            "completion_ids": mask.long(),
+            "completion_mask": kept.long(),
+            "advantages": centred.flatten(),
+            "old_per_token_logps": behavior,
             "num_items_in_batch": kept.sum(),
         },
-    )  # fmt: skip
+    )
     ours, slope = gradient(FAMILY[name], logp, behavior, rewards, mask, finished, budget=budget(kept))
     torch.testing.assert_close(ours, loss.detach(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(slope, torch.autograd.grad(loss, x)[0], rtol=1e-9, atol=1e-12)
@@ -779,16 +760,31 @@ def loo_trainer(rewards, logp, behavior, mask):
     trainer = object.__new__(trl.RLOOTrainer)
     rollouts = [[1]] * (G * N), [list(range(logp.shape[1]))] * (G * N), [""] * (G * N)
     reads = {
-        "_generate": lambda prompts: rollouts, "_calculate_rewards": lambda *_: rewards.view(-1, 1), "reward_weights": torch.ones(1),
-        "num_generations": N, "num_generations_eval": N, "reward_clip_range": None, "normalize_advantages": False, "beta": 0.0,
-        "epsilon_low": 0.2, "epsilon_high": 0.2, "_tokenizer": SimpleNamespace(pad_token_id=-1), "pad_to_multiple_of": None,
-        "mask_truncated_completions": False, "eos_token_ids": [], "reward_func_names": ["reward"], "_pending_extra_logs": {},
-        "_pending_metrics": {}, "log_multimodal": False, "aux_loss_enabled": False, "_metrics": {"eval": defaultdict(list)},
+        "_generate": lambda prompts: rollouts,
+        "_calculate_rewards": lambda *_: rewards.view(-1, 1),
+        "reward_weights": torch.ones(1),
+        "num_generations": N,
+        "num_generations_eval": N,
+        "reward_clip_range": None,
+        "normalize_advantages": False,
+        "beta": 0.0,
+        "epsilon_low": 0.2,
+        "epsilon_high": 0.2,
+        "_tokenizer": SimpleNamespace(pad_token_id=-1),
+        "pad_to_multiple_of": None,
+        "mask_truncated_completions": False,
+        "eos_token_ids": [],
+        "reward_func_names": ["reward"],
+        "_pending_extra_logs": {},
+        "_pending_metrics": {},
+        "log_multimodal": False,
+        "aux_loss_enabled": False,
+        "_metrics": {"eval": defaultdict(list)},
         "_logs": {"rewards": defaultdict(list), **{name: [] for name in ("prompt", "completion", "advantages")}},
         "args": SimpleNamespace(per_device_eval_batch_size=G * N, gradient_checkpointing_kwargs=None),
         "model": SimpleNamespace(training=False, is_gradient_checkpointing=False),
         "accelerator": SimpleNamespace(device=torch.device("cpu"), process_index=0, gather=lambda t: t, reduce=lambda t, reduction: t),
-    }  # fmt: skip
+    }
     for key, value in reads.items():
         setattr(trainer, key, value)
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (behavior, None, None)

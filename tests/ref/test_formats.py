@@ -25,10 +25,7 @@ def value(code, exponent_bits, mantissa_bits, bias):
 
 E4M3 = [float(value(code, 4, 3, 7)) for code in range(127)]
 E2M1 = [float(value(code, 2, 1, 1)) for code in range(8)]
-FORMATS = {
-    "e4m3": (e4m3_encode, e4m3_decode, E4M3, 128),
-    "e2m1": (e2m1_encode, e2m1_decode, E2M1, 8),
-}
+FORMATS = {"e4m3": (e4m3_encode, e4m3_decode, E4M3, 128), "e2m1": (e2m1_encode, e2m1_decode, E2M1, 8)}
 
 
 def nearest(x, values, sign):

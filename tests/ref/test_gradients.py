@@ -82,18 +82,11 @@ def mixture(N, K, E, D=4, I=3, make=randn, allowed=None):
     allowed = range(E) if allowed is None else allowed
     chosen = torch.stack([torch.tensor(list(allowed))[torch.randperm(len(allowed))[:K]] for _ in range(N)])
     gates = torch.rand(N, K, dtype=torch.float64)
-    return Case(
-        experts_swiglu,
-        plain_experts,
-        lambda: (make(N, D), gates.clone(), make(E, 2 * I, D), make(E, D, I)),
-        lambda: (chosen,),
-    )
+    return Case(experts_swiglu, plain_experts, lambda: (make(N, D), gates.clone(), make(E, 2 * I, D), make(E, D, I)), lambda: (chosen,))
 
 
 def norm(*shape, make=randn):
-    return Case(
-        lambda x, w: rms_norm(x, w, EPS), plain_rms_norm, lambda: (make(*shape), randn(shape[-1]) + 1)
-    )
+    return Case(lambda x, w: rms_norm(x, w, EPS), plain_rms_norm, lambda: (make(*shape), randn(shape[-1]) + 1))
 
 
 def rope(B, T, G, R, d, make=randn, per_row=False):
@@ -109,12 +102,7 @@ def rope(B, T, G, R, d, make=randn, per_row=False):
 def attention(B, G, R, T, S, d, make=randn, per_row=False):
     bias = randn(B * G if per_row else 1, R * T, S)
     bias[..., 1:][torch.rand(bias[..., 1:].shape) < 0.3] = float("-inf")
-    return Case(
-        attend,
-        plain_attend,
-        lambda: (make(B, G, R, T, d), make(B, G, S, d), make(B, G, S, d)),
-        lambda: (bias,),
-    )
+    return Case(attend, plain_attend, lambda: (make(B, G, R, T, d), make(B, G, S, d), make(B, G, S, d)), lambda: (bias,))
 
 
 def causal_attention(B, G, R, T, S, d, block, per_row=False):
@@ -133,12 +121,7 @@ def causal_attention(B, G, R, T, S, d, block, per_row=False):
 
 def head(N, V, D=4, chunk=3, make=randn):
     targets = torch.randint(0, V, (N,))
-    return Case(
-        lambda h, w, t: linear_logprob(h, w, t, chunk),
-        plain_logprob,
-        lambda: (make(N, D), make(V, D)),
-        lambda: (targets,),
-    )
+    return Case(lambda h, w, t: linear_logprob(h, w, t, chunk), plain_logprob, lambda: (make(N, D), make(V, D)), lambda: (targets,))
 
 
 CASES = {

@@ -107,10 +107,8 @@ def test_returns_what_it_was_given():
 
 @pytest.mark.parametrize("function", [length_penalty, marginal_cost])
 @pytest.mark.parametrize(
-    "x, k, q",
-    [(-1.0, 1.0, 1.0), (1.0, -1e-9, 1.0), (1.0, 1.0, -0.5), (math.nan, 1.0, 1.0), (1.0, math.nan, 1.0),
-     (1.0, 1.0, math.inf)],
-)  # fmt: skip
+    "x, k, q", [(-1.0, 1.0, 1.0), (1.0, -1e-9, 1.0), (1.0, 1.0, -0.5), (math.nan, 1.0, 1.0), (1.0, math.nan, 1.0), (1.0, 1.0, math.inf)]
+)
 def test_arguments_out_of_range_are_errors(function, x, k, q):
     with pytest.raises(ValueError):
         function(x, k, q)

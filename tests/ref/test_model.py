@@ -7,13 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import (
-    AutoModelForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import ref.network.model
 from ref.engine.layout import Rows
@@ -22,12 +16,7 @@ from ref.network.model import Config, KVCache, Transformer, load_balancing_loss,
 PLAIN_EXPERTS = {"experts_implementation": "eager"}
 """transformers' default, grouped_mm, refuses odd sizes."""
 
-slow_to_draw = settings(
-    max_examples=30,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+slow_to_draw = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite
@@ -69,12 +58,18 @@ def scramble(network: torch.nn.Module) -> torch.nn.Module:
 def theirs_of(c: Config) -> torch.nn.Module:
     """transformers' own network of the same shape, weights its own."""
     shape = dict(
-        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
-        num_hidden_layers=c.num_hidden_layers, num_attention_heads=c.num_attention_heads, head_dim=c.head_dim,
-        num_key_value_heads=c.num_key_value_heads, rms_norm_eps=c.rms_norm_eps,
-        tie_word_embeddings=c.tie_word_embeddings, max_position_embeddings=64,
+        vocab_size=c.vocab_size,
+        hidden_size=c.hidden_size,
+        intermediate_size=c.intermediate_size,
+        num_hidden_layers=c.num_hidden_layers,
+        num_attention_heads=c.num_attention_heads,
+        head_dim=c.head_dim,
+        num_key_value_heads=c.num_key_value_heads,
+        rms_norm_eps=c.rms_norm_eps,
+        tie_word_embeddings=c.tie_word_embeddings,
+        max_position_embeddings=64,
         rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
-    )  # fmt: skip
+    )
     if not c.num_experts:
         return Qwen3ForCausalLM(Qwen3Config(**shape))
     return Qwen3MoeForCausalLM(
@@ -130,14 +125,7 @@ def test_we_read_what_transformers_writes(tmp_path_factory, c, per_expert, shard
 
 
 def test_gradients_are_those_of_transformers(tmp_path):
-    c = Config.tiny(
-        vocab_size=50,
-        hidden_size=32,
-        num_hidden_layers=2,
-        head_dim=8,
-        num_experts=4,
-        moe_intermediate_size=24,
-    )
+    c = Config.tiny(vocab_size=50, hidden_size=32, num_hidden_layers=2, head_dim=8, num_experts=4, moe_intermediate_size=24)
     model = scramble(Transformer(c))
     save_hf(model, tmp_path / "m")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float64, **PLAIN_EXPERTS)
@@ -150,9 +138,7 @@ def test_gradients_are_those_of_transformers(tmp_path):
     for name, parameter in model.named_parameters():
         name = "model." + name.replace("mlp.gate_up_proj", "mlp.experts.gate_up_proj")
         name = name.replace("mlp.down_proj", "mlp.experts.down_proj")
-        same(
-            parameter.grad, named[name].grad, atol=1e-7
-        )  # transformers computes norms, router and rotation in float32
+        same(parameter.grad, named[name].grad, atol=1e-7)  # transformers computes norms, router and rotation in float32
 
 
 def test_bfloat16_is_as_close_to_float64_as_transformers(tmp_path):
@@ -178,12 +164,7 @@ def counted(c: Config) -> int:
 
 @pytest.mark.parametrize(
     "c",
-    [
-        Config.tiny(),
-        Config.tiny(num_experts=0),
-        Config.tiny(tie_word_embeddings=False),
-        Config.qwen3_30b_a3b(),
-    ],
+    [Config.tiny(), Config.tiny(num_experts=0), Config.tiny(tie_word_embeddings=False), Config.qwen3_30b_a3b()],
     ids=["tiny", "dense", "untied", "30b"],
 )
 def test_parameters(c):
@@ -194,13 +175,7 @@ def test_parameters_of_qwen3_30b_a3b():
     c = Config.qwen3_30b_a3b()
     assert counted(c) == c.parameters() == 30_532_122_624
     # A token meets the router of every layer and the weights of 8 experts.
-    unused = (
-        c.num_hidden_layers
-        * (c.num_experts - c.num_experts_per_tok)
-        * 3
-        * c.hidden_size
-        * c.moe_intermediate_size
-    )
+    unused = c.num_hidden_layers * (c.num_experts - c.num_experts_per_tok) * 3 * c.hidden_size * c.moe_intermediate_size
     assert counted(c) - unused == c.parameters(active=True) == 3_353_032_704
 
 
@@ -296,9 +271,7 @@ def test_full_cache_says_so():
 
 @slow_to_draw
 @given(configs(), st.lists(st.integers(1, 6), min_size=1, max_size=4), st.booleans(), st.booleans())
-def test_packed_documents_are_documents_alone(
-    monkeypatch, c, lengths, explicit_positions, explicit_attention
-):
+def test_packed_documents_are_documents_alone(monkeypatch, c, lengths, explicit_positions, explicit_attention):
     monkeypatch.setattr(ref.network.model, "EXPLICIT_ATTENTION", 512 * 512 if explicit_attention else 0)
     model, ids = model_and_ids(c, batch=2, length=sum(lengths))
     doc = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).expand(2, -1)
@@ -339,9 +312,7 @@ def test_explicit_attention_is_the_librarys(monkeypatch, c, length):
     for limit in (512 * 512, 0):
         monkeypatch.setattr(ref.network.model, "EXPLICIT_ATTENTION", limit)
         hidden = model(ids, logits=False).hidden
-        results.append(
-            (hidden.detach(), torch.autograd.grad((hidden * weight).sum(), model.layers.parameters()))
-        )
+        results.append((hidden.detach(), torch.autograd.grad((hidden * weight).sum(), model.layers.parameters())))
     (one, one_grads), (two, two_grads) = results
     same(one, two)
     for a, b in zip(one_grads, two_grads, strict=True):
@@ -417,9 +388,7 @@ def test_other_experts_change_the_result_and_teach_this_router():
     forced = model(ids, experts=other)
     assert (forced.logits - own.logits).abs().max() > 1e-3
     assert all(torch.equal(a, b) for a, b in zip(forced.experts, other, strict=True))
-    grads = torch.autograd.grad(
-        forced.logits.square().sum(), [layer.mlp.gate.weight for layer in model.layers]
-    )
+    grads = torch.autograd.grad(forced.logits.square().sum(), [layer.mlp.gate.weight for layer in model.layers])
     assert all(g.abs().max() > 0 for g in grads)
 
 
@@ -437,9 +406,7 @@ def test_load_balancing_loss_is_1_when_balanced_and_E_when_collapsed():
     one_way = torch.full((N, E), -1e4).index_fill(1, torch.tensor([2]), 0.0)
     collapsed = torch.full((N, 1), 2)
     torch.testing.assert_close(load_balancing_loss([one_way], [collapsed]), torch.tensor(float(E)))
-    torch.testing.assert_close(
-        load_balancing_loss([even, one_way], [spread, collapsed]), torch.tensor((1.0 + E) / 2)
-    )
+    torch.testing.assert_close(load_balancing_loss([even, one_way], [spread, collapsed]), torch.tensor((1.0 + E) / 2))
 
 
 def test_load_balancing_loss_pushes_towards_the_idle():

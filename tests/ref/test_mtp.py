@@ -14,25 +14,21 @@ from scipy.stats import chi2
 from ref.engine.conversation import converse
 from ref.engine.decoder import invert
 from ref.engine.layout import Stack
-from ref.mtp import (
-    MTP,
-    Decoder,
-    Demo,
-    HeadLoss,
-    MTPConfig,
-    accept,
-    demo,
-    mtp_loss,
-    plain_generate,
-    speculative_generate,
-    teach,
-)
+from ref.mtp import MTP, Decoder, Demo, HeadLoss, MTPConfig, accept, demo, mtp_loss, plain_generate, speculative_generate, teach
 from ref.network.model import Config, Transformer
 
 SMALL = Config(
-    vocab_size=23, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-    head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, initializer_range=0.3,
-)  # fmt: skip
+    vocab_size=23,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=12,
+    initializer_range=0.3,
+)
 LAYERS = MTPConfig(depth=3, intermediate_size=20)
 
 
@@ -147,9 +143,7 @@ def test_loss_is_its_definition(kind, detach, tied):
         found = torch.autograd.grad(loss, [p for _, p in parameters], allow_unused=True)
         return {name: g for (name, _), g in zip(parameters, found, strict=True)}
 
-    loss, n, figures = mtp_loss(
-        mtp, model, model(ids, doc=DOC), ids, DOC, weight, kind=kind, detach_trunk=detach, chunk=5
-    )
+    loss, n, figures = mtp_loss(mtp, model, model(ids, doc=DOC), ids, DOC, weight, kind=kind, detach_trunk=detach, chunk=5)
     wanted, count = naive(mtp, model, ids, DOC, weight, kind, detach=detach)
     torch.testing.assert_close(loss, wanted, rtol=1e-10, atol=1e-10)
     assert n == pytest.approx(count)
@@ -159,9 +153,7 @@ def test_loss_is_its_definition(kind, detach, tied):
             assert got[name] is None, name
         else:
             torch.testing.assert_close(got[name], right[name], rtol=1e-8, atol=1e-10, msg=name)
-    assert set(figures) == {f"{'kl' if kind == 'distill' else 'nll'}_{k}" for k in (1, 2, 3)} | {
-        f"agree_{k}" for k in (1, 2, 3)
-    }
+    assert set(figures) == {f"{'kl' if kind == 'distill' else 'nll'}_{k}" for k in (1, 2, 3)} | {f"agree_{k}" for k in (1, 2, 3)}
 
 
 @settings(max_examples=10, deadline=None)
@@ -312,13 +304,7 @@ def test_unknown_kind():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"num_experts": 0},
-        {"norm_topk_prob": False},
-        {"num_key_value_heads": 2},
-        {"num_experts_per_tok": 1},
-    ],
+    [{}, {"num_experts": 0}, {"norm_topk_prob": False}, {"num_key_value_heads": 2}, {"num_experts_per_tok": 1}],
     ids=["moe", "dense", "plain-gates", "no-gqa", "top-1"],
 )
 def test_stack_is_the_network(changes, dtype):
@@ -465,9 +451,7 @@ def trained():
 
     def text(seed):
         g = torch.Generator().manual_seed(seed)
-        steps = torch.where(
-            torch.rand(16, 24, generator=g) < 0.15, torch.randint(1, 11, (16, 24), generator=g), 3
-        )
+        steps = torch.where(torch.rand(16, 24, generator=g) < 0.15, torch.randint(1, 11, (16, 24), generator=g), 3)
         return (steps.cumsum(1) + torch.randint(0, 11, (16, 1), generator=g)) % 11
 
     for module, first in ((model, 0), (mtp, 60)):
@@ -495,12 +479,7 @@ def uncached(model, tokens, new, stop=None):
     return tokens[begin:]
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     prompt=st.lists(st.integers(0, 10), min_size=1, max_size=9),
     new=st.integers(0, 22),
@@ -516,22 +495,14 @@ def test_greedy_tokens_are_the_same(trained, prompt, new, depth, stop):
     assert plain.tokens == fast.tokens == wanted
     assert plain.cycles == len(wanted)
     # A cycle gives what it accepted and one token more, unless the last thing accepted was the stop token.
-    assert len(wanted) in (
-        fast.cycles + sum(fast.accepted),
-        fast.cycles + sum(fast.accepted) - (wanted[-1:] == [stop]),
-    )
+    assert len(wanted) in (fast.cycles + sum(fast.accepted), fast.cycles + sum(fast.accepted) - (wanted[-1:] == [stop]))
     assert all(0 <= a <= d for a, d in zip(fast.accepted, fast.drafted, strict=True))
     assert fast.accepted == sorted(fast.accepted, reverse=True)
     assert fast.drafted == sorted(fast.drafted, reverse=True) and len(fast.drafted) == depth
     assert fast.cycles <= len(wanted) and all(0 <= share <= 1 for share in fast.acceptance)
 
 
-@settings(
-    max_examples=20,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     given_tokens=st.lists(st.lists(st.integers(0, 10), min_size=1, max_size=7), min_size=2, max_size=4),
     stop=st.integers(0, 10),
@@ -572,22 +543,16 @@ def test_drafts_are_those_of_the_training_forward(trained):
     used.feed([9, 9])
     used.generate(max_new=11)
     total = used.total
-    assert all(0 < a < d for a, d in zip(total.accepted, total.drafted, strict=True)), (
-        "needs both outcomes at every depth"
-    )
+    assert all(0 < a < d for a, d in zip(total.accepted, total.drafted, strict=True)), "needs both outcomes at every depth"
     fresh.feed(used.tokens[: used.seen])
     with torch.inference_mode():
         fresh.run_trunk([])
         fresh.seen = used.seen
         fresh.guess(3, None)
-    torch.testing.assert_close(
-        used.trunk.kv[:, : used.seen], fresh.trunk.kv[:, : used.seen], rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(used.trunk.kv[:, : used.seen], fresh.trunk.kv[:, : used.seen], rtol=1e-5, atol=1e-5)
     settled = min(used.settled, used.seen - 3)
     assert settled > 30
-    torch.testing.assert_close(
-        used.drafter.kv[:, :settled], fresh.drafter.kv[:, :settled], rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(used.drafter.kv[:, :settled], fresh.drafter.kv[:, :settled], rtol=1e-5, atol=1e-5)
     # And its next guesses are those of the layers as they are trained.
     used.temperature = 0.0
     with torch.inference_mode():
@@ -604,11 +569,7 @@ def test_weights_are_copied(trained):
     decoder = Decoder(model, mtp, max_len=40)
     decoder.feed([1, 2, 3])
     before = decoder.generate(max_new=8)
-    held = {
-        name: p.clone()
-        for module in (model, mtp)
-        for name, p in module.named_parameters(prefix=str(id(module)))
-    }
+    held = {name: p.clone() for module in (model, mtp) for name, p in module.named_parameters(prefix=str(id(module)))}
     for p in (*model.parameters(), *mtp.parameters()):
         p.zero_()
     decoder.reset()
@@ -624,9 +585,7 @@ def test_weights_are_copied(trained):
 def test_sampled_tokens_follow_the_model(way):
     """The first three tokens of 800 continuations against the model's own probabilities of all 27, at
     temperature 2."""
-    config = replace(
-        SMALL, vocab_size=3, num_hidden_layers=1, num_experts=0, intermediate_size=8, initializer_range=0.15
-    )
+    config = replace(SMALL, vocab_size=3, num_hidden_layers=1, num_experts=0, intermediate_size=8, initializer_range=0.15)
     model, mtp = pair(config, replace(LAYERS, depth=2), torch.float32)
     prompt, T, runs = [0, 2], 2.0, 800
     expected = {}
@@ -636,9 +595,14 @@ def test_sampled_tokens_follow_the_model(way):
             expected[abc] = runs * logp[[1, 2, 3], list(abc)].sum().exp().item()
     assert min(expected.values()) > 5 and sum(expected.values()) == pytest.approx(runs, rel=1e-5)
     decoder = Decoder(
-        model, None if way == "plain" else mtp, max_len=8, temperature=T, recall=3 if way == "recall" else 0,
-        draft_len={"one": 1, "two": 2}.get(way), generator=torch.Generator().manual_seed(5),
-    )  # fmt: skip
+        model,
+        None if way == "plain" else mtp,
+        max_len=8,
+        temperature=T,
+        recall=3 if way == "recall" else 0,
+        draft_len={"one": 1, "two": 2}.get(way),
+        generator=torch.Generator().manual_seed(5),
+    )
     seen, offered, stood = dict.fromkeys(expected, 0), 0, 0
     for _ in range(runs):
         decoder.reset()
@@ -654,14 +618,7 @@ def test_sampled_tokens_follow_the_model(way):
 def test_sampling_is_decided_by_the_generator(trained):
     model, mtp = trained
     runs = [
-        speculative_generate(
-            model,
-            mtp,
-            torch.tensor([[1, 2]]),
-            24,
-            temperature=1.0,
-            generator=torch.Generator().manual_seed(seed),
-        ).tokens
+        speculative_generate(model, mtp, torch.tensor([[1, 2]]), 24, temperature=1.0, generator=torch.Generator().manual_seed(seed)).tokens
         for seed in (0, 0, 1)
     ]
     assert runs[0] == runs[1] != runs[2]
@@ -721,9 +678,7 @@ def test_turns_handed_over_early_change_nothing(trained, recall, max_len):
 def test_playing_ahead_keeps_the_distribution():
     """Two short turns with an answer between them: the joint distribution of all that was sampled, against
     the model's own."""
-    config = replace(
-        SMALL, vocab_size=3, num_hidden_layers=1, num_experts=0, intermediate_size=8, initializer_range=0.25
-    )
+    config = replace(SMALL, vocab_size=3, num_hidden_layers=1, num_experts=0, intermediate_size=8, initializer_range=0.25)
     model, mtp = pair(config, replace(LAYERS, depth=2), torch.float32)
     T, runs, outcomes = 1.0, 2000, {}
 
@@ -756,9 +711,7 @@ def test_playing_ahead_keeps_the_distribution():
     with torch.no_grad():
         spread([2], (), (), 1.0)
     assert sum(outcomes.values()) == pytest.approx(1, rel=1e-5)
-    decoder = Decoder(
-        model, mtp, max_len=12, temperature=T, recall=2, generator=torch.Generator().manual_seed(2)
-    )
+    decoder = Decoder(model, mtp, max_len=12, temperature=T, recall=2, generator=torch.Generator().manual_seed(2))
     seen, back = dict.fromkeys(outcomes, 0), {1: 0, 2: 0}
     generate = decoder.generate
 
@@ -825,18 +778,11 @@ def test_limits(trained):
 def test_demo_runs():
     seen = []
     figures = demo(
-        Demo(steps=20, mtp_steps=10, batch=4, length=32, prompts=1, new_tokens=12),
-        lambda step, total, **metrics: seen.append((step, total, metrics)),
+        Demo(steps=20, mtp_steps=10, batch=4, length=32, prompts=1, new_tokens=12), lambda step, total, **metrics: seen.append((step, total, metrics))
     )
-    assert (
-        [s[:2] for s in seen] == [(10, 30), (20, 30), (30, 30)]
-        and "nll" in seen[0][2]
-        and "kl_1" in seen[2][2]
-    )
+    assert [s[:2] for s in seen] == [(10, 30), (20, 30), (30, 30)] and "nll" in seen[0][2] and "kl_1" in seen[2][2]
     assert figures["greedy_identical"] == 1.0
-    assert {"greedy_speed_up", "sampled_speed_up", "greedy_acceptance_1", "sampled_tokens_per_pass"} <= set(
-        figures
-    )
+    assert {"greedy_speed_up", "sampled_speed_up", "greedy_acceptance_1", "sampled_tokens_per_pass"} <= set(figures)
 
 
 def test_a_layer_joins_hidden_states_and_embeddings_as_equation_1_says():

@@ -179,10 +179,7 @@ def test_agrees_with_the_optimiser_in_torch(shape):
 
     exact = run(lambda p: Muon([p], 0.02, weight_decay=0.1, ns_dtype=None), torch.float64)
     ours = run(lambda p: Muon([p], 0.02, weight_decay=0.1), torch.float32)
-    theirs = run(
-        lambda p: torch.optim.Muon([p], 0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="original"),
-        torch.float32,
-    )
+    theirs = run(lambda p: torch.optim.Muon([p], 0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="original"), torch.float32)
     assert (ours - exact).norm() <= 2 * (theirs - exact).norm()
     assert (theirs - exact).norm() < 0.05 * (exact - randn(*shape)).norm()
 
@@ -239,9 +236,14 @@ def test_the_step_descends_and_returns_the_closure_loss():
 
 @pytest.mark.parametrize(
     "params, options",
-    [([torch.zeros(3)], {}), ([torch.zeros(())], {}), ([torch.zeros(2, 2)], {"lr": -1.0}),
-     ([torch.zeros(2, 2)], {"momentum": 1.0}), ([torch.zeros(2, 2)], {"weight_decay": -0.1})],
-)  # fmt: skip
+    [
+        ([torch.zeros(3)], {}),
+        ([torch.zeros(())], {}),
+        ([torch.zeros(2, 2)], {"lr": -1.0}),
+        ([torch.zeros(2, 2)], {"momentum": 1.0}),
+        ([torch.zeros(2, 2)], {"weight_decay": -0.1}),
+    ],
+)
 def test_vectors_and_impossible_options_are_errors(params, options):
     with pytest.raises(ValueError):
         Muon([nn.Parameter(p) for p in params], **options)

@@ -90,10 +90,15 @@ def test_no_sequence_is_laid_outside(row, start, width):
         lay([torch.arange(3)], torch.tensor([row]), torch.tensor([start]), (1, width), 0)
 
 
-@pytest.mark.parametrize(("costs", "ranks", "says"), [
-    (torch.tensor([1.0]), 0, "ranks must be at least 1"), (torch.tensor([-1.0]), 2, "costs must be"),
-    (torch.tensor([float("nan")]), 2, "costs must be"), (torch.ones(2, 2), 2, "costs must be float, shape"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("costs", "ranks", "says"),
+    [
+        (torch.tensor([1.0]), 0, "ranks must be at least 1"),
+        (torch.tensor([-1.0]), 2, "costs must be"),
+        (torch.tensor([float("nan")]), 2, "costs must be"),
+        (torch.ones(2, 2), 2, "costs must be float, shape"),
+    ],
+)
 def test_bad_costs(costs, ranks, says):
     with pytest.raises(Exception, match=says) as raised:
         balance.__wrapped__(costs, ranks) if hasattr(balance, "__wrapped__") else balance(costs, ranks)

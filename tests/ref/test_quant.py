@@ -299,8 +299,7 @@ def test_each_product_is_quantised_along_its_own_sum(dtype):
     y = linear(x, w)
     assert y.dtype == dtype and torch.equal(y, (rounded(x, "nvfp4-token") @ rounded(w, "nvfp4-token").T).to(dtype))
     to_x, to_w = torch.autograd.grad(y, (x, w), grad)
-    back = {(name, axis): mxfp8_dequantize(*mxfp8_quantize(t, axis), axis) for name, t in (("x", x), ("w", w), ("g", grad))
-            for axis in (0, 1)}  # fmt: skip
+    back = {(name, axis): mxfp8_dequantize(*mxfp8_quantize(t, axis), axis) for name, t in (("x", x), ("w", w), ("g", grad)) for axis in (0, 1)}
     assert torch.equal(to_x, (back["g", 1] @ back["w", 0]).to(dtype))
     assert torch.equal(to_w, (back["g", 0].T @ back["x", 0]).to(dtype))
 
@@ -337,12 +336,13 @@ def test_experts_unquantised_are_the_networks():
     w13, w2 = torch.randn(4, 10, 12, requires_grad=True), torch.randn(4, 12, 5, requires_grad=True)
     experts = torch.stack([torch.randperm(3)[:2] for _ in range(9)])
     inputs, grad = (x, gates, w13, w2), torch.randn(9, 12)
-    for function, how in ((experts_swiglu, ("float32", "float32")), (network_swiglu, ())):
+
+    def found(function, *how):
         y = function(x, gates, w13, w2, experts, *how)
-        found = (y, *torch.autograd.grad(y, inputs, grad))
-        expected = found if how else expected
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b)
+        return y, *torch.autograd.grad(y, inputs, grad)
+
+    for a, b in zip(found(experts_swiglu, "float32", "float32"), found(network_swiglu), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_a_later_token_changes_no_earlier_output_unless_tokens_share_a_scale():
@@ -386,8 +386,7 @@ def test_each_product_is_quantised_along_its_own_sum_where_sizes_differ(unlike, 
     for t in (x, w, grad):
         size = (len(t), 1) if unlike == "rows" else (1, t.shape[1])
         t.mul_(torch.exp2(torch.randint(-20, 21, size).float()))
-    back = {(name, axis): mxfp8_dequantize(*mxfp8_quantize(t, axis), axis) for name, t in (("x", x), ("w", w), ("g", grad))
-            for axis in (0, 1)}  # fmt: skip
+    back = {(name, axis): mxfp8_dequantize(*mxfp8_quantize(t, axis), axis) for name, t in (("x", x), ("w", w), ("g", grad)) for axis in (0, 1)}
     assert all((back[name, 0] != back[name, 1]).double().mean() > 0.1 for name in "xwg"), "the axes must differ"
     y = linear(x.requires_grad_(), w.requires_grad_(), forward)
     assert torch.equal(y, rounded(x, forward, 1) @ rounded(w, forward, 1, weight=True).T)

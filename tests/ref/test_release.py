@@ -14,8 +14,17 @@ from ref.network.model import Config, Transformer, load_hf, save_hf
 from sims.agent import Language
 from tests.elsewhere import Monologue, check
 
-C = Config.tiny(300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=0,
-                intermediate_size=16, tie_word_embeddings=False)  # fmt: skip
+C = Config.tiny(
+    300,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    num_experts=0,
+    intermediate_size=16,
+    tie_word_embeddings=False,
+)
 
 
 @pytest.fixture(scope="module")

@@ -65,9 +65,7 @@ def test_alpha_one_is_the_routers_own_choice(case):
 def test_the_filter_keeps_the_plausible_and_only_them(case):
     """By the definition in probabilities, computed in float64; and what is added is the router's best."""
     scores, replayed, k, alpha = case
-    for s, old, new in zip(
-        scores.double(), replayed.tolist(), replay(scores, replayed, k, alpha).tolist(), strict=True
-    ):
+    for s, old, new in zip(scores.double(), replayed.tolist(), replay(scores, replayed, k, alpha).tolist(), strict=True):
         finite = s[s > -math.inf]
         p = (s - finite.max()).exp() if len(finite) else torch.ones_like(s)
         floor = alpha * p.sort(descending=True)[0][k - 1]
@@ -113,9 +111,7 @@ def test_choice_gates_and_gradient_are_those_of_transformers(N, E, D, data, norm
     one replays at any alpha, falls back on at alpha = 1 whatever was replayed, and chooses by itself."""
     k = data.draw(st.integers(1, E))
     torch.manual_seed(data.draw(st.integers(0, 2**16)))
-    theirs = Qwen3MoeTopKRouter(Qwen3MoeConfig(
-        hidden_size=D, num_experts=E, num_experts_per_tok=k, norm_topk_prob=normalise,
-    ))  # fmt: skip
+    theirs = Qwen3MoeTopKRouter(Qwen3MoeConfig(hidden_size=D, num_experts=E, num_experts_per_tok=k, norm_topk_prob=normalise))
     ours = MoE(Config.tiny(9, hidden_size=D, num_experts=E, num_experts_per_tok=k, norm_topk_prob=normalise))
     with torch.no_grad():
         ours.gate.weight.copy_(theirs.weight.normal_())
@@ -143,9 +139,7 @@ def test_choice_gates_and_gradient_are_those_of_transformers(N, E, D, data, norm
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    shape = Config.tiny(
-        vocab_size=32, hidden_size=16, num_hidden_layers=2, head_dim=8, moe_intermediate_size=8
-    )
+    shape = Config.tiny(vocab_size=32, hidden_size=16, num_hidden_layers=2, head_dim=8, moe_intermediate_size=8)
     return Transformer(shape).double(), torch.randint(0, 32, (2, 5))
 
 
@@ -209,12 +203,7 @@ def test_differing_by_hand():
     ids=str,
 )
 def test_errors_name_the_argument(change, says):
-    arguments = {
-        "scores": torch.zeros(2, 4),
-        "replayed": torch.tensor([[0, 1], [2, 3]]),
-        "k": 2,
-        "alpha": 0.5,
-    }
+    arguments = {"scores": torch.zeros(2, 4), "replayed": torch.tensor([[0, 1], [2, 3]]), "k": 2, "alpha": 0.5}
     with pytest.raises(ValueError, match=says):
         replay(**(arguments | change))
 

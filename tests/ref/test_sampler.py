@@ -11,9 +11,17 @@ from ref.engine.sampler import Sampler, sample
 from ref.network.model import Config, Transformer
 
 SHAPE = Config.tiny(
-    9, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=5, num_experts_per_tok=2,
-    moe_intermediate_size=12, initializer_range=0.4,
-)  # fmt: skip
+    9,
+    hidden_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    num_experts=5,
+    num_experts_per_tok=2,
+    moe_intermediate_size=12,
+    initializer_range=0.4,
+)
 STOP = 0
 
 

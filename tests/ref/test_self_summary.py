@@ -18,9 +18,16 @@ from ref.self_summary import Chain, Chaining, Demo, Segment, _Link, converse_cha
 
 STOP, PROMPT = 0, [1, 2, 5]
 TINY = Config.tiny(
-    12, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=16,
-    num_experts=0, intermediate_size=16, moe_intermediate_size=8,
-)  # fmt: skip
+    12,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    head_dim=16,
+    num_experts=0,
+    intermediate_size=16,
+    moe_intermediate_size=8,
+)
 BRIEF = replace(TINY, vocab_size=7)  # fewer tokens, shorter turns
 
 
@@ -256,9 +263,7 @@ def padded(segments, values=lambda s: s.sampled):
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(0, 99)
-)
+@given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(0, 99))
 def test_splitting_a_chain_changes_neither_loss_nor_gradient(chains, seed):
     """The same tokens with the same log-probs, in chains of one segment and in chains of several."""
     generator = torch.Generator().manual_seed(seed)
@@ -378,11 +383,11 @@ def test_at_batch_one_a_chain_has_the_samplers_contexts(join):
         for ahead, decoder in decoders.items():
             for quiz, chain in zip(quizzes, chains, strict=True):
                 contexts, played = [], Quiz(quiz.turns, quiz.answer)
-                for played in converse_chain(decoder, played, how, ahead):
+                for after in converse_chain(decoder, played, how, ahead):  # a fork where the decoder ran ahead
                     contexts.append(list(decoder.tokens))
                     retracted += decoder.total.retracted
                 assert contexts == [s.tokens.tolist() for s in chain.segments]
-                assert played.heard == quiz.heard
+                assert after.heard == quiz.heard
         segments += [len(chain.segments) for chain in chains]
     assert retracted > 0 and (max(segments) > 1) == (join != "none")
 

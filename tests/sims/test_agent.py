@@ -18,8 +18,7 @@ from sims.microrepo import NoiseConfig, Session, demonstration, documents, gener
 from sims.rounding import fp8_rows
 from sims.statistics import pass_at_k
 
-TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-            num_experts=4, moe_intermediate_size=32)  # fmt: skip
+TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
 
 
 @pytest.fixture(scope="module")
@@ -63,22 +62,12 @@ def test_clean_demonstrations_are_paid_in_full(language, demonstration_tokens):
     ids, own = demonstration_tokens(language, task, demonstration(task, rng, NoiseConfig.clean()))
     episode, _ = replay(language, task, ids, own)
     own = torch.tensor(own)
-    episode.rollout = Rollout(
-        torch.tensor(ids),
-        own,
-        own * -1.0,
-        own.long(),
-        torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16),
-        True,
-    )
+    episode.rollout = Rollout(torch.tensor(ids), own, own * -1.0, own.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True)
     payment = Payment(effort_price=0.001, k=0.02, q=0.5, invalid_call=0.1)
     paid = pay(episode, payment)
     counts = Effort(
-        tool_call_tokens=int(own.sum()),
-        tool_output_tokens=len(ids) - len(episode.prompt) - int(own.sum()),
-        tool_calls=5,
-        turns=5,
-    )  # fmt: skip  read, read, write, test, done
+        tool_call_tokens=int(own.sum()), tool_output_tokens=len(ids) - len(episode.prompt) - int(own.sum()), tool_calls=5, turns=5
+    )  # read, read, write, test, done
     assert paid["tests"] == 1 and paid["invalid"] == 0
     assert paid["effort"] == -0.001 * length_penalty(effort(counts, payment.weights), 0.02, 0.5)
     assert paid["reward"] == pytest.approx(1 + paid["effort"])
@@ -91,9 +80,7 @@ def test_invalid_calls_cost(language):
         episode.reply(list(language.encode(turn)))
     ids = torch.tensor(episode.prompt)
     none = torch.zeros(len(ids), dtype=torch.bool)
-    episode.rollout = Rollout(
-        ids, none, none * 0.0, none.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True
-    )
+    episode.rollout = Rollout(ids, none, none * 0.0, none.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True)
     paid = pay(episode, Payment(effort_price=0.0, invalid_call=0.25, weights=EffortWeights()))
     assert paid["tests"] == 0 and paid["reward"] == -0.25
 
@@ -138,8 +125,10 @@ def played(model, language, tasks, samples=4, how=None, temperature=1.0):
 
 
 def same(some, others):
-    return all(torch.equal(a.rollout.tokens, b.rollout.tokens) and torch.equal(a.rollout.logp, b.rollout.logp) and a.verdict == b.verdict
-               for a, b in zip(some, others, strict=True))  # fmt: skip
+    return all(
+        torch.equal(a.rollout.tokens, b.rollout.tokens) and torch.equal(a.rollout.logp, b.rollout.logp) and a.verdict == b.verdict
+        for a, b in zip(some, others, strict=True)
+    )
 
 
 def test_play_keeps_groups_together_and_repeats(language):
@@ -148,9 +137,7 @@ def test_play_keeps_groups_together_and_repeats(language):
     first, second = played(model, language, tasks), played(model, language, tasks)
     assert [e.group for e in first] == [0] * 4 + [1] * 4 + [2] * 4
     assert same(first, second)
-    assert all(
-        e.rollout.tokens[: len(e.prompt)].tolist() == e.prompt and len(e.rollout.tokens) <= 48 for e in first
-    )
+    assert all(e.rollout.tokens[: len(e.prompt)].tolist() == e.prompt and len(e.rollout.tokens) <= 48 for e in first)
 
 
 def test_rollouts_are_the_same_on_one_core_and_on_two(language, monkeypatch):
@@ -183,9 +170,7 @@ def test_padding_and_reference_kl_by_hand(language):
     model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     reference = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     tasks = [generate(random.Random(i), "train") for i in range(2)]
-    episodes = play(
-        Sampler(model, torch.float32), language, tasks, 2, single(40), 3, torch.Generator().manual_seed(0)
-    )
+    episodes = play(Sampler(model, torch.float32), language, tasks, 2, single(40), 3, torch.Generator().manual_seed(0))
     ids, mask, behavior = pad([e.rollout for e in episodes], multiple=16)
     assert ids.shape[1] % 16 == 0 and mask.sum() == sum(int(e.rollout.sampled.sum()) for e in episodes)
     behavior += torch.rand(behavior.shape) * mask  # a sampler that computes otherwise
@@ -193,8 +178,9 @@ def test_padding_and_reference_kl_by_hand(language):
     for row, episode in enumerate(episodes):
         r, here = episode.rollout, mask[row, 1:]
         with torch.no_grad():
-            now, before = (network(ids[row, None]).logits[0, :-1].log_softmax(-1).gather(1, ids[row, 1:, None])[:, 0]
-                           for network in (model, reference))  # fmt: skip
+            now, before = (
+                network(ids[row, None]).logits[0, :-1].log_softmax(-1).gather(1, ids[row, 1:, None])[:, 0] for network in (model, reference)
+            )
         assert int(here.sum()) == int(r.sampled.sum())
         torch.testing.assert_close(drift[row], kl.token_kl(now, before, "k1")[here].sum(), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(engine[row], (behavior[row, 1:] - now)[here].sum(), rtol=1e-4, atol=1e-4)

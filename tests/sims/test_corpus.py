@@ -102,13 +102,20 @@ def test_pieces_are_what_is_asked_for_or_all_there_is(sizes, tokens, length):
     assert sum(map(len, pieces)) >= min(tokens, sum(sizes) + len(sizes))
 
 
-@pytest.mark.parametrize(("code", "says"), [
-    ({"a.py": "x = 1\n", "b.py": "y = 2\n"}, "tokens to learn from are fewer than a row of"),
-    ({"a.py": "x = 1\n" * 999, "b.py": "y"}, "what is held out is a single token"),
-    ({"a.py": "x = 1\n"}, "the corpus has 1 usable text files; at least two"),
-], ids=["row", "held", "files"])  # fmt: skip
-@pytest.mark.parametrize("words", [("recipe", "--set", "training.tokens=2000", "--set", "training.long_tokens=2000"), ("cpt", "--scale", "full", "--backend", "gloo")],
-                         ids=["small", "full"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ({"a.py": "x = 1\n", "b.py": "y = 2\n"}, "tokens to learn from are fewer than a row of"),
+        ({"a.py": "x = 1\n" * 999, "b.py": "y"}, "what is held out is a single token"),
+        ({"a.py": "x = 1\n"}, "the corpus has 1 usable text files; at least two"),
+    ],
+    ids=["row", "held", "files"],
+)
+@pytest.mark.parametrize(
+    "words",
+    [("recipe", "--set", "training.tokens=2000", "--set", "training.long_tokens=2000"), ("cpt", "--scale", "full", "--backend", "gloo")],
+    ids=["small", "full"],
+)
 def test_too_small_a_corpus_is_one_line_and_nothing_written(tmp_path, ask, words, code, says):
     (tmp_path / "code").mkdir()
     for name, text in code.items():

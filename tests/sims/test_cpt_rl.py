@@ -142,16 +142,23 @@ def made_up(loss=lambda b: 8 - 0.3 * np.log(b), success=lambda b: 0.1 * np.log10
     hard = rng.normal(0, 0.2, 60)
     hard -= hard.mean()
     for budget, number in itertools.product(BUDGETS, range(3)):
-        played = {"nll": made_nll([loss(budget) / 4 + rng.normal(0, 0.003)])[0].tolist(), "best": 1.0, "greedy": 0.5,
-                  "turns": 4.0, "finished": 1.0}  # fmt: skip
+        played = {"nll": made_nll([loss(budget) / 4 + rng.normal(0, 0.003)])[0].tolist(), "best": 1.0, "greedy": 0.5, "turns": 4.0, "finished": 1.0}
         last = (reward or success)(budget)
-        found.append({
-            "budget": budget, "seed": number, "tokens": budget - 1, "codebase_loss": loss(budget) + rng.normal(0, 0.01),
-            "codebase_bpb": 2.0, "kl": 0.1, "reward": [0.0, 0.0, last, last + rng.normal(0, 0.01)],
-            "sft": played | {"success": [0.2] * 60}, "final": played | {"success": (success(budget) + hard).tolist()},
-            "looks": [{"phase": "cpt", "tokens": t, "ppl": float(np.exp(loss(t))), "lr": 1.0} for t in (budget / 4, budget / 2)]
-            + [{"phase": "cpt", "tokens": 1, "ppl": 1e9, "lr": 0.5}, {"phase": "long", "tokens": budget, "ppl": 1e9, "lr": 1.0}],
-        })  # fmt: skip
+        found.append(
+            {
+                "budget": budget,
+                "seed": number,
+                "tokens": budget - 1,
+                "codebase_loss": loss(budget) + rng.normal(0, 0.01),
+                "codebase_bpb": 2.0,
+                "kl": 0.1,
+                "reward": [0.0, 0.0, last, last + rng.normal(0, 0.01)],
+                "sft": played | {"success": [0.2] * 60},
+                "final": played | {"success": (success(budget) + hard).tolist()},
+                "looks": [{"phase": "cpt", "tokens": t, "ppl": float(np.exp(loss(t))), "lr": 1.0} for t in (budget / 4, budget / 2)]
+                + [{"phase": "cpt", "tokens": 1, "ppl": 1e9, "lr": 0.5}, {"phase": "long", "tokens": budget, "ppl": 1e9, "lr": 1.0}],
+            }
+        )
     return found
 
 
@@ -256,8 +263,7 @@ def test_trainings_differ_in_budget_and_seed_alone():
     one, two = budgets.settings(c, c.budgets[0], 1), budgets.settings(c, c.budgets[-1], 2)
     assert two.training.tokens + two.training.long_tokens == c.budgets[-1] and (one.seed, two.seed) == (1, 2)
     assert two.training.long_tokens / two.training.tokens == pytest.approx(0.3, rel=1e-3)  # as in the recipe
-    same = replace(two.training, tokens=one.training.tokens, long_tokens=one.training.long_tokens,
-                   perplexity_every=one.training.perplexity_every)  # fmt: skip
+    same = replace(two.training, tokens=one.training.tokens, long_tokens=one.training.long_tokens, perplexity_every=one.training.perplexity_every)
     assert replace(two, seed=1, training=same) == one
     assert two == replace(recipe.Recipe(), seed=2, training=two.training, rl=two.rl, evaluation=two.evaluation)
 

@@ -29,9 +29,7 @@ def finished_run(root: Path, seed: int, after: float, shuffled: bool = False) ->
     (root / "config.json").write_text(json.dumps(config))
     (root / "stages" / "eval.json").write_text(json.dumps({"result": result}))
     (root / "stages" / "decode.json").write_text(json.dumps({"result": {"tasks": 24}}))
-    (root / "metrics" / "rl.jsonl").write_text(
-        "".join(json.dumps({"success": s / 20}) + "\n" for s in range(20))
-    )
+    (root / "metrics" / "rl.jsonl").write_text("".join(json.dumps({"success": s / 20}) + "\n" for s in range(20)))
     lines = [
         {"stage": "cpt", "seconds": 7.0, "peak_memory_gib": 1.0},
         {"stage": "cpt", "seconds": 3.0, "peak_memory_gib": 1.0, "finished": True},
@@ -51,9 +49,7 @@ def test_mean_and_deviation_over_seeds(tmp_path):
 
 
 def test_table_has_a_column_a_run_and_the_control_last(tmp_path):
-    found = gain.gather(
-        [finished_run(tmp_path / "a", 3, 0.75)], [finished_run(tmp_path / "c", 3, 0.5, shuffled=True)]
-    )
+    found = gain.gather([finished_run(tmp_path / "a", 3, 0.75)], [finished_run(tmp_path / "c", 3, 0.5, shuffled=True)])
     header, _, success, *_ = gain.table(found).splitlines()
     assert header == "| held-out tasks | seed 3 | control, seed 3 |"
     assert "0.50 [0.46, 0.54] → 0.75 [0.71, 0.79]; +0.250 [+0.210, +0.290]" in success

@@ -59,8 +59,15 @@ def test_a_joint_step_takes_the_gradient_of_the_sum(tiny_run, tmp_path, monkeypa
     total = main / count + config.model.router_aux_loss_coef * balance + weight * drafts / n
     expected = torch.autograd.grad(total, [*trunk.parameters(), *mtp.parameters()])
     with Run.open(tmp_path / "run", "recipe", config) as run:
-        learner.train(run.stage("one", total=1), config, learner.Learner(config, trunk, mtp, 0.0, 0.0), lambda step: (ids, doc, None), 1,
-                      lambda step: 1.0, "one")  # fmt: skip
+        learner.train(
+            run.stage("one", total=1),
+            config,
+            learner.Learner(config, trunk, mtp, 0.0, 0.0),
+            lambda step: (ids, doc, None),
+            1,
+            lambda step: 1.0,
+            "one",
+        )
     for mine, theirs in zip([*found["Transformer"], *found["MTP"]], expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-7)
 

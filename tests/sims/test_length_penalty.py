@@ -39,13 +39,17 @@ def naive(x, k, q):
     return length_penalty(x, k, q) if q in (0, 1) or k < 1e-9 else ((1 + k * x) ** (1 - q) - 1) / (k * (1 - q))
 
 
-@pytest.mark.parametrize(("wrong", "fails"), [
-    (length_penalty, set()),
-    (naive, {"formula", "limits"}),  # as printed, in floats: no digits left near q = 1
-    (lambda x, k, q: length_penalty(x, k, 2 * q), {"formula", "concave", "limits"}),
-    (lambda x, k, q: x + k * q * x * x / 2, {"formula", "concave", "limits"}),
-    (lambda x, k, q: length_penalty(x, k, min(q, 1)), {"formula", "concave", "limits"}),
-], ids=["right", "naive", "twice q", "convex", "not bounded"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "fails"),
+    [
+        (length_penalty, set()),
+        (naive, {"formula", "limits"}),  # as printed, in floats: no digits left near q = 1
+        (lambda x, k, q: length_penalty(x, k, 2 * q), {"formula", "concave", "limits"}),
+        (lambda x, k, q: x + k * q * x * x / 2, {"formula", "concave", "limits"}),
+        (lambda x, k, q: length_penalty(x, k, min(q, 1)), {"formula", "concave", "limits"}),
+    ],
+    ids=["right", "naive", "twice q", "convex", "not bounded"],
+)
 def test_curves_tell_right_from_wrong(monkeypatch, wrong, fails):
     monkeypatch.setattr(length_curves, "length_penalty", wrong)
     assert {name for name, verdict in curve_verdicts().items() if verdict != "holds"} == fails
@@ -79,14 +83,17 @@ def test_turns_are_what_the_policy_said():
     assert behaviour.turns_of(cut) == ["read m1", "wri"]
 
 
-@pytest.mark.parametrize(("turns", "found"), [
-    (["read m0", "read m1\nread m2", "done"], (True, True)),
-    (["read m0", "read m1", "read m2", "done"], (True, False)),
-    (["read m0\nread m1", "read m2"], (True, False)),
-    (["read m0\nread m1", "done"], (False, False)),
-    (["write m0\n    read m1\n    read m2"], (False, False)),
-    (["raed m1\nread m2"], (False, False)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("turns", "found"),
+    [
+        (["read m0", "read m1\nread m2", "done"], (True, True)),
+        (["read m0", "read m1", "read m2", "done"], (True, False)),
+        (["read m0\nread m1", "read m2"], (True, False)),
+        (["read m0\nread m1", "done"], (False, False)),
+        (["write m0\n    read m1\n    read m2"], (False, False)),
+        (["raed m1\nread m2"], (False, False)),
+    ],
+)
 def test_helpers_read(turns, found):
     assert behaviour.helpers_read(SimpleNamespace(helpers=("m1", "m2")), turns) == found
     assert behaviour.helpers_read(SimpleNamespace(helpers=("m1",)), turns) == (False, False)
@@ -112,10 +119,18 @@ def test_measures_by_hand():
     got = behaviour.measure([first, second, second, second], tasks, 2, payment)
     by_name = dict(zip(MEASURES, got.T.tolist(), strict=True))
     assert by_name == {
-        "success": [0.5, 0], "tokens": [18.5, 16], "turns": [2, 2], "calls": [2.5, 2], "invalid": [0.5, 1],
-        "effort": pytest.approx([18.5 + 1.2 + 6 + 8, 16 + 1.2 + 6 + 8]), "finished": [1, 1], "tried": [0.5, 0],
-        "both": [1, 0], "together": [0.5, 0], "solved_tokens": [10.5, 0],
-    }  # fmt: skip
+        "success": [0.5, 0],
+        "tokens": [18.5, 16],
+        "turns": [2, 2],
+        "calls": [2.5, 2],
+        "invalid": [0.5, 1],
+        "effort": pytest.approx([18.5 + 1.2 + 6 + 8, 16 + 1.2 + 6 + 8]),
+        "finished": [1, 1],
+        "tried": [0.5, 0],
+        "both": [1, 0],
+        "together": [0.5, 0],
+        "solved_tokens": [10.5, 0],
+    }
     mean = got.mean(0)
     assert behaviour.figure(mean, "calls_per_turn") == 2.25 / 2 and behaviour.figure(mean, "read_together") == 0.5
     assert behaviour.figure(mean, "tokens_if_solved") == 21 and behaviour.figure(got[1], "tokens_if_solved") == 0
@@ -197,17 +212,20 @@ def test_agents_as_the_report_says_get_every_verdict():
     assert claims["parallel"]["measured"] == pytest.approx(0.25 / 0.5 - 0.1 / 0.5, abs=0.03)
 
 
-@pytest.mark.parametrize(("change", "name", "verdict"), [
-    ({"nonlinear__tokens": (31, 44, 60)}, "easy-quick", "contradicted"),
-    ({"nonlinear__tokens": (20, 30, 45)}, "hard-room", "contradicted"),
-    ({"nonlinear__tokens": (20, 31, 45)}, "easy-more-than-hard", "contradicted"),
-    ({"nonlinear__success": (0.9, 0.4, 0.03)}, "hard-success", "contradicted"),
-    ({"none__success": (0.9, 0.05, 0.03), "linear__success": (0.9, 0, 0)}, "hard-success", "not tested"),
-    ({"nonlinear__together": (0, 0, 0.05)}, "parallel", "contradicted"),
-    # Rarer than before RL, though not as rare as where turns are free: nothing was taught.
-    ({"nonlinear__together": (0, 0, 0.06), "turns_free__together": (0, 0, 0.01)}, "parallel", "contradicted"),
-    ({"nonlinear__both": (0, 0, 0), "nonlinear__together": (0, 0, 0)}, "parallel", "not tested"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "name", "verdict"),
+    [
+        ({"nonlinear__tokens": (31, 44, 60)}, "easy-quick", "contradicted"),
+        ({"nonlinear__tokens": (20, 30, 45)}, "hard-room", "contradicted"),
+        ({"nonlinear__tokens": (20, 31, 45)}, "easy-more-than-hard", "contradicted"),
+        ({"nonlinear__success": (0.9, 0.4, 0.03)}, "hard-success", "contradicted"),
+        ({"none__success": (0.9, 0.05, 0.03), "linear__success": (0.9, 0, 0)}, "hard-success", "not tested"),
+        ({"nonlinear__together": (0, 0, 0.05)}, "parallel", "contradicted"),
+        # Rarer than before RL, though not as rare as where turns are free: nothing was taught.
+        ({"nonlinear__together": (0, 0, 0.06), "turns_free__together": (0, 0, 0.01)}, "parallel", "contradicted"),
+        ({"nonlinear__both": (0, 0, 0), "nonlinear__together": (0, 0, 0)}, "parallel", "not tested"),
+    ],
+)
 def test_agents_that_behave_otherwise_are_found_out(change, name, verdict):
     assert decided(*agents(**change))[name]["verdict"] == verdict
 

@@ -16,9 +16,17 @@ from sims.quantised import KINDS, division, logps, lower, moved, noise, operands
 @pytest.fixture
 def model():
     return Transformer(
-        Config.tiny(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-                    num_experts=4, moe_intermediate_size=48)
-    )  # fmt: skip
+        Config.tiny(
+            vocab_size=50,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            num_experts=4,
+            moe_intermediate_size=48,
+        )
+    )
 
 
 @pytest.fixture
@@ -133,10 +141,14 @@ def test_played(play_figure, tmp_path):
 
 def test_a_leak_is_no_matter_of_the_order_of_sums():
     """In float32 a value may cross a tie between two codes by the order of its sum; the verdict asks what float64 says."""
+
     def verdict(coarse, token):
         share = {"nvfp4-tensor": 0.8, "nvfp4-token": token, "nvfp4-token, float32": coarse, "float32": 0.0, "mxfp8": 0.0}
-        rows = [{"part": "leak", "form": form, "how": how, "share": x, "low": x, "high": x, "median": x, "largest": x}
-                for form, x in share.items() for how in ("batch", "later")]  # fmt: skip
+        rows = [
+            {"part": "leak", "form": form, "how": how, "share": x, "low": x, "high": x, "median": x, "largest": x}
+            for form, x in share.items()
+            for how in ("batch", "later")
+        ]
         rows += [{"part": "noise", "operand": kind, "form": "nvfp4-token", "changed_mxfp8": 0.0, "changed_nvfp4": 1e-3} for kind in KINDS]
         trained = {arm: [{"looks": [{"heldout_loss": 2.0 + seed}]} for seed in range(2)] for arm in ARMS}
         return {c["name"]: c["verdict"] for c in verdicts(Experiment(), rows, trained)}["batch-leak"]

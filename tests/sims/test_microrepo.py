@@ -84,9 +84,7 @@ def test_translation(phrase, code):
     assert translate(phrase, helpers).phrase == phrase
 
 
-@pytest.mark.parametrize(
-    "phrase", ["", "a", "a plus", "m7 then double", "a plus b then larger", "a b c", "double 12"]
-)
+@pytest.mark.parametrize("phrase", ["", "a", "a plus", "m7 then double", "a plus b then larger", "a b c", "double 12"])
 def test_translation_refuses_what_is_not_of_the_language(phrase):
     with pytest.raises(ValueError):
         translate(phrase)
@@ -151,11 +149,7 @@ print(json.dumps([[t.key for t in tasks], tests, [next(text) for _ in range(5)]]
 def test_equal_seeds_give_equal_worlds_in_every_process():
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
+            [sys.executable, "-c", SCRIPT], env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
         ).stdout
         for seed in ("1", "2")
     ]
@@ -201,16 +195,7 @@ def test_session_is_an_environment():
     assert isinstance(Session(generate(random.Random(0), "train")), Environment)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        dict(depth_mix=(0, 0, 0)),
-        dict(files=(0, 3)),
-        dict(files=(5, 3)),
-        dict(digits=1.5),
-        dict(operations=(1, 9)),
-    ],
-)
+@pytest.mark.parametrize("wrong", [dict(depth_mix=(0, 0, 0)), dict(files=(0, 3)), dict(files=(5, 3)), dict(digits=1.5), dict(operations=(1, 9))])
 def test_impossible_worlds_are_refused(wrong):
     with pytest.raises(ValueError):
         WorldConfig(**wrong)

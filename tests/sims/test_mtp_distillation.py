@@ -16,8 +16,17 @@ from sims.drafting import FULL, Timed, decode, predicted, speed_rows, speed_verd
 from sims.mtp_distillation import EXPECTED, GREEDY, Experiment, Student, acceptance, curve, fewer
 from sims.policies import read_config
 
-SHAPE = Config(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-               num_experts=4, moe_intermediate_size=32, initializer_range=0.3)  # fmt: skip
+SHAPE = Config(
+    vocab_size=40,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    num_experts=4,
+    moe_intermediate_size=32,
+    initializer_range=0.3,
+)
 
 
 class Oracle(MTP):
@@ -84,8 +93,9 @@ def test_labels_and_distributions_teach_differently():
             student.learn(trunk, out, ids, doc, 1.0)
     losses = {
         (kind, asked): (lambda total, count, _: total.item() / count)(*mtp_loss(s.layers.masters, trunk, out, ids, doc, kind=asked))
-        for kind, s in students.items() for asked in mtp_distillation.KINDS
-    }  # fmt: skip
+        for kind, s in students.items()
+        for asked in mtp_distillation.KINDS
+    }
     assert losses["distill", "distill"] < 0.5 * losses["hard", "distill"]
     assert losses["hard", "hard"] < 0.5 * losses["distill", "hard"]
 
@@ -176,8 +186,14 @@ def timings(faster: float, theory: float) -> dict:
     noise = 1 + rng.normal(0, 0.01, n)
 
     def way(seconds, guess, verify, same=1.0):
-        sums = {"seconds": seconds * noise, "tokens": np.full(n, 100.0), "passes": np.full(n, 50.0), "same": np.full(n, same),
-                "tried": np.full(n, 100.0), "stood": np.full(n, 80.0)}  # fmt: skip
+        sums = {
+            "seconds": seconds * noise,
+            "tokens": np.full(n, 100.0),
+            "passes": np.full(n, 50.0),
+            "same": np.full(n, same),
+            "tried": np.full(n, 100.0),
+            "stood": np.full(n, 80.0),
+        }
         for kind, s in (("opening", 2.0), ("single", 1.0), ("verify", verify), ("guess", guess)):
             sums |= {f"{kind} s": 10 * s * noise, f"{kind} n": np.full(n, 10.0)}
         return {key: list(values) for key, values in sums.items()}

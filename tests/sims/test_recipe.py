@@ -233,8 +233,10 @@ def test_a_truncated_model_is_named(tiny_run, tmp_path):
 
 def test_tasks_are_never_used_twice():
     config = recipe.Recipe()
-    uses = {use: [next_.key for next_, _ in zip(corpus.task_stream(config, use), range(400), strict=False)]
-            for use in ("rl", "demonstrations", "evaluation")}  # fmt: skip
+    uses = {
+        use: [next_.key for next_, _ in zip(corpus.task_stream(config, use), range(400), strict=False)]
+        for use in ("rl", "demonstrations", "evaluation")
+    }
     assert all(len(set(keys)) == 400 for keys in uses.values())
     assert not set(uses["evaluation"]) & set(uses["rl"]) and not set(uses["evaluation"]) & set(uses["demonstrations"])
 
@@ -249,8 +251,15 @@ def test_later_steps_hold_more_of_the_tasks_that_took_longer(tmp_path, monkeypat
         asked.append(tasks)
         if len(asked) == 6:  # the gate, and the fifth step
             raise KeyboardInterrupt
-        return [SimpleNamespace(rollout=SimpleNamespace(tokens=[0]), chain=SimpleNamespace(written=90 if task.depth == slow else 30),
-                                verdict=SimpleNamespace(tests=0.0, turns=6 if task.depth == slow else 4)) for task in tasks for _ in range(n)]  # fmt: skip
+        return [
+            SimpleNamespace(
+                rollout=SimpleNamespace(tokens=[0]),
+                chain=SimpleNamespace(written=90 if task.depth == slow else 30),
+                verdict=SimpleNamespace(tests=0.0, turns=6 if task.depth == slow else 4),
+            )
+            for task in tasks
+            for _ in range(n)
+        ]
 
     monkeypatch.setattr(reinforcement, "play", play)
     monkeypatch.setattr(reinforcement, "improve", lambda *_: {"reward": 0.0, "success": 0.0})

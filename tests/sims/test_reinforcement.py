@@ -22,8 +22,7 @@ from sims.microrepo import documents
 from sims.policies import SMOKE
 from sims.reinforcement import gradients_of, improve, total_of
 
-TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-            num_experts=4, moe_intermediate_size=32)  # fmt: skip
+TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
 
 
 @pytest.fixture(scope="module")

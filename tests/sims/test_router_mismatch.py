@@ -13,8 +13,18 @@ from sims import engines, router_mismatch
 from sims.rounding import LARGEST, fp8_rows
 from sims.router_mismatch import Experiment
 
-SHAPE = Config(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-               num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, initializer_range=0.2)  # fmt: skip
+SHAPE = Config(
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    num_experts=6,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    initializer_range=0.2,
+)
 WAYS = {"own": ("none", 0.0), "plain": ("plain", 0.0), "α=0": ("filtered", 0.0), "α=1": ("filtered", 1.0)}
 
 
@@ -131,8 +141,13 @@ def made(plain: float, filtered: float, routers: float, dropped: float = 0.01) -
     rollout, gap = np.repeat(np.arange(50), 20), rng.normal(0, 0.05, 1000)
     shares = np.full((50, 9), routers) + rng.normal(0, 1e-3, (50, 9))
     factor = {"own": 1.0, "plain": plain, "α=0": plain, "α=0.5": filtered, "α=1": 1.0}
-    columns = {"rollout": rollout, "moved": rollout % 2 == 0, "shares": shares, "dropped": np.full((50, 5), dropped),
-               "positions": np.full(50, 40)} | {f"gap {way}": gap * f for way, f in factor.items()}  # fmt: skip
+    columns = {
+        "rollout": rollout,
+        "moved": rollout % 2 == 0,
+        "shares": shares,
+        "dropped": np.full((50, 5), dropped),
+        "positions": np.full(50, 40),
+    } | {f"gap {way}": gap * f for way, f in factor.items()}
     return [row for name in ("bf16", "fp8") for row in engines.rows_of_engine(c, name, columns, 48)]
 
 
@@ -172,10 +187,16 @@ def test_a_quick_run(tmp_path, play_figure):
 def arms_of(p99: dict[str, list[float]], dropped: float, success=(0.55, 0.55)) -> dict[str, list[dict]]:
     """Trainings of five steps each, arm by arm; success of those with the exact sampler, and of all others."""
     return {
-        arm: [{"success": [success[arm != "exact"] + 0.001 * n, 0.5], "greedy": [1.0, 0.0],
-               "steps": [{"mismatch": x, "mismatch_p99": x, "outside_clip": 0.0, "grad_norm": 0.1, "dropped": dropped}] * 5}
-              for n, x in enumerate(some)] for arm, some in p99.items()
-    }  # fmt: skip
+        arm: [
+            {
+                "success": [success[arm != "exact"] + 0.001 * n, 0.5],
+                "greedy": [1.0, 0.0],
+                "steps": [{"mismatch": x, "mismatch_p99": x, "outside_clip": 0.0, "grad_norm": 0.1, "dropped": dropped}] * 5,
+            }
+            for n, x in enumerate(some)
+        ]
+        for arm, some in p99.items()
+    }
 
 
 def decided(p99: dict[str, list[float]], dropped: float = 0.01, **more) -> dict[str, dict]:

@@ -22,8 +22,7 @@ from sims.microrepo import NoiseConfig, demonstration, documents, generate
 from sims.policies import SMOKE
 from sims.self_summary import ARMS, COUNTS, Experiment
 
-TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-            num_experts=4, moe_intermediate_size=32)  # fmt: skip
+TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
 NEVER = Memory(wordy=0, forgetful=0, longest=69)
 
 
@@ -213,8 +212,12 @@ def test_ratio_by_hand():
 
 def invented(own_error, base_error, before_error=0.3, tokens=20.0):
     """Counts as if every rollout of a task went alike; success as a share, so that errors are exact."""
-    lost = dict.fromkeys(ARMS, 0.0) | {("chains", "self"): own_error, ("plain", "separate"): base_error,
-                                       ("shown", "separate"): base_error + 0.1, ("shown", "self"): before_error}  # fmt: skip
+    lost = dict.fromkeys(ARMS, 0.0) | {
+        ("chains", "self"): own_error,
+        ("plain", "separate"): base_error,
+        ("shown", "separate"): base_error + 0.1,
+        ("shown", "self"): before_error,
+    }
     found = {}
     for arm in ARMS:
         values = dict.fromkeys(COUNTS, 1.0) | {"success": 0.9 - lost[arm], "longest": 90, "prefill": 60, "saved": 40}
