@@ -444,6 +444,6 @@ for sharpness in (0.5, 1.0, 2.0):
 # * `ref/mtp.py`, then `ref/engine/decoder.py`: one decoder for both ways, and two ideas of ours for an agent's short turns, `recall` and `ahead`.
 # * `etude figure mtp`: the experiment proper, with intervals; `etude explore`, page *Multi-token prediction*, steps through a decode.
 # * `sims/joint_mtp.py`: whether layers that train along should pull at the trunk; what it does to loss and drafts, measured.
-# * `sims/reinforcement.py`, `improve`: how the layers follow a policy that RL moves.
+# * `ref/rl.py`, `improve`: how the layers follow a policy that RL moves.
 # * Leviathan et al. (arXiv:2211.17192) for the rule and its speed; Gloeckle et al. (arXiv:2404.19737) for heads that train the trunk too.
 # * Next: lesson 4, Dr. GRPO.

@@ -391,6 +391,6 @@ check(3, check_3)
 #   budget as the one number that travels.
 # * `etude figure grpo-bias` plays the whole experiment: four group sizes, trainings of every member, and cut-off rollouts masked or not.
 #   `etude explore`, page *Group advantages*.
-# * `sims/reinforcement.py`, function `improve`: one step as the recipe takes it, micro-batches and budget included.
+# * `ref/rl.py`, function `improve`: one step as the recipe takes it, micro-batches and budget included.
 # * Dr. GRPO is arXiv:2503.20783; GRPO arXiv:2402.03300; RLOO arXiv:2402.14740; DAPO arXiv:2503.14476; GSPO arXiv:2507.18071.
 # * Next: lesson 5, KL, what keeps the policy near where it came from.

@@ -276,6 +276,6 @@ check(3, check_3)
 #
 # * `ref/kl.py` from top to bottom: off-policy tokens, and why an importance weight of one still changes a gradient.
 # * `etude figure kl-variance` plays the whole experiment, the trained agent's own tokens included; `etude explore`, page *KL estimators*.
-# * `sims/reinforcement.py`, function `improve`: the drift that the recipe charges its reward for.
+# * `ref/rl.py`, function `improve`: the drift that the recipe charges its reward for.
 # * John Schulman, "Approximating KL divergence" (2020); on the gradients, arXiv:2510.01555.
 # * Next: lesson 6, the length penalty.

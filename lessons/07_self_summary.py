@@ -367,6 +367,6 @@ verdicts("self-summary")
 # * `ref/self_summary.py` from the top; `converse_chain` is the same for one conversation at a time.
 # * `sims/chains.py`: what the scripted agent puts into a summary, and how it is made to forget on purpose.
 # * `etude figure self-summary` plays the experiment (up to an hour); `etude explore`, page *Self-summary*, steps through a real chain.
-# * `sims/reinforcement.py`, function `improve`: rewards and drift by chain, rows by segment, in the recipe's own step.
+# * `ref/rl.py`, function `improve`: rewards and drift by chain, rows by segment, in the recipe's own step.
 # * Composer 2 technical report, §4.1, on self-summarisation.
 # * Next: lesson 8, what happens when sampler and trainer disagree about the experts.

@@ -371,7 +371,7 @@ verdicts("router-mismatch")
 # ## Where to read on
 #
 # * `ref/router_replay.py` from the top; `ref/network/model.py`, class `MoE`, where indices or a function of the logits overrule the router.
-# * `sims/reinforcement.py`, function `routing`: from rollouts to the experts of a padded batch. Look for the row that pads.
+# * `ref/rl.py`, function `routing`: from rollouts to the experts of a padded batch. Look for the row that pads.
 # * `etude figure router-mismatch` plays the experiment, RL included; `etude explore`, page *Router replay*.
 # * Rollout routing replay is arXiv:2510.11370; the filter is the Composer 2 technical report's, §6.2.
 # * Next: lesson 9, packing.

@@ -26,18 +26,20 @@ The environment is the caller's: a `World` plays conversations and says what eac
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ref import rl as ref_rl
 from ref.engine.sampler import Sampler
 from ref.network import model as ref
 from ref.network import release
+from ref.rl import Played, World
 from scaled.dr_grpo import group_advantages, policy_loss
 from scaled.kl import token_kl
 from scaled.network.model import Transformer, load_hf, save_hf
@@ -49,9 +51,8 @@ from scaled.runtime.comm import gathered, most, summed
 from scaled.runtime.cut import ahead, places
 from scaled.runtime.exchange import exchange
 from scaled.runtime.mesh import current
-from scaled.self_summary import Chain
 
-__all__ = ["Batch", "Played", "Rehearsal", "Rl", "World", "deal", "improve", "learn", "share"]
+__all__ = ["Batch", "Played", "Rehearsal", "Rl", "Step", "World", "deal", "improve", "learn", "play_and_improve", "share"]
 
 
 @dataclass(frozen=True)
@@ -136,25 +137,6 @@ Rehearsal = changed(
 
 
 @dataclass
-class Played:
-    """A conversation that is over."""
-
-    chain: Chain
-    """What was sampled."""
-    reward: float
-    """What it was worth, before drift is charged for."""
-    figures: dict[str, float]
-    """What else is to be told of it; of all conversations the mean is shown. All have the same names, "success" among them."""
-
-
-class World(Protocol):
-    """What the policy talks to."""
-
-    def play(self, sampler: Sampler, stream: str, tasks: Sequence[int], generator: torch.Generator) -> list[Played]:
-        """One conversation about each of these tasks, by their numbers in one of the world's streams, "rl" or "heldout"."""
-
-
-@dataclass
 class Batch:
     """Rows that go through the network at once, this rank's tokens of them, [B, T/cp]."""
 
@@ -173,6 +155,18 @@ class Batch:
     """[B, T/cp, L, K] that the sampler chose; −1 where it was not asked. None for a dense network."""
 
 
+@dataclass
+class Step(ref_rl.Step):
+    """What a step found: `gradients` and `gap` are this rank's parts, all else is of all ranks."""
+
+    mismatch: dict[str, float] = field(default_factory=dict)
+    """Median and 99th percentile of |log π − log μ| over the policy's own tokens, nats."""
+    load: float = 1.0
+    """The fullest dp rank's work over the mean."""
+    differs: float | None = None
+    """Share of the experts that the training pass took and the sampler had not; None for a dense network."""
+
+
 def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = lambda *_, **__: None) -> dict[str, float]:
     """The whole training on this rank; `log(step, steps, **figures)` is called on rank 0. Returns the last step's figures and success on
     held-out tasks before and after. FOLDER/checkpoints/final holds the network in the end; what else lies there: `scaled/optimise.py`."""
@@ -185,7 +179,7 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
     found = {}
     if c.heldout:
         found["heldout_before"] = heldout(c, reference or model, sampler, world)
-    found |= optimise(c, folder, technique, model, partial(improve, c, model, reference, sampler, world), log)
+    found |= optimise(c, folder, technique, model, partial(play_and_improve, c, model, reference, sampler, world), log)
     if c.heldout:
         found["heldout_after"] = heldout(c, model, sampler, world)
     about = release.card(
@@ -199,12 +193,22 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
     return found
 
 
-def improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: Sampler, world: World, step: int) -> dict[str, float]:
+def play_and_improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: Sampler, world: World, step: int) -> dict[str, float]:
     """Plays a step's conversations and leaves their policy gradient in `model`; the figures of the step."""
+    numbers = share(c.prompts * c.rollouts).tolist()
+    fetch(sampler, model, step)
+    played = world.play(sampler, "rl", [step * c.prompts + n // c.rollouts for n in numbers], generator(c.seed, "rl", step))
+    found = improve(c, model, reference, played)
+    figures = {"loss": found.loss, "reward": found.rewards.mean().item()} | means(played)
+    figures |= {"drift": found.drift.mean().item(), "engine_kl": found.engine.mean().item(), "imbalance": found.load}
+    figures |= {"mismatch": found.mismatch["p50"], "mismatch_p99": found.mismatch["p99"], "tokens": float(found.tokens)}
+    return figures | ({} if found.differs is None else {"routing_differs": found.differs})
+
+
+def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Sequence[Played]) -> Step:
+    """`ref.rl.improve` of all ranks' conversations, of which `played` are this rank's (`share`). The gradient stands in `model`, too."""
     G, N = c.prompts, c.rollouts
     numbers = share(G * N)
-    fetch(sampler, model, step)
-    played = world.play(sampler, "rl", [step * G + n // N for n in numbers.tolist()], generator(c.seed, "rl", step))
     batches, load = deal(c, model, played, numbers)
     device = batches[0].ids.device
 
@@ -227,9 +231,9 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: S
     for batch in batches:
         logp, chosen = own_logp(model, batch, routing(c, batch), c.temperature)
         # Packed, a row holds tokens of several rollouts: each token is handed in as a row of its own.
-        flat = (x.reshape(-1, 1) for x in (logp, batch.behavior))
         loss = policy_loss(
-            *flat,
+            logp.reshape(-1, 1),
+            batch.behavior.reshape(-1, 1),
             advantages[batch.conversation.flatten()],
             batch.keep.reshape(-1, 1),
             budget=float(G * N * c.budget_tokens),
@@ -243,15 +247,24 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: S
             known = batch.experts.flatten(0, 1)[:, 0, 0] >= 0
             routed.append((torch.stack(chosen, 1)[known], batch.experts.flatten(0, 1)[known]))
     logp, behavior, keep = (torch.cat([x.flatten() for x in column]) for column in zip(*pairs, strict=True))
-    apart = mismatch(logp, behavior, keep)
-    figures = {"loss": total, "reward": everyone([p.reward for p in played]) - c.kl * drift.mean().item()} | means(played)
-    figures |= {"drift": drift.mean().item(), "engine_kl": engine.mean().item(), "imbalance": load}
-    figures |= {"mismatch": apart["p50"], "mismatch_p99": apart["p99"]}
-    figures["tokens"] = summed(keep.sum().double()).item()
+    differs = None
     if routed:
         ours, theirs = (torch.cat(x).unbind(1) for x in zip(*routed, strict=True))
-        figures["routing_differs"] = differing(ours, theirs)["decisions"]
-    return figures
+        differs = differing(ours, theirs)["decisions"]
+    tokens, sampled = summed(torch.stack((keep.sum().double(), behavior[keep].sum().double()))).tolist()
+    return Step(
+        loss=total,
+        gradients=[p.grad for p in model.parameters()],
+        rewards=torch.cat(gathered(rewards, "dp")),
+        drift=drift,
+        engine=engine,
+        gap=(logp - behavior)[keep],
+        tokens=int(tokens),
+        nll=-sampled / tokens,
+        mismatch=mismatch(logp, behavior, keep),
+        load=load,
+        differs=differs,
+    )
 
 
 def share(n: int) -> Tensor:

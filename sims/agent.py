@@ -15,17 +15,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
-from torch import Tensor
 
 from kit.process import on_cores
-from ref import cpt, kl
+from ref import cpt
 from ref.engine.sampler import Rollout, Sampler
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
-from ref.network.model import Transformer
 from ref.self_summary import Chain, Chaining, rollout_chains
 from sims.microrepo import Environment, Reward, Session, Task
 
-__all__ = ["Episode", "Language", "Payment", "hash_seed", "own_logp", "pad", "pay", "play", "single"]
+__all__ = ["Episode", "Language", "Payment", "hash_seed", "pay", "play", "single"]
 
 
 class Language:
@@ -168,38 +166,3 @@ def pay(episode: Episode, payment: Payment) -> dict[str, float]:
     cost = payment.effort_price * length_penalty(spent, payment.k, payment.q)
     invalid = payment.invalid_call * verdict.invalid_calls
     return {"tests": verdict.tests, "effort": -cost, "invalid": -invalid, "reward": verdict.tests - cost - invalid}
-
-
-def pad(rollouts: Sequence[Rollout], multiple: int = 1, rows_multiple: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """ids [B, T], mask [B, T] (True on sampled tokens) and behaviour log-probs [B, T] of rollouts of unequal
-    length; T is rounded up to `multiple`, B to `rows_multiple` by rows of which nothing counts."""
-    T = -(-max(len(r.tokens) for r in rollouts) // multiple) * multiple
-    B = -(-len(rollouts) // rows_multiple) * rows_multiple
-    ids = torch.zeros(B, T, dtype=torch.long)
-    mask, logp = torch.zeros(B, T, dtype=torch.bool), torch.zeros(B, T)
-    for row, r in enumerate(rollouts):
-        n = len(r.tokens)
-        ids[row, :n], mask[row, :n], logp[row, :n] = r.tokens, r.sampled, r.logp
-    return ids, mask, logp
-
-
-@torch.no_grad()
-def reference_kl(
-    policy: Transformer, reference: Transformer, ids: Tensor, mask: Tensor, behavior_logp: Tensor, temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """Two sums over a rollout's own tokens, [B] nats each: k1 = log π − log π_ref, what the reward is charged for drifting, and
-    log μ − log π, which is nobody's drift: it is what the sampler's engine computes otherwise than the trainer's.
-
-    Both networks compute alike here, with their own experts. A policy that has not been trained has not drifted, exactly,
-    however coarse its sampler is."""
-    now, before = (own_logp(model, model(ids, logits=False).hidden, ids, mask, temperature) for model in (policy, reference))
-    drift, engine = kl.token_kl(now, before, "k1"), behavior_logp[:, 1:] - now
-    return (drift * mask[:, 1:]).sum(1), (engine * mask[:, 1:]).sum(1)
-
-
-def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probs [B, T−1], at the temperature that they were sampled at, of the tokens that `mask` [B, T] calls the policy's own, given those
-    before them; zero elsewhere, where the head is not asked."""
-    row, t = mask[:, 1:].nonzero(as_tuple=True)
-    logp = model.logprob(hidden[row, t] / temperature, ids[row, t + 1])
-    return logp.new_zeros(len(ids), ids.shape[1] - 1).index_put((row, t), logp)

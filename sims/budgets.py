@@ -19,9 +19,10 @@ from kit.runs import Run
 from kit.settings import fill
 from ref import cpt
 from ref.network.model import Transformer
+from ref.rl import own_logp, pad
 from ref.self_summary import Chain
 from sims import recipe
-from sims.agent import Language, own_logp, pad
+from sims.agent import Language, hash_seed
 from sims.chains import Lesson, context, taught
 from sims.corpus import heldout_codebase, heldout_file, task_stream
 from sims.evaluation import measure_policy
@@ -29,7 +30,6 @@ from sims.learner import language_of, load_checkpoint, packed_rows
 from sims.microrepo import Task
 from sims.policies import SMOKE
 from sims.recipe import Recipe
-from sims.reinforcement import hash_seed
 
 if TYPE_CHECKING:
     from sims.cpt_rl import Experiment

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from ref.network.model import Transformer
-from sims.agent import Episode, Language, pad, pay, reference_kl
+from ref.rl import pad, reference_kl
+from sims.agent import Episode, Language, pay
 from sims.chains import Lesson, Memory, context
 from sims.microrepo import Task
 from sims.recipe import Recipe

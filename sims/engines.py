@@ -15,12 +15,12 @@ from kit.runs import Run
 from ref import kl
 from ref.engine.sampler import Rollout, Sampler
 from ref.network.model import Transformer
+from ref.rl import pad, routing
 from ref.router_replay import differing, mismatch
-from sims.agent import pad, play, single
+from sims.agent import play, single
 from sims.corpus import task_stream
 from sims.learner import language_of, load_checkpoint
 from sims.recipe import Recipe
-from sims.reinforcement import routing
 from sims.rounding import fp8_rows
 from sims.statistics import bootstrap
 

@@ -28,8 +28,9 @@ from ref.engine.conversation import converse
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network.model import Transformer
+from ref.rl import pad, routing
 from ref.router_replay import differing
-from sims.agent import Episode, Language, pad, play, single
+from sims.agent import Episode, Language, play, single
 from sims.chain_pieces import retold, words
 from sims.chains import context
 from sims.corpus import task_stream
@@ -39,7 +40,6 @@ from sims.learner import language_of, load_checkpoint
 from sims.microrepo import Session, Task
 from sims.policies import read_config
 from sims.recipe import Recipe
-from sims.reinforcement import routing
 
 __all__ = ["PLACE", "Sizes", "write"]
 

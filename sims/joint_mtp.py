@@ -30,8 +30,8 @@ from kit.runs import Run
 from ref import cpt
 from ref.mtp import MTP
 from ref.network.model import Transformer
+from ref.rl import pad
 from sims import recipe as stages
-from sims.agent import pad
 from sims.budgets import cut
 from sims.chains import context, taught
 from sims.corpus import task_stream

@@ -26,7 +26,8 @@ from kit.runs import Run
 from ref import kl
 from ref.engine.sampler import Sampler
 from ref.network.model import load_hf
-from sims.agent import pad, play, single
+from ref.rl import pad
+from sims.agent import play, single
 from sims.corpus import task_stream
 from sims.experiment import above, at_least, at_most, claim
 from sims.learner import language_of

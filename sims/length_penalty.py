@@ -35,7 +35,7 @@ from kit.runs import Run
 from ref.engine.sampler import Sampler
 from ref.length_penalty import length_penalty, marginal_cost
 from sims import length_curves
-from sims.agent import Episode, Language, Payment, pay, play
+from sims.agent import Episode, Language, Payment, hash_seed, pay, play
 from sims.behaviour import MEASURES, RATIOS, figure, measure
 from sims.chains import context
 from sims.corpus import task_stream
@@ -44,7 +44,7 @@ from sims.learner import language_of, load_checkpoint
 from sims.microrepo import Task
 from sims.policies import agent
 from sims.recipe import Recipe
-from sims.reinforcement import hash_seed, learn
+from sims.reinforcement import learn
 from sims.statistics import bootstrap
 
 __all__ = ["Experiment", "experiment", "picture"]

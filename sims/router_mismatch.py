@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.runs import Run
+from sims.agent import hash_seed
 from sims.corpus import task_stream
 from sims.engines import engines, independent, played, quotient, rows_of_engine
 from sims.evaluation import measure_policy
@@ -34,7 +35,7 @@ from sims.experiment import above, at_most, below, claim
 from sims.learner import language_of, load_checkpoint
 from sims.policies import agent
 from sims.recipe import Recipe
-from sims.reinforcement import hash_seed, learn
+from sims.reinforcement import learn
 from sims.statistics import bootstrap, student
 
 __all__ = ["Experiment", "experiment", "picture"]

@@ -29,16 +29,16 @@ from kit.runs import Run
 from ref import cpt, dr_grpo
 from ref.engine.sampler import Sampler
 from ref.network.model import Transformer, load_hf
+from ref.rl import own_logp, pad
 from ref.self_summary import Chaining, spread
 from sims import chains, reinforcement
-from sims.agent import Episode, Language, one_row, own_logp, pad, pay, play
+from sims.agent import Episode, Language, hash_seed, one_row, pay, play
 from sims.chains import Memory
 from sims.corpus import task_stream
 from sims.experiment import above, at_most, below, claim, untested
 from sims.learner import Learner, checkpoint, language_of, load_checkpoint, shown_rows, train
 from sims.policies import agent
 from sims.recipe import Recipe
-from sims.reinforcement import hash_seed
 from sims.statistics import bootstrap
 
 __all__ = ["Experiment", "experiment", "picture"]

@@ -85,7 +85,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     from sims.corpus import task_stream
     from sims.learner import Learner, language_of, load_checkpoint
     from sims.recipe import Recipe
-    from sims.reinforcement import improve
+    from sims.reinforcement import advance
 
     try:
         config = fill(Recipe, json.loads((root / "config.json").read_text())["config"])
@@ -118,7 +118,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     return {
         "sampling": lambda: rollouts(ROLLOUTS["sampling"]),
-        "step": lambda: improve(config, learner, reference, batch, 0),
+        "step": lambda: advance(config, learner, reference, batch, 0),
         **({"decoding": decode} if decoded is not None else {}),
         "evaluation": lambda: rollouts(ROLLOUTS["evaluation"]),
         "products": lambda: agent.on_cores(products, range(cores())),

@@ -461,7 +461,7 @@ def rl_step(settings, config, state, before, chains, rewards):
     model, reference = given(config, state), given(config, before)
     sampler = Sampler(ref_model.Transformer(config), torch.float64)
     script = Script(chains, rewards)
-    figures = rl.improve(settings, model, reference if settings.kl else None, sampler, script, 2)
+    figures = rl.play_and_improve(settings, model, reference if settings.kl else None, sampler, script, 2)
     norm = sharding.clip(model, 0.0)
     # Whole weights have come to the sampler.
     arrived = all(torch.equal(p, state[name]) for name, p in sampler.model.named_parameters())

@@ -1,16 +1,15 @@
 """A step of reinforcement learning on many ranks is that of one, wherever conversations were played and segments were dealt to."""
 
 import dataclasses
-from functools import partial
 
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from ref import dr_grpo, kl, packing, router_replay
+from ref import packing, rl
 from ref.network.model import Config, Transformer
-from ref.self_summary import Chain, Segment, spread
+from ref.self_summary import Chain, Segment
 from scaled.rl import Rehearsal
 from tests.mirror import calls
 from tests.mirror.layouts import close, layouts, play, seeds
@@ -56,31 +55,12 @@ def segment(g: torch.Generator, model: Transformer) -> Segment:
     return Segment(tokens, sampled, logp, torch.zeros(T, dtype=torch.long), experts, True, summary=torch.zeros(T, dtype=torch.bool))
 
 
-def on_one(c: Rehearsal, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor) -> tuple[float, dict]:
-    """Loss and gradients by `ref` alone, every segment a batch of its own."""
-    model, reference = policy(state), policy(before)
-
-    def logp_of(network, s, experts=None):
-        hidden = network(s.tokens[None], logits=False, experts=experts).hidden
-        return network.logprob(hidden[0, :-1] / c.temperature, s.tokens[1:])[None]
-
-    drift = torch.zeros(len(chains), dtype=torch.float64)
-    for n, chain in enumerate(chains if c.kl else ()):
-        for s in chain.segments:
-            with torch.no_grad():
-                drift[n] += (kl.token_kl(logp_of(model, s), logp_of(reference, s), "k1") * s.sampled[None, 1:]).sum()
-    advantages = dr_grpo.group_advantages((rewards - c.kl * drift).view(G, N)).flatten()
-    loss = 0.0
-    for s, a in zip([s for chain in chains for s in chain.segments], spread(advantages, chains), strict=True):
-        last = torch.arange(2).expand(1, 2, 2)  # the last token predicts nothing
-        layers = [x.long() for x in torch.cat((s.experts, last)).unbind(1)]
-        if c.replay == "filtered":
-            layers = [partial(router_replay.replay, replayed=x, k=2, alpha=c.replay_alpha) for x in layers]
-        logp = logp_of(model, s, None if c.replay == "none" else layers)
-        part = dr_grpo.policy_loss(logp, s.logp[None, 1:], a[None], s.sampled[None, 1:], budget=float(G * N * c.budget_tokens))
-        part.backward()
-        loss += part.item()
-    return loss, {name: p.grad for name, p in model.named_parameters()}
+def on_one(c: Rehearsal, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor) -> tuple[rl.Step, dict]:
+    """The step of `ref.rl`, and its gradients by name."""
+    told = rl.Settings(**{f.name: getattr(c, f.name) for f in dataclasses.fields(rl.Settings)})
+    model, played = policy(state), [rl.Played(chain, float(r)) for chain, r in zip(chains, rewards, strict=True)]
+    found = rl.improve(told, model, policy(before) if c.kl else None, played)
+    return found, {name: g for (name, _), g in zip(model.named_parameters(), found.gradients, strict=True)}
 
 
 @settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
@@ -95,8 +75,8 @@ def on_one(c: Rehearsal, state: dict, before: dict, chains: list[Chain], rewards
     st.sampled_from([1.0, 0.7]),
 )
 def test_a_step(layout, seed, replay, beta, longest, micro, length, temperature):
-    """Loss and gradient within 1e-10 in float64, whatever is replayed, charged for, or cut over ranks, of which some may hold padding
-    alone."""
+    """Loss, gradient and what else is told are those of `ref.rl.improve` within 1e-10 in float64, whatever is replayed, charged for, or
+    cut over ranks, of which some may hold padding alone."""
     g = torch.Generator().manual_seed(seed)
     state, before = network(seed % 5), network(seed % 5 + 1)
     mine = policy(state)
@@ -104,15 +84,19 @@ def test_a_step(layout, seed, replay, beta, longest, micro, length, temperature)
     rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
     c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], replay=replay, kl=beta, micro_rows=micro, length=length, temperature=temperature)
     figures, grads, asked, arrived = play(layout, calls.rl_step, c, CONFIG, state, before, chains, rewards)
-    loss, wanted = on_one(c, state, before, chains, rewards)
-    close(figures["loss"], loss)
+    found, wanted = on_one(c, state, before, chains, rewards)
+    close(figures["loss"], found.loss)
+    close(figures["reward"], found.rewards.mean().item())
+    close(figures["drift"], found.drift.mean().item())
+    close(figures["engine_kl"], found.engine.mean().item())
+    close(figures["mismatch"], found.gap.abs().quantile(0.5).item()) if found.gap.numel() else None
     assert grads.keys() == wanted.keys()
     largest = max(float(x.abs().max()) for x in wanted.values())
     for name, x in wanted.items():
         close(grads[name], x, largest)
     close(figures["grad_norm"] ** 2, sum(float(x.square().sum()) for x in wanted.values()))
     assert arrived and asked == [2 * G + n // N for n in range(G * N)]
-    assert figures["tokens"] == sum(int(s.sampled.sum()) for chain in chains for s in chain.segments)
+    assert figures["tokens"] == found.tokens == sum(int(s.sampled.sum()) for chain in chains for s in chain.segments)
     assert figures["success"] == pytest.approx(sum(n % 3 == 0 for n in range(G * N)) / (G * N))
     lengths = torch.tensor([len(s.tokens) for chain in chains for s in chain.segments])
     costs = packing.Cost.of(CONFIG)(lengths)

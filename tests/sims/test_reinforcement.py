@@ -13,6 +13,7 @@ from ref import cpt, dr_grpo
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP, mtp_loss
 from ref.network.model import Config, Transformer
+from ref.rl import own_logp, pad, routing
 from ref.self_summary import spread
 from sims import agent, recipe, reinforcement
 from sims.agent import Language
@@ -20,7 +21,7 @@ from sims.corpus import task_stream
 from sims.learner import Learner
 from sims.microrepo import documents
 from sims.policies import SMOKE
-from sims.reinforcement import gradients_of, improve, total_of
+from sims.reinforcement import advance
 
 TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
 
@@ -51,7 +52,7 @@ def a_step(played, monkeypatch, cores, rewards):
     learner = Learner(config, copy.deepcopy(model), copy.deepcopy(mtp), 0.0, 0.0)
     learner.optimizers = [torch.optim.SGD(learner.trunk.masters.parameters(), lr=1.0)]
     learner.mtp_optimizers = [torch.optim.SGD(learner.mtp.masters.parameters(), lr=1.0)]
-    figures = improve(config, learner, reference, episodes, 0)
+    figures = advance(config, learner, reference, episodes, 0)
     return figures, [learner.trunk.masters.state_dict(), learner.mtp.masters.state_dict()]
 
 
@@ -72,11 +73,11 @@ def test_the_step_is_the_one_on_the_whole_batch(played, monkeypatch, cores):
     figures, (after, drafts) = a_step(played, monkeypatch, cores, REWARDS)
     chains = [e.chain for e in episodes]
     segments = [s for chain in chains for s in chain.segments]
-    ids, mask, behavior = agent.pad(segments)
+    ids, mask, behavior = pad(segments)
     advantages = spread(dr_grpo.group_advantages(torch.tensor(REWARDS).view(10, 4)).flatten(), chains)
     plain, layers = copy.deepcopy(model), copy.deepcopy(mtp)
-    out = plain(ids, logits=False, experts=reinforcement.routing(segments, ids.shape[1], "plain", 0.0))
-    logp = agent.own_logp(plain, out.hidden, ids, mask, r.temperature)
+    out = plain(ids, logits=False, experts=routing(segments, ids.shape[1], "plain", 0.0))
+    logp = own_logp(plain, out.hidden, ids, mask, r.temperature)
     loss = dr_grpo.policy_loss(logp, behavior[:, 1:], advantages, mask[:, 1:], budget=float(40 * r.budget_tokens))
     doc = torch.where(torch.arange(ids.shape[1]) < torch.tensor([len(s.tokens) for s in segments])[:, None], 0, -1)
     distilled, _, _ = mtp_loss(layers, plain, out, ids, doc, mask.float())
@@ -89,18 +90,3 @@ def test_the_step_is_the_one_on_the_whole_batch(played, monkeypatch, cores):
         for name, p in network.named_parameters():
             wanted = p.detach() - (p.grad if p.grad is not None else 0)
             torch.testing.assert_close(left[name], wanted, rtol=0, atol=2e-6, msg=lambda m, name=name: f"{name}: {m}")
-
-
-def test_gradients_add_up_in_float32_and_nothing_is_nothing():
-    size = 2.0**-9
-    parts = [[torch.tensor([1.0]).bfloat16(), None], [torch.tensor([size]).bfloat16(), None], [None, None]]
-    total = total_of(parts)
-    assert total[0].dtype == torch.float32 and total[0].item() == 1 + size and total[1] is None  # in bfloat16 it is 1
-
-
-def test_gradients_of_a_loss_leave_the_network_as_it_was():
-    model = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
-    loss = model[0](torch.ones(2)).sum()
-    first, again = gradients_of(loss, model, again=True), gradients_of(loss, model)
-    assert [g is None for g in first] == [False, False, True, True] and torch.equal(first[0], again[0])
-    assert all(p.grad is None for p in model.parameters())

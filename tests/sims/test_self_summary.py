@@ -12,9 +12,10 @@ import torch
 from kit.settings import fill
 from ref import cpt
 from ref.network.model import Config, Transformer
+from ref.rl import reference_kl
 from ref.self_summary import rollout_chains, spread
 from sims import chains, recipe, reinforcement, self_summary
-from sims.agent import Language, pay, reference_kl
+from sims.agent import Language, pay
 from sims.chains import Lesson, Memory, Teacher
 from sims.experiment import LAW_VERDICTS, VERDICTS, is_law
 from sims.learner import Learner
@@ -165,7 +166,7 @@ def test_a_step_on_chains_pays_chains_and_counts_every_token_once(language, how,
     expected = -sum(a * n for a, n in zip(advantages, written, strict=True)) / (6 * config.rl.budget_tokens)
     learner = Learner(config, model, None, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=1e-3)]
-    figures = reinforcement.improve(config, learner, reference, episodes, 0)
+    figures = reinforcement.advance(config, learner, reference, episodes, 0)
     assert abs(expected) > 1e-3 and figures["loss"] == pytest.approx(expected, rel=1e-3)
     assert figures["reward"] == pytest.approx(np.mean(rewards), rel=1e-5) and figures["grad_norm"] > 0
     assert figures["segments"] == sum(len(e.chain.segments) for e in episodes) / 6
