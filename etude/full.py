@@ -59,7 +59,7 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[
         )
     check_work(config, entry.name, ranks)
     if entry.name in RL:
-        from etude.microworld import origin
+        from sims.microrepo.world import origin
 
         root, _ = origin(Path(config.checkpoint))
         print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} goes back to no run of it"))
@@ -107,7 +107,7 @@ def check_work(config, name: str, ranks: int) -> None:
         if not network.num_experts and (getattr(config, "replay", "none") != "none" or config.experts != "model"):
             raise RunError(f"{name} is about experts, and the network of {config.checkpoint} has none; see --set replay=… and experts=…")
         if name in RL:
-            from etude.microworld import MicroWorld
+            from sims.microrepo.world import MicroWorld
 
             MicroWorld(config)
     except (CheckpointError, ValueError) as error:
@@ -208,7 +208,7 @@ def rank(out: Path, told: dict) -> None:
     with launch.world(backend, config.timeout) as me, mesh(**layout(config, told["ranks"])):
         try:
             if technique in RL:
-                from etude.microworld import MicroWorld
+                from sims.microrepo.world import MicroWorld
 
                 found = rl.learn(technique, config, out, MicroWorld(config), log)
             else:

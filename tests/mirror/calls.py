@@ -7,7 +7,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from etude import full as full_run
-from etude.microworld import MicroWorld
 from kit.settings import fill
 from ref import muon as ref_muon
 from ref.engine.sampler import Sampler
@@ -23,6 +22,7 @@ from scaled.runtime.comm import Traffic, all_to_all, gathered, sum_over, summed,
 from scaled.runtime.cut import ahead, cut, full, joined, places
 from scaled.runtime.exchange import exchange
 from scaled.runtime.mesh import current
+from sims.microrepo.world import MicroWorld
 
 
 def leaf(x):

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from etude import catalog, full
-from etude.microworld import MicroWorld
 from kit.runs import Run
 from kit.settings import RunError, fill
 from ref.cpt import read_corpus, train_tokenizer
 from ref.network.model import Config, Transformer, load_hf, save_hf
 from scaled.runtime import launch
 from scaled.runtime.checkpoint import Checkpoints
+from sims.microrepo.world import MicroWorld
 from sims.recipe import Recipe
 from tests import elsewhere, forks
 from tests.mirror import calls

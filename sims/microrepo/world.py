@@ -1,4 +1,4 @@
-"""The small world as the environment of a full RL run: `scaled/rl.py` asks, `sims/microrepo/` answers."""
+"""The small world as the environment of a full run of RL (`ref.rl.World`): `scaled/rl.py` asks, `sims/microrepo/` answers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from kit.settings import RunError, fill
 from ref.cpt import load_tokenizer
 from ref.engine.sampler import Sampler
-from scaled.rl import Played, Rl
+from ref.rl import Played
 from sims.agent import Episode, Language, Payment, pay, play
 from sims.chains import context
 from sims.corpus import task_stream
@@ -23,12 +24,26 @@ from sims.recipe import Recipe
 __all__ = ["MicroWorld"]
 
 
+class Asked(Protocol):
+    """What the world is told of a training."""
+
+    checkpoint: str | None
+    length: int
+    max_len: int
+    join: Any
+    temperature: float
+    effort_price: float
+    k: float
+    q: float
+    invalid_call: float
+
+
 class MicroWorld:
     """Repairs of tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in the run of the recipe that the
     checkpoint goes back to (`origin`), else the recipe's defaults. RunError for a tokenizer that cannot name the roles, and where
     `c.length` holds no context."""
 
-    def __init__(self, c: Rl):
+    def __init__(self, c: Asked):
         path = Path(c.checkpoint) / "tokenizer.json"
         self.language = Language(load_tokenizer(path))
         if None in (self.language.env, self.language.agent):
@@ -57,7 +72,7 @@ class MicroWorld:
         return known[number]
 
     def play(self, sampler: Sampler, stream: str, tasks: Sequence[int], generator: torch.Generator) -> list[Played]:
-        """`scaled.rl.World`."""
+        """`ref.rl.World`."""
         chosen = [self.task(stream, n) for n in tasks]
         episodes = play(sampler, self.language, chosen, 1, self.how, self.recipe.rl.max_turns, generator, self.temperature)
         return [Played(e.chain, pay(e, self.payment)["reward"], figures(e)) for e in episodes]
