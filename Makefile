@@ -1,4 +1,5 @@
 # make small   plays the whole recipe here, into runs/small (again after an interruption: goes on)
+# make check   lint, format, types, the architecture and tests/ref: what one runs before every commit
 # make test    runs every test, files side by side on all cores; one file or test alone: .venv/bin/python -m pytest FILE
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
@@ -8,11 +9,17 @@
 PY ?= python3
 BIN := .venv/bin
 
-.PHONY: small test mutants explore lessons .venv
+.PHONY: small check test mutants explore lessons .venv
 .DEFAULT_GOAL := small
 
 small: .venv/.installed
 	$(BIN)/etude run recipe --scale small --out runs/small $(if $(wildcard runs/small/config.json),--resume)
+
+check: .venv/.installed
+	$(BIN)/ruff check -q .
+	$(BIN)/ruff format --check -q .
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -n logical --dist worksteal tests/test_architecture.py tests/test_mutants.py tests/ref
 
 test: .venv/.installed
 	$(BIN)/python -m pytest -n logical --dist loadfile
@@ -35,5 +42,5 @@ lessons: .venv/.installed
 	@$(PY) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "'$(PY)' cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	test -x $(BIN)/python || $(PY) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[test,dev]'
 	@touch $@
