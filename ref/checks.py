@@ -22,11 +22,13 @@ def expect_text(ids: object, doc: object, weight: object, B: int, T: int, vocab:
     """Refuse what a loss on packed text cannot be taken of: ids [B, T] must be tokens of the vocabulary; doc,
     which numbers documents, and the finite weights are optional and of the same shape."""
     expect("ids", ids, "int", B, T)
+    assert isinstance(ids, Tensor)
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
         raise ValueError(f"ids must be tokens 0 to {vocab - 1}, got {int(ids.min())} to {int(ids.max())}")
     if doc is not None:
         expect("doc", doc, "int", B, T)
     if weight is not None:
         expect("weight", weight, "any", B, T)
+        assert isinstance(weight, Tensor)
         if not bool(weight.isfinite().all()):
             raise ValueError("weight must be finite")

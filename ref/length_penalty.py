@@ -46,6 +46,7 @@ Glossary
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import overload
 
 import numpy as np
 import torch
@@ -83,6 +84,12 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(zero, 1.0, numerator / denominator.masked_fill(zero, 1.0))
 
 
+@overload
+def length_penalty(x: Tensor, k: int | float, q: int | float) -> Tensor: ...
+@overload
+def length_penalty(x: np.ndarray, k: int | float, q: int | float) -> np.ndarray: ...
+@overload
+def length_penalty(x: int | float | np.number, k: int | float, q: int | float) -> float: ...
 def length_penalty(x: Number, k: int | float, q: int | float) -> Number:
     """C_{k,q}(x), in the unit of x, for a number, an array or a tensor; in float64, differentiable in x.
 
@@ -96,6 +103,12 @@ def length_penalty(x: Number, k: int | float, q: int | float) -> Number:
     return _like(wide * _ratio(growth, k * wide) * _ratio(torch.expm1(z), z), x)
 
 
+@overload
+def marginal_cost(x: Tensor, k: int | float, q: int | float) -> Tensor: ...
+@overload
+def marginal_cost(x: np.ndarray, k: int | float, q: int | float) -> np.ndarray: ...
+@overload
+def marginal_cost(x: int | float | np.number, k: int | float, q: int | float) -> float: ...
 def marginal_cost(x: Number, k: int | float, q: int | float) -> Number:
     """C'(x) = (1 + kx)^{−q}: the price of one more unit. Arguments and errors as for `length_penalty`."""
     _, growth = _log_growth(x, k, q)

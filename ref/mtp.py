@@ -53,7 +53,7 @@ Glossary
     w          weight              [B, T]   of the loss of the predicted token
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -111,7 +111,7 @@ class MTP(nn.Module):
         super().__init__()
         self.mtp = mtp
         self.config = replace(config, num_experts=0, intermediate_size=mtp.intermediate_size, num_hidden_layers=mtp.depth)
-        self.layers = nn.ModuleList(self.Layer(self.config) for _ in range(mtp.depth))
+        self.layers: Sequence[MTPLayer] = nn.ModuleList(self.Layer(self.config) for _ in range(mtp.depth))  # pyright: ignore[reportAttributeAccessIssue]
         initialise(self, self.config)
 
     def forward(
@@ -160,9 +160,9 @@ class HeadLoss(Function):
                 else:
                     q.scatter_add_(1, target[at, None], -torch.ones_like(w))
                 d_head += ((q * w).to(h.dtype).t() @ h).to(wide)
-                if hidden_learns:
+                if d_hidden is not None:
                     d_hidden[at] = (q.to(h.dtype) @ head) * w
-            elif hidden_learns:
+            elif d_hidden is not None:
                 d_hidden[at] = (q.to(h.dtype) @ head - m) * w
         ctx.save_for_backward(d_hidden, d_head)
         ctx.mark_non_differentiable(loss, argmax)

@@ -144,7 +144,7 @@ class Muon(torch.optim.Optimizer):
         for p in params:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        buffers, updates = [self.state[p]["momentum_buffer"] for p in params], [p.grad for p in params]
+        buffers, updates = [self.state[p]["momentum_buffer"] for p in params], [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(buffers, updates, 1 - momentum)
         updates = torch._foreach_lerp(updates, buffers, momentum) if group["nesterov"] else buffers
         stacked = torch.cat([update.reshape(-1, m, n) for update in updates])

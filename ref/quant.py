@@ -180,9 +180,9 @@ def blockwise_fp8_dequantize(
     return e4m3_decode(codes) * wide
 
 
-def _nvfp4(x: Tensor, axis: int, **how: str) -> Tensor:
+def _nvfp4(x: Tensor, axis: int, scale: Literal["token", "tensor"] = "token", division: Literal["ieee", "fast"] = "ieee") -> Tensor:
     last = x.movedim(axis, -1)
-    return nvfp4_dequantize(*nvfp4_quantize(last, **how), size=last.shape[-1]).movedim(-1, axis)
+    return nvfp4_dequantize(*nvfp4_quantize(last, scale, division), size=last.shape[-1]).movedim(-1, axis)
 
 
 FORMATS: dict[str, Callable[[Tensor, int], Tensor]] = {

@@ -47,13 +47,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ref.checks import expect
+from ref.engine.conversation import Conversation as Forking
 from ref.engine.conversation import converse
 from ref.engine.decoder import Decoder
 from ref.engine.sampler import Conversation, Rollout, Sampler, check_temperature, check_tokens
@@ -135,11 +136,15 @@ class Chain:
         return sum(int(s.summary.sum()) for s in self.segments)
 
 
-class _Link:
+C = TypeVar("C", bound=Conversation)
+F = TypeVar("F", bound=Forking)
+
+
+class _Link(Generic[C]):
     """A conversation as the sampler meets it, one context after the other: answers until the trigger, then
     the request; `take` receives what was sampled and opens the next context."""
 
-    def __init__(self, inner: Conversation, how: Chaining):
+    def __init__(self, inner: C, how: Chaining):
         self.inner, self.how, self.stop, self.chain = inner, how, inner.stop, Chain()
         self.used, self.exchanges = 0, []  # contexts worked in; turns with their answers
         self.open(list(inner.prompt))
@@ -206,7 +211,7 @@ class _Link:
             self.open([*self.inner.prompt, *sum(kept, [])])
         return True
 
-    def fork(self) -> "_Link":
+    def fork(self: "_Link[F]") -> "_Link[F]":
         """The conversation as it stands, to be played on by itself (`ref.engine.conversation`)."""
         twin = copy.copy(self)
         twin.inner, twin.exchanges = self.inner.fork(), list(self.exchanges)
@@ -253,7 +258,7 @@ def rollout_chains(
     return [link.chain for link in links]
 
 
-def converse_chain(decoder: Decoder, conversation: Conversation, how: Chaining, ahead: bool = True) -> Iterator[Conversation]:
+def converse_chain(decoder: Decoder, conversation: F, how: Chaining, ahead: bool = True) -> Iterator[F]:
     """One chain at batch 1, as `ref.engine.conversation.converse` plays one context: yields after each of its
     contexts, which `decoder.tokens` then holds, the conversation as it stands: the one given, or a fork of
     it. ValueError if the decoder's max_len is not `how.limit`, where a context is cut."""

@@ -6,11 +6,13 @@ last tokens: it is carried out, and the pass that reads the answer verifies the 
 turn. Where the turn falls, the answer is dropped and the fork takes the environment's place.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from ref.engine.decoder import Decoder
 
 __all__ = ["Conversation", "converse"]
+
+Me = TypeVar("Me")
 
 
 @runtime_checkable
@@ -24,12 +26,17 @@ class Conversation(Protocol):
 
     def reply(self, turn: list[int]) -> list[int] | None:
         """Answer to a turn (its stop token left out) in tokens, or None when the conversation is over."""
+        ...
 
-    def fork(self) -> "Conversation":
+    def fork(self: Me) -> Me:
         """A copy that lives on by itself."""
+        ...
 
 
-def converse(decoder: Decoder, conversation: Conversation, max_new: int | None = None, ahead: bool = True) -> Conversation:
+C = TypeVar("C", bound=Conversation)
+
+
+def converse(decoder: Decoder, conversation: C, max_new: int | None = None, ahead: bool = True) -> C:
     """Play a conversation from its prompt to its end, to a turn of `max_new` tokens that does not stop, or to
     the decoder's max_len; `decoder.tokens` then holds the context. `ahead`: see `Decoder.generate`; where a
     turn is taken back, so is the answer to it. Returns the conversation as it ended: the one given, or a fork

@@ -21,6 +21,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,11 @@ from torch import Tensor, nn
 
 from ref.engine.layout import Stack, copied, unit
 from ref.network.model import Transformer
+
+if TYPE_CHECKING:
+    from ref.mtp import MTP
+else:
+    MTP = nn.Module  # its file imports this one
 
 __all__ = ["Decoder", "Generation", "accept"]
 
@@ -146,7 +152,7 @@ class Decoder:
     def __init__(
         self,
         model: Transformer,
-        mtp: nn.Module | None = None,
+        mtp: MTP | None = None,
         *,
         max_len: int = 512,
         temperature: float = 0.0,
@@ -174,7 +180,7 @@ class Decoder:
             self.embedding, self.norm = (copied(model.embed_tokens.weight, dtype), copied(model.norm.weight, dtype))
             self.head = copied(table.weight.t(), dtype)
             layers = list(mtp.layers[:depth]) if mtp is not None else []
-            self.drafter = Stack(mtp.config, [layer.block for layer in layers], max_len, dtype) if layers else None
+            self.drafter = Stack(mtp.config, [layer.block for layer in layers], max_len, dtype) if mtp is not None and layers else None
             # W·[h; e] is one product for h; the other half is known for every token of the vocabulary.
             self.entrances = []
             for layer in layers:
@@ -192,8 +198,8 @@ class Decoder:
         self.settled = 0  # positions at which every MTP layer has
         self.pending: list[Pending] = []
         self.retracted = 0
-        zeros = [[0] * n for n in (self.depth, self.depth, self.recall, self.recall)]
-        self.total = Generation([], 0, *zeros)
+        drafted, accepted, recalled, stood = ([0] * n for n in (self.depth, self.depth, self.recall, self.recall))
+        self.total = Generation([], 0, drafted, accepted, recalled, stood)
         if forget:
             self.turns: dict[tuple[int, ...], tuple[list[int], int]] = {}
 
@@ -311,6 +317,7 @@ class Decoder:
     def guess(self, n: int, stop: int | None) -> tuple[list[int], Tensor | None]:
         """Up to n drafts, none behind `stop`, and the distributions [n, V] they were drawn from (None when
         greedy)."""
+        assert self.drafter is not None
         start, end = self.settled, len(self.tokens) - 1
         ids, x, qs = self.tokens[start:], self.prenorm[start:end], []
         mask, blocks = self.drafter.frame(start, end - start)

@@ -14,6 +14,8 @@ What `Stack` does differently from `Transformer.forward`, whose numbers it gives
 `Rows` does 1 and 2 for attention alone, and leaves cache and experts to `ref.network.model`.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -50,7 +52,7 @@ def entrance(block: Block, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]
 class Stack:
     """Blocks with a KV cache for one context. Weights are copied when it is made."""
 
-    def __init__(self, config: Config, blocks: list[Block], max_len: int, dtype: torch.dtype = torch.float32):
+    def __init__(self, config: Config, blocks: Sequence[Block], max_len: int, dtype: torch.dtype = torch.float32):
         H, G, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self.heads, self.kv_heads, self.head_dim = H, G, d
         self.experts, self.top_k = config.num_experts, config.num_experts_per_tok
@@ -62,7 +64,7 @@ class Stack:
                 mlp, after = block.mlp, block.post_attention_layernorm.weight.float()
                 qkv, table = entrance(block, rope)
                 tables.append(table)
-                if self.experts:
+                if not isinstance(mlp, MLP):
                     gate_up = mlp.gate_up_proj.unflatten(1, (2, -1)).transpose(0, 1).flatten(1, 2)
                     router = (mlp.gate.weight.float() * after).t()
                     down = mlp.down_proj.transpose(0, 1).flatten(1)

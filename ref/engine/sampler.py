@@ -87,6 +87,7 @@ def sample(logits: Float[Tensor, "B V"], temperature: float, u: Float[Tensor, " 
         token = logits.argmax(-1)
         check_logits(logits.gather(1, token[:, None]).isfinite())
         return token, torch.zeros(len(logits), device=logits.device)
+    assert u is not None
     logp = (logits.float() / temperature).log_softmax(-1)
     mass = logp.exp().double().cumsum(-1)
     check_logits(mass[:, -1:] > 0)
@@ -126,8 +127,8 @@ class Sampler:
     def load(self, model: Transformer, version: int) -> None:
         """Take over the weights of `model`, rounded to the sampler's dtype."""
         for (name, mine), theirs in zip(self.model.named_parameters(), model.parameters(), strict=True):
-            coarse = self.rounding is not None and name.startswith("layers.") and theirs.ndim > 1
-            mine.copy_(self.rounding(theirs) if coarse else theirs)
+            coarse = self.rounding if name.startswith("layers.") and theirs.ndim > 1 else None
+            mine.copy_(theirs if coarse is None else coarse(theirs))
         self.version = version
 
     @torch.inference_mode()

@@ -6,20 +6,23 @@ learning rates near 1e-6 most bfloat16 weights do not change in a step at all, t
 """
 
 import copy
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["Masters"]
 
+M = TypeVar("M", bound=nn.Module)
 
-class Masters:
+
+class Masters(Generic[M]):
     """Float32 masters for every parameter of `model`, which is converted to `dtype` in place of a copy.
 
     `masters` is a module of the same structure and names: give its parameters to the optimisers and save its state.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.bfloat16):
+    def __init__(self, model: M, dtype: torch.dtype = torch.bfloat16):
         self.masters = model.float()
         self.model = copy.deepcopy(model).to(dtype)
         self.pairs = list(zip(self.masters.parameters(), self.model.parameters(), strict=True))

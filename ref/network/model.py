@@ -28,7 +28,7 @@ Checkpoints are Hugging Face folders: see `ref/network/checkpoint.py`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import fields as fields_of
 from pathlib import Path
@@ -205,7 +205,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * c.head_dim, c.hidden_size, bias=False)
         self.q_norm, self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps), RMSNorm(c.head_dim, c.rms_norm_eps)
 
-    def forward(self, x, rope, mask, cache: KVCache | None, layer: int) -> Tensor:
+    def forward(self, x, rope: tuple[Tensor, Tensor], mask, cache: KVCache | None, layer: int) -> Tensor:
         B, T, _ = x.shape
         H, G, d = self.heads, self.kv_heads, self.head_dim
         weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
@@ -254,14 +254,14 @@ class MoE(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.empty(c.num_experts, 2 * c.moe_intermediate_size, c.hidden_size))
         self.down_proj = nn.Parameter(torch.empty(c.num_experts, c.hidden_size, c.moe_intermediate_size))
 
-    def route(self, x: Float[Tensor, "N D"], experts: "Int[Tensor, 'N K'] | Choose | None"):
+    def route(self, x: Float[Tensor, "N D"], experts: "Int[Tensor, 'N K'] | Choose | None") -> tuple[Tensor, Tensor, Tensor]:
         """Router logits [N, E], gates [N, K], experts [N, K]: this router's own top-k, or the ones supplied,
         or what a function of the logits chooses."""
-        logits = self.gate(x)
+        logits: Tensor = self.gate(x)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if experts is None:
             experts = wide.topk(self.top_k, -1)[1]
-        elif callable(experts):
+        elif not isinstance(experts, Tensor):
             experts = experts(wide.detach())
         if self.normalise:
             gates = wide.gather(-1, experts).softmax(-1)
@@ -333,7 +333,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(self.Block(config) for _ in range(config.num_hidden_layers))
+        self.layers: Sequence[Block] = nn.ModuleList(self.Block(config) for _ in range(config.num_hidden_layers))  # pyright: ignore[reportAttributeAccessIssue]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
