@@ -31,21 +31,22 @@ class Board:
         self.journal = Journal(folder / f"events.out.tfevents.{time.time():017.6f}.{os.getpid()}.{next(_numbers)}")
         self.write(file_version="brain.Event:2")
         if step:
-            self.write(step=step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+            self.write(step=step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))  # pyright: ignore[reportAttributeAccessIssue]
 
     def add(self, scalars: dict[str, float], step: int) -> None:
         """Values by tag, at a step. OSError where the disk has no room."""
         from tensorboard.compat.proto import summary_pb2
 
-        values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self.write(step=step, summary=summary_pb2.Summary(value=values))
+        values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]  # pyright: ignore[reportAttributeAccessIssue]
+        self.write(step=step, summary=summary_pb2.Summary(value=values))  # pyright: ignore[reportAttributeAccessIssue]
 
     def write(self, **facts: Any) -> None:
         from tensorboard.compat.proto import event_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         record = io.BytesIO()
-        RecordWriter(record).write(event_pb2.Event(wall_time=time.time(), **facts).SerializeToString())
+        event = event_pb2.Event(wall_time=time.time(), **facts)  # pyright: ignore[reportAttributeAccessIssue]
+        RecordWriter(record).write(event.SerializeToString())
         self.journal.append(record.getvalue())
 
     def close(self) -> None:

@@ -133,7 +133,7 @@ def timings(root: Path) -> list[dict]:
     says them otherwise is none of the run's."""
 
     def number(value: object) -> bool:
-        return type(value) in (int, float) and 0 <= value < math.inf
+        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
     def ours(line: dict) -> bool:
         told = all(number(line[key]) for key in ("step", "peak_memory_gib") if key in line)

@@ -105,6 +105,7 @@ def on_cores(function: Callable[[Any], Any], parts: Sequence[Any], progress: Cal
             here.send(pipes[here])
         while pipes:
             for here in multiprocessing.connection.wait([*pipes]):
+                assert isinstance(here, multiprocessing.connection.Connection)
                 try:
                     kind, value = pickle.loads(here.recv_bytes())
                 except EOFError:
@@ -288,7 +289,9 @@ def pack_rng() -> dict:
     import numpy
     import torch
 
-    name, keys, *rest = numpy.random.get_state()
+    drawn = numpy.random.get_state(legacy=True)
+    assert not isinstance(drawn, dict)
+    name, keys, *rest = drawn
     state = {"python": random.getstate(), "numpy": (name, torch.from_numpy(keys.astype("int64")), *rest), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()

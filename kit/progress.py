@@ -93,6 +93,7 @@ class Progress:
             )
             self.bar.start()
             self.task = self.bar.add_task(self.stage.name, total=self.stage.total or 1, clock="", words="")
+        assert self.task is not None
         self.bar.update(
             self.task, completed=min(self.step, self.stage.total or 1), words=self.words(), clock=f"{_clock(self.stage.seconds)} < {self.left()}"
         )

@@ -52,8 +52,8 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
+    if (tolist := getattr(value, "tolist", None)) is not None:
+        return _plain(tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -319,8 +319,7 @@ class Stage:
         `files` (or folders) in the run folder that the stage made are recorded with their hashes, and checked
         before a resumed run relies on them.
         """
-        self._begin()
-        self._metrics.sync()
+        self._begin().sync()
         paths = []
         for path in map(Path, files):
             paths += sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
@@ -338,10 +337,10 @@ class Stage:
         self._show.last()
         self._note_time(finished=True, peak_memory_gib=round(peak_memory_gib(), 3))
         atomic_write(self._record_path, json.dumps(record, indent=1) + "\n")
-        self._record = json.loads(json.dumps(record))
+        self._record = record = json.loads(json.dumps(record))
         self._drop_states(keep=[])
         self.close()
-        return self._record["result"]
+        return record["result"]
 
     def _check_finished(self) -> dict:
         record = self._record_path
@@ -414,8 +413,7 @@ class Stage:
         Ctrl-C waits until the state is whole. OSError where the disk has no room for it: those before it stay."""
         import torch
 
-        self._begin()
-        self._metrics.sync()
+        self._begin().sync()
         manifest = self.run.root / "state" / f"{self.name}-{int(step):06d}.json"
         path, temporary = manifest.with_suffix(".pt"), manifest.with_name(f".tmp-{manifest.stem}.pt")
         with uninterrupted():
@@ -423,7 +421,7 @@ class Stage:
                 with open(temporary, "wb") as file:
                     hashing = Hashing(file)
                     try:
-                        torch.save(state, hashing)
+                        torch.save(state, hashing)  # pyright: ignore[reportArgumentType] – it writes, and is not asked for more
                     except RuntimeError as error:
                         raise hashing.failed or error from None
                     file.flush()
@@ -451,10 +449,10 @@ class Stage:
 
     # -- metrics
 
-    def _begin(self, offset: int = 0, step: int = 0) -> None:
+    def _begin(self, offset: int = 0, step: int = 0) -> Journal:
         """Opens the metrics file cut to `offset` bytes; a stage not restored begins with an empty one."""
         if self._metrics is not None:
-            return
+            return self._metrics
         if self._record is not None or self._closed:
             raise RuntimeError(f"stage {self.name} is over")
         self._metrics = Journal(self.metrics_path, keep=offset)
@@ -462,13 +460,14 @@ class Stage:
         with open(self.metrics_path, "rb") as file:
             self._digest = hashlib.sha256(file.read())
         self._step = step
+        return self._metrics
 
     def log(self, step: int, **metrics: Any) -> None:
         """One line of metrics: values that depend on configuration and step only, never on the clock."""
-        self._begin()
+        journal = self._begin()
         plain = _plain(metrics)
         line = (json.dumps({"step": int(step), **plain}) + "\n").encode()
-        self._metrics.append(line)
+        journal.append(line)
         self._digest.update(line)
         self._offset += len(line)
         if not self._boarded:

@@ -13,11 +13,14 @@ import types
 import typing
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 __all__ = ["Interrupted", "RunError", "describe", "fill"]
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 SEEDS = 2**53
 """Seeds lie below: experiments derive others from them, a thousand times as large, and generators take 64 bits."""
 
@@ -63,7 +66,7 @@ def describe(cls: type) -> list[tuple[str, str, Any, str]]:
     docs, hints = _field_docs(cls), typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         kind, default = hints[field.name], _default(field)
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             for key, text, value, doc in describe(kind):
                 if default is not dataclasses.MISSING:
                     value = _follow(default, key)
@@ -97,11 +100,12 @@ def _field_docs(cls: type) -> dict[str, str]:
         if not dataclasses.is_dataclass(base):
             continue
         try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
+            top = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         except (OSError, TypeError, SyntaxError):
             continue
-        for field, text in zip(body, body[1:]):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+        assert isinstance(top, ast.ClassDef)
+        for field, text in zip(top.body, top.body[1:]):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
                 if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
                     docs[field.target.id] = " ".join(text.value.value.split())
     return docs
@@ -133,7 +137,7 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
     for name, field in fields.items():
         default = getattr(base, name) if base is not None else _default(field)
         kind, key = hints[name], prefix + name
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             table = tree.get(name, {})
             if not isinstance(table, dict):
                 raise RunError(f"{key} is a group of keys, not a value; set {key}.KEY instead")

@@ -10,12 +10,12 @@ So no rank does another's work twice, and each sends its own slice of the moment
 Momentum and weights stay sharded. One rank: `ref`, exactly.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from ref import muon as ref
 from ref.muon import newton_schulz, split_parameters
@@ -28,15 +28,15 @@ class Muon(ref.Muon):
 
     def _step_equal_shapes(self, params: list[Tensor], group: dict) -> None:
         # Together go parameters of one shape that are sharded over the same ranks in the same way, or not at all.
-        kinds: dict[object, list[Tensor]] = {}
+        kinds: dict[tuple[tuple[dist.ProcessGroup, int] | None, torch.Size], list[Tensor]] = {}
         for p in params:
-            spread = (p.device_mesh.get_group(), p.placements[0].dim) if isinstance(p, DTensor) else None
+            spread = (p.device_mesh.get_group(), dim_of(p)) if isinstance(p, DTensor) else None
             kinds.setdefault((spread, p.shape), []).append(p)
         for (spread, _), some in kinds.items():
             if spread is None:
                 super()._step_equal_shapes(some, group)
             else:
-                self._step_sharded(some, group, *spread)
+                self._step_sharded([p for p in some if isinstance(p, DTensor)], group, *spread)
 
     def _step_sharded(self, params: list[DTensor], group: dict, handle, dim: int) -> None:
         momentum, (m, n) = group["momentum"], params[0].shape[-2:]
@@ -44,7 +44,7 @@ class Muon(ref.Muon):
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         buffers = [self.state[p]["momentum_buffer"].to_local() for p in params]
-        updates, local = [p.grad.to_local() for p in params], [p.to_local() for p in params]
+        updates, local = [p.grad.to_local() for p in params if isinstance(p.grad, DTensor)], [p.to_local() for p in params]
         torch._foreach_lerp_(buffers, updates, 1 - momentum)
         updates = torch._foreach_lerp(updates, buffers, momentum) if group["nesterov"] else buffers
         if params[0].ndim > 2 and dim == 0:  # whole matrices lie here
@@ -58,7 +58,7 @@ class Muon(ref.Muon):
         pieces = [piece.reshape(x.shape) for piece, x in zip(pieces, local, strict=True)]
         torch._foreach_add_(local, pieces, alpha=-group["lr"] * max(1.0, m / n) ** 0.5)
 
-    def _dealt(self, updates: list[Tensor], params: list[DTensor], handle, dim: int) -> list[Tensor]:
+    def _dealt(self, updates: Sequence[Tensor], params: list[DTensor], handle, dim: int) -> Sequence[Tensor]:
         """Slices of the orthogonalised updates: update i is made whole, and orthogonalised, on rank i mod n."""
         n, me = dist.get_world_size(handle), dist.get_rank(handle)
         shape, size = params[0].shape, params[0].shape[dim]
@@ -84,6 +84,13 @@ class Muon(ref.Muon):
         for i, piece in zip(order, back.split(lengths[me] * rest), strict=True) if lengths[me] else ():
             pieces[i] = piece.view(lengths[me], *moved[1:]).movedim(0, dim)
         return pieces if lengths[me] else updates
+
+
+def dim_of(p: DTensor) -> int:
+    """The dimension along which a parameter is sharded."""
+    placement = p.placements[0]
+    assert isinstance(placement, Shard)
+    return placement.dim
 
 
 def optimizers(

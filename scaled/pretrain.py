@@ -174,7 +174,8 @@ def prepare(c: Full, folder: Path) -> None:
         (at / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     for name, array in (("rows.npy", ids), (".doc.npy", doc)):
         with open(at / name, "wb") as file:
-            np.save(SimpleNamespace(write=file.write), array)  # to a file itself numpy writes on its own, and does not say that a disk is full
+            # To a file itself numpy writes on its own, and does not say that a disk is full.
+            np.save(SimpleNamespace(write=file.write), array)  # pyright: ignore[reportArgumentType]
     os.replace(at / ".doc.npy", at / "doc.npy")  # the last, so that who finds it finds all
 
 
@@ -184,7 +185,8 @@ def batch_of(c: Full, rows: np.ndarray, doc: np.ndarray, step: int) -> tuple[Ten
     order = np.random.default_rng((c.seed, epoch)).permutation(len(rows))[at : at + c.rows]
     some = np.resize(order, c.rows)  # a corpus of fewer rows than a step has is repeated
     device = current().device
-    return tuple(cut(torch.from_numpy(x[some].astype(np.int64))).to(device) for x in (rows, doc))
+    ids, numbers = (cut(torch.from_numpy(x[some].astype(np.int64))).to(device) for x in (rows, doc))
+    return ids, numbers
 
 
 def pretrain(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.ndarray, log: Log) -> dict[str, float]:

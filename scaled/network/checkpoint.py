@@ -34,7 +34,7 @@ def placed(name: str, x: Tensor) -> Tensor:
     shape = sharding.whole_shape(name, x)
     stride = torch.empty(shape, device="meta").stride()
     placements = [Shard(0), x.placements[0]]
-    return DTensor.from_local(x.to_local(), current().experts, placements, shape=shape, stride=stride, run_check=False)
+    return DTensor.from_local(x.to_local(), current().experts, placements, shape=torch.Size(shape), stride=stride, run_check=False)
 
 
 def state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (), prefix: str = "model") -> dict[str, Tensor]:

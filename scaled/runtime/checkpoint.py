@@ -44,7 +44,9 @@ class Checkpoints:
         self.folder, self.keep = Path(folder), keep
         self.many = dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if self.many else 0
-        self.group = dist.new_group(backend="gloo") if self.many else None
+        group = dist.new_group(backend="gloo") if self.many else None
+        assert not isinstance(group, int)  # every rank is a member
+        self.group = group
         self.thread: threading.Thread | None = None
         self.failure: BaseException | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -152,6 +154,7 @@ class Checkpoints:
             says = next((one for one in every if one), "")
         if says:
             raise CheckpointError(says)
+        assert described is not None
         try:
             dcp.load(state, storage_reader=Reader(folder, described), process_group=self.group, no_dist=not self.many)
         except dcp.CheckpointException as error:  # on every rank; what a rank met comes with its traceback

@@ -8,7 +8,8 @@ they are part of, `put` and `wholes` go from the whole to the part and back.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,21 +29,22 @@ COMPUTE: torch.dtype | None = None
 """What weights are gathered and computed with; None: what they are kept in. Gradients are always added up in float32 or wider."""
 
 
-def shard(model: nn.Module, blocks: nn.ModuleList, reshard_after_forward: bool = True) -> None:
+def shard(model: nn.Module, blocks: Iterable[nn.Module], reshard_after_forward: bool = True) -> None:
     """FSDP2 over each block and over the rest: experts on their own mesh, all else on all ranks. Gradients are summed."""
     mesh = current()
     policy = MixedPrecisionPolicy() if COMPUTE is None else MixedPrecisionPolicy(param_dtype=COMPUTE, reduce_dtype=torch.float32)
-    how = {"mp_policy": policy, "reshard_after_forward": reshard_after_forward}
+    how: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": reshard_after_forward}
     for block in blocks:
         for part in block.modules():
             if all(hasattr(part, name) for name in EXPERTS) and mesh.layout.ep > 1:
                 # The router is every rank's, and is managed apart from the experts beside which it lies.
-                fully_shard(part.gate, mesh=mesh.weights, **how)
+                assert mesh.experts is not None
+                fully_shard(part.get_submodule("gate"), mesh=mesh.weights, **how)
                 fully_shard(part, mesh=mesh.experts["efsdp"], shard_placement_fn=along, **how)
         fully_shard(block, mesh=mesh.weights, **how)
-    fully_shard(model, mesh=mesh.weights, **how | {"reshard_after_forward": False})
+    fully_shard(model, mesh=mesh.weights, mp_policy=policy, reshard_after_forward=False)
     for part in model.modules():
-        if hasattr(part, "set_gradient_divide_factor"):
+        if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
 
