@@ -34,6 +34,7 @@ from lessons.course import check, quick, source
 from lessons.mirror_ranks import Ranks
 from ref.network.model import Config, Transformer
 from scaled.network import model as network
+from scaled.network.dispatch import on_owners
 from scaled.runtime import comm, sharding
 from scaled.runtime.comm import Traffic, sum_over, summed, total
 from scaled.runtime.cut import cut, joined, places
@@ -255,7 +256,7 @@ for name in ("dp = 2", "dp = 2, ep = 2"):
 # and tokens travel to them instead:
 
 # %%
-source(network.on_owners)
+source(on_owners)
 
 # %% [markdown]
 # Router → sort by expert → all-to-all → own experts → all-to-all → times the gates, at home. An expert's owner is its number over E/ep.

@@ -12,7 +12,8 @@ import dataclasses
 import json
 import os
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,12 +25,12 @@ from torch import nn
 from ref.cpt import wsd
 from scaled import muon
 from scaled.network import checkpoint
-from scaled.network import model as network
 from scaled.runtime import sharding
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.launch import Watch
+from scaled.runtime.mesh import computing
 
-__all__ = ["Log", "Ranks", "begin", "changed", "optimise", "told"]
+__all__ = ["Log", "Ranks", "begun", "changed", "optimise", "told"]
 
 Log = Callable[..., None]
 
@@ -109,13 +110,15 @@ def changed(cls: type, name: str, doc: str, **defaults) -> type:
     return made
 
 
-def begin(c: Ranks, folder: Path, rank: int) -> None:
-    """Before the network is made: how it computes and sends, its seed, and this process's number for whoever looks for it."""
-    network.REMATERIALISE, network.DISPATCH, network.EXPERTS_IN = c.rematerialise, c.dispatch, c.experts
-    sharding.COMPUTE = torch.bfloat16 if c.dtype == "bfloat16" else None
+@contextmanager
+def begun(c: Ranks, folder: Path, rank: int) -> Iterator[None]:
+    """A training: how it computes and sends, its seed, and this process's number for whoever looks for it."""
     torch.manual_seed(c.seed)
     (folder / "ranks").mkdir(parents=True, exist_ok=True)
     (folder / "ranks" / f"{rank}.pid").write_text(str(os.getpid()))
+    dtype = torch.bfloat16 if c.dtype == "bfloat16" else None
+    with computing(dtype=dtype, rematerialise=c.rematerialise, dispatch=c.dispatch, experts=c.experts):
+        yield
 
 
 def optimise(c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Callable[[int], dict[str, float]], log: Log) -> dict[str, float]:

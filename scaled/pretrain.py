@@ -34,7 +34,7 @@ from ref.network.model import Config
 from scaled import cpt
 from scaled.mtp import MTP, mtp_loss
 from scaled.network.model import Transformer, load_balancing_loss, load_hf, save_hf
-from scaled.optimise import CPU, Log, Ranks, begin, changed, optimise, told
+from scaled.optimise import CPU, Log, Ranks, begun, changed, optimise, told
 from scaled.runtime import sharding
 from scaled.runtime.cut import cut
 from scaled.runtime.mesh import current
@@ -96,23 +96,23 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
     """The whole training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns what was measured in the end."""
     folder, rank = Path(folder), dist.get_rank()
     tokenizer, rows, doc, held = data(c, folder, rank)
-    begin(c, folder, rank)
-    model = load_hf(c.checkpoint) if c.checkpoint else Transformer(c.shape(tokenizer.get_vocab_size()))
-    extra = None
-    if technique == "mtp":
-        found, extra = distil(c, folder, model, rows, doc, log)
-    else:
-        found = pretrain(c, folder, model, rows, doc, log)
-        if c.perplexity_tokens:
-            nll = cpt.codebase_nll(model, tokenizer, held, min(c.length, 4096), max_tokens=c.perplexity_tokens)
-            found |= {"codebase_perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte}
-    read = Path(c.corpus).name if c.corpus else "the standard library of Python"
-    facts = {"data": f"{len(rows):,} rows of {c.length:,} tokens from {read}, without its held-out part"} | told(technique, c, found)
-    what = "A network with draft layers distilled from it." if extra else "A network after continued pretraining on code."
-    about = release.card(f"etude {technique}", what, model.config, facts, drafts=bool(extra))
-    beside = release.beside(c.checkpoint or folder / "data", model.config, about)
-    save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=beside)
-    return found
+    with begun(c, folder, rank):
+        model = load_hf(c.checkpoint) if c.checkpoint else Transformer(c.shape(tokenizer.get_vocab_size()))
+        extra = None
+        if technique == "mtp":
+            found, extra = distil(c, folder, model, rows, doc, log)
+        else:
+            found = pretrain(c, folder, model, rows, doc, log)
+            if c.perplexity_tokens:
+                nll = cpt.codebase_nll(model, tokenizer, held, min(c.length, 4096), max_tokens=c.perplexity_tokens)
+                found |= {"codebase_perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte}
+        read = Path(c.corpus).name if c.corpus else "the standard library of Python"
+        facts = {"data": f"{len(rows):,} rows of {c.length:,} tokens from {read}, without its held-out part"} | told(technique, c, found)
+        what = "A network with draft layers distilled from it." if extra else "A network after continued pretraining on code."
+        about = release.card(f"etude {technique}", what, model.config, facts, drafts=bool(extra))
+        beside = release.beside(c.checkpoint or folder / "data", model.config, about)
+        save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=beside)
+        return found
 
 
 def data(c: Full, folder: Path, rank: int):

@@ -30,7 +30,7 @@ from ref.quant import (
     nvfp4_quantize,
     rounded,
 )
-from scaled.network.model import on_owners
+from scaled.network.dispatch import on_owners
 from scaled.runtime.engine import fast
 from scaled.runtime.mesh import current
 

@@ -43,7 +43,7 @@ from ref.rl import Played, World
 from scaled.dr_grpo import group_advantages, policy_loss
 from scaled.kl import token_kl
 from scaled.network.model import Transformer, load_hf, save_hf
-from scaled.optimise import CPU, Log, Ranks, begin, changed, optimise, told
+from scaled.optimise import CPU, Log, Ranks, begun, changed, optimise, told
 from scaled.packing import Cost, balance, imbalance, lay, rows
 from scaled.router_replay import differing, mismatch, replay
 from scaled.runtime import sharding
@@ -171,26 +171,26 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
     """The whole training on this rank; `log(step, steps, **figures)` is called on rank 0. Returns the last step's figures and success on
     held-out tasks before and after. FOLDER/checkpoints/final holds the network in the end; what else lies there: `scaled/optimise.py`."""
     folder, rank = Path(folder), dist.get_rank()
-    begin(c, folder, rank)
-    model, reference = load_hf(c.checkpoint), load_hf(c.checkpoint) if c.kl else None
-    with torch.device("meta"):  # no room is taken before the dtype is known: `fetch` fills it
-        sampler = Sampler(ref.Transformer(model.config), getattr(torch, c.sampler_dtype))
-    sampler.model.to_empty(device=current().device)
-    found = {}
-    if c.heldout:
-        found["heldout_before"] = heldout(c, reference or model, sampler, world)
-    found |= optimise(c, folder, technique, model, partial(play_and_improve, c, model, reference, sampler, world), log)
-    if c.heldout:
-        found["heldout_after"] = heldout(c, model, sampler, world)
-    about = release.card(
-        f"etude {technique}",
-        "An agent after reinforcement learning (Dr. GRPO).",
-        model.config,
-        told(technique, c, found),
-        opening="what the environment says first",
-    )
-    save_hf(model, folder / "checkpoints" / "final", beside=release.beside(c.checkpoint, model.config, about))
-    return found
+    with begun(c, folder, rank):
+        model, reference = load_hf(c.checkpoint), load_hf(c.checkpoint) if c.kl else None
+        with torch.device("meta"):  # no room is taken before the dtype is known: `fetch` fills it
+            sampler = Sampler(ref.Transformer(model.config), getattr(torch, c.sampler_dtype))
+        sampler.model.to_empty(device=current().device)
+        found = {}
+        if c.heldout:
+            found["heldout_before"] = heldout(c, reference or model, sampler, world)
+        found |= optimise(c, folder, technique, model, partial(play_and_improve, c, model, reference, sampler, world), log)
+        if c.heldout:
+            found["heldout_after"] = heldout(c, model, sampler, world)
+        about = release.card(
+            f"etude {technique}",
+            "An agent after reinforcement learning (Dr. GRPO).",
+            model.config,
+            told(technique, c, found),
+            opening="what the environment says first",
+        )
+        save_hf(model, folder / "checkpoints" / "final", beside=release.beside(c.checkpoint, model.config, about))
+        return found
 
 
 def play_and_improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: Sampler, world: World, step: int) -> dict[str, float]:

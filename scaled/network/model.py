@@ -15,21 +15,16 @@ What to know
 1. `Transformer(config)` under a mesh makes each rank's part only, on the mesh's device. One seed gives one network, whatever the
    layout; but not the network that `ref` draws from that seed, because `ref` draws as its layers are made.
 2. Losses are sums over ranks, so FSDP adds gradients up and divides by nothing.
-3. A dispatched row is a token's hidden state; its gate stays at home and multiplies what comes back. The default sends what the model
-   computes in. `COMBINE = "bf16"` returns rows in bfloat16, as the report does. `DISPATCH = "fp8"` sends them as E4M3 with a scale per
-   128 values; the report sends MXFP8, a scale per 32, which its experts compute in anyway. The gradient always travels in the model's
-   dtype.
-4. How many rows go where is known only once the router has spoken, and the host waits for it once a layer.
-5. A KV cache (sampling) goes with data and expert parallelism, not with cp.
+3. What tokens travel in, and what experts compute in: `Compute` in `runtime/mesh.py`. The way there and back is `dispatch.py`.
+4. A KV cache (sampling) goes with data and expert parallelism, not with cp.
 
 | symbol | here | shape |
 |---|---|---|
 | this rank's tokens | `ids` | B/dp, T/cp |
 | its part of the experts | `gate_up_proj`, `down_proj` | E/ep 2I D, E/ep D I |
-| rows sent to, received from each ep rank | `send`, `receive` | ep |
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -42,24 +37,16 @@ from torch.utils.checkpoint import checkpoint
 from ref.network import model as ref
 from ref.network.gradients import experts_swiglu
 from ref.network.model import CheckpointError, Config, KVCache, Output, load_extra, rope_table
-from ref.quant import blockwise_fp8_dequantize, blockwise_fp8_quantize
 from scaled.network.checkpoint import load_folder, save_folder
-from scaled.runtime.comm import all_to_all, moved, summed, total
+from scaled.network.dispatch import on_owners
+from scaled.quant import experts_swiglu as quantised
+from scaled.runtime.comm import summed, total
 from scaled.runtime.cut import full, places
 from scaled.runtime.engine import fast
 from scaled.runtime.mesh import current
 from scaled.runtime.sharding import EXPERTS, initialise, shard
 
 __all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss", "load_extra", "load_hf", "save_hf"]
-
-DISPATCH: str = "model"
-"""What tokens travel to their experts in: "model", the model's dtype, or "fp8"."""
-COMBINE: str = "model"
-"""What comes back: "model", or "bf16"."""
-EXPERTS_IN: str = "model"
-"""What experts' products are computed in: "model", or a format of `ref.quant.FORMATS` in the forward pass and MXFP8 in the backward."""
-REMATERIALISE = False
-"""Whether a block's activations are computed again in the backward pass instead of kept (activation checkpointing)."""
 
 
 class Attention(ref.Attention):
@@ -94,10 +81,8 @@ class MoE(ref.MoE):
             setattr(self, name, nn.Parameter(getattr(self, name).chunk(ep.size)[ep.rank].clone()))
 
     def mix(self, x: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-        if EXPERTS_IN != "model":
-            from scaled.quant import experts_swiglu as quantised
-
-            return quantised(x, gates, self.gate_up_proj, self.down_proj, experts, EXPERTS_IN)
+        if (form := current().compute.experts) != "model":
+            return quantised(x, gates, self.gate_up_proj, self.down_proj, experts, form)
         ep = current().group("ep")
         if ep.size == 1:
             return super().mix(x, gates, experts)
@@ -106,65 +91,13 @@ class MoE(ref.MoE):
         )
 
 
-def on_owners(x: Tensor, gates: Tensor, experts: Tensor, num_experts: int, run: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-    """Σ over a token's experts of gate times what the rank that owns the expert makes of the token: `run(rows [R, D], ones [R, 1],
-    experts [R, 1])` there, experts counted from its first one."""
-    ep, K = current().group("ep"), experts.shape[1]
-    flat = experts.flatten()
-    order = flat.argsort(stable=True)
-    load = flat.bincount(minlength=num_experts).view(ep.size, -1)  # rows for each expert of each rank
-    coming = torch.empty_like(load)
-    torch.distributed.all_to_all_single(coming, load, group=ep.handle)
-    send, receive = load.sum(1).tolist(), coming.sum(1).tolist()
-    rows = dispatch(x[order // K], send, receive)
-    local = torch.arange(num_experts // ep.size, device=x.device).repeat(ep.size).repeat_interleave(coming.flatten())
-    y = combine(run(rows, rows.new_ones(len(rows), 1), local[:, None]), receive, send)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=x.device)
-    return (y[place].view(-1, K, x.shape[1]) * gates[..., None]).sum(1)
-
-
-class _Dispatch8(torch.autograd.Function):
-    """Rows as E4M3 codes with a scale per 128 values, 0.516 of bfloat16's bytes; gradients come back as they are."""
-
-    @staticmethod
-    def forward(ctx, x, send, receive, group):
-        ctx.splits = send, receive, group
-        codes, scale = blockwise_fp8_quantize(x)
-        packed = torch.cat((codes, scale.contiguous().view(torch.uint8)), 1)
-        out = moved(packed, send, receive, group)
-        codes, scale = out[:, : x.shape[1]], out[:, x.shape[1] :]
-        # A copy: of one row or none even a slice counts as contiguous, wherever it begins, and float32 begins at multiples of 4.
-        scale = scale.clone(memory_format=torch.contiguous_format).view(torch.float32)
-        return blockwise_fp8_dequantize(codes, scale).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx, g):
-        send, receive, group = ctx.splits
-        return moved(g, receive, send, group), None, None, None
-
-
-def dispatch(rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-    """Rows, sorted by expert, to the ranks that own them."""
-    if DISPATCH == "fp8":
-        return _Dispatch8.apply(rows, send, receive, current().group("ep"))
-    return all_to_all(rows, send, receive, "ep")
-
-
-def combine(rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-    """What the experts said, back to whoever asked."""
-    if COMBINE == "bf16":
-        return all_to_all(rows.to(torch.bfloat16), send, receive, "ep").to(rows.dtype)
-    return all_to_all(rows, send, receive, "ep")
-
-
 class Block(ref.Block):
     """`ref.network.model.Block` with the two products above."""
 
     Attention, MoE = Attention, MoE
 
     def forward(self, x, rope, mask=None, cache=None, layer=0, experts=None):
-        if REMATERIALISE and torch.is_grad_enabled() and cache is None:
+        if current().compute.rematerialise and torch.is_grad_enabled() and cache is None:
             return checkpoint(super().forward, x, rope, mask, cache, layer, experts, use_reentrant=False)
         return super().forward(x, rope, mask, cache, layer, experts)
 

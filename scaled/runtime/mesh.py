@@ -12,21 +12,23 @@ A world of dp·cp ranks, rank = dp_index · cp + cp_index, is cut twice (Compose
     ep       ep neighbours                   experts: each rank of a group owns num_experts/ep of them
     efsdp    same index in its ep group      the weights of those experts (FSDP)
 
+How ranks compute and what they send each other in is part of the mesh, too: `with computing(dispatch="fp8"):`.
+
 So expert parallelism is made of the same ranks as data and context parallelism, and bound to neither: only dp·cp must be a multiple
 of ep. Without a mesh, or on one rank, every axis has one rank, no process group is needed, and `scaled` is `ref`.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["AXES", "Group", "Layout", "Mesh", "current", "mesh"]
+__all__ = ["AXES", "Compute", "Group", "Layout", "Mesh", "computing", "current", "mesh"]
 
 AXES = ("dp", "cp", "all", "ep", "efsdp")
 
@@ -74,10 +76,27 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Compute:
+    """How ranks compute, and what they send each other."""
+
+    dtype: torch.dtype | None = None
+    """What weights are gathered and computed with; None: what they are kept in. Gradients are always added up in float32 or wider."""
+    rematerialise: bool = False
+    """Whether a block's activations are computed again in the backward pass instead of kept (activation checkpointing)."""
+    dispatch: Literal["model", "fp8"] = "model"
+    """What tokens travel to their experts in: what the model computes in, or E4M3 with a scale per 128 values."""
+    combine: Literal["model", "bf16"] = "model"
+    """What comes back."""
+    experts: str = "model"
+    """What experts' products are computed in: "model", or a format of `ref.quant.FORMATS` in the forward pass and MXFP8 in the backward."""
+
+
+@dataclass(frozen=True)
 class Mesh:
-    """A layout on this rank."""
+    """A layout on this rank, and how it computes."""
 
     layout: Layout = Layout()
+    compute: Compute = Compute()
     groups: tuple[tuple[str, Group], ...] = ()
     weights: DeviceMesh | None = None
     """One dimension, `all`: what FSDP shards weights outside the experts over."""
@@ -96,12 +115,33 @@ class Mesh:
         return torch.device("cpu")
 
 
-_current: ContextVar[Mesh] = ContextVar("mesh", default=Mesh())
+# One for the whole process, not a ContextVar: on a GPU the backward pass runs in a thread of autograd's own, and what it computes again
+# asks for the mesh there.
+_current = Mesh()
 
 
 def current() -> Mesh:
     """The mesh that is set; one rank where none is."""
-    return _current.get()
+    return _current
+
+
+@contextmanager
+def set_to(new: Mesh) -> Iterator[Mesh]:
+    """Sets the mesh for the calls inside."""
+    global _current
+    before, _current = _current, new
+    try:
+        yield new
+    finally:
+        _current = before
+
+
+@contextmanager
+def computing(**changes) -> Iterator[Mesh]:
+    """The current mesh for the calls inside, computing otherwise: the fields of `Compute`."""
+    mesh = current()
+    with set_to(replace(mesh, compute=replace(mesh.compute, **changes))) as changed:
+        yield changed
 
 
 @contextmanager
@@ -114,11 +154,8 @@ def mesh(dp: int = 1, cp: int = 1, ep: int = 1) -> Iterator[Mesh]:
     if layout.world != ranks:
         start = "" if dist.is_initialized() else f"; start that many with torchrun --nproc-per-node {layout.world}"
         raise ValueError(f"dp · cp must be the number of ranks: {dp} · {cp} asked for, {ranks} there{start}")
-    token = _current.set(_build(layout, id(dist.group.WORLD)) if ranks > 1 else Mesh(layout))
-    try:
-        yield current()
-    finally:
-        _current.reset(token)
+    with set_to(_build(layout, id(dist.group.WORLD)) if ranks > 1 else Mesh(layout)) as made:
+        yield made
 
 
 @lru_cache(None)
@@ -133,4 +170,4 @@ def _build(layout: Layout, world: int) -> Mesh:
     for name, part in (("dp", rows), ("cp", rows), ("all", weights), ("ep", experts), ("efsdp", experts)):
         handle = part.get_group(name)
         groups.append((name, Group(dist.get_world_size(handle), dist.get_rank(handle), handle)))
-    return Mesh(layout, tuple(groups), weights, experts)
+    return Mesh(layout, groups=tuple(groups), weights=weights, experts=experts)

@@ -25,14 +25,13 @@ __all__ = ["EXPERTS", "clip", "initialise", "owned", "place", "put", "rest", "sh
 
 EXPERTS = ("gate_up_proj", "down_proj")
 """Parameters of a mixture that belong to experts."""
-COMPUTE: torch.dtype | None = None
-"""What weights are gathered and computed with; None: what they are kept in. Gradients are always added up in float32 or wider."""
 
 
 def shard(model: nn.Module, blocks: Iterable[nn.Module], reshard_after_forward: bool = True) -> None:
     """FSDP2 over each block and over the rest: experts on their own mesh, all else on all ranks. Gradients are summed."""
     mesh = current()
-    policy = MixedPrecisionPolicy() if COMPUTE is None else MixedPrecisionPolicy(param_dtype=COMPUTE, reduce_dtype=torch.float32)
+    dtype = mesh.compute.dtype
+    policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     how: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": reshard_after_forward}
     for block in blocks:
         for part in block.modules():

@@ -16,12 +16,13 @@ from ref.network.model import Config
 from scaled import cpt, dr_grpo, mtp, muon, packing, pretrain, quant, rl, router_replay, self_summary
 from scaled.network import checkpoint
 from scaled.network import model as network
+from scaled.network.dispatch import on_owners
 from scaled.runtime import launch, sharding
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.comm import Traffic, all_to_all, gathered, sum_over, summed, total
 from scaled.runtime.cut import ahead, cut, full, joined, places
 from scaled.runtime.exchange import exchange
-from scaled.runtime.mesh import current
+from scaled.runtime.mesh import computing, current
 from sims.microrepo.world import MicroWorld
 
 
@@ -183,16 +184,13 @@ def gradients(model) -> dict:
 def forward(config, state, ids, doc, experts, remake):
     """Logits, a loss over them with the balance loss, gradients; experts replayed where given."""
     model = given(config, state)
-    network.REMATERIALISE = remake
-    try:
+    with computing(rematerialise=remake):
         chosen = None if experts is None else [cut(layer).flatten(0, 1) for layer in experts]
         out = model(cut(ids), doc=None if doc is None else cut(doc), experts=chosen)
         loss = total((out.logits * out.logits.sin()).sum())
         if config.num_experts:
             loss = loss + 10 * network.load_balancing_loss(out.router_logits, out.experts).double()
         loss.backward()
-    finally:
-        network.REMATERIALISE = False
     picks = [joined(layer.unflatten(0, cut(ids).shape)) for layer in out.experts]
     return joined(out.logits.detach()), loss.detach(), picks, gradients(model)
 
@@ -226,13 +224,10 @@ def distilled(config, state, shape, layers, ids, doc, weight, how):
 
 def sent(config, state, ids, experts, how):
     """The logits, and the bytes that all ranks' all-to-alls send, dispatch and combine together."""
-    network.DISPATCH, network.COMBINE = how
-    try:
+    with computing(dispatch=how[0], combine=how[1]):
         model = given(config, state).to(torch.bfloat16)
         with Traffic() as traffic, torch.no_grad():
             out = model(cut(ids), experts=[cut(layer).flatten(0, 1) for layer in experts])
-    finally:
-        network.DISPATCH = network.COMBINE = "model"
     return joined(out.logits.float()), int(summed(torch.tensor(traffic.sent.get("alltoall_base", 0))))
 
 
@@ -301,13 +296,9 @@ def traffic(config, state, ids):
     ep, E = current().group("ep"), config.num_experts
     found = []
     for remake in (False, True):
-        network.REMATERIALISE = remake
-        try:
-            with Traffic() as counted:
-                out = model(cut(ids))
-                out.logits.square().sum().backward()
-        finally:
-            network.REMATERIALISE = False
+        with computing(rematerialise=remake), Traffic() as counted:
+            out = model(cut(ids))
+            out.logits.square().sum().backward()
         rows = []
         for picks in out.experts:
             to = picks.flatten() // (E // ep.size)
@@ -341,12 +332,8 @@ def kept(config, ids, remake):
         return x
 
     alive: list = []
-    network.REMATERIALISE = remake
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            out = model(cut(ids), logits=False)
-    finally:
-        network.REMATERIALISE = False
+    with computing(rematerialise=remake), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = model(cut(ids), logits=False)
     total(out.hidden.square().sum()).backward()
     optimizer.step()
     state = [x for p in model.parameters() for x in (p, p.grad, *(v for v in optimizer.state[p].values() if v.ndim))]
@@ -371,12 +358,9 @@ def of_the_first(x, gates, w13, w2, experts, how):
     mine, mine_gates, chosen = (t.clone() if first else t[:0] for t in (x, gates, experts))
     mine.requires_grad_(), mine_gates.requires_grad_()
     a, b = (w.chunk(ep.size)[ep.rank].clone().requires_grad_() for w in (w13, w2))
-    network.DISPATCH, network.COMBINE = how
-    try:
-        y = network.on_owners(mine, mine_gates, chosen, len(w13), lambda rows, ones, local: experts_swiglu(rows, ones, a, b, local))
+    with computing(dispatch=how[0], combine=how[1]):
+        y = on_owners(mine, mine_gates, chosen, len(w13), lambda rows, ones, local: experts_swiglu(rows, ones, a, b, local))
         total((y * torch.linspace(-1, 1, y.shape[1])).sum()).backward()
-    finally:
-        network.DISPATCH = network.COMBINE = "model"
     weights = [torch.cat(gathered(summed(w.grad, "efsdp"), "ep")) for w in (a, b)]
     return [torch.cat(gathered(part.detach())) for part in (y, mine.grad, mine_gates.grad)] + weights
 
@@ -390,11 +374,7 @@ def cut_rows(x):
 def training(technique, sets, folder):
     """A whole training on these ranks, as `etude run TECHNIQUE --scale full` has its own ranks play it."""
     c = fill(full_run.settings_class(technique, "gloo"), {}, sets)
-    before = network.REMATERIALISE, network.DISPATCH, network.EXPERTS_IN, sharding.COMPUTE
-    try:
-        return rl.learn(technique, c, folder, MicroWorld(c)) if isinstance(c, rl.Rl) else pretrain.train(technique, c, folder)
-    finally:
-        network.REMATERIALISE, network.DISPATCH, network.EXPERTS_IN, sharding.COMPUTE = before
+    return rl.learn(technique, c, folder, MicroWorld(c)) if isinstance(c, rl.Rl) else pretrain.train(technique, c, folder)
 
 
 def hung(folder, asynchronous):

@@ -1,6 +1,7 @@
 """Who holds what, and what crosses between ranks: laws of `scaled/runtime` on every layout."""
 
 import re
+import threading
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from scaled.runtime import launch
 from scaled.runtime.cut import cut, places
-from scaled.runtime.mesh import AXES, Layout, current, mesh
+from scaled.runtime.mesh import AXES, Compute, Layout, computing, current, mesh
 from tests.mirror import calls, workers
 from tests.mirror.layouts import EVERY, close, layouts, play, seeds
 from tests.mirror.workers import Ranks, ranks
@@ -129,3 +130,14 @@ def test_ranks_have_one_thread_whatever_the_caller_has(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setattr(launch.subprocess, "Popen", Started)
     assert launch.start("some.module", [], 2, 0) == 0 and seen[0]["OMP_NUM_THREADS"] == "1"
+
+
+def test_the_mesh_is_that_of_the_process_in_every_thread():
+    """On a GPU the backward pass, and what it computes again, run in a thread of autograd's own."""
+    seen = []
+    with mesh(), computing(rematerialise=True):
+        thread = threading.Thread(target=lambda: seen.append(current().compute.rematerialise))
+        thread.start()
+        thread.join()
+        assert current().compute == Compute(rematerialise=True)
+    assert seen == [True] and current().compute == Compute()
