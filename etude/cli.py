@@ -396,6 +396,7 @@ def _unused(out: Path) -> Path:
 
 
 def _config_class(entry: catalog.Technique) -> type:
+    assert entry.module is not None
     module = importlib.import_module(entry.module)
     return module.Recipe if entry.name == "recipe" else module.Demo
 
@@ -409,6 +410,7 @@ def _play(entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resu
     keep_freed_memory()
     again = f"etude run {entry.name} --out {shlex.quote(str(out))} --resume"
     with Run.open(out, entry.name, config, resume, cadence) as run, run.told(again):
+        assert entry.module is not None
         module = importlib.import_module(entry.module)
         if entry.name == "recipe":
             module.run(run, config)
@@ -566,15 +568,16 @@ def _check_corpus(path: Path) -> None:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    said = getattr(error, "format_message", None)
+    message = str(error) if said is None else said()
     return " ".join(message.split())
 
 
 def main() -> None:
     """Entry point: turns errors into one line and an exit code."""
     for stream in (sys.stdout, sys.stderr):  # a path need not be text: what no terminal can show is spelled out
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+        if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+            reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False, prog_name="etude")
         sys.exit(code if isinstance(code, int) else 0)

@@ -13,7 +13,7 @@ what the policy is shown and what it meets are the same tokens.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -33,7 +33,14 @@ LONGEST = 256
 INSTRUCTION = "a repo was worked on; note what is needed to fix it"
 
 
-def chaining(language: Language, trigger: int, room: int, longest_summary: int, max_segments: int = 8, join: str = "self") -> Chaining:
+def chaining(
+    language: Language,
+    trigger: int,
+    room: int,
+    longest_summary: int,
+    max_segments: int = 8,
+    join: Literal["self", "separate", "truncate", "none"] = "self",
+) -> Chaining:
     """The chain's settings in this agent's tokens."""
     env, agent = language.env, language.agent
     return Chaining(
@@ -152,4 +159,5 @@ def taught(tasks: Iterable[Task], language: Language, how: Chaining, noise: Nois
         lesson = Lesson(language, task, demonstration(task, rng, noise), rng, memory)
         (chain,) = rollout_chains(teacher, [lesson], how)
         if chain.finished:
-            yield lesson.take(chain)
+            lesson.take(chain)
+            yield lesson

@@ -65,6 +65,7 @@ def data(run: Run, config: "Recipe") -> None:
     stage.progress(2, vocabulary=vocabulary)
 
     end = tokenizer.token_to_id("<|endoftext|>")
+    assert end is not None
     files = list(train.files.values())
     rng.shuffle(files)
     wanted, row = total * (1 - c.world_share), max(t.length, t.long_length)

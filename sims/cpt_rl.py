@@ -199,8 +199,8 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
             f"slope over the budgets of a seed, {many}: {', '.join(f'{v:.3g}' for v in each)}; 95% Student's t over seeds; over tasks "
             f"[{tasks[0]:.3g}, {tasks[1]:.3g}]; correlation of the budgets' means {fit['r']:.3f}; {change}"
         )
-        measured = (None, below()) if seeds is None else (fit["slope"], below(), seeds)
-        return claim(name, says, "§3.1, Fig. 2 left", *measured, unit="per nat a token", note=note, needs={"over tasks, too": tasks[1] < 0})
+        measured = None if seeds is None else fit["slope"]
+        return claim(name, says, "§3.1, Fig. 2 left", measured, below(), seeds, "per nat a token", note, {"over tasks, too": tasks[1] < 0})
 
     *each, ends = fits["steps"]
     least = min(range(len(each)), key=lambda i: each[i]["value"])

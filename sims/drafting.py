@@ -114,7 +114,8 @@ def decode(root: Path, recipe: Recipe, c: "Experiment", progress) -> dict:
     the tokens are plain decoding's."""
     model, mtp = load_checkpoint(root, recipe, "final")
     language, r, depth = language_of(root), recipe.rl, recipe.mtp.layers.depth
-    ways: dict[str, Decoder] = {"plain": Timed(model, max_len=r.max_len)}
+    plain = Timed(model, max_len=r.max_len)
+    ways: dict[str, Decoder] = {"plain": plain}
     ways |= {str(g): Timed(model, mtp, draft_len=g, max_len=r.max_len) for g in range(1, depth + 1)}
     ways[FULL] = Decoder(model, mtp, max_len=r.max_len, recall=4)
     tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
@@ -142,8 +143,8 @@ def decode(root: Path, recipe: Recipe, c: "Experiment", progress) -> dict:
                     sums[: len(counts)] = [a + b for a, b in zip(sums, counts, strict=False)]
             if number == 0:
                 for way, decoder in ways.items():
-                    found[way]["same"][at] = float(decoder.tokens == ways["plain"].tokens)
-                for length in ways["plain"].turns_seen:
+                    found[way]["same"][at] = float(decoder.tokens == plain.tokens)
+                for length in plain.turns_seen:
                     lengths[at][length] += 1
             progress(max(number, 0) * len(tasks) + at + 1)
     return {"ways": found, "accepted": accepted, "lengths": lengths}

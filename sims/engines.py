@@ -110,7 +110,7 @@ def played(run: Run, c: "Experiment", root: Path, recipe: Recipe, name: str) -> 
         columns = {k: np.concatenate([p[k] for p in parts]) for k in ("rollout", "moved", "shares", "dropped", "positions")}
         columns |= {f"gap {way}": np.concatenate([p["gap"][way] for p in parts]) for way in ways}
         columns |= {f"unlike {way}": np.max([p["unlike"][way] for p in parts], 0) for way in parts[0]["unlike"]}
-        np.savez(path, **columns)
+        np.savez(path, **columns)  # pyright: ignore[reportArgumentType]
         stage.log(1, tokens=len(columns["rollout"]), **{way: float(np.abs(columns[f"gap {way}"]).mean()) for way in ways})
         stage.finish({"tokens": len(columns["rollout"])}, [path])
     with np.load(path) as columns:

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ FIGURES = ("success", "best", "greedy", "tokens", "turns", "invalid_calls")
 
 def measure_policy(
     model: Transformer, language: Language, tasks: list[Task], config: "Recipe", seed: int, progress=lambda done: None
-) -> dict[str, np.ndarray]:
+) -> dict[str, Any]:
     """Per task and sample, [tasks, samples]: success, tokens (sampled by the policy), turns, invalid_calls,
     finished, segments; and greedy [tasks]. Rollouts are chains of contexts; `model` is sampled in
     `training.sampler_dtype`."""
@@ -67,7 +68,7 @@ def summarise(found: dict[str, Any], resamples: int) -> dict:
     curve = [float(pass_at_k(solved, n, k).mean()) for k in range(1, n + 1)]
     out = {name: bootstrap(found[name].mean(1), n=resamples) for name in ("success", "tokens", "turns", "invalid_calls", "finished", "segments")}
     out |= {f"best_of_{n}": bootstrap(solved > 0, n=resamples), "greedy": bootstrap(found["greedy"], n=resamples), "pass_at_k": curve}
-    out["by_depth"] = {
+    by_depth = {
         str(d): {
             "tasks": int((found["depth"] == d).sum()),
             "success": bootstrap(found["success"][found["depth"] == d].mean(1), n=resamples),
@@ -76,7 +77,7 @@ def summarise(found: dict[str, Any], resamples: int) -> dict:
         }
         for d in sorted(set(found["depth"].tolist()))
     }
-    return out
+    return {**out, "by_depth": by_depth}
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], resamples: int) -> dict:
@@ -177,12 +178,13 @@ def decode_checkpoint(root: Path, config: "Recipe", progress) -> dict:
     """`measure_decoding` of the policy that a run ended with."""
     dtype = getattr(torch, config.training.dtype)
     model, mtp = load_checkpoint(root, config, "final")
+    assert mtp is not None
     tasks = list(itertools.islice(task_stream(config, "evaluation"), config.evaluation.decode_tasks))
     with one_thread():  # products of one token are too small for two
         return measure_decoding(model.to(dtype), mtp.to(dtype), language_of(root), tasks, config, progress=progress)
 
 
-def evaluate(run: Run, config: "Recipe", tasks: list[Task]) -> None:
+def evaluate(run: Run, config: "Recipe", tasks: Iterable[Task]) -> None:
     """The last stages: `eval` (deterministic) and `decode` (timed)."""
     e, language, dtype = config.evaluation, language_of(run.root), getattr(torch, config.training.dtype)
     tasks = list(itertools.islice(tasks, e.tasks))

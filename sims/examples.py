@@ -101,7 +101,7 @@ def write(run_folder: Path, out: Path, sizes: Sizes = Sizes()) -> list[Path]:
     for name, columns in (("token-distributions", distributions(after, before, episodes, sizes)), ("routing", arrays)):
         paths.append(out / f"{name}.npz")
         file = io.BytesIO()
-        np.savez_compressed(file, **columns)
+        np.savez_compressed(file, **columns)  # pyright: ignore[reportArgumentType]
         atomic_write(paths[-1], file.getvalue())
     return paths
 
@@ -238,7 +238,8 @@ def drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Language, tas
     success in which a draft fell, with D drafts."""
     r, depth = recipe.rl, recipe.mtp.layers.depth
     ways = {g: Told(model, mtp if g else None, draft_len=g or None, max_len=r.max_len) for g in range(depth + 1)}
-    lengths, same, shown = [0] * (LONGEST + 1), 0, None
+    lengths, same = [0] * (LONGEST + 1), 0
+    shown: dict | None = None
     counts = {g: {"drafted": [0] * g, "accepted": [0] * g, "tried": 0, "stood": 0, "tokens": 0, "passes": 0} for g in range(1, depth + 1)}
     for task in tasks:
         for g, decoder in ways.items():
@@ -256,5 +257,6 @@ def drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Language, tas
         if shown is None or fell and episode.verdict.tests and not shown["good"]:
             steps = [{k: words(language, v) if isinstance(v, list) else v for k, v in step.items()} for step in decoder.told]
             shown = {"good": fell and bool(episode.verdict.tests), "task": task.prompt, "success": bool(episode.verdict.tests), "steps": steps}
+    assert shown is not None
     shown.pop("good")
     return {"tasks": len(tasks), "identical": same, "turns": lengths, "drafts": {str(g): found for g, found in counts.items()}, **shown}

@@ -84,7 +84,7 @@ def judge(rule: Mapping, measured: float | None, interval: Sequence[float] | Non
     """The verdict, one of VERDICTS, or of LAW_VERDICTS for a law.
 
     needs: what else the rule asks for, in words, and whether it is so. ValueError for a rule that is none."""
-    if set(rule) != {"kind", *KINDS.get(rule.get("kind"), ("",))}:
+    if set(rule) != {"kind", *KINDS.get(rule.get("kind", ""), ("",))}:
         raise ValueError(f"a rule is one of {', '.join(KINDS)}, with what belongs to it; got {dict(rule)}")
     met = all((needs or {}).values())
     if rule["kind"] == "not tested" or measured is None:
@@ -133,7 +133,7 @@ def claim(
         raise ValueError(f"measured must be finite; got {measured} for {name}")
     if interval is not None and (measured is None or not -math.inf < interval[0] <= interval[1] < math.inf):
         raise ValueError(f"interval must be (low, high), finite, and belong to a measured number; got {interval} for {name}")
-    interval = None if interval is None else [float(v) for v in interval]
+    bounds = None if interval is None else [float(v) for v in interval]
     needs = {words: bool(met) for words, met in (needs or {}).items()}
     return {
         "name": name,
@@ -141,9 +141,9 @@ def claim(
         "source": source,
         "measured": measured,
         "unit": unit,
-        "interval": interval,
+        "interval": bounds,
         "rule": dict(rule),
         "needs": needs,
-        "verdict": judge(rule, measured, interval, needs),
+        "verdict": judge(rule, measured, bounds, needs),
         "note": note,
     }

@@ -224,7 +224,8 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 def interval(values: list[float]) -> tuple[float, float, float]:
     """Mean of independent values, with its bootstrap interval."""
-    return tuple(bootstrap(values, n=1000).values())
+    found = bootstrap(values, n=1000)
+    return found["value"], found["low"], found["high"]
 
 
 def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> list[dict]:
@@ -448,7 +449,7 @@ def picture(found: dict, path: Path) -> None:
         ("cut", "share cut off", ("dr_grpo", "masked", "grpo", "dapo")),
     )
     titles = ("Training: reward (gspo = grpo on policy)", "Training: length of wrong answers", "Training: overlong, masked or not")
-    colours = dict(zip(("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std", "masked"), (*COLOURS, "#000000")))
+    colours: dict[str, str] = dict(zip(("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std", "masked"), (*COLOURS, "#000000")))
     for axis, (what, label, members), title in zip(bottom, panels, titles):
         for name in members:
             line = [row for row in training if row["member"] == name]

@@ -104,6 +104,7 @@ def training(run: Run, c: "Experiment", root: Path, recipe: Recipe, arm: str, nu
     found, left = {}, load_checkpoint(folder, config, "mtp")[1]
     for point, where in TEXTS.items():
         trunk, mtp = load_checkpoint(folder, config, point)
+        assert mtp is not None and left is not None
         sets = {arm: mtp} | ({LEFT: left} if arm == "beside" else {})
         found[where] = measured(trunk, sets, *(demonstrations(c, recipe, root) if point == "sft" else (*text, None)))
     shutil.rmtree(folder / "checkpoints")

@@ -36,7 +36,7 @@ class Learner:
         self.trunk = Masters(model, self.dtype)
         self.mtp = Masters(mtp, self.dtype) if mtp is not None else None
         muon = t.optimizer == "muon"
-        self.optimizers = optimizers(self.trunk.masters, muon_lr, adamw_lr, use_muon=muon)
+        self.optimizers: list[torch.optim.Optimizer] = optimizers(self.trunk.masters, muon_lr, adamw_lr, use_muon=muon)
         self.mtp_optimizers = optimizers(mtp, config.mtp.muon_lr, config.mtp.lr, use_muon=muon) if mtp is not None else []
         self.rates = [[g["lr"] for g in o.param_groups] for o in self.all_optimizers]
 

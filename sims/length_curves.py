@@ -18,11 +18,11 @@ def printed(x: float, k: float, q: float) -> Decimal:
     """C_{k,q}(x) as the report prints it, its limits q = 1 and k = 0 or q = 0 put in, in 60 digits."""
     with localcontext() as context:
         context.prec = 60
-        x, k, q = Decimal(x), Decimal(k), Decimal(q)
-        if k == 0 or q == 0:
-            return x
-        growth = (1 + k * x).ln()
-        return growth / k if q == 1 else (((1 - q) * growth).exp() - 1) / (k * (1 - q))
+        at, bend, power = Decimal(x), Decimal(k), Decimal(q)
+        if bend == 0 or power == 0:
+            return at
+        growth = (1 + bend * at).ln()
+        return growth / bend if power == 1 else (((1 - power) * growth).exp() - 1) / (bend * (1 - power))
 
 
 def curves(bends: Sequence[float], exponents: Sequence[float]) -> list[dict]:

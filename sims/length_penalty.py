@@ -156,6 +156,7 @@ def heldout(recipe: Recipe, c: Experiment) -> list[Task]:
             found[task.depth].append(task)
         if all(len(some) == c.tasks for some in found.values()):
             return [task for some in found.values() for task in some]
+    raise AssertionError("the stream of tasks ended")
 
 
 def behaviour(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, number: int, payment: Payment | None) -> np.ndarray:

@@ -31,6 +31,7 @@ would lie whole nats away.
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -221,7 +222,16 @@ def last(trainings: list[dict]) -> np.ndarray:
     return np.array([one["looks"][-1]["heldout_loss"] for one in trainings])
 
 
-def gap(trained: dict[str, list[dict]], arm: str, base: str) -> dict[str, float | list[float]]:
+class Gap(TypedDict):
+    """Difference of two arms: its mean with an interval, and every seed's."""
+
+    gap: float
+    low: float
+    high: float
+    each: list[float]
+
+
+def gap(trained: dict[str, list[dict]], arm: str, base: str) -> Gap:
     """Held-out loss at the end, arm − base of the same seed: mean, Student's 95% interval over seeds, and every seed's."""
     each = last(trained[arm]) - last(trained[base])
     found = student(each)
@@ -273,7 +283,7 @@ def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) ->
         )
     )
 
-    def told_gap(found: dict) -> str:
+    def told_gap(found: Gap) -> str:
         return f"by seed {', '.join(f'{x:+.4f}' for x in found['each'])}"
 
     floor = gap(trained, "float32", "bfloat16")

@@ -215,8 +215,8 @@ def experiment(run: Run, config: Experiment) -> dict:
     """All parts, and the verdicts."""
     c, (root, recipe) = config, agent(run, config.run, config.seed)
     repetitions = [trained(run, c, root, recipe, number) for number in range(c.seeds)]
-    *text, world = heldout(c, root, recipe)
-    joint = {arm: [joint_mtp.training(run, c, root, recipe, arm, number, tuple(text)) for number in range(c.repetitions)] for arm in joint_mtp.ARMS}
+    ids, doc, world = heldout(c, root, recipe)
+    joint = {arm: [joint_mtp.training(run, c, root, recipe, arm, number, (ids, doc)) for number in range(c.repetitions)] for arm in joint_mtp.ARMS}
     # rows first, which the bootstrap draws: rows, repetitions, arms, looks, depth, 3
     counts = np.stack([found for found, _ in repetitions]).transpose(3, 0, 1, 2, 4, 5)
     tokens = np.array(repetitions[0][1], dtype=float)

@@ -30,8 +30,8 @@ class LowPrecision(MoE):
 
     def forward(self, x: Tensor, experts=None) -> tuple[Tensor, Tensor, Tensor]:
         logits, gates, experts = self.route(x, experts)
-        taken = [given.to(self.dtype) for given in (x, gates, self.gate_up_proj, self.down_proj)]
-        return experts_swiglu(*taken, experts, *self.forms).to(x.dtype), logits, experts
+        rows, shares, gate_up, down = (given.to(self.dtype) for given in (x, gates, self.gate_up_proj, self.down_proj))
+        return experts_swiglu(rows, shares, gate_up, down, experts, *self.forms).to(x.dtype), logits, experts
 
 
 class Watched(MoE):
@@ -74,6 +74,7 @@ def operands(model: Transformer, ids: Tensor, doc: Tensor) -> Iterator[tuple[str
     (loss / count).backward()
     for block in model.layers:
         m = block.mlp
+        assert isinstance(m, Watched) and m.outputs.grad is not None
         text = (m.token // ids.shape[1]).numpy()
         for kind, x in (("activations", m.activations), ("products", m.products), ("gradients", m.outputs.grad)):
             yield kind, list(x.detach().split(m.counts)), text

@@ -87,7 +87,8 @@ class Training:
 
     def __post_init__(self):
         one = ("tokens", "long_tokens", "batch_tokens", "threads", "perplexity_every")
-        within(self, least=dict.fromkeys(one, 1) | dict.fromkeys(("length", "long_length", "perplexity_tokens"), 2))
+        two = ("length", "long_length", "perplexity_tokens")
+        within(self, least={name: 1 for name in one} | {name: 2 for name in two})
 
 
 @dataclass(frozen=True)
@@ -314,6 +315,7 @@ def distil(run: Run, config: Recipe) -> None:
         "mtp",
         trunk=False,
     )
+    assert learner.mtp is not None
     files = checkpoint(run, "mtp", learner.trunk.masters, learner.mtp.masters)
     stage.finish({"steps": steps, "parameters": sum(p.numel() for p in learner.mtp.masters.parameters())}, files)
 

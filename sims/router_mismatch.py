@@ -153,8 +153,8 @@ def verdicts(c: Experiment, rows: list[dict], layers: int) -> list[dict]:
             pairs += [routing[f"unlike_{a}"]] if f"unlike_{a}" in routing else []
 
         def add(name, says, source, row, key, rule, unit, note, why, needs=None, idle=False, end=f" (sampler: {sampler})", engine=engine):
-            found = (None, rule) if idle else (row[key], rule, (row[f"{key}_low"], row[f"{key}_high"]))
-            one = claim(f"{name}-{engine}", says + end, source, *found, unit=unit, note=note, needs=needs)
+            measured, interval = (None, None) if idle else (row[key], (row[f"{key}_low"], row[f"{key}_high"]))
+            one = claim(f"{name}-{engine}", says + end, source, measured, rule, interval, unit, note, needs)
             claims.append(one | {"note": note if one["verdict"] == "reproduced" else f"{note}. Likely reason: {why}"})
 
         add(

@@ -36,7 +36,7 @@ def draw(rng: np.random.Generator, budgets: np.ndarray) -> np.ndarray:
             return some
 
 
-def interval(values: Sequence[float]) -> list[float]:
+def interval(values: Sequence[float] | np.ndarray) -> list[float]:
     return [float(v) for v in np.quantile(values, [0.025, 0.975])]
 
 
@@ -83,7 +83,7 @@ def falls(budgets: np.ndarray, tokens: Sequence[np.ndarray], loss: Sequence[np.n
     """Loss as a line in the natural logarithm of the tokens, over trainings that give a point or a curve each: slope in nats
     per factor e, R², the curvature that a line leaves out, and beside them the R² of a power law, log loss in log tokens."""
 
-    def fit(some: Sequence[int]) -> tuple[float, float, float, float, float]:
+    def fit(some: Sequence[int] | np.ndarray) -> tuple[float, float, float, float, float]:
         x, y = np.log(np.concatenate([tokens[i] for i in some])), np.concatenate([loss[i] for i in some])
         slope, intercept, r = line(x, y)
         return slope, intercept, r * r, curvature(x, y), line(x, np.log(y))[2] ** 2

@@ -94,7 +94,8 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
         raise RunError(f"{root} holds no run with a policy after SFT; play one (make small), or name one: etude bench crowded RUN") from error
     language, r, dtype = language_of(root), config.rl, getattr(torch, config.training.dtype)
     how, sampler_dtype = context(language, config), getattr(torch, config.training.sampler_dtype)
-    reference, decoded = (part.to(dtype) if part is not None else None for part in load_checkpoint(root, config, "sft"))
+    reference, layers = load_checkpoint(root, config, "sft")
+    reference, decoded = reference.to(dtype), layers.to(dtype) if layers is not None else None
     sampler = Sampler(reference, sampler_dtype)
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=0.0)]
@@ -113,6 +114,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     tasks = list(itertools.islice(task_stream(config, "evaluation"), 8))
 
     def decode() -> None:
+        assert decoded is not None
         with evaluation.one_thread():
             evaluation.measure_decoding(reference, decoded, language, tasks, config, rounds=1)
 

@@ -97,7 +97,7 @@ def products(on: str, tiny: bool) -> Iterator[Case]:
     a, b = (torch.randn(n, n, device=on).bfloat16() for _ in range(2))
     for form in ("fp8", "mxfp8", "nvfp4-token"):
         left, right = gemm.operand(a, form), gemm.operand(b, form, weight=True)
-        baselines = {"torch.mm, bfloat16": lambda: a @ b.T}
+        baselines: dict[str, Callable[[], object]] = {"torch.mm, bfloat16": lambda: a @ b.T}
         if form == "fp8" and on == "cuda":
             scaled = torch_scaled(left, right)
             if scaled is not None:
@@ -120,6 +120,7 @@ def product_ways(a: Tensor, b: Tensor, form: str) -> tuple[Callable, Callable, C
 def torch_scaled(left: gemm.Operand, right: gemm.Operand) -> Callable[[], Tensor] | None:
     """torch's product of the same codes, where this torch and GPU have it."""
     a, b = left.data.view(torch.float8_e4m3fn), right.data.view(torch.float8_e4m3fn)
+    assert left.scales is not None and right.scales is not None
     scale_a, scale_b = left.scales.T.contiguous().T, right.scales.T.contiguous()
     call = partial(torch._scaled_mm, a, b.T, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
     try:
@@ -227,7 +228,9 @@ def heads(on: str, tiny: bool) -> Iterator[Case]:
         if not backward:
             return call(h, w, t)
         h, w = h.detach().requires_grad_(), w.detach().requires_grad_()
-        return torch.autograd.grad(sum(part.sum() for part in call(h, w, t)), (h, w))
+        total = sum(part.sum() for part in call(h, w, t))
+        assert isinstance(total, Tensor)
+        return torch.autograd.grad(total, (h, w))
 
     def chunked(h: Tensor, w: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         parts = [checkpoint(ref_logprob.linear_logprob, a, w, b, use_reentrant=False) for a, b in zip(h.split(1024), t.split(1024), strict=True)]

@@ -190,7 +190,7 @@ def summary(seconds: dict[str, list[float]], tokens: int) -> dict:
     """Tokens/s of every contender, and ours over their fastest, round by round."""
     rates = {name: [tokens / s for s in times] for name, times in seconds.items()}
     middle = {name: statistics.median(values) for name, values in rates.items()}
-    fastest = max((name for name in rates if name != OURS), key=middle.get)
+    fastest = max((name for name in rates if name != OURS), key=lambda name: middle[name])
     ratios = sorted(ours / theirs for ours, theirs in zip(rates[OURS], rates[fastest], strict=True))
     quarter = len(ratios) // 4
     return {

@@ -65,7 +65,7 @@ def encode(edited: pd.DataFrame) -> str:
     def cell(value: object) -> str:
         return "" if pd.isna(value) else f"{value:.10g}"
 
-    return "~".join(f"{cell(r)}_{cell(n)}{'x' if not pd.isna(c) and c else ''}" for r, n, c in edited.itertuples(index=False))
+    return "~".join(f"{cell(r)}_{cell(n)}{'x' if not pd.isna(c) and c else ''}" for r, n, c in edited.itertuples(index=False))  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def decode(text: str) -> pd.DataFrame:

@@ -54,7 +54,8 @@ def pair(family: str, divergence: float, samples: int, seed: int, folder: Path |
 def token_heads(folder: Path | None = None) -> tuple[Tensor, Tensor]:
     """Log-probs [positions, V] of a run's agent after RL and before, at positions where it chose a token."""
     stored = examples.arrays("token-distributions", folder)
-    return tuple(torch.from_numpy(stored[name].astype(np.float64)).log_softmax(-1) for name in ("policy", "reference"))
+    policy, reference = (torch.from_numpy(stored[name].astype(np.float64)).log_softmax(-1) for name in ("policy", "reference"))
+    return policy, reference
 
 
 def moments(family: str, divergence: float, seed: int, folder: Path | None = None) -> dict[str, tuple[float, float]]:

@@ -85,7 +85,9 @@ def show(page: Page) -> None:
 def source(shown: Any) -> tuple[Path, int, str]:
     """File, first line and text of a function or class."""
     lines, first = inspect.getsourcelines(shown)
-    return Path(inspect.getsourcefile(inspect.unwrap(shown))).relative_to(ROOT), first, "".join(lines)
+    file = inspect.getsourcefile(inspect.unwrap(shown))
+    assert file is not None
+    return Path(file).relative_to(ROOT), first, "".join(lines)
 
 
 LESSON: list = []

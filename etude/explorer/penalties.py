@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import streamlit as st
@@ -48,7 +49,7 @@ def spent(rollout: dict, payment: Payment) -> tuple[float, dict[str, float]]:
     own, given = rollout["own_tokens"], rollout["given_tokens"]
     verdict = SimpleNamespace(tests=float(rollout["success"]), **{k: rollout[k] for k in ("calls", "turns", "invalid_calls")})
     taken = SimpleNamespace(sampled=torch.ones(own), tokens=range(own + given))
-    episode = SimpleNamespace(verdict=verdict, rollout=taken, prompt=())
+    episode: Any = SimpleNamespace(verdict=verdict, rollout=taken, prompt=())
     unit = pay(episode, replace(payment, effort_price=1.0, k=0.0, q=0.0))
     return -unit["effort"], pay(episode, payment)
 

@@ -98,7 +98,7 @@ def _load(name: str, folder: Path, stamp: tuple) -> Played:
         facts(config),
         _how_far(folder, record),
         before_after(record),
-        [pair for pair in pairs if pair[1] and pair[2]],
+        [(words, first, last) for words, first, last in pairs if first and last],
         curves.points(metrics),
         missing,
         max((ns / 1e9 for _, ns, _ in stamp), default=0.0),

@@ -31,11 +31,12 @@ def stored(rollout: int, folder: Path | None = None) -> dict[str, Tensor]:
         "behavior": (T,),
         "logp": (alphas + 1, T),
     }
-    found = {name: arrays.get(f"{rollout}/{name}") for name in shapes}
+    found: dict[str, np.ndarray] = {}
     for name, shape in shapes.items():
-        x = found[name]
+        x = arrays.get(f"{rollout}/{name}")
         if x is None or x.ndim != len(shape) or any(n not in (None, size) for n, size in zip(shape, x.shape)):
             raise examples.unreadable((folder or examples.FOLDER) / "routing.npz", f"{rollout}/{name} is not what routing.json is about")
+        found[name] = x
     return {name: torch.from_numpy(x.astype(np.int64) if name in ("sampler", "own", "pass") else x) for name, x in found.items()}
 
 
@@ -161,7 +162,8 @@ def draw() -> None:
     one.caption(f"`{rollouts[rollout]['task']}`")
     layers, T = stored(rollout, folder=folder)["sampler"].shape[1], len(stored(rollout, folder=folder)["sampler"])
     layer = two.slider("Layer", 1, layers, layers, key="layer", bind="query-params") - 1
-    value = three.select_slider("α, plausibility asked for", alphas, min(alphas, key=lambda a: abs(a - 0.5)), key="plausibility", bind="query-params")
+    middle = min(alphas, key=lambda a: abs(a - 0.5))
+    value = three.select_slider("α, plausibility asked for", alphas, middle, key="plausibility", bind="query-params")
     first = four.slider("First token shown", 0, max(T - WINDOW, 1), beginning(rollout, folder), key=f"first-{rollout + 1}", bind="query-params")
     alpha = alphas.index(value)
     picture(rollout, layer, alpha, first, alphas, folder)

@@ -49,7 +49,7 @@ def line(label: str, text: str) -> str:
     )
 
 
-def metrics(*shown: tuple[str, object, str | None]) -> None:
+def metrics(*shown: tuple[str, int | float | str, str | None]) -> None:
     """Numbers side by side, as many to a line as there is room for: (label, value, what it means)."""
     with st.container(horizontal=True, gap="medium"):
         for label, value, help in shown:

@@ -107,7 +107,8 @@ def text(contexts: list[list[dict]], at: int, colouring: str, credit: float) -> 
         shown, left = pieces[:left], left - len(pieces[:left])
         parts.append(f'<div style="font-weight:600;margin:.6rem 0 .2rem">Context {number}: {sum(map(sum, (counted(shown)[:2],)))} tokens</div>')
         for piece in shown:
-            role, mine = piece["role"], piece["role"] in WRITTEN
+            role: str = piece["role"]
+            mine = role in WRITTEN
             kind = KINDS.get(role, role)
             if colouring == "credit":
                 kind = "given" if not mine or credit == 0 else "paid" if credit > 0 else "blamed"

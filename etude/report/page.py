@@ -101,8 +101,8 @@ def _cards(record: dict) -> str:
     before, after = (result.get(key) or {} for key in ("before", "after"))
     cards = []
     for key, name in (("success", "sampled success, before → after RL"), ("best_of_8", "best of 8, before → after RL")):
-        if as_triple(before.get(key)) and as_triple(after.get(key)):
-            cards.append((f"{as_triple(before[key])[0]:.2f} → {as_triple(after[key])[0]:.2f}", name))
+        if (first := as_triple(before.get(key))) and (last := as_triple(after.get(key))):
+            cards.append((f"{first[0]:.2f} → {last[0]:.2f}", name))
     speedup = as_triple((result.get("speculative") or {}).get("speedup"))
     if speedup:
         cards.append((f"{speedup[0]:.2f}×", "speculative over plain decoding"))

@@ -57,7 +57,7 @@ def _line(axes: Any, lines: list[dict], y: str, colour: str, label: str | None, 
 
 def cpt_pictures(metrics: dict) -> list[str]:
     (lines, _), found = joined_lines(metrics, "cpt", "long", "sft"), []
-    phases = {"short": BLUE, "long": ORANGE, "sft": GREEN}
+    phases: dict[str | None, str] = {"short": BLUE, "long": ORANGE, "sft": GREEN}
     if len(points_of(lines, "loss")[0]):
         figure, axes = _axes("Continued pretraining: loss", "tokens", "nats per token")
         for phase in dict.fromkeys(line.get("phase") for line in lines if "loss" in line):
@@ -241,8 +241,9 @@ def eval_pictures(result: dict) -> list[str]:
         figure, axes = _axes("pass@k", "k samples", "share of tasks solved at least once")
         for part, colour, label, style in ((before, BEFORE, "before RL", "s-"), (after, AFTER, "after RL", "o-")):
             values = [as_triple(value) for value in part.get("pass_at_k") or []]
-            if values and all(values):
-                axes.plot(range(1, len(values) + 1), [value[0] for value in values], style, color=colour, label=label, linewidth=1.8, markersize=4)
+            means = [value[0] for value in values if value]
+            if means and len(means) == len(values):
+                axes.plot(range(1, len(values) + 1), means, style, color=colour, label=label, linewidth=1.8, markersize=4)
         axes.set_ylim(0, 1.02)
         axes.legend(frameon=False, loc="lower right")
         found.append(
@@ -269,11 +270,11 @@ def speculative_pictures(result: dict) -> list[str]:
     axes.set_xticks(range(len(acceptance)), [f"depth {depth + 1}" for depth in range(len(acceptance))])
     axes.set_ylim(0, 1.08)
     told = f"Speed-up over plain cached decoding: {in_words(speculative.get('speedup'), '{:.2f}')}×"
-    plain, fast = (speculative.get(f"{kind}_tokens_per_s") for kind in ("plain", "speculative"))
-    if as_triple(plain) and as_triple(fast):
-        told += f" ({as_triple(plain)[0]:.0f} → {as_triple(fast)[0]:.0f} tokens/s at batch 1)"
-    if as_triple(speculative.get("tokens_per_cycle")):
-        told += f", {as_triple(speculative['tokens_per_cycle'])[0]:.2f} tokens per pass of the model"
+    plain, fast = (as_triple(speculative.get(f"{kind}_tokens_per_s")) for kind in ("plain", "speculative"))
+    if plain and fast:
+        told += f" ({plain[0]:.0f} → {fast[0]:.0f} tokens/s at batch 1)"
+    if per_cycle := as_triple(speculative.get("tokens_per_cycle")):
+        told += f", {per_cycle[0]:.2f} tokens per pass of the model"
     share = as_triple(speculative.get("identical"))
     same = f" Greedy text was the same with and without drafts in {share[0]:.1%} of the tasks." if share else ""
     return [_picture(figure, "acceptance by depth", told + ". Each further token is kept less often." + same)]

@@ -43,18 +43,23 @@ class Environment(Protocol):
     @property
     def prompt(self) -> str:
         """The text that opens the episode."""
+        ...
 
     @property
     def done(self) -> bool:
         """Whether the episode is over; `step` must not be called any more."""
+        ...
 
     def step(self, text: str) -> str:
         """Carries out the calls of one turn and returns what they said; a wrong call is answered, too.
 
         Raises RuntimeError when the episode is over."""
+        ...
 
     def verify(self) -> Reward:
         """Judges the state as it is, by tests that the agent never sees. May be called at any time."""
+        ...
 
     def fork(self) -> "Environment":
         """A copy of the episode as it stands; what happens to one of the two leaves the other alone."""
+        ...

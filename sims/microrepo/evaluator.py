@@ -54,10 +54,13 @@ class Body:
         Raises EvaluationError where Python would raise, and where a number grows beyond 4,096 bits."""
         values = dict(zip(self.args, inputs, strict=True))
         for statement in self.statements:
+            assert statement.value is not None
             value = _evaluate(statement.value, values)
             if isinstance(statement, ast.Return):
                 return value
-            values[statement.targets[0].id] = value
+            target = statement.targets[0]
+            assert isinstance(target, ast.Name)
+            values[target.id] = value
         raise EvaluationError("no return")
 
 
@@ -87,7 +90,7 @@ def parse(text: str, args: Sequence[str]) -> Body:
         _check(statement.value, known, 0)
         known.add(statement.targets[0].id)
     _check(statements[-1].value, known, 0)
-    return Body(tuple(args), tuple(statements))
+    return Body(tuple(args), tuple(statement for statement in statements if isinstance(statement, ast.Assign | ast.Return)))
 
 
 def _check_text(text: str) -> None:
@@ -143,7 +146,7 @@ def _check(node: ast.expr | None, known: set[str], depth: int) -> None:
 
 def _evaluate(node: ast.expr, values: dict[str, int]) -> int:
     match node:
-        case ast.Constant(value=value):
+        case ast.Constant(value=int(value)):
             return value
         case ast.Name(id=name):
             return values[name]

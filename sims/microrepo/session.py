@@ -36,7 +36,7 @@ class Session:
         self._body: Body | None = None
         self._finished = False
         self._tested = False
-        self._counts = dict.fromkeys(("calls", "invalid_calls", "reads", "writes", "test_runs"), 0)
+        self._counts: dict[str, int] = dict.fromkeys(("calls", "invalid_calls", "reads", "writes", "test_runs"), 0)
 
     @property
     def done(self) -> bool:

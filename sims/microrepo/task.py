@@ -131,7 +131,8 @@ class Task:
                 inputs = tuple(rng.randint(-spread, spread) for spread in rng.choices(spreads, k=size))
                 if inputs not in visible:
                     hidden[inputs] = None
-        return tuple(tuple(Case(inputs, body.evaluate(inputs)) for inputs in group) for group in (visible, hidden))
+        seen, unseen = (tuple(Case(inputs, body.evaluate(inputs)) for inputs in group) for group in (visible, hidden))
+        return seen, unseen
 
     @property
     def visible_tests(self) -> tuple[Case, ...]:
@@ -162,6 +163,7 @@ def _extend(rng: Random, start: Expression | None, args: tuple[str, ...], count:
             expression = draw_first(rng, args, config.digits)
         else:
             expression = draw_step(rng, expression, args, config.digits)
+    assert expression is not None
     return expression
 
 
