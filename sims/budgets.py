@@ -8,9 +8,8 @@ import itertools
 import json
 import random
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,13 +30,62 @@ from sims.microrepo import Task
 from sims.policies import SMOKE
 from sims.recipe import Recipe
 
-if TYPE_CHECKING:
-    from sims.cpt_rl import Experiment
-
-__all__ = ["cut", "demonstration_nll", "heldout", "settings", "training"]
+__all__ = ["Experiment", "cut", "demonstration_nll", "heldout", "settings", "training"]
 
 
-def settings(c: "Experiment", budget: int, number: int) -> Recipe:
+@dataclass(frozen=True)
+class Experiment:
+    """Budgets, and what is measured."""
+
+    budgets: tuple[int, ...] = (125_000, 315_000, 800_000, 2_000_000)
+    """Pretraining tokens, both phases; three or more, rising."""
+    seeds: int = 3
+    """Trainings at each budget."""
+    steps: int = 30
+    """RL steps of each."""
+    last: int = 10
+    """RL steps at the end whose training reward counts."""
+    demonstrations: int = 200
+    """Held-out demonstrations whose loss is measured."""
+    tasks: int = 200
+    """Held-out tasks that agents play, others than the demonstrations'."""
+    samples: int = 4
+    """Rollouts of each."""
+    looks: int = 8
+    """Looks at the codebase's perplexity in the short-context phase."""
+    codebase_tokens: int | None = None
+    """Tokens of the held-out codebase that are scored after pretraining; none: all."""
+    resamples: int = 2000
+    """Bootstrap resamples."""
+    tiny: bool = False
+    """Networks that in seconds learn next to nothing, for --quick."""
+    seed: int = 0
+    """Seed of the measurements; a thousand times it, plus a number, is that of the corpus and of each training."""
+
+    @classmethod
+    def quick(cls) -> "Experiment":
+        return cls(
+            budgets=(4096, 8192, 16384),
+            seeds=2,
+            steps=2,
+            last=2,
+            demonstrations=8,
+            tasks=4,
+            samples=2,
+            looks=2,
+            codebase_tokens=2048,
+            resamples=100,
+            tiny=True,
+        )
+
+    def __post_init__(self) -> None:
+        if len(self.budgets) < 3 or any(a >= b for a, b in itertools.pairwise(self.budgets)):
+            raise ValueError(f"budgets must be three or more and rise, got {list(self.budgets)}")
+        if self.seeds < 1 or not 1 <= self.last <= self.steps:
+            raise ValueError(f"seeds must be 1 or more, and last lie in 1..steps; got {self.seeds}, {self.last} of {self.steps}")
+
+
+def settings(c: Experiment, budget: int, number: int) -> Recipe:
     """The recipe of one training: nothing but budget and seed differs between two."""
     base = fill(Recipe, SMOKE if c.tiny else {})
     t = base.training
@@ -71,7 +119,7 @@ def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
     stage.finish(counts, paths)
 
 
-def heldout(c: "Experiment", config: Recipe, language: Language) -> tuple[list[Lesson], list[Task]]:
+def heldout(c: Experiment, config: Recipe, language: Language) -> tuple[list[Lesson], list[Task]]:
     """Demonstrations, as imperfect as those of SFT, and tasks to be played: the same for every training, no task in both, and
     every target and helper function held out from all that is trained on."""
     stream, rng = iter(task_stream(replace(config, seed=c.seed), "evaluation")), random.Random(f"{c.seed}-heldout-agent")
@@ -92,7 +140,7 @@ def demonstration_nll(model: Transformer, chains: list[Chain], batch: int = 32) 
     return found.tolist()
 
 
-def measure(run: Run, c: "Experiment", config: Recipe) -> dict:
+def measure(run: Run, c: Experiment, config: Recipe) -> dict:
     """The last stage of one training: loss after pretraining; loss on demonstrations and success, before and after RL."""
     stage = run.stage("measure", total=2 * c.tasks * c.samples, unit="rollouts")
     if stage.finished:
@@ -127,7 +175,7 @@ def measure(run: Run, c: "Experiment", config: Recipe) -> dict:
     return stage.finish(found)
 
 
-def training(run: Run, c: "Experiment", corpus: Path, budget: int, number: int) -> dict:
+def training(run: Run, c: Experiment, corpus: Path, budget: int, number: int) -> dict:
     """One training, from its data to its measurements, as a run of the recipe inside `run`."""
     name = f"{budget}-{number}"
     stage = run.stage(name, total=1, unit="trainings")

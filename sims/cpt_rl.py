@@ -24,70 +24,17 @@ losses span 0.09 nats, so a slope moves by 0.4 per nat, and three resolve 1: a t
 """
 
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from kit.runs import Run
 from sims import trends
-from sims.budgets import settings, training
+from sims.budgets import Experiment, settings, training
 from sims.corpus import data
 from sims.experiment import above, below, claim
 
 __all__ = ["Experiment", "experiment", "picture"]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Budgets, and what is measured."""
-
-    budgets: tuple[int, ...] = (125_000, 315_000, 800_000, 2_000_000)
-    """Pretraining tokens, both phases; three or more, rising."""
-    seeds: int = 3
-    """Trainings at each budget."""
-    steps: int = 30
-    """RL steps of each."""
-    last: int = 10
-    """RL steps at the end whose training reward counts."""
-    demonstrations: int = 200
-    """Held-out demonstrations whose loss is measured."""
-    tasks: int = 200
-    """Held-out tasks that agents play, others than the demonstrations'."""
-    samples: int = 4
-    """Rollouts of each."""
-    looks: int = 8
-    """Looks at the codebase's perplexity in the short-context phase."""
-    codebase_tokens: int | None = None
-    """Tokens of the held-out codebase that are scored after pretraining; none: all."""
-    resamples: int = 2000
-    """Bootstrap resamples."""
-    tiny: bool = False
-    """Networks that in seconds learn next to nothing, for --quick."""
-    seed: int = 0
-    """Seed of the measurements; a thousand times it, plus a number, is that of the corpus and of each training."""
-
-    @classmethod
-    def quick(cls) -> "Experiment":
-        return cls(
-            budgets=(4096, 8192, 16384),
-            seeds=2,
-            steps=2,
-            last=2,
-            demonstrations=8,
-            tasks=4,
-            samples=2,
-            looks=2,
-            codebase_tokens=2048,
-            resamples=100,
-            tiny=True,
-        )
-
-    def __post_init__(self) -> None:
-        if len(self.budgets) < 3 or any(a >= b for a, b in itertools.pairwise(self.budgets)):
-            raise ValueError(f"budgets must be three or more and rise, got {list(self.budgets)}")
-        if self.seeds < 1 or not 1 <= self.last <= self.steps:
-            raise ValueError(f"seeds must be 1 or more, and last lie in 1..steps; got {self.seeds}, {self.last} of {self.steps}")
 
 
 def experiment(run: Run, config: Experiment) -> dict:

@@ -11,8 +11,8 @@ short, and their first pass reads a prompt or an observation with nothing drafte
 
 import itertools
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,10 +30,20 @@ from sims.microrepo import Session
 from sims.recipe import Recipe
 from sims.statistics import bootstrap
 
-if TYPE_CHECKING:
-    from sims.mtp_distillation import Experiment
-
-__all__ = ["EXPECTED", "FULL", "GREEDY", "Timed", "acceptance", "curve", "decode", "predicted", "speed_rows", "speed_verdicts", "with_turns"]
+__all__ = [
+    "Experiment",
+    "EXPECTED",
+    "FULL",
+    "GREEDY",
+    "Timed",
+    "acceptance",
+    "curve",
+    "decode",
+    "predicted",
+    "speed_rows",
+    "speed_verdicts",
+    "with_turns",
+]
 
 FULL = "recall, ahead"
 """All drafts, and ours besides: turns' beginnings recalled, turns handed over before they are verified."""
@@ -42,6 +52,59 @@ LONGEST = 64
 """Turns of more tokens count as this long."""
 GREEDY, EXPECTED = 1, 2
 """Columns of what `acceptance` counts."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Sizes of all parts."""
+
+    run: str = "runs/small"
+    """A finished run of the recipe (empty: a tiny recipe that has learned nothing is played first)."""
+    tokens: int = 400_000
+    """Tokens that every set of layers is trained on."""
+    seeds: int = 4
+    """Repetitions: initial weights and the order of batches."""
+    rates: tuple[float, ...] = (0.5, 1.0, 2.0)
+    """Learning rates, as multiples of the recipe's."""
+    looks: tuple[float, ...] = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
+    """Shares of the tokens after which the layers are measured."""
+    heldout_tokens: int = 16_384
+    """Tokens of held-out text."""
+    repetitions: int = 3
+    """Repetitions of the joint trainings."""
+    epochs: int = 2
+    """Epochs of SFT in them."""
+    demonstrations: int = 200
+    """Held-out demonstrations on which they are measured."""
+    tasks: int = 48
+    """Held-out tasks that are decoded."""
+    rounds: int = 3
+    """Times that each is, in each way."""
+    resamples: int = 1000
+    """Bootstrap resamples."""
+    seed: int = 0
+    """Seed of everything drawn."""
+
+    def __post_init__(self):
+        if 1.0 not in self.rates or self.looks[-1] != 1:
+            raise ValueError(f"rates must hold 1.0 and looks end with 1, got {self.rates} and {self.looks}")
+
+    @classmethod
+    def quick(cls) -> "Experiment":
+        return cls(
+            run="",
+            tokens=8192,
+            seeds=2,
+            rates=(1.0, 2.0),
+            looks=(0.25, 0.5, 1.0),
+            heldout_tokens=2048,
+            repetitions=1,
+            epochs=1,
+            demonstrations=6,
+            tasks=2,
+            rounds=1,
+            resamples=50,
+        )
 
 
 @torch.no_grad()
@@ -108,7 +171,7 @@ class Timed(Decoder):
         self.spent[kind][1] += n
 
 
-def decode(root: Path, recipe: Recipe, c: "Experiment", progress) -> dict:
+def decode(root: Path, recipe: Recipe, c: Experiment, progress) -> dict:
     """The last agent's greedy rollouts of held-out tasks at batch 1: plain, with 1 … D drafts a cycle, and with all of ours;
     every task in every way, in turn. Per way and task, summed over rounds: seconds, tokens, the sums of `Timed`, and whether
     the tokens are plain decoding's."""
@@ -170,7 +233,7 @@ def with_turns(alpha: float, drafts: int, cost: float, verify: float, opening: f
     return plain / sum(lengths[n] * (opening + spent[n - 1]) for n in turns)
 
 
-def speed_rows(c: "Experiment", found: dict) -> list[dict]:
+def speed_rows(c: Experiment, found: dict) -> list[dict]:
     """A row per way of decoding: speed-up over plain with its interval over tasks, what was counted, what was predicted."""
     ways = {way: {key: np.array(values) for key, values in sums.items()} for way, sums in found["ways"].items()}
     lengths, plain, rows = np.array(found["lengths"]), ways["plain"], []

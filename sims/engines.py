@@ -5,8 +5,8 @@ The measuring half of `sims/router_mismatch.py`.
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,10 +24,7 @@ from sims.recipe import Recipe
 from sims.rounding import fp8_rows
 from sims.statistics import bootstrap
 
-if TYPE_CHECKING:
-    from sims.router_mismatch import Experiment
-
-__all__ = ["compare", "engines", "independent", "played", "rows_of_engine"]
+__all__ = ["Experiment", "compare", "engines", "independent", "played", "rows_of_engine"]
 
 
 def engines(recipe: Recipe) -> dict[str, tuple[torch.dtype, Callable | None, torch.dtype]]:
@@ -36,7 +33,43 @@ def engines(recipe: Recipe) -> dict[str, tuple[torch.dtype, Callable | None, tor
     return {"bf16": (torch.bfloat16, None, torch.float32), "fp8": (torch.bfloat16, fp8_rows, torch.float32), "recipe": own}
 
 
-def ways_of(c: "Experiment") -> dict[str, tuple[str, float]]:
+@dataclass(frozen=True)
+class Experiment:
+    """Sizes of both parts."""
+
+    run: str = "runs/small"
+    """A finished run of the recipe (empty: a tiny recipe that has learned nothing is played first)."""
+    tasks: int = 600
+    """Held-out tasks, one rollout each, on which engines are compared."""
+    alphas: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9, 1.0)
+    """Plausibilities of the filter."""
+    alpha: float = 0.5
+    """The one of them that verdicts and RL take."""
+    steps: int = 10
+    """RL steps of each training."""
+    seeds: int = 3
+    """Trainings of each arm, two or more."""
+    heldout: int = 150
+    """Held-out tasks on which the arms' policies are compared."""
+    samples: int = 4
+    """Rollouts of each."""
+    resamples: int = 1000
+    """Bootstrap resamples."""
+    seed: int = 0
+    """Seed of everything drawn."""
+
+    def __post_init__(self):
+        if self.seeds < 2:
+            raise ValueError(f"seeds must be 2 or more, so that the trainings' scatter is known; got {self.seeds}")
+        if self.alpha not in self.alphas:
+            raise ValueError(f"alpha must be one of alphas {self.alphas}, got {self.alpha}")
+
+    @classmethod
+    def quick(cls) -> "Experiment":
+        return cls(run="", tasks=8, alphas=(0.5, 1.0), steps=2, seeds=2, heldout=3, samples=2, resamples=40)
+
+
+def ways_of(c: Experiment) -> dict[str, tuple[str, float]]:
     """Whose experts the trainer takes. α = 0 is there to be compared with plain replay."""
     return {"own": ("none", 0.0), "plain": ("plain", 0.0)} | {f"α={a:g}": ("filtered", a) for a in (0.0, *c.alphas)}
 
@@ -91,7 +124,7 @@ def compare(trainer: Transformer, rollouts: list[Rollout], ways: dict[str, tuple
     }
 
 
-def played(run: Run, c: "Experiment", root: Path, recipe: Recipe, name: str) -> dict[str, np.ndarray]:
+def played(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str) -> dict[str, np.ndarray]:
     """One pair of engines: the last agent's rollouts, and the columns of `compare` over all of them."""
     stage, path = run.stage(f"engine-{name}", total=c.tasks, unit="rollouts"), run.path("engines", f"{name}.npz")
     if not stage.finished:
@@ -145,7 +178,7 @@ def independent(routers: np.ndarray, layers: int | None = None) -> float:
     return float(1 - (np.prod(1 - routers) if layers is None else (1 - np.mean(routers)) ** layers))
 
 
-def rows_of_engine(c: "Experiment", name: str, found: dict[str, np.ndarray], far: int) -> list[dict]:
+def rows_of_engine(c: Experiment, name: str, found: dict[str, np.ndarray], far: int) -> list[dict]:
     """A row on routing and one per way, with intervals over rollouts; `far` layers are what independence is told for. The
     ratios of a way are to what it should improve on (replay: own experts; filter: plain replay), on the same drawn rollouts;
     those at other α than the chosen one have wider intervals, for their number."""

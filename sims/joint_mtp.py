@@ -20,7 +20,6 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,14 +34,11 @@ from sims import recipe as stages
 from sims.budgets import cut
 from sims.chains import context, taught
 from sims.corpus import task_stream
-from sims.drafting import EXPECTED, acceptance, curve
+from sims.drafting import EXPECTED, Experiment, acceptance, curve
 from sims.experiment import above, below, claim
 from sims.learner import language_of, load_checkpoint
 from sims.recipe import Recipe
 from sims.statistics import bootstrap
-
-if TYPE_CHECKING:
-    from sims.mtp_distillation import Experiment
 
 __all__ = ["ARMS", "LEFT", "joint_rows", "joint_verdicts", "training"]
 
@@ -55,7 +51,7 @@ HARM = 0.02
 """Nats a token by which the trunk may be worse and still count as unharmed."""
 
 
-def settings(c: "Experiment", recipe: Recipe, arm: str, number: int) -> Recipe:
+def settings(c: Experiment, recipe: Recipe, arm: str, number: int) -> Recipe:
     """The recipe of one training; arms of a repetition differ in the layers' loss alone."""
     detached, weight = ARMS[arm]
     return replace(
@@ -63,7 +59,7 @@ def settings(c: "Experiment", recipe: Recipe, arm: str, number: int) -> Recipe:
     )
 
 
-def demonstrations(c: "Experiment", recipe: Recipe, root: Path) -> tuple[Tensor, Tensor, Tensor]:
+def demonstrations(c: Experiment, recipe: Recipe, root: Path) -> tuple[Tensor, Tensor, Tensor]:
     """ids, doc and weight [rows, T] of the contexts of held-out demonstrations, one a row; weight 1 on the agent's own tokens."""
     language, rng = language_of(root), random.Random(f"{c.seed}-joint-mtp")
     shown = taught(
@@ -87,7 +83,7 @@ def measured(trunk: Transformer, sets: dict[str, MTP], ids: Tensor, doc: Tensor,
     return {"nll": nll, **{name: acceptance(mtp, trunk, out, ids, doc, weight).tolist() for name, mtp in sets.items()}}
 
 
-def training(run: Run, c: "Experiment", root: Path, recipe: Recipe, arm: str, number: int, text: tuple[Tensor, Tensor]) -> dict:
+def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, number: int, text: tuple[Tensor, Tensor]) -> dict:
     """One training of one arm, a run of the recipe inside `run`: long context, SFT, and what is measured after each."""
     name = f"joint-{arm.replace(' ', '-')}-{number}"
     stage = run.stage(name, total=len(TEXTS), unit="trainings")
@@ -128,7 +124,7 @@ def tables(trainings: dict[str, list[dict]], where: str) -> tuple[dict[str, np.n
     return nll, counts
 
 
-def joint_rows(c: "Experiment", trainings: dict[str, list[dict]]) -> list[dict]:
+def joint_rows(c: Experiment, trainings: dict[str, list[dict]]) -> list[dict]:
     """A row for every arm and text: loss and acceptance, with intervals over rows of the text, and the range of the repetitions."""
     rows = []
     for where in TEXTS.values():
@@ -148,7 +144,7 @@ def joint_rows(c: "Experiment", trainings: dict[str, list[dict]]) -> list[dict]:
     return rows
 
 
-def joint_verdicts(c: "Experiment", trainings: dict[str, list[dict]]) -> list[dict]:
+def joint_verdicts(c: Experiment, trainings: dict[str, list[dict]]) -> list[dict]:
     """Rules, fixed before measuring, on the agent's tokens after SFT; text after the long phase is in the notes. Layers that train along
     draft well where more of their drafts are accepted than of the mid-CPT layers', in every repetition. The trunk is unharmed where its
     loss, with the layers' in it at DeepSeek-V3's weight, is not above the other's by more than HARM."""

@@ -17,7 +17,6 @@
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,7 @@ from ref.network.masters import Masters
 from ref.network.model import Transformer
 from sims import joint_mtp
 from sims.corpus import code_pieces, heldout_codebase, take
-from sims.drafting import EXPECTED, FULL, GREEDY, acceptance, curve, decode, speed_rows, speed_verdicts
+from sims.drafting import EXPECTED, FULL, GREEDY, Experiment, acceptance, curve, decode, speed_rows, speed_verdicts
 from sims.experiment import above, claim
 from sims.learner import language_of, load_checkpoint, packed_rows
 from sims.microrepo import document, generate
@@ -44,59 +43,6 @@ from sims.statistics import bootstrap
 __all__ = ["Experiment", "experiment", "picture"]
 
 KINDS = ("distill", "hard")
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Sizes of all parts."""
-
-    run: str = "runs/small"
-    """A finished run of the recipe (empty: a tiny recipe that has learned nothing is played first)."""
-    tokens: int = 400_000
-    """Tokens that every set of layers is trained on."""
-    seeds: int = 4
-    """Repetitions: initial weights and the order of batches."""
-    rates: tuple[float, ...] = (0.5, 1.0, 2.0)
-    """Learning rates, as multiples of the recipe's."""
-    looks: tuple[float, ...] = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
-    """Shares of the tokens after which the layers are measured."""
-    heldout_tokens: int = 16_384
-    """Tokens of held-out text."""
-    repetitions: int = 3
-    """Repetitions of the joint trainings."""
-    epochs: int = 2
-    """Epochs of SFT in them."""
-    demonstrations: int = 200
-    """Held-out demonstrations on which they are measured."""
-    tasks: int = 48
-    """Held-out tasks that are decoded."""
-    rounds: int = 3
-    """Times that each is, in each way."""
-    resamples: int = 1000
-    """Bootstrap resamples."""
-    seed: int = 0
-    """Seed of everything drawn."""
-
-    def __post_init__(self):
-        if 1.0 not in self.rates or self.looks[-1] != 1:
-            raise ValueError(f"rates must hold 1.0 and looks end with 1, got {self.rates} and {self.looks}")
-
-    @classmethod
-    def quick(cls) -> "Experiment":
-        return cls(
-            run="",
-            tokens=8192,
-            seeds=2,
-            rates=(1.0, 2.0),
-            looks=(0.25, 0.5, 1.0),
-            heldout_tokens=2048,
-            repetitions=1,
-            epochs=1,
-            demonstrations=6,
-            tasks=2,
-            rounds=1,
-            resamples=50,
-        )
 
 
 class Student:

@@ -21,7 +21,7 @@ Held-out success of a training, 150 tasks × 4, moves by 0.03 by chance: only a 
 
 import itertools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ import numpy as np
 from kit.runs import Run
 from sims.agent import hash_seed
 from sims.corpus import task_stream
-from sims.engines import engines, independent, played, quotient, rows_of_engine
+from sims.engines import Experiment, engines, independent, played, quotient, rows_of_engine
 from sims.evaluation import measure_policy
 from sims.experiment import above, at_most, below, claim
 from sims.learner import language_of, load_checkpoint
@@ -47,42 +47,6 @@ BELOW = 0.999
 """A ratio of mismatches is below one when it is below this: where no expert is dropped, the order of sums still moves the sixth digit."""
 ARMS = {"exact": ("full", "none"), "none": ("fp8", "none"), "plain": ("fp8", "plain"), "filtered": ("fp8", "filtered")}
 """Arms of RL: the sampler's weights, the trainer's replay."""
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Sizes of both parts."""
-
-    run: str = "runs/small"
-    """A finished run of the recipe (empty: a tiny recipe that has learned nothing is played first)."""
-    tasks: int = 600
-    """Held-out tasks, one rollout each, on which engines are compared."""
-    alphas: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9, 1.0)
-    """Plausibilities of the filter."""
-    alpha: float = 0.5
-    """The one of them that verdicts and RL take."""
-    steps: int = 10
-    """RL steps of each training."""
-    seeds: int = 3
-    """Trainings of each arm, two or more."""
-    heldout: int = 150
-    """Held-out tasks on which the arms' policies are compared."""
-    samples: int = 4
-    """Rollouts of each."""
-    resamples: int = 1000
-    """Bootstrap resamples."""
-    seed: int = 0
-    """Seed of everything drawn."""
-
-    def __post_init__(self):
-        if self.seeds < 2:
-            raise ValueError(f"seeds must be 2 or more, so that the trainings' scatter is known; got {self.seeds}")
-        if self.alpha not in self.alphas:
-            raise ValueError(f"alpha must be one of alphas {self.alphas}, got {self.alpha}")
-
-    @classmethod
-    def quick(cls) -> "Experiment":
-        return cls(run="", tasks=8, alphas=(0.5, 1.0), steps=2, seeds=2, heldout=3, samples=2, resamples=40)
 
 
 def trained(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, number: int) -> dict:

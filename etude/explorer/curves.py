@@ -1,10 +1,10 @@
 """Curves of the recipe's runs: what is drawn over what, and for several runs in one pair of axes."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -12,13 +12,40 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from etude.explorer.page import COLOURS, axes, png
 from etude.report.record import joined_lines, points_of, smoothed
 
-if TYPE_CHECKING:
-    from etude.explorer.recipe import Played
-
 __all__ = ["PANELS", "Panel", "drawn", "points", "rows"]
 
 DASHES = ("-", "--", ":", "-.")
 MARKS = ("o", "s", "^", "D", "v", "P")
+
+
+AWAY = 900.0
+"""Seconds without a sign of life after which an unfinished run is no longer watched."""
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """What the page shows of a run; whatever could be wrong with its files has come to light by now. Equal only to itself, so that
+    pictures can be cached by it: a run that has written since is another one."""
+
+    name: str
+    facts: list[str]
+    """Seed and machine, in words."""
+    stages: dict[str, str]
+    """Of each stage how far it is, in words."""
+    changes: list[tuple[str, str, str, str]]
+    """Measure, before RL, after RL, difference."""
+    successes: list[tuple[str, tuple, tuple]]
+    """Measure of success, and (value, low, high) before and after RL."""
+    series: dict[str, tuple[np.ndarray, np.ndarray]]
+    """Points of every curve, by `curves.Panel` and key."""
+    missing: list[str]
+    """Stages that are not finished."""
+    touched: float
+    """When the run last wrote, seconds since 1970."""
+
+    @property
+    def going(self) -> bool:
+        return bool(self.missing) and time.time() - self.touched < AWAY
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +172,7 @@ def points(metrics: dict[str, list[dict]]) -> dict[str, tuple[np.ndarray, np.nda
     return found
 
 
-def rows(panel: Panel, runs: Sequence["Played"], smooth: int) -> list[dict]:
+def rows(panel: Panel, runs: Sequence[Played], smooth: int) -> list[dict]:
     """The numbers that are drawn, one point a row."""
     if not panel.series:
         parts = ("value", "low", "high")
@@ -176,7 +203,7 @@ def legible(name: str) -> str:
 
 
 @lru_cache(128)
-def drawn(panel: Panel, smooth: int, runs: tuple["Played", ...]) -> bytes:
+def drawn(panel: Panel, smooth: int, runs: tuple[Played, ...]) -> bytes:
     """The picture of a panel."""
     fig, ax = axes(panel.x if panel.series else "", panel.unit, 4.4, 3.1, fixed=True)
     ax.set_title(panel.title, loc="left", fontsize=11)
@@ -187,7 +214,7 @@ def drawn(panel: Panel, smooth: int, runs: tuple["Played", ...]) -> bytes:
     return png(fig)
 
 
-def _curves(ax, panel: Panel, runs: Sequence["Played"], smooth: int) -> None:
+def _curves(ax, panel: Panel, runs: Sequence[Played], smooth: int) -> None:
     several = len(runs) > 1
     colours = tuple(COLOURS.values())
     for number, (run, mark) in enumerate(zip(runs, cycle(MARKS))):
@@ -212,7 +239,7 @@ def _curves(ax, panel: Panel, runs: Sequence["Played"], smooth: int) -> None:
         ax.legend(frameon=False, fontsize=8, handlelength=3.5)  # so long that dashes are seen beside a marker
 
 
-def _successes(ax, runs: Sequence["Played"]) -> None:
+def _successes(ax, runs: Sequence[Played]) -> None:
     colours = tuple(COLOURS.values())
     names = list(dict.fromkeys(name for run in runs for name, *_ in run.successes))
     for number, (run, mark) in enumerate(zip(runs, cycle(MARKS))):

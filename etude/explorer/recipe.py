@@ -2,49 +2,19 @@
 
 import json
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import streamlit as st
 
 from etude.explorer import curves
+from etude.explorer.curves import Played
 from etude.explorer.page import Page, figure, table
 from etude.explorer.provenance import EXAMPLE, facts, folders, missing, plain
 from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of
 from kit.disk import read_lines, timings
 from kit.settings import RunError
 from sims import recipe
-
-AWAY = 900.0
-"""Seconds without a sign of life after which an unfinished run is no longer watched."""
-
-
-@dataclass(frozen=True, eq=False)
-class Played:
-    """What the page shows of a run; whatever could be wrong with its files has come to light by now. Equal only to itself, so that
-    pictures can be cached by it: a run that has written since is another one."""
-
-    name: str
-    facts: list[str]
-    """Seed and machine, in words."""
-    stages: dict[str, str]
-    """Of each stage how far it is, in words."""
-    changes: list[tuple[str, str, str, str]]
-    """Measure, before RL, after RL, difference."""
-    successes: list[tuple[str, tuple, tuple]]
-    """Measure of success, and (value, low, high) before and after RL."""
-    series: dict[str, tuple[np.ndarray, np.ndarray]]
-    """Points of every curve, by `curves.Panel` and key."""
-    missing: list[str]
-    """Stages that are not finished."""
-    touched: float
-    """When the run last wrote, seconds since 1970."""
-
-    @property
-    def going(self) -> bool:
-        return bool(self.missing) and time.time() - self.touched < AWAY
 
 
 def whole(found: dict[str, Path]) -> tuple[list[Played], list[str]]:

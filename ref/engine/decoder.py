@@ -21,20 +21,15 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from ref.engine.layout import Stack, copied, unit
-from ref.network.model import Transformer
-
-if TYPE_CHECKING:
-    from ref.mtp import MTP
-else:
-    MTP = nn.Module  # its file imports this one
+from ref.network.model import Config, Transformer
 
 __all__ = ["Decoder", "Generation", "accept"]
 
@@ -139,6 +134,15 @@ class Pending:
     """What was fed since."""
 
 
+@runtime_checkable
+class Drafts(Protocol):
+    """What drafts come from: `ref.mtp.MTP`, whose file imports this one."""
+
+    config: Config
+    mtp: Any
+    layers: Any
+
+
 class Decoder:
     """One context, decoded at batch 1 with a KV cache; speculatively where `mtp` is given.
 
@@ -152,7 +156,7 @@ class Decoder:
     def __init__(
         self,
         model: Transformer,
-        mtp: MTP | None = None,
+        mtp: Drafts | None = None,
         *,
         max_len: int = 512,
         temperature: float = 0.0,

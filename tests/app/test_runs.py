@@ -175,7 +175,7 @@ def test_a_run_is_watched_while_it_goes_on_and_no_longer(page, runs, table, whol
     assert "No evaluation yet." in words(at)
     (run,), _ = recipe.whole({"half": runs / "half"})
     assert run.going and len(run.series["reward/reward"][0]) == 1
-    played(runs / "dead", stages=STAGES[:2], ago=2 * recipe.AWAY)
+    played(runs / "dead", stages=STAGES[:2], ago=2 * curves.AWAY)
     (run,), _ = recipe.whole({"dead": runs / "dead"})
     assert not run.going and "stopped 30 minutes ago before the end of mtp" in words(page("recipe", run="dead"))
     (runs / "half" / "metrics" / "rl.jsonl").write_text('{"step": 1, "reward": 0.5, "success": 0.5}\n{"step": 2, "reward": 0.7, "success": 0.8}\n')
