@@ -37,12 +37,13 @@ import torch
 from lessons.course import ROOT, check, quick, source, tiny_run
 from ref.engine.sampler import Sampler
 from ref.network.model import Config
-from sims import agent, recipe
-from sims.chains import context
-from sims.corpus import shown_episodes, task_stream
-from sims.learner import language_of, load_checkpoint
 from sims.microrepo import document, transcript
 from sims.policies import read_config
+from sims.recipe import agent
+from sims.recipe import stages as recipe
+from sims.recipe.data import shown_episodes, task_stream
+from sims.recipe.demonstrations import context
+from sims.recipe.learner import language_of, load_checkpoint
 from sims.statistics import bootstrap, pass_at_k
 
 source(recipe.run, recipe.finetune)
@@ -332,9 +333,9 @@ check(3, check_3)
 # %% [markdown]
 # ## Where to read on
 #
-# * `sims/recipe.py`, the settings first: every field says in one line what it is. `etude run recipe --scale small --seed 3` is a run of your
+# * `sims/recipe/stages.py`, the settings first: every field says in one line what it is. `etude run recipe --scale small --seed 3` is a run of your
 #   own, `etude explore`, page *The recipe*, watches it.
-# * `sims/evaluation.py`: what is measured before and after, and how decoding is timed.
+# * `sims/recipe/evaluation.py`: what is measured before and after, and how decoding is timed.
 # * `results/claims.json`, or `etude claims`: every claim of the sources that was put to the test, and the ones that did not hold here.
 # * Chen et al., "Evaluating large language models trained on code" (arXiv:2107.03374): where the unbiased pass@k comes from.
 # * Next: lesson 1, continued pretraining.

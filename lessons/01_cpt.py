@@ -33,7 +33,7 @@ from lessons.course import check, quick, source
 from ref import cpt, muon
 from ref.network.model import Config, Transformer
 from sims.microrepo import document, generate
-from sims.recipe import Recipe
+from sims.recipe.settings import Recipe
 
 source(cpt.pack)
 
@@ -402,6 +402,6 @@ check(4, check_4)
 #
 # * `ref/cpt.py` from top to bottom: how a corpus is read, what is held out, the traps a to d. `scaled/cpt.py` is the same on many ranks.
 # * `etude figure cpt-rl` (the report's Figure 2): what more of it does to the loss and to RL; `etude claims` for what was found.
-# * `sims/corpus.py`: the recipe's own mix of small world and code, and how long files are kept from becoming the whole diet.
+# * `sims/recipe/data.py`: the recipe's own mix of small world and code, and how long files are kept from becoming the whole diet.
 # * Lesson 9 deals sequences to ranks by what they cost; there packing is about time, not about masks.
 # * Next: lesson 2, Muon, which has already been at work here.

@@ -30,7 +30,7 @@ from lessons.course import ROOT, check, quick, source, verdicts
 from ref import dr_grpo, length_penalty
 from ref.length_penalty import Effort, EffortWeights
 from sims import length_curves
-from sims.recipe import Recipe
+from sims.recipe.settings import Recipe
 
 source(length_penalty.length_penalty, length_penalty.marginal_cost)
 
@@ -365,6 +365,6 @@ for row in record["rows"]:
 # * `ref/length_penalty.py`: the trap in the words of its author, and why negative $k$ raises an error.
 # * `etude figure length-penalty` plays Figure 6 and all trainings (up to an hour); `etude explore`, page *Length penalties*, re-ranks real
 #   rollouts as you move $k$ and $q$.
-# * `sims/agent.py`, function `pay`: what an episode of the recipe is charged for.
+# * `sims/recipe/agent.py`, function `pay`: what an episode of the recipe is charged for.
 # * Composer 2 technical report, §4.2, on the other behaviour rewards and on what went wrong with them.
 # * Next: lesson 7, what to do when a task outgrows the context.

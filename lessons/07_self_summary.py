@@ -37,12 +37,12 @@ import torch
 from lessons.course import check, quick, source, verdicts
 from ref import cpt, dr_grpo, self_summary
 from ref.network.model import Config, Transformer
-from sims import chains
 from sims import self_summary as experiment
-from sims.agent import Language, pay
-from sims.corpus import shown_episodes, task_stream
 from sims.microrepo import demonstration, documents, transcript
-from sims.recipe import Recipe
+from sims.recipe import demonstrations as chains
+from sims.recipe.agent import Language, pay
+from sims.recipe.data import shown_episodes, task_stream
+from sims.recipe.settings import Recipe
 
 source(self_summary._Link.answer_to, self_summary._Link.take, self_summary._Link.go_on)
 
@@ -365,7 +365,7 @@ verdicts("self-summary")
 # ## Where to read on
 #
 # * `ref/self_summary.py` from the top; `converse_chain` is the same for one conversation at a time.
-# * `sims/chains.py`: what the scripted agent puts into a summary, and how it is made to forget on purpose.
+# * `sims/recipe/demonstrations.py`: what the scripted agent puts into a summary, and how it is made to forget on purpose.
 # * `etude figure self-summary` plays the experiment (up to an hour); `etude explore`, page *Self-summary*, steps through a real chain.
 # * `ref/rl.py`, function `improve`: rewards and drift by chain, rows by segment, in the recipe's own step.
 # * Composer 2 technical report, §4.1, on self-summarisation.

@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 
 from kit.runs import Run
 from kit.settings import fill
-from sims import recipe
 from sims.policies import SMOKE
+from sims.recipe import stages as recipe
 
 __all__ = ["QUICK", "check", "claims", "play", "quick", "source", "tiny_folder", "tiny_run", "verdicts"]
 

@@ -5,7 +5,7 @@ Paper: Composer 2 technical report (arXiv:2603.24477v2), §3.1 and Appendix B.
 The report trains on a code-dominated mix: the bulk of the compute at a short context, then a shorter phase at
 a long one, then a short SFT. Held-out *codebase perplexity* follows it: the files of a repository one after
 the other, in alphabetical order, each token under a window that rolls along. This file holds what the phases
-share, in the order in which data flow; `sims/recipe.py` strings the phases together.
+share, in the order in which data flow; `sims/recipe/stages.py` strings the phases together.
 
     folder → files → tokens → packed rows → loss → codebase perplexity
 

@@ -20,7 +20,7 @@ The trap: a mean that is taken within a micro-batch, or over contexts instead of
 cut. Every sum here is divided by one constant, G·N·budget_tokens, and advantages are taken over chains.
 
 Run it
-    etude run recipe --scale small           `sims/reinforcement.py` plays it in the small world
+    etude run recipe --scale small           `sims/recipe/reinforcement.py` plays it in the small world
     etude run dr-grpo --scale full           `scaled/rl.py`, the same on many ranks
 
 Glossary
@@ -152,7 +152,7 @@ def learn(
     c: Settings, model: Transformer, sampler: Sampler, world: World, optimizer: torch.optim.Optimizer, steps: int, seed: int = 0
 ) -> Iterator[Step]:
     """The loop, plainly: each step plays G·N conversations with the newest weights and moves the weights once. Yields what it found.
-    Drift is charged against the policy as it was handed in. `sims/reinforcement.py` adds what a long run needs: states, a schedule of
+    Drift is charged against the policy as it was handed in. `sims/recipe/reinforcement.py` adds what a long run needs: states, a schedule of
     the learning rate, harder tasks in the later half, draft layers, all cores."""
     import copy
 

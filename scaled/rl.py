@@ -12,7 +12,7 @@ Where this file departs from the report
 1. Sampler and trainer take turns on the same ranks, so every step is on-policy.
 2. The sampler is `ref.engine.sampler`: it needs room for the whole network on every rank.
 3. k1 is charged to the reward. The report uses k1 and does not say where (`ref/kl.py`).
-4. Tasks come in the world's mix throughout: harder ones are upsampled in small runs only (`sims/reinforcement.py`).
+4. Tasks come in the world's mix throughout: harder ones are upsampled in small runs only (`sims/recipe/reinforcement.py`).
 
 The environment is the caller's: a `World` plays conversations and says what each was worth, and nothing here knows what they are about.
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sims.agent import Episode, Payment, pay
 from sims.microrepo import Task
+from sims.recipe.agent import Episode, pay
+from sims.recipe.settings import Payment
 
 __all__ = ["MEASURES", "figure", "helpers_read", "measure", "turns_of"]
 

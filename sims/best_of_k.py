@@ -23,14 +23,14 @@ import torch
 
 from kit.runs import Run
 from ref.engine.sampler import Sampler
-from sims.agent import hash_seed, play
-from sims.chains import context
-from sims.corpus import task_stream
 from sims.experiment import above, claim
-from sims.learner import Learner, language_of, load_checkpoint
 from sims.policies import agent
-from sims.recipe import Recipe
-from sims.reinforcement import learn
+from sims.recipe.agent import hash_seed, play
+from sims.recipe.data import task_stream
+from sims.recipe.demonstrations import context
+from sims.recipe.learner import Learner, language_of, load_checkpoint
+from sims.recipe.reinforcement import learn
+from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap, pass_at_k
 
 __all__ = ["Experiment", "experiment", "picture"]

@@ -20,15 +20,15 @@ from ref import cpt
 from ref.network.model import Transformer
 from ref.rl import own_logp, pad
 from ref.self_summary import Chain
-from sims import recipe
-from sims.agent import Language, hash_seed
-from sims.chains import Lesson, context, taught
-from sims.corpus import heldout_codebase, heldout_file, task_stream
-from sims.evaluation import measure_policy
-from sims.learner import language_of, load_checkpoint, packed_rows
 from sims.microrepo import Task
 from sims.policies import SMOKE
-from sims.recipe import Recipe
+from sims.recipe import stages as recipe
+from sims.recipe.agent import Language, hash_seed
+from sims.recipe.data import heldout_codebase, heldout_file, task_stream
+from sims.recipe.demonstrations import Lesson, context, taught
+from sims.recipe.evaluation import measure_policy
+from sims.recipe.learner import language_of, load_checkpoint, packed_rows
+from sims.recipe.settings import Recipe
 
 __all__ = ["Experiment", "cut", "demonstration_nll", "heldout", "settings", "training"]
 

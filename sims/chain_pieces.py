@@ -7,15 +7,15 @@ from random import Random
 
 from ref.network.model import Transformer
 from ref.rl import pad, reference_kl
-from sims.agent import Episode, Language, pay
-from sims.chains import Lesson, Memory, context
 from sims.microrepo import Task
-from sims.recipe import Recipe
+from sims.recipe.agent import Episode, Language, pay
+from sims.recipe.demonstrations import Lesson, context
+from sims.recipe.settings import Memory, Recipe
 
 __all__ = ["notes", "pieces", "priced", "retold", "words"]
 
 STATES = ("ok", "passed", "failed")
-"""What a summary says of the body as it stands (`sims/chains.py`)."""
+"""What a summary says of the body as it stands (`sims/recipe/demonstrations.py`)."""
 
 
 def words(language: Language, tokens: Sequence[int]) -> list[str]:

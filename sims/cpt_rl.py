@@ -31,8 +31,8 @@ import numpy as np
 from kit.runs import Run
 from sims import trends
 from sims.budgets import Experiment, settings, training
-from sims.corpus import data
 from sims.experiment import above, below, claim
+from sims.recipe.data import data
 
 __all__ = ["Experiment", "experiment", "picture"]
 

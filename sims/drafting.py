@@ -22,12 +22,12 @@ from ref.engine.conversation import converse
 from ref.engine.decoder import Decoder
 from ref.mtp import MTP
 from ref.network.model import Transformer
-from sims.agent import Episode
-from sims.corpus import task_stream
 from sims.experiment import above, at_least, between, claim
-from sims.learner import language_of, load_checkpoint
 from sims.microrepo import Session
-from sims.recipe import Recipe
+from sims.recipe.agent import Episode
+from sims.recipe.data import task_stream
+from sims.recipe.learner import language_of, load_checkpoint
+from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap
 
 __all__ = [

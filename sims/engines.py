@@ -17,10 +17,10 @@ from ref.engine.sampler import Rollout, Sampler
 from ref.network.model import Transformer
 from ref.rl import pad, routing
 from ref.router_replay import differing, mismatch
-from sims.agent import play, single
-from sims.corpus import task_stream
-from sims.learner import language_of, load_checkpoint
-from sims.recipe import Recipe
+from sims.recipe.agent import play, single
+from sims.recipe.data import task_stream
+from sims.recipe.learner import language_of, load_checkpoint
+from sims.recipe.settings import Recipe
 from sims.rounding import fp8_rows
 from sims.statistics import bootstrap
 

@@ -30,16 +30,16 @@ from ref.mtp import MTP
 from ref.network.model import Transformer
 from ref.rl import pad, routing
 from ref.router_replay import differing
-from sims.agent import Episode, Language, play, single
 from sims.chain_pieces import retold, words
-from sims.chains import context
-from sims.corpus import task_stream
 from sims.drafting import LONGEST, Timed
 from sims.engines import engines
-from sims.learner import language_of, load_checkpoint
 from sims.microrepo import Session, Task
 from sims.policies import read_config
-from sims.recipe import Recipe
+from sims.recipe.agent import Episode, Language, play, single
+from sims.recipe.data import task_stream
+from sims.recipe.demonstrations import context
+from sims.recipe.learner import language_of, load_checkpoint
+from sims.recipe.settings import Recipe
 
 __all__ = ["PLACE", "Sizes", "write"]
 

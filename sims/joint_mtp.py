@@ -30,14 +30,14 @@ from ref import cpt
 from ref.mtp import MTP
 from ref.network.model import Transformer
 from ref.rl import pad
-from sims import recipe as stages
 from sims.budgets import cut
-from sims.chains import context, taught
-from sims.corpus import task_stream
 from sims.drafting import EXPECTED, Experiment, acceptance, curve
 from sims.experiment import above, below, claim
-from sims.learner import language_of, load_checkpoint
-from sims.recipe import Recipe
+from sims.recipe import stages
+from sims.recipe.data import task_stream
+from sims.recipe.demonstrations import context, taught
+from sims.recipe.learner import language_of, load_checkpoint
+from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap
 
 __all__ = ["ARMS", "LEFT", "joint_rows", "joint_verdicts", "training"]

@@ -27,12 +27,12 @@ from ref import kl
 from ref.engine.sampler import Sampler
 from ref.network.model import load_hf
 from ref.rl import pad
-from sims.agent import play, single
-from sims.corpus import task_stream
 from sims.experiment import above, at_least, at_most, claim
-from sims.learner import language_of
 from sims.policies import agent
-from sims.recipe import Recipe
+from sims.recipe.agent import play, single
+from sims.recipe.data import task_stream
+from sims.recipe.learner import language_of
+from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap
 
 __all__ = ["Experiment", "experiment", "picture"]

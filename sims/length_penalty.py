@@ -35,16 +35,16 @@ from kit.runs import Run
 from ref.engine.sampler import Sampler
 from ref.length_penalty import length_penalty, marginal_cost
 from sims import length_curves
-from sims.agent import Episode, Language, Payment, hash_seed, pay, play
 from sims.behaviour import MEASURES, RATIOS, figure, measure
-from sims.chains import context
-from sims.corpus import task_stream
 from sims.experiment import above, claim
-from sims.learner import language_of, load_checkpoint
 from sims.microrepo import Task
 from sims.policies import agent
-from sims.recipe import Recipe
-from sims.reinforcement import learn
+from sims.recipe.agent import Episode, Language, hash_seed, pay, play
+from sims.recipe.data import task_stream
+from sims.recipe.demonstrations import context
+from sims.recipe.learner import language_of, load_checkpoint
+from sims.recipe.reinforcement import learn
+from sims.recipe.settings import Payment, Recipe
 from sims.statistics import bootstrap
 
 __all__ = ["Experiment", "experiment", "picture"]

@@ -40,10 +40,10 @@ from kit.runs import Run
 from ref import cpt
 from ref.network.model import Transformer
 from sims.experiment import above, below, claim, untested
-from sims.learner import Learner, load_checkpoint, packed_rows, train
 from sims.policies import agent
 from sims.quantised import KINDS, division, lower, moved, noise, operands
-from sims.recipe import Recipe
+from sims.recipe.learner import Learner, load_checkpoint, packed_rows, train
+from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap, student
 
 __all__ = ["Experiment", "experiment", "picture"]

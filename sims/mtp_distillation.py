@@ -31,13 +31,13 @@ from ref.muon import optimizers
 from ref.network.masters import Masters
 from ref.network.model import Transformer
 from sims import joint_mtp
-from sims.corpus import code_pieces, heldout_codebase, take
 from sims.drafting import EXPECTED, FULL, GREEDY, Experiment, acceptance, curve, decode, speed_rows, speed_verdicts
 from sims.experiment import above, claim
-from sims.learner import language_of, load_checkpoint, packed_rows
 from sims.microrepo import document, generate
 from sims.policies import agent
-from sims.recipe import Recipe
+from sims.recipe.data import code_pieces, heldout_codebase, take
+from sims.recipe.learner import language_of, load_checkpoint, packed_rows
+from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap
 
 __all__ = ["Experiment", "experiment", "picture"]

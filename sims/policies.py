@@ -7,7 +7,7 @@ import torch
 
 from kit.runs import Run
 from kit.settings import RunError, fill
-from sims import recipe
+from sims.recipe import stages as recipe
 
 __all__ = ["SMOKE", "agent", "read_config"]
 

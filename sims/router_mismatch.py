@@ -27,15 +27,15 @@ from pathlib import Path
 import numpy as np
 
 from kit.runs import Run
-from sims.agent import hash_seed
-from sims.corpus import task_stream
 from sims.engines import Experiment, engines, independent, played, quotient, rows_of_engine
-from sims.evaluation import measure_policy
 from sims.experiment import above, at_most, below, claim
-from sims.learner import language_of, load_checkpoint
 from sims.policies import agent
-from sims.recipe import Recipe
-from sims.reinforcement import learn
+from sims.recipe.agent import hash_seed
+from sims.recipe.data import task_stream
+from sims.recipe.evaluation import measure_policy
+from sims.recipe.learner import language_of, load_checkpoint
+from sims.recipe.reinforcement import learn
+from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap, student
 
 __all__ = ["Experiment", "experiment", "picture"]

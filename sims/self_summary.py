@@ -3,7 +3,7 @@
     etude figure self-summary            about half an hour on two threads; begins with the agent of runs/small (make small)
     etude figure self-summary --quick
 
-An agent after SFT is shown chains of a scripted agent (`sims/chains.py`), which summarises imperfectly on purpose: sometimes more
+An agent after SFT is shown chains of a scripted agent (`sims/recipe/demonstrations.py`), which summarises imperfectly on purpose: sometimes more
 than is needed, sometimes less. From there two agents are trained by RL, steps, tasks, prices and budget alike: "plain" without a
 limit, never asked for a summary, and "chains" under the limit, the chain's reward going to its summaries too. Held-out tasks, the
 same for all, are played
@@ -31,14 +31,14 @@ from ref.engine.sampler import Sampler
 from ref.network.model import Transformer, load_hf
 from ref.rl import own_logp, pad
 from ref.self_summary import Chaining, spread
-from sims import chains, reinforcement
-from sims.agent import Episode, Language, hash_seed, one_row, pay, play
-from sims.chains import Memory
-from sims.corpus import task_stream
 from sims.experiment import above, at_most, below, claim, untested
-from sims.learner import Learner, checkpoint, language_of, load_checkpoint, shown_rows, train
 from sims.policies import agent
-from sims.recipe import Recipe
+from sims.recipe import demonstrations as chains
+from sims.recipe import reinforcement
+from sims.recipe.agent import Episode, Language, hash_seed, one_row, pay, play
+from sims.recipe.data import task_stream
+from sims.recipe.learner import Learner, checkpoint, language_of, load_checkpoint, shown_rows, train
+from sims.recipe.settings import Memory, Recipe
 from sims.statistics import bootstrap
 
 __all__ = ["Experiment", "experiment", "picture"]

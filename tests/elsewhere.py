@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ref.engine.sampler import Sampler
 from ref.network.checkpoint import locate
 from ref.network.model import load_hf
-from sims.agent import Language
+from sims.recipe.agent import Language
 
 __all__ = ["check"]
 

@@ -22,7 +22,7 @@ CONTEXT.set_forkserver_preload(
         "torch._dynamo",
         "etude.cli",
         "etude.report.page",
-        "sims.recipe",
+        "sims.recipe.stages",
         "scaled.rl",
         "scaled.pretrain",
         "matplotlib.pyplot",

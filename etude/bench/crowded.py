@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,8 +24,8 @@ from etude.bench.training import written
 from kit.process import cores, keep_freed_memory, machine
 from kit.settings import RunError, fill
 
-BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
-"""A program that is busy as long as the benchmark lives, however that ends."""
+BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(10_000))"
+"""A program that is busy as long as the benchmark lives, however that ends: the benchmark's number is its word."""
 WAYS = ("alone", "threads", "crowded")
 ROLLOUTS = {"sampling": 128, "evaluation": 2400}
 """Conversations: of one step of RL, and of the evaluation of one checkpoint."""
@@ -80,12 +81,12 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     import torch
 
     from ref.engine.sampler import Sampler
-    from sims import agent, evaluation
-    from sims.chains import context
-    from sims.corpus import task_stream
-    from sims.learner import Learner, language_of, load_checkpoint
-    from sims.recipe import Recipe
-    from sims.reinforcement import advance
+    from sims.recipe import agent, evaluation
+    from sims.recipe.data import task_stream
+    from sims.recipe.demonstrations import context
+    from sims.recipe.learner import Learner, language_of, load_checkpoint
+    from sims.recipe.reinforcement import advance
+    from sims.recipe.settings import Recipe
 
     try:
         config = fill(Recipe, json.loads((root / "config.json").read_text())["config"])
@@ -135,7 +136,7 @@ def threads() -> Iterator[None]:
 
     import torch
 
-    from sims import agent, evaluation, reinforcement
+    from sims.recipe import agent, evaluation, reinforcement
 
     before = torch.get_num_threads()
     torch.set_num_threads(cores())
@@ -157,7 +158,7 @@ def threads() -> Iterator[None]:
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
     """A busy program for each core."""
-    programs = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(cores())]
+    programs = [subprocess.Popen([sys.executable, "-c", BUSY, str(os.getpid())], start_new_session=True) for _ in range(cores())]
     try:
         time.sleep(0.2)
         yield

@@ -14,7 +14,8 @@ from etude.explorer import examples, provenance
 from etude.explorer.page import COLOURS, Page, axes, figure, png, table
 from kit.settings import RunError
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
-from sims.agent import Payment, pay
+from sims.recipe.agent import pay
+from sims.recipe.settings import Payment
 
 RECIPE = Payment()
 BENDS = (0.0, 1e-6, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
@@ -45,7 +46,7 @@ def rollouts(folder: Path | None = None) -> list[dict]:
 
 
 def spent(rollout: dict, payment: Payment) -> tuple[float, dict[str, float]]:
-    """Effort of an example rollout in token equivalents, and what `sims.agent.pay` pays for it, part by part."""
+    """Effort of an example rollout in token equivalents, and what `sims.recipe.agent.pay` pays for it, part by part."""
     own, given = rollout["own_tokens"], rollout["given_tokens"]
     verdict = SimpleNamespace(tests=float(rollout["success"]), **{k: rollout[k] for k in ("calls", "turns", "invalid_calls")})
     taken = SimpleNamespace(sampled=torch.ones(own), tokens=range(own + given))

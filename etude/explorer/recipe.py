@@ -14,7 +14,7 @@ from etude.explorer.provenance import EXAMPLE, facts, folders, missing, plain
 from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of
 from kit.disk import read_lines, timings
 from kit.settings import RunError
-from sims import recipe
+from sims.recipe import stages as recipe
 
 
 def whole(found: dict[str, Path]) -> tuple[list[Played], list[str]]:

@@ -15,11 +15,11 @@ from kit.settings import RunError, fill
 from ref.cpt import load_tokenizer
 from ref.engine.sampler import Sampler
 from ref.rl import Played
-from sims.agent import Episode, Language, Payment, pay, play
-from sims.chains import context
-from sims.corpus import task_stream
 from sims.microrepo import Session, Task
-from sims.recipe import Recipe
+from sims.recipe.agent import Episode, Language, pay, play
+from sims.recipe.data import task_stream
+from sims.recipe.demonstrations import context
+from sims.recipe.settings import Payment, Recipe
 
 __all__ = ["MicroWorld"]
 

@@ -10,7 +10,7 @@ from etude.explorer import advantages, examples
 from etude.explorer.kl import FAMILIES, PAGE, closed_form, moments
 from ref import dr_grpo, kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
-from sims.agent import Payment
+from sims.recipe.settings import Payment
 
 MEMBERS = {name: advantages.NAMES[name] for name in dr_grpo.FAMILY}
 ROLLOUTS = [

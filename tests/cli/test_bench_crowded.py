@@ -12,7 +12,7 @@ import torch
 
 from etude.bench import crowded as bench_crowded
 from kit.settings import RunError
-from sims import agent, evaluation, reinforcement
+from sims.recipe import agent, evaluation, reinforcement
 
 
 def test_medians_and_ratios_within_a_round():
@@ -100,3 +100,10 @@ def test_busy_programs_are_sessions_of_their_own_and_end(monkeypatch):
     with bench_crowded.busy():
         assert len(started) == bench_crowded.cores() and all(program.poll() is None for program in started)
     assert all(program.poll() is not None for program in started)
+
+
+def test_a_busy_program_that_wakes_up_late_ends_at_once():
+    """The benchmark may be gone before the program looks for it for the first time."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    subprocess.run([sys.executable, "-c", bench_crowded.BUSY, str(gone.pid)], timeout=60, check=True)

@@ -214,9 +214,9 @@ def recipe(monkeypatch, tmp_path, ask):
     """`etude run recipe` in which the given function of a run is all there is: exit code, stderr, folder."""
 
     def played(play, *words: object):
-        import sims.recipe
+        import sims.recipe.stages
 
-        monkeypatch.setattr(sims.recipe, "run", lambda run, config: play(run))
+        monkeypatch.setattr(sims.recipe.stages, "run", lambda run, config: play(run))
         code, _, error = ask("run", "recipe", "--out", tmp_path / "run", *words)
         return code, error, tmp_path / "run"
 

@@ -24,7 +24,7 @@ from ref.network.model import Config, Transformer, load_hf, save_hf
 from scaled.runtime import launch
 from scaled.runtime.checkpoint import Checkpoints
 from sims.microrepo.world import MicroWorld
-from sims.recipe import Recipe
+from sims.recipe.settings import Recipe
 from tests import elsewhere, forks
 from tests.mirror import calls
 from tests.mirror.layouts import play

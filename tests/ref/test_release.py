@@ -11,7 +11,7 @@ from ref.cpt import SPECIAL_TOKENS, train_tokenizer
 from ref.engine.sampler import Sampler
 from ref.network import release
 from ref.network.model import Config, Transformer, load_hf, save_hf
-from sims.agent import Language
+from sims.recipe.agent import Language
 from tests.elsewhere import Monologue, check
 
 C = Config.tiny(

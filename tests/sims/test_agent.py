@@ -14,8 +14,9 @@ from ref.engine.sampler import Rollout, Sampler
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.network.model import Config, Transformer
 from ref.rl import own_logp, pad, reference_kl
-from sims.agent import LEAST, Episode, Language, Payment, pay, play, single
 from sims.microrepo import NoiseConfig, Session, demonstration, documents, generate
+from sims.recipe.agent import LEAST, Episode, Language, pay, play, single
+from sims.recipe.settings import Payment
 from sims.rounding import fp8_rows
 from sims.statistics import pass_at_k
 

@@ -14,10 +14,11 @@ from kit.runs import Run
 from kit.settings import fill
 from ref import cpt
 from scaled import pretrain as full
-from sims import corpus, learner
-from sims.agent import Language
 from sims.policies import SMOKE
-from sims.recipe import Recipe
+from sims.recipe import data as corpus
+from sims.recipe import learner
+from sims.recipe.agent import Language
+from sims.recipe.settings import Recipe
 
 END = 0
 CODE = "ß"

@@ -16,13 +16,15 @@ from kit.runs import Run
 from kit.settings import fill
 from ref import cpt
 from ref.network.model import Config, Transformer
-from sims import budgets, cpt_rl, recipe, trends
-from sims.agent import Language
-from sims.chains import Memory, chaining, taught
-from sims.corpus import task_stream
+from sims import budgets, cpt_rl, trends
 from sims.cpt_rl import Experiment
 from sims.microrepo import documents, generate
 from sims.policies import SMOKE
+from sims.recipe import stages as recipe
+from sims.recipe.agent import Language
+from sims.recipe.data import task_stream
+from sims.recipe.demonstrations import chaining, taught
+from sims.recipe.settings import Memory
 from sims.statistics import bootstrap
 
 BUDGETS = (1000, 10_000, 100_000, 1_000_000)

@@ -12,11 +12,12 @@ from kit.settings import RunError
 from ref.router_replay import replay
 from sims import examples
 from sims.chain_pieces import notes, retold
-from sims.chains import Memory, context, taught
-from sims.corpus import task_stream
-from sims.learner import language_of, load_checkpoint
 from sims.microrepo import NoiseConfig
 from sims.policies import read_config
+from sims.recipe.data import task_stream
+from sims.recipe.demonstrations import context, taught
+from sims.recipe.learner import language_of, load_checkpoint
+from sims.recipe.settings import Memory
 from tests import forks
 
 SIZES = examples.Sizes(tasks=3, samples=2, shown_tasks=2, shown_samples=2, positions=5, routed=4, dropping=1, alphas=(0.0, 0.9, 1.0), drafted=2)

@@ -11,10 +11,12 @@ from kit.runs import Run
 from ref import cpt
 from ref.mtp import mtp_loss
 from ref.network.masters import Masters
-from sims import joint_mtp, learner, recipe
+from sims import joint_mtp
 from sims.joint_mtp import ARMS, LEFT, joint_rows, joint_verdicts, training
 from sims.mtp_distillation import Experiment, heldout
 from sims.policies import read_config
+from sims.recipe import learner
+from sims.recipe import stages as recipe
 
 
 def with_layers(config, **changes):

@@ -15,10 +15,10 @@ from ref.length_penalty import length_penalty
 from sims import behaviour, length_curves
 from sims import length_penalty as experiment
 from sims.behaviour import MEASURES
-from sims.corpus import task_stream
 from sims.length_penalty import SETTINGS, Experiment
 from sims.microrepo import Reward, Session
-from sims.recipe import Recipe
+from sims.recipe.data import task_stream
+from sims.recipe.settings import Recipe
 
 BENDS, EXPONENTS = Experiment().bends, Experiment().exponents
 

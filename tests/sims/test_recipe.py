@@ -19,11 +19,13 @@ from safetensors.torch import save_file
 from kit.runs import Run
 from kit.settings import fill
 from ref.network.model import Transformer, load_hf
-from sims import corpus, recipe, reinforcement
-from sims.agent import Language
-from sims.learner import language_of, load_checkpoint
 from sims.microrepo import transcript
 from sims.policies import SMOKE
+from sims.recipe import data as corpus
+from sims.recipe import reinforcement
+from sims.recipe import stages as recipe
+from sims.recipe.agent import Language
+from sims.recipe.learner import language_of, load_checkpoint
 from tests import elsewhere, forks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -262,7 +264,7 @@ def test_later_steps_hold_more_of_the_tasks_that_took_longer(tmp_path, monkeypat
         ]
 
     monkeypatch.setattr(reinforcement, "play", play)
-    monkeypatch.setattr(reinforcement, "improve", lambda *_: {"reward": 0.0, "success": 0.0})
+    monkeypatch.setattr(reinforcement, "advance", lambda *_: {"reward": 0.0, "success": 0.0})
     monkeypatch.setattr(reinforcement, "context", lambda *_: None)
 
     def learn(name, resume=False):

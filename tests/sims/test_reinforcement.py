@@ -15,13 +15,14 @@ from ref.mtp import MTP, mtp_loss
 from ref.network.model import Config, Transformer
 from ref.rl import own_logp, pad, routing
 from ref.self_summary import spread
-from sims import agent, recipe, reinforcement
-from sims.agent import Language
-from sims.corpus import task_stream
-from sims.learner import Learner
 from sims.microrepo import documents
 from sims.policies import SMOKE
-from sims.reinforcement import advance
+from sims.recipe import agent, reinforcement
+from sims.recipe import stages as recipe
+from sims.recipe.agent import Language
+from sims.recipe.data import task_stream
+from sims.recipe.learner import Learner
+from sims.recipe.reinforcement import advance
 
 TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
 

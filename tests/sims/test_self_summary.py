@@ -14,13 +14,17 @@ from ref import cpt
 from ref.network.model import Config, Transformer
 from ref.rl import reference_kl
 from ref.self_summary import rollout_chains, spread
-from sims import chains, recipe, reinforcement, self_summary
-from sims.agent import Language, pay
-from sims.chains import Lesson, Memory, Teacher
+from sims import self_summary
 from sims.experiment import LAW_VERDICTS, VERDICTS, is_law
-from sims.learner import Learner
 from sims.microrepo import NoiseConfig, demonstration, documents, generate
 from sims.policies import SMOKE
+from sims.recipe import demonstrations as chains
+from sims.recipe import reinforcement
+from sims.recipe import stages as recipe
+from sims.recipe.agent import Language, pay
+from sims.recipe.demonstrations import Lesson, Teacher
+from sims.recipe.learner import Learner
+from sims.recipe.settings import Memory
 from sims.self_summary import ARMS, COUNTS, Experiment
 
 TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)

@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +17,13 @@ from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network.model import Transformer
 from ref.self_summary import converse_chain
-from sims.agent import Episode, Language, hash_seed, play
-from sims.chains import context
-from sims.corpus import heldout_codebase, task_stream
-from sims.learner import language_of, load_checkpoint
 from sims.microrepo import Session, Task
+from sims.recipe.agent import Episode, Language, hash_seed, play
+from sims.recipe.data import heldout_codebase, task_stream
+from sims.recipe.demonstrations import context
+from sims.recipe.learner import language_of, load_checkpoint
+from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap, pass_at_k
-
-if TYPE_CHECKING:
-    from sims.recipe import Recipe
 
 __all__ = ["compare", "measure_decoding", "measure_policy", "summarise"]
 
@@ -33,7 +31,7 @@ FIGURES = ("success", "best", "greedy", "tokens", "turns", "invalid_calls")
 
 
 def measure_policy(
-    model: Transformer, language: Language, tasks: list[Task], config: "Recipe", seed: int, progress=lambda done: None
+    model: Transformer, language: Language, tasks: list[Task], config: Recipe, seed: int, progress=lambda done: None
 ) -> dict[str, Any]:
     """Per task and sample, [tasks, samples]: success, tokens (sampled by the policy), turns, invalid_calls,
     finished, segments; and greedy [tasks]. Rollouts are chains of contexts; `model` is sampled in
@@ -100,7 +98,7 @@ ROUNDS = 5
 
 
 def measure_decoding(
-    model: Transformer, mtp: MTP, language: Language, tasks: list[Task], config: "Recipe", rounds: int = ROUNDS, progress=lambda n: None
+    model: Transformer, mtp: MTP, language: Language, tasks: list[Task], config: Recipe, rounds: int = ROUNDS, progress=lambda n: None
 ) -> dict:
     """Speculative against plain decoding of the agent's own rollouts at batch 1, greedy, so that all decode the
     same tokens. In a round each of `WAYS` plays all tasks, one way after the other, in an order that turns from
@@ -174,7 +172,7 @@ def measure_decoding(
     }
 
 
-def decode_checkpoint(root: Path, config: "Recipe", progress) -> dict:
+def decode_checkpoint(root: Path, config: Recipe, progress) -> dict:
     """`measure_decoding` of the policy that a run ended with."""
     dtype = getattr(torch, config.training.dtype)
     model, mtp = load_checkpoint(root, config, "final")
@@ -184,7 +182,7 @@ def decode_checkpoint(root: Path, config: "Recipe", progress) -> dict:
         return measure_decoding(model.to(dtype), mtp.to(dtype), language_of(root), tasks, config, progress=progress)
 
 
-def evaluate(run: Run, config: "Recipe", tasks: Iterable[Task]) -> None:
+def evaluate(run: Run, config: Recipe, tasks: Iterable[Task]) -> None:
     """The last stages: `eval` (deterministic) and `decode` (timed)."""
     e, language, dtype = config.evaluation, language_of(run.root), getattr(torch, config.training.dtype)
     tasks = list(itertools.islice(tasks, e.tasks))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,12 +15,10 @@ from ref.muon import optimizers
 from ref.network import release
 from ref.network.masters import Masters
 from ref.network.model import Transformer, load_balancing_loss, load_extra, load_hf, save_hf
-from sims.agent import Language
-from sims.corpus import heldout_codebase
-from sims.model_card import about
-
-if TYPE_CHECKING:
-    from sims.recipe import Recipe
+from sims.recipe.agent import Language
+from sims.recipe.data import heldout_codebase
+from sims.recipe.model_card import about
+from sims.recipe.settings import Recipe
 
 __all__ = ["Learner", "checkpoint", "language_of", "load_checkpoint", "packed_rows", "perplexity_look", "rows_of", "shown_rows", "train"]
 
@@ -29,7 +26,7 @@ __all__ = ["Learner", "checkpoint", "language_of", "load_checkpoint", "packed_ro
 class Learner:
     """Trunk and MTP layers with their float32 masters and optimisers, and the state that a resumed stage needs."""
 
-    def __init__(self, config: "Recipe", model: Transformer, mtp: MTP | None, muon_lr: float, adamw_lr: float):
+    def __init__(self, config: Recipe, model: Transformer, mtp: MTP | None, muon_lr: float, adamw_lr: float):
         t = config.training
         torch.set_num_threads(t.threads)
         self.config, self.dtype = config, getattr(torch, t.dtype)
@@ -82,7 +79,7 @@ def checkpoint(run: Run, name: str, trunk: Transformer, mtp: MTP | None, root: P
     return [file for file in sorted(path.rglob("*")) if file.is_file() and file.name != "README.md"]
 
 
-def load_checkpoint(root: Path, config: "Recipe", name: str, with_mtp: bool = True) -> tuple[Transformer, MTP | None]:
+def load_checkpoint(root: Path, config: Recipe, name: str, with_mtp: bool = True) -> tuple[Transformer, MTP | None]:
     """Trunk and, if the run folder `root` holds them, MTP layers, in float32."""
     path = root / "checkpoints" / name
     model = load_hf(path)
@@ -140,7 +137,7 @@ def shown_rows(
 
 def train(
     stage: Stage,
-    config: "Recipe",
+    config: Recipe,
     learner: Learner,
     batches: Callable[[int], tuple[Tensor, Tensor, Tensor | None]],
     steps: int,
@@ -186,7 +183,7 @@ def train(
             stage.save(learner.state(step + 1, seen=seen), step + 1)
 
 
-def perplexity_look(run: Run, config: "Recipe", learner: Learner, steps: int) -> Callable[[int], dict]:
+def perplexity_look(run: Run, config: Recipe, learner: Learner, steps: int) -> Callable[[int], dict]:
     """Codebase perplexity of the beginning of the held-out codebase, every so many steps and at the last."""
     language, codebase, t = language_of(run.root), heldout_codebase(run.root), config.training
 

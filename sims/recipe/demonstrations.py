@@ -11,22 +11,20 @@ what the policy is shown and what it meets are the same tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from ref.engine.sampler import Rollout, Sampler
 from ref.self_summary import Chaining, rollout_chains
-from sims.agent import Episode, Language, single
-from sims.corpus import task_stream
 from sims.microrepo import NoiseConfig, Session, Task, demonstration
+from sims.recipe.agent import Episode, Language, single
+from sims.recipe.data import task_stream
+from sims.recipe.settings import Memory, Recipe
 
-if TYPE_CHECKING:
-    from sims.recipe import Recipe
-
-__all__ = ["Lesson", "Memory", "chaining", "context", "lessons", "taught", "unlimited"]
+__all__ = ["Lesson", "chaining", "context", "lessons", "taught", "unlimited"]
 
 LONGEST = 256
 """Tokens of a context "without limit": what the recipe's long-context phase trained on."""
@@ -48,7 +46,7 @@ def chaining(
     )
 
 
-def context(language: Language, config: "Recipe") -> Chaining:
+def context(language: Language, config: Recipe) -> Chaining:
     """How the recipe's agent works in its contexts."""
     c = config.context
     if c.join == "none":
@@ -59,18 +57,6 @@ def context(language: Language, config: "Recipe") -> Chaining:
 def unlimited(how: Chaining) -> Chaining:
     """One context of `LONGEST` tokens, or of as many as `how` allows if those are more."""
     return replace(how, join="none", trigger=max(how.trigger, LONGEST - (how.limit - how.trigger)))
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Probabilities with which a scripted summary is not the shortest that will do. All zero: it is."""
-
-    wordy: float = 0.4
-    """Also keeps what is not needed: other files, docstrings of helpers, what a passed test has settled."""
-    forgetful: float = 0.1
-    """Leaves out a file that is needed, which is then read again."""
-    longest: int = 42
-    """Tokens that a wordy summary may have; else it is the shortest."""
 
 
 class Lesson(Episode):
@@ -145,7 +131,7 @@ class Teacher(Sampler):
         return Rollout(ids, own, torch.zeros(T), torch.where(own, 0, -1), torch.zeros(T - 1, 0, 2, dtype=torch.int16), finished)
 
 
-def lessons(config: "Recipe", language: Language, how: Chaining, noise: NoiseConfig, memory: Memory) -> Iterator[Lesson]:
+def lessons(config: Recipe, language: Language, how: Chaining, noise: NoiseConfig, memory: Memory) -> Iterator[Lesson]:
     """Endless demonstrations for training, played under `how`."""
     rng = Random(f"{config.seed}-scripted-chains-{how.join}")
     return taught(task_stream(config, "demonstrations"), language, how, noise, memory, rng)

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,16 +13,14 @@ from kit.runs import Run
 from kit.settings import RunError
 from ref import cpt
 from sims.microrepo import Task, demonstration, documents, generate, transcript
-
-if TYPE_CHECKING:
-    from sims.recipe import Recipe
+from sims.recipe.settings import Recipe
 
 __all__ = ["data", "heldout_codebase", "heldout_file", "shown_episodes", "task_stream"]
 
 HELDOUT = "heldout.jsonl"
 
 
-def task_stream(config: "Recipe", use: str) -> Iterable[Task]:
+def task_stream(config: Recipe, use: str) -> Iterable[Task]:
     """Endless tasks for one use (demonstrations, rl, evaluation), each with its own generator; no key comes twice."""
     rng = random.Random(f"{config.seed}-{use}")
     world = replace(config.world, depth_mix=config.sft.depth_mix) if use == "demonstrations" else config.world
@@ -35,7 +32,7 @@ def task_stream(config: "Recipe", use: str) -> Iterable[Task]:
             yield task
 
 
-def data(run: Run, config: "Recipe") -> None:
+def data(run: Run, config: Recipe) -> None:
     """Reads the corpus, holds a codebase out, trains the tokenizer, packs both context lengths."""
     stage = run.stage("data", total=5, unit="steps")
     if stage.finished:
@@ -155,7 +152,7 @@ def take(pieces: Iterable[list[int]], tokens: float) -> Iterable[list[int]]:
         yield piece
 
 
-def shown_episodes(config: "Recipe") -> Iterable[tuple[Task, list[str]]]:
+def shown_episodes(config: Recipe) -> Iterable[tuple[Task, list[str]]]:
     """Endless demonstrations: tasks and the scripted agent's turns."""
     rng = random.Random(f"{config.seed}-scripted-agent")
     for task in task_stream(config, "demonstrations"):

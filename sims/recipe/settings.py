@@ -1,36 +1,46 @@
-"""The whole recipe, small: data → continued pretraining → multi-token prediction → long context → SFT → RL → evaluation.
+"""Every setting of the recipe: frozen dataclasses, one docstring a field, filled from TOML and `--set key=value`."""
 
-The order is the report's (Composer 2, §3–§5): the MTP layers are cut from the middle of pretraining and then trained jointly
-in the long-context and SFT phases; RL follows SFT; every number of the evaluation is taken before and after RL on tasks whose
-target and helper functions no training ever saw. From SFT on the agent works in short contexts joined by its own summaries
-(§4.1); RL's sampler and trainer compute in different dtypes, and the trainer replays the sampler's experts (§6.2).
-
-    etude run recipe --scale small --out runs/small
-
-Each stage is a function of the configuration and of what earlier stages left on disk. All randomness comes from generators
-seeded by (seed, stage, step): a resumed run repeats the dead one bit for bit, and a state is only weights, moments and a step.
-"""
-
-import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-import torch
-
-from kit.runs import Run
-from ref import cpt
-from ref.mtp import MTP, MTPConfig
-from ref.network.model import Config, Transformer
-from sims import evaluation, reinforcement
-from sims.agent import Payment
-from sims.chains import Memory, context, lessons
-from sims.corpus import data, task_stream
-from sims.learner import Learner, checkpoint, language_of, load_checkpoint, perplexity_look, rows_of, shown_rows, train
-from sims.limits import within
+from ref.length_penalty import EffortWeights
+from ref.mtp import MTPConfig
+from ref.network.model import Config
 from sims.microrepo import NoiseConfig, WorldConfig
+from sims.recipe.limits import within
 
-__all__ = ["Recipe", "run"]
+__all__ = ["Context", "Data", "Evaluation", "Memory", "Mtp", "Payment", "Recipe", "Rl", "Sft", "Training"]
+
+
+@dataclass(frozen=True)
+class Payment:
+    """What an episode is paid for (report §4.2: tests, effort, behaviour)."""
+
+    effort_price: float = 0.0002
+    """Reward that a unit of penalised effort costs."""
+    k: float = 0.01
+    """Curvature of the length penalty C_{k,q} per unit of effort."""
+    q: float = 0.5
+    """Exponent of the length penalty; 0 is linear, larger bends more."""
+    weights: EffortWeights = field(default_factory=lambda: EffortWeights(tool_call_tokens=1.0, tool_output_tokens=0.1, tool_calls=2.0, turns=4.0))
+    """Price of tokens, calls and turns in units of effort."""
+    invalid_call: float = 0.03
+    """Reward that each invalid call costs."""
+    kl: float = 0.005
+    """β: reward that a nat of k1 against the policy before RL costs, summed over the rollout. That k1 stands in the reward is our
+    choice: the report names the estimator and not its place."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Probabilities with which a scripted summary is not the shortest that will do. All zero: it is."""
+
+    wordy: float = 0.4
+    """Also keeps what is not needed: other files, docstrings of helpers, what a passed test has settled."""
+    forgetful: float = 0.1
+    """Leaves out a file that is needed, which is then read again."""
+    longest: int = 42
+    """Tokens that a wordy summary may have; else it is the shortest."""
 
 
 @dataclass(frozen=True)
@@ -246,131 +256,3 @@ class Recipe:
     """Reinforcement learning."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     """Held-out measurements."""
-
-
-def run(run: Run, config: Recipe) -> None:
-    """All stages in order; those that an earlier process finished are passed over."""
-    torch.set_num_threads(config.training.threads)
-    data(run, config)
-    pretrain(run, config)
-    distil(run, config)
-    lengthen(run, config)
-    finetune(run, config)
-    reinforce(run, config)
-    evaluation.evaluate(run, config, task_stream(config, "evaluation"))
-
-
-def pretrain(run: Run, config: Recipe) -> None:
-    """Short-context phase: warm-up and the stable part of the schedule; its end is "mid-CPT"."""
-    t = config.training
-    (rows, length), read = rows_of(run, "short")
-    B = max(1, t.batch_tokens // length)
-    steps = max(1, rows // B)
-    stage = run.stage("cpt", total=steps)
-    if stage.finished:
-        return
-    torch.manual_seed(config.seed)
-    vocabulary = language_of(run.root).tokenizer.get_vocab_size()
-    learner = Learner(config, Transformer(replace(config.model, vocab_size=vocabulary)), None, t.muon_lr, t.adamw_lr)
-    train(
-        stage,
-        config,
-        learner,
-        lambda step: read(np.arange(step * B, min((step + 1) * B, rows))),
-        steps,
-        lambda step: cpt.wsd(step, 10 * steps, steps // 10, 0),
-        "short",
-        look=perplexity_look(run, config, learner, steps),
-    )
-    files = checkpoint(run, "mid-cpt", learner.trunk.masters, None)
-    stage.finish(
-        {
-            "steps": steps,
-            "parameters": learner.trunk.masters.config.parameters(),
-            "active_parameters": learner.trunk.masters.config.parameters(active=True),
-        },
-        files,
-    )
-
-
-def distil(run: Run, config: Recipe) -> None:
-    """MTP layers from scratch atop the frozen mid-CPT trunk, on the same data."""
-    t = config.training
-    (rows, length), read = rows_of(run, "short")
-    B = max(1, t.batch_tokens // length)
-    steps = max(1, min(rows // B, config.mtp.tokens // t.batch_tokens))
-    stage = run.stage("mtp", total=steps)
-    if stage.finished:
-        return
-    torch.manual_seed(config.seed + 1)
-    model, _ = load_checkpoint(run.root, config, "mid-cpt")
-    learner = Learner(config, model, MTP(model.config, config.mtp.layers), t.muon_lr, t.adamw_lr)
-    train(
-        stage,
-        config,
-        learner,
-        lambda step: read(np.arange(step * B, min((step + 1) * B, rows))),
-        steps,
-        lambda step: cpt.wsd(step, steps, steps // 10, 0),
-        "mtp",
-        trunk=False,
-    )
-    assert learner.mtp is not None
-    files = checkpoint(run, "mtp", learner.trunk.masters, learner.mtp.masters)
-    stage.finish({"steps": steps, "parameters": sum(p.numel() for p in learner.mtp.masters.parameters())}, files)
-
-
-def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
-    """Long-context phase from the checkpoint `start`, trunk and MTP layers together; the learning rate decays. From "mid-cpt",
-    without `distil`, this and the phases after it train the trunk alone, the same trunk: none of its gradient is the layers'."""
-    t = config.training
-    (rows, length), read = rows_of(run, "long")
-    B = max(1, t.batch_tokens // length)
-    steps = max(1, rows // B)
-    stage = run.stage("long", total=steps)
-    if stage.finished:
-        return
-    learner = Learner(config, *load_checkpoint(run.root, config, start), t.muon_lr, t.adamw_lr)
-    train(
-        stage,
-        config,
-        learner,
-        lambda step: read(np.arange(step * B, min((step + 1) * B, rows))),
-        steps,
-        lambda step: cpt.wsd(step, steps, 5, steps),
-        "long",
-        look=perplexity_look(run, config, learner, steps),
-    )
-    files = checkpoint(run, "cpt", learner.trunk.masters, learner.mtp and learner.mtp.masters)
-    stage.finish({"steps": steps}, files)
-
-
-def finetune(run: Run, config: Recipe) -> None:
-    """SFT on demonstrations, summaries among them, loss on the agent's own tokens; MTP layers go along."""
-    s = config.sft
-    language, length = language_of(run.root), config.training.long_length
-    shown = itertools.islice(lessons(config, language, context(language, config), s.noise, config.context.memory), s.demonstrations)
-    pieces = [(segment.tokens, segment.sampled) for lesson in shown for segment in lesson.chain.segments]
-    per_epoch, batch = shown_rows(pieces, length, s.rows, [config.seed])
-    steps = per_epoch * s.epochs
-    stage = run.stage("sft", total=steps)
-    if stage.finished:
-        return
-
-    learner = Learner(config, *load_checkpoint(run.root, config, "cpt"), s.muon_lr, s.adamw_lr)
-    train(stage, config, learner, batch, steps, lambda step: cpt.wsd(step, steps, 5, steps // 2), "sft")
-    files = checkpoint(run, "sft", learner.trunk.masters, learner.mtp and learner.mtp.masters)
-    stage.finish({"steps": steps, "demonstrations": s.demonstrations}, files)
-
-
-def reinforce(run: Run, config: Recipe) -> None:
-    """RL from the end of SFT. The MTP layers keep learning from the policy's own rollouts, so that drafts follow it where
-    it goes (ours: the report trains them in the long-context and SFT phases only)."""
-    stage = run.stage("rl", total=max(config.rl.steps, 1), unit="tokens")
-    if stage.finished:
-        return
-    model, mtp = load_checkpoint(run.root, config, "sft")
-    reference = load_checkpoint(run.root, config, "sft", with_mtp=False)[0]
-    learner, spent = reinforcement.learn(stage, config, model, mtp, reference, language_of(run.root))
-    files = checkpoint(run, "final", learner.trunk.masters, learner.mtp and learner.mtp.masters)
-    stage.finish(spent, files)

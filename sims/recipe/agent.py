@@ -11,7 +11,6 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -19,11 +18,12 @@ import torch
 from kit.process import on_cores
 from ref import cpt
 from ref.engine.sampler import Rollout, Sampler
-from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
+from ref.length_penalty import Effort, effort, length_penalty
 from ref.self_summary import Chain, Chaining, rollout_chains
 from sims.microrepo import Environment, Reward, Session, Task
+from sims.recipe.settings import Payment
 
-__all__ = ["Episode", "Language", "Payment", "hash_seed", "pay", "play", "single"]
+__all__ = ["Episode", "Language", "hash_seed", "pay", "play", "single"]
 
 
 class Language:
@@ -130,25 +130,6 @@ def play(
 def hash_seed(*parts) -> int:
     """A 63-bit seed from parts, the same in every process."""
     return random.Random("-".join(map(str, parts))).getrandbits(63)
-
-
-@dataclass(frozen=True)
-class Payment:
-    """What an episode is paid for (report §4.2: tests, effort, behaviour)."""
-
-    effort_price: float = 0.0002
-    """Reward that a unit of penalised effort costs."""
-    k: float = 0.01
-    """Curvature of the length penalty C_{k,q} per unit of effort."""
-    q: float = 0.5
-    """Exponent of the length penalty; 0 is linear, larger bends more."""
-    weights: EffortWeights = field(default_factory=lambda: EffortWeights(tool_call_tokens=1.0, tool_output_tokens=0.1, tool_calls=2.0, turns=4.0))
-    """Price of tokens, calls and turns in units of effort."""
-    invalid_call: float = 0.03
-    """Reward that each invalid call costs."""
-    kl: float = 0.005
-    """β: reward that a nat of k1 against the policy before RL costs, summed over the rollout. That k1 stands in the reward is our
-    choice: the report names the estimator and not its place."""
 
 
 def pay(episode: Episode, payment: Payment) -> dict[str, float]:

@@ -3,14 +3,10 @@
 import json
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kit.runs import Run
 from ref.network import release
 from ref.network.model import Config
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["about"]
 

@@ -1,12 +1,11 @@
 """RL on the small world: rollouts of fresh tasks with the newest weights, one policy-gradient step on them, again.
 
-The loop that `sims/recipe.py` plays once and the experiments play under changed settings.
+The loop that `sims/recipe/stages.py` plays once and the experiments play under changed settings.
 """
 
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,15 +20,13 @@ from ref.mtp import MTP
 from ref.network.model import Transformer
 from ref.rl import Played, Settings, improve
 from ref.self_summary import Chaining
-from sims.agent import Episode, Language, hash_seed, pay, play
-from sims.chains import context
-from sims.corpus import task_stream
-from sims.learner import Learner
 from sims.microrepo import Task
+from sims.recipe.agent import Episode, Language, hash_seed, pay, play
+from sims.recipe.data import task_stream
+from sims.recipe.demonstrations import context
+from sims.recipe.learner import Learner
+from sims.recipe.settings import Recipe, Rl
 from sims.rounding import fp8_rows
-
-if TYPE_CHECKING:
-    from sims.recipe import Recipe, Rl
 
 __all__ = ["advance", "choose", "gate", "kept", "learn", "settings"]
 
@@ -39,7 +36,7 @@ KINDS = 3
 
 def learn(
     stage: Stage,
-    config: "Recipe",
+    config: Recipe,
     model: Transformer,
     mtp: MTP | None,
     reference: Transformer,
@@ -126,7 +123,7 @@ def choose(tasks: Iterator[Task], n: int, keep: np.ndarray, rng: random.Random) 
     return chosen, passed
 
 
-def gate(config: "Recipe", sampler: Sampler, language: Language, how: Chaining) -> float:
+def gate(config: Recipe, sampler: Sampler, language: Language, how: Chaining) -> float:
     """Sampled success on 64 training tasks that RL will not use."""
     tasks = list(itertools.islice(task_stream(config, "gate"), 64))
     generator = torch.Generator().manual_seed(hash_seed(config.seed, "gate"))
@@ -134,12 +131,12 @@ def gate(config: "Recipe", sampler: Sampler, language: Language, how: Chaining) 
     return float(np.mean([e.verdict.tests for e in episodes]))
 
 
-def settings(r: "Rl") -> Settings:
+def settings(r: Rl) -> Settings:
     """What a step is told of the recipe's settings."""
     return Settings(r.prompts, r.rollouts, r.temperature, r.budget_tokens, r.clip_low, r.clip_high, r.payment.kl, r.replay, r.replay_alpha)
 
 
-def advance(config: "Recipe", learner: Learner, reference: Transformer, episodes: list[Episode], step: int) -> dict[str, float]:
+def advance(config: Recipe, learner: Learner, reference: Transformer, episodes: list[Episode], step: int) -> dict[str, float]:
     """One policy-gradient step (`ref.rl.improve`) on a batch of finished episodes, computed on all cores; returns the figures of the
     batch. `kl` is the policy's drift from the reference, `engine_kl` what its sampler computes otherwise, nats a rollout; `dropped`, of
     the replayed experts, what the filter took."""
