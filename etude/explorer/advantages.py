@@ -63,9 +63,9 @@ def encode(edited: pd.DataFrame) -> str:
     """The table as the URL holds it: reward_length, an x behind what was cut off, rows joined by ~; an empty cell is empty."""
 
     def cell(value: object) -> str:
-        return "" if pd.isna(value) else f"{value:.10g}"
+        return "" if pd.isna(value) else f"{value:.10g}"  # pyright: ignore[reportGeneralTypeIssues]
 
-    return "~".join(f"{cell(r)}_{cell(n)}{'x' if not pd.isna(c) and c else ''}" for r, n, c in edited.itertuples(index=False))  # pyright: ignore[reportGeneralTypeIssues]
+    return "~".join(f"{cell(r)}_{cell(n)}{'x' if not pd.isna(c) and c else ''}" for r, n, c in edited.itertuples(index=False))
 
 
 def decode(text: str) -> pd.DataFrame:
