@@ -61,7 +61,7 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[
     if entry.name in RL:
         from sims.microrepo.world import origin
 
-        root, _ = origin(Path(config.checkpoint))
+        root, _ = origin(Path(str(config.checkpoint)))
         print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} goes back to no run of it"))
     again = f"etude run {entry.name} --scale full --out {shlex.quote(str(out))} --resume" + (
         f" --backend {backend} --nproc {ranks}" if backend == "gloo" else ""

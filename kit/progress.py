@@ -15,9 +15,11 @@ class Told(Protocol):
     """What `Progress` shows: a stage of a run, or what stands for one."""
 
     name: str
-    total: float
     unit: str
     _opened: float
+
+    @property
+    def total(self) -> float: ...
 
     @property
     def seconds(self) -> float: ...

@@ -33,9 +33,9 @@ Glossary
     log μ       `Batch.behavior`  B T     the sampler's
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -215,7 +215,7 @@ def improve(
         found = Pressed(loss.item(), (logp.detach() - batch.behavior[:, 1:])[batch.own[:, 1:]])
         if c.replay == "filtered" and out.experts:  # the last token of a context predicts nothing, and was not routed
             known = (torch.arange(T) < batch.lengths[:, None] - 1).flatten()
-            pair = ([e[known] for e in layers] for layers in (out.experts, routing(batch.contexts, T, "plain", 0.0)))
+            pair = ([e[known] for e in layers] for layers in (out.experts, routing(batch.contexts, T, "plain", 0.0) or []))
             found.dropped, found.known = differing(*pair)["decisions"], int(known.sum())
         if mtp is not None:
             doc = torch.where(torch.arange(T) < batch.lengths[:, None], 0, -1)
@@ -225,7 +225,7 @@ def improve(
         return found
 
     found = each(pressed, batches)
-    count, known, tokens = sum(f.mtp_count for f in found), sum(f.known for f in found), own.sum().item()
+    count, known, tokens = sum(f.mtp_count for f in found), sum(f.known for f in found), int(own.sum())
     return Step(
         loss=sum(f.loss for f in found),
         gradients=total_of([f.gradients for f in found]),
@@ -308,7 +308,7 @@ def routing(rollouts: Sequence[Rollout | None], T: int, how: str, alpha: float) 
         if rollout is not None:
             chosen[row, : len(rollout.experts)] = rollout.experts.long()
     layers = chosen.flatten(0, 1).unbind(1)
-    return list(layers) if how == "plain" else [partial(replay, replayed=e, k=K, alpha=alpha) for e in layers]
+    return list(layers) if how == "plain" else [functools.partial(replay, replayed=e, k=K, alpha=alpha) for e in layers]
 
 
 @dataclass
@@ -336,4 +336,4 @@ def gradients_of(loss: Tensor, model: torch.nn.Module, again: bool = False) -> l
 def total_of(parts: list[list[Tensor | None]]) -> list[Tensor | None]:
     """The sum over micro-batches, in float32 or wider and in their order, parameter by parameter."""
     columns = [[g.to(torch.promote_types(g.dtype, torch.float32)) for g in column if g is not None] for column in zip(*parts, strict=True)]
-    return [sum(column[1:], column[0]) if column else None for column in columns]
+    return [functools.reduce(torch.add, column) if column else None for column in columns]

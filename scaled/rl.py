@@ -171,6 +171,7 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
     """The whole training on this rank; `log(step, steps, **figures)` is called on rank 0. Returns the last step's figures and success on
     held-out tasks before and after. FOLDER/checkpoints/final holds the network in the end; what else lies there: `scaled/optimise.py`."""
     folder, rank = Path(folder), dist.get_rank()
+    assert c.checkpoint is not None, "RL begins with a policy"
     with begun(c, folder, rank):
         model, reference = load_hf(c.checkpoint), load_hf(c.checkpoint) if c.kl else None
         with torch.device("meta"):  # no room is taken before the dtype is known: `fetch` fills it

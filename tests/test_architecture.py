@@ -86,6 +86,19 @@ def test_arrows(path):
             assert top in LIBRARIES[room], f"{room} may not import {module}"
 
 
+def test_no_file_imports_one_that_imports_it():
+    """Nor by way of others, nor for the type checker only: what a file says can be read before what stands on it."""
+    modules = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path for path in files()}
+    arrows = {}
+    for name, path in modules.items():
+        there = {found if found in modules else found.rpartition(".")[0] for found in imports(path)}
+        arrows[name] = {one for one in there if one in modules and one != name}
+    while leaves := [name for name, known in arrows.items() if not known & arrows.keys()]:
+        for name in leaves:
+            del arrows[name]
+    assert not arrows, f"in a circle, or before one: {sorted(arrows)}"
+
+
 def test_a_technique_is_read_by_itself():
     """A reference file may import the network, but no other technique: it says all that it does."""
     techniques = {t.ref.removesuffix(".py").replace("/", ".") for t in catalog.TECHNIQUES if t.ref}

@@ -44,6 +44,7 @@ class MicroWorld:
     `c.length` holds no context."""
 
     def __init__(self, c: Asked):
+        assert c.checkpoint is not None
         path = Path(c.checkpoint) / "tokenizer.json"
         self.language = Language(load_tokenizer(path))
         if None in (self.language.env, self.language.agent):

@@ -43,12 +43,13 @@ class Episode:
     """A conversation (`ref.engine.sampler`, `ref.engine.conversation`) with one environment. After sampling it holds its
     chain of contexts, the verdict, and as `rollout` the contexts one behind the other: what it is charged for."""
 
+    chain: Chain
+    rollout: Rollout
+
     def __init__(self, language: Language, environment: Environment, group: int = 0):
         self.language, self.environment, self.group = language, environment, group
         self.prompt = [language.env, *language.encode(environment.prompt), language.agent]
         self.stop = language.env
-        self.chain: Chain | None = None
-        self.rollout: Rollout | None = None
 
     def take(self, chain: Chain) -> "Episode":
         self.chain, self.rollout = chain, one_row(chain)
