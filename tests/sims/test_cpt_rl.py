@@ -24,7 +24,7 @@ from sims.recipe import stages as recipe
 from sims.recipe.agent import Language
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import chaining, taught
-from sims.recipe.settings import Memory
+from sims.recipe.settings import Memory, Sft
 from sims.statistics import bootstrap
 
 BUDGETS = (1000, 10_000, 100_000, 1_000_000)
@@ -227,7 +227,7 @@ def test_loss_of_demonstrations_is_that_of_the_agents_own_tokens(language):
     model = Transformer(replace(Config.tiny(), vocab_size=400, hidden_size=32, num_hidden_layers=1, moe_intermediate_size=16))
     rng, how = random.Random(1), chaining(language, 120, 60, 100)
     tasks = [generate(rng, "heldout", depth) for depth in (0, 2, 1)]
-    chains = [one.chain for one in taught(tasks, language, how, recipe.Sft().noise, Memory(), rng)]
+    chains = [one.chain for one in taught(tasks, language, how, Sft().noise, Memory(), rng)]
     assert len(chains) == 3 and max(len(chain.segments) for chain in chains) > 1
     got, everything = budgets.demonstration_nll(model, chains, batch=2), []
     for (nats, count), chain in zip(got, chains, strict=True):
