@@ -216,7 +216,7 @@ def rank(out: Path, told: dict) -> None:
         except CheckpointError as error:  # often on every rank, but a file may be read by one alone
             sys.exit(f"error: {error}")
         except Exception as error:
-            refused = error if isinstance(error, OSError) else refusal(error)
+            refused = refusal(error)
             if refused is None or refused.errno not in NO_ROOM:
                 raise
             sys.exit(f"error: {refused.strerror}: {refused.filename or out}; make room")

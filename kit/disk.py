@@ -143,9 +143,11 @@ def timings(root: Path) -> list[dict]:
 
 
 def refusal(error: BaseException) -> OSError | None:
-    """What the operating system refused, where a library in Rust tells of it: safetensors in an exception of its own, tokenizers in a bare
-    Exception. None where that is not what happened."""
+    """What the operating system refused: the error itself, or what a library in Rust tells of it, safetensors in an exception of its own,
+    tokenizers in a bare Exception. None where that is not what happened."""
     from safetensors import SafetensorError
 
+    if isinstance(error, OSError):
+        return error
     said = re.search(r"\(os error (\d+)\)", str(error)) if type(error) in (Exception, SafetensorError) else None
     return OSError(int(said[1]), os.strerror(int(said[1]))) if said else None

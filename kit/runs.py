@@ -229,7 +229,7 @@ class Run:
             self.close()
             raise Interrupted(f"interrupted; go on with: {again}") from None
         except Exception as error:
-            refused = error if isinstance(error, OSError) else refusal(error)
+            refused = refusal(error)
             if refused is None and not isinstance(error, RunError):
                 raise
             self.abandon()

@@ -33,6 +33,7 @@ Glossary
     log μ       `Batch.behavior`  B T     the sampler's
 """
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -154,8 +155,6 @@ def learn(
     """The loop, plainly: each step plays G·N conversations with the newest weights and moves the weights once. Yields what it found.
     Drift is charged against the policy as it was handed in. `sims/recipe/reinforcement.py` adds what a long run needs: states, a schedule of
     the learning rate, harder tasks in the later half, draft layers, all cores."""
-    import copy
-
     reference = copy.deepcopy(model).requires_grad_(False)
     for step in range(steps):
         sampler.load(model, version=step)

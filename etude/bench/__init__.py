@@ -1,1 +1,20 @@
 """`etude bench`: one file for each thing that is timed; what they find goes to results/."""
+
+import json
+import re
+from pathlib import Path
+
+from kit.disk import atomic_write
+
+__all__ = ["written"]
+
+
+def written(record: dict, out: Path | None, kind: str, device: str) -> dict:
+    """The record; before, where there is a folder `out`, it is put into out/KIND-DEVICE.json, and that is said."""
+    if out is not None:
+        name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", device.lower())).strip("-")
+        path = Path(out) / f"{kind}-{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(record, indent=1) + "\n")
+        print(f"written: {path}")
+    return record

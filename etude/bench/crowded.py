@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from etude.bench.training import written
+from etude.bench import written
 from kit.process import cores, keep_freed_memory, machine
 from kit.settings import RunError, fill
 

@@ -10,7 +10,7 @@ import statistics
 import time
 from pathlib import Path
 
-from etude.bench.training import written
+from etude.bench import written
 from kit.process import machine
 
 VALUES = 8

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from etude.bench import written
 from etude.bench.kernel_cases import Case, cases
-from etude.bench.training import written
 from kit.process import machine
 from kit.settings import RunError
 

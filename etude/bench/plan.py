@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from etude.bench.training import written
+from etude.bench import written
 from kit.disk import atomic_write
 from kit.process import machine
 from kit.settings import RunError

@@ -7,9 +7,7 @@ losses and gradients agree.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import statistics
 import tempfile
 import time
@@ -17,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from kit.disk import atomic_write
+from etude.bench import written
 from kit.process import keep_freed_memory, machine
 from kit.settings import RunError
 
@@ -70,17 +68,6 @@ def model(
         "results": results,
     }
     return written(record, out, "model", record["machine"]["cpu"])
-
-
-def written(record: dict, out: Path | None, kind: str, device: str) -> dict:
-    """The record; before, where there is a folder `out`, it is put into out/KIND-DEVICE.json, and that is said."""
-    if out is not None:
-        name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", device.lower())).strip("-")
-        path = Path(out) / f"{kind}-{name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(record, indent=1) + "\n")
-        print(f"written: {path}")
-    return record
 
 
 def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callable], dict]:

@@ -6,6 +6,7 @@ The loop that `sims/recipe/stages.py` plays once and the experiments play under 
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 
 import numpy as np
 import torch
@@ -132,8 +133,8 @@ def gate(config: Recipe, sampler: Sampler, language: Language, how: Chaining) ->
 
 
 def settings(r: Rl) -> Settings:
-    """What a step is told of the recipe's settings."""
-    return Settings(r.prompts, r.rollouts, r.temperature, r.budget_tokens, r.clip_low, r.clip_high, r.payment.kl, r.replay, r.replay_alpha)
+    """What a step is told of the recipe's settings: those of the same names, and the price of drift."""
+    return Settings(**{f.name: getattr(r, f.name) for f in fields(Settings) if f.name != "kl"}, kl=r.payment.kl)
 
 
 def advance(config: Recipe, learner: Learner, reference: Transformer, episodes: list[Episode], step: int) -> dict[str, float]:

@@ -8,51 +8,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ref import packing, rl
-from ref.network.model import Config, Transformer
-from ref.self_summary import Chain, Segment
+from ref.self_summary import Chain
 from scaled.rl import Rehearsal
+from tests.contexts import CONFIG, LENGTH, network, policy, segment
 from tests.mirror import calls
 from tests.mirror.layouts import close, layouts, play, seeds
 
-CONFIG = Config.tiny(
-    30,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    num_experts=4,
-    num_experts_per_tok=2,
-    moe_intermediate_size=8,
-)
-G, N, LENGTH = 3, 3, 24
+G, N = 3, 3
 ASKED = Rehearsal(prompts=G, rollouts=N, length=LENGTH, max_len=LENGTH, budget_tokens=5, heldout=0)
-
-
-def network(seed: int) -> dict:
-    torch.manual_seed(seed)
-    # Far from where it began: log-probs, ratios and routers that matter.
-    return {name: 3 * p.detach().double() for name, p in Transformer(CONFIG).named_parameters()}
-
-
-def policy(state: dict) -> Transformer:
-    model = Transformer(CONFIG).double()
-    model.load_state_dict(state)
-    return model
-
-
-def segment(g: torch.Generator, model: Transformer) -> Segment:
-    """A context of 2 to LENGTH tokens, some of them the policy's; behaviour near that of `model`, so that not every ratio is clipped."""
-    T = int(torch.randint(2, LENGTH + 1, (), generator=g))
-    tokens = torch.randint(0, 30, (T,), generator=g)
-    sampled = torch.rand(T, generator=g) < 0.6
-    sampled[0], sampled[-1] = False, True
-    with torch.no_grad():
-        logits = model(tokens[None]).logits[0].log_softmax(-1)
-    own = logits[:-1].gather(1, tokens[1:, None])[:, 0] + 0.2 * torch.randn(T - 1, generator=g, dtype=torch.float64)
-    logp = torch.cat((torch.zeros(1, dtype=torch.float64), own.clamp(max=0))).where(sampled, 0)
-    experts = torch.rand(T - 1, 2, 4, generator=g).argsort(-1)[..., :2].to(torch.int16)
-    return Segment(tokens, sampled, logp, torch.zeros(T, dtype=torch.long), experts, True, summary=torch.zeros(T, dtype=torch.bool))
 
 
 def on_one(c: Rehearsal, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor) -> tuple[rl.Step, dict]:

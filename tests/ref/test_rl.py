@@ -11,35 +11,11 @@ from ref import dr_grpo, kl, rl, router_replay
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network.model import Config, Transformer
-from ref.self_summary import Chain, Segment, spread
+from ref.self_summary import Chain, spread
+from tests.contexts import CONFIG, network, policy, segment
 
 TINY = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
-CONFIG = Config.tiny(30, **TINY, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8)
-G, N, LENGTH = 3, 3, 24
-
-
-def network(seed: int) -> Transformer:
-    """Far from where it began: log-probs, ratios and routers that matter."""
-    torch.manual_seed(seed)
-    model = Transformer(CONFIG).double()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(3)
-    return model
-
-
-def segment(g: torch.Generator, model: Transformer) -> Segment:
-    """A context of 2 to LENGTH tokens, some of them the policy's; behaviour near that of `model`, so that not every ratio is clipped."""
-    T = int(torch.randint(2, LENGTH + 1, (), generator=g))
-    tokens = torch.randint(0, 30, (T,), generator=g)
-    sampled = torch.rand(T, generator=g) < 0.6
-    sampled[0], sampled[-1] = False, True
-    with torch.no_grad():
-        logits = model(tokens[None]).logits[0].log_softmax(-1)
-    own = logits[:-1].gather(1, tokens[1:, None])[:, 0] + 0.2 * torch.randn(T - 1, generator=g, dtype=torch.float64)
-    logp = torch.cat((torch.zeros(1, dtype=torch.float64), own.clamp(max=0))).where(sampled, 0)
-    experts = torch.rand(T - 1, 2, 4, generator=g).argsort(-1)[..., :2].to(torch.int16)
-    return Segment(tokens, sampled, logp, torch.zeros(T, dtype=torch.long), experts, True, summary=torch.zeros(T, dtype=torch.bool))
+G, N = 3, 3
 
 
 def conversations(seed: int, model: Transformer, longest: int = 2) -> list[rl.Played]:
@@ -87,7 +63,7 @@ def written_out(c: rl.Settings, model: Transformer, reference: Transformer, play
 )
 def test_a_step_is_the_one_written_out_context_by_context(seed, replay, beta, longest, temperature, rows):
     """However micro-batches are cut, and in whatever order they are computed."""
-    model, reference = network(seed % 5), network(seed % 5 + 1)
+    model, reference = policy(network(seed % 5)), policy(network(seed % 5 + 1))
     played = conversations(seed, model, longest)
     c = rl.Settings(G, N, temperature, budget_tokens=5, kl=beta, replay=replay)
     with pytest.MonkeyPatch.context() as patch:
@@ -103,7 +79,7 @@ def test_a_step_is_the_one_written_out_context_by_context(seed, replay, beta, lo
 
 
 def test_a_batch_holds_every_context_once_with_what_belongs_to_it():
-    played = conversations(3, network(0), 3)
+    played = conversations(3, policy(network(0)), 3)
     chains = [p.chain for p in played]
     segments = [(n, s) for n, chain in enumerate(chains) for s in chain.segments]
     batches, (own, behavior) = rl.deal(chains)
@@ -126,7 +102,7 @@ def test_a_batch_holds_every_context_once_with_what_belongs_to_it():
 
 
 def test_equal_rewards_teach_nothing_and_a_control_may_permute_them():
-    model = network(0)
+    model = policy(network(0))
     played = conversations(0, model)
     c = rl.Settings(G, N, budget_tokens=5)
     same = rl.improve(c, model, None, [rl.Played(p.chain, 1.0) for p in played])
@@ -137,7 +113,7 @@ def test_equal_rewards_teach_nothing_and_a_control_may_permute_them():
 
 
 def test_draft_layers_learn_beside_and_the_trunk_has_none_of_it():
-    model, layers = network(0), MTP(CONFIG).double()
+    model, layers = policy(network(0)), MTP(CONFIG).double()
     played, c = conversations(0, model), rl.Settings(G, N, budget_tokens=5)
     alone, beside = rl.improve(c, model, None, played), rl.improve(c, model, None, played, mtp=layers, mtp_weight=2.0)
     assert all(torch.equal(a, b) for a, b in zip(alone.gradients, beside.gradients, strict=True))
