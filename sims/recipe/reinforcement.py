@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kit.process import on_cores
+from kit.process import on_cores, one_thread
 from kit.runs import Stage
 from kit.settings import RunError
 from ref import cpt
@@ -137,6 +137,7 @@ def settings(r: Rl) -> Settings:
     return Settings(**{f.name: getattr(r, f.name) for f in fields(Settings) if f.name != "kl"}, kl=r.payment.kl)
 
 
+@one_thread()  # what is left between the processes takes a moment, in which two threads would wait for each other beside other programs
 def advance(config: Recipe, learner: Learner, reference: Transformer, episodes: list[Episode], step: int) -> dict[str, float]:
     """One policy-gradient step (`ref.rl.improve`) on a batch of finished episodes, computed on all cores; returns the figures of the
     batch. `kl` is the policy's drift from the reference, `engine_kl` what its sampler computes otherwise, nats a rollout; `dropped`, of

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from kit.settings import fill
 from ref import cpt, dr_grpo
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP, mtp_loss
+from ref.network.masters import Masters
 from ref.network.model import Config, Transformer
 from ref.rl import own_logp, pad, routing
 from ref.self_summary import spread
@@ -64,6 +66,19 @@ def test_the_bits_are_the_same_on_any_number_of_cores(played, monkeypatch):
     one, two = (a_step(played, monkeypatch, cores, REWARDS) for cores in (1, 2))
     assert one[0] == two[0]
     assert all(torch.equal(x, y) for a, b in zip(one[1], two[1], strict=True) for x, y in zip(a.values(), b.values(), strict=True))
+
+
+def test_between_the_processes_a_step_computes_with_one_thread(played, monkeypatch):
+    """Two threads wait for each other in every sum and in Adam: beside busy programs that was a tenth of the step."""
+    seen, improve, step, before = [], reinforcement.improve, Masters.step, torch.get_num_threads()
+    monkeypatch.setattr(reinforcement, "improve", lambda *a, **k: (seen.append(torch.get_num_threads()), improve(*a, **k))[1])
+    monkeypatch.setattr(Masters, "step", lambda *a, **k: (seen.append(torch.get_num_threads()), step(*a, **k))[1])
+    config, *rest = played
+    try:
+        a_step((replace(config, training=replace(config.training, threads=2)), *rest), monkeypatch, 1, REWARDS)
+        assert seen == [1, 1, 1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("cores", [1, 2])
