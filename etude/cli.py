@@ -333,7 +333,7 @@ def bench() -> None:
 
 @bench_app.command("model")
 def bench_model() -> None:
-    """Training tokens/s of ref.network.model against transformers' Qwen3Moe, timed alternately."""
+    """Training tokens/s of ref.network against transformers' Qwen3Moe, timed alternately."""
     importlib.import_module("etude.bench.training").model()
 
 

@@ -88,8 +88,9 @@ def check_work(config, name: str, ranks: int) -> None:
     """Says now what every rank would say later, some after minutes. RunError."""
     import torch
 
+    from ref.network import CheckpointError, Transformer
     from ref.network.checkpoint import matched
-    from ref.network.model import CheckpointError, Transformer, config_of
+    from ref.network.model import config_of
 
     corpus = getattr(config, "corpus", None)
     if corpus and not Path(corpus).is_dir():

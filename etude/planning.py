@@ -40,7 +40,8 @@ def _scale(values: Iterable[float], digits: int = 2, sizes: Mapping[float, str] 
 def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int, hardware: str) -> list[dict]:
     """One record for each number of GPUs. Rows are no longer than what the network has positions for. RunError for what is not known or does
     not share out."""
-    from ref.network.model import Config, config_of
+    from ref.network import Config
+    from ref.network.model import config_of
     from scaled.plan import HARDWARE, plan
     from scaled.runtime.mesh import Layout
 

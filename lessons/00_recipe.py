@@ -36,7 +36,7 @@ import torch
 
 from lessons.course import ROOT, check, quick, source, tiny_run
 from ref.engine.sampler import Sampler
-from ref.network.model import Config
+from ref.network import Config
 from sims.microrepo import document, transcript
 from sims.policies import read_config
 from sims.recipe import agent

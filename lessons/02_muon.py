@@ -32,7 +32,7 @@ import torch
 
 from lessons.course import check, quick, source
 from ref import cpt, muon
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from sims.microrepo import documents
 
 source(muon.newton_schulz)

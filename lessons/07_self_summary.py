@@ -36,7 +36,7 @@ import torch
 
 from lessons.course import check, quick, source, verdicts
 from ref import cpt, dr_grpo, self_summary
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from sims import self_summary as experiment
 from sims.microrepo import demonstration, documents, transcript
 from sims.recipe import demonstrations as chains

@@ -32,7 +32,7 @@ import scaled.cpt
 import scaled.dr_grpo
 from lessons.course import check, quick, source
 from lessons.mirror_ranks import Ranks
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from scaled.network import model as network
 from scaled.network.dispatch import on_owners
 from scaled.runtime import comm, sharding

@@ -63,7 +63,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ref.checks import expect, expect_text
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 
 __all__ = [
     "SPECIAL_TOKENS",

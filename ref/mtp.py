@@ -64,7 +64,9 @@ from torch.autograd import Function
 
 from ref.checks import expect, expect_text
 from ref.engine.decoder import Decoder, Generation, accept
-from ref.network.model import ROWS, Block, Config, Output, RMSNorm, Transformer, attention_mask, initialise, rope_table
+from ref.network import Config, Output, Transformer
+from ref.network.fast import ROWS, Block, RMSNorm, attention_mask
+from ref.network.model import initialise, rope_table
 
 __all__ = ["MTP", "Decoder", "Generation", "MTPConfig", "accept", "mtp_loss", "plain_generate", "speculative_generate"]
 

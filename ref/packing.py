@@ -43,7 +43,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ref.checks import expect
-from ref.network.model import Config
+from ref.network import Config
 
 __all__ = ["Cost", "balance", "imbalance", "lay", "rows"]
 

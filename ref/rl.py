@@ -45,7 +45,7 @@ from torch import Tensor
 from ref import dr_grpo, kl
 from ref.engine.sampler import Rollout, Sampler
 from ref.mtp import MTP, mtp_loss
-from ref.network.model import Transformer
+from ref.network import Transformer
 from ref.router_replay import differing, replay
 from ref.self_summary import Chain, spread
 

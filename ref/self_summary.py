@@ -323,7 +323,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     prefill, and the prefill saved against separate compaction of the same chains. Then the fault, for an
     invented reward of −1 per 100 tokens written: the mean advantage of a chain, were the baseline over rows
     (over chains it is zero), and the most segments a chain had."""
-    from ref.network.model import Config, Transformer
+    from ref.network import Config, Transformer
 
     torch.manual_seed(config.seed)
     shape = Config.tiny(

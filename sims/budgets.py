@@ -17,7 +17,7 @@ import torch
 from kit.runs import Run
 from kit.settings import fill
 from ref import cpt
-from ref.network.model import Transformer
+from ref.network import Transformer
 from ref.rl import own_logp, pad
 from ref.self_summary import Chain
 from sims.microrepo import Task

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from ref.network.model import Transformer
+from ref.network import Transformer
 from ref.rl import pad, reference_kl
 from sims.microrepo import Task
 from sims.recipe.agent import Episode, Language, pay

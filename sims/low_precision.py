@@ -38,7 +38,7 @@ import torch
 
 from kit.runs import Run
 from ref import cpt
-from ref.network.model import Transformer
+from ref.network import Transformer
 from sims.experiment import above, below, claim, untested
 from sims.policies import agent
 from sims.quantised import KINDS, division, lower, moved, noise, operands

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from ref import cpt
 from ref.formats import e4m3_decode, e4m3_encode, power_of_two
-from ref.network.model import Config, MoE, Transformer
+from ref.network import Config, Transformer
+from ref.network.fast import MoE
 from ref.quant import experts_swiglu, grouped_linear, mxfp8_dequantize, mxfp8_quantize, nvfp4_dequantize, nvfp4_quantize, rounded
 
 __all__ = ["LowPrecision", "division", "logps", "lower", "moved", "noise", "operands"]

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ref.engine.layout import Stack, copied, unit
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 
 __all__ = ["Decoder", "Generation", "accept"]
 

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ref.network.model import MLP, Block, Config, KVCache, Transformer, rope_table
+from ref.network import Config, KVCache, Transformer
+from ref.network.model import MLP, Block, rope_table
 
 __all__ = ["Rows", "Stack", "copied", "unit"]
 

@@ -32,7 +32,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ref.engine.layout import Rows
-from ref.network.model import KVCache, Transformer
+from ref.network import KVCache, Transformer
 
 __all__ = ["Conversation", "Rollout", "Sampler", "sample"]
 

@@ -5,8 +5,7 @@ import sysconfig
 from pathlib import Path
 
 from kit.runs import Run
-from ref.network import release
-from ref.network.model import Config
+from ref.network import Config, release
 
 __all__ = ["about"]
 

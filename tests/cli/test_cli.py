@@ -310,7 +310,7 @@ def test_plan(tmp_path, ask):
 
 def test_plan_of_a_small_network(tmp_path, ask):
     """In units that show something, and with rows that it has positions for."""
-    from ref.network.model import Config, Transformer, save_hf
+    from ref.network import Config, Transformer, save_hf
 
     save_hf(Transformer(Config.tiny(vocab_size=400, hidden_size=32, num_hidden_layers=1, moe_intermediate_size=16)), tmp_path / "net")
     for model in ("tiny", tmp_path / "net"):

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint import filesystem, metadata
 from kernels.gate import excess
 from ref import muon
 from ref.cpt import next_token_loss
+from ref.network import Config, Transformer, load_balancing_loss, load_hf, save_hf
 from ref.network.checkpoint import CheckpointError
-from ref.network.model import Config, Transformer, load_balancing_loss, load_hf, save_hf
 from scaled.network import checkpoint
 from scaled.network import model as scaled_network
 from scaled.network.model import load_hf as scaled_load

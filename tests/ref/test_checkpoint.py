@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from ref.network import checkpoint
-from ref.network.model import CheckpointError, Config, Transformer, config_of, load_extra, load_hf, save_hf
+from ref.network import CheckpointError, Config, Transformer, checkpoint, load_extra, load_hf, save_hf
+from ref.network.model import config_of
 
 C = Config.tiny(vocab_size=20, hidden_size=8, num_hidden_layers=2, head_dim=4, num_experts=3, moe_intermediate_size=6)
 

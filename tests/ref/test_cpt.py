@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ref import cpt
-from ref.network.model import Config, Transformer, save_hf
+from ref.network import Config, Transformer, save_hf
 
 TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
 

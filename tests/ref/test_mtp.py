@@ -15,7 +15,7 @@ from ref.engine.conversation import converse
 from ref.engine.decoder import invert
 from ref.engine.layout import Stack
 from ref.mtp import MTP, Decoder, Demo, HeadLoss, MTPConfig, accept, demo, mtp_loss, plain_generate, speculative_generate, teach
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 
 SMALL = Config(
     vocab_size=23,

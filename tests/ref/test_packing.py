@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ref.network.model import Config
+from ref.network import Config
 from ref.packing import Cost, balance, imbalance, lay, rows
 
 costs = st.lists(st.floats(0, 1e6), min_size=1, max_size=60).map(lambda x: torch.tensor(x, dtype=torch.float64))

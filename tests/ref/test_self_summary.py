@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ref.dr_grpo import group_advantages, policy_loss
 from ref.engine.decoder import Decoder
 from ref.engine.sampler import Rollout, Sampler
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from ref.self_summary import Chain, Chaining, Demo, Segment, _Link, converse_chain, demo, rollout_chains, spread
 
 STOP, PROMPT = 0, [1, 2, 5]

@@ -12,7 +12,7 @@ from kit import process
 from ref import cpt, kl
 from ref.engine.sampler import Rollout, Sampler
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from ref.rl import own_logp, pad, reference_kl
 from sims.microrepo import NoiseConfig, Session, demonstration, documents, generate
 from sims.recipe.agent import LEAST, Episode, Language, pay, play, single

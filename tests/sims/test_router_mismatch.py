@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ref.engine.sampler import Rollout, Sampler
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from ref.router_replay import mismatch
 from sims import engines, router_mismatch
 from sims.rounding import LARGEST, fp8_rows
