@@ -6,9 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kit.disk import atomic_write
 from kit.settings import RunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["ASSUMPTIONS", "cells", "picture", "plans", "show", "write"]
 
@@ -93,8 +97,8 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
     return found
 
 
-def show(found: list[dict], model: str, hardware: str) -> None:
-    """The table, and under it what was assumed."""
+def show(found: list[dict], model: str, hardware: str, console: Console | None = None) -> None:
+    """The table, and under it what was assumed, on `console` or on the terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -135,7 +139,7 @@ def show(found: list[dict], model: str, hardware: str) -> None:
         "dollars a billion tokens",
         [f"{price:,.0f}" if price >= 10 else f"{price:.2g}" for price in (one["dollars_per_billion_tokens"] for one in found)],
     )
-    console, machine = Console(), HARDWARE[hardware]
+    console, machine = console or Console(), HARDWARE[hardware]
     console.print(table)
     console.print(ASSUMPTIONS.format(efficiency=machine.efficiency, latency=machine.latency * 1e6, price=machine.price), highlight=False)
 
