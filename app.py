@@ -1,9 +1,9 @@
-"""The explorer: the recipe's techniques as pages, each with its formula, its controls, a picture that moves, and the code that
-made it.
+"""The explorer: one page per technique of the recipe, with its formula, controls, a picture that reacts to them, and the code that
+drew it.
 
     etude explore        the same as: streamlit run app.py
 
-Pages lie in `etude/explorer/`, one file each. All that they compute is a call into `ref/` or `sims/`.
+Each page is one file in `etude/explorer/`. Everything it computes is a call into `ref/` or `sims/`.
 """
 
 from etude.explorer import start

@@ -1,4 +1,4 @@
-"""etude: the roof over the rooms: catalogue, command line, full runs, figures, report, explorer.
+"""etude, the package on top of all others: catalogue, command line, full runs, figures, report, explorer.
 
 `catalog` imports nothing; `cli` is the front door and imports everything, lazily.
 """

@@ -1,6 +1,6 @@
 """The table technique → source, code, experiment, lesson. The command line, the README, the pages of docs/ and the tests read it.
 
-A path stands here only once the file exists; a test walks the table.
+A path is listed only if the file exists; a test checks every path.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Technique:
-    """One technique of the recipe and where its parts lie, as paths from the root of the repository."""
+    """One technique of the recipe, with the paths of its parts from the root of the repository."""
 
     name: str
     """What `etude run NAME` takes."""
     title: str
     """What it is, in one line."""
     source: str
-    """Section of the Composer 2 technical report (arXiv:2603.24477v2), or the paper that is followed."""
+    """Section of the Composer 2 technical report (arXiv:2603.24477v2), or the paper that the code follows."""
     ref: str | None = None
     """The file to read."""
     scaled: str | None = None
@@ -29,7 +29,7 @@ class Technique:
     lesson: str | None = None
     """The lesson that teaches it."""
     page: str | None = None
-    """Name of the explorer's page, as its URL has it: etude/explorer/NAME.py."""
+    """Name of the explorer's page, as in its URL: etude/explorer/NAME.py."""
     figure: str | None = None
     """The measurement that the README or a page of docs/ shows."""
     tests: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Technique:
 
     @property
     def module(self) -> str | None:
-        """Import name of the reference file, or of the experiment where there is none."""
+        """Import name of the reference file, or of the experiment if there is no reference file."""
         path = self.ref or self.sim
         return path.removesuffix(".py").replace("/", ".") if path else None
 

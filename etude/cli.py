@@ -1,6 +1,6 @@
 """The command line. Thin: words in, one call into a room, a table out.
 
-Errors that a user can mend are one line on stderr and exit code 2; nothing that lay on disk is touched.
+An error that the user can fix prints one line on stderr and exits with code 2. It leaves everything on disk as it was.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="The Composer 2 recipe, small and whole. Begin with: etude run recipe --scale small",
+    help="The complete Composer 2 recipe at small scale. Start with: etude run recipe --scale small",
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed; results go to results/.")
 app.add_typer(bench_app, name="bench")
@@ -47,20 +47,20 @@ def list_techniques() -> None:
 @app.command("run", add_help_option=False)
 def run_technique(
     context: typer.Context,
-    technique: Annotated[str | None, typer.Argument(help="A name from `etude list`; `recipe` is all of it.")] = None,
-    scale: Annotated[str, typer.Option(help="small: this machine, minutes. full: many ranks.")] = "small",
+    technique: Annotated[str | None, typer.Argument(help="A name from `etude list`; `recipe` runs everything.")] = None,
+    scale: Annotated[str, typer.Option(help="small: minutes on this machine. full: many ranks.")] = "small",
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/TECHNIQUE")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; beats --config.", metavar="KEY=VALUE")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
     corpus: Annotated[Path | None, typer.Option(help="Folder of code to train on.", readable=False, show_default="Python's standard library")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
-    nproc: Annotated[int | None, typer.Option(help="Ranks of a full run.", show_default="every GPU here, or two with gloo")] = None,
-    backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: a full run rehearsed on CPUs.")] = "nccl",
-    help: Annotated[bool, typer.Option("--help", help="Show this, and the settings of TECHNIQUE.")] = False,
+    nproc: Annotated[int | None, typer.Option(help="Number of ranks in a full run.", show_default="every GPU here, or 2 with gloo")] = None,
+    backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: rehearse a full run on CPUs.")] = "nccl",
+    help: Annotated[bool, typer.Option("--help", help="Show this help and the settings of TECHNIQUE.")] = False,
 ) -> None:
-    """Run TECHNIQUE and leave everything it made in the output folder."""
+    """Run TECHNIQUE and write all its results to the output folder."""
     from kit.settings import RunError, describe
 
     if technique is None:
@@ -73,12 +73,11 @@ def run_technique(
         if shown := catalog.find_experiment(technique):
             about = [f"etude run {known.name}" for known in catalog.TECHNIQUES if known.sim == shown.sim]
             raise RunError(
-                f"{shown.name} is a figure: etude figure {shown.name}"
-                + (f"; the technique that it is about is played by: {', '.join(about)}" if about else "")
+                f"{shown.name} is a figure: etude figure {shown.name}" + (f"; to run the technique behind it: {', '.join(about)}" if about else "")
             )
         names = [known.name for known in catalog.TECHNIQUES]
         near = difflib.get_close_matches(technique, names, n=1)
-        guess = f"did you mean {near[0]}? There are" if near else "there are"
+        guess = f"did you mean {near[0]}? Choose from" if near else "choose from"
         raise RunError(f"unknown technique {technique!r}; {guess}: {', '.join(names)}")
     if scale not in ("small", "full"):
         raise RunError(f"--scale expects small or full, got {scale!r}")
@@ -93,7 +92,7 @@ def run_technique(
         return
     if out is None:
         out = Path("runs") / entry.name
-        out = out if resume or entry.name == "recipe" else _unused(out)  # a demonstration takes seconds, and is simply played again
+        out = out if resume or entry.name == "recipe" else _unused(out)  # a demonstration takes seconds, so just run it again
     wanted = _read_toml(config)
     given: list[Any] = list(sets or [])
     if seed is not None:
@@ -102,7 +101,7 @@ def run_technique(
         _check_corpus(corpus)
         keys = [key for key, *_ in describe(_config_class(entry)) if key.rpartition(".")[2] == "corpus"]
         if not keys:
-            raise RunError(f"{entry.name} reads no corpus; leave --corpus out")
+            raise RunError(f"{entry.name} does not read a corpus; leave out --corpus")
         given.append((keys[0], str(corpus)))
     if resume:
         wanted = _merge(_stored_config(out, entry.name), wanted)
@@ -113,20 +112,20 @@ def run_technique(
 def plan(
     model: Annotated[str, typer.Option(help="qwen3_30b_a3b, tiny, or a Hugging Face folder.")] = "qwen3_30b_a3b",
     gpus: Annotated[list[int] | None, typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", min=1)] = None,
-    cp: Annotated[int, typer.Option(help="Ranks that share a row's tokens.", min=1)] = 2,
-    ep: Annotated[int, typer.Option(help="Ranks that share a layer's experts.", min=1)] = 8,
-    length: Annotated[int, typer.Option(help="Tokens of a row; no more than the network has positions.", min=1)] = 32_768,
-    rows: Annotated[int, typer.Option(help="Rows of a step for each group of cp ranks.", min=1)] = 1,
+    cp: Annotated[int, typer.Option(help="Ranks that split the tokens of each row.", min=1)] = 2,
+    ep: Annotated[int, typer.Option(help="Ranks that split the experts of each layer.", min=1)] = 8,
+    length: Annotated[int, typer.Option(help="Tokens per row; at most the network's max_position_embeddings.", min=1)] = 32_768,
+    rows: Annotated[int, typer.Option(help="Rows per step for each group of cp ranks.", min=1)] = 1,
     hardware: Annotated[str, typer.Option(help="h200 or h100.")] = "h200",
     out: Annotated[Path | None, typer.Option(help="Folder for plan.json and plan.png.", show_default="none")] = None,
 ) -> None:
-    """What a step of a full run holds, sends and costs on so many GPUs, before anyone pays for it."""
+    """Estimate the memory, traffic, time and price of one step of a full run on a given number of GPUs."""
     from etude import planning
 
     found = planning.plans(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
     if found[0]["length"] < length:
         print(
-            f"warning: rows are {found[0]['length']:,} tokens long, not {length:,}: the network's max_position_embeddings allow no more",
+            f"warning: rows are {found[0]['length']:,} tokens long, not {length:,}: max_position_embeddings of the network allows no more",
             file=sys.stderr,
         )
     planning.show(found, model, hardware)
@@ -137,11 +136,11 @@ def plan(
 
 @app.command("results")
 def results(
-    runs: Annotated[list[Path], typer.Argument(help="Finished runs of the recipe, one a seed.")],
+    runs: Annotated[list[Path], typer.Argument(help="Finished runs of the recipe, one per seed.")],
     control: Annotated[list[Path] | None, typer.Option(help="Finished run with shuffled rewards; repeatable.")] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/recipe-small.json"),
 ) -> None:
-    """Gather what RL gained over several seeds: a table here, the figures and a picture beside them in a file."""
+    """Collect what RL gained over several seeds: print a table, write the numbers and a picture to files."""
     from kit.disk import atomic_write
     from sims import gain
 
@@ -155,16 +154,16 @@ def results(
 
 @app.command("figure")
 def figure(
-    name: Annotated[str | None, typer.Argument(help="An experiment; without one, all are listed.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Half a minute, to see that it plays; its numbers prove nothing.")] = False,
+    name: Annotated[str | None, typer.Argument(help="Name of an experiment; without it, list all experiments.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Half a minute, to check that it runs; its numbers prove nothing.")] = False,
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/figure/NAME")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the experiment in the output folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the experiment in the output folder.")] = False,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; beats --config.", metavar="KEY=VALUE")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
 ) -> None:
-    """Reproduce a figure or claim of the sources: picture, table and verdict in the output folder."""
+    """Reproduce a figure or claim of the sources; write picture, table and verdict to the output folder."""
     from etude import figures
     from kit.settings import RunError
 
@@ -177,11 +176,11 @@ def figure(
             about = [f"etude figure {known.name}" for known in catalog.EXPERIMENTS if known.sim == played.sim]
             raise RunError(
                 f"{played.name} is a technique: etude run {played.name}; "
-                + (f"its figure is {', '.join(about)}" if about else "it has no figure of its own")
+                + (f"to reproduce its figure: {', '.join(about)}" if about else "it has no figure of its own")
             )
         names = [known.name for known in catalog.EXPERIMENTS]
         near = difflib.get_close_matches(name, names, n=1)
-        guess = f"did you mean {near[0]}? There are" if near else "there are"
+        guess = f"did you mean {near[0]}? Choose from" if near else "choose from"
         raise RunError(f"unknown experiment {name!r}; {guess}: {', '.join(names)}")
     if out is None:
         out = Path("runs") / "figure" / (entry.name + ("-quick" if quick else ""))
@@ -210,10 +209,10 @@ def _print_experiments() -> None:
 
 @app.command("claims")
 def claims(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Finished experiments to add; without any, the file is shown.")] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Folders of finished experiments to add; without any, show the file.")] = None,
     out: Annotated[Path, typer.Option(help="JSON file of claims.")] = Path("results/claims.json"),
 ) -> None:
-    """What the sources claim, what was measured here, and the verdict."""
+    """Show what the sources claim, what was measured here, and the verdict."""
     from etude import figures
 
     found = figures.gather(folders, out) if folders else figures.load(out)
@@ -226,7 +225,7 @@ def examples(
     run: Annotated[Path, typer.Option(help="A finished run of the recipe.")] = Path("runs/small"),
     out: Annotated[Path | None, typer.Option(help="Folder for the examples.", show_default="RUN/examples")] = None,
 ) -> None:
-    """Write what the explorer shows of a run, into the run: its last agent at work on held-out tasks, a few minutes."""
+    """Record a run's last agent on held-out tasks, for the explorer to show; takes a few minutes."""
     from etude.explorer.examples import write_recipe
     from sims import examples
 
@@ -237,21 +236,21 @@ def examples(
 
 @app.command("explore")
 def explore(
-    port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8501 or the next that is free", min=1, max=65535)] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8501 or the next free port", min=1, max=65535)] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
-    """The explorer in a browser: techniques with their formulas, controls and pictures; Ctrl-C ends it."""
+    """Open the explorer in a browser: techniques with formulas, controls and pictures; Ctrl-C stops it."""
     from kit.settings import RunError
 
     page = Path(__file__).resolve().parent.parent / "app.py"
     if importlib.util.find_spec("streamlit") is None:
         raise RunError("etude explore needs Streamlit: pip install streamlit")
     if not page.is_file():
-        raise RunError(f"{page} is missing; the explorer is started from a checkout of the repository")
+        raise RunError(f"{page} is missing; start the explorer from a checkout of the repository")
     if port is not None and not _free(port):
         raise RunError(f"port {port} is in use; choose another --port")
     port = port or next(filter(_free, range(8501, 2**16)))
-    # With its welcome, Streamlit would also put a notice for developers over every page.
+    # If its welcome message is on, Streamlit also shows a notice for developers on every page.
     options = [
         "--server.address",
         "127.0.0.1",
@@ -270,7 +269,7 @@ def explore(
         "--server.fileWatcherType",
         "none",
     ]
-    print(f"explorer: http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
+    print(f"explorer: http://127.0.0.1:{port} (Ctrl-C stops it)", flush=True)
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(page), *options])
 
 
@@ -278,7 +277,7 @@ def _free(port: int) -> bool:
     import socket
 
     with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will: one that has just ended is no obstacle
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: a port that was just released counts as free
         try:
             tried.bind(("127.0.0.1", port))
         except OSError:
@@ -287,8 +286,8 @@ def _free(port: int) -> bool:
 
 
 @app.command("lesson")
-def lesson(number: Annotated[int | None, typer.Argument(help="A lesson; without one, all are listed.", min=0)] = None) -> None:
-    """Open a lesson in Jupyter: a copy of its notebook in runs/lessons/, which is yours to work in."""
+def lesson(number: Annotated[int | None, typer.Argument(help="Number of a lesson; without it, list all lessons.", min=0)] = None) -> None:
+    """Open a lesson in Jupyter: your own copy of its notebook, in runs/lessons/."""
     import shutil
     import subprocess
 
@@ -300,19 +299,19 @@ def lesson(number: Annotated[int | None, typer.Argument(help="A lesson; without 
         return
     made = syllabus.notebook(syllabus.find(number).path)
     if not made.is_file():
-        raise RunError(f"the notebook of lesson {number} has not been made; make it with: make lessons LESSONS={number}")
+        raise RunError(f"the notebook of lesson {number} does not exist yet; build it with: make lessons LESSONS={number}")
     if importlib.util.find_spec("jupyterlab") is None:
         raise RunError(f"etude lesson needs Jupyter: pip install jupyterlab; or open {made} in another program")
     mine = Path("runs") / "lessons" / made.name
     if not mine.exists():
         mine.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(made, mine)
-    print(f"lesson {number}: {mine}; delete it to begin anew", flush=True)
+    print(f"lesson {number}: {mine}; delete it to start over", flush=True)
     path = os.pathsep.join(filter(None, (str(syllabus.FOLDER.parent), os.environ.get("PYTHONPATH"))))
-    # The address that Jupyter prints is the lesson's, for whoever opens it in a browser elsewhere.
+    # Jupyter then prints the address of the lesson, which also works in a browser elsewhere.
     words = [f"--ServerApp.root_dir={mine.parent.resolve()}", f"--LabApp.default_url=/lab/tree/{mine.name}"]
     if getattr(os, "geteuid", lambda: 1)() == 0:
-        words.append("--allow-root")  # whoever is root in a container would only be told to say so
+        words.append("--allow-root")  # as root, in a container, Jupyter would only ask for this option
     raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", *words], env={**os.environ, "PYTHONPATH": path}))
 
 
@@ -333,13 +332,13 @@ def bench() -> None:
 
 @bench_app.command("model")
 def bench_model() -> None:
-    """Training tokens/s of ref.network against transformers' Qwen3Moe, timed alternately."""
+    """Training tokens/s of ref.network and of Qwen3Moe from transformers, timed in alternation."""
     importlib.import_module("etude.bench.training").model()
 
 
 @bench_app.command("kernels")
 def bench_kernels() -> None:
-    """Every Triton kernel beside what one would otherwise call, on a CUDA GPU."""
+    """Every Triton kernel against the best alternative call, on a CUDA GPU."""
     from kit.settings import RunError
 
     if importlib.util.find_spec("triton") is None:
@@ -349,26 +348,26 @@ def bench_kernels() -> None:
 
 @bench_app.command("plan")
 def bench_plan() -> None:
-    """The plan's model of time against steps that two ranks of this machine really take."""
+    """The plan's predicted step time against the measured time of two ranks on this machine."""
     importlib.import_module("etude.bench.plan").bench()
 
 
 @bench_app.command("crowded")
 def bench_crowded(
-    run: Annotated[Path, typer.Argument(help="A run of the recipe, small; its policy after SFT is played.")] = Path("runs/small"),
+    run: Annotated[Path, typer.Argument(help="A small run of the recipe; the benchmark uses its policy after SFT.")] = Path("runs/small"),
 ) -> None:
-    """A run's parts alone, and beside as many busy programs as cores."""
+    """Parts of a run, timed alone and next to as many busy programs as there are cores."""
     importlib.import_module("etude.bench.crowded").bench(run)
 
 
 @bench_app.command("explorer")
 def bench_explorer() -> None:
-    """Redraws of every slider of the explorer."""
+    """Redraw time of every slider in the explorer."""
     importlib.import_module("etude.bench.explorer").bench()
 
 
 def _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend) -> None:
-    """The scaled path, under torchrun."""
+    """Run the scaled path under torchrun."""
     from etude import full
 
     given: list[Any] = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
@@ -383,7 +382,7 @@ def _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend) -
 
 
 def _unused(out: Path) -> Path:
-    """The folder, or, where it is taken, the first of OUT-2, OUT-3, … that is not: nothing is lost, and a line says where this one goes."""
+    """The folder if it is free, otherwise the first free one of OUT-2, OUT-3, …; prints a line if it had to move on."""
 
     def taken(path: Path) -> bool:
         return path.exists() and not (path.is_dir() and not any(path.iterdir()))
@@ -391,7 +390,7 @@ def _unused(out: Path) -> Path:
     others = (out.with_name(f"{out.name}-{n}") for n in itertools.count(2))
     found = next(path for path in itertools.chain([out], others) if not taken(path))
     if found != out:
-        print(f"{out} already holds something; this goes to {found}")
+        print(f"{out} is not empty; writing to {found}")
     return found
 
 
@@ -402,7 +401,7 @@ def _config_class(entry: catalog.Technique) -> type:
 
 
 def _play(entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resume: bool, cadence: float) -> None:
-    """Opens the run, plays the technique, prints what came out."""
+    """Opens the run, runs the technique, prints the result."""
     from kit.process import keep_freed_memory
     from kit.runs import Run
 
@@ -420,7 +419,7 @@ def _play(entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resu
 
 
 def _demo(run: Any, demo: Any, config: Any) -> dict:
-    """The result of a technique's demonstration, its progress shown and logged."""
+    """Runs a technique's demonstration, shows and logs its progress, and returns its result."""
     from kit.settings import RunError
 
     stage = run.stage("demo", total=1, unit="steps")
@@ -454,7 +453,7 @@ def _finish_demo(run: Any, result: dict) -> None:
 
 
 def _print_result(title: str, result: dict) -> None:
-    """Plain entries as one table; lists of like dicts and entries named `measure@x` as their own."""
+    """Plain entries go into one table; lists of similar dicts and entries named `measure@x` get tables of their own."""
     from rich.console import Console
     from rich.table import Table
 
@@ -538,7 +537,7 @@ def _read_toml(path: Path | None) -> dict:
 
 
 def _stored_config(out: Path, technique: str) -> dict:
-    """The settings a run began with, so that --resume need not repeat them."""
+    """The settings the run started with; --resume need not repeat them."""
     try:
         record = json.loads((out / "config.json").read_text())
         return record["config"] if record["technique"] == technique and isinstance(record["config"], dict) else {}
@@ -558,9 +557,9 @@ def _check_corpus(path: Path) -> None:
     from kit.settings import RunError
 
     if not path.exists():
-        raise RunError(f"corpus {path} does not exist; give a folder of code with --corpus")
+        raise RunError(f"corpus {path} does not exist; pass a folder of code with --corpus")
     if not path.is_dir():
-        raise RunError(f"corpus {path} is not a folder; give a folder of code with --corpus")
+        raise RunError(f"corpus {path} is not a folder; pass a folder of code with --corpus")
     if not os.access(path, os.R_OK | os.X_OK):
         raise RunError(f"corpus {path} cannot be read; change its permissions or choose another --corpus")
 
@@ -575,7 +574,7 @@ def _one_line(error: BaseException) -> str:
 
 def main() -> None:
     """Entry point: turns errors into one line and an exit code."""
-    for stream in (sys.stdout, sys.stderr):  # a path need not be text: what no terminal can show is spelled out
+    for stream in (sys.stdout, sys.stderr):  # a path need not be valid text: escape what the terminal cannot show
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             reconfigure(errors="backslashreplace")
     try:
@@ -584,7 +583,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except Exception as error:  # anything that is not for the user to mend goes on as a traceback
+    except Exception as error:  # what the user cannot fix is raised again, with its traceback
         from kit.settings import Interrupted, RunError
 
         if isinstance(error, Interrupted):
@@ -595,7 +594,7 @@ def main() -> None:
 
             if not isinstance(error, CheckpointError):
                 raise
-        if message := _one_line(error):  # empty after a bare `etude`, which has printed its help
+        if message := _one_line(error):  # empty after a bare `etude`, which has already printed its help
             print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
 

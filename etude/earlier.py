@@ -1,8 +1,8 @@
-"""Records that were played before a claim carried its rule: what they measured, under today's rules and words.
+"""Records from before claims carried their own rules: what they measured, with today's rules and wording.
 
-Nothing is measured here. A claim of such a record keeps its number, its interval and its note; the rule, the words and the source come from
-this table, and the verdict follows. Two claims are read off other columns of the same record, because what they compared was not what
-the source says. A record that was played since carries its rules itself and is not looked up.
+Nothing is measured here. A claim of such a record keeps its number, interval and note. Its rule, wording and source come from this table,
+and the verdict follows from the rule. Two claims use other columns of the same record, because they did not compare what the source
+compares. Newer records carry their own rules and are not looked up.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ SUPERVISED = "the source saw it in RL, and these are eighty supervised steps"
 
 @dataclass(frozen=True)
 class Row:
-    """What is said of a claim today."""
+    """Today's version of a claim."""
 
     rule: dict
     says: str = ""
-    """Its words, where they were others."""
+    """New wording, if it changed."""
     source: str = ""
-    """Its source, where it was another."""
+    """New source, if it changed."""
     why: str = ""
     """Why the record does not test it."""
     needs: dict[str, bool] = field(default_factory=dict)
-    """What else the rule asks for, as the claim's note has it."""
+    """Further conditions of the rule, as in the claim's note."""
     again: Callable[[dict, dict], dict] | None = None
-    """Number, interval, unit or note from other columns of the record, of (record, claim)."""
+    """Function of (record, claim) that takes number, interval, unit or note from other columns of the record."""
 
 
 def _widest(kind: str) -> Callable[[dict, dict], dict]:
@@ -50,7 +50,7 @@ def _widest(kind: str) -> Callable[[dict, dict], dict]:
 
 
 def _crossing(record: dict, one: dict) -> dict:
-    from ref import kl  # torch is late
+    from ref import kl  # import torch late: it is slow
 
     exact, half = kl.crossing(), (one["interval"][1] - one["interval"][0]) / 2
     note = f"distance of the mean of {len(record['crossings'])} searches, {one['measured']:.4f} nats, from {exact:.4f}"
@@ -58,8 +58,8 @@ def _crossing(record: dict, one: dict) -> dict:
 
 
 def _together(record: dict, one: dict) -> dict:
-    """Under the price against before RL. The record has an interval for each and none for the difference; theirs, subtracted end from end,
-    is wider than that of a difference."""
+    """With the price, compared with before RL. The record has an interval for each but not for the difference. Subtracting their opposite
+    ends gives a wider interval than a paired difference would."""
     at = {row["setting"]: row for row in record["rows"] if row["part"] == "behaviour" and row["depth"] == 2}
     after, before = at["nonlinear"], at["SFT"]
     return {
@@ -72,7 +72,7 @@ def _together(record: dict, one: dict) -> dict:
 
 
 def _foretold(outcome: str) -> Callable[[dict, dict], dict]:
-    """The slope over the budgets of a seed, and Student's interval over seeds, where the record has one slope through all trainings."""
+    """The slope over budgets for each seed, with Student's interval over seeds. The record has one slope through all training runs."""
 
     def found(record: dict, one: dict) -> dict:
         from sims.statistics import student
@@ -92,7 +92,7 @@ def _foretold(outcome: str) -> Callable[[dict, dict], dict]:
 
 
 def _last(record: dict, one: dict) -> dict:
-    """What was noted of two claims that said the same again."""
+    """The combined note of two claims that said the same thing twice."""
     widens = next(other["note"] for other in record["claims"] if other["name"] == "widens")
     return {"note": f"{one['note']}. {widens[widens.index('The gap') :]}"}
 
@@ -168,12 +168,12 @@ ROWS: dict[str, Row | None] = {
     "low-precision/tensor-training": Row(untested(), "with the scale per tensor, RL diverges", KERNELS, SUPERVISED),
     "low-precision/division-nvfp4": Row(untested(), "fast division in NVFP4 makes RL diverge after roughly a hundred steps", KERNELS, SUPERVISED),
 }
-"""By experiment and claim; None where it is a claim of nobody's, or one said twice."""
+"""By experiment and claim; None for a claim that no source makes, or that is said twice."""
 
 
 def claims_of(record: dict) -> list[dict]:
-    """The claims of a record, with rules and verdicts: its own, or for a record from before there were rules those of ROWS. KeyError for a
-    claim without a rule that ROWS does not know."""
+    """The claims of a record with rules and verdicts: its own, or those of ROWS for a record without rules. Raises KeyError for a claim
+    without a rule that is not in ROWS."""
     found = []
     for one in record["claims"]:
         if "rule" in one:

@@ -1,4 +1,4 @@
-"""Experiments from the command line: played in a run folder, written as PNG, CSV and JSON, gathered into one table of claims."""
+"""Experiments from the command line: run in a run folder, write PNG, CSV and JSON, collect the claims in one table."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ __all__ = [
 
 
 CLAIM = {"name", "claim", "source", "measured", "interval", "unit", "rule", "needs", "verdict", "note", "experiment", "command"}
-"""What every claim in the file says."""
+"""Keys of every claim in the file."""
 
 
 COMMITTED = Path(__file__).resolve().parents[1] / "results" / "claims.json"
-"""The claims that the full experiments decided."""
+"""The committed claims, decided by the full experiments."""
 
 
 def play(entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], quick: bool, resume: bool, cadence: float) -> dict:
-    """Plays (or goes on with) an experiment in the run folder `out`, and leaves there NAME.png, NAME.csv and NAME.json.
+    """Runs or resumes an experiment in the run folder `out` and writes NAME.png, NAME.csv and NAME.json there.
 
-    Returns what NAME.json holds. Raises RunError as `Run.open` and `fill` do."""
+    Returns the content of NAME.json. Raises RunError as `Run.open` and `fill` do."""
     module = importlib.import_module(entry.module)
     base = dataclasses.asdict(module.Experiment.quick()) if quick else {}
     config = fill(module.Experiment, _over(base, toml), sets)
@@ -91,8 +91,8 @@ def _over(base: dict, toml: dict) -> dict:
 
 
 def command_of(name: str, settings: type, config: dict) -> tuple[str, bool]:
-    """The shortest command that plays an experiment with these settings, and whether it says --quick. Read off the settings, not off the
-    command that was typed: that one may have been resumed by another."""
+    """The shortest command that runs an experiment with these settings, and whether it has --quick. It follows from the settings, not from
+    the command that was typed, because another command may have resumed that run."""
 
     def word(value: Any) -> str:
         if isinstance(value, list):
@@ -109,7 +109,7 @@ def command_of(name: str, settings: type, config: dict) -> tuple[str, bool]:
 
 
 def as_csv(rows: Sequence[dict]) -> str:
-    """Rows as text; columns in the order in which they first appear."""
+    """Rows as CSV text; columns in order of first appearance."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -119,18 +119,18 @@ def as_csv(rows: Sequence[dict]) -> str:
 
 
 def gather(folders: Iterable[Path], out: Path) -> list[dict]:
-    """Puts the verdicts of finished experiments into the JSON file `out` (those of other experiments stay, unless all are given) and
-    their pictures, tables and records beside it, in figures/. Returns all claims there, in the catalogue's order.
+    """Writes the verdicts of finished experiments to the JSON file `out` and copies their pictures, tables and records to figures/ next to
+    it. Verdicts of other experiments stay in the file, unless every experiment is given. Returns all claims in the catalogue's order.
 
-    A folder may hold several records: etude claims results/figures computes every verdict again from what is committed.
-    Raises RunError for a folder without a finished experiment and for one that was played with --quick."""
+    A folder may hold several records: `etude claims results/figures` recomputes every verdict from the committed records.
+    Raises RunError for a folder without a finished experiment, and for an experiment that ran with --quick."""
     known = {entry.name: entry for entry in catalog.EXPERIMENTS}
     new = {}
     for folder, record in ((place, record) for place in map(Path, folders) for record in _records(place)):
         if record["quick"]:
-            raise RunError(f"{folder} was played with --quick, whose numbers prove nothing; play it without")
+            raise RunError(f"{folder} comes from a run with --quick, whose numbers prove nothing; run it without --quick")
         if record["experiment"] not in known:
-            raise RunError(f"{folder} holds {record['experiment']}, which is no experiment of this version")
+            raise RunError(f"{folder} holds {record['experiment']}, which is not an experiment of this version")
         new[record["experiment"]] = folder, record, _claims_of(folder, record)
     claims = [claim for claim in load(out) if claim["experiment"] not in new] if out.exists() and new.keys() != known.keys() else []
     for name, (folder, record, found) in new.items():
@@ -160,29 +160,29 @@ def _claims_of(folder: Path, record: dict) -> list[dict]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
-        raise RunError(f"{folder} holds claims that this version cannot judge ({wrong}); play {record['experiment']} again")
+        raise RunError(f"{folder} holds claims that this version cannot judge ({wrong}); run {record['experiment']} again")
     return claims
 
 
 def contradiction(claim: dict) -> str | None:
-    """What its rule makes of a claim, where that is not the verdict it has. ValueError for a rule that is none."""
+    """The error message if a claim's verdict does not follow from its rule, else None. Raises ValueError for an invalid rule."""
     right = judge(claim["rule"], claim["measured"], claim["interval"], claim["needs"])
     return None if claim["verdict"] == right else f"by its rule {claim['name']} is {right!r}, not {claim['verdict']!r}"
 
 
 def load(path: Path) -> list[dict]:
-    """The claims in a file that `gather` wrote. RunError when there is none, or it is damaged."""
+    """The claims in a file that `gather` wrote. Raises RunError if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, list) or not all(isinstance(claim, dict) and CLAIM <= claim.keys() for claim in found):
-            raise ValueError("it does not hold claims as etude claims writes them")
+            raise ValueError("it does not hold claims in the format that etude claims writes")
         if wrong := next(filter(None, map(contradiction, found)), None):
             raise ValueError(wrong)
         return found
     except FileNotFoundError:
-        raise RunError(f"{path} does not exist; play experiments with etude figure, then give their folders to etude claims") from None
+        raise RunError(f"{path} does not exist; run experiments with etude figure, then pass their folders to etude claims") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} is damaged ({error}); restore it, or gather again: etude claims results/figures") from None
+        raise RunError(f"{path} is damaged ({error}); restore it, or rebuild it with: etude claims results/figures") from None
 
 
 def _records(folder: Path) -> list[dict]:
@@ -196,22 +196,22 @@ def _records(folder: Path) -> list[dict]:
             except (ValueError, AttributeError):
                 pass
     if not found:
-        raise RunError(f"{folder} holds no finished experiment; etude figure NAME makes one")
+        raise RunError(f"{folder} holds no finished experiment; run one with: etude figure NAME")
     return found
 
 
 def of_sources(claims: Iterable[dict]) -> list[dict]:
-    """Those that are claims, measured against their sources."""
+    """The claims that are measured against their sources."""
     return [claim for claim in claims if not is_law(claim["rule"])]
 
 
 def laws(claims: Iterable[dict]) -> list[dict]:
-    """Those that are laws: closed forms and identities."""
+    """The claims that are laws: closed forms and identities."""
     return [claim for claim in claims if is_law(claim["rule"])]
 
 
 def measured(claim: dict[str, Any]) -> str:
-    """The measured value with its interval, for a cell of a table; a dash where it tests nothing."""
+    """The measured value with its interval, for a table cell; a dash if the claim is not tested."""
     if claim["measured"] is None or claim["verdict"] == "not tested":
         return "–"
     unit = f" {claim['unit']}" if claim["unit"] else ""
@@ -220,12 +220,12 @@ def measured(claim: dict[str, Any]) -> str:
 
 
 def bound(law: dict) -> str:
-    """What the deviation from a law may be, for a cell of a table."""
+    """The allowed deviation from a law, for a table cell."""
     return f"{law['rule']['kind']} {law['rule']['bound']:.3g}"
 
 
 def ruled(claim: dict) -> str:
-    """The rule of a claim in words, and what else it needs, for a cell of a table."""
+    """The rule of a claim and its further conditions in words, for a table cell."""
     rule = claim["rule"]
     if rule["kind"] == "between":
         words = f"between {rule['low']:g} and {rule['high']:g}"
@@ -237,7 +237,7 @@ def ruled(claim: dict) -> str:
 
 
 def covered(claims: list[dict]) -> str:
-    """How much of what the sources say is tested, in one line."""
+    """One line: how many of the sources' statements are tested."""
     tested, by_laws, every = coverage(claims)
     return f"{tested} of the sources' {every} testable statements are tested, {by_laws} of them by laws alone ({tested / every:.0%})."
 
@@ -254,7 +254,7 @@ COLOURS = {
 
 
 def show(claims: list[dict]) -> None:
-    """Prints claims as a table, under it the notes of those that did not reproduce, and laws as another."""
+    """Prints a table of claims, the notes of those that did not reproduce, and a table of laws."""
     from rich.console import Console
     from rich.table import Table
 
@@ -275,7 +275,7 @@ def show(claims: list[dict]) -> None:
 
 
 def show_open(claims: list[dict]) -> None:
-    """Prints the statements that nothing tests, with the reason, and how many there are."""
+    """Prints the statements that are not tested, with the reasons, and the share that is tested."""
     from rich.console import Console
     from rich.table import Table
 
@@ -288,7 +288,7 @@ def show_open(claims: list[dict]) -> None:
 
 
 def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
-    """Prints what --quick measured as a table without verdicts, for it decides nothing, and beside each claim the one in the file `full`."""
+    """Prints what --quick measured next to each claim in the file `full`. A quick run decides nothing, so the table has no quick verdicts."""
     from rich.console import Console
     from rich.table import Table
 
@@ -304,7 +304,8 @@ def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"--quick shows that it plays; its numbers prove nothing. Verdicts come from the full experiment: etude figure {experiment}", highlight=False
+        f"--quick only checks that it runs; its numbers prove nothing. Verdicts come from the full experiment: etude figure {experiment}",
+        highlight=False,
     )
 
 
@@ -331,5 +332,5 @@ def markdown_laws(claims: list[dict]) -> str:
 
 
 def markdown_open(claims: list[dict]) -> str:
-    """The table of statements that nothing tests, as Markdown."""
+    """The table of statements that are not tested, as Markdown."""
     return _markdown(("statement", "source", "why"), [(s.says, s.section, why) for s, why in open_statements(claims)])

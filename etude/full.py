@@ -1,7 +1,7 @@
-"""`etude run TECHNIQUE --scale full`: from the shell into torchrun, and on every rank into `scaled/pretrain.py` or `scaled/rl.py`.
+"""`etude run TECHNIQUE --scale full`: starts torchrun, and on every rank runs `scaled/pretrain.py` or `scaled/rl.py`.
 
-parent    checks settings, folder and GPUs, then runs torchrun with this same command inside
-rank      joins the others, sets the mesh, trains; rank 0 shows progress and writes the report
+parent    checks settings, folder and GPUs, then starts torchrun on this module
+rank      joins the process group, sets the mesh, trains; rank 0 shows progress and writes the report
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kit.runs import Run
 from kit.settings import RunError, fill
 
 PRETRAINING = {"cpt": {}, "muon": {"optimizer": "muon"}, "mtp": {}, "quant": {"experts": "nvfp4-token"}}
-"""What `scaled/pretrain.py` trains, and the defaults that the technique changes."""
+"""Techniques that `scaled/pretrain.py` trains, and the defaults that each one changes."""
 RL = {
     "dr-grpo": {},
     "packing": {},
@@ -28,41 +28,41 @@ RL = {
     "self-summary": {"join": "self"},
     "router-replay": {"replay": "filtered"},
 }
-"""What `scaled/rl.py` trains: Dr. GRPO on packed rows, and with one part of the recipe turned on."""
+"""Techniques that `scaled/rl.py` trains: Dr. GRPO on packed rows, each with at most one more part of the recipe turned on."""
 FREE = ("cp", "ep", "timeout", "restarts", "checkpoint_every")
-"""Settings that a resumed run may change: they do not change what is trained."""
+"""Settings that a resumed run may change, because they do not affect the trained weights."""
 
 
 def settings_class(name: str, backend: str) -> type:
-    """Settings of a technique's full run, or of its rehearsal on CPUs. RunError where it has none."""
+    """Settings of a technique's full run, or of its rehearsal on CPUs. Raises RunError if it has no full run."""
     from scaled import pretrain, rl
     from scaled.optimise import changed
 
     if name not in PRETRAINING | RL:
-        raise RunError(f"{name} has no full run of its own; {', '.join([*PRETRAINING, *RL])} have. Use --scale small")
+        raise RunError(f"{name} has no full run; use --scale small. Techniques with a full run: {', '.join([*PRETRAINING, *RL])}")
     cls = (pretrain if name in PRETRAINING else rl).Rehearsal if backend == "gloo" else pretrain.Full if name in PRETRAINING else rl.Rl
     return changed(cls, cls.__name__, cls.__doc__ or "", **(PRETRAINING | RL)[name])
 
 
 def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[str, str]], resume: bool, nproc: int | None, backend: str) -> None:
-    """What the shell's process does. RunError where it cannot begin, or where the ranks failed."""
+    """The parent process. Raises RunError if the run cannot start or a rank fails."""
     config = fill(settings_class(entry.name, backend), toml, sets)
     ranks = count(config, nproc, backend, entry.name)
     layout(config, ranks)
     if config.checkpoint is None and entry.name not in ("cpt", "muon", "quant"):
         left = "etude run cpt --scale full" if entry.name == "mtp" else "etude run recipe --scale small, in checkpoints/sft,"
-        raise RunError(f"{entry.name} needs a network to begin from: --set checkpoint=FOLDER, a Hugging Face folder ({left} leaves one)")
+        raise RunError(f"{entry.name} needs a network to start from: --set checkpoint=FOLDER, a Hugging Face folder ({left} writes one)")
     if config.checkpoint and not (Path(config.checkpoint) / "tokenizer.json").is_file():
         raise RunError(
-            f"checkpoint {config.checkpoint} is no folder with config.json, weights and tokenizer.json; see --set checkpoint=…"
-            + (" (make small leaves runs/small/checkpoints/sft)" if entry.name in RL else "")
+            f"checkpoint {config.checkpoint} is not a folder with config.json, weights and tokenizer.json; see --set checkpoint=…"
+            + (" (make small writes runs/small/checkpoints/sft)" if entry.name in RL else "")
         )
     check_work(config, entry.name, ranks)
     if entry.name in RL:
         from sims.microrepo.world import origin
 
         root, _ = origin(Path(str(config.checkpoint)))
-        print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} goes back to no run of it"))
+        print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} comes from no run of the recipe"))
     again = f"etude run {entry.name} --scale full --out {shlex.quote(str(out))} --resume" + (
         f" --backend {backend} --nproc {ranks}" if backend == "gloo" else ""
     )
@@ -74,18 +74,18 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[
         if entry.name in PRETRAINING:
             with opened.told(again):
                 try:
-                    pretrain.prepare(config, out)  # here, where what is wrong with a corpus is one line, and before a GPU waits for it
+                    pretrain.prepare(config, out)  # here a bad corpus is a one-line error, and no GPU waits yet
                 except ValueError as error:
                     raise RunError(str(error)) from None
         told = json.dumps({"technique": entry.name, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
         code = launch.start("etude.full", [str(out.resolve()), told], ranks, config.restarts)
     if code:
-        raise RunError(f"the ranks of {entry.name} failed; what they said stands above. Go on with: {again}")
+        raise RunError(f"the ranks of {entry.name} failed; their errors are above. Continue with: {again}")
     show(out)
 
 
 def check_work(config, name: str, ranks: int) -> None:
-    """Says now what every rank would say later, some after minutes. RunError."""
+    """Raises RunError now for what every rank would report later, sometimes after minutes."""
     import torch
 
     from ref.network import CheckpointError, Transformer
@@ -94,9 +94,11 @@ def check_work(config, name: str, ranks: int) -> None:
 
     corpus = getattr(config, "corpus", None)
     if corpus and not Path(corpus).is_dir():
-        raise RunError(f"corpus {corpus} is no folder; see --corpus and --set corpus=…")
+        raise RunError(f"corpus {corpus} is not a folder; see --corpus and --set corpus=…")
     if ranks == 1 and config.dtype != "float32":
-        raise RunError(f"dtype={config.dtype} is what weights are gathered in, and one rank gathers none; see --set dtype=float32, or --nproc")
+        raise RunError(
+            f"dtype={config.dtype} applies to gathered weights, and a single rank gathers none; use --set dtype=float32 or more ranks (--nproc)"
+        )
     try:
         network = config_of(config.checkpoint) if config.checkpoint else config.shape(config.vocab_size)
         if config.checkpoint:
@@ -106,7 +108,7 @@ def check_work(config, name: str, ranks: int) -> None:
         if network.num_experts % config.ep:
             raise RunError(f"ep={config.ep} must divide the network's {network.num_experts} experts; see --set ep=…")
         if not network.num_experts and (getattr(config, "replay", "none") != "none" or config.experts != "model"):
-            raise RunError(f"{name} is about experts, and the network of {config.checkpoint} has none; see --set replay=… and experts=…")
+            raise RunError(f"{name} needs a network with experts, and {config.checkpoint} has none; see --set replay=… and experts=…")
         if name in RL:
             from sims.microrepo.world import MicroWorld
 
@@ -116,7 +118,7 @@ def check_work(config, name: str, ranks: int) -> None:
 
 
 def check_left(out: Path) -> None:
-    """RunError where an earlier process left rows, or a newest state, that no rank would load."""
+    """Raises RunError if an earlier process left packed rows or a newest checkpoint that no rank could load."""
     import numpy as np
 
     from scaled.runtime.checkpoint import CheckpointError, Checkpoints
@@ -124,18 +126,18 @@ def check_left(out: Path) -> None:
     for path in filter(Path.exists, (out / "data" / "rows.npy", out / "data" / "doc.npy")):
         try:
             np.load(path, mmap_mode="r")
-        except Exception as error:  # objects among the numbers, or a damaged header
-            raise RunError(f"{path} holds no packed rows ({' '.join(str(error).split())}); delete {out / 'data'} to pack again") from None
+        except Exception as error:  # Python objects in the array, or a damaged header
+            raise RunError(f"{path} does not hold packed rows ({' '.join(str(error).split())}); delete {out / 'data'} to pack again") from None
     shelf = Checkpoints(out / "state")
     try:
         if shelf.steps():
             shelf.names()
     except CheckpointError as error:
-        raise RunError(f"{error}; delete {shelf.path(shelf.steps()[-1])} to go on from the state before, or choose another --out") from None
+        raise RunError(f"{error}; delete {shelf.path(shelf.steps()[-1])} to continue from the previous checkpoint, or choose another --out") from None
 
 
 def as_begun(config, out: Path):
-    """The settings, but those that may change without changing what is trained as the run in the folder has them."""
+    """The settings with every field of FREE taken from the run in the folder."""
     try:
         before = json.loads((out / "config.json").read_text())["config"]
         return dataclasses.replace(config, **{name: before[name] for name in FREE})
@@ -144,7 +146,7 @@ def as_begun(config, out: Path):
 
 
 def count(config, nproc: int | None, backend: str, name: str) -> int:
-    """How many ranks, or why none."""
+    """The number of ranks. Raises RunError if there are too few GPUs."""
     if nproc is not None and nproc < 1:
         raise RunError(f"--nproc must be at least 1, got {nproc}")
     if backend == "gloo":
@@ -155,14 +157,14 @@ def count(config, nproc: int | None, backend: str, name: str) -> int:
     least = nproc or max(config.ep, config.cp, 1)
     if here < least:
         raise RunError(
-            f"{name} at full scale needs {least} CUDA GPUs here (ep={config.ep}, cp={config.cp}), and there are {here}. Rehearse it on CPUs: "
-            f"etude run {name} --scale full --backend gloo --nproc 4. What it costs: etude plan"
+            f"{name} at full scale needs {least} CUDA GPUs (ep={config.ep}, cp={config.cp}); this machine has {here}. To rehearse it on CPUs: "
+            f"etude run {name} --scale full --backend gloo --nproc 4. To estimate its cost: etude plan"
         )
     return nproc or here
 
 
 def layout(config, ranks: int) -> dict[str, int]:
-    """dp, cp and ep of so many ranks."""
+    """dp, cp and ep for this number of ranks."""
     if ranks % config.cp:
         raise RunError(f"cp={config.cp} must divide the number of ranks, {ranks}; see --set cp=… and --nproc")
     found = {"dp": ranks // config.cp, "cp": config.cp, "ep": config.ep}
@@ -176,7 +178,7 @@ def layout(config, ranks: int) -> dict[str, int]:
 
 
 def show(out: Path) -> None:
-    """What came out."""
+    """Prints the result."""
     record = json.loads((out / "report.json").read_text())
     for key, value in record["result"].items():
         print(f"{key:22s} {value:.4g}")
@@ -184,7 +186,7 @@ def show(out: Path) -> None:
 
 
 def rank(out: Path, told: dict) -> None:
-    """What each of torchrun's processes does."""
+    """One process of torchrun."""
     from kit.disk import NO_ROOM, refusal
     from kit.process import machine
     from kit.progress import Progress
@@ -214,20 +216,20 @@ def rank(out: Path, told: dict) -> None:
                 found = rl.learn(technique, config, out, MicroWorld(config), log)
             else:
                 found = pretrain.train(technique, config, out, log)
-        except CheckpointError as error:  # often on every rank, but a file may be read by one alone
+        except CheckpointError as error:  # usually every rank raises it, but some files are read by one rank only
             sys.exit(f"error: {error}")
         except Exception as error:
             refused = refusal(error)
             if refused is None or refused.errno not in NO_ROOM:
                 raise
-            sys.exit(f"error: {refused.strerror}: {refused.filename or out}; make room")
+            sys.exit(f"error: {refused.strerror}: {refused.filename or out}; free some space")
         if me == 0:
             report = {"scale": "full", **told, "machine": machine(), "result": found}
             atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")
 
 
 class Line:
-    """What `Progress` asks of a stage."""
+    """The part of a stage that `Progress` needs."""
 
     def __init__(self, name: str, total: int):
         self.name, self.total, self.unit, self._opened = name, total, "tokens", time.perf_counter()
@@ -237,7 +239,7 @@ class Line:
         return time.perf_counter() - self._opened
 
     def _note_time(self, **facts: float) -> None:
-        """A full run keeps no second file of rates."""
+        """Does nothing: a full run does not record rates in a second file."""
 
 
 if __name__ == "__main__":

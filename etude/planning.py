@@ -1,4 +1,4 @@
-"""`etude plan`: what a step of a full run holds, sends and costs, as a table and a picture."""
+"""`etude plan`: memory, traffic, time and price of one step of a full run, as a table and a picture."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 __all__ = ["ASSUMPTIONS", "cells", "picture", "plans", "show", "write"]
 
 ASSUMPTIONS = (
-    "Counted, and held to measurement by tests: parameters, state, activations (flash attention, blocks computed again in the backward "
-    "pass), bytes sent. FLOPs: 6 per active weight and token, and causal attention; the recomputation is not in them, but is in the time. "
-    "Assumed: weights, gradients and moments in float32 at rest, bfloat16 at work; even routing; nothing overlaps; peak, bandwidth and "
-    "links from data sheets. Guessed: {efficiency:.0%} of the peak for products, {latency:.0f} µs a collective, {price:g} dollars an hour "
-    "and GPU. Head, loss and allocator's rounding are not in the memory."
+    "Counted, and checked against measurements by tests: parameters, state, activations (flash attention, blocks recomputed in the backward "
+    "pass), bytes sent. FLOPs: 6 per active weight and token, plus causal attention; recomputation counts in the time but not in the FLOPs. "
+    "Assumed: weights, gradients and moments stored in float32, compute in bfloat16; balanced routing; no overlap; peak, bandwidth and "
+    "links from data sheets. Guessed: {efficiency:.0%} of peak for matrix products, {latency:.0f} µs per collective, {price:g} dollars per "
+    "GPU hour. The memory does not include the head, the loss or the allocator's rounding."
 )
 
 
 SIZES = {1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k", 1.0: "", 1e-3: "m", 1e-6: "µ", 1e-9: "n"}
 COUNTS = {1e9: " B", 1e6: " M", 1e3: " k", 1.0: ""}
-"""Billions and millions, as parameters are counted."""
+"""Billions and millions, for counts of parameters."""
 
 
 def cells(values: Sequence[float], unit: str, digits: int = 2, sizes: Mapping[float, str] = SIZES) -> list[str]:
-    """Numbers in one unit, so large that they are short and so small that two digits of each are seen; nothing is 0."""
+    """Numbers in one common unit: large enough to be short, small enough that each shows two digits and none reads 0."""
     scale = _scale(values, digits, sizes)
     return [f"{value / scale:,.{digits}f}{'' if sizes is COUNTS else ' '}{sizes[scale]}{unit}" if value else "0" for value in values]
 
@@ -42,15 +42,15 @@ def _scale(values: Iterable[float], digits: int = 2, sizes: Mapping[float, str] 
 
 
 def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int, hardware: str) -> list[dict]:
-    """One record for each number of GPUs. Rows are no longer than what the network has positions for. RunError for what is not known or does
-    not share out."""
+    """One record for each number of GPUs. Rows are at most as long as the network has positions. Raises RunError for unknown names and for
+    sizes that do not divide evenly."""
     from ref.network import Config
     from ref.network.model import config_of
     from scaled.plan import HARDWARE, plan
     from scaled.runtime.mesh import Layout
 
     if hardware not in HARDWARE:
-        raise RunError(f"unknown hardware {hardware!r}; there is {' and '.join(HARDWARE)}")
+        raise RunError(f"unknown hardware {hardware!r}; choose from {', '.join(HARDWARE)}")
     if min(rows, length) < 1:
         raise RunError(f"--rows and --length must be at least 1, got {rows} and {length}")
     if model in ("qwen3_30b_a3b", "tiny"):
@@ -60,7 +60,7 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
             config = config_of(model)
         except ValueError as error:
             raise RunError(f"--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder; {error}") from None
-    if length > config.max_position_embeddings:  # so many of them as cp ranks can share
+    if length > config.max_position_embeddings:  # rounded down to a multiple that cp ranks can split
         length = max(config.max_position_embeddings // (2 * cp), 1) * 2 * cp
     machine, found = HARDWARE[hardware], []
     for n in gpus:
@@ -74,7 +74,7 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
         except ValueError as error:
             raise RunError(str(error)) from None
         seconds = step.seconds(machine, layout)
-        seconds["compute"] *= 4 / 3  # a forward pass more: blocks are computed again
+        seconds["compute"] *= 4 / 3  # one extra forward pass: blocks are recomputed
         total = seconds["network"] + max(seconds["compute"], seconds["memory"])
         tokens = step.tokens * n
         found.append(
@@ -98,7 +98,7 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
 
 
 def show(found: list[dict], model: str, hardware: str, console: Console | None = None) -> None:
-    """The table, and under it what was assumed, on `console` or on the terminal."""
+    """Prints the table, and the assumptions under it, on `console` or on the terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -106,8 +106,8 @@ def show(found: list[dict], model: str, hardware: str, console: Console | None =
 
     first = found[0]
     parameters, active = (cells([first[key]], "", sizes=COUNTS)[0] for key in ("parameters", "active"))
-    title = f"{model} on {hardware}: {parameters} parameters, {active} a token; rows of {first['length']:,} tokens"
-    table = Table("a rank, a step", *(f"{one['gpus']} GPUs" for one in found), box=None, header_style="bold", title=title, title_justify="left")
+    title = f"{model} on {hardware}: {parameters} parameters, {active} active per token; rows of {first['length']:,} tokens"
+    table = Table("per rank and step", *(f"{one['gpus']} GPUs" for one in found), box=None, header_style="bold", title=title, title_justify="left")
 
     def row(name: str, shown: Iterable[str]) -> None:
         table.add_row(name, *shown)
@@ -136,7 +136,7 @@ def show(found: list[dict], model: str, hardware: str, console: Console | None =
     row("tokens/s, all ranks", [f"{one['tokens_per_second']:,.0f}" for one in found])
     row("share of peak", [f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%" for share in (one["share_of_peak"] for one in found)])
     row(
-        "dollars a billion tokens",
+        "dollars per billion tokens",
         [f"{price:,.0f}" if price >= 10 else f"{price:.2g}" for price in (one["dollars_per_billion_tokens"] for one in found)],
     )
     console, machine = console or Console(), HARDWARE[hardware]
@@ -145,7 +145,7 @@ def show(found: list[dict], model: str, hardware: str, console: Console | None =
 
 
 def picture(found: list[dict], path: Path) -> None:
-    """Left: what fills a rank's memory. Right: where a step's time goes."""
+    """Left: what fills the memory of a rank. Right: where the time of a step goes."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, right) = sheet(2, "A step of the full run")
@@ -162,7 +162,7 @@ def picture(found: list[dict], path: Path) -> None:
     size = _scale(one["memory"] for one in found)
     stack(left, {key: [one[key] / size for one in found] for key in ("weights", "gradients", "moments", "gathered", "activations")})
     left.axhline(found[0]["capacity"] / size, color=GREY, linestyle="--", linewidth=1)
-    left.set(ylabel=f"{SIZES[size]}B a rank (dashed: what there is)", title="Memory at the peak")
+    left.set(ylabel=f"{SIZES[size]}B per rank (dashed: available)", title="Peak memory")
     second = _scale(one["step_seconds"] for one in found)
     stack(
         right,
@@ -171,12 +171,12 @@ def picture(found: list[dict], path: Path) -> None:
             "network": [one["seconds"]["network"] / second for one in found],
         },
     )
-    right.set(ylabel=f"{SIZES[second]}s a step", title="Time, nothing overlapped")
+    right.set(ylabel=f"{SIZES[second]}s per step", title="Time, without overlap")
     save(figure, path)
 
 
 def write(found: list[dict], out: Path) -> None:
-    """plan.json and plan.png in a folder."""
+    """Writes plan.json and plan.png to a folder."""
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(out / "plan.json", json.dumps(found, indent=1) + "\n")
     picture(found, out / "plan.png")

@@ -1,13 +1,13 @@
-"""The floor that every other room stands on: run folders, settings, processes, progress.
+"""What every other package builds on: run folders, settings, processes, progress.
 
 | file | what |
 |---|---|
-| `runs.py` | the folder of a run: resumable stages, states, metrics, the lock |
+| `runs.py` | the folder of a run: resumable stages, checkpoints, metrics, the lock |
 | `settings.py` | frozen dataclasses filled from TOML and from `--set key=value` |
-| `process.py` | one-thread processes on all cores, the machine's facts, random generators |
+| `process.py` | one-thread processes on all cores, facts about the machine, random generators |
 | `progress.py` | the live line of a stage |
-| `disk.py` | files that outlive a kill and a full disk |
-| `board.py` | TensorBoard's events |
+| `disk.py` | files that survive a kill and a full disk |
+| `board.py` | TensorBoard events |
 
-This room imports no other.
+This package imports no other package of the project.
 """

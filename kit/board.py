@@ -1,6 +1,6 @@
 """Metrics as TensorBoard events.
 
-They are written by whoever logs them: torch's SummaryWriter has a thread for it, which prints a traceback where the disk is full.
+The process that logs them also writes them. torch's SummaryWriter writes in a thread, which prints a traceback when the disk is full.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Board:
     """One file of events. Needs TensorBoard."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """`step`: what is told after it takes the place of what earlier files of the folder told; 0 where there are none."""
+        """`step`: events after it replace those of earlier files in the folder; 0 if there are no earlier files."""
         from tensorboard.compat.proto import event_pb2
 
         folder.mkdir(parents=True, exist_ok=True)
-        # Files are read in the order of their names.
+        # TensorBoard reads the files in the order of their names.
         self.journal = Journal(folder / f"events.out.tfevents.{time.time():017.6f}.{os.getpid()}.{next(_numbers)}")
         self.write(file_version="brain.Event:2")
         if step:
             self.write(step=step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))  # pyright: ignore[reportAttributeAccessIssue]
 
     def add(self, scalars: dict[str, float], step: int) -> None:
-        """Values by tag, at a step. OSError where the disk has no room."""
+        """Adds values by tag at a step. Raises OSError when the disk is full."""
         from tensorboard.compat.proto import summary_pb2
 
         values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]  # pyright: ignore[reportAttributeAccessIssue]
@@ -54,7 +54,7 @@ class Board:
 
 
 def open_board(folder: Path, step: int) -> Board | None:
-    """A board, or None where TensorBoard is not installed."""
+    """A board, or None if TensorBoard is not installed."""
     try:
         return Board(folder, step)
     except ImportError:

@@ -1,4 +1,4 @@
-"""Files that outlive a kill, a full disk and a careless hand: replaced whole, appended to in whole entries, checked by hash, read in whole lines."""
+"""Files that survive a kill, a full disk and careless edits: replaced atomically, appended in complete entries, checked by hash, read by line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import BinaryIO
 __all__ = ["NO_ROOM", "Hashing", "Journal", "atomic_write", "hash_file", "read_lines", "refusal", "timings", "what_is_wrong"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the operating system says where a disk is full, or as full as this user may make it."""
+"""Error numbers for a full disk, an exhausted quota and a file size limit."""
 
 
 def atomic_write(path: str | Path, content: bytes | str) -> None:
-    """Writes `path` so that at every moment it holds either all of the old content or all of the new. OSError where that cannot be."""
+    """Replaces the content of `path` atomically: a reader sees all of the old content or all of the new. Raises OSError if that fails."""
     path = Path(path)
     temporary = path.with_name(f".tmp-{path.name}")
     try:
@@ -38,31 +38,31 @@ def atomic_write(path: str | Path, content: bytes | str) -> None:
 
 
 class Journal:
-    """A file that grows by whole entries: one that the disk has no room for, or that an interruption cuts, leaves nothing of itself behind."""
+    """A file that grows by complete entries. An entry that does not fit on the disk, or is interrupted, leaves no trace."""
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
-        """Opens `path`, which is made where it is missing. `keep`: cuts it to so many bytes first."""
+        """Opens `path` and creates it if it is missing. `keep`: first truncate it to this many bytes."""
         self.file = open(path, "ab", buffering=0)
         if keep is not None:
             self.file.truncate(keep)
 
     def append(self, entry: bytes) -> None:
-        """Adds all of `entry`. OSError where it does not fit; the file is then as it was."""
+        """Adds all of `entry`. Raises OSError if it does not fit, and leaves the file unchanged."""
         before, left = os.fstat(self.file.fileno()).st_size, memoryview(entry)
         try:
-            while left:  # a write may take less than it is given
+            while left:  # a write may accept fewer bytes than it is given
                 left = left[self.file.write(left) or 0 :]
         except BaseException:
             self.file.truncate(before)
             raise
 
     def torn(self) -> bool:
-        """Whether the last line has no end: a kill cut it."""
+        """Whether a kill cut off the last line."""
         with open(self.file.name, "rb") as file:
             return bool(file.seek(0, os.SEEK_END)) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
 
     def sync(self) -> None:
-        """Returns once the disk has what was appended."""
+        """Returns once everything appended is on disk."""
         os.fsync(self.file.fileno())
 
     def close(self) -> None:
@@ -70,8 +70,8 @@ class Journal:
 
 
 class Hashing:
-    """What torch.save writes into: passes on to `file`, hashing what it was given, not what the disk kept. `failed`: what the disk said, which
-    torch.save replaces by a complaint of its own."""
+    """A file object for torch.save. It passes blocks on to `file` and hashes what it was given, not what the disk kept. `failed`: the disk's
+    error, which torch.save replaces by one of its own."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
@@ -91,7 +91,7 @@ class Hashing:
 
 
 def hash_file(path: Path, length: int | None = None) -> str:
-    """SHA-256 of the first `length` bytes of a file (all of it by default)."""
+    """SHA-256 of the first `length` bytes of a file (by default of the complete file)."""
     digest, left = hashlib.sha256(), math.inf if length is None else length
     with open(path, "rb") as file:
         while left > 0 and (block := file.read(int(min(1 << 20, left)))):
@@ -101,7 +101,7 @@ def hash_file(path: Path, length: int | None = None) -> str:
 
 
 def what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> str:
-    """Why the file is not the one written; empty when it is. `prefix`: only its beginning has to be."""
+    """Why the file differs from the one that was written; empty if it does not. `prefix`: compare only the first `size` bytes."""
     if not path.exists():
         return "it is missing"
     length = path.stat().st_size
@@ -115,8 +115,7 @@ def what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> s
 
 
 def read_lines(path: Path) -> list[dict]:
-    """The whole JSON lines of a file that are objects, none where there is no file. A kill may have torn the last one; what
-    others wrote is passed over."""
+    """The JSON objects in a file of JSON lines; empty if there is no file. Skips other lines, such as a last line that a kill cut off."""
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
@@ -129,8 +128,8 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def timings(root: Path) -> list[dict]:
-    """The lines of a run's timings.jsonl: `stage` and `seconds` spent in it so far, in some also `step` or `peak_memory_gib`. A line that
-    says them otherwise is none of the run's."""
+    """The lines of a run's timings.jsonl: `stage`, the `seconds` spent in it so far, and in some lines `step` or `peak_memory_gib`. Skips
+    lines in any other format."""
 
     def number(value: object) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
@@ -143,8 +142,8 @@ def timings(root: Path) -> list[dict]:
 
 
 def refusal(error: BaseException) -> OSError | None:
-    """What the operating system refused: the error itself, or what a library in Rust tells of it, safetensors in an exception of its own,
-    tokenizers in a bare Exception. None where that is not what happened."""
+    """The operating system's error behind `error`: `error` itself, or the one that a Rust library wraps (safetensors in an exception of its
+    own, tokenizers in a plain Exception). None for any other error."""
     from safetensors import SafetensorError
 
     if isinstance(error, OSError):

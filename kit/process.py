@@ -1,4 +1,4 @@
-"""The process and its machine: what to ask of the C library, what a measurement should carry, random generators."""
+"""The process and its machine: memory allocation, processes on all cores, facts for a measurement, random generators."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ __all__ = [
 
 
 def keep_freed_memory() -> bool:
-    """Lets the process keep large freed buffers instead of handing each back to the kernel. True where it
+    """Lets the process keep large freed buffers instead of returning each one to the kernel. True if it
     took effect.
 
     glibc serves every allocation above 128 KiB to 32 MiB with a fresh mapping and unmaps it when it is freed.
-    A network's forward and backward pass allocate and free such buffers hundreds of times a step, and each
-    new mapping is zeroed by the kernel page by page on first touch: attention of the tiny network took 29 ms
-    so, and 4.4 ms from kept memory. The price is that memory once used stays with the process. Nothing
-    happens where the C library is not glibc.
+    A network's forward and backward pass allocate and free such buffers hundreds of times a step, and the
+    kernel zeroes each new mapping page by page on first touch. Attention of the tiny network took 29 ms that
+    way, and 4.4 ms from kept memory. The price: memory that was used once stays with the process. Does
+    nothing if the C library is not glibc.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -56,7 +56,7 @@ def keep_freed_memory() -> bool:
 
 
 def cores() -> int:
-    """Cores that this process may use; fewer where OMP_NUM_THREADS says so."""
+    """Number of cores that this process may use, at most OMP_NUM_THREADS."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(here, int(asked)) if asked.isdigit() and int(asked) else here
@@ -64,7 +64,7 @@ def cores() -> int:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes with one thread, and afterwards with as many as before."""
+    """torch computes with one thread inside the block; the old number is restored afterwards."""
     import torch
 
     before = torch.get_num_threads()
@@ -76,14 +76,14 @@ def one_thread() -> Iterator[None]:
 
 
 def on_cores(function: Callable[[Any], Any], parts: Sequence[Any], progress: Callable[[int], None] = lambda done: None, each: int = 1) -> list:
-    """[function(part) for part in parts], each with one thread of torch; on Linux with several cores, in `each` forked processes a core, to
-    which parts are dealt one by one. `progress` hears how many are done. What `function` raises is raised here; RuntimeError where a
-    process dies. Nothing that it changes is seen here: only what it returns, which has to be picklable.
+    """[function(part) for part in parts], each with one torch thread. On Linux with several cores, it runs `each` forked processes per core
+    and hands out the parts one by one. `progress` is called with the number of finished parts. Exceptions of `function` are raised here, and
+    RuntimeError if a process dies. The caller sees only return values, which must be picklable, and no other side effects.
 
-    Two threads wait for each other in every product, and of a small network a product takes microseconds. Beside other busy programs a
-    wait lasts until the scheduler has run those: two threads were ten times slower so. Two processes meet only at the end. Each is a
-    session of its own, to which Linux gives as much of a core as to every other one: with two a core there are twice as many beside other
-    programs, and alone nothing is lost where parts are large."""
+    Two threads wait for each other in every matrix product, and a product of a small network takes microseconds. Next to other busy programs,
+    a wait lasts until the scheduler has run those: two threads were ten times slower that way. Two processes meet only at the end. Each is
+    its own session, and Linux gives every session the same share of a core. Two processes per core therefore get twice the share next to
+    other programs, and lose nothing on an idle machine if parts are large."""
     workers = min(each * cores(), len(parts)) if sys.platform == "linux" and cores() > 1 else 1
     if workers < 2:
         found = []
@@ -140,7 +140,7 @@ def _serve(there, function: Callable, parts: Sequence) -> None:
 
 
 def _packed(value: Any) -> bytes:
-    """Pickled, of a tensor only its own numbers: torch would put the whole memory that it is a view of beside each."""
+    """Pickles `value`, with only the elements of each tensor. torch alone would pickle the complete storage behind every view."""
     import torch
 
     file = io.BytesIO()
@@ -153,7 +153,7 @@ def _packed(value: Any) -> bytes:
 def _numbers(tensor: Any) -> tuple[Callable, tuple]:
     import torch
 
-    if tensor.dtype == torch.bfloat16:  # NumPy has none
+    if tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16
         return _bfloat16, (tensor.view(torch.int16).numpy(),)
     return torch.from_numpy, (tensor.numpy(),)
 
@@ -165,13 +165,13 @@ def _bfloat16(bits: Any) -> Any:
 
 
 def in_fresh_process(function: Callable, *arguments: Any, progress: Callable[[float], None], fresh: float = 60.0) -> Any:
-    """What `function(*arguments, progress=…)` returns in a new process, or in this one where it has not used
-    `fresh` seconds of CPU time yet; what it reports, `progress` is called with here. RuntimeError where it raises
-    or dies in a new process.
+    """Returns `function(*arguments, progress=…)`, run in a new process, or in this one if it has used less than
+    `fresh` seconds of CPU time. Progress reports are passed to `progress` here. Raises RuntimeError if the
+    function raises, or if its process dies.
 
-    For timings. Eight minutes of training leave a heap so scattered that decoding one context, which uses all
-    weights for every token, is a fifth slower in it than in a new process (misses of the page table's cache:
-    with huge pages most of it is gone). A new one imports torch for four seconds first."""
+    For timings. Eight minutes of training leave a heap so fragmented that decoding one context, which uses all
+    weights for every token, is a fifth slower than in a new process (TLB misses: with huge pages most of the
+    difference is gone). A new process first spends four seconds importing torch."""
     if time.process_time() < fresh:
         return function(*arguments, progress=progress)
     here, there = multiprocessing.Pipe()
@@ -196,14 +196,14 @@ def in_fresh_process(function: Callable, *arguments: Any, progress: Callable[[fl
 
 
 def _report(there, function: Callable, arguments: tuple) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to tell, which then ends this process
-    # Without the parent nobody needs the answer, and whoever resumes the run would share the cores with a ghost.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports Ctrl-C, then ends this process
+    # Without its parent, nobody needs the answer, and a resumed run would share the cores with an orphan.
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     keep_freed_memory()
     try:
         there.send(("returned", function(*arguments, progress=lambda value: there.send(("progress", value)))))
     except BrokenPipeError:
-        pass  # nobody listens any more
+        pass  # the parent is gone
     except Exception as error:
         there.send(("raised", f"{type(error).__name__}: {error}"))
 
@@ -215,11 +215,11 @@ def _end_with(parent) -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the block is over. For what takes a moment and calls C++ that an exception from within would confuse: torch.save
-    turns some into a RuntimeError of its own and loses others."""
+    """Delays Ctrl-C until the block is over. For short calls into C++ that an exception would disturb: torch.save turns some exceptions
+    into its own RuntimeError and loses others."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield  # signals go elsewhere, or are ignored
+        yield  # not the main thread, or signals are ignored
         return
     came = []
     signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
@@ -232,7 +232,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def machine() -> dict:
-    """What a measurement should carry: processor, cores, memory, versions, commit. No host name, no paths."""
+    """Facts to store with a measurement: processor, cores, memory, versions, commit. No host name, no paths."""
     import numpy
     import torch
 
@@ -263,7 +263,7 @@ def machine() -> dict:
 
 
 def _commit() -> str | None:
-    """The checked-out commit of this source, with "+changes" when it has been edited; None outside Git."""
+    """The checked-out commit of this source, with "+changes" if files were edited; None outside Git."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
@@ -279,7 +279,7 @@ def _commit() -> str | None:
 
 
 def peak_memory_gib() -> float:
-    """Largest resident size of this process so far, in GiB."""
+    """Peak resident memory of this process so far, in GiB."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
@@ -299,7 +299,7 @@ def pack_rng() -> dict:
 
 
 def restore_rng(state: dict) -> None:
-    """Puts the generators back to where `pack_rng` found them."""
+    """Restores the generators to the state that `pack_rng` stored."""
     import torch
 
     version, internal, gauss = state["python"]

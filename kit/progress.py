@@ -1,4 +1,4 @@
-"""The live line of a running stage: percent, rate, what it shows, time left."""
+"""The live line of a running stage: percent, rate, values, time left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Progress", "Told"]
 
 
 class Told(Protocol):
-    """What `Progress` shows: a stage of a run, or what stands for one."""
+    """What `Progress` shows: a stage of a run, or an object that acts as one."""
 
     name: str
     unit: str
@@ -56,7 +56,7 @@ class Progress:
             self.print_line()
 
     def rate(self) -> float:
-        """Units a second over the last window of updates."""
+        """Units per second over the last window of updates."""
         if len(self.window) < 2:
             return 0.0
         (start, before), (end, after) = self.window[0], self.window[-1]
@@ -104,7 +104,7 @@ class Progress:
         print(f"{self.stage.name:>6} {self.percent():3.0f}%  {_clock(self.stage.seconds)} < {self.left()}  {self.words()}", flush=True)
 
     def last(self) -> None:
-        """The finished stage's line, which stays."""
+        """Prints the line of the finished stage, which stays on screen."""
         self.step = self.stage.total
         if sys.stdout.isatty():
             self.draw()
@@ -124,7 +124,7 @@ def _clock(seconds: float) -> str:
 
 
 def _short(value: Any) -> str:
-    """A number in few characters; a rate of 12345 reads 12.3k."""
+    """A number in few characters: a rate of 12345 becomes 12.3k."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):

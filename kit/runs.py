@@ -1,19 +1,19 @@
 """Run folders: configuration, resumable stages, metrics.
 
-Everything a run leaves lies in one folder:
+A run keeps everything in one folder:
 
     config.json               technique, configuration, versions; its presence makes the folder a run
-    lock                      held with flock by the process at work; the kernel lets go of it on any death
+    lock                      held with flock by the running process; the kernel releases it however the process ends
     metrics/STAGE.jsonl       one line per logged step; only values that a resumed run repeats bit for bit
-    timings.jsonl             wall-clock seconds and rates, which no two runs share
-    state/STAGE-000040.pt     resume state of an unfinished stage, the last two; .json beside it commits it
+    timings.jsonl             wall-clock seconds and rates, which differ from run to run
+    state/STAGE-000040.pt     the last two checkpoints of an unfinished stage; the .json next to each commits it
     stages/STAGE.json         the result of a finished stage, with the hash of its metrics
     tensorboard/STAGE/        the same metrics as events
 
-What makes SIGKILL at any moment safe: a state file counts only once its manifest exists, a manifest appears
-by one rename, and it records how long the metrics file was. On resume the metrics are cut back to that
-length, so the steps that the dead process logged after its last checkpoint are logged again, the same.
-Lines are appended whole or not at all: a full disk tears none, and what is recorded of a file is what it holds.
+SIGKILL is safe at any moment. A checkpoint counts only once its manifest exists, the manifest appears by one
+rename, and it records the length of the metrics file. On resume the metrics are truncated to that length. The
+steps that the killed process logged after its last checkpoint are then logged again, with the same values.
+A line is appended completely or not at all, even on a full disk, so the record of a file matches its content.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["Run", "Stage", "flatten"]
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it; tensors and NumPy scalars become numbers, NaN and infinity null."""
+    """`value` in a form that JSON can hold: tensors and NumPy scalars become numbers, NaN and infinity become null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, dict):
@@ -69,7 +69,7 @@ _held_locks: set[int] = set()
 
 
 def _drop_locks_in_child() -> None:
-    # A forked worker shares the lock; if it outlived its parent, the folder would stay locked.
+    # A forked worker shares the lock. If it outlives its parent, the folder stays locked.
     for handle in _held_locks:
         os.close(handle)
     _held_locks.clear()
@@ -92,14 +92,14 @@ class Run:
     def open(cls, out: str | Path, technique: str, config: Any, resume: bool = False, checkpoint_seconds: float = 20.0) -> Run:
         """Takes the folder `out` for a run of `technique` with the dataclass `config`.
 
-        Raises RunError, with nothing written, when the folder is in use, holds another run (or one that
-        `resume` was not asked for), or holds something that is no run.
+        Raises RunError, and writes nothing, if the folder is in use, holds another run, holds this run without
+        `resume`, or holds files that are not a run.
         """
         out = Path(out)
         try:
             str(out).encode("utf-8")
         except UnicodeEncodeError:
-            raise RunError(f"{out} is not UTF-8, and TensorBoard and safetensors open no such path; choose another --out") from None
+            raise RunError(f"{out} is not UTF-8, and TensorBoard and safetensors cannot open such a path; choose another --out") from None
         again = f"choose another --out, or delete {out}"
         if out.exists() and not out.is_dir():
             raise RunError(f"{out} is a file; choose a folder with --out")
@@ -112,7 +112,7 @@ class Run:
                 if (out / "lock").exists():
                     os.close(cls._take_lock(out))
                 if not resume:
-                    raise RunError(f"{out} already holds a run; --resume goes on with it, or {again}")
+                    raise RunError(f"{out} already holds a run; add --resume to continue it, or {again}")
                 cls._compare(before, technique, config, out)
         made = [folder for folder in (out, *out.parents) if not folder.exists()]
         out.mkdir(parents=True, exist_ok=True)
@@ -121,15 +121,15 @@ class Run:
         try:
             if resumed:
                 before = cls._read_config(out)
-                if not resume:  # another process was quicker
-                    raise RunError(f"{out} already holds a run; --resume goes on with it, or {again}")
+                if not resume:  # another process was faster
+                    raise RunError(f"{out} already holds a run; add --resume to continue it, or {again}")
                 cls._compare(before, technique, config, out)
-            if not resumed:  # before anything else is made: it is what tells a run from a stranger's folder
+            if not resumed:  # first of all: this file marks the folder as a run
                 record = {"technique": technique, "config": _plain(config), "machine": machine()}
                 atomic_write(out / "config.json", json.dumps(record, indent=1) + "\n")
             else:
                 for left in (path for part in (".", "state", "stages") for path in (out / part).glob(".tmp-*") if path.is_file()):
-                    left.unlink()  # what a kill kept from becoming a file
+                    left.unlink()  # temporary files that a kill left behind
             for folder in ("metrics", "state", "stages", "checkpoints"):
                 (out / folder).mkdir(exist_ok=True)
         except BaseException:
@@ -177,29 +177,29 @@ class Run:
                 )
 
     def path(self, *parts: str) -> Path:
-        """A path inside the run folder; its parent is made."""
+        """A path inside the run folder; creates its parent folder."""
         path = self.root.joinpath(*parts)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def stage(self, name: str, total: float, unit: str = "tokens") -> Stage:
-        """The stage `name`: its progress counts up to `total` steps, its speed is told in `unit`s a second.
+        """The stage `name`. Its progress counts up to `total` steps; its speed is shown in `unit`s per second.
 
-        Raises RunError when the stage is finished but its files no longer are what it left.
+        Raises RunError if the stage is finished but its files have changed since.
         """
         stage = Stage(self, name, total, unit)
         self._stages.append(stage)
         return stage
 
     def seconds(self) -> dict[str, float]:
-        """Wall-clock seconds by stage, interruptions left out, work that had to be repeated included."""
+        """Wall-clock seconds by stage, without interruptions, but with repeated work."""
         spent: dict[str, float] = {}
         for line in timings(self.root):
             spent[line["stage"]] = max(spent.get(line["stage"], 0.0), line["seconds"])
         return spent
 
     def close(self) -> None:
-        """Stops the progress bar and lets go of the folder."""
+        """Stops the progress bar and releases the folder."""
         for stage in self._stages:
             stage.close()
         if self._lock is not None:
@@ -208,7 +208,7 @@ class Run:
             self._lock = None
 
     def abandon(self) -> None:
-        """Removes what this run made, when it was new and left no finished stage and nothing to resume."""
+        """Removes the files of this run if it was new and has neither a finished stage nor a checkpoint."""
         if self.resumed or any(self.root.glob("stages/*.json")) or any(self.root.glob("state/*.json")):
             return
         for stage in self._stages:
@@ -221,13 +221,13 @@ class Run:
 
     @contextlib.contextmanager
     def told(self, again: str) -> Iterator[None]:
-        """What ends the work inside before its time is told in one line, with the command `again` where it goes on with this run. A new run that
-        came to nothing leaves nothing. Raises Interrupted for Ctrl-C, RunError for a full disk, and lets through what else there is."""
+        """Turns an early end of the block into a one-line message, with the command `again` if it can continue this run. A new run without
+        results leaves no files. Raises Interrupted for Ctrl-C and RunError for a full disk; other exceptions pass through."""
         try:
             yield
         except KeyboardInterrupt:
             self.close()
-            raise Interrupted(f"interrupted; go on with: {again}") from None
+            raise Interrupted(f"interrupted; continue with: {again}") from None
         except Exception as error:
             refused = refusal(error)
             if refused is None and not isinstance(error, RunError):
@@ -236,7 +236,7 @@ class Run:
             if refused is None:
                 raise
             if refused.errno in NO_ROOM:
-                left = f"; make room, then go on with: {again}" if (self.root / "config.json").exists() else ""
+                left = f"; free some space, then continue with: {again}" if (self.root / "config.json").exists() else ""
                 raise RunError(f"{refused.strerror}: {refused.filename or self.root}{left}") from None
             raise refused from None
 
@@ -248,14 +248,14 @@ class Run:
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
-    """Removes folders up to the first that something lies in."""
+    """Removes empty folders upwards, up to the first that is not empty."""
     with contextlib.suppress(OSError):
         for folder in folders:
             folder.rmdir()
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested dicts by dotted key."""
+    """The leaves of nested dicts, by dotted key."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     flat: dict[str, Any] = {}
@@ -265,12 +265,12 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 class Stage:
-    """One resumable part of a run. The pattern, which a kill at any moment cannot break:
+    """One resumable part of a run. Used like this, it survives a kill at any moment:
 
         stage = run.stage("rl", total=200)
         if stage.finished:
             return stage.result()
-        state = stage.restore()                        # None: begin at the beginning
+        state = stage.restore()                        # None: start from the beginning
         for step in range(state["step"] if state else 0, 200):
             ...
             stage.log(step + 1, loss=loss)
@@ -304,20 +304,20 @@ class Stage:
 
     @property
     def finished(self) -> bool:
-        """Whether an earlier process (or this one) brought the stage to its end."""
+        """Whether this process or an earlier one finished the stage."""
         return self._record is not None
 
     def result(self) -> dict:
-        """What `finish` was given, as JSON brings it back."""
+        """The result passed to `finish`, after a round trip through JSON."""
         if self._record is None:
             raise RuntimeError(f"stage {self.name} is not finished")
         return self._record["result"]
 
     def finish(self, result: dict, files: Iterable[str | Path] = ()) -> dict:
-        """Ends the stage with `result`, forgets its resume states; returns the result as JSON brings it back.
+        """Ends the stage with `result` and drops its checkpoints. Returns the result after a round trip through JSON.
 
-        `files` (or folders) in the run folder that the stage made are recorded with their hashes, and checked
-        before a resumed run relies on them.
+        `files`: files or folders in the run folder that the stage made. They are recorded with their hashes and
+        checked before a resumed run relies on them.
         """
         self._begin().sync()
         paths = []
@@ -355,17 +355,17 @@ class Stage:
                 raise RunError(f"{self.run.root / name} is damaged ({wrong}); delete {record} to run stage {self.name} again")
         return found
 
-    # -- resume states
+    # -- checkpoints
 
     def _states(self) -> list[Path]:
-        """Manifests of the saved states, newest first."""
+        """Manifests of the saved checkpoints, newest first."""
         folder = self.run.root / "state"
         found = [path for path in folder.glob(f"{self.name}-*.json") if path.stem[len(self.name) + 1 :].isdigit()]
         return sorted(found, key=lambda path: -int(path.stem[len(self.name) + 1 :]))
 
     def _drop_states(self, keep: list[Path]) -> None:
         folder, names = self.run.root / "state", {path.stem for path in keep}
-        for manifest in self._states():  # manifests first: a state without one does not count
+        for manifest in self._states():  # manifests first: a checkpoint without one does not count
             if manifest.stem not in names:
                 manifest.unlink()
         for state in folder.glob(f"{self.name}-*.pt"):
@@ -373,9 +373,9 @@ class Stage:
                 state.unlink()
 
     def restore(self) -> dict | None:
-        """The newest undamaged state, or None at the beginning; the metrics file is cut back to fit it.
+        """The newest undamaged state, or None at the beginning; truncates the metrics file to match it.
 
-        A damaged state is named on stderr with what is wrong. Raises RunError when states exist, none whole.
+        Prints the reason for each damaged checkpoint on stderr. Raises RunError if every checkpoint is damaged.
         """
         damaged: list[str] = []
         for manifest in self._states():
@@ -395,22 +395,22 @@ class Stage:
                 continue
             loaded = _load(state)
             for line in damaged:
-                _warn(f"error: {line}; going on from {state.name}")
+                _warn(f"error: {line}; continuing from {state.name}")
             self._kept = [manifest]
             self._begin(offset, record["step"])
             return loaded
         if damaged:
-            # Two lines would hide which file to act on; the newest one's story is the one to tell.
+            # Two lines would hide which file to act on, so report the newest checkpoint only.
             raise RunError(
-                f"{damaged[0]}, and no earlier one is whole; delete {self.run.root / 'state'}/{self.name}-* to start stage {self.name} again"
+                f"{damaged[0]}, and no earlier one is intact; delete {self.run.root / 'state'}/{self.name}-* to start stage {self.name} again"
             )
         self._begin()
         return None
 
     def save(self, state: dict, step: int) -> None:
-        """Makes `state` the one that a resumed run goes on from; the one before it is kept too.
+        """Saves `state` as the checkpoint that a resumed run continues from; keeps the previous one, too.
 
-        Ctrl-C waits until the state is whole. OSError where the disk has no room for it: those before it stay."""
+        Ctrl-C waits until the checkpoint is complete. Raises OSError if the disk is full; earlier checkpoints stay."""
         import torch
 
         self._begin().sync()
@@ -421,12 +421,12 @@ class Stage:
                 with open(temporary, "wb") as file:
                     hashing = Hashing(file)
                     try:
-                        torch.save(state, hashing)  # pyright: ignore[reportArgumentType] – it writes, and is not asked for more
+                        torch.save(state, hashing)  # pyright: ignore[reportArgumentType] – torch.save only writes to it
                     except RuntimeError as error:
                         raise hashing.failed or error from None
                     file.flush()
                     os.fsync(file.fileno())
-                manifest.unlink(missing_ok=True)  # of an earlier attempt at this step, which would not fit the new file
+                manifest.unlink(missing_ok=True)  # the manifest of an earlier attempt at this step would not match the new file
                 os.replace(temporary, path)
             except BaseException:
                 temporary.unlink(missing_ok=True)
@@ -444,13 +444,13 @@ class Stage:
         self._saved_at = time.perf_counter()
 
     def due(self) -> bool:
-        """Whether the last save is `checkpoint_seconds` ago. Saving changes no result; the clock decides."""
+        """Whether the last save was at least `checkpoint_seconds` ago. Saving does not change any result, so the clock may decide."""
         return time.perf_counter() - self._saved_at >= self.run.checkpoint_seconds
 
     # -- metrics
 
     def _begin(self, offset: int = 0, step: int = 0) -> Journal:
-        """Opens the metrics file cut to `offset` bytes; a stage not restored begins with an empty one."""
+        """Opens the metrics file, truncated to `offset` bytes; a stage that was not restored starts with an empty file."""
         if self._metrics is not None:
             return self._metrics
         if self._record is not None or self._closed:
@@ -463,7 +463,7 @@ class Stage:
         return self._metrics
 
     def log(self, step: int, **metrics: Any) -> None:
-        """One line of metrics: values that depend on configuration and step only, never on the clock."""
+        """Appends one line of metrics. Values may depend on configuration and step only, never on the clock."""
         journal = self._begin()
         plain = _plain(metrics)
         line = (json.dumps({"step": int(step), **plain}) + "\n").encode()
@@ -478,14 +478,14 @@ class Stage:
     def progress(self, step: float, rate_units: float | None = None, **shown: Any) -> None:
         """Moves the progress bar to `step` of the total.
 
-        `rate_units`: how many `unit`s (tokens) the stage has handled so far, for the speed; else `step`.
-        `shown`: what else the line tells, such as loss or reward; numbers are shortened.
+        `rate_units`: number of `unit`s (tokens) that the stage has processed so far, for the speed; default `step`.
+        `shown`: other values for the line, such as loss or reward; numbers are shortened.
         """
         self._show.update(step, step if rate_units is None else rate_units, shown)
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds spent in this stage, earlier processes included."""
+        """Wall-clock seconds spent in this stage, including earlier processes."""
         return self._before + time.perf_counter() - self._opened
 
     def _note_time(self, **facts: Any) -> None:
@@ -494,7 +494,7 @@ class Stage:
             journal.append(("\n" if journal.torn() else "").encode() + line.encode())
 
     def close(self) -> None:
-        """Stops the bar and closes the files; what was saved stays."""
+        """Stops the bar and closes the files; keeps what was saved."""
         self._closed = True
         self._show.stop()
         for open_file in filter(None, (self._metrics, self._board)):
@@ -503,7 +503,7 @@ class Stage:
 
 
 def _load(path: Path) -> dict:
-    """A saved state. Only tensors and plain values are read back: a shared run folder cannot run code."""
+    """Loads a saved state. Only tensors and plain values are accepted, so a shared run folder cannot execute code."""
     import numpy
     import torch
 
@@ -518,6 +518,6 @@ def _load(path: Path) -> dict:
         with torch.serialization.safe_globals(arrays):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise RunError(f"checkpoint {path} holds more than tensors and plain values; it is not loaded") from None
-    except (RuntimeError, EOFError) as error:  # other archives that PyTorch knows, programs among them
-        raise RunError(f"checkpoint {path} is no saved state ({type(error).__name__}); it is not loaded") from None
+        raise RunError(f"checkpoint {path} holds more than tensors and plain values; refusing to load it") from None
+    except (RuntimeError, EOFError) as error:  # other archives that PyTorch can open, including programs
+        raise RunError(f"checkpoint {path} is not a saved state ({type(error).__name__}); refusing to load it") from None

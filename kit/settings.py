@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 SEEDS = 2**53
-"""Seeds lie below: experiments derive others from them, a thousand times as large, and generators take 64 bits."""
+"""Upper bound of seeds. Experiments derive seeds a thousand times as large, and generators take 64 bits."""
 
 
 class RunError(Exception):
@@ -30,15 +30,15 @@ class RunError(Exception):
 
 
 class Interrupted(Exception):
-    """The user stopped a run; the message says how to go on. The command line exits with code 130."""
+    """The user stopped a run; the message says how to continue. The command line exits with code 130."""
 
 
 def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] = ()) -> T:
-    """An instance of the (nested) dataclass `cls` from a TOML table, then `key.sub=value` strings on top. A pair (key, value) among these
-    is taken as it is, where a word would be read: a path may be called none.
+    """An instance of the (nested) dataclass `cls` from a TOML table, overridden by `key.sub=value` strings. An item of `sets` may also be
+    a pair (key, value), whose value is not parsed: a path may be called none.
 
-    Raises RunError for an unknown key (with near matches), a value of the wrong type or outside a Literal,
-    and for a ValueError from the dataclass's own `__post_init__`.
+    Raises RunError for an unknown key (with close matches), for a value of the wrong type or outside a Literal,
+    and for a ValueError from the dataclass's `__post_init__`.
     """
     tree: dict = json.loads(json.dumps(toml or {}, default=str))
     for item in sets:
@@ -61,7 +61,7 @@ def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] 
 
 
 def describe(cls: type) -> list[tuple[str, str, Any, str]]:
-    """(dotted key, type, default, docstring line) of every field of a nested dataclass, in order."""
+    """(dotted key, type, default, docstring) of every field of a nested dataclass, in order."""
     rows = []
     docs, hints = _field_docs(cls), typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -78,7 +78,7 @@ def describe(cls: type) -> list[tuple[str, str, Any, str]]:
 
 
 class _Word(str):
-    """A value typed on the command line: to be read as whatever type the field has."""
+    """A value typed on the command line; parsed as the type of its field."""
 
 
 def _default(field: dataclasses.Field) -> Any:
@@ -94,7 +94,7 @@ def _follow(instance: Any, dotted: str) -> Any:
 
 
 def _field_docs(cls: type) -> dict[str, str]:
-    """The first line of the string literal under each field."""
+    """The text of the string literal under each field, on one line."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):
@@ -146,7 +146,7 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
         elif name in tree:
             values[name] = _coerce(kind, tree[name], key)
         elif default is dataclasses.MISSING:
-            raise RunError(f"{key} has no default; give it with --set {key}=VALUE")
+            raise RunError(f"{key} has no default; pass --set {key}=VALUE")
         else:
             values[name] = default
     try:
@@ -163,13 +163,13 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
 
 
 def _least(value: Any) -> float:
-    """The smallest number in a setting; zero where there is none."""
+    """The smallest number in a setting; zero if it holds no numbers."""
     numbers = [x for x in (value if isinstance(value, (tuple, list)) else [value]) if type(x) in (int, float)]
     return min(numbers, default=0)
 
 
 def _coerce(kind: Any, value: Any, key: str) -> Any:
-    """`value`, from TOML or from the command line, as type `kind`."""
+    """Converts `value`, from TOML or the command line, to type `kind`."""
     origin, word = typing.get_origin(kind), isinstance(value, _Word)
     wrong = RunError(f"{key} expects {_type_name(kind)}, got {str(value)!r}")
     if origin in (typing.Union, types.UnionType):

@@ -51,7 +51,7 @@ def test_a_gate_shuts_on_a_wrong_result(made, monkeypatch):
 
 def test_a_closed_gate_has_no_number():
     line = {"case": "a kernel", "size": "4 × 4", "wrong": "it differs"}
-    assert bench_kernels.sentence(line) == "a kernel, 4 × 4: no speed to show, it differs"
+    assert bench_kernels.sentence(line) == "a kernel, 4 × 4: no speed reported, it differs"
 
 
 def test_summary_is_of_ratios_within_a_round():

@@ -1,4 +1,4 @@
-"""`etude bench`: one file for each thing that is timed; what they find goes to results/."""
+"""`etude bench`: one file for each benchmark; results go to results/."""
 
 import json
 import re
@@ -10,7 +10,7 @@ __all__ = ["written"]
 
 
 def written(record: dict, out: Path | None, kind: str, device: str) -> dict:
-    """The record; before, where there is a folder `out`, it is put into out/KIND-DEVICE.json, and that is said."""
+    """Returns the record. If a folder `out` is given, first writes it to out/KIND-DEVICE.json and prints the path."""
     if out is not None:
         name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", device.lower())).strip("-")
         path = Path(out) / f"{kind}-{name}.json"

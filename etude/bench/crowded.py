@@ -1,10 +1,10 @@
-"""`etude bench crowded`: what the parts of a run cost alone on the machine, and beside as many busy programs as it has cores.
+"""`etude bench crowded`: time of a run's parts alone on the machine, and next to as many busy programs as it has cores.
 
-Every part is played in three ways, by turns: alone; alone in the old way, which was one process with as many threads as cores, that wait
-for each other in every product; and beside the busy programs. A busy program is a loop in a session of its own: Linux shares
-cores evenly between sessions, whatever their priority, as on a desktop. What fills all cores when it is alone has half of them beside as
-many busy programs, and cannot be less than twice as slow; how much more the machine itself takes, matrix products and nothing else say,
-the last part.
+Every part runs in three ways, in alternation: alone; alone as it used to be, in one process with as many threads as cores, which wait
+for each other in every matrix product; and next to the busy programs. A busy program is a loop in its own session. Linux shares cores
+evenly between sessions, whatever their priority, as on a desktop. A part that fills all cores when alone gets half of them next to as
+many busy programs, so it takes at least twice as long. The last part, nothing but matrix products, shows how much the machine itself
+adds to that.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from kit.process import cores, keep_freed_memory, machine
 from kit.settings import RunError, fill
 
 BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(10_000))"
-"""A program that is busy as long as the benchmark lives, however that ends: the benchmark's number is its word."""
+"""A program that stays busy until the benchmark ends, however that happens. Its argument is the process id of the benchmark."""
 WAYS = ("alone", "threads", "crowded")
 ROLLOUTS = {"sampling": 128, "evaluation": 2400}
-"""Conversations: of one step of RL, and of the evaluation of one checkpoint."""
+"""Number of rollouts in one step of RL, and in the evaluation of one checkpoint."""
 PRODUCTS = 15_000
-"""Products of 64 × 256 and 256 × 256 numbers on each core."""
+"""Number of 64 × 256 by 256 × 256 matrix products on each core."""
 
 
 def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), rounds: int = 5) -> dict:
     """Seconds of sampling, a step of RL, decoding and evaluation with the policy that `run` holds after SFT, medians of `rounds`; prints
-    them and writes out/crowded-CPU.json. RunError where the folder holds no such policy."""
+    them and writes out/crowded-CPU.json. Raises RunError if the folder holds no such policy."""
     keep_freed_memory()
     parts = parts_of(Path(run))
     seconds: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in parts}
     for part in parts.values():
-        part()  # what is computed once only
+        part()  # computed only once
     for number, (name, part) in itertools.product(range(rounds), parts.items()):
         for way in WAYS[number % 3 :] + WAYS[: number % 3]:
             with busy() if way == "crowded" else threads() if way == "threads" else contextlib.nullcontext():
@@ -52,7 +52,7 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
     for name, one in found.items():
         print(
             f"{name:10s} alone {one['alone_s']:6.2f} s, {one['faster_than_threads']:.2f} times as fast as with threads; "
-            f"beside {cores()} busy programs {one['slower_in_a_crowd']:.2f} times slower"
+            f"next to {cores()} busy programs it takes {one['slower_in_a_crowd']:.2f} times as long"
         )
     record = {
         "what": "seconds of a run's parts alone, alone with threads instead of processes, and beside as many busy programs as cores",
@@ -67,7 +67,7 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
 
 
 def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Medians of a part's seconds, and of the ratios within a round."""
+    """Medians of the seconds of a part, and of the ratios within a round."""
     ratio = {way: [b / a for a, b in zip(seconds["alone"], seconds[way], strict=True)] for way in ("threads", "crowded")}
     return {
         **{f"{way}_s": statistics.median(seconds[way]) for way in WAYS},
@@ -77,7 +77,7 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
 
 
 def parts_of(root: Path) -> dict[str, Callable[[], object]]:
-    """Name → what plays that part of the run in `root` once, always the same."""
+    """Name → function that runs that part of the run in `root` once, always the same."""
     import torch
 
     from ref.engine.sampler import Sampler
@@ -92,7 +92,9 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
         config = fill(Recipe, json.loads((root / "config.json").read_text())["config"])
         model, mtp = load_checkpoint(root, config, "sft")
     except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{root} holds no run with a policy after SFT; play one (make small), or name one: etude bench crowded RUN") from error
+        raise RunError(
+            f"{root} holds no run with a policy after SFT; make one (make small), or pass another folder: etude bench crowded RUN"
+        ) from error
     language, r, dtype = language_of(root), config.rl, getattr(torch, config.training.dtype)
     how, sampler_dtype = context(language, config), getattr(torch, config.training.sampler_dtype)
     reference, layers = load_checkpoint(root, config, "sft")
@@ -130,8 +132,8 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
 @contextlib.contextmanager
 def threads() -> Iterator[None]:
-    """One process that computes everything with as many threads as there are cores, rollouts in batches of 800 at most. So it was before
-    there were processes."""
+    """One process that computes everything with as many threads as there are cores, with rollouts in batches of at most 800. This is how it
+    worked before it used several processes."""
     from unittest import mock
 
     import torch
@@ -157,7 +159,7 @@ def threads() -> Iterator[None]:
 
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
-    """A busy program for each core."""
+    """One busy program for each core."""
     programs = [subprocess.Popen([sys.executable, "-c", BUSY, str(os.getpid())], start_new_session=True) for _ in range(cores())]
     try:
         time.sleep(0.2)

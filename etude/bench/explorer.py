@@ -1,7 +1,7 @@
-"""`etude bench explorer`: how long a control of the explorer takes to redraw its page, without a browser.
+"""`etude bench explorer`: how long each control of the explorer takes to redraw its page, without a browser.
 
-Streamlit's own test driver runs each page as a session does; every slider of it goes through values that were not shown before, so that
-no picture is found in a cache. What the browser needs to show the picture comes on top.
+Streamlit's own test driver runs each page as a session would. Every slider takes values that were not shown before, so no picture comes
+from a cache. The browser's time to show the picture is not included.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from etude.bench import written
 from kit.process import machine
 
 VALUES = 8
-"""Redraws of each control."""
+"""Redraws per control."""
 SLOW = 120.0
-"""Seconds after which a page counts as hung."""
+"""A page counts as hung after this many seconds."""
 
 
 def bench(out: Path | None = Path("results")) -> dict:
-    """Seconds of every slider's redraws, wall clock; writes out/explorer-MACHINE.json."""
+    """Wall-clock seconds of every slider's redraws; writes out/explorer-MACHINE.json."""
     from etude.explorer import PAGES
 
     controls = [one for page in PAGES for one in redraws(page.name)]
@@ -40,7 +40,7 @@ def bench(out: Path | None = Path("results")) -> dict:
 
 
 def redraws(name: str) -> list[dict]:
-    """Each slider of a page with the seconds that its redraws took."""
+    """Each slider of a page, with the seconds of its redraws."""
     from streamlit.testing.v1 import AppTest
 
     at = AppTest.from_string(f"from etude.explorer import start\nstart({name!r})", default_timeout=SLOW).run()
@@ -60,7 +60,7 @@ def redraws(name: str) -> list[dict]:
 
 
 def values(kind: str, widget) -> list:
-    """Values of a slider, spread over it, that it does not stand at."""
+    """Values spread over the range of a slider, without its current value."""
     if kind == "select_slider":
         return [option for option in map(number, widget.options) if option != widget.value][:VALUES]
     least, most, step = widget.min, widget.max, widget.step or 1
@@ -70,7 +70,7 @@ def values(kind: str, widget) -> list:
 
 
 def number(text: str) -> object:
-    """An option of a select slider as the page gave it."""
+    """An option of a select slider, as the page defined it."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -1,5 +1,5 @@
-"""What `etude bench kernels` times: data, the gate that says whether the result is right, kernels, and baselines of torch. Where memory is
-the limit, the baseline is a copy of as many bytes.
+"""What `etude bench kernels` times: data, a gate that checks the result, kernels, and torch baselines. For memory-bound kernels, the
+baseline is a copy of the same number of bytes.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ COPY = "copy"
 
 @dataclass
 class Case:
-    """One line of the table: what is timed beside what."""
+    """One line of the table: a kernel and its baselines."""
 
     name: str
     size: str
     gate: Callable[[], str | None]
-    """None where every kernel of the case is right, else what is wrong."""
+    """None if every kernel of the case is correct, else the reason."""
     ours: dict[str, Callable[[], object]]
     baselines: dict[str, Callable[[], object]]
     bytes: int = 0
-    """Read and written by ours, where memory is the limit; the baseline is then a copy of as many."""
+    """Bytes read and written by our kernel, if it is memory-bound; the baseline is then a copy of the same size."""
     flops: int = 0
     note: dict = field(default_factory=dict)
 
 
 def cases(on: str, tiny: bool = False) -> Iterator[Case]:
-    """One after another, so that only one case's data is in memory. `tiny`: sizes for the interpreter, which checks the gates."""
+    """Yields one case at a time, so only its data is in memory. `tiny`: sizes for the interpreter, which checks the gates."""
     for make in (quantisers, products, expert_products, layers, heads, routers, dispatch, deltas, orthogonal):
         yield from make(on, tiny)
 
 
 def copy_of(amount: int, on: str) -> Callable[[], object]:
-    """Copies half of `amount` bytes, so that as many are read and written in all."""
+    """Copies half of `amount` bytes: reads plus writes add up to `amount`."""
     source = torch.zeros(amount // 2, dtype=torch.uint8, device=on)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
@@ -61,14 +61,14 @@ def bits(ours: Callable, theirs: Callable, *arguments) -> Callable[[], str | Non
 
 
 def three_ways(ours: Callable, theirs: Callable, exact: Callable, name: str) -> Callable[[], str | None]:
-    """Each gives a tensor or several: of the kernel, of the reference, of float64."""
+    """Each function returns one or several tensors: of the kernel, of the reference, in float64."""
 
     def tuple_of(result) -> tuple[Tensor, ...]:
         return result if isinstance(result, tuple) else (result,)
 
     def gate() -> str | None:
         worst = max(excess(a, b, c) for a, b, c in zip(*map(tuple_of, (ours(), theirs(), exact())), strict=True))
-        return None if worst <= 1 else f"{name}'s error is {worst:.1f} times what it may be"
+        return None if worst <= 1 else f"{name}'s error is {worst:.1f} times the allowed error"
 
     return gate
 
@@ -76,7 +76,7 @@ def three_ways(ours: Callable, theirs: Callable, exact: Callable, name: str) -> 
 def quantisers(on: str, tiny: bool) -> Iterator[Case]:
     n = 64 if tiny else 8192
     x = torch.randn(n, n, device=on).bfloat16()
-    # The reference on a CPU takes its time: the gate looks at a part with every kind of block.
+    # The reference is slow on a CPU, so the gate checks a part with every kind of block.
     part = x[: min(n, 512)].clone()
     part[0, :40], part[1, 3], part[2, 5] = 0, torch.nan, torch.inf
     for name, ours, theirs, arguments, width in (
@@ -118,7 +118,7 @@ def product_ways(a: Tensor, b: Tensor, form: str) -> tuple[Callable, Callable, C
 
 
 def torch_scaled(left: gemm.Operand, right: gemm.Operand) -> Callable[[], Tensor] | None:
-    """torch's product of the same codes, where this torch and GPU have it."""
+    """torch's product of the same codes, if this torch and GPU support it."""
     a, b = left.data.view(torch.float8_e4m3fn), right.data.view(torch.float8_e4m3fn)
     assert left.scales is not None and right.scales is not None
     scale_a, scale_b = left.scales.T.contiguous().T, right.scales.T.contiguous()
@@ -131,7 +131,7 @@ def torch_scaled(left: gemm.Operand, right: gemm.Operand) -> Callable[[], Tensor
 
 
 def split_rows(N: int, E: int, zipf: bool) -> Tensor:
-    """Ends of the experts' rows: equal shares, or shares as 1/rank, the last expert empty."""
+    """End offsets of the experts' rows: equal shares, or shares proportional to 1/rank, with an empty last expert."""
     share = 1 / torch.arange(1, E + 1, dtype=torch.float64) if zipf else torch.ones(E, dtype=torch.float64)
     if zipf:
         share[-1] = 0
@@ -139,7 +139,7 @@ def split_rows(N: int, E: int, zipf: bool) -> Tensor:
 
 
 def expert_products(on: str, tiny: bool) -> Iterator[Case]:
-    """The expert shapes of Qwen3-30B-A3B: 2048 → 2 × 768 → 2048, 128 experts, 8 of them a token."""
+    """The expert shapes of Qwen3-30B-A3B: 2048 → 2 × 768 → 2048, 128 experts, 8 per token."""
     E, D, J, sizes = (4, 32, 48, (40,)) if tiny else (128, 2048, 1536, (8 * 8192, 8 * 32768))
     for N in sizes:
         for zipf in (False, True):
@@ -169,7 +169,7 @@ def expert_products(on: str, tiny: bool) -> Iterator[Case]:
 
 
 def grouped_gate(kind: str, kernel: Callable, x: Tensor, w: Tensor, up: Tensor, ends: Tensor) -> Callable[[], str | None]:
-    """Against float64 and the reference, expert by expert, for the largest, the smallest and the last of them."""
+    """Compares with float64 and the reference, expert by expert, for the largest, the smallest and the last expert."""
 
     def gate() -> str | None:
         begins = torch.cat([ends.new_zeros(1), ends[:-1]]).tolist()
@@ -189,20 +189,20 @@ def grouped_gate(kind: str, kernel: Callable, x: Tensor, w: Tensor, up: Tensor, 
                 a, b = a.to(x.device), b.to(x.device)
                 worst = excess(ours, (a @ b.T).to(x.dtype), a.double() @ b.double().T)
                 if not worst <= 1:
-                    return f"{kind} in {form}, expert {e}: error {worst:.1f} times what it may be"
+                    return f"{kind} in {form}, expert {e}: error is {worst:.1f} times the allowed error"
         return None
 
     return gate
 
 
 def layers(on: str, tiny: bool) -> Iterator[Case]:
-    """silu(gate) · up and its quantisation, in one kernel and in two steps."""
+    """silu(gate) · up with quantisation, in one kernel and in two steps."""
     N, I = (40, 64) if tiny else (262144, 768)
     h = torch.randn(N, 2 * I, device=on).bfloat16()
     for form, width in (("fp8", 5 + 4 / 128), ("mxfp8", 5 + 1 / 32), ("nvfp4-token", 4.5 + 1 / 16)):
 
         def gate(form=form) -> str | None:
-            # A last place of exp moves a value across a midpoint now and then.
+            # A difference in the last bit of exp occasionally moves a value across a midpoint.
             wide = h[:256].float()
             ours, theirs = experts.activation(wide, form), gemm.operand(F.silu(wide[:, :I]) * wide[:, I:], form)
             share = float((ours.data != theirs.data).double().mean())
@@ -224,7 +224,7 @@ def heads(on: str, tiny: bool) -> Iterator[Case]:
     targets = torch.randint(V, (N,), device=on)
 
     def run(call: Callable, backward: bool, h: Tensor, w: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-        """Log-probs and entropies; backward: the gradients of their sum."""
+        """Log-probs and entropies; in the backward pass, the gradients of their sum."""
         if not backward:
             return call(h, w, t)
         h, w = h.detach().requires_grad_(), w.detach().requires_grad_()
@@ -274,9 +274,9 @@ def routers(on: str, tiny: bool) -> Iterator[Case]:
             expected, theirs = router_replay.route(scores.cpu(), k, None if given is None else given.cpu(), alpha)
             exact, _ = router_replay.route(scores.double().cpu(), k, None if given is None else given.cpu(), alpha)
             if not torch.equal(chosen.cpu(), theirs):
-                return "route picks other experts than the reference"
+                return "route chooses different experts than the reference"
             if not excess(gates.cpu(), expected, exact) <= 1:
-                return "route's gates are off"
+                return "the gates of route are wrong"
         return None
 
     def eager() -> Tensor:
@@ -312,9 +312,9 @@ def dispatch(on: str, tiny: bool) -> Iterator[Case]:
         if not torch.equal(order, stable):
             return "sort_by_expert is not the stable order"
         if not torch.equal(rows, x[stable // k]):
-            return "permute moved other rows"
+            return "permute moved the wrong rows"
         exact = (rows.double()[place.flatten()].view(N, k, D) * gates.double()[..., None]).sum(1)
-        return None if excess(expert_rows.unpermute(rows, order, place, gates), summed_by_torch(), exact) <= 1 else "unpermute's sums are off"
+        return None if excess(expert_rows.unpermute(rows, order, place, gates), summed_by_torch(), exact) <= 1 else "the sums of unpermute are wrong"
 
     size, bytes_moved = f"{N} × {k} × {D}", (N * k + N) * D * 2
     yield Case(
@@ -353,7 +353,7 @@ def deltas(on: str, tiny: bool) -> Iterator[Case]:
 
     def gate() -> str | None:
         if not torch.equal(delta.apply_delta(old, positions, values).view(torch.int16), new.view(torch.int16)):
-            return "the delta applied is not the new version"
+            return "applying the delta does not give the new version"
         few = slice(0, min(n, 2**20))
         if not same_bits(delta.encode_delta(old[few], new[few]), ref_delta.encode_delta(old[few].cpu(), new[few].cpu())):
             return "encode_delta differs from the reference"

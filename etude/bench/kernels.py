@@ -1,7 +1,7 @@
-"""Times kernels on a GPU, each beside what one would otherwise call (`etude/bench/kernel_cases.py`), behind a gate: no number where the result is
-wrong.
+"""Times kernels on a GPU against the best alternative calls (`etude/bench/kernel_cases.py`), behind a gate: a wrong result gets no
+number.
 
-Contenders take turns; a figure is the median over rounds of a ratio within a round.
+Contenders take turns. Each number is the median over rounds of a ratio within a round.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kit.settings import RunError
 
 
 def kernels(out: Path | None = Path("results"), rounds: int = 15) -> dict:
-    """Times every kernel on the first GPU and writes out/kernels-DEVICE.json. Raises RunError without a GPU; a case whose gate is shut is
-    named and has no number."""
+    """Times every kernel on the first GPU and writes out/kernels-DEVICE.json. Raises RunError without a GPU. A case that fails its gate is
+    named and gets no number."""
     if not torch.cuda.is_available():
-        raise RunError("etude bench kernels needs a CUDA GPU; on this machine `make test` runs the kernels, interpreted")
+        raise RunError("etude bench kernels needs a CUDA GPU; on this machine, `make test` runs the kernels in the interpreter")
     results = []
     for case in cases("cuda"):
         wrong = case.gate()
@@ -50,7 +50,7 @@ def device() -> dict:
 
 
 def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every contender, round by round; between calls the L2 cache is written over."""
+    """Seconds of every contender, round by round; the L2 cache is overwritten between calls."""
     flush = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
     names, seconds = list(contenders), {name: [] for name in contenders}
     for turn in range(rounds + 3):
@@ -68,7 +68,7 @@ def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict
 
 
 def summary(case: Case, seconds: dict[str, list[float]]) -> dict:
-    """Medians, and every kernel's speed over every baseline's: where memory is the limit, bytes/s over the copy's."""
+    """Medians, and the speed of every kernel over every baseline; for memory-bound kernels, bytes/s over those of the copy."""
     ratios = {}
     for ours in case.ours:
         for name in case.baselines:
@@ -84,5 +84,5 @@ def summary(case: Case, seconds: dict[str, list[float]]) -> dict:
 def sentence(line: dict) -> str:
     head = f"{line['case']}, {line['size']}"
     if line["wrong"]:
-        return f"{head}: no speed to show, {line['wrong']}"
+        return f"{head}: no speed reported, {line['wrong']}"
     return f"{head}: " + "; ".join(f"{name} {low:.2f} [{a:.2f}, {b:.2f}]" for name, (low, a, b) in line["ratio_and_middle_half"].items())

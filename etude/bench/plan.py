@@ -1,8 +1,8 @@
-"""`etude bench plan`: does the plan's model of time hold? On this machine's CPUs, with gloo, where everything can be measured.
+"""`etude bench plan`: does the plan predict step times correctly? Tested on this machine's CPUs with gloo, where everything can be measured.
 
-First the machine: products of the network's sizes, memory, the latency and bandwidth of an all-gather, on all ranks at once; and which
-share of the products' speed a step has that speaks to nobody, for one shape. From these `scaled/plan.py` says how long a step takes, of every
-shape in every layout; then those are timed. Nothing is fitted to them.
+First it measures the machine, on all ranks at once: matrix products of the network's sizes, memory, latency and bandwidth of an all-gather.
+For one shape, it also measures the efficiency of a step without communication, relative to those products. From these numbers
+`scaled/plan.py` predicts the step time for every shape and layout. Then the steps are timed. Nothing is fitted to their times.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from scaled.plan import Hardware, plan
 from scaled.runtime.mesh import Layout
 
 RANKS = 2
-"""One for each core."""
+"""One rank per core."""
 SHAPES = {
     "small": (Config.tiny(512), 8, 256),
     "wide": (Config.tiny(512, hidden_size=256, num_attention_heads=8, num_key_value_heads=2, moe_intermediate_size=256, num_hidden_layers=6), 8, 256),
     "long": (Config.tiny(512, hidden_size=128), 2, 2048),
 }
-"""Network, rows of a step on all ranks together, tokens of a row."""
+"""Network, rows per step on all ranks together, tokens per row."""
 LAYOUTS = ({"dp": 2, "cp": 1, "ep": 1}, {"dp": 2, "cp": 1, "ep": 2}, {"dp": 1, "cp": 2, "ep": 1}, {"dp": 1, "cp": 2, "ep": 2})
 ROUNDS = 9
 
 
 def bench(out: Path | None = Path("results")) -> dict:
-    """Measures, compares, writes out/plan-MACHINE.json. RunError where the ranks failed."""
+    """Measures, compares, writes out/plan-MACHINE.json. Raises RunError if the ranks fail."""
     from scaled.runtime import launch
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "measured.json"
         if launch.start("etude.bench.plan", [str(path)], RANKS, 0) or not path.exists():
-            raise RunError("the ranks of etude bench plan failed; what they said stands above")
+            raise RunError("the ranks of etude bench plan failed; their errors are above")
         measured = json.loads(path.read_text())
     ratios = [one["predicted_s"] / one["measured_s"] for one in measured["steps"]]
     record = {
@@ -57,7 +57,7 @@ def bench(out: Path | None = Path("results")) -> dict:
         **measured,
         "predicted_over_measured": {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)},
     }
-    print("this machine, a rank: " + ", ".join(f"{name} {value:.3g}" for name, value in measured["hardware"].items()))
+    print("this machine, per rank: " + ", ".join(f"{name} {value:.3g}" for name, value in measured["hardware"].items()))
     for one in measured["steps"]:
         print(
             f"{one['shape']:6s} dp {one['dp']} cp {one['cp']} ep {one['ep']}: predicted {one['predicted_s'] * 1e3:6.0f} ms, measured "
@@ -68,7 +68,7 @@ def bench(out: Path | None = Path("results")) -> dict:
 
 
 def median_of(call: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
-    """Seconds of a call on all ranks together, the slowest rank's, round by round, the first two thrown away."""
+    """Seconds of a call on all ranks together, by the slowest rank, round by round, without the first two."""
     seconds = []
     for _ in range(rounds + 2):
         dist.barrier()
@@ -81,7 +81,7 @@ def median_of(call: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
 
 
 def hardware(config: Config, tokens: int, efficiency: float) -> Hardware:
-    """A core of this machine, while the other ranks are at work as well: products like the projections' give FLOPs, a copy gives
+    """One core of this machine while the other ranks are busy, too: products with the shapes of the projections give FLOPs, a copy gives
     bandwidth, all-gathers of 4 kB and 4 MB give latency and link."""
     D, wide = config.hidden_size, 2 * config.num_attention_heads * config.head_dim
     a, b = torch.randn(tokens, D), torch.randn(D, wide)
@@ -100,7 +100,7 @@ def hardware(config: Config, tokens: int, efficiency: float) -> Hardware:
 
 
 def step_of(config: Config, rows: int, length: int) -> Callable[[], None]:
-    """A training step on this rank, as `scaled/pretrain.py` takes one."""
+    """A training step on this rank, as in `scaled/pretrain.py`."""
     from scaled import cpt, muon
     from scaled.network.model import Transformer
     from scaled.runtime.cut import cut
@@ -122,7 +122,7 @@ def step_of(config: Config, rows: int, length: int) -> Callable[[], None]:
 
 
 def rank(path: Path) -> None:
-    """What each rank does; rank 0 writes."""
+    """The work of each rank; rank 0 writes the result."""
     from scaled.runtime import launch
     from scaled.runtime.mesh import mesh
 

@@ -1,4 +1,4 @@
-"""Speed, measured beside the library that a reader would otherwise use, in one process, by turns.
+"""Training speed, compared with the library that a reader would otherwise use, in one process, in alternation.
 
 `model` times a training step (forward and backward pass of the mean next-token loss) of `ref.network` in its fast and its plain form, and of
 transformers' Qwen3-MoE with the same weights, for each of its CPU settings. A number is printed only when
@@ -29,18 +29,18 @@ def model(
 ) -> dict:
     """Times training steps of `batch` rows of `length` tokens, prints a table and writes out/model-CPU.json.
 
-    In a round every contender takes one step; the order turns from round to round. Returns what was written.
-    Raises RunError when transformers is missing and when a contender computes something else (then no speed
-    is shown)."""
+    In a round, every contender takes one step; the order rotates from round to round. Returns what was written.
+    Raises RunError if transformers is missing, or if a contender computes something else (then no speed is
+    reported)."""
     try:
         import transformers
     except ImportError:
-        raise RunError("etude bench model compares with transformers; install it: pip install transformers") from None
+        raise RunError("etude bench model needs transformers: pip install transformers") from None
     import torch
 
     from ref.network import Config
 
-    # Six networks take turns in one process; oneDNN keeps the code of 1024 products, sized for one.
+    # Six networks take turns in one process; oneDNN caches the code of 1024 products, enough for one network.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -71,10 +71,10 @@ def model(
 
 
 def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callable], dict]:
-    """Name → one training step on ids [B, T], all from the same weights; and by how much they differ.
+    """Name → one training step on ids [B, T], all with the same weights, and the differences between them.
 
     The gate: every contender's loss lies within 1 % (bfloat16) or 1e-5 (float32) of the float64 loss, and our
-    gradient's error against float64 is at most twice the smallest of theirs."""
+    gradient's error against float64 is at most twice the smallest error of the others."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -123,10 +123,10 @@ def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callab
     tolerance = 0.01 if dtype == torch.bfloat16 else 1e-5
     wrong = [name for name in losses if not abs(losses[name] / loss - 1) <= tolerance]
     if wrong:
-        raise RunError(f"no speed to show: the loss of {wrong[0]} is {losses[wrong[0]]:.6f}, in float64 {loss:.6f}")
+        raise RunError(f"no speed reported: the loss of {wrong[0]} is {losses[wrong[0]]:.6f}; in float64 it is {loss:.6f}")
     best = min(error for name, error in errors.items() if name not in (OURS, PLAIN))
     if not errors[OURS] <= 2 * best:
-        raise RunError(f"no speed to show: relative error of the gradient {errors[OURS]:.2e}, of theirs {best:.2e}")
+        raise RunError(f"no speed reported: the relative error of our gradient is {errors[OURS]:.2e}, the best other one {best:.2e}")
     for network in networks.values():
         network.zero_grad()
     gate = {"loss_float64": loss, "loss": losses, "gradient_error": errors}
@@ -145,12 +145,12 @@ def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callab
 
 
 def gradients(network) -> dict:
-    """Parameter name, as ours → gradient in float64."""
+    """Our parameter name → gradient in float64."""
     return {name.removeprefix("model.").replace("mlp.experts.", "mlp."): parameter.grad.double() for name, parameter in network.named_parameters()}
 
 
 def batches(vocab_size: int, batch: int, length: int, fresh: bool) -> Iterator:
-    """Random tokens: new ones every time, or always the same."""
+    """Random tokens: new in every step, or always the same."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
@@ -162,7 +162,7 @@ def batches(vocab_size: int, batch: int, length: int, fresh: bool) -> Iterator:
 
 
 def take_turns(steps: dict[str, Callable], ids: Iterator, rounds: int) -> dict[str, list[float]]:
-    """Seconds of every contender's steps, after two rounds that do not count. All see the same batch in a
+    """Seconds of every contender's steps, after two warm-up rounds. All contenders see the same batch in a
     round."""
     names, seconds = list(steps), {name: [] for name in steps}
     for turn in range(rounds + 2):
@@ -176,7 +176,7 @@ def take_turns(steps: dict[str, Callable], ids: Iterator, rounds: int) -> dict[s
 
 
 def summary(seconds: dict[str, list[float]], tokens: int) -> dict:
-    """Tokens/s of every contender, and ours over their fastest and over our plain network, round by round."""
+    """Tokens/s of every contender, and ours over the fastest other library's and over our plain network's, round by round."""
     rates = {name: [tokens / s for s in times] for name, times in seconds.items()}
     middle = {name: statistics.median(values) for name, values in rates.items()}
     fastest = max((name for name in rates if name not in (OURS, PLAIN)), key=lambda name: middle[name])
@@ -208,5 +208,5 @@ def show(result: dict) -> None:
     low, high = result["ratio_middle_half"]
     console = Console()
     console.print(table)
-    console.print(f"{result['ratio']:.2f} times their fastest (middle half of the rounds: {low:.2f} – {high:.2f}), ", end="")
+    console.print(f"{result['ratio']:.2f} times the fastest of theirs (middle half of the rounds: {low:.2f} – {high:.2f}), ", end="")
     console.print(f"{result['over_plain']:.2f} times the plain network\n")

@@ -11,11 +11,11 @@ PAGES: tuple[Page, ...] = tuple(module.PAGE for module in (recipe, mtp, advantag
 
 
 def start(first: str = "recipe") -> None:
-    """Draws the page that the URL names, and the page called `first` where it names none."""
+    """Draws the page that the URL names, or the page called `first` if the URL names no page."""
     st.set_page_config(page_title="etude", page_icon="🎼", layout="wide")
     found = [st.Page(lambda page=page: show(page), title=page.title, url_path=page.name) for page in PAGES]
     LESSON[:] = [st.Page(lesson.draw, title="Lesson", url_path="lesson")]
-    # What lies at the root has no name of its own in the URL, and a page is to be found under its name.
+    # The page at the root has no name in the URL, but every page should be reachable by its name.
     begin = next(page for page in PAGES if page.name == first)
     root = st.Page(lambda: show(begin), title=begin.title, url_path="begin", default=True, visibility="hidden")
     st.navigation([root, *found, *LESSON]).run()

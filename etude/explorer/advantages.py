@@ -1,4 +1,4 @@
-"""Group advantages: edit a group's rewards and lengths, and see what each member of the family makes of them."""
+"""Group advantages: edit a group's rewards and lengths, and see what each algorithm of the family does with them."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from kit.settings import RunError
 from ref.dr_grpo import FAMILY, family_loss, group_advantages
 
 LONGEST, MOST = 2048, 32
-"""Tokens of a rollout, and rollouts of a group, that the page takes."""
+"""Maximum tokens per rollout and rollouts per group on this page."""
 NAMES = {"dr_grpo": "Dr. GRPO", "grpo": "GRPO", "rloo": "RLOO", "dapo": "DAPO", "gspo": "GSPO"}
 STYLES = {"dr_grpo": ("blue", "o"), "grpo": ("orange", "s"), "rloo": ("green", "^"), "dapo": ("purple", "D"), "gspo": ("red", "v")}
 PRESETS: dict[str, list[tuple[float, int, bool]]] = {
@@ -60,7 +60,7 @@ def frame(group: Sequence[tuple]) -> pd.DataFrame:
 
 
 def encode(edited: pd.DataFrame) -> str:
-    """The table as the URL holds it: reward_length, an x behind what was cut off, rows joined by ~; an empty cell is empty."""
+    """The table as text for the URL: reward_length per row, followed by x if truncated, rows joined by ~; an empty cell stays empty."""
 
     def cell(value: object) -> str:
         return "" if pd.isna(value) else f"{value:.10g}"  # pyright: ignore[reportGeneralTypeIssues]
@@ -69,7 +69,7 @@ def encode(edited: pd.DataFrame) -> str:
 
 
 def decode(text: str) -> pd.DataFrame:
-    """What `encode` wrote. RunError for anything else."""
+    """The inverse of `encode`. Raises RunError for any other text."""
     group = []
     try:
         for row in text.split("~") if text else ():
@@ -77,39 +77,39 @@ def decode(text: str) -> pd.DataFrame:
             cells = [None if cell == "" else float(cell) for cell in (reward, length.removesuffix("x"))]
             group.append((*cells, length.endswith("x")))
     except ValueError:
-        raise RunError("the URL's group cannot be read; the preset is shown instead") from None
+        raise RunError("cannot read the group in the URL; showing the preset instead") from None
     if len(group) > 10 * MOST:
-        raise RunError(f"the URL's group has {len(group)} rollouts; the preset is shown instead")
+        raise RunError(f"the group in the URL has {len(group)} rollouts; showing the preset instead")
     return frame(group)
 
 
 def checked(edited: pd.DataFrame) -> tuple[list[float], list[int], list[bool]]:
-    """Rewards, lengths and which were cut off. RunError, naming the first bad cell, where they are none of a group."""
+    """Rewards, lengths and which rollouts were truncated. Raises RunError that names the first invalid cell."""
     if not 2 <= len(edited) <= MOST:
-        raise RunError(f"a group has 2 to {MOST} rollouts, this one {len(edited)}: a rollout alone has nothing to be compared with")
+        raise RunError(f"a group needs 2 to {MOST} rollouts, got {len(edited)}: a single rollout has nothing to compare with")
     for row, (reward, length, _) in enumerate(edited.itertuples(index=False), 1):
         if pd.isna(reward) or not abs(reward) <= 1e6:
-            raise RunError(f"row {row}: the reward must be a number, at most a million in size")
+            raise RunError(f"row {row}: the reward must be a number between minus and plus a million")
         if pd.isna(length) or not 1 <= length <= LONGEST or length != int(length):
-            raise RunError(f"row {row}: the length must be a whole number of tokens, 1 to {LONGEST}")
+            raise RunError(f"row {row}: the length must be a whole number of tokens from 1 to {LONGEST}")
     reward, length, cut = (edited[name].tolist() for name in ("reward", "length", "cut off"))
     cut = [False if pd.isna(c) else bool(c) for c in cut]
     if all(cut):
-        raise RunError("every rollout was cut off: DAPO would learn from nothing")
+        raise RunError("every rollout was truncated: DAPO would have nothing to learn from")
     return reward, [int(n) for n in length], cut
 
 
 def counts(lengths: Sequence[int], longest: int) -> dict[str, float]:
-    """What the budget of each member counts over this group."""
+    """The normalising budget of each algorithm for this group."""
     rollouts = len(lengths)
     return {"dr_grpo": rollouts * longest, "grpo": rollouts, "rloo": rollouts, "dapo": sum(lengths), "gspo": rollouts}
 
 
 def family(rewards: Sequence[float], lengths: Sequence[int], cut: Sequence[bool], longest: int) -> dict[str, tuple[list[float], list[float]]]:
-    """Of each member: advantages [N] and each rollout's weight per token [N].
+    """For each algorithm: advantages [N] and the weight per token of each rollout [N].
 
-    The weight is what gradient ascent adds to log π of each of its tokens: minus the gradient of the loss at ratio one, where π still
-    is the policy that sampled."""
+    The weight is what gradient ascent adds to log π of each of its tokens: minus the gradient of the loss at ratio one, where π is
+    still the sampling policy."""
     R, n = torch.tensor([rewards], dtype=torch.float64), torch.tensor(lengths)
     mask = torch.arange(int(n.max())) < n[:, None]
     found = {}
@@ -123,12 +123,12 @@ def family(rewards: Sequence[float], lengths: Sequence[int], cut: Sequence[bool]
 
 
 def editor() -> pd.DataFrame:
-    """The table. The URL holds it where it differs from the preset; a new link, or another preset, begins a new table. So does coming back
-    from another page: Streamlit has forgotten the edits by then, and only the URL still has them."""
+    """The table. If it differs from the preset, the URL stores it. A new link or another preset starts a new table. So does coming back
+    from another page, because Streamlit has dropped the edits by then and only the URL still has them."""
     preset = st.selectbox("Begin with", list(PRESETS), key="preset", bind="query-params")
     state, group = st.session_state.setdefault("group-state", {"seen": None, "turn": 0}), st.query_params.get("group")
     if (preset, group) != state["seen"] or f"group-{state['turn']}" not in st.session_state:
-        # Another preset was chosen, and the URL still has the old one's edits. A link or the browser's Back brings edits of its own.
+        # Another preset was chosen, but the URL still has the edits of the old one. A link or the browser's Back brings its own edits.
         if state["seen"] and preset != state["seen"][0] and group == state["seen"][1]:
             group = None
         state["turn"] += 1
@@ -145,9 +145,9 @@ def editor() -> pd.DataFrame:
         width="stretch",
         hide_index=True,
         column_config={
-            "reward": st.column_config.NumberColumn("reward", format="%.4g", help="what the rollout earned"),
+            "reward": st.column_config.NumberColumn("reward", format="%.4g", help="reward of the rollout"),
             "length": st.column_config.NumberColumn("length", format="%d", help="tokens that the policy wrote"),
-            "cut off": st.column_config.CheckboxColumn("cut off", help="by the length limit; DAPO drops it"),
+            "cut off": st.column_config.CheckboxColumn("cut off", help="truncated at the length limit; DAPO drops it"),
         },
     )
     code = encode(edited)
@@ -162,7 +162,7 @@ def editor() -> pd.DataFrame:
 
 @lru_cache(128)
 def drawn(members: tuple[tuple[str, tuple[float, ...]], ...], unit: str) -> bytes:
-    """A dot for each rollout and member."""
+    """One dot per rollout and algorithm."""
     fig, ax = axes("rollout", unit, 4.8, 3.2, fixed=True)
     many = len(members[0][1])
     for place, (name, ys) in enumerate(members):
@@ -188,14 +188,14 @@ def draw() -> None:
             64,
             key="longest",
             bind="query-params",
-            help="Dr. GRPO divides by rollouts × this, whatever the rollouts' own lengths; it is a part of no other member.",
+            help="Dr. GRPO divides by rollouts × this length, whatever the actual lengths; no other algorithm uses it.",
         )
         relative = st.toggle(
             "Weights relative to the largest",
             True,
             key="relative",
             bind="query-params",
-            help="Adam takes most of a common factor away; what is left is how a member's weights compare.",
+            help="Adam removes most of a common factor; what remains is how an algorithm's weights compare with each other.",
         )
     rewards, lengths, cut = checked(edited)
     if max(lengths) > longest:
@@ -210,23 +210,23 @@ def draw() -> None:
             drawn(tuple((name, tuple(a)) for name, (a, _) in found.items()), "advantage"),
             "advantages",
             advantages,
-            "Advantage of each rollout: reward minus baseline, in GRPO, DAPO and GSPO divided by the group's deviation.",
+            "Advantage of each rollout: reward minus baseline; GRPO, DAPO and GSPO also divide by the group's standard deviation.",
         )
-        unit = "weight of a token" + (", relative" if relative else "")
+        unit = "weight per token" + (", relative" if relative else "")
         figure(
             drawn(tuple((name, tuple(x / scale[name] for x in w)) for name, (_, w) in found.items()), unit),
             "weights-relative" if relative else "weights",
             weights,
-            "What each of the rollout's tokens is pushed by: minus the gradient of the loss at ratio one.",
+            "How strongly each token of the rollout is pushed: minus the gradient of the loss at ratio one.",
         )
     st.subheader("Advantages")
     table(advantages, "advantages-table")
-    st.subheader("Weight of each token")
+    st.subheader("Weight per token")
     table(weights, "weights-table")
     st.subheader("The group as a whole")
     st.markdown(
-        "The last column: how much a token of the longest rollout is pushed per unit of advantage, over the same of the shortest; "
-        "1 where length does not matter. Rollouts that are not pushed at all are left out; empty where fewer than two are left."
+        "The last column: the push per token and unit of advantage on the longest rollout, divided by that on the shortest; "
+        "1 if length does not matter. Rollouts without any push are left out; the cell is empty if fewer than two remain."
     )
     table(
         [
@@ -244,7 +244,7 @@ def draw() -> None:
 
 
 def _length_bias(advantages: Sequence[float], weights: Sequence[float], lengths: Sequence[int]) -> float | None:
-    """Weight per advantage of the longest rollout over that of the shortest, of those that have a weight: 1 where length does not matter."""
+    """Weight per unit of advantage of the longest rollout over that of the shortest, among those with a weight: 1 if length does not matter."""
     pushed = [i for i, weight in enumerate(weights) if weight]
     if len(pushed) < 2:
         return None
@@ -255,12 +255,12 @@ def _length_bias(advantages: Sequence[float], weights: Sequence[float], lengths:
 PAGE = Page(
     name="advantages",
     title="Group advantages",
-    says="A prompt gets a group of rollouts; each is judged by what the others earned. Edit rewards and lengths, and see what the members "
-    "of the family push up and down, and how much per token.",
+    says="Each prompt gets a group of rollouts, and each rollout is compared with the others. Edit rewards and lengths, and see what each "
+    "algorithm of the family pushes up or down, and how much per token.",
     formula=r"\begin{gathered} A_i = \frac{R_i - b_i}{s} \\"
     r"L = -\frac{1}{\text{budget}}\sum_{i,t} w_{i,t}\,\min(\rho_t A_i,\ \mathrm{clip}(\rho_t) A_i)\end{gathered}",
-    look="In “equally correct” the rewards differ by thousandths, and members that divide by the deviation blow that up to full size; in "
-    "“long wrong answers” members that divide by length blame a long wrong answer less, token by token.",
+    look="in “equally correct” the rewards differ by thousandths, and algorithms that divide by the deviation blow that up to full size; in "
+    "“long wrong answers” algorithms that divide by length blame a long wrong answer less, token by token.",
     draw=draw,
     code=(group_advantages, family_loss),
     technique="dr-grpo",

@@ -12,11 +12,11 @@ from kit.settings import RunError
 RESULTS = ROOT / "results"
 MARKS = {"reproduced": "●", "partly": "◐", "contradicted": "✕", "not at this scale": "○", "not tested": "–"}
 LAW_MARKS = {"holds": "●", "broken": "✕"}
-"""Verdicts differ in shape, not in colour alone."""
+"""Verdicts differ in shape as well as in colour."""
 
 
 def rows(claims: list[dict]) -> list[dict]:
-    """Claims as the table shows them. RunError where one is not what `etude claims` writes."""
+    """Claims as rows of the table. Raises RunError for a claim that is not in the format of `etude claims`."""
     try:
         return [
             {
@@ -31,11 +31,11 @@ def rows(claims: list[dict]) -> list[dict]:
             for c in claims
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"results/claims.json holds what etude claims does not write ({type(error).__name__}: {error}); gather again") from None
+        raise RunError(f"results/claims.json is not in the format of etude claims ({type(error).__name__}: {error}); rebuild it") from None
 
 
 def law_rows(claims: list[dict]) -> list[dict]:
-    """Laws as the table shows them."""
+    """Laws as rows of the table."""
     return [
         {
             "": f"{LAW_MARKS[c['verdict']]} {c['verdict']}",
@@ -51,7 +51,7 @@ def law_rows(claims: list[dict]) -> list[dict]:
 
 
 def open_rows(claims: list[dict], words: str) -> list[dict]:
-    """Statements that nothing tests and that have all these words, as the table shows them."""
+    """Untested statements that contain all these words, as rows of the table."""
     found = [{"statement": statement.says, "section": statement.section, "why it is not tested": why} for statement, why in open_statements(claims)]
     return [row for row in found if has(" ".join(row.values()), words)]
 
@@ -61,7 +61,7 @@ def has(text: str, words: str) -> bool:
 
 
 def chosen(claims: list[dict], verdicts: list[str], experiments: list[str], words: str) -> list[dict]:
-    """Claims of these verdicts and experiments (none given: of all) whose text has all these words."""
+    """Claims with these verdicts and experiments (empty: all) whose text contains all these words."""
     return [
         c
         for c in claims
@@ -94,14 +94,14 @@ def draw() -> None:
     if found:
         table(rows(found), "claims")
     else:
-        st.info("No claim is left; take a filter away.")
+        st.info("No claim matches; remove a filter.")
     if exact:
         st.subheader("Laws", anchor="laws")
-        st.markdown("Closed forms and identities, and the largest deviation from each; they are not counted as claims.")
+        st.markdown("Closed forms and identities, with the largest deviation from each. They do not count as claims.")
         table(law_rows(exact), "laws")
     if untried:
         st.subheader("Not tested", anchor="not-tested")
-        st.markdown(f"{len(untried)} statements of the sources that nothing here tests yet.")
+        st.markdown(f"{len(untried)} statements of the sources that are not tested here yet.")
         table(untried, "not-tested")
     for name in dict.fromkeys(c["experiment"] for c in [*found, *exact]):
         entry = known.get(name)
@@ -111,13 +111,13 @@ def draw() -> None:
 
 
 def _picture(folder: Path, name: str, alt: str) -> None:
-    """The experiment's picture and table, to take away. A file that is missing is named, and the others still show."""
+    """The experiment's picture and table, with downloads. A missing file is reported; the others are still shown."""
     try:
         drawn, data = (folder / f"{name}.png").read_bytes(), (folder / f"{name}.csv").read_bytes()
         with st.container(key=f"wide-{name}"):
-            st.image(drawn, width=4000, alt=alt)  # wider than any, and than the page: as wide as the page, and not made again at another size
+            st.image(drawn, width=4000, alt=alt)  # wider than any picture and the page: shown at page width, without another copy in a new size
     except (OSError, SyntaxError, ValueError) as error:  # a damaged PNG is a SyntaxError to PIL
-        st.error(f"the picture of {name} cannot be shown ({error}); etude figure {name} makes it again")
+        st.error(f"the picture of {name} cannot be shown ({error}); draw it again with: etude figure {name}")
         return
     with st.container(horizontal=True):
         download("Picture (PNG)", lambda: drawn, f"{name}.png", "image/png")
@@ -127,10 +127,10 @@ def _picture(folder: Path, name: str, alt: str) -> None:
 PAGE = Page(
     name="claims",
     title="Claims",
-    says="What the sources claim, what was measured here, and a verdict that follows from a rule and the measurement alone. Tests that did "
-    "not come out are kept, and so is what nothing tests yet.",
+    says="What the sources claim, what was measured here, and a verdict that follows only from a rule and the measurement. Claims that did "
+    "not reproduce are listed, too, and so are statements that are not tested yet.",
     formula="",
-    look="What did not reproduce, and why: rule and reason stand in the table, and every row names the command that plays it again.",
+    look="what did not reproduce, and why. The table gives rule and reason, and every row names the command that runs it again.",
     draw=draw,
     code=(figures.gather,),
 )

@@ -1,4 +1,4 @@
-"""Curves of the recipe's runs: what is drawn over what, and for several runs in one pair of axes."""
+"""Curves of the recipe's runs: which metrics are drawn, for one run or for several in the same axes."""
 
 import time
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ MARKS = ("o", "s", "^", "D", "v", "P")
 
 
 AWAY = 900.0
-"""Seconds without a sign of life after which an unfinished run is no longer watched."""
+"""An unfinished run that has written nothing for this many seconds is no longer watched."""
 
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """What the page shows of a run; whatever could be wrong with its files has come to light by now. Equal only to itself, so that
-    pictures can be cached by it: a run that has written since is another one."""
+    """What the page shows of a run; its files have been checked by now. Equal only to itself, so pictures can be cached by it: a run
+    that has written since then is a new object."""
 
     name: str
     facts: list[str]
     """Seed and machine, in words."""
     stages: dict[str, str]
-    """Of each stage how far it is, in words."""
+    """Progress of each stage, in words."""
     changes: list[tuple[str, str, str, str]]
     """Measure, before RL, after RL, difference."""
     successes: list[tuple[str, tuple, tuple]]
@@ -39,9 +39,9 @@ class Played:
     series: dict[str, tuple[np.ndarray, np.ndarray]]
     """Points of every curve, by `curves.Panel` and key."""
     missing: list[str]
-    """Stages that are not finished."""
+    """Unfinished stages."""
     touched: float
-    """When the run last wrote, seconds since 1970."""
+    """When the run last wrote, in seconds since 1970."""
 
     @property
     def going(self) -> bool:
@@ -55,15 +55,15 @@ class Panel:
     name: str
     """Name of its files."""
     title: str
-    """What stands above it."""
+    """Title."""
     stages: tuple[str, ...]
-    """Stages that train one after another; steps and tokens are counted through."""
+    """Stages that train one after another; steps and tokens count on from stage to stage."""
     series: dict[str, str]
-    """Curves: key in the metrics, and what the legend calls it."""
+    """Curves: key in the metrics, and name in the legend."""
     unit: str
-    """Of the vertical axis."""
+    """Label of the vertical axis."""
     words: str
-    """What to see."""
+    """Caption."""
     x: str = "step"
     log: bool = False
 
@@ -77,7 +77,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("rl",),
             {"success": "success", "reward": "reward"},
             "mean over the batch",
-            "Every step plays prompts never seen before: this cannot rise by memory. Reward lies below success by the penalties.",
+            "Every step uses new prompts, so memorisation cannot raise this curve. Reward is success minus the penalties.",
         ),
         Panel(
             "success",
@@ -85,19 +85,21 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             (),
             {},
             "share of tasks",
-            "Hollow: before RL; filled: after it. Whiskers are 95% bootstrap intervals over held-out tasks.",
+            "Hollow: before RL; filled: after RL. Whiskers are 95% bootstrap intervals over held-out tasks.",
         ),
     ),
     "RL: length, drift": (
         Panel(
             "length",
-            "Tokens of a rollout",
+            "Tokens per rollout",
             ("rl",),
             {"tokens": "tokens"},
             "tokens",
             "The length penalty pulls it down; a crash towards zero would mean that the agent gives up.",
         ),
-        Panel("drift", "Distance from where RL began", ("rl",), {"kl": "k1"}, "nats a rollout", "A slow rise is learning, a jump is trouble."),
+        Panel(
+            "drift", "Distance from the policy before RL", ("rl",), {"kl": "k1"}, "nats per rollout", "A slow rise is learning, a jump is trouble."
+        ),
     ),
     "RL: calls, entropy": (
         Panel(
@@ -106,15 +108,15 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("rl",),
             {"invalid_calls": "invalid calls"},
             "a rollout",
-            "Calls that the world could not follow. They cost reward and should not grow.",
+            "Calls that the environment could not parse. They cost reward and should not increase.",
         ),
         Panel(
             "entropy",
-            "Entropy, by samples",
+            "Entropy, estimated from samples",
             ("rl",),
             {"nll": "entropy"},
             "nats a token",
-            "What is left of the policy's uncertainty; near zero it no longer explores.",
+            "The policy's remaining uncertainty; near zero it no longer explores.",
         ),
     ),
     "Pretraining": (
@@ -124,7 +126,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("cpt", "long", "sft"),
             {"loss": "loss"},
             "nats a token",
-            "Short context, long context, demonstrations. Each has data of its own, so a jump between them is no fault.",
+            "Short context, long context, demonstrations. Each phase has its own data, so a jump between phases is normal.",
             "tokens",
         ),
         Panel(
@@ -132,8 +134,8 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "Held-out codebase",
             ("cpt", "long", "sft"),
             {"codebase_ppl": "perplexity"},
-            "perplexity a token",
-            "On code that training never saw, while it reads code; SFT, on the agent's work only, is not measured here.",
+            "perplexity per token",
+            "On held-out code, while the network trains on code. Not measured during SFT, which trains on the agent's work only.",
             "tokens",
             True,
         ),
@@ -141,11 +143,11 @@ PANELS: dict[str, tuple[Panel, ...]] = {
     "Drafts": (
         Panel(
             "draft-kl",
-            "Draft heads' distance from the main head",
+            "Distance of the draft heads from the main head",
             ("mtp", "long", "sft", "rl"),
             {f"kl_{depth}": words for depth, words in _AHEAD.items()},
             "KL, nats",
-            "How far each draft layer is from what it imitates; distilled first, then trained along.",
+            "How far each draft layer is from the head that it imitates; first distilled, then trained jointly.",
         ),
         Panel(
             "draft-agreement",
@@ -153,11 +155,11 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("mtp", "long", "sft", "rl"),
             {f"agree_{depth}": words for depth, words in _AHEAD.items()},
             "share of positions",
-            "How often a draft's first choice is the main head's: the higher, the more drafts stand.",
+            "How often a draft's first choice is also the main head's: the higher, the more drafts are accepted.",
         ),
     ),
 }
-"""What the radio button offers; two pictures each, because drawing is what a redraw waits for."""
+"""Options of the radio button; two pictures each, because a redraw waits for the drawing."""
 
 
 def points(metrics: dict[str, list[dict]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -166,14 +168,14 @@ def points(metrics: dict[str, list[dict]]) -> dict[str, tuple[np.ndarray, np.nda
     for panel in (panel for group in PANELS.values() for panel in group):
         for key in panel.series:
             own = {stage: [line for line in metrics.get(stage, []) if key in line] for stage in panel.stages}
-            # Perplexity is on few lines: the others still count the tokens.
+            # Few lines have a perplexity, but all lines count tokens.
             lines, _ = joined_lines({stage: metrics.get(stage, []) if panel.x == "tokens" else own[stage] for stage in own}, *panel.stages)
             found[f"{panel.name}/{key}"] = points_of(lines, key, panel.x)
     return found
 
 
 def rows(panel: Panel, runs: Sequence[Played], smooth: int) -> list[dict]:
-    """The numbers that are drawn, one point a row."""
+    """The numbers that are drawn, one point per row."""
     if not panel.series:
         parts = ("value", "low", "high")
         return [
@@ -194,11 +196,11 @@ def rows(panel: Panel, runs: Sequence[Played], smooth: int) -> list[dict]:
 
 
 def _smooth(panel: Panel, ys: np.ndarray, width: int) -> np.ndarray:
-    return ys if panel.log else smoothed(ys, width)  # few points, measured on thousands of tokens each
+    return ys if panel.log else smoothed(ys, width)  # few points, each measured on thousands of tokens
 
 
 def legible(name: str) -> str:
-    """A run's name as a legend shows it: dollars are no formula, and a leading underscore does not hide the entry."""
+    """A run's name for the legend: dollar signs do not start a formula, and a leading underscore does not hide the entry."""
     return ("\u200b" if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
@@ -236,7 +238,7 @@ def _curves(ax, panel: Panel, runs: Sequence[Played], smooth: int) -> None:
     if panel.x == "tokens":
         ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k" if value else "0")
     if several or len(panel.series) > 1:
-        ax.legend(frameon=False, fontsize=8, handlelength=3.5)  # so long that dashes are seen beside a marker
+        ax.legend(frameon=False, fontsize=8, handlelength=3.5)  # long enough to show the dashes next to a marker
 
 
 def _successes(ax, runs: Sequence[Played]) -> None:

@@ -1,10 +1,10 @@
-"""A run's agent at work: the examples that `etude examples` writes into a run, or for whoever has none the committed ones.
+"""Examples of a run's agent at work: those that `etude examples` writes into a run, or the committed ones.
 
-    load(name), arrays(name)         NAME.json and NAME.npz as they now lie in a folder
-    remembered(file, …)              keeps what a function makes of these files until one of them changes
+    load(name), arrays(name)         the current NAME.json and NAME.npz in a folder
+    remembered(file, …)              caches a function of these files until one of them changes
 
-Where no folder is given it is that of the committed ones; `etude/explorer/provenance.py` finds the run's.
-The explorer may run for days, and the files may be written again meanwhile: whatever is kept of them is kept by path, time and size.
+The default folder is that of the committed examples; `etude/explorer/provenance.py` finds the folder of a run.
+The explorer may run for days while files are rewritten, so caches are keyed by path, time and size.
 """
 
 import json
@@ -66,13 +66,13 @@ SHAPES: dict[str, dict] = {
     },
     "drafting": {"task": str, "tasks": int, "identical": int, "turns": [int, ...], "drafts": {"1": _DRAFTS, ...: _DRAFTS}, "steps": [_step, ...]},
 }
-"""What the pages need of each JSON, as `files.unlike` takes it."""
+"""What the pages need from each JSON file, in the format of `files.unlike`."""
 ARRAYS = {"routing": ("behavior", "logp"), "token-distributions": ("policy", "reference")}
-"""The arrays that they need of each NPZ."""
+"""The arrays that the pages need from each NPZ file."""
 
 
 def load(name: str, folder: Path | None = None) -> dict:
-    """NAME.json. RunError where it is missing or broken, or lacks what the pages show of it."""
+    """NAME.json. Raises RunError if it is missing or broken, or lacks something that the pages show."""
     path = (folder or FOLDER) / f"{name}.json"
     try:
         return _load(*stamp(path))
@@ -86,11 +86,11 @@ def _load(path: Path, changed: int, size: int) -> dict:
 
 
 def arrays(name: str, folder: Path | None = None) -> dict[str, np.ndarray]:
-    """NAME.npz. RunError where it is missing or broken, or lacks an array."""
+    """NAME.npz. Raises RunError if it is missing or broken, or lacks an array."""
     path = (folder or FOLDER) / f"{name}.npz"
     try:
         return _arrays(*stamp(path))
-    except Exception as error:  # of a damaged archive zipfile, zlib and NumPy each complain in ways of their own
+    except Exception as error:  # zipfile, zlib and NumPy raise different errors for a damaged archive
         raise unreadable(path, error) from None
 
 
@@ -105,7 +105,7 @@ def _arrays(path: Path, changed: int, size: int) -> dict[str, np.ndarray]:
 
 
 def unreadable(path: Path, why: object) -> RunError:
-    """One line about an example."""
+    """A one-line error about an example."""
     return RunError(f"example {path.name} cannot be read ({' '.join(str(why).split())}); write it again with: {again(path.parent)}")
 
 
@@ -115,7 +115,7 @@ def again(folder: Path) -> str:
 
 
 def remembered(*files: str, most: int = 1) -> Callable[[Callable], Callable]:
-    """The last `most` results of a function are kept for as long as these files of the folder that it is given stay as they are."""
+    """Caches the last `most` results of a function until these files in its folder change."""
 
     def keeping(function: Callable) -> Callable:
         kept = lru_cache(most)(lambda stamps, folder, *arguments: function(*arguments, folder=folder))
@@ -126,7 +126,7 @@ def remembered(*files: str, most: int = 1) -> Callable[[Callable], Callable]:
             try:
                 stamps = tuple(stamp(folder / file) for file in files)
             except OSError:
-                return function(*arguments, folder=folder)  # says what is missing
+                return function(*arguments, folder=folder)  # raises an error that says what is missing
             return kept(stamps, folder, *arguments)
 
         return call
@@ -135,18 +135,18 @@ def remembered(*files: str, most: int = 1) -> Callable[[Callable], Callable]:
 
 
 LINES = 120
-"""Of each stage's metrics about so many lines are kept at most."""
+"""Approximate maximum number of metrics lines to keep per stage."""
 
 
 def write_recipe(run_folder: Path, folder: Path | None = None) -> Path:
-    """What the explorer shows of a finished run of the recipe, copied to `folder` (FOLDER/recipe): config.json, report.json, and of
-    each stage's metrics every so many lines, those with a measurement on held-out code and the last one always.
+    """Copies what the explorer shows of a finished run of the recipe to `folder` (FOLDER/recipe): config.json, report.json, and every
+    n-th line of each stage's metrics. Lines with a measurement on held-out code and the last line are always kept.
 
-    Returns `folder`. RunError where the run is none of the recipe, is not finished, or cannot be read."""
+    Returns `folder`. Raises RunError if the folder is not a finished run of the recipe, or cannot be read."""
     run_folder, folder = Path(run_folder), FOLDER / "recipe" if folder is None else Path(folder)
     record = collect(run_folder)
     if record["technique"] != "recipe" or any(stage not in record["stages"] for stage in STAGES):
-        raise RunError(f"{run_folder} holds no finished run of the recipe; make small plays one")
+        raise RunError(f"{run_folder} holds no finished run of the recipe; make one with: make small")
     (folder / "metrics").mkdir(parents=True, exist_ok=True)
     atomic_write(folder / "config.json", (run_folder / "config.json").read_bytes())
     atomic_write(folder / "report.json", json.dumps(record, indent=1) + "\n")

@@ -1,5 +1,5 @@
-"""JSON that pages read from files which somebody else may write: whether a file is another one by now, and whether what it holds is what a
-page needs."""
+"""JSON files that pages read and other programs may write: detects whether a file has changed, and whether it holds what a page
+needs."""
 
 import json
 from pathlib import Path
@@ -8,17 +8,17 @@ from typing import Any
 __all__ = ["NUMBER", "parsed", "stamp", "unlike"]
 
 NUMBER = (int, float)
-"""A float that is whole may have been written without its point."""
+"""A float without a fraction may have been written without its decimal point."""
 
 
 def stamp(path: Path) -> tuple[Path, int, int]:
-    """A file, and what is another once it has been written again. OSError where it is missing."""
+    """A key that changes whenever the file is written. Raises OSError if the file is missing."""
     now = path.stat()
     return path, now.st_mtime_ns, now.st_size
 
 
 def parsed(path: Path, shape: dict) -> dict:
-    """The JSON object in a file. OSError or ValueError where there is none of this shape."""
+    """The JSON object in a file. Raises OSError or ValueError if the file does not hold one of this shape."""
     found = json.loads(path.read_text(encoding="utf-8"))
     if wrong := unlike(found, shape):
         raise ValueError(wrong)
@@ -26,21 +26,21 @@ def parsed(path: Path, shape: dict) -> dict:
 
 
 def unlike(value: Any, shape: Any) -> str:
-    """Where a value out of JSON is not of this shape, in words; empty where it is.
+    """Describes where a JSON value differs from this shape; empty if it matches.
 
-    A shape is a type, or a tuple of them; a list of the shape of its elements, and of ... where there has to be one; a dict of the shapes of
-    what has to be there, and under ... of everything; or a function that says the shape for a value."""
+    A shape is a type or a tuple of types; a list with the shape of its elements, and ... if it must not be empty; a dict with the shapes of
+    the required keys, or under ... the shape of every value; or a function from a value to its shape."""
     if isinstance(shape, dict):
         if not isinstance(value, dict):
-            return "no JSON object"
+            return "not a JSON object"
         wanted = [(key, inner) for named, inner in shape.items() for key in (value if named is ... else [named])]
         wrong = ((key, unlike(value[key], inner) if key in value else "missing") for key, inner in wanted)
     elif isinstance(shape, list):
         if not isinstance(value, list) or len(shape) > len(value) + 1:
-            return "empty" if value == [] else "no list"
+            return "empty" if value == [] else "not a list"
         wrong = ((place, unlike(inner, shape[0])) for place, inner in enumerate(value))
     elif isinstance(shape, type | tuple):
-        return "" if type(value) in (shape if isinstance(shape, tuple) else (shape,)) else f"not what it should be, {json.dumps(value)[:40]}"
+        return "" if type(value) in (shape if isinstance(shape, tuple) else (shape,)) else f"unexpected value {json.dumps(value)[:40]}"
     else:
         return unlike(value, shape(value))
     return next((f"{where}: {what}" for where, what in wrong if what), "")

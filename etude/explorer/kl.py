@@ -1,4 +1,4 @@
-"""KL estimators: value, bias, variance, and what each one's gradient really is."""
+"""KL estimators: value, bias, variance, and the actual gradient of each."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -17,12 +17,12 @@ FAMILIES = ("Gaussians", "categorical", "tokens of the tiny model")
 STYLES = {"k1": ("blue", "-", "o"), "k2": ("orange", "--", "s"), "k3": ("green", ":", "^")}
 VOCABULARY = 32
 MEASURED = {"size": "size", "from ∇KL(q‖p)": "distance from ∇KL(π‖π_ref)", "from ∇KL(p‖q)": "distance from ∇KL(π_ref‖π)"}
-"""Columns, by what `sims/kl_variance.py` calls them: its q is π and its p is π_ref."""
+"""Column names for those of `sims/kl_variance.py`, whose q is π and whose p is π_ref."""
 
 
 @lru_cache(64)
 def categorical(divergence: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Two softmax heads, float64 log-probs [V], whose KL is `divergence` nats: the reference is pushed away until it is."""
+    """Two softmax heads, float64 log-probs [V], whose KL is `divergence` nats: the reference is moved away until they differ that much."""
     generator = torch.Generator().manual_seed(seed)
     policy, push = torch.randn(2, VOCABULARY, dtype=torch.float64, generator=generator)
     low, high = 0.0, 64.0
@@ -59,7 +59,7 @@ def token_heads(folder: Path | None = None) -> tuple[Tensor, Tensor]:
 
 
 def moments(family: str, divergence: float, seed: int, folder: Path | None = None) -> dict[str, tuple[float, float]]:
-    """Mean in nats and variance in nats² of each estimator, by no sample: in closed form, or summed over the vocabulary."""
+    """Exact mean in nats and variance in nats² of each estimator, without sampling: in closed form, or summed over the vocabulary."""
     if family == FAMILIES[0]:
         return kl.gaussian_oracle((2 * divergence) ** 0.5)
     return categorical_moments(divergence, seed) if family == FAMILIES[1] else token_moments(folder=folder)
@@ -76,7 +76,7 @@ def token_moments(folder: Path | None = None) -> dict[str, tuple[float, float]]:
 
 
 def enumerated(policy: Tensor, reference: Tensor) -> dict[str, tuple[float, float]]:
-    """The moments over log-probs [V] or [positions, V], summed over the vocabulary."""
+    """Moments for log-probs [V] or [positions, V], summed over the vocabulary."""
     policy, reference = (x.view(-1, x.shape[-1]) for x in (policy, reference))
     chances, found = policy.exp() / len(policy), {}
     for kind in kl.KINDS:
@@ -87,7 +87,7 @@ def enumerated(policy: Tensor, reference: Tensor) -> dict[str, tuple[float, floa
 
 
 def estimates(family: str, divergence: float, samples: int, seed: int, folder: Path | None = None) -> tuple[list[dict], dict[str, np.ndarray]]:
-    """A row for each estimator, and its values."""
+    """One row per estimator, and its values."""
     logp, ref_logp, exact = pair(family, divergence, samples, seed, folder)
     known = moments(family, divergence, seed, folder)
     rows, values = [], {}
@@ -111,15 +111,15 @@ def estimates(family: str, divergence: float, samples: int, seed: int, folder: P
 
 @lru_cache(1)
 def closed_form() -> tuple[np.ndarray, dict[str, list[float]]]:
-    """KLs of two Gaussians in nats, and the variance of each estimator there."""
+    """KLs of two Gaussians in nats, and the variance of each estimator at each KL."""
     across = np.linspace(0.01, 1.5, 100)
     return across, {kind: [kl.gaussian_oracle((2 * x) ** 0.5)[kind][1] for x in across] for kind in kl.KINDS}
 
 
 @lru_cache(1)
 def gradients() -> list[dict]:
-    """How large each estimator's expected gradient is, and how far from the gradient of either KL, by full enumeration
-    (`sims/kl_variance.py`): medians, blank where not asked."""
+    """Norm of each estimator's expected gradient and its distance from the gradient of either KL, by full enumeration
+    (`sims/kl_variance.py`): medians, blank if not measured."""
     rows: dict[str, dict] = {}
     for name, values in kl_variance.gradients_of_one_token(kl_variance.Experiment()).items():
         gradient, _, measured = name.rpartition(", ")
@@ -144,7 +144,7 @@ def draw() -> None:
     rows, values = estimates(family, divergence, samples, seed, folder)
     left, right = st.columns(2)
     with left:
-        fig, histogram = axes("value of one token, nats", "share of tokens", 4.4, 3.2, fixed=True)
+        fig, histogram = axes("value per token, nats", "share of tokens", 4.4, 3.2, fixed=True)
         spread = np.quantile(np.concatenate(list(values.values())), (0.002, 0.998))
         bins = []
         for kind, value in values.items():
@@ -163,9 +163,9 @@ def draw() -> None:
             bins += [{"estimator": kind, "from": low, "to": high, "share": share} for low, high, share in zip(edges, edges[1:], shares)]
         histogram.axvline(rows[0]["exact KL"], color="black", linewidth=1, label="exact KL")
         histogram.legend(frameon=False, fontsize=8)
-        figure(fig, "kl-values", bins, "Values of each estimator, token by token; rare ones lie outside.")
+        figure(fig, "kl-values", bins, "Values of each estimator, token by token; rare values lie outside the picture.")
     with right:
-        fig, curve = axes("KL, nats", "variance of one token, nats²", 4.4, 3.2, fixed=True)
+        fig, curve = axes("KL, nats", "variance per token, nats²", 4.4, 3.2, fixed=True)
         across, variances = closed_form()
         points = []
         for (kind, (colour, dash, mark)), row in zip(STYLES.items(), rows, strict=True):
@@ -185,15 +185,15 @@ def draw() -> None:
             fig,
             "kl-estimators",
             points,
-            "Variance over the KL. Lines: two Gaussians; hollow marks: this pair, exactly; filled: these samples. "
-            "Where the two part, rare tokens decide, and the samples missed them.",
+            "Variance against the KL. Lines: two Gaussians; hollow marks: this pair, exact; filled marks: these samples. "
+            "Where hollow and filled marks differ, rare tokens dominate and the samples missed them.",
         )
     table(rows, "kl-estimates")
-    st.subheader("The gradient of each, against ∇KL(π‖π_ref)")
+    st.subheader("The gradient of each estimator, compared with ∇KL(π‖π_ref)")
     st.markdown(
-        "By full enumeration over a small vocabulary, nothing sampled. Medians over twenty pairs of random "
-        "softmax policies, whatever is chosen above. The size is the norm beside the right gradient's; a distance of 0 is that gradient, of "
-        "1 no use at all."
+        "By full enumeration over a small vocabulary, without sampling. Medians over twenty pairs of random "
+        "softmax policies, whatever is chosen above. The size is the norm relative to the true gradient; distance 0 means the true gradient, "
+        "distance 1 means no use at all."
     )
     table(gradients(), "kl-gradients")
 
@@ -205,8 +205,8 @@ PAGE = Page(
     "one to differentiate.",
     formula=r"\begin{gathered} k_1 = -\log r \qquad k_2 = \tfrac12(\log r)^2 \\"
     r"k_3 = (r-1)-\log r \qquad r = \pi_{\mathrm{ref}}(x)/\pi(x)\end{gathered}",
-    look="of two Gaussians' estimators k3 varies least while the two are close, and more than k1 beyond 0.628 nats; on the agent's own tokens "
-    "it varies far more than k1 long before that. k1 as a loss term has no gradient at all in expectation.",
+    look="for two Gaussians, k3 has the lowest variance while they are close, and more than k1 beyond 0.628 nats. On the agent's own tokens "
+    "its variance is far above that of k1 long before that. As a loss term, k1 has zero expected gradient.",
     draw=draw,
     code=(kl.token_kl, kl.exact_kl, kl.gaussian_oracle),
     technique="kl",

@@ -1,4 +1,4 @@
-"""A lesson as it stands in the repository: its executed notebook, or the script that the notebook is made from."""
+"""A lesson as it is in the repository: its executed notebook, or the script that the notebook is made from."""
 
 import base64
 import json
@@ -18,9 +18,9 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 SOURCE = re.compile(r"```python\n(.*?)\n*```\s*", re.DOTALL)
 """What `lessons.course.source` displays."""
 WIDTH = 860
-"""Pixels of a line of text; screens may be wider."""
+"""Width of the text in pixels; screens may be wider."""
 LONGEST = 12
-"""Characters of the URL's number that are looked at."""
+"""Maximum number of characters of the URL's lesson number that are shown in an error."""
 
 
 @dataclass
@@ -30,26 +30,26 @@ class Cell:
     kind: str
     """markdown or code."""
     text: str
-    """What is in it."""
+    """Its text."""
     tags: list[str] = field(default_factory=list)
-    """As the script gives them: exercise, check, solution."""
+    """Tags from the script: exercise, check, solution."""
     outputs: list[dict] = field(default_factory=list)
-    """As the notebook holds them."""
+    """Outputs as in the notebook."""
 
 
 def joined(text: str | list[str]) -> str:
-    """A text that a notebook may hold as a list of lines."""
+    """A text; a notebook may store it as a list of lines."""
     return text if isinstance(text, str) else "".join(text)
 
 
 @lru_cache(32)
 def of_notebook(path: Path, changed: float) -> list[Cell]:
-    """The cells of a notebook with their outputs; `changed`: when the file was, so that a new one is read. RunError where it is broken."""
+    """The cells of a notebook with their outputs. `changed`: modification time, part of the cache key. Raises RunError for a broken notebook."""
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         return [Cell(c["cell_type"], joined(c["source"]), c.get("metadata", {}).get("tags", []), c.get("outputs", [])) for c in cells]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"notebook {path.name} cannot be read ({error!r}); make it again with: make lessons") from None
+        raise RunError(f"notebook {path.name} cannot be read ({error!r}); rebuild it with: make lessons") from None
 
 
 def of_script(text: str) -> list[Cell]:
@@ -87,7 +87,7 @@ def show_output(output: dict) -> None:
 
 
 def show_cell(cell: Cell) -> None:
-    """One cell, its outputs below it. Solutions are folded."""
+    """One cell with its outputs below. Solutions are collapsed."""
     if cell.kind == "markdown":
         st.markdown(drawable(cell.text))
         return
@@ -101,14 +101,14 @@ def show_cell(cell: Cell) -> None:
 
 
 def drawable(text: str) -> str:
-    """Markdown as Streamlit draws it: links to files of the repository, which lead nowhere from here, are the names of those files; dollars
-    of a displayed equation stand on lines of their own, else one of several lines would not be seen as one."""
+    """Markdown for Streamlit. Links to files of the repository would lead nowhere, so only the file names stay. The $$ of a displayed equation
+    get lines of their own; otherwise Streamlit does not recognise an equation of several lines."""
     text = re.sub(r"\$\$(.+?)\$\$", lambda m: f"\n$$\n{m[1].strip()}\n$$\n", text, flags=re.DOTALL)
     return re.sub(r"\[([^\]]+)\]\((?!https?://|#)([^)]+)\)", lambda m: m[1] if "`" in m[1] else f"`{m[1]}`", text)
 
 
 def numbers(course: list[syllabus.Lesson], number: int) -> Iterator[syllabus.Lesson | None]:
-    """The lesson before that one, and the one after it."""
+    """The previous lesson and the next one."""
     at = [one.number for one in course].index(number)
     yield course[at - 1] if at else None
     yield course[at + 1] if at + 1 < len(course) else None
@@ -123,13 +123,13 @@ def contents(course: list[syllabus.Lesson]) -> None:
     st.title("The course")
     for one in course:
         link(one, f"{one.number:02d} · {one.title}")
-        st.caption(f"After it you can {one.can} About {one.minutes} minutes; before it: {one.before}.")
+        st.caption(f"After it you can {one.can} About {one.minutes} minutes; requires: {one.before}.")
     if not course:
-        st.markdown("There is no lesson yet.")
+        st.markdown("There are no lessons yet.")
 
 
 def draw() -> None:
-    """The lesson that ?n=NN names, or the list of all."""
+    """The lesson named by ?n=NN, or the list of all lessons."""
     try:
         with st.container(width=WIDTH):
             show(syllabus.lessons(), st.query_params.get("n", ""))
@@ -150,7 +150,7 @@ def show(course: list[syllabus.Lesson], wanted: str) -> None:
     if path.is_file():
         cells = of_notebook(path, path.stat().st_mtime)
     else:
-        st.info("This lesson has not been executed here: it is shown without its outputs. make lessons executes it.")
+        st.info("This lesson has not been executed here, so it has no outputs. To execute it: make lessons.")
         cells = of_script(one.path.read_text(encoding="utf-8"))
     for cell in cells:
         show_cell(cell)

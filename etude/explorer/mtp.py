@@ -1,4 +1,4 @@
-"""From acceptance to speed: what drafts are worth, and one speculative decode pass by pass."""
+"""From acceptance to speed: what drafts gain, and one speculative decode, pass by pass."""
 
 import json
 from functools import lru_cache
@@ -16,16 +16,16 @@ from sims import drafting
 
 MEASURED = Path(__file__).resolve().parents[2] / "results" / "figures" / "mtp.json"
 MOST = 8
-"""Drafts of a pass that the sliders go up to."""
+"""Maximum number of drafts per pass on the sliders."""
 
 
 ROW = {"tasks": int, **dict.fromkeys(("alpha", "draft_cost", "verify_cost", "opening_cost", "speedup", "speedup_low", "speedup_high"), files.NUMBER)}
-"""What is needed of a measurement."""
+"""Required keys of a measurement."""
 
 
 def measured() -> dict[int, dict]:
-    """By number of drafts the row that `etude figure mtp` committed: acceptance, costs in passes over one row, speed-up. RunError where
-    there is none."""
+    """The committed rows of `etude figure mtp` by number of drafts: acceptance, costs in passes over one row, speed-up. Raises RunError if
+    there are none."""
     try:
         return _measured(*files.stamp(MEASURED))
     except (OSError, ValueError, RecursionError) as error:
@@ -37,23 +37,23 @@ def _measured(path: Path, changed: int, size: int) -> dict[int, dict]:
     rows = files.parsed(path, {"rows": [{"part": str}]})["rows"]
     found = {int(way): row for row in rows if row["part"] == "decode" and (way := str(row.get("way"))).isdecimal()}
     if not found:
-        raise ValueError("no decode is measured in it")
+        raise ValueError("it has no measured decode")
     if wrong := files.unlike(list(found.values()), [ROW]):
         raise ValueError(wrong)
     return found
 
 
 def measured_by() -> str:
-    """Whose measurement that is."""
+    """Where the measurement comes from."""
     try:
         known = provenance.facts(json.loads(MEASURED.read_text(encoding="utf-8")))
     except (LookupError, TypeError):
         known = []
-    return " · ".join([f"committed in results/figures/{MEASURED.name}, played by `etude figure mtp`", *map(provenance.plain, known)])
+    return " · ".join([f"committed in results/figures/{MEASURED.name}, made by `etude figure mtp`", *map(provenance.plain, known)])
 
 
 def speeds(alpha: float, cost: float, verify: float, opening: float, folder: Path | None = None) -> list[dict]:
-    """A row for every number of drafts: tokens a pass and speed-ups as `sims/drafting.py` predicts them, and the measured one."""
+    """One row per number of drafts: tokens per pass and speed-up as predicted by `sims/drafting.py`, and the measured speed-up."""
     known, lengths, rows = measured(), np.array(examples.load("drafting", folder)["turns"]), []
     for drafts in range(1, MOST + 1):
         row = {
@@ -69,8 +69,8 @@ def speeds(alpha: float, cost: float, verify: float, opening: float, folder: Pat
 
 
 def depths(alpha: float, drafts: int, folder: Path | None = None) -> list[dict]:
-    """A row for each depth: how often a draft stood with all before it, counted, and what one α for all depths makes of it, which is the
-    tokens that a pass gains by that draft."""
+    """One row per depth: how often a draft and all drafts before it were accepted, counted, and the same for one α at all depths, which is
+    the number of tokens that a pass gains from that draft."""
     counted, rows = examples.load("drafting", folder)["drafts"], []
     deepest = counted[str(min(drafts, max(map(int, counted))))]
     for k in range(1, drafts + 1):
@@ -84,7 +84,7 @@ def depths(alpha: float, drafts: int, folder: Path | None = None) -> list[dict]:
 
 def by_depth(rows: list[dict], alpha: float) -> None:
     """Acceptance by depth."""
-    fig, ax = axes("depth of the draft", "share that stood with all before it", 5.4, 3.6, fixed=True)
+    fig, ax = axes("depth of the draft", "share accepted with all before it", 5.4, 3.6, fixed=True)
     some = [row for row in rows if "share" in row]
     ax.bar([row["depth"] for row in some], [row["share"] for row in some], 0.6, color=COLOURS["sky"], label="counted")
     ax.plot([row["depth"] for row in rows], [row["from α"] for row in rows], "s--", color=COLOURS["orange"], label=f"α = {alpha:g} at every depth")
@@ -94,13 +94,13 @@ def by_depth(rows: list[dict], alpha: float) -> None:
         fig,
         "mtp-acceptance",
         rows,
-        "How often a draft of each depth stood, counted on the agent's rollouts, and what one α for all depths would give.",
+        "How often a draft of each depth was accepted, counted on the agent's rollouts, and what a single α for all depths would give.",
     )
 
 
 def by_drafts(rows: list[dict], drafts: int) -> None:
     """Speed-up by number of drafts."""
-    fig, ax = axes("drafts a pass", "speed-up over plain decoding", 5.4, 3.6, fixed=True)
+    fig, ax = axes("drafts per pass", "speed-up over plain decoding", 5.4, 3.6, fixed=True)
     at = [row["drafts"] for row in rows]
     ax.plot(at, [row["predicted"] for row in rows], "o--", color=COLOURS["orange"], label="predicted")
     ax.plot(at, [row["predicted, with turns"] for row in rows], "s-", color=COLOURS["blue"], label="with turns")
@@ -115,13 +115,13 @@ def by_drafts(rows: list[dict], drafts: int) -> None:
         fig,
         "mtp-speed",
         rows,
-        "Speed-up by number of drafts: dashed as the formula has it, solid with short turns and the cost of verifying, both "
-        "from the controls; diamonds are measured, with 95% intervals over tasks.",
+        "Speed-up by number of drafts. Dashed: the formula; solid: with short turns and the cost of verifying, both "
+        "with the values of the controls; diamonds: measured, with 95% intervals over tasks.",
     )
 
 
 def step_rows(steps: list[dict]) -> list[dict]:
-    """A row for each pass: what was drafted, how much of it stood, what the trunk added."""
+    """One row per pass: what was drafted, how much of it was accepted, what the trunk added."""
     rows = []
     for step in steps:
         if step["kind"] != "given":
@@ -141,7 +141,7 @@ def step_rows(steps: list[dict]) -> list[dict]:
 
 
 def decode(found: dict, again: str) -> None:
-    """The decode up to a pass, drafts marked by what became of them. `again`: the command that writes another."""
+    """The decode up to a pass, with drafts marked as accepted or rejected. `again`: the command that writes a new example."""
     steps = found["steps"]
     rows = step_rows(steps)
     if len(rows) < 2:
@@ -169,7 +169,7 @@ def decode(found: dict, again: str) -> None:
         ("Drafted", drafted, None),
         ("Accepted", accepted, None),
         ("Rejected", rejected, None),
-        ("Tokens a pass", f"{written / at:.2f}", f"{written} tokens in {at} passes."),
+        ("Tokens per pass", f"{written / at:.2f}", f"{written} tokens in {at} passes."),
     )
     table(some, "mtp-passes")
 
@@ -180,19 +180,19 @@ def draw() -> None:
     deepest = known[max(known)]
 
     def near(key: str, low: float, high: float) -> tuple[float, float, float]:
-        """A slider's ends, and between them what was measured: another machine may have measured something beyond them."""
+        """The measured value, clipped to the slider's range: another machine may have measured a value outside it."""
         return low, high, min(max(round(float(deepest[key]), 2), low), high)
 
     one, two, three, four, five = st.columns(5)
-    drafts = one.slider("Drafts a pass (γ)", 1, MOST, min(max(known), MOST), key="drafts", bind="query-params")
-    alpha = two.slider("α, chance that a draft stands", *near("alpha", 0.0, 1.0), 0.01, key="alpha", bind="query-params")
+    drafts = one.slider("Drafts per pass (γ)", 1, MOST, min(max(known), MOST), key="drafts", bind="query-params")
+    alpha = two.slider("α, probability that a draft is accepted", *near("alpha", 0.0, 1.0), 0.01, key="alpha", bind="query-params")
     cost = three.slider(
         "Cost of a draft (c)",
         *near("draft_cost", 0.0, 1.0),
         0.01,
         key="cost",
         bind="query-params",
-        help="In passes of the trunk over one row, as the next two.",
+        help="In passes of the trunk over one row, like the next two.",
     )
     verify = four.slider(
         "Cost of verifying",
@@ -200,7 +200,7 @@ def draw() -> None:
         0.01,
         key="verify",
         bind="query-params",
-        help="A pass over the drafts. Theory takes it to be 1.",
+        help="Cost of one pass over the drafts. The theory assumes 1.",
     )
     opening = five.slider(
         "Cost of an opening",
@@ -208,22 +208,18 @@ def draw() -> None:
         0.01,
         key="opening",
         bind="query-params",
-        help="A turn's first pass reads a prompt or an answer with nothing drafted, drafts or not.",
+        help="The first pass of a turn reads a prompt or tool output and never has drafts to check.",
     )
     rows = speeds(alpha, cost, verify, opening, folder)
     here = rows[drafts - 1]
     spans.metrics(
-        ("Tokens a pass, at best", f"{here['tokens a pass']:.2f}", "If text were one long turn."),
+        ("Tokens per pass, at best", f"{here['tokens a pass']:.2f}", "If the text were one long turn."),
         ("Predicted", f"{here['predicted']:.2f}×", "By the formula."),
-        (
-            "Predicted, with turns",
-            f"{here['predicted, with turns']:.2f}×",
-            "The agent's own short turns, the cost of verifying and of openings counted.",
-        ),
+        ("Predicted, with turns", f"{here['predicted, with turns']:.2f}×", "With the agent's short turns and the cost of verifying and of openings."),
         (
             "Measured",
             f"{here['measured']:.2f}×" if "measured" in here else "–",
-            f"results/figures/{MEASURED.name}: {deepest['tasks']} tasks at batch 1, with the α and the costs that were measured.",
+            f"results/figures/{MEASURED.name}: {deepest['tasks']} tasks at batch 1, with the measured α and costs.",
         ),
     )
     left, right = st.columns(2)
@@ -231,12 +227,12 @@ def draw() -> None:
         by_depth(depths(alpha, drafts, folder), alpha)
     with right:
         by_drafts(rows, drafts)
-    st.caption(f"Measured, and where the sliders begin: {measured_by()}.")
+    st.caption(f"Measured values, and the starting values of the sliders: {measured_by()}.")
     table(rows, "mtp-speed-up")
     st.subheader("One decode, pass by pass")
     st.markdown(
-        f"The agent after RL, greedy, on `{found['task']}`. In {found['identical']} of {found['tasks']} tasks the tokens are those of plain "
-        "decoding, all of them: drafts change the speed and nothing else."
+        f"The agent after RL, greedy, on `{found['task']}`. In {found['identical']} of {found['tasks']} tasks, all tokens are the same as in plain "
+        "decoding: drafts change the speed and nothing else."
     )
     decode(found, examples.again(folder))
 
@@ -244,11 +240,11 @@ def draw() -> None:
 PAGE = Page(
     name="mtp",
     title="Multi-token prediction",
-    says="Small layers on top of the trunk guess the tokens after the next. The trunk checks all guesses in one pass and keeps those that it would "
-    "have written itself.",
+    says="Small layers on top of the trunk draft the tokens after the next one. The trunk checks all drafts in one pass and keeps those that it "
+    "would have written itself.",
     formula=r"\text{speed-up} = \frac{1-\alpha^{\gamma+1}}{(1-\alpha)(\gamma c + 1)}",
-    look="where drafts pay, the formula promises more than an agent gets: its turns are short, every turn opens with a pass that nothing was "
-    "drafted for, and a pass over several rows is not free here.",
+    look="where drafts pay, the formula promises more than an agent gets: its turns are short, every turn opens with a pass without drafts, "
+    "and a pass over several rows is not free here.",
     draw=draw,
     code=(drafting.predicted, drafting.with_turns, decoder.accept, mtp.MTPLayer),
     technique="mtp",

@@ -1,16 +1,16 @@
-"""What a page is made of, and the pieces that all of them use.
+"""The parts of a page, and the helpers that all pages share.
 
-A page is a `Page` and one function that draws it. Widgets are given `bind="query-params"` and a `key`, which is their name in the URL:
-a link reopens the view that it was copied from. A value that a URL asks for and no widget allows is replaced by the default; whole
-numbers are sliders, because `st.number_input` ends in a traceback where a URL asks it for inf. No two pages share a key: Streamlit
-carries its value from one to the other.
+A page is a `Page` and one function that draws it. Widgets get `bind="query-params"` and a `key`, which is their name in the URL, so
+a link reopens the view that it was copied from. If a URL contains a value that the widget does not allow, the default replaces it. Integers
+are sliders, because `st.number_input` ends in a traceback if the URL says inf. No two pages share a key, because Streamlit would carry
+its value from one page to the other.
 
-    figure(fig, name, rows, alt)     a picture, and below it the picture as PNG and its data as CSV to take away
-    axes(...)                        empty axes in the house's style, safe in threads
-    png(fig)                         the drawn picture as bytes, which a cache can keep; `figure` takes them too
+    figure(fig, name, rows, alt)     a picture, with downloads below it: the picture as PNG, its data as CSV
+    axes(...)                        empty axes in the project's style, safe in threads
+    png(fig)                         the drawn picture as bytes, which can be cached; `figure` takes them, too
 
-Drawing is what a redraw spends its time on: a picture that a control does not change is cached, and a page draws few at a time. On a
-narrow screen columns come one under another: two pictures of one pair of axes are then still legible, one picture of two is not.
+A redraw spends most of its time on drawing. A picture that a control does not change is therefore cached, and a page draws few pictures at a
+time. On a narrow screen, columns are stacked. Two pictures with one pair of axes each stay legible there; one picture with two does not.
 """
 
 import base64
@@ -41,25 +41,25 @@ class Page:
     """One page of the explorer."""
 
     name: str
-    """Its place in the URL."""
+    """Its name in the URL."""
     title: str
-    """What the navigation calls it."""
+    """Its title in the navigation."""
     says: str
-    """One or two sentences: what this is."""
+    """One or two sentences: what the page is about."""
     formula: str
-    """LaTeX; empty where there is none."""
+    """LaTeX; may be empty."""
     look: str
     """What to look for, in one sentence."""
     draw: Callable[[], None]
-    """Controls and picture."""
+    """Draws controls and picture."""
     code: tuple[Any, ...] = ()
-    """Functions and classes whose source stands on the page."""
+    """Functions and classes whose source the page shows."""
     technique: str | None = None
     """Name in `etude/catalog.py`, for the lesson."""
 
 
 def show(page: Page) -> None:
-    """The whole page. What is wrong with a folder or a file is said on it in one line."""
+    """Draws the complete page. A problem with a folder or a file shows up as one line on the page."""
     from kit.settings import RunError
 
     st.title(page.title)
@@ -83,7 +83,7 @@ def show(page: Page) -> None:
 
 @lru_cache(None)
 def source(shown: Any) -> tuple[Path, int, str]:
-    """File, first line and text of a function or class."""
+    """File, first line and source text of a function or class."""
     lines, first = inspect.getsourcelines(shown)
     file = inspect.getsourcefile(inspect.unwrap(shown))
     assert file is not None
@@ -91,13 +91,13 @@ def source(shown: Any) -> tuple[Path, int, str]:
 
 
 LESSON: list = []
-"""The page that shows lessons; `start` puts it here, because a link needs the page as Streamlit made it."""
+"""The page that shows lessons. `start` stores it here, because a link needs the page object that Streamlit made."""
 
 
 def axes(x: str, y: str, width: float = 7.0, height: float = 3.6, columns: int = 1, fixed: bool = False) -> tuple[Figure, Any]:
-    """A figure and its axes (a list of them where there are several columns). No pyplot: sessions draw in threads of their own.
+    """A figure and its axes (a list of axes for several columns). Does not use pyplot, because sessions draw in separate threads.
 
-    `fixed`: margins for a title and ordinary labels, instead of measuring all labels first, a quarter of what drawing takes."""
+    `fixed`: use margins for a title and ordinary labels instead of measuring all labels first, which takes a quarter of the drawing time."""
     fig = Figure(figsize=(width, height), layout=None if fixed else "constrained")
     if fixed:
         fig.subplots_adjust(left=0.7 / width, right=1 - 0.15 / width, bottom=0.5 / height, top=1 - 0.3 / height)
@@ -108,7 +108,7 @@ def axes(x: str, y: str, width: float = 7.0, height: float = 3.6, columns: int =
         one.spines[["top", "right"]].set_visible(False)
         one.grid(axis="y", color="#E5E8EB", linewidth=0.8)
         one.set_axisbelow(True)
-        one.locator_params(nbins=5)  # labels are a third of what drawing takes
+        one.locator_params(nbins=5)  # labels take a third of the drawing time
     return fig, made
 
 
@@ -120,12 +120,12 @@ def png(fig: Figure) -> bytes:
 
 
 def figure(fig: Figure | bytes, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> None:
-    """The picture with a description for whoever cannot see it; PNG and CSV to take away. `rows`: the numbers that were drawn. `wide`: on a
-    narrow screen it keeps a size that can be read, and is moved sideways."""
+    """Shows the picture with an alt text and downloads as PNG and CSV. `rows`: the numbers that were drawn. `wide`: on a narrow screen the
+    picture keeps a readable size and scrolls sideways."""
     if wide:
         st.html(NARROW)
     drawn = fig if isinstance(fig, bytes) else png(fig)
-    # Inside the page: a file of its own is gone when a slider moves on before the browser has fetched it.
+    # Inside the page: a separate file would be gone if a slider moves before the browser has fetched it.
     with st.container(key=f"wide-{name}" if wide else None):
         st.image(f"data:image/png;base64,{base64.b64encode(drawn).decode()}", caption=alt, width="stretch", alt=alt)
     with st.container(horizontal=True):
@@ -137,16 +137,16 @@ NARROW = """<style>@media (max-width: 640px) {
   [class*="st-key-wide-"] :is([data-testid="stImage"], [data-testid="stFullScreenFrame"]) {overflow-x: auto}
   [class*="st-key-wide-"] [data-testid="stImage"] img {width: 48rem !important; max-width: none !important}
 }</style>"""
-"""For pictures of several pairs of axes side by side, or of one that is wide, where there is no room for them."""
+"""For wide pictures, or several axes side by side, on screens without room for them."""
 
 
 def download(label: str, content: Callable[[], bytes | str], name: str, kind: str) -> None:
-    """A button that gives the file away. `content` is made when it is pressed: a redraw does not wait for it."""
+    """A download button. `content` is created when the button is pressed, so a redraw does not wait for it."""
     st.download_button(label, content, name, kind, key=name.replace(".", "-"), on_click="ignore")
 
 
 def table(rows: Sequence[dict], name: str) -> None:
-    """Rows as a table, to take away as CSV. Four digits are shown, all are in the file; where a row has no value, nothing is shown."""
+    """Rows as a table with a CSV download. The table shows four digits, the file has all of them; missing values stay blank."""
     floats = {key for row in rows for key, value in row.items() if isinstance(value, float)}
     short = {key: st.column_config.NumberColumn(format="%.4g") for key in floats}
     st.dataframe(list(rows), hide_index=True, width="stretch", column_config=short, placeholder="")

@@ -1,4 +1,4 @@
-"""Length penalties: the curve, its slope and its limits; rollouts of a run ranked by reward; serial against parallel calls."""
+"""Length penalties: the curve, its slope and its limits; rollouts of a run ranked by reward; serial and parallel calls."""
 
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -37,11 +37,11 @@ WORDS = {
     "turns": "turn",
 }
 CALL, OUTPUT = 12, 300
-"""Tokens that a call of the example takes to write, and that its answer has."""
+"""Tokens per call of the example, and tokens of its output."""
 
 
 def rollouts(folder: Path | None = None) -> list[dict]:
-    """Rollouts of a run. RunError where the example is missing or is none."""
+    """Rollouts of a run. Raises RunError if the example is missing or invalid."""
     return examples.load("rollouts", folder)["rollouts"]
 
 
@@ -56,7 +56,7 @@ def spent(rollout: dict, payment: Payment) -> tuple[float, dict[str, float]]:
 
 
 def ranked(found: list[dict], payment: Payment) -> list[dict]:
-    """Rollouts by reward, best first; rank and move beside the ranking by success and invalid calls alone. Equal rewards share a rank."""
+    """Rollouts by reward, best first, with their rank and its change from the ranking without a length penalty. Equal rewards share a rank."""
     free = replace(payment, effort_price=0.0)
     before, after = ([spent(r, p)[1]["reward"] for r in found] for p in (free, payment))
     rows = []
@@ -85,7 +85,7 @@ def ranked(found: list[dict], payment: Payment) -> list[dict]:
 
 
 def ways(most: int, weights: EffortWeights, k: float, q: float) -> list[dict]:
-    """The same 1 … `most` calls, one a turn or all in one turn: effort and cost of each."""
+    """The same 1 … `most` calls, one per turn or all in one turn: effort and cost of each."""
     rows = []
     for n in range(1, most + 1):
         row = {"calls": n}
@@ -97,7 +97,7 @@ def ways(most: int, weights: EffortWeights, k: float, q: float) -> list[dict]:
 
 
 def limits(x: float, k: float, q: float) -> list[dict]:
-    """C close to its limits and at them, at effort x: nothing jumps there."""
+    """C at effort x, near its limits and at them: it is continuous there."""
     rows = [
         {"limit": "q → 1: the logarithm", "close by": length_penalty(x, k, 1 + 1e-9), "at the limit": length_penalty(x, k, 1.0)},
         {"limit": "k → 0: the effort itself", "close by": length_penalty(x, 1e-12, q), "at the limit": length_penalty(x, 0.0, q)},
@@ -155,8 +155,8 @@ def calls_picture(most: int, weights: EffortWeights, k: float, q: float) -> tupl
 
 
 def controls() -> Payment:
-    """The payment that the sliders say. The six weights are folded away unless the link that led here sets one of them: on a narrow
-    screen they would stand between the curve and what bends it."""
+    """The payment set by the sliders. The six weights are collapsed unless the link sets one of them: on a narrow screen they would
+    separate the curve from the sliders that bend it."""
     places = st.columns(3)
     with places[0]:
         k = st.select_slider(
@@ -193,7 +193,7 @@ def draw() -> None:
     left, right = st.columns(2)
     with left:
         drawn, points = curve(k, q, reach)
-        figure(drawn, "penalty", points, "The penalty. It begins with slope one and flattens.")
+        figure(drawn, "penalty", points, "The penalty. It starts with slope one and flattens.")
     with right:
         drawn, points = slope(k, q, reach, efforts)
         figure(drawn, "marginal-cost", points, "What moves the policy: the price of one more unit.")
@@ -201,13 +201,13 @@ def draw() -> None:
     with left:
         most = st.slider("Calls in the example", 1, 12, 6, key="calls", bind="query-params")
         drawn, calls = calls_picture(most, payment.weights, k, q)
-        figure(drawn, "parallel-calls", calls, f"The same work in many turns or in one: {CALL} tokens a call, {OUTPUT} of output each.")
+        figure(drawn, "parallel-calls", calls, f"The same work in many turns or in one: {CALL} tokens per call, {OUTPUT} tokens of output each.")
     last = calls[-1]
     serial, parallel = last["C, one a turn"], last["C, all in one turn"]
     with right:
         st.markdown(
-            f"**Serial against parallel.** {most} calls, one a turn: effort {last['effort, one a turn']:.1f}, which costs {serial:.1f}; "
-            f"all in one turn: effort {last['effort, all in one turn']:.1f}, which costs {parallel:.1f}. Calls in parallel save "
+            f"**Serial or parallel.** {most} calls, one per turn: effort {last['effort, one a turn']:.1f}, which costs {serial:.1f}; "
+            f"all in one turn: effort {last['effort, all in one turn']:.1f}, which costs {parallel:.1f}. Parallel calls save "
             f"{serial - parallel:.1f}, {(serial - parallel) / serial if serial else 0:.0%}."
         )
     st.subheader("Rollouts of the run, ranked")
@@ -216,8 +216,8 @@ def draw() -> None:
     else:
         st.markdown(
             "Reward = success − price · C(effort) − price of invalid calls. The recipe also charges for drift, a price for each nat of KL "
-            "against the policy before RL; that charge is left out here. All that the agent writes counts as tokens of calls: it neither "
-            "thinks nor sends a final message, and those two weights move nothing here."
+            "from the policy before RL; this page leaves it out. Everything the agent writes counts as tokens of calls. It neither "
+            "thinks nor sends a final message, so those two weights have no effect here."
         )
         table(rows, "ranking")
         number = st.slider("Read rollout", 1, len(found), 1, key="read", bind="query-params") if len(found) > 1 else 1
@@ -229,10 +229,10 @@ def draw() -> None:
 PAGE = Page(
     name="penalties",
     title="Length penalties",
-    says="Effort costs less per unit the more a task already took: an easy task is hurried, a hard one keeps room to think.",
+    says="The more effort a task has already taken, the less each further unit costs: easy tasks are hurried, hard tasks keep room to think.",
     formula=r"\begin{gathered} C_{k,q}(x) = \frac{(1+kx)^{1-q}-1}{k(1-q)} \\ C'(x) = (1+kx)^{-q}\end{gathered}",
-    look="Turns have a price of their own, so the same work in fewer turns is cheaper, until the curve is so flat that nothing costs more; where "
-    "k·x stays far below one, every curve is the straight line.",
+    look="turns have their own price, so the same work in fewer turns is cheaper, until the curve is so flat that extra effort is free. Where "
+    "k·x is far below one, every curve is nearly the straight line.",
     draw=draw,
     code=(length_penalty, marginal_cost, Effort, EffortWeights, effort),
     technique="length-penalty",

@@ -1,11 +1,11 @@
-"""Whose data a page shows: the runs of the recipe that lie on disk, the committed example, a box to choose one, and a line that says which it is.
+"""Which run a page shows: lists the recipe's runs on disk and the committed example, draws a box to choose one and a line that names it.
 
-    folders()          all runs, by the name that pages call them by; the committed example last
+    folders()          all runs by display name; the committed example last
     finished()         the finished ones, newest first
-    chosen(files)      draws the box and the line; the folder whose examples the page shows
+    chosen(files)      draws the box and the line; returns the folder whose examples the page shows
 
-Runs are looked for where the explorer was started. Of a run whose examples nobody has made yet, the page says how they are made and shows
-the committed ones.
+Runs are searched for where the explorer was started. If the chosen run has no examples yet, the page says how to make them and shows the
+committed ones.
 """
 
 import json
@@ -23,10 +23,10 @@ from sims.examples import PLACE
 __all__ = ["EXAMPLE", "RUNS", "TAKEN", "Source", "chosen", "facts", "finished", "folders", "missing", "plain"]
 
 RUNS = Path("runs")
-"""Where `etude run` puts them, seen from where the explorer was started."""
+"""Where `etude run` puts runs, relative to where the explorer was started."""
 EXAMPLE = "committed example"
 TAKEN = (EXAMPLE, "stage")
-"""What a run cannot be called here: a column of a table, and the example. It keeps its folder's name before its own then."""
+"""Names that a run cannot have here: a table column and the example. Such a run gets the name of its folder as a prefix."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Source:
     facts: list[str]
     """Seed and machine, in words."""
     ended: float
-    """When its last stage ended, seconds since 1970."""
+    """When its last stage ended, in seconds since 1970."""
 
 
 def folders() -> dict[str, Path]:
-    """Folders of runs of the recipe by name, and those that cannot be said to be of another; the committed example."""
+    """Folders of runs by name: the recipe's, those too broken to tell, and the committed example."""
     found = {}
     for folder in sorted(RUNS.iterdir()) if RUNS.is_dir() else ():
         try:
@@ -50,14 +50,14 @@ def folders() -> dict[str, Path]:
                 continue
             other = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("technique", "recipe") != "recipe"
         except (OSError, ValueError, AttributeError, RecursionError):
-            other = False  # broken, or not to be looked into; the recipe's page says how
+            other = False  # broken or unreadable; the recipe page says why
         if not other:
             found[f"{RUNS.name}/{folder.name}" if folder.name in TAKEN else folder.name] = folder
     return found | {EXAMPLE: examples.FOLDER / "recipe"}
 
 
 def facts(record: dict) -> list[str]:
-    """Seed, processor and versions out of a config.json, in words. LookupError or TypeError where it does not say them."""
+    """Seed, processor and versions from a config.json, in words. Raises LookupError or TypeError if they are missing."""
     machine = record["machine"]
     return [
         f"seed {record['config']['seed']}",
@@ -67,7 +67,7 @@ def facts(record: dict) -> list[str]:
 
 
 def finished() -> list[Source]:
-    """The user's runs that came to their end, newest first. One that is broken is none; the recipe's page names it."""
+    """The user's finished runs, newest first. Leaves out broken runs, which the recipe page reports."""
     found = []
     for name, folder in folders().items():
         try:
@@ -80,8 +80,8 @@ def finished() -> list[Source]:
 
 
 def chosen(*files: str) -> Path:
-    """Draws the choice among the finished runs and the committed example, and a line that says whose data follow. Returns the folder with
-    the `files` that the page shows."""
+    """Draws a box with the finished runs and the committed example, and a line that names the chosen one. Returns the folder with the `files`
+    that the page shows."""
     runs = {run.name: run for run in finished()}
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     with left:
@@ -92,21 +92,21 @@ def chosen(*files: str) -> Path:
             return run.folder / PLACE
         if run is not None:
             st.info(
-                f"**{plain(run.name)}** has no examples yet. A few minutes make them: `etude examples --run {shlex.quote(str(run.folder))}`. "
-                "Until then another run's are shown."
+                f"**{plain(run.name)}** has no examples yet. Make them in a few minutes: `etude examples --run {shlex.quote(str(run.folder))}`. "
+                "Until then, this page shows the examples of another run."
             )
         try:
             known = facts(json.loads((examples.FOLDER / "recipe" / "config.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, LookupError, TypeError):
             known = []
-        st.caption(" · ".join([f"Shown: **{EXAMPLE}**, a run played elsewhere", *map(plain, known)]))
+        st.caption(" · ".join([f"Shown: **{EXAMPLE}**, a run from another machine", *map(plain, known)]))
     return examples.FOLDER
 
 
 def _choice(names: list[str]) -> str:
-    """The name in the box, one for all pages. A choice is kept in the URL by hand, because a box that is bound to it leaves out whatever is the
-    default now, and the same link would show another run once a newer one is finished. Without a choice the URL stays as it is: a page that
-    wrote into it when it opens would be one more page to the browser's Back."""
+    """The name in the box, shared by all pages. The code writes a choice to the URL by hand: a box bound to the URL leaves out its current
+    default, and the same link would show another run once a newer one is finished. Without a choice the URL does not change, because a page
+    that writes to it on opening would add an entry to the browser's history."""
     state, asked = st.session_state.setdefault("examples-state", {"seen": None, "asked": None}), st.query_params.get("examples")
     begins = asked != state["asked"] or "examples" not in st.session_state  # a link, the browser's Back, or another page
     wanted = (asked or state["seen"]) if begins else st.session_state["examples"]
@@ -121,10 +121,10 @@ def _choice(names: list[str]) -> str:
 
 
 def missing(what: str, names: list[str]) -> str:
-    """One line about names that nothing here has, however they are spelt."""
+    """One line about unknown names, whatever characters they contain."""
     return f"There is no {what} {', '.join(plain(' '.join(name.split())[:80]) for name in names)} here."
 
 
 def plain(name: str) -> str:
-    """A name in Markdown, as it is spelt."""
+    """A name with its Markdown characters escaped."""
     return re.sub(r"([\\`*_{}\[\]()<>#+!|$~:-])", r"\\\1", name)

@@ -18,7 +18,7 @@ from sims.recipe import stages as recipe
 
 
 def whole(found: dict[str, Path]) -> tuple[list[Played], list[str]]:
-    """The runs in these folders as they now are, newest first and the example last; a line for each that is broken."""
+    """The current runs in these folders, newest first and the example last, and an error line for each broken run."""
     runs, broken = [], []
     for name, folder in found.items():
         try:
@@ -34,12 +34,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def load(name: str, folder: Path) -> Played:
-    """A run as it now lies on disk. RunError, in one line, where files are missing or damaged."""
+    """A run as it is on disk now. Raises RunError if files are missing or damaged."""
     try:
         stamp = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in _files(folder))
         return _load(name, folder, stamp)
     except (OSError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise RunError(f"{folder} holds what no run leaves ({type(error).__name__}: {error})") from None
+        raise RunError(f"{folder} is not in the format of a run ({type(error).__name__}: {error})") from None
 
 
 @lru_cache(256)
@@ -56,7 +56,7 @@ def _load(name: str, folder: Path, stamp: tuple) -> Played:
     else:
         record = _object(folder / "report.json")  # a trimmed copy
     if not timings(folder) and (folder / "timings.jsonl").exists() and (folder / "timings.jsonl").stat().st_size:
-        raise RunError(f"{folder / 'timings.jsonl'} holds no line of a run's times")
+        raise RunError(f"{folder / 'timings.jsonl'} holds no stage times")
     metrics = {path.stem: _lines(path) for path in sorted((folder / "metrics").glob("*.jsonl"))}
     evaluated = evaluation_of(record)
     before, after = (evaluated.get(part) or {} for part in ("before", "after"))
@@ -97,15 +97,15 @@ def _object(path: Path) -> dict:
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read ({error})") from None
     if not isinstance(found, dict):
-        raise RunError(f"{path} holds no JSON object")
+        raise RunError(f"{path} does not hold a JSON object")
     return found
 
 
 def _lines(path: Path) -> list[dict]:
-    """Whole lines. A line that a run is just writing, or that a kill tore, is passed over; a file of such lines is none."""
+    """Complete lines. Skips a line that is still being written or that a kill cut off; a file without complete lines is an error."""
     found = read_lines(path)
     if not found and path.stat().st_size > 0:
-        raise RunError(f"{path} holds no line of metrics")
+        raise RunError(f"{path} holds no metrics")
     return found
 
 
@@ -118,7 +118,7 @@ def draw() -> None:
         return
     left, middle, right = st.columns([3, 4, 2])
     with left:
-        # Not one that somebody gave up, where there is another.
+        # Prefer a run that was not abandoned.
         first = next((run.name for run in runs if run.going or not run.missing), runs[0].name)
         chosen = choice([run.name for run in runs], found, first)
     with middle:
@@ -133,8 +133,8 @@ def draw() -> None:
 
 
 def choice(names: list[str], found: dict[str, Path], first: str) -> list[str]:
-    """The runs to show; the `first` where nobody has chosen. They are kept in the URL by hand: a box that is bound to it leaves its
-    default out, and the same link would show another run once a newer one is played."""
+    """The runs to show; `first` if nothing is chosen. The code writes the choice to the URL by hand: a box bound to the URL leaves out its
+    default, and the same link would show another run once a newer one is finished."""
     state, asked = st.session_state.setdefault("run-state", {"seen": None, "shown": []}), st.query_params.get_all("run")
     begins = asked != state["seen"] or "run" not in st.session_state  # a link, the browser's Back, or back from another page
     wanted = list(dict.fromkeys(asked or state["shown"])) if begins else st.session_state["run"]
@@ -151,7 +151,7 @@ def choice(names: list[str], found: dict[str, Path], first: str) -> list[str]:
 
 
 def shown(chosen: dict[str, Path], what: str, smooth: int, going: bool) -> None:
-    """All that comes from the files. While a run is going this part draws itself again every few seconds."""
+    """Everything that comes from files. While a run is in progress, this part is redrawn every few seconds."""
     runs, broken = whole(chosen)
     for line in broken:
         st.error(line)
@@ -171,22 +171,24 @@ def shown(chosen: dict[str, Path], what: str, smooth: int, going: bool) -> None:
         dict(zip(("run", "measure", "before RL", "after RL", "difference"), (run.name, *row), strict=True)) for run in runs for row in run.changes
     ]
     if changes:
-        st.markdown("On held-out tasks, whose target and helper functions no training saw; brackets are 95% bootstrap intervals over tasks.")
+        st.markdown(
+            "On held-out tasks, whose target and helper functions are not in the training data. Brackets are 95% bootstrap intervals over tasks."
+        )
         table(changes, "before-after")
     else:
         st.info("No evaluation yet.")
     st.subheader("Stages and their times")
     table([{"stage": stage, **{run.name: run.stages[stage] for run in runs}} for stage in (*STAGES, "together")], "stages")
     if going and not any(run.going for run in runs):
-        st.rerun()  # the watch can end
+        st.rerun()  # stop refreshing
 
 
 def _about(run: Played) -> str:
     state = "finished"
     if run.missing:
         minutes = (time.time() - run.touched) / 60
-        state = f"going, at {run.missing[0]}" if run.going else f"stopped {minutes:.0f} minutes ago before the end of {run.missing[0]}"
-    whose = "a run played elsewhere" if run.name == EXAMPLE else "your run"
+        state = f"running, at {run.missing[0]}" if run.going else f"stopped {minutes:.0f} minutes ago before the end of {run.missing[0]}"
+    whose = "a run from another machine" if run.name == EXAMPLE else "your run"
     return " · ".join([f"**{plain(run.name)}**, {whose}", state, *map(plain, run.facts)])
 
 
@@ -194,10 +196,10 @@ PAGE = Page(
     name="recipe",
     title="The recipe",
     says="From real source code to a trained agent: pretraining, draft layers, long context, demonstrations, reinforcement learning, "
-    "evaluation. This is the newest run here, or a committed one where there is none; `make small` plays one in about ten minutes.",
+    "evaluation. This is the newest run on this machine, or else a committed one; `make small` makes one in about ten minutes.",
     formula=r"\begin{gathered}\text{data} \to \text{CPT} \to \text{MTP} \to \text{long context} \\"
     r"\to \text{SFT} \to \text{RL} \to \text{evaluation}\end{gathered}",
-    look="Sampled success rises in RL and best of 8 hardly does: RL makes likely what was already within reach.",
+    look="sampled success rises during RL, but best of 8 hardly does: RL makes likely what was already within reach.",
     draw=draw,
     code=(recipe.run, recipe.pretrain),
     technique="recipe",

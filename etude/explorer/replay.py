@@ -1,4 +1,4 @@
-"""Experts that a coarse sampler took, those that an exact trainer would take, and what replay makes of the two."""
+"""The experts that a coarse sampler chose, those that an exact trainer would choose, and what replay uses."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ FILES = ("routing.json", "routing.npz")
 
 @examples.remembered(*FILES, most=16)
 def stored(rollout: int, folder: Path | None = None) -> dict[str, Tensor]:
-    """The arrays of a rollout (`sims/examples.py`), experts as integers that index. RunError where they are not those of routing.json, as
-    when one of the two files was written again and the other was not."""
+    """The arrays of a rollout (`sims/examples.py`), experts as integer indices. Raises RunError if they do not belong to routing.json, for
+    example because only one of the two files was rewritten."""
     arrays, told = examples.arrays("routing", folder), examples.load("routing", folder)
     alphas, T = len(told["alphas"]), len(told["rollouts"][rollout]["tokens"]) - 1
     shapes = {
@@ -35,15 +35,15 @@ def stored(rollout: int, folder: Path | None = None) -> dict[str, Tensor]:
     for name, shape in shapes.items():
         x = arrays.get(f"{rollout}/{name}")
         if x is None or x.ndim != len(shape) or any(n not in (None, size) for n, size in zip(shape, x.shape)):
-            raise examples.unreadable((folder or examples.FOLDER) / "routing.npz", f"{rollout}/{name} is not what routing.json is about")
+            raise examples.unreadable((folder or examples.FOLDER) / "routing.npz", f"{rollout}/{name} does not belong to routing.json")
         found[name] = x
     return {name: torch.from_numpy(x.astype(np.int64) if name in ("sampler", "own", "pass") else x) for name, x in found.items()}
 
 
 @examples.remembered(*FILES, most=512)
 def taken(rollout: int, alpha: int, folder: Path | None = None) -> tuple[Tensor, Tensor]:
-    """Experts [T−1, L, K] that replay at the α of that place takes, and the scores [T−1, L, E] of the pass in which it does: what a layer
-    sees depends on what the layers before it took."""
+    """Experts [T−1, L, K] used by replay at the α with this index, and the scores [T−1, L, E] of that pass: the input of a layer depends on
+    the experts used in the layers before it."""
     s = stored(rollout, folder=folder)
     scores, value = s["scores"][s["pass"][alpha]], examples.load("routing", folder)["alphas"][alpha]
     layers = zip(scores.unbind(1), s["sampler"].unbind(1), strict=True)
@@ -51,12 +51,12 @@ def taken(rollout: int, alpha: int, folder: Path | None = None) -> tuple[Tensor,
 
 
 def other(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Where two engines' sets of experts [..., K] are not the same."""
+    """Where the expert sets [..., K] of two engines differ."""
     return (ours.sort(-1)[0] != theirs.sort(-1)[0]).any(-1)
 
 
 def beginning(rollout: int, folder: Path | None = None) -> int:
-    """Where a window begins in which the engines differ on the last layer; 0 where they never do."""
+    """Start of a window in which the engines differ on the last layer; 0 if they never do."""
     s = stored(rollout, folder=folder)
     apart = other(s["sampler"][:, -1], s["own"][:, -1]).nonzero()[:, 0].tolist()
     return max(0, min(apart[0] - WINDOW // 2, len(s["sampler"]) - WINDOW)) if apart else 0
@@ -64,7 +64,7 @@ def beginning(rollout: int, folder: Path | None = None) -> int:
 
 @examples.remembered(*FILES)
 def quantiles(folder: Path | None = None) -> list[dict]:
-    """A row for each way over the sampled tokens of all rollouts: `router_replay.mismatch`."""
+    """One row per method, over the sampled tokens of all rollouts: `router_replay.mismatch`."""
     columns, alphas = examples.arrays("routing", folder), examples.load("routing", folder)["alphas"]
     behavior = torch.from_numpy(columns["behavior"])
     ways, rows = ["own", *(f"α = {a:g}" for a in alphas)], []
@@ -76,7 +76,7 @@ def quantiles(folder: Path | None = None) -> list[dict]:
 
 @examples.remembered(*FILES, most=16)
 def dropped(rollout: int, folder: Path | None = None) -> list[dict]:
-    """A row for each α: the share of the sampler's experts that the filter drops, and what of the taken ones are not the router's own."""
+    """One row per α: the share of the sampler's experts that the filter drops, and the share of used experts that the router did not choose."""
     s, rows = stored(rollout, folder=folder), []
     for place, alpha in enumerate(examples.load("routing", folder)["alphas"]):
         ours = taken(rollout, place, folder=folder)[0].unbind(1)
@@ -91,8 +91,8 @@ def dropped(rollout: int, folder: Path | None = None) -> list[dict]:
 
 
 def token_rows(rollout: int, layer: int, alpha: int, alphas: list[float], folder: Path | None = None) -> list[dict]:
-    """A row for each position: the token, the one after it, the experts of one layer by all three, and the gap |log π − log μ| of the next
-    token, in nats, where the agent drew it."""
+    """One row per position: the token, the next token, the experts of one layer for all three, and the gap |log π − log μ| of the next
+    token in nats, if the agent sampled it."""
     s, told = stored(rollout, folder=folder), examples.load("routing", folder)["rollouts"][rollout]
     chosen = taken(rollout, alpha, folder=folder)[0][:, layer]
     sampler, own = s["sampler"][:, layer], s["own"][:, layer]
@@ -111,14 +111,14 @@ def token_rows(rollout: int, layer: int, alpha: int, alphas: list[float], folder
 
 
 def picture(rollout: int, layer: int, alpha: int, first: int, alphas: list[float], folder: Path) -> None:
-    """Probabilities of the router for some tokens, with the three choices upon them."""
+    """Router probabilities for some tokens, with the three choices on top."""
     s, told = stored(rollout, folder=folder), examples.load("routing", folder)["rollouts"][rollout]
     chosen, scores = taken(rollout, alpha, folder=folder)
     at = slice(first, first + WINDOW)
     p = scores[at, layer].softmax(-1).numpy()
-    fig = Figure(figsize=(9.2, 3.9))  # its margins are fixed: working them out would take as long as drawing
+    fig = Figure(figsize=(9.2, 3.9))  # fixed margins: computing them would take as long as drawing
     ax = fig.add_axes((0.055, 0.22, 0.94, 0.69))
-    ax.imshow(p.T, aspect="auto", cmap="Greys", vmin=0, vmax=1.6, origin="lower")  # never so dark that marks are lost
+    ax.imshow(p.T, aspect="auto", cmap="Greys", vmin=0, vmax=1.6, origin="lower")  # never so dark that marks disappear
     columns = np.arange(len(p))
     for name, experts, style in (
         ("sampler", s["sampler"], {"marker": "s", "s": 210, "facecolors": "none", "edgecolors": COLOURS["orange"], "linewidths": 2.2}),
@@ -134,15 +134,15 @@ def picture(rollout: int, layer: int, alpha: int, first: int, alphas: list[float
         fig,
         "router-replay",
         token_rows(rollout, layer, alpha, alphas, folder)[at],
-        f"{len(p)} tokens and how probable the trainer's router finds each expert for them, darker is more. Squares are the sampler's choice, "
-        "circles the trainer's own, crosses what replay takes.",
+        f"Probability of each expert for {len(p)} tokens by the trainer's router; darker is higher. Squares are the sampler's choice, "
+        "circles the trainer's own, crosses what replay uses.",
         wide=True,
     )
 
 
 @examples.remembered(*FILES)
 def curve(folder: Path | None = None) -> bytes:
-    """p99 of the mismatch over α, all rollouts. The α of the page is not marked: drawing it again each time would take as long as all else."""
+    """p99 of the mismatch against α, over all rollouts. The page's α is not marked, because redrawing would take as long as everything else."""
     alphas, rows = examples.load("routing", folder)["alphas"], quantiles(folder=folder)
     fig, ax = axes("α", "p99 of |log π − log μ|, nats", 4.8, 3.8, fixed=True)
     ax.plot(alphas, [row["p99"] for row in rows[1:]], "o-", color=COLOURS["blue"], label="replayed")
@@ -163,7 +163,7 @@ def draw() -> None:
     layers, T = stored(rollout, folder=folder)["sampler"].shape[1], len(stored(rollout, folder=folder)["sampler"])
     layer = two.slider("Layer", 1, layers, layers, key="layer", bind="query-params") - 1
     middle = min(alphas, key=lambda a: abs(a - 0.5))
-    value = three.select_slider("α, plausibility asked for", alphas, middle, key="plausibility", bind="query-params")
+    value = three.select_slider("α, required plausibility", alphas, middle, key="plausibility", bind="query-params")
     first = four.slider("First token shown", 0, max(T - WINDOW, 1), beginning(rollout, folder), key=f"first-{rollout + 1}", bind="query-params")
     alpha = alphas.index(value)
     picture(rollout, layer, alpha, first, alphas, folder)
@@ -171,18 +171,18 @@ def draw() -> None:
     spans.metrics(
         ("Tokens that differ", f"{sum(row['engines differ'] for row in rows)} of {len(rows)}", "The engines' own choices, on this layer."),
         ("Sampler's experts dropped", f"{100 * drops['dropped']:.2f}%", "By the filter, over all layers."),
-        ("Taken, not the trainer's own", f"{100 * drops['not its own']:.2f}%", "What replay changes in the trainer, over all layers."),
+        ("Used, but not the trainer's own", f"{100 * drops['not its own']:.2f}%", "What replay changes in the trainer, over all layers."),
     )
-    only = st.toggle("Only tokens on which somebody differs", True, key="only", bind="query-params")
+    only = st.toggle("Only tokens where the choices differ", True, key="only", bind="query-params")
     some = [row for row in rows if row["engines differ"] or row["filter dropped"]] if only else rows
-    st.caption("gap: |log π − log μ| of the next token, nats, where the agent drew that token.")
+    st.caption("gap: |log π − log μ| of the next token in nats, if the agent sampled that token.")
     if some:
         table(some, "router-replay-tokens")
     else:
         st.markdown("On this layer they agree everywhere.")
-    st.subheader("Mismatch by way")
+    st.subheader("Mismatch by method")
     st.markdown(
-        f"|log π − log μ| of the {len(examples.arrays('routing', folder)['behavior'])} tokens that the agent drew in {told['played']} rollouts of "
+        f"|log π − log μ| of the {len(examples.arrays('routing', folder)['behavior'])} tokens that the agent sampled in {told['played']} rollouts of "
         f"held-out tasks, nats. Sampler: {told['sampler']}; trainer: {told['trainer']}. α = 0 is plain replay, α = 1 the router's own choice. The "
         f"{len(rollouts)} rollouts above are {told['chosen']}."
     )
@@ -192,13 +192,13 @@ def draw() -> None:
             curve(folder=folder),
             "router-mismatch",
             ways,
-            f"The 99th percentile of the mismatch over α, over all rollouts; at α = {value:g} it is {ways[alpha + 1]['p99']:.3f} nats.",
+            f"99th percentile of the mismatch against α, over all rollouts; at α = {value:g} it is {ways[alpha + 1]['p99']:.3f} nats.",
         )
     with right:
         table(ways, "router-replay-mismatch")
     st.subheader("What the filter drops")
     st.markdown(
-        "In the rollout above, over all layers: shares of the sampler's experts that are dropped, and of the experts taken that are not the "
+        "In the rollout above, over all layers: the share of the sampler's experts that are dropped, and the share of used experts that are not the "
         "trainer's own."
     )
     table(dropped(rollout, folder=folder), "router-replay-dropped")
@@ -207,12 +207,12 @@ def draw() -> None:
 PAGE = Page(
     name="replay",
     title="Router replay",
-    says="Sampler and trainer round differently, and where two experts score nearly alike the rounding decides who gets the token. Replay gives the "
-    "trainer the sampler's experts; the filter takes back those that the trainer's router finds implausible.",
+    says="Sampler and trainer round differently. If two experts have nearly equal scores, rounding decides which one gets the token. Replay gives "
+    "the trainer the sampler's experts; the filter removes those that the trainer's router finds implausible.",
     formula=r"\begin{gathered}\text{keep } e \in R \iff p_e \ge \alpha\, p_{(K)} \\"
     r"p = \mathrm{softmax}(s) \qquad g_e = \frac{\exp s_e}{\sum_{j \in R}\exp s_j}\end{gathered}",
-    look="most of the mismatch sits on few tokens, and plain replay removes much of it; the filter has next to nothing to drop until α is near 1, "
-    "where it is no replay any more.",
+    look="most of the mismatch is on few tokens, and plain replay removes much of it. The filter drops next to nothing until α is near 1, "
+    "where it is no longer replay.",
     draw=draw,
     code=(router_replay.replay, router_replay.gates, router_replay.mismatch),
     technique="router-replay",

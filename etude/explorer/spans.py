@@ -1,4 +1,4 @@
-"""Tokens as text of which every piece says what it is: by its colour, and without it by underline, strike or frame."""
+"""Tokens as text. Colour shows what each piece is; for readers who cannot see it, so do underline, strikethrough or frame."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ __all__ = ["LOOKS", "legend", "line", "metrics", "spans", "write"]
 
 
 def tint(colour: str, strength: float) -> str:
-    """A colour of the house as a transparent background, so that the text keeps its theme's colour."""
+    """One of the project's colours as a transparent background; the text keeps the colour of the theme."""
     red, green, blue = (int(COLOURS[colour][i : i + 2], 16) for i in (1, 3, 5))
     return f"background:rgba({red},{green},{blue},{strength:.2f})"
 
@@ -19,11 +19,11 @@ def tint(colour: str, strength: float) -> str:
 LOOKS = {
     "given": ("given", "opacity:.72"),
     "turn": ("written by the agent", f"{tint('blue', 0.16)};border-bottom:2px solid {COLOURS['blue']}"),
-    "request": ("asks for the summary", f"opacity:.85;border-bottom:2px dotted {COLOURS['grey']}"),
+    "request": ("request for a summary", f"opacity:.85;border-bottom:2px dotted {COLOURS['grey']}"),
     "summary": ("summary, written", f"{tint('green', 0.20)};border-bottom:4px double {COLOURS['green']}"),
     "summary, given": ("summary, given to the next context", f"{tint('green', 0.10)};border-bottom:2px dashed {COLOURS['green']}"),
-    "accepted": ("drafted, stood", f"{tint('green', 0.20)};border-bottom:2px solid {COLOURS['green']}"),
-    "rejected": ("drafted, fell", f"{tint('orange', 0.28)};text-decoration:line-through 2px {COLOURS['red']}"),
+    "accepted": ("drafted, accepted", f"{tint('green', 0.20)};border-bottom:2px solid {COLOURS['green']}"),
+    "rejected": ("drafted, rejected", f"{tint('orange', 0.28)};text-decoration:line-through 2px {COLOURS['red']}"),
     "added": ("added by the trunk", f"border:1px solid {COLOURS['blue']};border-radius:3px"),
     "paid": ("advantage above 0", f"{tint('blue', 0.22)};border-bottom:2px solid {COLOURS['blue']}"),
     "blamed": ("advantage below 0", f"{tint('orange', 0.28)};text-decoration:underline wavy {COLOURS['red']}"),
@@ -32,7 +32,7 @@ LOOKS = {
 
 
 def spans(tokens: Sequence[str], kind: str, title: str = "") -> str:
-    """Tokens of one kind as HTML. A newline is shown as ↵ and broken; `title` is what a pointer over them reads."""
+    """Tokens of one kind as HTML. A newline is shown as ↵ and a line break; `title` is the tooltip."""
     look, shown = LOOKS[kind][1], []
     for token in tokens:
         text = html.escape(token).replace("\n", "↵\n")
@@ -41,7 +41,7 @@ def spans(tokens: Sequence[str], kind: str, title: str = "") -> str:
 
 
 def line(label: str, text: str) -> str:
-    """A line of text behind its label; where there is little room, below it."""
+    """A line of text next to its label, or below it on a narrow screen."""
     return (
         '<div style="display:flex;flex-wrap:wrap;column-gap:.8rem">'
         f'<span style="flex:0 0 7.5rem;opacity:.75;font-size:.8em">{html.escape(label)}</span>'
@@ -50,19 +50,19 @@ def line(label: str, text: str) -> str:
 
 
 def metrics(*shown: tuple[str, int | float | str, str | None]) -> None:
-    """Numbers side by side, as many to a line as there is room for: (label, value, what it means)."""
+    """Numbers side by side, as many per line as fit: (label, value, explanation)."""
     with st.container(horizontal=True, gap="medium"):
         for label, value, help in shown:
             st.metric(label, value, help=help, width="content")
 
 
 def legend(kinds: Iterable[str]) -> str:
-    """What the looks mean, as one line."""
+    """The legend, on one line."""
     return " &ensp; ".join(f'<span style="{LOOKS[kind][1]};padding:0 3px">{LOOKS[kind][0]}</span>' for kind in kinds)
 
 
 def write(parts: Iterable[str], kinds: Iterable[str]) -> None:
-    """A legend, and below it the parts as text in fixed pitch."""
+    """A legend, and below it the parts in a monospace font."""
     body = "".join(parts)
     st.html(
         f'<div style="font-size:.85rem;margin-bottom:.4rem;line-height:1.9">{legend(kinds)}</div>'

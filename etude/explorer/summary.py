@@ -1,4 +1,4 @@
-"""A chain of contexts, piece by piece: what each holds, what the summary kept, and what every token is credited with."""
+"""A chain of contexts, piece by piece: what each one holds, what the summary kept, and how much credit every token gets."""
 
 from pathlib import Path
 
@@ -12,13 +12,13 @@ from ref import dr_grpo, self_summary
 from ref.self_summary import Chain, Segment
 
 WRITTEN = ("turn", "summary")
-"""Roles of what the policy wrote; all others were given to it."""
+"""Roles of text that the policy wrote; all other text was given to it."""
 KINDS = {"prompt": "given", "answer": "given", "resume": "given"}
-"""How a role looks that has no look of its own."""
+"""Style of a role without its own style."""
 
 
 def segment(given: int, written: int, summary: int) -> Segment:
-    """A context of which only the counts are known, its given tokens first: for sums over it the order is the same."""
+    """A context with known counts only, given tokens first; the order does not affect sums over it."""
     T = given + written
     sampled = torch.arange(T) >= given
     nothing = torch.zeros(max(T - 1, 0), 0, 1, dtype=torch.int16)
@@ -28,12 +28,12 @@ def segment(given: int, written: int, summary: int) -> Segment:
 
 
 def chain_of(contexts: list[list[int]], saved: int = 0) -> Chain:
-    """A chain from its contexts' [given, written, of them summary] tokens."""
+    """A chain from the [given, written, summary] token counts of its contexts."""
     return Chain([segment(*counts) for counts in contexts], finished=True, saved=saved)
 
 
 def counted(pieces: list[dict]) -> list[int]:
-    """[given, written, of them summary] tokens of some pieces of a context."""
+    """[given, written, summary] token counts of some pieces of a context; summary tokens also count as written."""
     sizes = [(piece["role"], len(piece["tokens"])) for piece in pieces]
     return [
         sum(n for role, n in sizes if role not in WRITTEN),
@@ -44,7 +44,7 @@ def counted(pieces: list[dict]) -> list[int]:
 
 @examples.remembered("chain.json", most=8)
 def group_rows(number: int, folder: Path | None = None) -> list[dict]:
-    """A row for each rollout of the chain's group: what it was paid, its advantage, and what the trap would make of it."""
+    """One row per rollout of the chain's group: its reward, its advantage, and its advantage under the common mistake."""
     group = examples.load("chain", folder)["chains"][number]["group"]
     rewards = torch.tensor([[one["reward"] for one in group]], dtype=torch.float64)
     chains = [chain_of(one["contexts"]) for one in group]
@@ -72,7 +72,7 @@ def group_rows(number: int, folder: Path | None = None) -> list[dict]:
 
 
 def sizes(contexts: list[list[dict]]) -> list[dict]:
-    """A row for each piece of the chain: context, role, tokens, and how full the context then is."""
+    """One row per piece of the chain: context, role, tokens, and how full the context is after it."""
     rows = []
     for number, pieces in enumerate(contexts, 1):
         held = 0
@@ -95,7 +95,7 @@ def picture(rows: list[dict], at: int, trigger: int) -> None:
     ax.axvline(at, color="black", linewidth=1)
     ax.set_ylim(0, 1.08 * max(row["in the context"] for row in rows))
     ax.legend(frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
-    figure(fig, "self-summary", rows, "How full the context is after every piece of the chain; the black line is the piece you are at.", wide=True)
+    figure(fig, "self-summary", rows, "How full the context is after each piece of the chain; the black line marks the current piece.", wide=True)
 
 
 def text(contexts: list[list[dict]], at: int, colouring: str, credit: float) -> None:
@@ -119,10 +119,10 @@ def text(contexts: list[list[dict]], at: int, colouring: str, credit: float) -> 
 
 
 def fates(notes: list[dict]) -> None:
-    """What became of what the old context knew."""
+    """What happened to the facts of the old context."""
     for number, note in enumerate(notes, 1):
         st.markdown(
-            f"**Summary {number}** says `{note['summary'] or ' '}`. The scripted agent, which knows what is needed, would have said "
+            f"**Summary {number}** says `{note['summary'] or ' '}`. The scripted agent, which knows what is needed, would have written "
             f"`{note['scripted']}`."
         )
         rows = [
@@ -139,7 +139,7 @@ def draw() -> None:
     chains = found["chains"]
     if not chains:
         raise RunError(
-            "in example chain.json no rollout needed a second context; write it from a run with a smaller context.trigger: " + examples.again(folder)
+            "no rollout in example chain.json needed a second context; write it from a run with a smaller context.trigger: " + examples.again(folder)
         )
     left, right = st.columns([1, 2])
     with left:
@@ -155,7 +155,7 @@ def draw() -> None:
             len(rows),
             key=f"piece-{number + 1}",
             bind="query-params",
-            help="Prompts, turns, answers, requests and summaries, in the order in which they came.",
+            help="Prompts, turns, tool outputs, requests and summaries, in order.",
         )
         colouring = st.radio("Colour", ("role", "credit"), key="colour", bind="query-params", horizontal=True)
     group = group_rows(number, folder=folder)
@@ -169,25 +169,25 @@ def draw() -> None:
     with left:
         spans.metrics(
             ("Context", f"{here['context']} of {len(contexts)}", None),
-            ("Tokens in it", here["in the context"], f"A summary is asked for at {found['trigger']}."),
-            ("Prefill", so_far.prefill, f"Given tokens that the engine ran so far; {whole.prefill} in the whole chain."),
-            ("Written", so_far.written, f"So far; {whole.written} in the whole chain, {whole.summary_tokens} of them summary."),
-            ("Saved", whole.saved, "Prefill that a compaction in a separate call would have needed besides, over the whole chain."),
-            ("Credit", f"{credit:+.3f}", "The rollout's advantage, undivided, on every token that the policy wrote."),
+            ("Tokens in it", here["in the context"], f"A summary is requested at {found['trigger']}."),
+            ("Prefill", so_far.prefill, f"Given tokens that the engine has processed so far; {whole.prefill} in the complete chain."),
+            ("Written", so_far.written, f"So far; {whole.written} in the complete chain, including {whole.summary_tokens} of summary."),
+            ("Saved", whole.saved, "Extra prefill that compaction in a separate call would have needed, over the complete chain."),
+            ("Credit", f"{credit:+.3f}", "The rollout's full advantage, on every token that the policy wrote."),
         )
     with right:
         text(contexts, at, colouring, credit)
     picture(rows, at, found["trigger"])
     st.subheader("What was kept and lost")
     st.markdown(
-        "A fact is kept where the summary repeats it as the scripted agent would say it; changed where the summary speaks of the file in "
-        "other words, right or wrong; invented where no context had shown the file."
+        "A fact is kept if the summary states it as the scripted agent would; changed if the summary describes the file in "
+        "other words, right or wrong; invented if no context had shown the file."
     )
     fates(chain["notes"])
     st.subheader("Where the credit comes from")
     st.markdown(
-        "One reward for each rollout, the mean of the group as baseline, and every context inherits the result whole. The column beside it is "
-        "the trap: with contexts as rows of the baseline, a rollout would weigh more the more often it ran out of context."
+        "Each rollout gets one reward, the group mean is the baseline, and every context inherits the full result. The column next to it "
+        "shows a mistake: with contexts as rows of the baseline, a rollout would count more the more often it ran out of context."
     )
     table(group, "self-summary-group")
 
@@ -195,11 +195,11 @@ def draw() -> None:
 PAGE = Page(
     name="summary",
     title="Self-summary",
-    says="A rollout longer than its context goes on in another one, behind a summary that the policy wrote itself. These are chains of a "
+    says="A rollout that outgrows its context continues in a new one, after a summary that the policy wrote itself. These are chains by a "
     "run's agent after RL, on tasks it never trained on.",
     formula=r"\begin{gathered} A_c = R_c - \frac1N\sum_{j} R_j \\"
     r"\mathcal L = -\frac{1}{\mathrm{budget}}\sum_c A_c \sum_{s \in c}\;\sum_{t\ \mathrm{sampled\ in}\ s} \rho_t \end{gathered}",
-    look="the summary is the only thing that the next context knows; it gets the same credit as every other token that the policy wrote.",
+    look="the next context knows nothing but the summary, which gets the same credit as every other token that the policy wrote.",
     draw=draw,
     code=(self_summary.spread, self_summary.Chaining, self_summary.rollout_chains),
     technique="self-summary",

@@ -1,1 +1,1 @@
-"""The report of a run: what its folder holds (`record.py`), drawn (`pictures.py`), as a page that stands alone (`page.py`)."""
+"""The report of a run: reads its folder (`record.py`), draws pictures (`pictures.py`), writes a self-contained page (`page.py`)."""

@@ -1,7 +1,7 @@
 """The report of a run: `report.json` with every result, `report.html` with pictures, in one file each.
 
-Reads what the stages left in the run folder and shows what there is: a run that stopped half way has
-half a report. The page needs nothing from outside: pictures are inside it, and there is no script.
+Shows whatever the stages have left in the run folder, so a run that stopped halfway has half a report. The
+page is self-contained: it embeds its pictures and has no scripts.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _page(record: dict, metrics: dict[str, list[dict]]) -> str:
     parts += _section("The run", [], time_picture(record["seconds"]))
     missing = [name for name in STAGES if name not in stages]
     if missing:
-        parts.append(f'<p class="note">Not finished when this was written: {", ".join(missing)}.</p>')
+        parts.append(f'<p class="note">Unfinished when this was written: {", ".join(missing)}.</p>')
     settings = html.escape(json.dumps(record.get("config"), indent=1))
     parts.append(f"<details><summary>Settings</summary><pre>{settings}</pre></details>")
     return (
@@ -79,7 +79,7 @@ def _page(record: dict, metrics: dict[str, list[dict]]) -> str:
 
 def _title(record: dict) -> str:
     name = html.escape(str(record.get("technique") or "run"))
-    return "The recipe, played small" if name == "recipe" else name
+    return "The recipe at small scale" if name == "recipe" else name
 
 
 def _machine_words(record: dict) -> str:
@@ -96,7 +96,7 @@ def _machine_words(record: dict) -> str:
 
 
 def _cards(record: dict) -> str:
-    """The few numbers that a reader wants first."""
+    """The few numbers that a reader wants to see first."""
     result = evaluation_of(record)
     before, after = (result.get(key) or {} for key in ("before", "after"))
     cards = []
@@ -105,14 +105,14 @@ def _cards(record: dict) -> str:
             cards.append((f"{first[0]:.2f} → {last[0]:.2f}", name))
     speedup = as_triple((result.get("speculative") or {}).get("speedup"))
     if speedup:
-        cards.append((f"{speedup[0]:.2f}×", "speculative over plain decoding"))
+        cards.append((f"{speedup[0]:.2f}×", "speculative decoding speed-up"))
     codebase = result.get("codebase") or []
     if codebase and codebase[-1].get("perplexity") is not None:
         cards.append((f"{codebase[-1]['perplexity']:.1f}", "codebase perplexity, final"))
     if record.get("total_seconds"):
         cards.append((f"{record['total_seconds'] / 60:.1f} min", "from real code to this page"))
     if record.get("peak_memory_gib"):
-        cards.append((f"{record['peak_memory_gib']:.1f} GiB", "memory at its peak"))
+        cards.append((f"{record['peak_memory_gib']:.1f} GiB", "peak memory"))
     if not cards:
         return ""
     return '<div class="cards">' + "".join(f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in cards) + "</div>"
@@ -152,7 +152,7 @@ def _data_words(data: dict) -> str:
     words = [
         f"{data['files']:,} files" if "files" in data else "",
         f"{data['tokens']:,} tokens" if "tokens" in data else "",
-        f"the corpus read {data['epochs']:g} times" if data.get("epochs", 1) > 1 else "",
+        f"{data['epochs']:g} passes over the corpus" if data.get("epochs", 1) > 1 else "",
         f"a vocabulary of {data['vocab_size']:,}" if "vocab_size" in data else "",
         f"{data['world_documents']:,} documents of the small world" if "world_documents" in data else "",
         f"held out: {heldout.get('name')} ({heldout.get('files')} files)" if heldout.get("name") else "",
@@ -170,7 +170,7 @@ def _codebase_table(result: dict) -> str:
 
 
 def _ways_table(result: dict) -> str:
-    """Ways of speculative decoding side by side."""
+    """Speculative decoding methods side by side."""
 
     def shares(values: Any) -> str:
         return " / ".join(f"{value:.2f}" for value in values or []) or "–"
@@ -191,12 +191,12 @@ def _ways_table(result: dict) -> str:
     if not rows:
         return ""
     words = (
-        "Speculative decoding at batch 1, times as fast as plain decoding of the same rollouts: median of "
-        "the rounds, and their range. mtp: drafts of the layers; recall: a turn opens with what last "
-        "followed the same tokens; ahead: a turn is carried out, in an environment that can be forked, "
-        "before its last drafts are verified."
+        "Speed-up of speculative decoding at batch size 1 over plain decoding of the same rollouts: median over "
+        "rounds, with their range. mtp: drafts by the MTP layers; recall: each turn opens with the tokens that "
+        "last followed the same tokens; ahead: a turn is executed in a forkable environment before its last "
+        "drafts are verified."
     )
-    header = ["drafts", "speed-up", "with environment", "tokens per pass", "kept, by depth", "kept, recalled"]
+    header = ["drafts", "speed-up", "with environment", "tokens per pass", "accepted, by depth", "accepted, recalled"]
     return f"<p>{words}</p>" + _table([*header, "turns taken back", "same text"], rows)
 
 

@@ -1,4 +1,4 @@
-"""The report's pictures: functions from metrics or results to figures as HTML, pictures inside."""
+"""The report's pictures: functions from metrics or results to HTML figures with embedded pictures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from etude.report.record import STAGES, as_triple, in_words, joined_lines, points_of, smoothed
 
-# Okabe and Ito's colours, which people with any colour vision tell apart.
+# Okabe and Ito's colours: people with any colour vision can tell them apart.
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 BEFORE, AFTER = "#9AA5B1", BLUE
 
@@ -33,7 +33,7 @@ def _axes(title: str, x: str, y: str, size: tuple[float, float] = (5.0, 3.1)) ->
 
 
 def _picture(figure: Any, alt: str, words: str) -> str:
-    """A figure as HTML with the picture inside and a sentence under it."""
+    """An HTML figure with an embedded picture and a caption."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=144, metadata={"Software": None})
     plt.close(figure)
@@ -46,7 +46,7 @@ def _tokens_axis(axes: Any) -> None:
 
 
 def _line(axes: Any, lines: list[dict], y: str, colour: str, label: str | None, x: str = "step", smooth: int = 0, style: str = "-") -> np.ndarray:
-    """The smoothed curve over its faint raw points; returns the raw values."""
+    """Draws the smoothed curve over its faint raw points; returns the raw values."""
     xs, ys = points_of(lines, y, x)
     if len(xs):
         if smooth > 1:
@@ -70,8 +70,8 @@ def cpt_pictures(metrics: dict) -> list[str]:
                 figure,
                 "loss against tokens by phase",
                 "Steep at first, flatter with the decay of the "
-                "learning rate. Each phase has data of its own, so a jump where the colour changes is no "
-                "fault: SFT counts action tokens only.",
+                "learning rate. Each phase has its own data, so a jump where the colour changes is "
+                "normal: SFT counts action tokens only.",
             )
         )
     xs, ys = points_of(lines, "codebase_ppl", "tokens")
@@ -89,7 +89,7 @@ def cpt_pictures(metrics: dict) -> list[str]:
                 "codebase perplexity against tokens",
                 f"Perplexity on code that training never "
                 f"saw: {ys[0]:.1f} at first, {ys.min():.1f} at its best, {ys[-1]:.1f} at the end. "
-                f"It may rise again in the last phase, which trains on the agent's work only.",
+                f"It may rise again in the last phase, which trains only on the agent's work.",
             )
         )
     return found
@@ -109,7 +109,7 @@ def mtp_pictures(metrics: dict) -> list[str]:
             "agree",
             "MTP: agreement with the main head",
             "share of positions",
-            "How often a draft layer's first choice is the main head's. The higher, the more drafts stand.",
+            "How often a draft layer's first choice is also the main head's. The higher, the more drafts are accepted.",
         ),
     ):
         own = {stage: [line for line in lines if f"{prefix}_1" in line] for stage, lines in metrics.items()}
@@ -147,24 +147,29 @@ def rl_pictures(metrics: dict) -> list[str]:
             _picture(
                 figure,
                 "reward and success by RL step",
-                "Every step plays prompts never seen before, so this curve cannot rise by memory. Reward lies under success by the penalties." + told,
+                "Every step uses new prompts, so memorisation cannot raise this curve. Reward is success minus the penalties." + told,
             )
         )
     for y, title, unit, words in (
         (
             "tokens",
-            "RL: length of a rollout",
+            "RL: rollout length",
             "tokens",
             "The length penalty pulls it down; a crash towards zero would mean that the agent gives up early.",
         ),
-        ("invalid_calls", "RL: invalid calls", "per rollout", "Calls that the world could not understand. They cost reward and should not grow."),
+        (
+            "invalid_calls",
+            "RL: invalid calls",
+            "per rollout",
+            "Calls that the environment could not parse. They cost reward and should not increase.",
+        ),
         (
             "kl",
             "RL: distance from the reference",
             "k1, nats",
-            "How far the policy has moved from where RL began. A slow rise is learning; a jump is trouble.",
+            "How far the policy has moved from the policy before RL. A slow rise is learning; a jump is trouble.",
         ),
-        ("nll", "RL: entropy, by samples", "nats per token", "What is left of the policy's uncertainty. Near zero it no longer explores."),
+        ("nll", "RL: entropy, estimated from samples", "nats per token", "The policy's remaining uncertainty. Near zero it no longer explores."),
     ):
         if len(points_of(lines, y)[0]):
             figure, axes = _axes(title, "step", unit)
@@ -192,7 +197,7 @@ def _bars(axes: Any, names: list[str], before: list, after: list) -> None:
 
 
 def _moved(difference: Any) -> str:
-    """What an interval of a difference allows to say."""
+    """Describes a difference as far as its interval allows."""
     triple = as_triple(difference)
     if triple is None:
         return "was not compared"
@@ -220,12 +225,12 @@ def eval_pictures(result: dict) -> list[str]:
                 f"{result.get('tasks', 'the')} tasks. Sampled success {_moved(difference.get('success'))}, "
                 f"best of 8 {_moved(difference.get('best_of_8'))}, "
                 f"greedy {_moved(difference.get('greedy'))}. "
-                f"Where sampled rises and best of 8 does not, RL made likely what was already within reach.",
+                f"If sampled success rises and best of 8 does not, RL made likely what was already within reach.",
             )
         )
     depths = sorted({*(before.get("by_depth") or {}), *(after.get("by_depth") or {})})
     if depths:
-        figure, axes = _axes("Sampled success by depth", "files whose code must be read, beside the task's", "share")
+        figure, axes = _axes("Sampled success by depth", "files that must be read, besides the task's own", "share")
         pick = [[((part.get("by_depth") or {}).get(depth) or {}).get("success") for depth in depths] for part in (before, after)]
         _bars(axes, [f"depth {depth}" for depth in depths], *pick)
         axes.set_xlabel("")
@@ -234,7 +239,7 @@ def eval_pictures(result: dict) -> list[str]:
             _picture(
                 figure,
                 "success by depth",
-                "Depth 0: the docstring says all. Deeper tasks refer to helpers in other files, which must be read and worked in.",
+                "Depth 0: the docstring says everything. Deeper tasks refer to helpers in other files, which the agent must read and use.",
             )
         )
     if before.get("pass_at_k") or after.get("pass_at_k"):
@@ -250,9 +255,9 @@ def eval_pictures(result: dict) -> list[str]:
             _picture(
                 figure,
                 "pass at k before and after RL",
-                "The left end is what one try gives, the right "
-                "end what the policy can reach. Curves that meet at the right: RL sharpened; a gap that "
-                "stays: RL widened.",
+                "The left end is the success of one try, the right "
+                "end what the policy can reach. If the curves meet at the right, RL sharpened; if a gap "
+                "remains, RL widened.",
             )
         )
     return found
@@ -277,7 +282,7 @@ def speculative_pictures(result: dict) -> list[str]:
         told += f", {per_cycle[0]:.2f} tokens per pass of the model"
     share = as_triple(speculative.get("identical"))
     same = f" Greedy text was the same with and without drafts in {share[0]:.1%} of the tasks." if share else ""
-    return [_picture(figure, "acceptance by depth", told + ". Each further token is kept less often." + same)]
+    return [_picture(figure, "acceptance by depth", told + ". Later draft tokens are accepted less often." + same)]
 
 
 def time_picture(seconds: dict[str, float]) -> list[str]:
@@ -291,4 +296,4 @@ def time_picture(seconds: dict[str, float]) -> list[str]:
     for place, name in enumerate(names[::-1]):
         axes.text(seconds[name], place, f" {seconds[name]:.0f}", va="center", fontsize=9)
     axes.margins(x=0.12)
-    return [_picture(figure, "seconds by stage", f"Together {sum(seconds.values()) / 60:.1f} minutes, interruptions left out.")]
+    return [_picture(figure, "seconds by stage", f"{sum(seconds.values()) / 60:.1f} minutes in total, without interruptions.")]

@@ -1,4 +1,4 @@
-"""What a run left in its folder, as one dictionary and as series to draw. Half a run gives half a record."""
+"""The content of a run folder, as one dictionary and as series to draw. Half a run gives half a record."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def collect(root: Path) -> dict:
     }
 
 
-# The stages of the recipe in their order.
+# The stages of the recipe, in order.
 STAGES = ("data", "cpt", "mtp", "long", "sft", "rl", "eval", "decode")
 
-# Key, name, number format, and whether more is better (None: neither).
+# Key, name, number format, and whether higher is better (None: neither).
 _MEASURES = (
     ("success", "success, sampled", "{:.3f}", True),
     ("best_of_8", "best of 8", "{:.3f}", True),
@@ -74,12 +74,12 @@ def _json(path: Path) -> dict:
 
 def replace_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".tmp-{path.name}")
-    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # a name of a file need not be UTF-8
+    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # a file name need not be UTF-8
     temporary.replace(path)
 
 
 def as_triple(value: Any) -> tuple[float, float, float] | None:
-    """(value, low, high) of a number or an interval; None when it is missing."""
+    """(value, low, high) of a number or an interval; None if it is missing."""
     if isinstance(value, dict):
         middle = value.get("value", value.get("median"))
         if middle is None:
@@ -98,14 +98,14 @@ def in_words(value: Any, form: str = "{:.3f}") -> str:
 
 
 def points_of(lines: list[dict], y: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
-    """The points of metric `y` against `x`, from the lines that have it."""
+    """The points of metric `y` against `x`, from the lines that have both."""
     points = [(line.get(x, line["step"]), line[y]) for line in lines if isinstance(line.get(y), (int, float)) and "step" in line]
     array = np.array(points, dtype=float).reshape(-1, 2)
     return array[:, 0], array[:, 1]
 
 
 def joined_lines(metrics: dict, *stages: str) -> tuple[list[dict], list[tuple[str, int]]]:
-    """The lines of stages that train one after another, steps and tokens counted through; where each
+    """The lines of stages that train one after another, with continuous step and token counts, and where each
     began."""
     joined: list[dict] = []
     borders, step, tokens = [], 0, 0
@@ -124,7 +124,7 @@ def joined_lines(metrics: dict, *stages: str) -> tuple[list[dict], list[tuple[st
 
 
 def evaluation_of(record: dict) -> dict:
-    """The result of the evaluation, with the timed decoding, which is a stage of its own."""
+    """The result of the evaluation, plus the timed decoding, which is a separate stage."""
     stages = record["stages"]
     result = dict(stages.get("eval", {}))
     if stages.get("decode"):
@@ -133,7 +133,7 @@ def evaluation_of(record: dict) -> dict:
 
 
 def smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    """Centred moving average; the window shrinks at both ends. Of what is finite: NaN only where nothing in the window is."""
+    """Centred moving average over finite values; the window shrinks at both ends. NaN only if the window holds no finite value."""
     if width < 2 or len(values) < 3:
         return values
     finite = np.isfinite(values)

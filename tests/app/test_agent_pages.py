@@ -113,7 +113,7 @@ def test_the_ends_of_alpha(page, table, alpha, same):
     at = page("replay", plausibility=f"{alpha}", only="false")
     rows = table(at, "replayed")
     assert (rows["replayed"] == rows[same]).all() and len(rows) == len(replay.stored(0)["sampler"])
-    assert metric(at, "Sampler's experts dropped" if alpha == 0 else "Taken, not the trainer's own") == "0.00%"
+    assert metric(at, "Sampler's experts dropped" if alpha == 0 else "Used, but not the trainer's own") == "0.00%"
 
 
 def test_mismatch_of_own_experts_is_that_of_alpha_one():
@@ -132,7 +132,7 @@ def test_the_committed_measurement_is_predicted_as_it_was():
 def test_speed_follows_the_sliders(page):
     at = page("mtp", drafts="2", alpha="0.5", cost="0.25")
     assert metric(at, "Predicted") == f"{drafting.predicted(0.5, 2, 0.25):.2f}×"
-    assert metric(at, "Tokens a pass, at best") == f"{drafting.predicted(0.5, 2, 0.0):.2f}"
+    assert metric(at, "Tokens per pass, at best") == f"{drafting.predicted(0.5, 2, 0.0):.2f}"
     for k, row in enumerate(mtp.depths(1.0, 4), 1):
         assert row["depth"] == k and row["from α"] == 1.0
 

@@ -157,9 +157,9 @@ def test_what_an_example_lacks_is_named(copied, name, path):
 
 def test_values_of_another_kind_are_none():
     assert not files.unlike({"a": [1, 2.5], "b": "x"}, {"a": [files.NUMBER, ...], "b": str})
-    assert files.unlike({"a": [1, True]}, {"a": [int]}) == "a: 1: not what it should be, true"
+    assert files.unlike({"a": [1, True]}, {"a": [int]}) == "a: 1: unexpected value true"
     assert files.unlike({"a": []}, {"a": [int, ...]}) == "a: empty" and not files.unlike({"a": []}, {"a": [int]})
-    assert files.unlike([1], {"a": int}) == "no JSON object" and files.unlike({"a": 1}, {"a": [int]}) == "a: no list"
+    assert files.unlike([1], {"a": int}) == "not a JSON object" and files.unlike({"a": 1}, {"a": [int]}) == "a: not a list"
 
 
 def test_arrays_of_other_rollouts_are_none(page, copied):
@@ -168,7 +168,7 @@ def test_arrays_of_other_rollouts_are_none(page, copied):
     found = found | {"rollouts": found["rollouts"][::-1]}
     put(copied / "routing.json", json.dumps(found).encode())
     (line,) = [error.value for error in page("replay").error]
-    assert "routing.npz" in line and "is not what routing.json is about" in line
+    assert "routing.npz" in line and "does not belong to routing.json" in line
 
 
 def reckoned():

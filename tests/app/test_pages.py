@@ -92,7 +92,7 @@ def test_what_to_look_for_in_kl_is_so():
     """Which of two Gaussians' estimators varies how much is known in closed form."""
     across, variances = closed_form()
     k1, k2, k3 = (variances[kind] for kind in ("k1", "k2", "k3"))
-    assert "more than k1 beyond 0.628 nats;" in PAGE.look and f"{kl.crossing():.3f}" == "0.628"
+    assert "more than k1 beyond 0.628 nats." in PAGE.look and f"{kl.crossing():.3f}" == "0.628"
     agent = moments(FAMILIES[2], 0.0, 0)
     assert agent["k1"][0] < 0.2 and agent["k3"][1] > 20 * agent["k1"][1], "on the agent's own tokens far more than k1 long before that"
     for x, a, b, c in zip(across, k1, k2, k3, strict=True):
@@ -198,9 +198,9 @@ def test_edits_are_there_again_with_the_browsers_back(page, go, edit, table):
         ({0: {"length": 600}}, (), (), "longer than the longest allowed"),
         ({}, [{}], (), "row 9: the reward"),
         ({}, [{"reward": 1, "length": 5}] * 30, (), "2 to 32 rollouts"),
-        ({}, (), range(1, 8), "2 to 32 rollouts, this one 1"),
-        ({}, (), range(8), "2 to 32 rollouts, this one 0"),
-        ({row: {"cut off": True} for row in range(8)}, (), (), "every rollout was cut off"),
+        ({}, (), range(1, 8), "2 to 32 rollouts, got 1"),
+        ({}, (), range(8), "2 to 32 rollouts, got 0"),
+        ({row: {"cut off": True} for row in range(8)}, (), (), "every rollout was truncated"),
     ],
 )
 def test_a_bad_cell_is_one_line(page, edit, rows, add, delete, says):
@@ -233,7 +233,7 @@ def test_rollouts_are_ranked_by_what_the_recipe_pays(page, rollouts, table):
         assert row["C(effort)"] == pytest.approx(length_penalty(x, 0.1, 1.5)) and row["next unit costs"] == pytest.approx(marginal_cost(x, 0.1, 1.5))
     assert shown["reward"].is_monotonic_decreasing and shown.loc[[1, 2], "without a penalty"].tolist() == [1, 1]
     assert shown.loc[1, "rank"] < shown.loc[2, "rank"], "of two that are right the one that spent less is ahead"
-    assert any("that charge is left out here" in text.value for text in at.markdown), "the recipe also charges for drift"
+    assert any("this page leaves it out" in text.value for text in at.markdown), "the recipe also charges for drift"
 
 
 def test_the_limits_close_and_the_straight_line(page, rollouts, table):
@@ -246,13 +246,13 @@ def test_the_limits_close_and_the_straight_line(page, rollouts, table):
 
 def test_calls_in_one_turn_are_cheaper(page, rollouts, whole):
     at = page("penalties")
-    line = next(m.value for m in at.markdown if "Serial against parallel" in m.value)
+    line = next(m.value for m in at.markdown if "Serial or parallel" in m.value)
     weights, p = Payment().weights, Payment()
     serial, parallel = (effort(Effort(tool_call_tokens=72, tool_output_tokens=1800, tool_calls=6, turns=turns), weights) for turns in (6, 1))
     saved = length_penalty(serial, p.k, p.q) - length_penalty(parallel, p.k, p.q)
     assert saved > 0 and f"save {saved:.1f}" in line
     whole(at.slider(key="turns").set_value(0.0).run())
-    assert "save 0.0, 0%" in next(m.value for m in at.markdown if "Serial against parallel" in m.value)
+    assert "save 0.0, 0%" in next(m.value for m in at.markdown if "Serial or parallel" in m.value)
 
 
 def test_without_its_example_the_page_still_draws(page, tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ def said(at):
 def test_without_a_run_the_committed_example_is_shown_and_named(page, runs, name):  # noqa: F811
     at = page(name, **TOKENS.get(name, {}))
     assert at.selectbox(key="examples").options == [provenance.EXAMPLE] and not at.error and not at.info[1:]
-    assert "Shown: **committed example**, a run played elsewhere · seed 0" in said(at) and "your run" not in said(at)
+    assert "Shown: **committed example**, a run from another machine · seed 0" in said(at) and "your run" not in said(at)
 
 
 @pytest.mark.parametrize("name", list(SHOWN))
@@ -70,7 +70,7 @@ def test_a_run_without_examples_says_what_makes_them(page, mine, name):
         at = page(name, **TOKENS.get(name, {}))
         (line,) = [info.value for info in at.info if "etude examples" in info.value]
         assert line.startswith("**mine** has no examples yet.") and "`etude examples --run runs/mine`" in line
-        assert "Shown: **committed example**, a run played elsewhere · seed 0" in said(at) and not at.error
+        assert "Shown: **committed example**, a run from another machine · seed 0" in said(at) and not at.error
         (folder / provenance.PLACE).mkdir(exist_ok=True)  # as when the command was interrupted
 
 
@@ -137,7 +137,7 @@ def test_a_run_that_was_given_up_is_not_what_the_recipe_begins_with(page, mine):
     at = page("recipe")
     assert at.multiselect(key="run").options == ["given up", "done", provenance.EXAMPLE] and at.multiselect(key="run").value == ["done"]
     assert "**done**, your run · finished · seed 7 · A Desk Computer" in said(at)
-    assert "**committed example**, a run played elsewhere · finished" in said(page("recipe", run=provenance.EXAMPLE))
+    assert "**committed example**, a run from another machine · finished" in said(page("recipe", run=provenance.EXAMPLE))
 
 
 def test_no_page_speaks_of_a_real_run_without_saying_which(page, runs):  # noqa: F811

@@ -171,7 +171,7 @@ def test_a_run_is_watched_while_it_goes_on_and_no_longer(page, runs, table, whol
         file.write('{"stage": "rl", "seconds": 12.3, "step": 7, "rate": 1.0}\n{"stage": "rl", "sec')
     (runs / "half" / "metrics" / "rl.jsonl").write_text('{"step": 1, "reward": 0.5, "success": 0.5}\n{"step": 2, "rew')
     at = page("recipe")
-    assert "going, at rl" in words(at) and table(at, "stage").set_index("stage").loc["rl", "half"] == "12 s so far, at step 7"
+    assert "running, at rl" in words(at) and table(at, "stage").set_index("stage").loc["rl", "half"] == "12 s so far, at step 7"
     assert "No evaluation yet." in words(at)
     (run,), _ = recipe.whole({"half": runs / "half"})
     assert run.going and len(run.series["reward/reward"][0]) == 1
@@ -266,7 +266,7 @@ def test_claims_are_filtered(page, drive, whole, table):
         assert set(shown["verdict"]) == {f"{claims.MARKS[verdict]} {verdict}"}
         assert shown["measured"].tolist() == [figures.measured(c) for c in right]
     at = page("claims", words="NO such claim")
-    assert not at.error and "No claim is left" in words(at) and not at.dataframe
+    assert not at.error and "No claim matches" in words(at) and not at.dataframe
 
 
 def test_laws_and_open_statements_have_tables_of_their_own(page, table):

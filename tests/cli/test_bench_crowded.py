@@ -48,7 +48,7 @@ def test_every_part_is_played_in_every_way_by_turns(tmp_path, monkeypatch):
 
 
 def test_a_folder_without_a_policy_is_one_line(tmp_path, ask):
-    with pytest.raises(RunError, match="holds no run with a policy after SFT; play one"):
+    with pytest.raises(RunError, match="holds no run with a policy after SFT; make one"):
         bench_crowded.parts_of(tmp_path)
     code, _, said = ask("bench", "crowded", tmp_path)
     assert code == 2 and said.count("\n") == 1 and "make small" in said

@@ -36,11 +36,11 @@ def tree(folder: Path) -> dict[str, bytes | None]:
 
 BAD = [
     (["run", "krl"], "unknown technique 'krl'; did you mean kl?"),
-    (["run", "zebra"], "unknown technique 'zebra'; there are: recipe"),
+    (["run", "zebra"], "unknown technique 'zebra'; choose from: recipe"),
     (["run", "kl", "--scale", "huge"], "--scale expects small or full, got 'huge'"),
-    (["run", "kl", "--scale", "full", "--nproc", "8"], "needs 8 CUDA GPUs here (ep=8, cp=8), and there are"),
-    (["run", "recipe", "--scale", "full"], "recipe has no full run of its own; cpt, muon, mtp, quant, dr-grpo"),
-    (["run", "cpt", "--scale", "full", "--nproc", "8"], "needs 8 CUDA GPUs here (ep=8, cp=2), and there are"),
+    (["run", "kl", "--scale", "full", "--nproc", "8"], "needs 8 CUDA GPUs (ep=8, cp=8); this machine has"),
+    (["run", "recipe", "--scale", "full"], "recipe has no full run; use --scale small. Techniques with a full run: cpt, muon, mtp, quant, dr-grpo"),
+    (["run", "cpt", "--scale", "full", "--nproc", "8"], "needs 8 CUDA GPUs (ep=8, cp=2); this machine has"),
     (["run", "cpt", "--scale", "full", "--backend", "mpi"], "--backend expects nccl or gloo"),
     (["run", "cpt", "--scale", "full", "--backend", "gloo", "--nproc", "0"], "--nproc must be at least 1"),
     (["run", "cpt", "--scale", "full", "--backend", "gloo", "--nproc", "3", "--set", "cp=2"], "cp=2 must divide the number of ranks, 3"),
@@ -49,8 +49,8 @@ BAD = [
     (["run", "cpt", "--scale", "full", "--backend", "gloo", "--set", "rows=5"], "rows=5 must be a multiple of dp = 2"),
     (["run", "cpt", "--scale", "full", "--backend", "gloo", "--out", "other"], "other is not empty and holds no run"),
     (["run", "cpt", "--scale", "full", "--backend", "gloo", "--out", "other", "--resume"], "holds no run"),
-    (["run", "mtp", "--scale", "full", "--backend", "gloo"], "mtp needs a network to begin from"),
-    (["run", "mtp", "--scale", "full", "--backend", "gloo", "--set", "checkpoint=other"], "checkpoint other is no folder"),
+    (["run", "mtp", "--scale", "full", "--backend", "gloo"], "mtp needs a network to start from"),
+    (["run", "mtp", "--scale", "full", "--backend", "gloo", "--set", "checkpoint=other"], "checkpoint other is not a folder"),
     (["run", "kl", "--seed", "x"], "--seed"),
     (["run", "kl", "--checkpoint-seconds", "-1"], "--checkpoint-seconds"),
     (["run", "kl", "--bogus"], "--bogus"),
@@ -74,7 +74,7 @@ BAD = [
     (["run", "kl", "--config", "bad.toml"], "bad.toml is not valid TOML"),
     (["run", "kl", "--config", "latin.toml"], "latin.toml is not valid TOML"),
     (["run", "kl", "--config", "."], "Is a directory"),
-    (["run", "kl", "--corpus", "."], "reads no corpus"),
+    (["run", "kl", "--corpus", "."], "does not read a corpus"),
     (["run", "recipe", "--corpus", "missing"], "corpus missing does not exist"),
     (["run", "recipe", "--corpus", "bad.toml"], "is not a folder"),
     (["run", "recipe", "--set", "nonsense.key=1"], "unknown key 'nonsense"),
@@ -83,14 +83,14 @@ BAD = [
     (["run", "kl", "--out", "other", "--resume"], "holds no run"),
     (["run", "kl", "--out", "bad.toml/below"], "bad.toml"),
     (["plan", "--cp", "3"], "3 does not divide 8"),
-    (["plan", "--hardware", "abacus"], "unknown hardware 'abacus'; there is h200"),
+    (["plan", "--hardware", "abacus"], "unknown hardware 'abacus'; choose from h200"),
     (["plan", "--model", "missing"], "--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder"),
     (["plan", "--length", "33"], "length of 2 · cp = 4"),
     (["plan", "--gpus", "12", "--ep", "8"], "ep must divide dp · cp = 12"),
     (["plan", "--ep", "5", "--gpus", "10"], "--ep must divide the network's 128 experts, got 5"),
-    (["run", "kl-variance"], "kl-variance is a figure: etude figure kl-variance; the technique that it is about is played by: etude run kl"),
+    (["run", "kl-variance"], "kl-variance is a figure: etude figure kl-variance; to run the technique behind it: etude run kl"),
     (["run", "best-of-k"], "best-of-k is a figure: etude figure best-of-k"),
-    (["figure", "kl"], "kl is a technique: etude run kl; its figure is etude figure kl-variance"),
+    (["figure", "kl"], "kl is a technique: etude run kl; to reproduce its figure: etude figure kl-variance"),
     (["figure", "muon"], "muon is a technique: etude run muon; it has no figure of its own"),
     (["frob"], "frob"),
     (["bench", "frob"], "frob"),
@@ -221,8 +221,8 @@ def test_interruption_says_how_to_go_on(tmp_path, monkeypatch, ask):
         patch.setattr(ref.kl, "demo", interrupt)
         code, _, error = ask("run", "kl", "--out", tmp_path / "out", "--seed", 5)
         blank = ask("run", "kl", "--out", tmp_path / "my run")
-    assert code == 130 and error == f"interrupted; go on with: etude run kl --out {tmp_path}/out --resume\n"
-    assert blank[2] == f"interrupted; go on with: etude run kl --out '{tmp_path}/my run' --resume\n"
+    assert code == 130 and error == f"interrupted; continue with: etude run kl --out {tmp_path}/out --resume\n"
+    assert blank[2] == f"interrupted; continue with: etude run kl --out '{tmp_path}/my run' --resume\n"
     monkeypatch.setattr(ref.kl, "demo", lambda config, log: {"seed": config.seed})
     code, out, error = ask("run", "kl", "--out", tmp_path / "out", "--resume")  # the seed is remembered
     assert code == 0 and json.loads((tmp_path / "out" / "report.json").read_text())["result"] == {"seed": 5}
@@ -274,7 +274,7 @@ def test_a_demonstration_is_simply_played_again(tmp_path, ask, monkeypatch):
     before = tree(tmp_path)
     for number, name in ((1, "kl-2"), (2, "kl-4")):
         code, shown, error = ask("run", "kl", "--seed", number)
-        assert (code, error) == (0, "") and f"runs/kl already holds something; this goes to runs/{name}\n" in shown
+        assert (code, error) == (0, "") and f"runs/kl is not empty; writing to runs/{name}\n" in shown
         assert f"report: runs/{name}/report.json" in shown and (tmp_path / "runs" / name / "report.json").exists()
     assert before.items() <= tree(tmp_path).items()
     code, shown, _ = ask("run", "kl", "--resume")
@@ -302,7 +302,7 @@ def test_plan(tmp_path, ask):
     import json
 
     code, said, _ = ask("plan", "--out", tmp_path / "plan")
-    assert code == 0 and "30.53 B parameters" in said and "512 GPUs" in said and "Guessed: 50% of the peak" in " ".join(said.split())
+    assert code == 0 and "30.53 B parameters" in said and "512 GPUs" in said and "Guessed: 50% of peak" in " ".join(said.split())
     found = json.loads((tmp_path / "plan" / "plan.json").read_text())
     assert [one["gpus"] for one in found] == [8, 64, 512] and found[0]["parameters"] == 30_532_122_624
     assert (tmp_path / "plan" / "plan.png").stat().st_size > 10_000
@@ -315,11 +315,11 @@ def test_plan_of_a_small_network(tmp_path, ask):
     save_hf(Transformer(Config.tiny(vocab_size=400, hidden_size=32, num_hidden_layers=1, moe_intermediate_size=16)), tmp_path / "net")
     for model in ("tiny", tmp_path / "net"):
         code, said, error = ask("plan", "--model", model, "--gpus", 2, "--gpus", 8)
-        assert code == 0 and error == "warning: rows are 512 tokens long, not 32,768: the network's max_position_embeddings allow no more\n"
+        assert code == 0 and error == "warning: rows are 512 tokens long, not 32,768: max_position_embeddings of the network allows no more\n"
         told = " ".join(said.split())  # wide titles are wrapped
         assert "rows of 512 tokens" in told
         assert not re.search(r"\b0(\.0+)? ?[kMGTmµ]?(B|s|%|M)\b", said), said
-        assert re.search(r"\d\.\d\d M parameters, 0\.\d\d M a token" if model == "tiny" else r"\d\d\.\d\d k parameters", told), told
+        assert re.search(r"\d\.\d\d M parameters, 0\.\d\d M active per token" if model == "tiny" else r"\d\d\.\d\d k parameters", told), told
     assert ask("plan", "--model", "tiny", "--gpus", 8, "--length", 256, "--out", tmp_path / "plan")[2] == ""
     assert json.loads((tmp_path / "plan" / "plan.json").read_text())[0]["length"] == 256
 

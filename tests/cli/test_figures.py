@@ -52,7 +52,7 @@ def test_gathering_keeps_what_other_experiments_said(tmp_path):
     ("make", "says"),
     [
         (lambda p: finished(p, quick=True), "--quick, whose numbers prove nothing"),
-        (lambda p: finished(p, name="alchemy"), "no experiment of this version"),
+        (lambda p: finished(p, name="alchemy"), "not an experiment of this version"),
         (lambda p: p, "holds no finished experiment"),
     ],
 )
@@ -64,7 +64,7 @@ def test_what_is_no_measurement_is_refused_and_nothing_written(tmp_path, make, s
 
 
 def test_missing_and_damaged_claims_are_named(tmp_path):
-    with pytest.raises(RunError, match="does not exist; play experiments"):
+    with pytest.raises(RunError, match="does not exist; run experiments"):
         figures.load(tmp_path / "claims.json")
     (tmp_path / "claims.json").write_text("[{")
     with pytest.raises(RunError, match="is damaged"):
@@ -291,7 +291,7 @@ def test_a_verdict_against_its_rule_is_refused(tmp_path):
     path = tmp_path / "a" / "kl-variance.json"
     finished(path.parent)
     path.write_text(path.read_text().replace('"verdict": "reproduced"', '"verdict": "partly"'))
-    with pytest.raises(RunError, match="cannot judge .*by its rule crossing is 'reproduced', not 'partly'.*play kl-variance again"):
+    with pytest.raises(RunError, match="cannot judge .*by its rule crossing is 'reproduced', not 'partly'.*run kl-variance again"):
         figures.gather([path.parent], tmp_path / "claims.json")
     assert not (tmp_path / "claims.json").exists()
     claims = figures.gather([finished(tmp_path / "b")], tmp_path / "claims.json")
@@ -306,7 +306,7 @@ def test_a_record_of_before_whose_claims_nobody_knows_is_refused(tmp_path):
     new = {"name": "new", "claim": "c", "source": "s", "measured": 1.0, "interval": None, "unit": "", "verdict": "partly", "note": ""}
     record["claims"] = [new]
     path.write_text(json.dumps(record))
-    with pytest.raises(RunError, match="cannot judge .*kl-variance/new.*play kl-variance again"):
+    with pytest.raises(RunError, match="cannot judge .*kl-variance/new.*run kl-variance again"):
         figures.gather([path.parent], tmp_path / "claims.json")
 
 

@@ -188,7 +188,7 @@ def test_a_name_that_is_no_text_is_spelled_out_and_a_repeated_corpus_is_told(tmp
     data = {"heldout": {"name": "caf\udce9", "files": 2}, "epochs": 3.25}
     (root / "stages" / "data.json").write_text(json.dumps({"stage": "data", "result": data, "files": {}}))
     text = report.write(root)[0].read_text(encoding="utf-8")
-    assert "held out: caf\\udce9 (2 files)" in text and "the corpus read 3.25 times" in text
+    assert "held out: caf\\udce9 (2 files)" in text and "3.25 passes over the corpus" in text
 
 
 @pytest.mark.parametrize("missing", ["cpt", "eval", "timings", "all"])

@@ -257,7 +257,7 @@ def test_ctrl_c_while_a_state_is_written(recipe, monkeypatch, interruptible):
         stage.save({"step": 2, "weight": torch.ones(1000)}, 2)
 
     code, error, out = recipe(play)
-    assert (code, error) == (130, f"interrupted; go on with: etude run recipe --out {out} --resume\n") and len(written) > 4
+    assert (code, error) == (130, f"interrupted; continue with: etude run recipe --out {out} --resume\n") and len(written) > 4
     assert {path.name for path in (out / "state").iterdir()} == {f"rl-00000{n}.{e}" for n in (1, 2) for e in ("pt", "json")}
     monkeypatch.setattr(torch, "save", real)
     found = []
@@ -350,7 +350,7 @@ def test_a_full_disk_is_one_line(recipe, what, saved):
 
     code, error, out = recipe(play)
     assert code == 2 and error.count("\n") == 1 and error.startswith("error: File too large: "), error
-    assert out.exists() == saved and error.endswith(f"make room, then go on with: etude run recipe --out {out} --resume\n") == saved
+    assert out.exists() == saved and error.endswith(f"free some space, then continue with: etude run recipe --out {out} --resume\n") == saved
     assert not saved or not list(out.rglob(".tmp-*"))
     found = []
     assert recipe(lambda run: found.append(run.stage("rl", 9).restore()), "--resume")[0] == 0
@@ -500,7 +500,7 @@ def test_damage_is_named_and_the_previous_state_loads(tmp_path, capfd, harm, say
         state = stage.restore()
         error = capfd.readouterr().err
         assert state["step"] == 20 and state["weight"].eq(20.0).all()
-        assert error.count("\n") == 1 and says in error and "going on from rl-000020.pt" in error
+        assert error.count("\n") == 1 and says in error and "continuing from rl-000020.pt" in error
         assert len(stage.metrics_path.read_text().splitlines()) == 20
         for step in range(21, 36):
             stage.log(step, loss=1 / step)
@@ -525,7 +525,7 @@ def test_no_whole_state_left(tmp_path, capfd, harm):
     harm(out)
     before = tree(out)
     with Run.open(out, "kl", Settings(), resume=True) as run:
-        with pytest.raises(RunError, match=r"damaged.*no earlier one is whole; delete .*rl-\*"):
+        with pytest.raises(RunError, match=r"damaged.*no earlier one is intact; delete .*rl-\*"):
             run.stage("rl", 40).restore()
     assert tree(out) == before
     for path in (out / "state").glob("rl-*"):  # what the message says to do

@@ -157,7 +157,7 @@ def test_a_full_disk_is_one_line(given, tmp_path, size):
     process.join(120)
     said = (tmp_path / "said").read_text()
     assert process.exitcode == 2 and "Traceback" not in said and "error: File too large: " in said, said
-    assert (tmp_path / "run").exists() == ("; make room" in said) == (size > 20_000), said
+    assert (tmp_path / "run").exists() == ("; free some space" in said) == (size > 20_000), said
 
 
 def limited(size: int, *words: str) -> None:
@@ -175,7 +175,7 @@ def test_ranks_end_with_torchrun(given, tmp_path):
     os.kill(torchrun, signal.SIGKILL)
     wait_for_end(left)
     process.join(20)
-    assert process.exitcode == 2 and "Go on with: etude run cpt --scale full" in (tmp_path / "said").read_text()
+    assert process.exitcode == 2 and "Continue with: etude run cpt --scale full" in (tmp_path / "said").read_text()
     assert len(lines(tmp_path / "run")) < STEPS
 
 
@@ -265,18 +265,18 @@ def test_reinforcement_learning_from_the_command_line(given, tmp_path):
 @pytest.mark.parametrize(
     ("technique", "sets", "says"),
     [
-        ("dr-grpo", ["checkpoint=nowhere"], "is no folder with config.json, weights and tokenizer.json"),
+        ("dr-grpo", ["checkpoint=nowhere"], "is not a folder with config.json, weights and tokenizer.json"),
         ("kl", ["rollouts=1"], "rollouts must be at least 2"),
         ("self-summary", ["length=64", "max_len=64"], "length must hold a context of"),
         ("packing", ["prompts=1", "rollouts=2", "heldout=1"], "number of ranks, 2"),
-        ("recipe", [], "recipe has no full run of its own"),
+        ("recipe", [], "recipe has no full run; use --scale small"),
         ("dr-grpo", ["ep=3"], "ep=3 must divide the number of ranks"),
         ("dr-grpo", ["checkpoint={given}/bare"], "config.json"),
         ("cpt", ["checkpoint={given}/yarn"], "config.json.*rope_scaling"),
         ("dr-grpo", ["checkpoint={given}/tied"], "config.json.*tie_word_embeddings"),
-        ("router-replay", ["checkpoint={given}/dense"], "is about experts, and the network of .* has none"),
+        ("router-replay", ["checkpoint={given}/dense"], "needs a network with experts, and .* has none"),
         ("dr-grpo", ["max_len=2", "length=8"], "a prompt has .* tokens or so, and contexts of 2 leave nothing to write"),
-        ("cpt", ["corpus=/nowhere"], "corpus /nowhere is no folder"),
+        ("cpt", ["corpus=/nowhere"], "corpus /nowhere is not a folder"),
         ("cpt", ["vocab_size=100"], "vocab_size must be at least"),
     ],
     ids=lambda x: str(x)[:30],
@@ -344,5 +344,5 @@ def test_a_crafted_network_runs_nothing(given, tmp_path, ask, monkeypatch, name)
 
 def test_one_rank_is_told_what_it_cannot_do(given, tmp_path):
     one = [f"checkpoint={given / 'net'}", "rollouts=4", "prompts=2", "length=256", "max_len=256", "dtype=bfloat16"]
-    with pytest.raises(RunError, match="dtype=bfloat16 is what weights are gathered in.*--set dtype=float32"):
+    with pytest.raises(RunError, match="dtype=bfloat16 applies to gathered weights.*--set dtype=float32"):
         full.run(catalog.find("dr-grpo"), tmp_path / "run", {}, one, False, 1, "gloo")

@@ -129,7 +129,7 @@ def test_neither_kills_nor_a_truncated_checkpoint_change_anything(tiny_run, tmp_
         process.join()
         kills += 1
     assert process.exitcode == 0, said.read_text()
-    assert kills > 0 and f"{newest.name} is damaged" in said.read_text() and "going on from" in said.read_text()
+    assert kills > 0 and f"{newest.name} is damaged" in said.read_text() and "continuing from" in said.read_text()
     expected, found = deterministic(tiny_run), deterministic(out)
     assert found.keys() == expected.keys()
     assert [name for name in expected if found[name] != expected[name]] == []
@@ -211,7 +211,7 @@ def test_a_crafted_run_folder_runs_nothing(tiny_run, tmp_path, ask, craft):
     code, _, error = ask(*forks.smallest(out, "--resume"))
     last = error.splitlines()[-1]
     assert code == 2 and last.startswith("error: ") and "Traceback" not in error, error
-    assert any(words in last for words in ("not loaded", "holds no packed rows", "damaged or truncated")) and not mark.exists()
+    assert any(words in last for words in ("refusing to load it", "does not hold packed rows", "damaged or truncated")) and not mark.exists()
 
 
 @pytest.mark.parametrize("name", ["mtp", "low-precision"])
@@ -222,7 +222,7 @@ def test_an_experiment_on_a_crafted_run_folder_runs_nothing(tiny_run, tmp_path, 
     craft(folder, mark)
     code, _, error = ask("figure", name, "--quick", "--set", f"run={folder}", "--out", tmp_path / "figure")
     last = error.splitlines()[-1]
-    assert code == 2 and last.startswith("error: ") and "holds no packed rows" in last and "Traceback" not in error and not mark.exists()
+    assert code == 2 and last.startswith("error: ") and "does not hold packed rows" in last and "Traceback" not in error and not mark.exists()
 
 
 def test_a_truncated_model_is_named(tiny_run, tmp_path):
