@@ -54,8 +54,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ref.checks import expect
-from ref.engine.conversation import Conversation as Forking
-from ref.engine.conversation import converse
+from ref.engine.conversation import Forkable, converse
 from ref.engine.decoder import Decoder
 from ref.engine.sampler import Conversation, Rollout, Sampler, check_temperature, check_tokens
 
@@ -137,7 +136,7 @@ class Chain:
 
 
 C = TypeVar("C", bound=Conversation)
-F = TypeVar("F", bound=Forking)
+F = TypeVar("F", bound=Forkable)
 
 
 class _Link(Generic[C]):

@@ -108,6 +108,16 @@ def test_a_technique_is_read_by_itself():
         assert not others, f"{name} imports {others}"
 
 
+def test_a_class_of_ref_has_one_definition():
+    """Whoever reads `Conversation` need not ask which. A technique's settings are called `Demo` in every file, as the catalogue wants."""
+    where: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "ref").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name != "Demo":
+                where.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert not {name: found for name, found in where.items() if len(found) > 1}
+
+
 def test_the_walker_sees_relative_nested_and_dynamic_imports():
     source = "def f():\n from ..x import y\n from . import z\n import a.b\n importlib.import_module('app')\n"
     assert imported(source, ("sims", "microrepo")) == {"sims.x.y", "sims.microrepo.z", "a.b", "app"}
