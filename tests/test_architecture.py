@@ -118,6 +118,19 @@ def test_a_class_of_ref_has_one_definition():
     assert not {name: found for name, found in where.items() if len(found) > 1}
 
 
+def test_fp8_is_rounded_in_one_place():
+    """`ref/formats.py` rounds to FP8, and all others call it. Kernels are its twins, and round bits; the benchmark hands codes to cuBLAS."""
+    allowed = {"ref/formats.py", "etude/bench/kernel_cases.py"}
+    casts = {"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}
+    for path in files():
+        name = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if name not in allowed:
+                assert not (isinstance(node, ast.Attribute) and node.attr in casts), f"{name} casts to FP8; ref.formats.e4m3_encode does"
+            if name != "ref/formats.py" and not name.startswith("kernels/"):
+                assert not (isinstance(node, ast.Constant) and node.value == 448), f"{name} spells E4M3_MAX"
+
+
 def test_the_walker_sees_relative_nested_and_dynamic_imports():
     source = "def f():\n from ..x import y\n from . import z\n import a.b\n importlib.import_module('app')\n"
     assert imported(source, ("sims", "microrepo")) == {"sims.x.y", "sims.microrepo.z", "a.b", "app"}
