@@ -116,9 +116,9 @@ def what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> s
 
 def read_lines(path: Path) -> list[dict]:
     """The whole JSON lines of a file that are objects, none where there is no file. A kill may have torn the last one; what
-    others wrote is passed over."""
+    others wrote is passed over. Whoever reads such a file reads it here."""
     found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):

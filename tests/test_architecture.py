@@ -23,7 +23,7 @@ LIBRARIES = {"ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "to
 MAY = {
     "ref": {"ref"},
     "kernels": {"kernels", "ref"},
-    "scaled": {"scaled", "ref", "kernels"},
+    "scaled": {"scaled", "ref", "kernels", "kit"},
     "sims": {"sims", "ref", "kit"},
     "lessons": {"lessons", "ref", "sims", "scaled", "kit"},
     "kit": {"kit"},
@@ -129,6 +129,33 @@ def test_fp8_is_rounded_in_one_place():
                 assert not (isinstance(node, ast.Attribute) and node.attr in casts), f"{name} casts to FP8; ref.formats.e4m3_encode does"
             if name != "ref/formats.py" and not name.startswith("kernels/"):
                 assert not (isinstance(node, ast.Constant) and node.value == 448), f"{name} spells E4M3_MAX"
+
+
+def parses_lines(source: str) -> bool:
+    """Whether a program takes JSON from something that it loops over, line by line."""
+    tree = ast.parse(source)
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.comprehension)]
+    names = {name.id for loop in loops for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "json.loads" and isinstance(node.args[0], ast.Name):
+            if node.args[0].id in names:
+                return True
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "map" and ast.unparse(node.args[0]) == "json.loads":
+            return True
+    return False
+
+
+def test_lines_of_json_are_read_in_one_place():
+    """A kill may tear the last one, and `kit.disk.read_lines` knows. What is held out (`sims/recipe/data.py`) is recorded with its hash: whole,
+    or refused, and no line of it may be passed over."""
+    found = {path.relative_to(ROOT).as_posix() for path in [*files(), ROOT / "tests/mutants.py"] if parses_lines(path.read_text(encoding="utf-8"))}
+    assert found == {"kit/disk.py", "sims/recipe/data.py"}
+
+
+@pytest.mark.parametrize("source", ["[json.loads(x) for x in f]", "for x in f:\n y = json.loads(x)", "list(map(json.loads, f))"])
+def test_another_reader_of_lines_is_seen(source):
+    assert parses_lines(source) and not parses_lines(source.replace("loads", "dumps"))
+    assert not parses_lines("[json.loads(path.read_text()) for path in paths]")
 
 
 def test_the_walker_sees_relative_nested_and_dynamic_imports():
