@@ -229,13 +229,13 @@ class Line:
     """What `Progress` asks of a stage."""
 
     def __init__(self, name: str, total: int):
-        self.name, self.total, self.unit, self._opened = name, total, "tokens", time.perf_counter()
+        self.name, self.total, self.unit, self.opened = name, total, "tokens", time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self._opened
+        return time.perf_counter() - self.opened
 
-    def _note_time(self, **facts: float) -> None:
+    def note_time(self, **facts: float) -> None:
         """A full run keeps no second file of rates."""
 
 

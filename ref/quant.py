@@ -218,10 +218,12 @@ def linear(x: Float[Tensor, "N D"], weight: Float[Tensor, "O D"], forward: str =
     for form in (forward, backward):
         if form not in FORMATS:
             raise ValueError(f"forward and backward must be of {', '.join(FORMATS)}; got {form!r}")
-    return _Linear.apply(x, weight, forward, backward)
+    return Linear.apply(x, weight, forward, backward)
 
 
-class _Linear(torch.autograd.Function):
+class Linear(torch.autograd.Function):
+    """The three products of `linear`, each of operands that are quantised for it."""
+
     @staticmethod
     def forward(ctx, x, weight, forward, backward):
         ctx.save_for_backward(x, weight)

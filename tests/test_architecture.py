@@ -158,6 +158,83 @@ def test_another_reader_of_lines_is_seen(source):
     assert not parses_lines("[json.loads(path.read_text()) for path in paths]")
 
 
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """The private names that a file defines: functions, classes, variables, arguments, attributes."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in ("self", "cls"):
+            found.add(node.attr)
+    return {name for name in found if private(name)}
+
+
+def trespasses(source: str, package: tuple[str, ...], others: set[str]) -> set[str]:
+    """Names with an underscore that a file takes from a module of ours, or from an object whose class stands in another file: `others` are the
+    private names that other files define."""
+    tree, found, modules = ast.parse(source), set(), set()
+    others, methods = others - own_names(tree), [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            if module.partition(".")[0] in {*ROOMS, "tests"}:
+                found |= {f"{module}.{alias.name}" for alias in node.names if private(alias.name)}
+                modules |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name for alias in node.names if alias.name.partition(".")[0] in {*ROOMS, "tests"}}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and private(node.attr):
+            owner = ast.unparse(node.value)
+            inherited = owner == "super()" and methods.count(node.attr) < 2  # this file does not hold the one that is overridden
+            if owner in modules or owner.rpartition(".")[0] in modules or inherited or node.attr in others:
+                found.add(f"{owner}.{node.attr}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("setattr", "getattr", "delattr") and len(node.args) > 1:
+            owner, name = node.args[:2]
+            if isinstance(name, ast.Constant) and private(str(name.value)) and ast.unparse(owner) in modules:
+                found.add(f"{ast.unparse(owner)}.{name.value}")
+    return found
+
+
+def test_no_file_uses_the_private_names_of_another():
+    """What another file may use has a name without an underscore, and a docstring that says what it is."""
+    every = [*files(), *sorted((ROOT / "tests").rglob("*.py"))]
+    defined = {path: own_names(ast.parse(path.read_text(encoding="utf-8"))) for path in every}
+    found = {}
+    for path in every:
+        others = set().union(*(names for other, names in defined.items() if other != path))
+        if some := trespasses(path.read_text(encoding="utf-8"), path.relative_to(ROOT).parent.parts, others):
+            found[path.relative_to(ROOT).as_posix()] = some
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from ref.x import _y", {"ref.x._y"}),
+        ("from .x import _y", {"ref.x._y"}),
+        ("from ref import x\nx._y", {"x._y"}),
+        ("from ref import x as z\nz.C._y()", {"z.C._y"}),
+        ("import ref.x\nref.x._y", {"ref.x._y"}),
+        ("from ref import x\nmonkeypatch.setattr(x, '_y', 1)", {"x._y"}),
+        ("class A(B):\n def f(self): super()._y()", {"super()._y"}),
+        ("def f(stage): stage._other", {"stage._other"}),
+        ("class A(B):\n def f(self): self._other", {"self._other"}),
+        ("import torch\ntorch._foreach_add_(x)\nx._own", set()),
+        ("class A:\n def _other(self): self._other()", set()),
+        ("from ref import x\nx.__doc__", set()),
+    ],
+)
+def test_a_private_name_of_another_file_is_seen(source, found):
+    assert trespasses(source, ("ref",), {"_other"}) == found
+
+
 def test_the_walker_sees_relative_nested_and_dynamic_imports():
     source = "def f():\n from ..x import y\n from . import z\n import a.b\n importlib.import_module('app')\n"
     assert imported(source, ("sims", "microrepo")) == {"sims.x.y", "sims.microrepo.z", "a.b", "app"}

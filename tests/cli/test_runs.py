@@ -321,7 +321,7 @@ def fill_metrics(run: Run, stage: Stage) -> None:
 
 def fill_events(run: Run, stage: Stage) -> None:
     for step in range(2, 999):
-        stage._board.add({f"{'x' * 400}{i}": 1.0 for i in range(20)}, step)
+        stage.board.add({f"{'x' * 400}{i}": 1.0 for i in range(20)}, step)
 
 
 FILLED = {
