@@ -118,7 +118,7 @@ for name in ("dp = 2", "cp = 2"):
 # What does the adding? Two functions, and they have a trap:
 
 # %%
-source(comm._Total, total, comm._SumOver, sum_over)
+source(comm.Total, total, comm.SumOver, sum_over)
 
 # %% [markdown]
 # Both add up over ranks; they differ on the way back, in `backward`. `total` is for the last step: all ranks report the sum, each is

@@ -1,9 +1,11 @@
 """What the public functions of this room say of a tensor that cannot be right."""
 
+import math
+
 import torch
 from torch import Tensor
 
-__all__ = ["expect", "expect_text"]
+__all__ = ["expect", "expect_choice", "expect_positive", "expect_text", "refuse"]
 
 
 def expect(name: str, x: object, kind: str, *shape: int | str) -> None:
@@ -32,3 +34,21 @@ def expect_text(ids: object, doc: object, weight: object, B: int, T: int, vocab:
         assert isinstance(weight, Tensor)
         if not bool(weight.isfinite().all()):
             raise ValueError("weight must be finite")
+
+
+def expect_positive(name: str, value: int | float) -> None:
+    """Refuse what is not above zero, inf, and NaN."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite; got {value}")
+
+
+def expect_choice(name: str, value: str, *allowed: str) -> None:
+    """Refuse all but these words."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be {' or '.join(allowed)}; got {value!r}")
+
+
+def refuse(message: str, rows: Tensor) -> None:
+    """ValueError that names the first row that is True, if any is."""
+    if bool(rows.any()):
+        raise ValueError(f"{message}; row {int(rows.nonzero()[0])} of {len(rows)} is not")

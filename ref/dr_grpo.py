@@ -78,7 +78,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from ref.checks import expect
+from ref.checks import expect, expect_choice, expect_positive, refuse
 
 __all__ = ["FAMILY", "Variant", "family_loss", "group_advantages", "policy_loss", "ratio_statistics"]
 
@@ -95,14 +95,14 @@ def group_advantages(rewards: Float[Tensor, "G N"], *, baseline: str = "mean", s
     floating point, or so far apart that their group's mean or deviation overflows, eps ≤ 0, and N = 0; N = 1
     too, if there must be others or a deviation.
     """
-    _choice("baseline", baseline, "mean", "leave_one_out")
-    _choice("scale", scale, "none", "std")
-    _positive("eps", eps)
+    expect_choice("baseline", baseline, "mean", "leave_one_out")
+    expect_choice("scale", scale, "none", "std")
+    expect_positive("eps", eps)
     expect("rewards", rewards, "float", "G", "N")
     N, least = rewards.shape[1], 1 if (baseline, scale) == ("mean", "none") else 2
     if N < least:
         raise ValueError(f"rewards must be [G, N] with N ≥ {least} for {baseline}, {scale}; got N = {N}")
-    _refuse("rewards must be finite", ~rewards.isfinite().all(1))
+    refuse("rewards must be finite", ~rewards.isfinite().all(1))
     wide = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
     relative = wide - wide[:, :1]
     centred = relative - relative.mean(1, keepdim=True)
@@ -111,8 +111,8 @@ def group_advantages(rewards: Float[Tensor, "G N"], *, baseline: str = "mean", s
     if scale == "std":
         variance = centred.double().square().sum(1, keepdim=True) / (N - 1)
         advantages = (advantages / (variance.sqrt() + eps)).to(wide.dtype)
-        _refuse(TOO_FAR_APART, ~variance.isfinite().all(1))
-    _refuse(TOO_FAR_APART, ~advantages.isfinite().all(1))
+        refuse(TOO_FAR_APART, ~variance.isfinite().all(1))
+    refuse(TOO_FAR_APART, ~advantages.isfinite().all(1))
     return advantages
 
 
@@ -139,12 +139,12 @@ def policy_loss(
     advantages or weights not finite where they count; for kept rows without tokens if ρ or w averages over
     them.
     """
-    _positive("budget", budget)
-    _choice("length", length, "none", "rollout")
-    log_ratio, advantage, weight = _select(logp, behavior_logp, advantages, mask, ratio, keep)
+    expect_positive("budget", budget)
+    expect_choice("length", length, "none", "rollout")
+    log_ratio, advantage, weight = selected(logp, behavior_logp, advantages, mask, ratio, keep)
     if length == "rollout":
         weight = weight / _tokens(mask, keep)
-    surrogate = torch.exp(_pessimistic(log_ratio, advantage, clip_low, clip_high)) * advantage
+    surrogate = torch.exp(pessimistic(log_ratio, advantage, clip_low, clip_high)) * advantage
     return -(weight * surrogate).sum() / budget
 
 
@@ -231,10 +231,10 @@ def ratio_statistics(
     clip removes), `approx_kl` (k3 estimate of KL(μ‖π), nats: here the samples are μ's; no estimate of it for
     the ratio of a "sequence", a mean). No gradient. Raises ValueError as `policy_loss` does.
     """
-    _positive("n_tokens", n_tokens)
+    expect_positive("n_tokens", n_tokens)
     with torch.no_grad():
-        log_ratio, advantage, weight = _select(logp, behavior_logp, advantages, mask, ratio, None)
-        clipped = _pessimistic(log_ratio, advantage, clip_low, clip_high) != log_ratio
+        log_ratio, advantage, weight = selected(logp, behavior_logp, advantages, mask, ratio, None)
+        clipped = pessimistic(log_ratio, advantage, clip_low, clip_high) != log_ratio
         return {
             "mean_ratio": (weight * log_ratio.exp()).sum() / n_tokens,
             "clip_fraction": (weight * (clipped & (advantage != 0))).sum() / n_tokens,
@@ -242,13 +242,13 @@ def ratio_statistics(
         }
 
 
-def _select(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None) -> tuple[Tensor, ...]:
+def selected(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None) -> tuple[Tensor, ...]:
     """log ρ, A and the mask's weight of every token, float32 or wider, zero wherever nothing counts.
 
     Selected before any arithmetic: NaN · 0 is NaN, in the backward pass too, so multiplying by the mask is
     not enough.
     """
-    _choice("ratio", ratio, "token", "sequence")
+    expect_choice("ratio", ratio, "token", "sequence")
     expect("logp", logp, "float", "B", "T")
     expect("behavior_logp", behavior_logp, "float", *logp.shape)
     expect("advantages", advantages, "float", len(logp))
@@ -259,7 +259,7 @@ def _select(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tenso
         live = live & keep[:, None]
     counted = {"logp": logp, "behavior_logp": behavior_logp, "advantages": advantages[:, None], "mask": mask}
     for name, x in counted.items():
-        _refuse(f"{name} must be finite where the mask counts", (live & ~x.isfinite()).any(1))
+        refuse(f"{name} must be finite where the mask counts", (live & ~x.isfinite()).any(1))
     wide = torch.promote_types(logp.dtype, torch.float32)
     log_ratio = (logp.to(wide) - behavior_logp.detach().to(wide)).where(live, 0)
     if ratio == "sequence":
@@ -271,11 +271,11 @@ def _tokens(mask: Tensor, keep: Tensor | None) -> Tensor:
     """Number of tokens in each rollout, [B, 1]."""
     count = (mask != 0).sum(1)
     empty = (count == 0) if keep is None else (count == 0) & keep
-    _refuse("mask must be nonzero somewhere in each row", empty)
+    refuse("mask must be nonzero somewhere in each row", empty)
     return count.clamp(min=1)[:, None]
 
 
-def _pessimistic(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
+def pessimistic(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """log of the ratio that min(ρA, clip(ρ)A) picks: ≤ 1 + clip_high for A > 0, ≥ 1 − clip_low for A < 0; of
     1 for A = 0, where a ρ that overflows would make ρA = NaN."""
     if not (clip_low >= 0 and clip_high >= 0):
@@ -283,21 +283,6 @@ def _pessimistic(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_hig
     floor = math.log1p(-clip_low) if clip_low < 1 else -math.inf
     picked = torch.where(advantage > 0, log_ratio.clamp(max=math.log1p(clip_high)), log_ratio.clamp(min=floor))
     return picked.where(advantage != 0, 0)
-
-
-def _refuse(message: str, rows: Tensor) -> None:
-    if bool(rows.any()):
-        raise ValueError(f"{message}; row {int(rows.nonzero()[0])} of {len(rows)} is not")
-
-
-def _positive(name: str, value: int | float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite; got {value}")
-
-
-def _choice(name: str, value: str, *allowed: str) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be {' or '.join(allowed)}; got {value!r}")
 
 
 @dataclass(frozen=True)

@@ -135,10 +135,10 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is not None:
                     buckets.setdefault((p.shape[-2:], p.dtype, p.device), []).append(p)
             for params in buckets.values():
-                self._step_equal_shapes(params, group)
+                self.step_equal_shapes(params, group)
         return loss
 
-    def _step_equal_shapes(self, params: list[Tensor], group: dict) -> None:
+    def step_equal_shapes(self, params: list[Tensor], group: dict) -> None:
         """Equations (2) and (3) for parameters whose matrices share a shape; one call to `newton_schulz`."""
         momentum, (m, n) = group["momentum"], params[0].shape[-2:]
         for p in params:

@@ -82,7 +82,7 @@ def mxfp8_quantize(x: Float[Tensor, "*shape"], axis: int = -1, mode: Mode = "rce
     split = _split(x, axis, 32)
     amax = split.abs().amax(-1)
     if mode == "rceil":
-        d = (amax * (1 / 448)).view(torch.int32)
+        d = (amax * (1 / E4M3_MAX)).view(torch.int32)
         # Up to the next power of two. A subnormal d is d · 2^-149 as an integer, and byte 0 stands for 2^-127 = 0x400000 · 2^-149.
         scales = ((d + 0x7FFFFF) >> 23) - (d <= 0x400000).int()
     else:
@@ -218,10 +218,12 @@ def linear(x: Float[Tensor, "N D"], weight: Float[Tensor, "O D"], forward: str =
     for form in (forward, backward):
         if form not in FORMATS:
             raise ValueError(f"forward and backward must be of {', '.join(FORMATS)}; got {form!r}")
-    return _Linear.apply(x, weight, forward, backward)
+    return Linear.apply(x, weight, forward, backward)
 
 
-class _Linear(torch.autograd.Function):
+class Linear(torch.autograd.Function):
+    """The three products of `linear`, each of operands that are quantised for it."""
+
     @staticmethod
     def forward(ctx, x, weight, forward, backward):
         ctx.save_for_backward(x, weight)

@@ -54,8 +54,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ref.checks import expect
-from ref.engine.conversation import Conversation as Forking
-from ref.engine.conversation import converse
+from ref.engine.conversation import Forkable, converse
 from ref.engine.decoder import Decoder
 from ref.engine.sampler import Conversation, Rollout, Sampler, check_temperature, check_tokens
 
@@ -137,10 +136,10 @@ class Chain:
 
 
 C = TypeVar("C", bound=Conversation)
-F = TypeVar("F", bound=Forking)
+F = TypeVar("F", bound=Forkable)
 
 
-class _Link(Generic[C]):
+class Link(Generic[C]):
     """A conversation as the sampler meets it, one context after the other: answers until the trigger, then
     the request; `take` receives what was sampled and opens the next context."""
 
@@ -211,7 +210,7 @@ class _Link(Generic[C]):
             self.open([*self.inner.prompt, *sum(kept, [])])
         return True
 
-    def fork(self: "_Link[F]") -> "_Link[F]":
+    def fork(self: "Link[F]") -> "Link[F]":
         """The conversation as it stands, to be played on by itself (`ref.engine.conversation`)."""
         twin = copy.copy(self)
         twin.inner, twin.exchanges = self.inner.fork(), list(self.exchanges)
@@ -248,7 +247,7 @@ def rollout_chains(
             f"trigger must exceed the longest prompt, longest_summary and resume, together {opening} tokens, "
             f"so that a turn fits in a context that opens with a summary; got {how.trigger}"
         )
-    links = live = [_Link(c, how) for c in conversations]
+    links = live = [Link(c, how) for c in conversations]
     own = dict(zip(links, generator, strict=True)) if isinstance(generator, Sequence) else None
     while live:
         rollouts = sampler.rollout(live, how.limit, temperature, [own[link] for link in live] if own else generator)
@@ -264,7 +263,7 @@ def converse_chain(decoder: Decoder, conversation: F, how: Chaining, ahead: bool
     it. ValueError if the decoder's max_len is not `how.limit`, where a context is cut."""
     if decoder.max_len != how.limit:
         raise ValueError(f"decoder must have max_len {how.limit}, as how.limit is, got {decoder.max_len}")
-    link = _Link(conversation, how)
+    link = Link(conversation, how)
     while True:
         link = converse(decoder, link, ahead=ahead)
         yield link.inner

@@ -28,6 +28,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit.disk import read_lines
+
 __all__ = ["MUTANTS", "Mutant", "mutated"]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -454,10 +456,9 @@ class Journal:
 
     def __init__(self, path: Path, digest: str, fresh: bool):
         self.path, self.found, tree = path, {}, {"tree": digest}
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() and not fresh else []
-        if lines and lines[0] == json.dumps(tree):
-            records = [json.loads(line) for line in lines[1:] if line.endswith("}")]  # the last one may have been cut off
-            self.found = {record["key"]: record for record in records}
+        lines = [] if fresh else read_lines(path)
+        if lines and lines[0] == tree:
+            self.found = {record["key"]: record for record in lines[1:]}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(record) + "\n" for record in (tree, *self.found.values())), encoding="utf-8")
 
@@ -526,7 +527,7 @@ def copied(folder: Path) -> Path:
 
 
 def prepare() -> None:
-    """Imports what forks share, and nothing of ours; with one thread, since threads do not survive a fork."""
+    """Imports what forks share, and nothing that tests look at; with one thread, since threads do not survive a fork."""
     os.environ.update(OMP_NUM_THREADS="1", TRITON_INTERPRET="1", PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1")
     sys.dont_write_bytecode = True  # two versions of a file may be of one size and one second
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != ROOT]
@@ -627,7 +628,7 @@ def tests_of(job: Job, folder: Path) -> int:
     (folder / "tmp").mkdir(exist_ok=True)
     os.environ["PYTHONPATH"], tempfile.tempdir = str(folder), str(folder / "tmp")
     torch.set_num_threads = lambda n: None  # the slots share the cores
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "kit")]:
         del sys.modules[name]
 
     class First:

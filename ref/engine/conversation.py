@@ -9,34 +9,26 @@ turn. Where the turn falls, the answer is dropped and the fork takes the environ
 from typing import Protocol, TypeVar, runtime_checkable
 
 from ref.engine.decoder import Decoder
+from ref.engine.sampler import Conversation
 
-__all__ = ["Conversation", "converse"]
+__all__ = ["Forkable", "converse"]
 
 Me = TypeVar("Me")
 
 
 @runtime_checkable
-class Conversation(Protocol):
-    """The other side of a rollout, in tokens, as in `ref.engine.sampler`, and able to be forked."""
-
-    prompt: list[int]
-    """Tokens that open the context."""
-    stop: int
-    """Token with which the policy ends its turn."""
-
-    def reply(self, turn: list[int]) -> list[int] | None:
-        """Answer to a turn (its stop token left out) in tokens, or None when the conversation is over."""
-        ...
+class Forkable(Conversation, Protocol):
+    """The other side of a rollout, in tokens, that can be forked as well."""
 
     def fork(self: Me) -> Me:
         """A copy that lives on by itself."""
         ...
 
 
-C = TypeVar("C", bound=Conversation)
+F = TypeVar("F", bound=Forkable)
 
 
-def converse(decoder: Decoder, conversation: C, max_new: int | None = None, ahead: bool = True) -> C:
+def converse(decoder: Decoder, conversation: F, max_new: int | None = None, ahead: bool = True) -> F:
     """Play a conversation from its prompt to its end, to a turn of `max_new` tokens that does not stop, or to
     the decoder's max_len; `decoder.tokens` then holds the context. `ahead`: see `Decoder.generate`; where a
     turn is taken back, so is the answer to it. Returns the conversation as it ended: the one given, or a fork

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from etude import catalog, full
+from kit.disk import read_lines
 from kit.runs import Run
 from kit.settings import RunError, fill
 from ref.cpt import read_corpus, train_tokenizer
@@ -76,8 +77,7 @@ def through(given, tmp_path_factory):
 
 
 def lines(out: Path) -> list[dict]:
-    path = next((out / "metrics").glob("*.jsonl"), out / "metrics" / "none")
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    return read_lines(next((out / "metrics").glob("*.jsonl"), out / "metrics" / "none"))
 
 
 def wait_for_step(out: Path, step: int, process) -> None:

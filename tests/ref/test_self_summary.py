@@ -14,7 +14,7 @@ from ref.dr_grpo import group_advantages, policy_loss
 from ref.engine.decoder import Decoder
 from ref.engine.sampler import Rollout, Sampler
 from ref.network import Config, Transformer
-from ref.self_summary import Chain, Chaining, Demo, Segment, _Link, converse_chain, demo, rollout_chains, spread
+from ref.self_summary import Chain, Chaining, Demo, Link, Segment, converse_chain, demo, rollout_chains, spread
 
 STOP, PROMPT = 0, [1, 2, 5]
 TINY = Config.tiny(
@@ -427,7 +427,7 @@ def test_what_truncation_keeps_stands_in_the_order_in_which_it_was_said():
 
 def test_a_fork_lives_by_itself():
     """What is said to one after the fork, the other has not heard, and does not carry on into its next context."""
-    one = _Link(Counting(9), replace(HAND, join="truncate", trigger=13))
+    one = Link(Counting(9), replace(HAND, join="truncate", trigger=13))
     one.reply([6, 7])
     other = one.fork()
     assert one.reply([8]) == [2, 5] and other.reply([9, 9]) is None, "the trigger"
