@@ -2,10 +2,10 @@
 
 | file | what |
 |---|---|
-| `model.py` | the transformer, to be read first |
-| `gradients.py` | five of its pieces with their gradients written out |
+| `model.py` | the transformer; read it first |
+| `gradients.py` | five of its pieces with explicit gradients |
 | `linear_logprob.py` | log-probabilities under the head, without storing the logits |
-| `masters.py` | float32 masters under bfloat16 computation |
-| `bfloat16.py` | bfloat16 products where the processor has none |
-| `checkpoint.py`, `release.py` | Hugging Face folders: weights, and what others need beside them |
+| `masters.py` | float32 master weights for bfloat16 computation |
+| `bfloat16.py` | bfloat16 products for processors that lack them |
+| `checkpoint.py`, `release.py` | Hugging Face folders: weights, and the files that go with them |
 """
