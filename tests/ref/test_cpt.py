@@ -367,5 +367,5 @@ def test_the_demonstration_repeats_a_small_corpus_and_refuses_one_of_less_than_a
     assert "perplexity@4096" in found and found["epochs"] > 1
     for n in range(4):
         (tmp_path / f"{n}.py").write_text("x = 1\n")
-    with pytest.raises(ValueError, match="corpus must have a row of 128 tokens to learn from, and has"):
+    with pytest.raises(ValueError, match="corpus must have at least 128 training tokens, one row, but has"):
         cpt.demo(cpt.Demo(corpus=str(tmp_path)))

@@ -346,7 +346,7 @@ def test_what_is_drawn_always_has_mass(mass, u, dtype):
     if bool(mass.any()):
         assert mass[invert(mass, u)] > 0
     else:
-        with pytest.raises(ValueError, match="no token to draw; it adds up to 0"):
+        with pytest.raises(ValueError, match="no token to draw; its sum is 0"):
             invert(mass, u)
 
 

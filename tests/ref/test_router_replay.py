@@ -214,7 +214,7 @@ def test_differing_by_hand():
     [
         ({"alpha": 1.5}, "alpha"),
         ({"k": 5}, "k must"),
-        ({"replayed": torch.tensor([[0, 1, 2], [0, 1, 3]])}, r"replayed must be int, shape \[2, 2\]"),
+        ({"replayed": torch.tensor([[0, 1, 2], [0, 1, 3]])}, r"replayed must be an int tensor of shape \[2, 2\]"),
         ({"replayed": torch.tensor([[0, 4], [0, 1]])}, "replayed must name experts 0 to 3"),
         ({"replayed": torch.tensor([[-1, 0], [0, 1]])}, "replayed must name experts"),
         ({"replayed": torch.tensor([[1, 1], [0, 1]])}, "replayed must hold distinct"),

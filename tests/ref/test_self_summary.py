@@ -344,7 +344,7 @@ def test_bad_settings(changes, says):
 
 
 def test_an_unknown_join_is_named_without_the_type_checker_too():
-    with pytest.raises(ValueError, match="join must be self, separate, truncate or none, got 'both'"):
+    with pytest.raises(ValueError, match="join must be self, separate, truncate or none; got 'both'"):
         Chaining.__post_init__(SimpleNamespace(**vars(HAND) | {"join": "both"}))
 
 
@@ -361,7 +361,7 @@ def test_no_conversations_and_advantages_that_do_not_fit():
         rollout_chains(Sampler(POLITE, torch.float32), [], HAND)
     with pytest.raises(ValueError, match="chains must hold"):
         spread(torch.zeros(0), [])
-    with pytest.raises(ValueError, match=r"advantages must be float, shape \[1\].* \[2\]"):
+    with pytest.raises(ValueError, match=r"advantages must be a float tensor of shape \[1\].* \[2\]"):
         spread(torch.zeros(2), [chain_of([1])])
     with pytest.raises(ValueError, match="chain 1 has none"):
         spread(torch.zeros(2), [chain_of([1]), Chain()])
