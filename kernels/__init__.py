@@ -1,5 +1,6 @@
 """Triton kernels behind the signatures of the `ref` functions that they replace.
 
-The `transformers` library probes for a package of this name; `get_kernel` and its like live in another distribution,
-and nothing here pretends to be it.
+The folder does not know its own name, and its modules import each other relatively: in a checkout it is `kernels`, installed it is
+`etude_kernels`. The name `kernels` also belongs to the Hub's distribution with `get_kernel`, which `transformers` probes for. Nothing here
+pretends to be it. Other rooms get a module by `scaled.runtime.engine.kernel`.
 """
