@@ -227,6 +227,7 @@ def examples(
     out: Annotated[Path | None, typer.Option(help="Folder for the examples.", show_default="RUN/examples")] = None,
 ) -> None:
     """Write what the explorer shows of a run, into the run: its last agent at work on held-out tasks, a few minutes."""
+    _need_streamlit("etude examples")
     from etude.explorer.examples import write_recipe
     from sims import examples
 
@@ -243,11 +244,8 @@ def explore(
     """The explorer in a browser: techniques with their formulas, controls and pictures; Ctrl-C ends it."""
     from kit.settings import RunError
 
-    page = Path(__file__).resolve().parent.parent / "app.py"
-    if importlib.util.find_spec("streamlit") is None:
-        raise RunError("etude explore needs Streamlit: pip install streamlit")
-    if not page.is_file():
-        raise RunError(f"{page} is missing; the explorer is started from a checkout of the repository")
+    page = _clone("etude explore") / "app.py"
+    _need_streamlit("etude explore")
     if port is not None and not _free(port):
         raise RunError(f"port {port} is in use; choose another --port")
     port = port or next(filter(_free, range(8501, 2**16)))
@@ -272,6 +270,19 @@ def explore(
     ]
     print(f"explorer: http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(page), *options])
+
+
+def _clone(command: str) -> Path:
+    """The clone of the repository that this file lies in. RunError where a wheel was installed, which holds the code alone."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "pyproject.toml").is_file():
+        raise settings.RunError(f"{command} needs a clone of the repository, with its notebooks and results; this etude was installed from a wheel")
+    return root
+
+
+def _need_streamlit(command: str) -> None:
+    if importlib.util.find_spec("streamlit") is None:
+        raise settings.RunError(f"{command} needs Streamlit; in the clone: pip install -e '.[explore]'")
 
 
 def _free(port: int) -> bool:
@@ -299,10 +310,11 @@ def lesson(number: Annotated[int | None, typer.Argument(help="A lesson; without 
         _print_lessons(syllabus.lessons())
         return
     made = syllabus.notebook(syllabus.find(number).path)
+    _clone("etude lesson")
     if not made.is_file():
         raise RunError(f"the notebook of lesson {number} has not been made; make it with: make lessons LESSONS={number}")
     if importlib.util.find_spec("jupyterlab") is None:
-        raise RunError(f"etude lesson needs Jupyter: pip install jupyterlab; or open {made} in another program")
+        raise RunError(f"etude lesson needs Jupyter; in the clone: pip install -e '.[course]'; or open {made} in another program")
     mine = Path("runs") / "lessons" / made.name
     if not mine.exists():
         mine.parent.mkdir(parents=True, exist_ok=True)
@@ -364,6 +376,7 @@ def bench_crowded(
 @bench_app.command("explorer")
 def bench_explorer() -> None:
     """Redraws of every slider of the explorer."""
+    _need_streamlit("etude bench explorer")
     importlib.import_module("etude.bench.explorer").bench()
 
 

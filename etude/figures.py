@@ -179,7 +179,9 @@ def load(path: Path) -> list[dict]:
             raise ValueError(wrong)
         return found
     except FileNotFoundError:
-        raise RunError(f"{path} does not exist; play experiments with etude figure, then give their folders to etude claims") from None
+        raise RunError(
+            f"{path} does not exist; play experiments with etude figure, then give their folders to etude claims; a clone holds the committed one"
+        ) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); restore it, or gather again: etude claims results/figures") from None
 

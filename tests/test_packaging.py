@@ -70,6 +70,10 @@ def test_an_installed_etude_leaves_kernels_to_the_hub(source, tmp_path, way):
     assert all(Path(file).is_relative_to(own if way == "wheel" else source) for file in files), files
     assert (own / "kernels" / "__init__.py").read_text().startswith("def get_kernel") and (own / "etude_kernels").exists() == (way == "wheel")
     assert "etude run recipe" in played(scripts / "etude", "--help")
+    if way == "wheel":
+        for words in (("explore",), ("lesson", "5"), ("claims",)):
+            done = subprocess.run([scripts / "etude", *words], cwd=tmp_path, env={"PATH": ""}, capture_output=True, text=True)
+            assert done.returncode == 2 and " clone " in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_every_folder_of_code_is_installed():
