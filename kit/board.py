@@ -1,61 +1,84 @@
-"""Metrics as TensorBoard events.
+"""Metrics as TensorBoard events, without TensorBoard: three kinds of event need little of its format, and who looks at them installs it.
 
-They are written by whoever logs them: torch's SummaryWriter has a thread for it, which prints a traceback where the disk is full.
+The process that logs them also writes them. torch's SummaryWriter writes in a thread, which prints a traceback when the disk is full.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
+import struct
 import time
 from pathlib import Path
-from typing import Any
 
 from kit.disk import Journal
 
-__all__ = ["Board", "open_board"]
+__all__ = ["Board"]
 
 _numbers = itertools.count()
 
 
 class Board:
-    """One file of events. Needs TensorBoard."""
+    """One file of events."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """`step`: what is told after it takes the place of what earlier files of the folder told; 0 where there are none."""
-        from tensorboard.compat.proto import event_pb2
-
+        """`step`: events after it replace those of earlier files in the folder; 0 if there are no earlier files."""
         folder.mkdir(parents=True, exist_ok=True)
-        # Files are read in the order of their names.
+        # TensorBoard reads the files in the order of their names.
         self.journal = Journal(folder / f"events.out.tfevents.{time.time():017.6f}.{os.getpid()}.{next(_numbers)}")
-        self.write(file_version="brain.Event:2")
+        self.write(0, _part(3, b"brain.Event:2"))
         if step:
-            self.write(step=step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))  # pyright: ignore[reportAttributeAccessIssue]
+            self.write(step + 1, _part(7, b"\x08\x01"))  # a session starts
 
     def add(self, scalars: dict[str, float], step: int) -> None:
-        """Values by tag, at a step. OSError where the disk has no room."""
-        from tensorboard.compat.proto import summary_pb2
+        """Adds values by tag at a step. Raises OSError when the disk is full."""
+        values = (_part(1, tag.encode()) + b"\x15" + _float32(value) for tag, value in scalars.items())
+        self.write(step, _part(5, b"".join(_part(1, value) for value in values)))
 
-        values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]  # pyright: ignore[reportAttributeAccessIssue]
-        self.write(step=step, summary=summary_pb2.Summary(value=values))  # pyright: ignore[reportAttributeAccessIssue]
-
-    def write(self, **facts: Any) -> None:
-        from tensorboard.compat.proto import event_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        record = io.BytesIO()
-        event = event_pb2.Event(wall_time=time.time(), **facts)  # pyright: ignore[reportAttributeAccessIssue]
-        RecordWriter(record).write(event.SerializeToString())
-        self.journal.append(record.getvalue())
+    def write(self, step: int, what: bytes) -> None:
+        """Appends an event: its time, its step, and what it says; around it its length, and a checksum of each."""
+        event = b"\x09" + struct.pack("<d", time.time()) + (b"\x10" + _varint(step) if step else b"") + what
+        length = struct.pack("<Q", len(event))
+        self.journal.append(length + _checksum(length) + event + _checksum(event))
 
     def close(self) -> None:
         self.journal.close()
 
 
-def open_board(folder: Path, step: int) -> Board | None:
-    """A board, or None where TensorBoard is not installed."""
+def _varint(number: int) -> bytes:
+    """A whole number, seven bits a byte."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def _part(field: int, content: bytes) -> bytes:
+    """A field of a protocol buffer that is text or a message."""
+    return bytes([field << 3 | 2]) + _varint(len(content)) + content
+
+
+def _float32(value: float) -> bytes:
     try:
-        return Board(folder, step)
-    except ImportError:
-        return None
+        return struct.pack("<f", value)
+    except OverflowError:
+        return struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+
+
+def _crc32c(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+_TABLE = [_crc32c(byte) for byte in range(256)]
+
+
+def _checksum(content: bytes) -> bytes:
+    """CRC-32C, masked as TensorFlow's records want it."""
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 255]
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

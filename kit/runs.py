@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kit.board import Board, open_board
+from kit.board import Board
 from kit.disk import NO_ROOM, Hashing, Journal, atomic_write, hash_file, refusal, timings, what_is_wrong
 from kit.process import machine, peak_memory_gib, uninterrupted
 from kit.progress import Progress
@@ -471,7 +471,7 @@ class Stage:
         self._digest.update(line)
         self._offset += len(line)
         if not self._boarded:
-            self._boarded, self._board = True, open_board(self.run.root / "tensorboard" / self.name, self._step)
+            self._boarded, self._board = True, Board(self.run.root / "tensorboard" / self.name, self._step)
         if self._board:
             self._board.add({f"{self.name}/{name}": value for name, value in plain.items() if type(value) in (int, float)}, int(step))
 

@@ -18,17 +18,7 @@ __all__ = ["begin", "end", "play", "start"]
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    [
-        "torch._dynamo",
-        "etude.cli",
-        "etude.report.page",
-        "sims.recipe.stages",
-        "scaled.rl",
-        "scaled.pretrain",
-        "matplotlib.pyplot",
-        "tensorboard.compat.proto.summary_pb2",
-        "tensorboard.summary.writer.record_writer",
-    ]
+    ["torch._dynamo", "etude.cli", "etude.report.page", "sims.recipe.stages", "scaled.rl", "scaled.pretrain", "matplotlib.pyplot"]
 )
 
 

@@ -13,8 +13,6 @@ import traceback
 from dataclasses import dataclass
 
 import numpy
-import tensorboard.compat.proto.summary_pb2
-import tensorboard.summary.writer.record_writer  # noqa: F401
 import torch
 
 from kit.process import pack_rng, restore_rng

@@ -453,6 +453,35 @@ def test_events_are_read_by_tensorboard(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("rl/loss")] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0), (6, 2.0)]
 
 
+def test_events_are_tensorboard_s_own_to_the_byte(tmp_path, monkeypatch):
+    """Every kind of event that is written here, at steps and values of every size, as its library writes them."""
+    import io
+
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    from kit.board import Board
+
+    monkeypatch.setattr("time.time", lambda: 1234567890.125)
+    steps, values = [0, 1, 127, 128, 300, 2**31, 2**53], {"a/b": 0.1, "ä": 0.0, "x" * 200: -1e300, "whole": 3, "tiny": 1e-44, "∞": float("inf")}
+    board = Board(tmp_path, 129)
+    for step in steps:
+        board.add(values, step)
+    board.add({}, 5)
+    board.close()
+    events = [Event(file_version="brain.Event:2"), Event(step=130, session_log=SessionLog(status=SessionLog.START))]
+    told = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+    events += [*(Event(step=step, summary=Summary(value=told)) for step in steps), Event(step=5, summary=Summary())]
+    expected = io.BytesIO()
+    writer = RecordWriter(expected)
+    for event in events:
+        event.wall_time = 1234567890.125
+        writer.write(event.SerializeToString())
+    (file,) = tmp_path.iterdir()
+    assert file.read_bytes() == expected.getvalue()
+
+
 # -------------------------------------------------------------------------------------------------- damage
 
 

@@ -30,7 +30,7 @@ def quick():
     """Fewer episodes for the tokenizer to read, and no TensorBoard."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "shown_episodes", lambda config: iter(()))
-        patch.setattr("kit.runs.open_board", lambda *_: False)
+        patch.setattr("kit.runs.Board", lambda *_: False)
         yield
 
 
