@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.bits import round_bfloat16
-from kernels.launch import INTERPRETED, need
+from .bits import round_bfloat16
+from .launch import INTERPRETED, need
 
 __all__ = ["permute", "route", "sort_by_expert", "unpermute"]
 

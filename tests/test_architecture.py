@@ -35,7 +35,7 @@ MAY = {
 
 
 def imports(path: Path) -> set[str]:
-    """Every module that the file imports, anywhere in it, also by importlib with a literal name."""
+    """Every module that the file imports, anywhere in it, also by importlib or the engine's `kernel` with a literal name."""
     return imported(path.read_text(encoding="utf-8"), path.relative_to(ROOT).parent.parts)
 
 
@@ -48,9 +48,11 @@ def imported(source: str, package: tuple[str, ...]) -> set[str]:
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
             found |= {f"{module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
-            if node.args and isinstance(node.args[0], ast.Constant):
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            if ast.unparse(node.func) in ("importlib.import_module", "__import__"):
                 found.add(node.args[0].value)
+            elif ast.unparse(node.func) in ("kernel", "engine.kernel"):
+                found.add(f"kernels.{node.args[0].value}")
     return found
 
 
@@ -236,8 +238,17 @@ def test_a_private_name_of_another_file_is_seen(source, found):
 
 
 def test_the_walker_sees_relative_nested_and_dynamic_imports():
-    source = "def f():\n from ..x import y\n from . import z\n import a.b\n importlib.import_module('app')\n"
-    assert imported(source, ("sims", "microrepo")) == {"sims.x.y", "sims.microrepo.z", "a.b", "app"}
+    source = "def f():\n from ..x import y\n from . import z\n import a.b\n importlib.import_module('app')\n kernel('k').f()\n"
+    assert imported(source, ("sims", "microrepo")) == {"sims.x.y", "sims.microrepo.z", "a.b", "app", "kernels.k"}
+
+
+def test_nobody_knows_the_name_of_the_folder_of_kernels():
+    """Installed it is `etude_kernels`: its modules import each other relatively, and other rooms ask the engine."""
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not any(name.partition(".")[0] == "kernels" for name in named), f"{path} imports kernels by that name"
 
 
 @pytest.mark.parametrize("technique", catalog.TECHNIQUES, ids=lambda technique: technique.name)

@@ -7,18 +7,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kernels import delta, expert_rows, experts, gemm, grouped_gemm, linear_logprob, newton_schulz, quant
-from kernels.gate import excess, same_bits
 from ref import delta as ref_delta
 from ref import muon, router_replay
 from ref import quant as ref_quant
 from ref.network import linear_logprob as ref_logprob
+from scaled.runtime import engine
+
+delta = engine.kernel("delta")
+expert_rows = engine.kernel("expert_rows")
+experts = engine.kernel("experts")
+gemm = engine.kernel("gemm")
+grouped_gemm = engine.kernel("grouped_gemm")
+linear_logprob = engine.kernel("linear_logprob")
+newton_schulz = engine.kernel("newton_schulz")
+quant = engine.kernel("quant")
+excess, same_bits = engine.kernel("gate").excess, engine.kernel("gate").same_bits
 
 COPY = "copy"
 
@@ -117,8 +127,8 @@ def product_ways(a: Tensor, b: Tensor, form: str) -> tuple[Callable, Callable, C
     return lambda: gemm.linear(a, b, form), lambda: (x @ w.T).bfloat16(), lambda: x.double() @ w.double().T
 
 
-def torch_scaled(left: gemm.Operand, right: gemm.Operand) -> Callable[[], Tensor] | None:
-    """torch's product of the same codes, if this torch and GPU support it."""
+def torch_scaled(left: Any, right: Any) -> Callable[[], Tensor] | None:
+    """torch's product of the same codes, each a `kernels.gemm.Operand`, if this torch and GPU support it."""
     a, b = left.data.view(torch.float8_e4m3fn), right.data.view(torch.float8_e4m3fn)
     assert left.scales is not None and right.scales is not None
     scale_a, scale_b = left.scales.T.contiguous().T, right.scales.T.contiguous()

@@ -44,7 +44,7 @@ from scaled.network.dispatch import on_owners
 from scaled.quant import experts_swiglu as quantised
 from scaled.runtime.comm import summed, total
 from scaled.runtime.cut import full, places
-from scaled.runtime.engine import fast
+from scaled.runtime.engine import fast, kernel
 from scaled.runtime.mesh import current
 from scaled.runtime.sharding import EXPERTS, initialise, shard
 
@@ -128,10 +128,8 @@ class Transformer(ref.Transformer):
         """As in `ref`; on GPUs by `kernels/linear_logprob.py`, without a row of logits in memory."""
         if not fast(hidden):
             return super().logprob(hidden, targets, chunk)
-        from kernels.linear_logprob import linear_logprob
-
         table = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        return linear_logprob(hidden, table.weight, targets)[0]
+        return kernel("linear_logprob").linear_logprob(hidden, table.weight, targets)[0]
 
     def forward(self, ids, positions=None, doc=None, cache=None, experts=None, logits=True) -> Output:
         """As in `ref`: ids, positions and doc [B/dp, T/cp], experts per layer [B·T/(dp·cp), K] or functions."""
