@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ref import delta as ref_delta
-from ref import muon, router_replay
+from ref import muon as ref_muon
 from ref import quant as ref_quant
+from ref import router_replay as ref_router_replay
 from ref.network import linear_logprob as ref_logprob
 from scaled.runtime import engine
 
@@ -26,8 +27,9 @@ experts = engine.kernel("experts")
 gemm = engine.kernel("gemm")
 grouped_gemm = engine.kernel("grouped_gemm")
 linear_logprob = engine.kernel("linear_logprob")
-newton_schulz = engine.kernel("newton_schulz")
+muon = engine.kernel("muon")
 quant = engine.kernel("quant")
+router_replay = engine.kernel("router_replay")
 excess, same_bits = engine.kernel("gate").excess, engine.kernel("gate").same_bits
 
 COPY = "copy"
@@ -280,9 +282,9 @@ def routers(on: str, tiny: bool) -> Iterator[Case]:
 
     def gate() -> str | None:
         for given in (None, replayed):
-            gates, chosen = expert_rows.route(scores, k, given, alpha)
-            expected, theirs = router_replay.route(scores.cpu(), k, None if given is None else given.cpu(), alpha)
-            exact, _ = router_replay.route(scores.double().cpu(), k, None if given is None else given.cpu(), alpha)
+            gates, chosen = router_replay.route(scores, k, given, alpha)
+            expected, theirs = ref_router_replay.route(scores.cpu(), k, None if given is None else given.cpu(), alpha)
+            exact, _ = ref_router_replay.route(scores.double().cpu(), k, None if given is None else given.cpu(), alpha)
             if not torch.equal(chosen.cpu(), theirs):
                 return "route chooses different experts than the reference"
             if not excess(gates.cpu(), expected, exact) <= 1:
@@ -294,13 +296,13 @@ def routers(on: str, tiny: bool) -> Iterator[Case]:
         picked = scores.softmax(-1).gather(1, chosen)
         return picked / picked.sum(-1, keepdim=True)
 
-    yield Case("router", f"{N} × {E}, top {k}", gate, {"kernel": partial(expert_rows.route, scores, k)}, {"softmax, topk, gather": eager})
+    yield Case("router", f"{N} × {E}, top {k}", gate, {"kernel": partial(router_replay.route, scores, k)}, {"softmax, topk, gather": eager})
     yield Case(
         "router with filtered replay",
         f"{N} × {E}, top {k}",
         gate,
-        {"kernel": partial(expert_rows.route, scores, k, replayed, alpha)},
-        {"ref": partial(router_replay.route, scores, k, replayed, alpha), "softmax, topk, gather": eager},
+        {"kernel": partial(router_replay.route, scores, k, replayed, alpha)},
+        {"ref": partial(ref_router_replay.route, scores, k, replayed, alpha), "softmax, topk, gather": eager},
     )
 
 
@@ -383,8 +385,8 @@ def deltas(on: str, tiny: bool) -> Iterator[Case]:
 def orthogonal(on: str, tiny: bool) -> Iterator[Case]:
     for shape in ((1, 48, 32),) if tiny else ((1, 2048, 2048), (1, 2048, 8192), (64, 768, 2048)):
         G = torch.randn(*shape, device=on)
-        ours, theirs = (partial(f, G, dtype=torch.bfloat16) for f in (newton_schulz.newton_schulz, muon.newton_schulz))
-        exact = partial(muon.newton_schulz, G.double(), dtype=torch.float64)
+        ours, theirs = (partial(f, G, dtype=torch.bfloat16) for f in (muon.newton_schulz, ref_muon.newton_schulz))
+        exact = partial(ref_muon.newton_schulz, G.double(), dtype=torch.float64)
         yield Case(
             "Newton–Schulz, bfloat16",
             " × ".join(map(str, shape)),
