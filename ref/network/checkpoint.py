@@ -353,8 +353,8 @@ def begin(folder: str | Path, beside: Iterable[str] = ()) -> tuple[Path, Path]:
 
 
 def replace(folder: Path, fresh: Path) -> None:
-    """Replace the old folder with the new one, once all of it is on disk. If the old folder is the current working
-    directory, the new one becomes it."""
+    """Replace the old folder with the new one, once all of it is on disk. If this process works inside the old
+    folder, it moves to the same path in the new one."""
     for path in [*fresh.iterdir(), fresh]:
         flush(path)
     if folder.exists():

@@ -69,7 +69,7 @@ BAD = [
     (["run", "recipe", "--set", "rl.gate=1.5"], "rl.gate must lie between 0 and 1"),
     (["run", "recipe", "--set", "sft.depth_mix=0,0,0"], "sft.depth_mix must not be"),
     (["run", "recipe", "--set", "model.num_key_value_heads=0"], "error: model.num_key_value_heads must be at least 1"),
-    (["run", "recipe", "--set", "mtp.layers.depth=0"], "error: mtp.layers.depth must be at least 1"),
+    (["run", "recipe", "--set", "mtp.layers.depth=0"], "error: mtp.layers.depth must be a whole number of at least 1"),
     (["run", "kl", "--config", "missing.toml"], "missing.toml"),
     (["run", "kl", "--config", "bad.toml"], "bad.toml is not valid TOML"),
     (["run", "kl", "--config", "latin.toml"], "latin.toml is not valid TOML"),

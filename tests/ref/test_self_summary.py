@@ -330,12 +330,12 @@ def test_spread_repeats_each_advantage_for_its_segments(counts):
 @pytest.mark.parametrize(
     "changes, says",
     [
-        ({"trigger": 0}, "trigger must be at least 1"),
-        ({"longest_summary": 0}, "longest_summary must be at least 1"),
-        ({"room": -1}, "room must be at least 0"),
-        ({"max_segments": 0}, "max_segments must be at least 1"),
-        ({"request": ()}, "request must hold tokens"),
-        ({"join": "separate", "request": ()}, "request must hold tokens"),
+        ({"trigger": 0}, "trigger must be a whole number of at least 1"),
+        ({"longest_summary": 0}, "longest_summary must be a whole number of at least 1"),
+        ({"room": -1}, "room must be a whole number of at least 0"),
+        ({"max_segments": 0}, "max_segments must be a whole number of at least 1"),
+        ({"request": ()}, "request must not be empty"),
+        ({"join": "separate", "request": ()}, "request must not be empty"),
     ],
 )
 def test_bad_settings(changes, says):
