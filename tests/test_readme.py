@@ -125,7 +125,7 @@ def wrong(command: str) -> str | None:
         if asked.get("scale") == "full":
             kind = full.settings_class(entry.name, asked["backend"])
         else:
-            kind = cli._config_class(entry) if "technique" in asked else importlib.import_module(entry.module).Experiment
+            kind = cli.config_class(entry) if "technique" in asked else importlib.import_module(entry.module).Experiment
         known = {key for key, *_ in settings.describe(kind)}
         odd = [one for one in asked["sets"] or () if one.partition("=")[0] not in known and not one.isupper()]
         return f"there is no setting {odd[0]}" if odd else None
