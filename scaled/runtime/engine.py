@@ -1,5 +1,5 @@
-"""Whether a kernel computes, or `ref`: kernels on GPUs, `ref` elsewhere. With `INTERPRETED` set, and TRITON_INTERPRET=1 in the environment,
-kernels everywhere: that is how their place in the network is tested where there is no GPU."""
+"""Chooses between kernels and `ref`: kernels on GPUs, `ref` elsewhere. With `INTERPRETED` and TRITON_INTERPRET=1 in the environment, kernels
+run everywhere, so tests can check them in the network without a GPU."""
 
 from torch import Tensor
 
@@ -8,9 +8,9 @@ from kernels.launch import available
 __all__ = ["fast"]
 
 INTERPRETED = False
-"""Whether interpreted kernels count: they are right, and thousands of times slower."""
+"""Whether to use interpreted kernels: they are correct, but thousands of times slower."""
 
 
 def fast(x: Tensor) -> bool:
-    """Whether a kernel is to take this tensor."""
+    """Whether a kernel should process this tensor."""
     return available(x) and (x.is_cuda or INTERPRETED)
