@@ -1,5 +1,5 @@
 # make small   plays the whole recipe here, into runs/small (again after an interruption: goes on)
-# make check   lint, format, types, the architecture and tests/ref: what one runs before every commit
+# make check   lint, format, types, the architecture, README and docs, tests/ref: what one runs before every commit
 # make test    runs every test, files side by side on all cores; one file or test alone: .venv/bin/python -m pytest FILE
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
@@ -19,7 +19,7 @@ check: .venv/.installed
 	$(BIN)/ruff check -q .
 	$(BIN)/ruff format --check -q .
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -n logical --dist worksteal tests/test_architecture.py tests/test_mutants.py tests/ref
+	$(BIN)/python -m pytest -n logical --dist worksteal tests/test_architecture.py tests/test_readme.py tests/test_mutants.py tests/ref
 
 test: .venv/.installed
 	$(BIN)/python -m pytest -n logical --dist loadfile

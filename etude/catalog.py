@@ -1,4 +1,4 @@
-"""The table technique → source, code, experiment, lesson. The command line, the README and the tests read it.
+"""The table technique → source, code, experiment, lesson. The command line, the README, the pages of docs/ and the tests read it.
 
 A path is listed only if the file exists; a test checks every path.
 """
@@ -31,7 +31,7 @@ class Technique:
     page: str | None = None
     """Name of the explorer's page, as in its URL: etude/explorer/NAME.py."""
     figure: str | None = None
-    """The measurement that the README quotes."""
+    """The measurement that the README or a page of docs/ shows."""
     tests: tuple[str, ...] = ()
     """Tests of meaning."""
 
@@ -276,13 +276,11 @@ def find_experiment(name: str) -> Experiment | None:
 
 
 def table() -> str:
-    """The catalogue as a Markdown table, for the README."""
-    columns = ("ref", "scaled", "kernel", "sim", "lesson", "figure")
-    rows = ["| technique | what | source | " + " | ".join(columns) + " |", "|" + "---|" * (3 + len(columns))]
+    """The catalogue as the Markdown table of the README: lesson → reference → twin → kernel → experiment."""
+    columns = {"lesson": "lesson", "ref": "reference", "scaled": "twin", "kernel": "kernel", "sim": "experiment"}
+    rows = ["| technique | what | source | " + " | ".join(columns.values()) + " |", "|" + "---|" * (3 + len(columns))]
     for technique in TECHNIQUES:
-        links = []
-        for column in columns:
-            path = getattr(technique, column)
-            links.append(f"[{path.rpartition('/')[2]}]({path})" if path else "–")
+        paths = [getattr(technique, column) for column in columns]
+        links = [f"[{path.rpartition('/')[2]}]({path})" if path else "–" for path in paths]
         rows.append(f"| `{technique.name}` | {technique.title} | {technique.source} | " + " | ".join(links) + " |")
     return "\n".join(rows)

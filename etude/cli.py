@@ -99,13 +99,13 @@ def run_technique(
         given.append(f"seed={seed}")
     if corpus is not None:
         _check_corpus(corpus)
-        keys = [key for key, *_ in describe(_config_class(entry)) if key.rpartition(".")[2] == "corpus"]
+        keys = [key for key, *_ in describe(config_class(entry)) if key.rpartition(".")[2] == "corpus"]
         if not keys:
             raise RunError(f"{entry.name} does not read a corpus; leave out --corpus")
         given.append((keys[0], str(corpus)))
     if resume:
-        wanted = _merge(_stored_config(out, entry.name), wanted)
-    _play(entry, out, wanted, given, resume, checkpoint_seconds)
+        wanted = _merge(stored_config(out, entry.name), wanted)
+    play_technique(entry, out, wanted, given, resume, checkpoint_seconds)
 
 
 @app.command("plan")
@@ -188,7 +188,7 @@ def figure(
     toml, given = _read_toml(config), [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
     process.keep_freed_memory()
     if resume:
-        toml = _merge(_stored_config(out, f"figure {entry.name}"), toml)
+        toml = _merge(stored_config(out, f"figure {entry.name}"), toml)
     record = figures.play(entry, out, toml, given, quick, resume, checkpoint_seconds)
     if record["quick"]:
         figures.show_quick(entry.name, record["claims"], figures.COMMITTED)
@@ -247,9 +247,9 @@ def explore(
         raise RunError("etude explore needs Streamlit: pip install streamlit")
     if not page.is_file():
         raise RunError(f"{page} is missing; start the explorer from a checkout of the repository")
-    if port is not None and not _free(port):
+    if port is not None and not is_free(port):
         raise RunError(f"port {port} is in use; choose another --port")
-    port = port or next(filter(_free, range(8501, 2**16)))
+    port = port or next(filter(is_free, range(8501, 2**16)))
     # If its welcome message is on, Streamlit also shows a notice for developers on every page.
     options = [
         "--server.address",
@@ -273,7 +273,8 @@ def explore(
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(page), *options])
 
 
-def _free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether nobody listens there."""
     import socket
 
     with socket.socket() as tried:
@@ -332,7 +333,7 @@ def bench() -> None:
 
 @bench_app.command("model")
 def bench_model() -> None:
-    """Training tokens/s of ref.network.model and of Qwen3Moe from transformers, timed in alternation."""
+    """Training tokens/s of ref.network and of Qwen3Moe from transformers, timed in alternation."""
     importlib.import_module("etude.bench.training").model()
 
 
@@ -377,7 +378,7 @@ def _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend) -
     out = out or Path("runs") / f"{entry.name}-full"
     toml = _read_toml(config)
     if resume:
-        toml = _merge(_stored_config(out, f"{entry.name} full"), toml)
+        toml = _merge(stored_config(out, f"{entry.name} full"), toml)
     full.run(entry, out, toml, given, resume, nproc, backend)
 
 
@@ -394,18 +395,19 @@ def _unused(out: Path) -> Path:
     return found
 
 
-def _config_class(entry: catalog.Technique) -> type:
+def config_class(entry: catalog.Technique) -> type:
+    """The dataclass of a technique's settings at the small scale."""
     assert entry.module is not None
     module = importlib.import_module(entry.module)
     return module.Recipe if entry.name == "recipe" else module.Demo
 
 
-def _play(entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resume: bool, cadence: float) -> None:
+def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resume: bool, cadence: float) -> None:
     """Opens the run, runs the technique, prints the result."""
     from kit.process import keep_freed_memory
     from kit.runs import Run
 
-    config = settings.fill(_config_class(entry), toml, sets)
+    config = settings.fill(config_class(entry), toml, sets)
     keep_freed_memory()
     again = f"etude run {entry.name} --out {shlex.quote(str(out))} --resume"
     with Run.open(out, entry.name, config, resume, cadence) as run, run.told(again):
@@ -519,7 +521,7 @@ def _print_settings(entry: catalog.Technique, backend: str | None = None) -> Non
 
         cls = full.settings_class(entry.name, backend)
     else:
-        cls = _config_class(entry)
+        cls = config_class(entry)
     for key, kind, default, doc in settings.describe(cls):
         table.add_row(key, _cell(list(default) if isinstance(default, tuple) else default), doc or kind)
     Console().print(table)
@@ -536,7 +538,7 @@ def _read_toml(path: Path | None) -> dict:
         raise RunError(f"{path} is not valid TOML: {error}") from None
 
 
-def _stored_config(out: Path, technique: str) -> dict:
+def stored_config(out: Path, technique: str) -> dict:
     """The settings the run started with; --resume need not repeat them."""
     try:
         record = json.loads((out / "config.json").read_text())

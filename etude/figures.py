@@ -24,6 +24,7 @@ from sims.experiment import is_law, judge
 __all__ = [
     "as_csv",
     "bound",
+    "cell",
     "contradiction",
     "covered",
     "gather",
@@ -308,22 +309,28 @@ def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
     )
 
 
+def cell(text: str) -> str:
+    """Text for a cell of a Markdown table, where a bar would end it."""
+    return text.replace("|", "\\|")
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell(part) for part in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def markdown(claims: list[dict]) -> str:
-    """The table of claims for the README."""
-    rows = ["| claim | source | measured | verdict | command |", "|---|---|---|---|---|"]
-    rows += [f"| {c['claim']} | {c['source']} | {measured(c)} | {c['verdict']} | `{c['command']}` |" for c in of_sources(claims)]
-    return "\n".join(rows)
+    """The table of claims as Markdown."""
+    rows = [(c["claim"], c["source"], measured(c), c["verdict"], f"`{c['command']}`") for c in of_sources(claims)]
+    return _markdown(("claim", "source", "measured", "verdict", "command"), rows)
 
 
 def markdown_laws(claims: list[dict]) -> str:
-    """The table of laws for the README."""
-    rows = ["| law | source | deviation | bound | | command |", "|---|---|---|---|---|---|"]
-    rows += [f"| {c['claim']} | {c['source']} | {measured(c)} | {bound(c)} | {c['verdict']} | `{c['command']}` |" for c in laws(claims)]
-    return "\n".join(rows)
+    """The table of laws as Markdown."""
+    rows = [(c["claim"], c["source"], measured(c), bound(c), c["verdict"], f"`{c['command']}`") for c in laws(claims)]
+    return _markdown(("law", "source", "deviation", "bound", "", "command"), rows)
 
 
 def markdown_open(claims: list[dict]) -> str:
-    """The table of statements that are not tested, for the README."""
-    rows = ["| statement | source | why |", "|---|---|---|"]
-    rows += [f"| {statement.says} | {statement.section} | {why} |" for statement, why in open_statements(claims)]
-    return "\n".join(rows)
+    """The table of statements that are not tested, as Markdown."""
+    return _markdown(("statement", "source", "why"), [(s.says, s.section, why) for s, why in open_statements(claims)])

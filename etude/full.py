@@ -88,8 +88,9 @@ def check_work(config, name: str, ranks: int) -> None:
     """Raises RunError now for what every rank would report later, sometimes after minutes."""
     import torch
 
+    from ref.network import CheckpointError, Transformer
     from ref.network.checkpoint import matched
-    from ref.network.model import CheckpointError, Transformer, config_of
+    from ref.network.model import config_of
 
     corpus = getattr(config, "corpus", None)
     if corpus and not Path(corpus).is_dir():
@@ -231,13 +232,13 @@ class Line:
     """The part of a stage that `Progress` needs."""
 
     def __init__(self, name: str, total: int):
-        self.name, self.total, self.unit, self._opened = name, total, "tokens", time.perf_counter()
+        self.name, self.total, self.unit, self.opened = name, total, "tokens", time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self._opened
+        return time.perf_counter() - self.opened
 
-    def _note_time(self, **facts: float) -> None:
+    def note_time(self, **facts: float) -> None:
         """Does nothing: a full run does not record rates in a second file."""
 
 

@@ -6,9 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kit.disk import atomic_write
 from kit.settings import RunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["ASSUMPTIONS", "cells", "picture", "plans", "show", "write"]
 
@@ -40,7 +44,8 @@ def _scale(values: Iterable[float], digits: int = 2, sizes: Mapping[float, str] 
 def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int, hardware: str) -> list[dict]:
     """One record for each number of GPUs. Rows are at most as long as the network has positions. Raises RunError for unknown names and for
     sizes that do not divide evenly."""
-    from ref.network.model import Config, config_of
+    from ref.network import Config
+    from ref.network.model import config_of
     from scaled.plan import HARDWARE, plan
     from scaled.runtime.mesh import Layout
 
@@ -92,8 +97,8 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
     return found
 
 
-def show(found: list[dict], model: str, hardware: str) -> None:
-    """Prints the table, and the assumptions under it."""
+def show(found: list[dict], model: str, hardware: str, console: Console | None = None) -> None:
+    """Prints the table, and the assumptions under it, on `console` or on the terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -134,7 +139,7 @@ def show(found: list[dict], model: str, hardware: str) -> None:
         "dollars per billion tokens",
         [f"{price:,.0f}" if price >= 10 else f"{price:.2g}" for price in (one["dollars_per_billion_tokens"] for one in found)],
     )
-    console, machine = Console(), HARDWARE[hardware]
+    console, machine = console or Console(), HARDWARE[hardware]
     console.print(table)
     console.print(ASSUMPTIONS.format(efficiency=machine.efficiency, latency=machine.latency * 1e6, price=machine.price), highlight=False)
 

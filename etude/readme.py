@@ -1,198 +1,71 @@
-"""README's tables, each written from the file that was measured: python -m etude.readme
+"""README.md and docs/, whose numbers are written from the files that were measured: python -m etude.readme
 
 Between <!-- NAME --> and <!-- /NAME --> stands what the function of that name makes from results/ and the catalogue. A test
-fails when README and files disagree, so a number there can only change together with the measurement.
+fails when a page and the files disagree, so a number there can only change together with the measurement.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from etude import catalog, figures
+from etude import catalog, figures, front, tables
 from kit.disk import atomic_write
 from kit.settings import RunError
-from sims import gain
 
-__all__ = ["BLOCKS", "filled"]
+__all__ = ["BLOCKS", "filled", "pages"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def _read(pattern: str) -> list[dict]:
-    found = sorted((ROOT / "results").glob(pattern))
-    if not found:
-        raise RunError(f"results/{pattern} does not exist: measure first")
-    return [json.loads(path.read_text(encoding="utf-8")) for path in found]
-
-
-def recipe() -> str:
-    """What RL gained, by seed, and over the seeds."""
-    (found,) = _read("recipe-small.json")
-    lines = [gain.table(found), "", "| over the seeds | mean difference ± standard deviation |", "|---|---|"]
-    for name, title in gain.FIGURES:
-        change = found["over_seeds"][name]["difference"]
-        lines.append(f"| {title} | {change['mean']:+.3f} ± {change['sd']:.3f} |")
-    first, box = found["runs"][0], found["machine"]
-    lines += [
-        "",
-        f"Seed {first['seed']} took {first['seconds'] / 60:.1f} minutes and {first['peak_memory_gib']:.1f} GiB on {box['cores']} cores "
-        f"({box['cpu']}).",
-    ]
-    return "\n".join(lines)
-
-
-def by_depth() -> str:
-    """Success before → after RL by the files that have to be read, mean over the seeds."""
-    (found,) = _read("recipe-small.json")
-    lines = ["| helpers to read | sampled | best of 8 | greedy |", "|---|---|---|---|"]
-    for depth in found["runs"][0]["before"]["by_depth"]:
-        cells = []
-        for name in ("success", "best_of_8", "greedy"):
-            before, after = (
-                sum(run[when]["by_depth"][depth][name]["value"] for run in found["runs"]) / len(found["runs"]) for when in ("before", "after")
-            )
-            cells.append(f"{before:.2f} → {after:.2f}")
-        lines.append(f"| {depth} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def perplexity() -> str:
-    """Held-out codebase after each stage, by seed."""
-    (found,) = _read("recipe-small.json")
-    names = {"mid-cpt": "mid-CPT", "cpt": "long context", "sft": "SFT", "final": "RL"}
-    lines = ["| codebase perplexity after | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
-    for run in found["runs"]:
-        values = {c["checkpoint"]: c["perplexity"] for c in run["codebase"]}
-        lines.append(f"| seed {run['seed']} | " + " | ".join(f"{values[name]:.0f}" for name in names) + " |")
-    return "\n".join(lines)
-
-
-def decode() -> str:
-    """Speculative against plain decoding, by way and seed."""
-    (found,) = _read("recipe-small.json")
-    ways = {
-        "mtp": "drafts of the MTP layers",
-        "mtp+recall": "and turns begun with what last followed the same tokens",
-        "mtp+recall+ahead": "and turns carried out, in a forked environment, before their last drafts are verified",
-    }
-    seeds = [f"seed {run['seed']}" for run in found["runs"]]
-    lines = [f"| decoding | {' | '.join(seeds)} | tokens a pass | drafts kept, by depth | same text |"]
-    lines.append("|---" * (len(seeds) + 4) + "|")
-    first = found["runs"][0]["decode"]["ways"]
-    for name, title in ways.items():
-        speeds = [run["decode"]["ways"][name]["speedup"] for run in found["runs"]]
-        cells = [f"{s['median']:.2f}× [{s['low']:.2f}, {s['high']:.2f}]" for s in speeds]
-        kept = " ".join(f"{a:.2f}" for a in first[name]["acceptance"])
-        same = min(run["decode"]["ways"][name]["identical"] for run in found["runs"])
-        lines.append(f"| {title} | {' | '.join(cells)} | {first[name]['tokens_per_cycle']:.2f} | {kept} | {same:.0%} |")
-    return "\n".join(lines)
-
-
-def bench() -> str:
-    """Training step beside transformers, by machine."""
-    lines = ["| machine | dtype, batches | etude, tokens/s | transformers, tokens/s (its fastest setting) | ratio |", "|---|---|---|---|---|"]
-    for found in _read("model-*.json"):
-        for x in found["results"]:
-            rates, fastest = x["tokens_per_second"], x["their_fastest"]
-            low, high = x["ratio_middle_half"]
-            lines.append(
-                f"| {found['machine']['cpu']}, {found['machine']['threads']} threads | {x['dtype']}, "
-                f"{'new ones' if x['batches'] == 'new' else 'always one'} | {rates['etude']['median']:,.0f} | "
-                f"{rates[fastest]['median']:,.0f} ({fastest.removeprefix('transformers, ')}) | {x['ratio']:.2f} [{low:.2f}, {high:.2f}] |"
-            )
-    return "\n".join(lines)
-
-
-def crowded() -> str:
-    """What a run's parts cost alone, with threads, and beside busy programs, by machine."""
-    words = {
-        "sampling": "128 rollouts of a step",
-        "step": "the step on them",
-        "decoding": "decoding 8 tasks",
-        "evaluation": "2,400 rollouts",
-        "products": "matrix products alone",
-    }
-    lines = []
-    for found in _read("crowded-*.json"):
-        lines += [
-            f"| {found['machine']['cpu']}, {found['busy']} cores, median of {found['rounds']} | alone | with threads instead | "
-            f"beside {found['busy']} busy programs |",
-            "|---|---|---|---|",
-        ]
-        for name, one in found["parts"].items():
-            lines.append(
-                f"| {words[name]} | {one['alone_s']:.1f} s | {one['threads_s']:.1f} s, {one['faster_than_threads']:.2f} × | "
-                f"{one['crowded_s']:.1f} s, {one['slower_in_a_crowd']:.2f} × |"
-            )
-    return "\n".join(lines)
-
-
-def plan() -> str:
-    """What the plan says a step takes, beside what it took, by network and layout."""
-    (found,) = _read("plan-*.json")
-    lines = ["| network, parameters | dp · cp · ep | predicted | measured | predicted / measured |", "|---|---|---|---|---|"]
-    for x in found["steps"]:
-        lines.append(
-            f"| {x['shape']}, {x['parameters'] / 1e6:.1f} M | {x['dp']} · {x['cp']} · {x['ep']} | {x['predicted_s'] * 1e3:.0f} ms | "
-            f"{x['measured_s'] * 1e3:.0f} ms [{x['least_s'] * 1e3:.0f}, {x['most_s'] * 1e3:.0f}] | {x['predicted_s'] / x['measured_s']:.2f} |"
-        )
-    all_of_it, box = found["predicted_over_measured"], found["machine"]
-    lines += [
-        "",
-        f"{found['ranks']} ranks of one thread each on {box['cpu']}, gloo, median of {found['rounds']} steps with the least and the most; "
-        f"predicted over measured: median {all_of_it['median']:.2f}, from {all_of_it['least']:.2f} to {all_of_it['most']:.2f}.",
-    ]
-    return "\n".join(lines)
-
-
-def _claims() -> list[dict]:
-    return figures.load(ROOT / "results" / "claims.json")
-
-
-def claims() -> str:
-    """How much is tested, and the sources' claims with verdicts."""
-    return f"{figures.covered(_claims())}\n\n{figures.markdown(_claims())}"
-
-
-def laws() -> str:
-    """Closed forms and identities, and how far they are from holding."""
-    return figures.markdown_laws(_claims())
-
-
-def untested() -> str:
-    """What the sources say and nothing tests yet."""
-    return figures.markdown_open(_claims())
+def _of_claims(make: Callable[[list[dict]], str]) -> Callable[[], str]:
+    return lambda: make(figures.load(ROOT / "results" / "claims.json"))
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "recipe": recipe,
-    "by-depth": by_depth,
-    "perplexity": perplexity,
-    "decode": decode,
-    "bench": bench,
-    "crowded": crowded,
-    "claims": claims,
-    "laws": laws,
-    "untested": untested,
-    "plan": plan,
+    "rollout": front.rollout,
+    "gain": front.gain,
+    "report-figures": front.report_figures,
     "techniques": catalog.table,
+    "recipe": tables.recipe,
+    "by-depth": tables.by_depth,
+    "perplexity": tables.perplexity,
+    "decode": tables.decode,
+    "bench": tables.bench,
+    "crowded": tables.crowded,
+    "covered": _of_claims(figures.covered),
+    "claims": _of_claims(figures.markdown),
+    "laws": _of_claims(figures.markdown_laws),
+    "untested": _of_claims(figures.markdown_open),
+    "twins": tables.twins,
+    "plan-output": tables.plan_output,
+    "plan": tables.plan,
 }
 
 
-def filled(text: str) -> str:
-    """The README `text` with every block it has made anew. RunError for a block that nobody makes."""
+def pages() -> list[Path]:
+    """The files that hold blocks, or may."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def filled(text: str, folder: Path = ROOT) -> str:
+    """The text of a page in `folder` with every block made anew; the blocks' links lead on from there. RunError for a block that nobody
+    makes, or that does not end."""
+    up = "../" * len(folder.relative_to(ROOT).parts)
 
     def block(match: re.Match) -> str:
         if match[1] not in BLOCKS:
-            raise RunError(f"README has a block {match[1]}; there are {', '.join(BLOCKS)}")
-        return f"<!-- {match[1]} -->\n{BLOCKS[match[1]]()}\n<!-- /{match[1]} -->"
+            raise RunError(f"a page has a block {match[1]}; there are {', '.join(BLOCKS)}")
+        made = re.sub(r"\]\((?!https?:|#)", f"]({up}", BLOCKS[match[1]]())
+        return f"<!-- {match[1]} -->\n{made}\n<!-- /{match[1]} -->"
 
-    return re.sub(r"<!-- ([a-z-]+) -->\n.*?<!-- /\1 -->", block, text, flags=re.DOTALL)
+    made, number = re.subn(r"<!-- ([a-z-]+) -->\n.*?<!-- /\1 -->", block, text, flags=re.DOTALL)
+    if number != len(re.findall(r"<!-- [a-z-]+ -->", text)):
+        raise RunError("a page has a block that does not end: <!-- NAME --> needs its <!-- /NAME -->")
+    return made
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    atomic_write(readme, filled(readme.read_text(encoding="utf-8")))
+    for page in pages():
+        atomic_write(page, filled(page.read_text(encoding="utf-8"), page.parent))

@@ -148,7 +148,10 @@ KL = (
         _in("kl-variance", "variances", "k3-wins-near", "crossing"),
     ),
     Statement(
-        "k3-far", "§4.1, Fig. 4", "k3 has far more variance than k1 once they are not, hence k1", _in("kl-variance", "k3-loses-far", "real-tokens")
+        "k3-far",
+        "§4.1, Fig. 4",
+        "k3 has far more variance than k1 once policies are far apart, hence k1",
+        _in("kl-variance", "k3-loses-far", "real-tokens"),
     ),
     Statement("k1-in-loss", "arXiv:2510.01555", "k1 as a loss term has an expected gradient of zero", _in("kl-variance", "k1-loss")),
     Statement("k2-in-loss", "arXiv:2510.01555", "k2 as a loss term has the gradient of KL(q‖p)", _in("kl-variance", "k2-loss", "sequence-k2")),

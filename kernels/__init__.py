@@ -1,5 +1,5 @@
-"""Triton kernels behind the signatures of the `ref` functions that they replace.
+"""Triton kernels with the signatures of the `ref` functions that they replace.
 
-The `transformers` library probes for a package of this name; `get_kernel` and its like live in another distribution,
-and nothing here pretends to be it.
+The `transformers` library looks for a package of this name. It means another distribution, which has `get_kernel`; this
+package does not imitate it.
 """

@@ -1,7 +1,7 @@
 """Small number formats inside kernels, by integer operations on float32: the arithmetic of `ref/formats.py`.
 
-The interpreter's casts to FP8 round otherwise than hardware does, so bits are the rule. On a GPU that has the cast, NATIVE takes it;
-`tests/gpu` holds the two together.
+The interpreter's casts to FP8 round differently from the hardware, so integer operations are the default. With NATIVE, a GPU that has the
+cast uses it; `tests/gpu` checks that the two agree.
 """
 
 import triton
@@ -12,17 +12,17 @@ __all__ = ["decode_e2m1", "decode_e4m3", "encode_e2m1", "encode_e4m3", "power_of
 
 @triton.jit
 def size_bits(x):
-    """|x| of float32 as an integer: as integers they compare like the numbers, then Inf, then every NaN."""
+    """The bits of |x|, float32, as an integer. These integers sort like the numbers, then Inf, then every NaN."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def encode_e4m3(x, NATIVE: tl.constexpr):
-    """float32 → E4M3 codes, uint8: nearest even, saturating; NaN is 0x7f or 0xff."""
+    """float32 → E4M3 codes, uint8: round to nearest even, saturating; NaN is 0x7f or 0xff."""
     if NATIVE:
         return tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     size = size_bits(x)
-    # Just under half of the last kept place, one more if that place is odd; below 2^-6, where steps are 2^-9, 2^14 rounds.
+    # Add just under half of the last kept bit, and one more if that bit is odd. Below 2^-6, where steps are 2^-9, adding 2^14 rounds.
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
     small = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     code = tl.minimum(tl.where(size < 0x3C800000, small, normal), 0x7E)
@@ -44,7 +44,7 @@ def decode_e4m3(code):
 
 @triton.jit
 def encode_e2m1(x):
-    """float32 → E2M1 codes 0 to 15, int32: nearest even, saturating; NaN is 0."""
+    """float32 → E2M1 codes 0 to 15, int32: round to nearest even, saturating; NaN is 0."""
     size = tl.abs(x)
     code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32) + (size >= 1.75).to(tl.int32)
     code += (size > 2.5).to(tl.int32) + (size >= 3.5).to(tl.int32) + (size > 5.0).to(tl.int32)
@@ -54,14 +54,14 @@ def encode_e2m1(x):
 
 @triton.jit
 def power_of_two(exponent):
-    """2^exponent for integers −127 to 127, as float32; the smallest of them is subnormal."""
+    """2^exponent for integers −127 to 127, as float32; the smallest is subnormal."""
     field = exponent + 127
     return tl.where(field > 0, field << 23, 0x00400000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def decode_e2m1(code):
-    """E2M1 codes 0 to 15, int32 → float32: 0 and 0.5 below exponent 1, from there an exponent and half a step."""
+    """E2M1 codes 0 to 15, int32 → float32: exponent field 0 gives 0 and 0.5; above it, an exponent and one mantissa bit."""
     exponent, half = (code >> 1) & 3, code & 1
     bits = tl.where(exponent > 0, ((exponent + 126) << 23) | (half << 22), half * 0x3F000000) | ((code & 8) << 28)
     return bits.to(tl.float32, bitcast=True)
@@ -69,6 +69,6 @@ def decode_e2m1(code):
 
 @triton.jit
 def round_bfloat16(y):
-    """float32 rounded to bfloat16, nearest even: what hardware's cast does and the interpreter's does not."""
+    """float32 rounded to bfloat16, to nearest even, as the hardware's cast does and the interpreter's does not."""
     bits = y.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)

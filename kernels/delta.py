@@ -1,7 +1,7 @@
-"""Triton kernels behind `ref/delta.py`: compare, count, write what differs in order; and write it back.
+"""Triton kernels behind `ref/delta.py`: compare, count, write the differences in order; and apply them.
 
-Both versions are read once to count changes per block and once to write them, 8 bytes a weight, since where a block's changes go is known
-only once all blocks before it are counted. The number of changes is the one thing the host waits for: it is the size of the result.
+Both versions are read once to count changes per block and once to write them, 8 bytes per weight, because the position of a block's
+changes is known only after all earlier blocks are counted. The host waits only for the number of changes, the size of the result.
 """
 
 import torch
@@ -42,7 +42,7 @@ def scatter_kernel(new, positions, values, changes, BLOCK: tl.constexpr):
 
 
 def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-    """As `ref.delta.encode_delta`."""
+    """Same as `ref.delta.encode_delta`."""
     check_versions(old, new)
     need(new)
     a, b = (t.contiguous().view(torch.int16).flatten() for t in (old, new))
@@ -60,7 +60,7 @@ def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def apply_delta(old: Tensor, positions: Tensor, values: Tensor) -> Tensor:
-    """As `ref.delta.apply_delta`; that positions exist is checked on the CPU only, since a GPU would have to be waited for."""
+    """Same as `ref.delta.apply_delta`. That positions exist is checked only on the CPU, to avoid waiting for a GPU."""
     check_delta(old, positions, values)
     need(old)
     new = old.contiguous().clone()

@@ -1,9 +1,9 @@
-"""Triton kernels of a mixture of experts, but for its products: `route` of `ref/router_replay.py`, and `ref/expert_rows.py`.
+"""Triton kernels of a mixture of experts, except for its products: `route` of `ref/router_replay.py`, and `ref/expert_rows.py`.
 
-    route             a program takes some tokens' scores into registers and picks k times: what is kept of a replay first, by score,
-                      then the router's own best; the K-th score, which the filter needs, comes from the same picking. Gates follow
-    sort_by_expert    a counting sort: programs count their assignments per expert, counts are added up over programs, and every
-                      assignment's row is the programs before it plus its own rank, a running sum; no atomics, so one order
+    route             a program loads some tokens' scores into registers and picks k times: first the kept experts of a replay, by
+                      score, then the router's own best. The K-th score, which the filter needs, is found the same way; then the gates
+    sort_by_expert    a counting sort: programs count their assignments per expert, and counts are summed over programs. An
+                      assignment's row is the count of earlier programs plus its own rank. No atomics, so the order is fixed
     permute, unpermute    gathers, in both directions and for all gradients
 
 No number goes to the host: group sizes stay on the device as `ends`.
@@ -134,21 +134,21 @@ class Route(torch.autograd.Function):
 
 
 def route(scores: Tensor, k: int, replayed: Tensor | None = None, alpha: float = 0.0, normalise: bool = True) -> tuple[Tensor, Tensor]:
-    """As `ref.router_replay.route`, scores float32 or bfloat16. What only the values tell (NaN among the scores, repeated experts) raises
-    ValueError on the CPU; on a GPU it would cost a wait, and is not looked at. Gates of which none weighs anything are NaN."""
+    """Same as `ref.router_replay.route`, for float32 or bfloat16 scores. Errors in the values (NaN among the scores, repeated experts)
+    raise ValueError on the CPU; on a GPU the check would have to wait, so it is skipped. If all gates have weight zero, they are NaN."""
     if scores.ndim != 2 or scores.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"scores must be float32 or bfloat16, shape [N, E]; got {scores.dtype} {list(scores.shape)}")
+        raise ValueError(f"scores must be float32 or bfloat16 of shape [N, E]; got {scores.dtype} of shape {list(scores.shape)}")
     N, E = scores.shape
     if not 1 <= k <= E:
-        raise ValueError(f"k must lie between 1 and the {E} experts, got {k}")
+        raise ValueError(f"k must lie between 1 and the {E} experts; got {k}")
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+        raise ValueError(f"alpha must lie between 0 and 1; got {alpha}")
     if replayed is not None and (replayed.shape != (N, k) or replayed.is_floating_point()):
-        raise ValueError(f"replayed must be int, shape [{N}, {k}]; got {replayed.dtype} {list(replayed.shape)}")
+        raise ValueError(f"replayed must be an int tensor of shape [{N}, {k}]; got {replayed.dtype} of shape {list(replayed.shape)}")
     replayed = None if replayed is None else replayed.contiguous()
     if not scores.is_cuda and N:
         if not bool((scores < math.inf).all() and (scores > -math.inf).any(1).all()):
-            raise ValueError("scores must be finite or -inf, and in each row finite for some expert")
+            raise ValueError("scores must be finite or -inf, with a finite one in each row")
         some = torch.arange(k) if replayed is None else replayed.sort(1)[0]
         if int(some.min()) < 0 or int(some.max()) >= E or bool((some.diff(dim=-1) == 0).any()):
             raise ValueError(f"replayed must be {k} distinct experts of the {E} in each row")
@@ -167,7 +167,7 @@ def count_kernel(experts, counts, total, EP: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def place_kernel(experts, first, order, place, total, EP: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows of BLOCK assignments, of which `first` [programs, EP] tells where each expert's begin."""
+    """Rows of BLOCK assignments; `first` [programs, EP] is the first row of each expert."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     e = tl.load(experts + i, i < total, other=-1).to(tl.int32)
     one = (e[:, None] == tl.arange(0, EP)[None, :]).to(tl.int32)
@@ -178,12 +178,12 @@ def place_kernel(experts, first, order, place, total, EP: tl.constexpr, BLOCK: t
 
 
 def sort_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As `ref.expert_rows.sort_by_expert`; that experts exist is checked on the CPU only, since a GPU would have to be waited for."""
+    """Same as `ref.expert_rows.sort_by_expert`. That experts exist is checked only on the CPU, to avoid waiting for a GPU."""
     if experts.ndim != 2 or experts.is_floating_point():
-        raise ValueError(f"experts must be int, shape [N, K]; got {experts.dtype} {list(experts.shape)}")
+        raise ValueError(f"experts must be an int tensor of shape [N, K]; got {experts.dtype} of shape {list(experts.shape)}")
     flat, total = experts.contiguous(), experts.numel()
     if not experts.is_cuda and total and not 0 <= int(flat.min()) <= int(flat.max()) < num_experts:
-        raise ValueError(f"experts must be 0 to {num_experts - 1}, got {int(flat.min())} to {int(flat.max())}")
+        raise ValueError(f"experts must lie between 0 and {num_experts - 1}; got {int(flat.min())} to {int(flat.max())}")
     need(experts)
     EP = triton.next_power_of_2(num_experts)
     BLOCK = 64 if INTERPRETED else max(16, min(128, 16384 // EP))
@@ -211,7 +211,7 @@ def gather_kernel(x, index, out, N, D, K: tl.constexpr, BM: tl.constexpr, BD: tl
 
 @triton.jit
 def combine_kernel(rows, place, gates, out, N, D, K: tl.constexpr, GATES: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
-    """out[n] = Σ_k gates[n, k] · rows[place[n, k]], added in float32 in the order of k."""
+    """out[n] = Σ_k gates[n, k] · rows[place[n, k]], summed in float32 in the order of k."""
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     d = tl.program_id(1) * BD + tl.arange(0, BD)
     inside = (n < N)[:, None] & (d < D)[None, :]
@@ -282,25 +282,25 @@ class Unpermute(torch.autograd.Function):
 
 
 def permute(x: Tensor, order: Tensor, place: Tensor) -> Tensor:
-    """As `ref.expert_rows.permute`."""
+    """Same as `ref.expert_rows.permute`."""
     _match(order, place)
     if x.ndim != 2 or len(x) != len(place):
-        raise ValueError(f"x must be [{len(place)}, D], got {list(x.shape)}")
+        raise ValueError(f"x must have shape [{len(place)}, D]; got {list(x.shape)}")
     need(x)
     return Permute.apply(x, order, place.contiguous())
 
 
 def unpermute(rows: Tensor, order: Tensor, place: Tensor, gates: Tensor) -> Tensor:
-    """As `ref.expert_rows.unpermute`."""
+    """Same as `ref.expert_rows.unpermute`."""
     _match(order, place)
     if rows.ndim != 2 or len(rows) != place.numel():
-        raise ValueError(f"rows must be [{place.numel()}, D], got {list(rows.shape)}")
+        raise ValueError(f"rows must have shape [{place.numel()}, D]; got {list(rows.shape)}")
     if gates.shape != place.shape:
-        raise ValueError(f"gates must be {list(place.shape)}, got {list(gates.shape)}")
+        raise ValueError(f"gates must have shape {list(place.shape)}; got {list(gates.shape)}")
     need(rows)
     return Unpermute.apply(rows, order, place.contiguous(), gates)
 
 
 def _match(order: Tensor, place: Tensor) -> None:
     if place.ndim != 2 or order.shape != (place.numel(),):
-        raise ValueError(f"order and place must be [N·K] and [N, K], got {list(order.shape)} and {list(place.shape)}")
+        raise ValueError(f"order and place must have shapes [N·K] and [N, K]; got {list(order.shape)} and {list(place.shape)}")

@@ -1,8 +1,8 @@
 """Triton kernels behind `ref.quant.experts_swiglu`: a layer of experts whose activations are quantised while they are computed.
 
-Between an expert's two products stands silu(gate) · up. Forward, the quantiser of the second product reads gate and up and computes it on
-the way: it is in memory as codes only. Backward, one kernel gives the gradients of gate and up, and the activation once more for the
-weight's gradient, from one reading.
+Between an expert's two products is silu(gate) · up. In the forward pass, the quantiser of the second product reads gate and up and
+computes it on the fly, so memory only ever holds its codes. In the backward pass, one kernel reads them once and gives the gradients of
+gate and up, and the activation again for the weight's gradient.
 """
 
 import torch
@@ -23,7 +23,7 @@ __all__ = ["experts_swiglu", "swiglu_linear"]
 
 @triton.jit
 def swiglu_kernel(h, dy, out, dh, N, I, BACKWARD: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BI: tl.constexpr):
-    """out [N, I] = silu(gate) · up of h [N, 2I]; BACKWARD: and dh [N, 2I] from dy [N, I]."""
+    """out [N, I] = silu(gate) · up of h [N, 2I]; BACKWARD: also dh [N, 2I] from dy [N, I]."""
     m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     i = tl.program_id(1) * BI + tl.arange(0, BI)
     inside = (m < N)[:, None] & (i < I)[None, :]
@@ -41,7 +41,7 @@ def swiglu_kernel(h, dy, out, dh, N, I, BACKWARD: tl.constexpr, ROUND: tl.conste
 
 
 def swiglu(h: Tensor, dy: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """silu(gate) · up of h [N, 2I], gate before up; and the gradient of h, given the activation's."""
+    """silu(gate) · up of h [N, 2I], with gate before up; also the gradient of h if that of the activation is given."""
     N, I = len(h), h.shape[1] // 2
     out, dh = torch.empty(N, I, dtype=h.dtype, device=h.device), None if dy is None else torch.empty_like(h)
     if out.numel():
@@ -53,7 +53,7 @@ def swiglu(h: Tensor, dy: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
 
 
 def activation(h: Tensor, form: str) -> Operand:
-    """silu(gate) · up of h [N, 2I] as rows of a product, never written as numbers unless the format is one of numbers."""
+    """silu(gate) · up of h [N, 2I] as an operand of a product. Only its codes are written, unless the format has no codes."""
     I = h.shape[1] // 2
     if form == "fp8":
         codes, scales = fp8_blocks(h, (1, 128), swiglu=True)
@@ -84,7 +84,7 @@ class SwigluLinear(torch.autograd.Function):
 
 
 def swiglu_linear(h: Tensor, weight: Tensor, ends: Tensor, forward: str = "nvfp4-token", backward: str = "mxfp8") -> Tensor:
-    """`grouped_linear` of silu(gate) · up, h [N, 2I] with gate before up, weight [E, D, I] → [N, D]."""
+    """`grouped_linear` of silu(gate) · up: h [N, 2I] with gate before up, weight [E, D, I] → [N, D]."""
     expect("weight", weight, "float", "E", "D", "I")
     expect("h", h, "float", "N", 2 * weight.shape[2])
     expect("ends", ends, "int", len(weight))
@@ -96,7 +96,7 @@ def swiglu_linear(h: Tensor, weight: Tensor, ends: Tensor, forward: str = "nvfp4
 def experts_swiglu(
     x: Tensor, gates: Tensor, w13: Tensor, w2: Tensor, experts: Tensor, forward: str = "nvfp4-token", backward: str = "mxfp8"
 ) -> Tensor:
-    """As `ref.quant.experts_swiglu`, in the formats of `kernels.gemm.FORMS`; the activation is quantised from float32."""
+    """Same as `ref.quant.experts_swiglu`, for the formats in `kernels.gemm.FORMS`; the activation is quantised from float32."""
     expect("w2", w2, "float", "E", "D", "I")
     expect("w13", w13, "float", len(w2), 2 * w2.shape[2], w2.shape[1])
     expect("x", x, "float", "N", w2.shape[1])

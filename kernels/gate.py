@@ -1,4 +1,4 @@
-"""When a kernel's numbers are right: the rule that its tests and its benchmark share."""
+"""When a kernel's numbers count as correct: the rule that its tests and its benchmark share."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ __all__ = ["excess", "same_bits"]
 
 
 def excess(ours: Tensor, theirs: Tensor, exact: Tensor) -> float:
-    """Three ways: the kernel's largest error over what it may be, right up to 1. It may be twice the reference's error, and half a last
-    place of the largest number, since where the reference happens to be exact nobody need be. `exact` is float64, `ours` and `theirs` of
-    one dtype and shape; a NaN in one of them is infinite excess."""
+    """Three-way comparison: the kernel's largest error over the allowed error; up to 1 is correct. Allowed is twice the reference's error
+    plus half an ulp of the largest number, since the reference may happen to be exact. `exact` is float64; `ours` and `theirs` have
+    the same dtype; all have the same shape. A NaN in any of them gives infinite excess."""
     if ours.dtype != theirs.dtype or not ours.shape == theirs.shape == exact.shape or exact.dtype != torch.float64:
         got = ", ".join(f"{t.dtype} {list(t.shape)}" for t in (ours, theirs, exact))
         raise ValueError(f"ours, theirs and exact must have one shape, the first two one dtype, the last float64; got {got}")
@@ -24,13 +24,13 @@ def excess(ours: Tensor, theirs: Tensor, exact: Tensor) -> float:
 
 
 def same_bits(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> bool:
-    """Codes and scales, every bit; NaN is NaN whatever its sign."""
+    """Whether codes and scales agree in every bit; NaNs count as equal whatever their sign."""
     for a, b in zip(ours, theirs, strict=True):
         a, b = a.cpu(), b.cpu()
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
         if a.dtype == torch.uint8:
-            # 0xff is a NaN of values, and a scale of NaN is 0xff anyway.
+            # 0x7f and 0xff are both NaN as values, and a NaN scale is always 0xff.
             nan = ((a & 0x7F) == 0x7F) & ((b & 0x7F) == 0x7F)
         else:
             nan = a.isnan() & b.isnan()

@@ -1,12 +1,12 @@
 """Triton kernels behind `ref.quant.linear`: products whose operands are read in a few bits.
 
-Every operand is [rows, K] with K, which the product sums over, together in memory; `product` is a tile of A Bᵀ and knows four forms:
+Every operand is [rows, K], contiguous along K, which the product sums over. `product` computes a tile of A Bᵀ in four forms:
 
     PLAIN    bfloat16 or float32
-    FP8      E4M3 codes and float32 scales per 1 × 128, or per 128 × 128 of a weight. Codes go to the tensor cores as they are. Hopper's
-             keep about 22 bits while they add, so every 128 of K are a fresh dot, scaled and added in float32
-    MXFP8    E4M3 codes, a power of two per 32: a value times its scale is exact in bfloat16, and the dot is bfloat16's
-    NVFP4    E2M1 codes, an E4M3 scale per 16: their product is exact in bfloat16 too; the token's scale waits until the sum is done
+    FP8      E4M3 codes and float32 scales per 1 × 128, or per 128 × 128 of a weight. Codes go to the tensor cores unchanged. Hopper's
+             accumulate with about 22 bits, so every 128 of K are a new dot, scaled and added in float32
+    MXFP8    E4M3 codes, a power of two per 32: a value times its scale is exact in bfloat16, and the dot runs in bfloat16
+    NVFP4    E2M1 codes, an E4M3 scale per 16: their product is exact in bfloat16 too; the token's scale is applied after the sum
 
 `kernels/grouped_gemm.py` uses the same tile for experts.
 """
@@ -26,13 +26,13 @@ from ref.checks import expect
 __all__ = ["FORMS", "Operand", "linear", "matmul", "operand"]
 
 FORMS = {"float32": 0, "bfloat16": 0, "fp8": 1, "mxfp8": 2, "nvfp4-token": 3}
-"""The formats that kernels compute with, by their names in `ref.quant.FORMATS`."""
+"""The formats that the kernels support, by their names in `ref.quant.FORMATS`."""
 
 
 @triton.jit
 def operand_tile(data, scales, row, here, k, inside, stride, step, scale_stride, FORM: tl.constexpr, UPCAST: tl.constexpr):
-    """[rows, BK] of an operand, with the scales that a dot needs to have in it. UPCAST: in float32, since the interpreter's products of
-    bfloat16 are wrong."""
+    """[rows, BK] of an operand, including the scales that must be applied before the dot. UPCAST: in float32, since the interpreter's
+    bfloat16 products are wrong."""
     mask = here[:, None] & inside[None, :]
     if FORM == 3:
         byte = tl.load(data + row[:, None] * stride + (k // 2)[None, :], mask, other=0).to(tl.int32)
@@ -139,7 +139,7 @@ def matmul_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """out [M, N] = A Bᵀ. Eight rows of tiles go down before the next column begins, so that what they read stays in the L2 cache."""
+    """out [M, N] = A Bᵀ. Tiles go down eight rows before the next column starts, so that their inputs stay in the L2 cache."""
     down, across = tl.cdiv(M, BM), tl.cdiv(N, BN)
     band = tl.program_id(0) // (8 * across)
     rows = tl.minimum(down - band * 8, 8)
@@ -158,27 +158,27 @@ class Operand:
     form: str
     """Its name in FORMS."""
     data: Tensor
-    """Numbers, codes, or two codes a byte: [*, R, K] or [*, R, K / 2]."""
+    """Numbers, codes, or two codes per byte: [*, R, K] or [*, R, K / 2]."""
     size: int
     """K."""
     scales: Tensor | None = None
     """Scales along K: [*, R / block, K / 128], [*, R, K / 32] or [*, R, K / 16]."""
     whole: Tensor | None = None
-    """NVFP4: a scale per row [*, R]."""
+    """NVFP4: one scale per row [*, R]."""
     block: int = 1
     """FP8: how many rows share a scale."""
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """data, scales, whole as a kernel takes them; data stands in for what the format has not."""
+        """data, scales and whole as kernel arguments; data is a placeholder for those that the format does not have."""
         return tuple(self.data if t is None else t for t in (self.data, self.scales, self.whole))
 
     def strides(self) -> tuple[int, int, int]:
-        """Of a row, of K, and of a row of scales."""
+        """Strides of a row, of K, and of a row of scales."""
         return *self.data.stride()[-2:], self.tensors()[1].stride(-2)
 
 
 def operand(x: Tensor, form: str, axis: int = -1, weight: bool = False) -> Operand:
-    """x [*, R, K] (axis −1) or [*, K, R] (axis −2), quantised along K. A weight's FP8 scales are per 128 × 128."""
+    """x [*, R, K] (axis −1) or [*, K, R] (axis −2), quantised along K. A weight has one FP8 scale per 128 × 128 block."""
     rows = x if axis == -1 else x.mT
     size = rows.shape[-1]
     if FORMS[form] == 0:
@@ -195,7 +195,7 @@ def operand(x: Tensor, form: str, axis: int = -1, weight: bool = False) -> Opera
 
 
 def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
-    """A Bᵀ of two operands of one form, [M, K] and [N, K] → [M, N]. What has a row per token is `a`: only b's scales may be shared by rows."""
+    """A Bᵀ of two operands of one form, [M, K] and [N, K] → [M, N]. `a` has one row per token: only b's rows may share scales."""
     if a.form == "float32" or a.form == "bfloat16" and dtype == torch.bfloat16:
         return (a.data @ b.data.T).to(dtype)  # the library's product
     M, N = len(a.data), len(b.data)
@@ -226,11 +226,11 @@ class Linear(torch.autograd.Function):
 def check_forms(forward: str, backward: str) -> None:
     for form in (forward, backward):
         if form not in FORMS:
-            raise ValueError(f"forward and backward must be of {', '.join(FORMS)}; got {form!r}")
+            raise ValueError(f"forward and backward must each be one of {', '.join(FORMS)}; got {form!r}")
 
 
 def linear(x: Tensor, weight: Tensor, forward: str = "nvfp4-token", backward: str = "mxfp8") -> Tensor:
-    """As `ref.quant.linear`, in the formats of FORMS."""
+    """Same as `ref.quant.linear`, for the formats in FORMS."""
     expect("x", x, "float", "N", "D")
     expect("weight", weight, "float", "O", x.shape[1])
     check_forms(forward, backward)

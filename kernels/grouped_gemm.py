@@ -1,12 +1,12 @@
 """Triton kernels behind `ref.quant.grouped_linear`: one launch for all experts, forward and both gradients, in every form of kernels/gemm.py.
 
-    y  = x wᵀ      a tile of rows lies within one expert; which one, a program finds in the running tile counts of the experts
-    dx = dy w      the same kernel, the weight quantised, or read, the other way
-    dw = dyᵀ x     a program per expert and tile of its weight, over the expert's rows
+    y  = x wᵀ      a tile of rows belongs to one expert, which a program finds from the running tile counts of the experts
+    dx = dy w      the same kernel, with the weight quantised, or read, along its other axis
+    dw = dyᵀ x     one program per expert and tile of its weight, over the expert's rows
 
-How many rows an expert has only the device knows: the grid is as large as the worst split, ⌈N / BM⌉ + E tiles, and programs beyond the
-last tile return. For dw the sum goes over rows, and no block of scales may reach over two experts: every expert's rows begin at a new
-multiple of 128, with zeros before it. Offsets are int64: 128 experts of 1536 × 2048 pass 2^31 bytes.
+Only the device knows how many rows an expert has. So the grid covers the worst case, ⌈N / BM⌉ + E tiles, and programs beyond the last
+tile return. For dw the sum is over rows, and no block of scales may span two experts: every expert's rows start at a new multiple of
+128, with zeros before it. Offsets are int64: 128 experts of 1536 × 2048 exceed 2^31 bytes.
 """
 
 import torch
@@ -60,14 +60,14 @@ def rows_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """out [N, O] = every row of a times its expert's b; expert e's data and scales begin at e·eb and e·es."""
+    """out [N, O] = every row of a times its expert's b; expert e's data and scales start at e·eb and e·es."""
     e = tl.arange(0, EP)
     end = tl.load(ends + e, e < E, other=0).to(tl.int64)
     start = tl.where(e > 0, tl.load(ends + e - 1, (e > 0) & (e < E), other=0).to(tl.int64), 0)
     tiles = tl.where(e < E, (end - start + BM - 1) // BM, 0)
     behind = tl.cumsum(tiles, 0)
     t = tl.program_id(0)
-    # The expert whose tiles t lies among; behind the last tile there is none.
+    # The expert that tile t belongs to; after the last tile there is no such expert.
     mine = (behind > t) & (behind - tiles <= t)
     if tl.sum(mine.to(tl.int32), 0) > 0:
         expert = tl.sum(tl.where(mine, e, 0), 0).to(tl.int64)
@@ -126,7 +126,7 @@ def weights_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """out [E, O, D]: a bᵀ over columns bounds[e] to bounds[e + 1] of a [O, P] and b [D, P]; zeros where there is none."""
+    """out [E, O, D]: a bᵀ over columns bounds[e] to bounds[e + 1] of a [O, P] and b [D, P]; zeros for an expert without columns."""
     e = tl.program_id(0).to(tl.int64)
     first_d = tl.program_id(2).to(tl.int64) * BN
     o, d = tl.program_id(1).to(tl.int64) * BM + tl.arange(0, BM), first_d + tl.arange(0, BN)
@@ -159,7 +159,7 @@ def weights_kernel(
 
 
 def expert_rows(a: Operand, b: Operand, ends: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows a [N, K], sorted by expert, times their experts' b [E, O, K] → [N, O]."""
+    """Rows of a [N, K], sorted by expert, times their experts' b [E, O, K] → [N, O]."""
     (N, E), O = (len(a.data), len(b.data)), b.data.shape[1]
     out = torch.empty(N, O, dtype=dtype, device=a.data.device)
     if out.numel():
@@ -186,7 +186,7 @@ def expert_rows(a: Operand, b: Operand, ends: Tensor, dtype: torch.dtype) -> Ten
 
 
 def expert_weights(dy: Tensor, x: Tensor, ends: Tensor, form: str, dtype: torch.dtype) -> Tensor:
-    """dyᵀ x over every expert's rows, dy [N, O] and x [N, D] → [E, O, D]."""
+    """dyᵀ x over each expert's rows, dy [N, O] and x [N, D] → [E, O, D]."""
     (N, O), D, E = dy.shape, x.shape[1], len(ends)
     if not N:
         return torch.zeros(E, O, D, dtype=dtype, device=dy.device)
@@ -203,8 +203,8 @@ def expert_weights(dy: Tensor, x: Tensor, ends: Tensor, form: str, dtype: torch.
 
 
 def padded(ends: Tensor, N: int, block: int = 128) -> tuple[Tensor, Tensor]:
-    """Which row stands where, once every expert begins at a multiple of `block`: −1 where none does, [P]; and the experts' bounds
-    [E + 1]. P is enough for any split of N rows, so that nobody waits for the device."""
+    """The row at each place [P] if every expert starts at a multiple of `block`, −1 on padding; and the experts' bounds [E + 1]. P is
+    large enough for any split of N rows, so the host does not wait for the device."""
     counts = torch.diff(ends, prepend=ends.new_zeros(1))
     blocks = (counts + block - 1) // block
     behind = blocks.cumsum(0)
@@ -231,8 +231,8 @@ class GroupedLinear(torch.autograd.Function):
 
 
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor, forward: str = "nvfp4-token", backward: str = "mxfp8") -> Tensor:
-    """As `ref.quant.grouped_linear`, in the formats of `kernels.gemm.FORMS`; backward in all but NVFP4, whose scale per row an expert's
-    columns do not have. That ends rise to the number of rows is checked on the CPU only, since a GPU would have to be waited for."""
+    """Same as `ref.quant.grouped_linear`, for the formats in `kernels.gemm.FORMS`. backward may not be NVFP4, whose scale per row does
+    not exist for an expert's columns. That ends rise to the number of rows is checked only on the CPU, to avoid waiting for a GPU."""
     expect("x", x, "float", "N", "D")
     expect("weight", weight, "float", "E", "O", x.shape[1])
     expect("ends", ends, "int", len(weight))
@@ -240,6 +240,6 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor, forward: str = "nvfp
     if backward == "nvfp4-token":
         raise ValueError("backward must be float32, bfloat16, fp8 or mxfp8; got 'nvfp4-token'")
     if not x.is_cuda and (int(torch.diff(ends, prepend=ends.new_zeros(1)).min()) < 0 or int(ends[-1]) != len(x)):
-        raise ValueError(f"ends must rise to the {len(x)} tokens of x, got {ends.tolist()}")
+        raise ValueError(f"ends must rise to the {len(x)} tokens of x; got {ends.tolist()}")
     need(x)
     return GroupedLinear.apply(x, weight, ends.contiguous(), forward, backward)

@@ -1,4 +1,4 @@
-"""Where kernels run: on CUDA, or interpreted on the CPU. What every kernel's wrapper asks first."""
+"""Where kernels run: on CUDA, or interpreted on the CPU. Every kernel's wrapper checks this first."""
 
 import os
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 try:
     import triton
-except ImportError:  # Triton is Linux's, and only the scaled path needs it
+except ImportError:  # Triton exists only for Linux, and only the scaled path needs it
     triton = None
 
 __all__ = ["INTERPRETED", "available", "configs", "need"]
@@ -17,21 +17,21 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def available(x: Tensor) -> bool:
-    """Whether a kernel can take this tensor."""
+    """Whether a kernel can run on this tensor."""
     return triton is not None and (x.is_cuda or INTERPRETED)
 
 
 def need(x: Tensor) -> None:
-    """RuntimeError, in one line, unless a kernel can take this tensor."""
+    """Raise a one-line RuntimeError unless a kernel can run on this tensor."""
     if triton is None:
-        raise RuntimeError("kernels need Triton: pip install triton (Linux); the functions of ref/ need none")
+        raise RuntimeError("kernels need Triton: pip install triton (Linux); the functions of ref/ do not need it")
     if not available(x):
         raise RuntimeError(f"kernels run on CUDA, or on the CPU with TRITON_INTERPRET=1 in the environment; this tensor is on {x.device}")
 
 
 def configs(small: dict, *large: tuple[dict, int, int]) -> list:
-    """What to autotune over: one small tile under the interpreter, which cannot time; on a GPU each of `large`, tile, warps and
-    stages."""
+    """The configurations to autotune over: one small tile under the interpreter, which cannot measure time; on a GPU all of `large`
+    (tile, warps, stages)."""
     if INTERPRETED or not torch.cuda.is_available():
         return [triton.Config(small)]
     return [triton.Config(tile, num_warps=warps, num_stages=stages) for tile, warps, stages in large]

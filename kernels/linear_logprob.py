@@ -1,9 +1,9 @@
 """Triton kernels behind `ref/network/linear_logprob.py`: per-token log-prob, entropy and KL without the logits.
 
 Forward: a program takes BM tokens and a slice of the vocabulary, goes over it BV tokens at a time and keeps a running maximum, sum and
-weighted sum; slices are put together afterwards. Backward: a slice of the vocabulary at a time, one kernel computes the logits
-again and writes their gradient, and two library products turn that into the gradients of hidden and weight. Memory beside inputs
-and outputs: a slice's gradient, a sixteenth of the vocabulary in the dtype of hidden, 3% of the float32 logits for bfloat16.
+weighted sum; slices are combined afterwards. Backward: for one slice of the vocabulary at a time, one kernel recomputes the logits and
+writes their gradient, and two library products turn that into the gradients of hidden and weight. Extra memory: the gradient of one
+slice, a sixteenth of the vocabulary, in the dtype of hidden. For bfloat16 that is 3% of the float32 logits.
 """
 
 from typing import Literal
@@ -19,7 +19,7 @@ from kernels.launch import INTERPRETED, configs, need
 __all__ = ["linear_kl", "linear_logprob"]
 
 SLICES = 3 if INTERPRETED else 16
-"""Parts of the vocabulary: programs side by side in the forward pass, steps one after another in the backward pass."""
+"""Slices of the vocabulary: parallel programs in the forward pass, successive steps in the backward pass."""
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def logits_tile(hidden, weight, n, v, N, V, D, UPCAST: tl.constexpr, BM: tl.cons
         k = start + tl.arange(0, BK)
         h = tl.load(hidden + n[:, None] * D + k[None, :], (n[:, None] < N) & (k[None, :] < D), other=0.0)
         w = tl.load(weight + v[None, :] * D + k[:, None], (v[None, :] < V) & (k[:, None] < D), other=0.0)
-        if UPCAST:  # the interpreter's products of bfloat16 are wrong
+        if UPCAST:  # the interpreter's bfloat16 products are wrong
             h, w = h.to(tl.float32), w.to(tl.float32)
         z = tl.dot(h, w, z, input_precision="ieee")
     return z
@@ -38,10 +38,10 @@ def logits_tile(hidden, weight, n, v, N, V, D, UPCAST: tl.constexpr, BM: tl.cons
 
 @triton.jit
 def running(z, other, m, l, s, OWN: tl.constexpr):
-    """One more tile [BM, BV] of logits for a running maximum m, l = Σ e^(z − m), and s = Σ e^(z − m) · other, or with OWN
-    Σ e^(z − m) · (z − m): logits of a trained head lie far from zero, and their differences are what counts."""
+    """Add a tile [BM, BV] of logits to a running maximum m, l = Σ e^(z − m), and s = Σ e^(z − m) · other, or with OWN
+    Σ e^(z − m) · (z − m): logits of a trained head are far from zero, and only their differences matter."""
     top = tl.maximum(m, tl.max(z, 1))
-    # A row whose tile is all padding keeps −inf, and −inf − −inf is no number.
+    # A row whose tile is all padding keeps −inf, and −inf − −inf is NaN.
     safe = tl.where(top == float("-inf"), 0.0, top)
     down = tl.where(m == float("-inf"), 0.0, m - safe)
     old = tl.where(m == float("-inf"), 0.0, tl.exp(down))
@@ -82,7 +82,7 @@ def forward_kernel(
     BV: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """out [slices, 4 or 6, N]: m, l, Σ e (z − m), target's logit; with KL m, l, Σ e (z − y), and the other's m, l, Σ e' (y − z)."""
+    """out [slices, 4 or 6, N]: m, l, Σ e (z − m), the target's logit; with KL: m, l, Σ e (z − y), and the other's m, l, Σ e' (y − z)."""
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     part = tl.program_id(1).to(tl.int64)
     m, l, s = tl.full((BM,), float("-inf"), tl.float32), tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
@@ -140,8 +140,8 @@ def backward_kernel(
     BV: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Gradient of the logits of `width` tokens from `first` on, [N, width]. MODE 0: g · log p's and g2 · entropy's (value: entropy);
-    1: g · KL(q‖p)'s; 2: g · KL(p‖q)'s (value: KL). log Σ e^z comes in two parts, the largest logit and the rest."""
+    """Gradient with respect to the logits of `width` tokens from `first` on, [N, width]. MODE 0: of g · log p + g2 · entropy (value:
+    entropy); 1: of g · KL(q‖p); 2: of g · KL(p‖q) (value: KL). log Σ e^z comes in two parts, the largest logit and the rest."""
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     column = tl.program_id(1).to(tl.int64) * BV + tl.arange(0, BV)
     v = first + column
@@ -149,7 +149,7 @@ def backward_kernel(
     logp = z - tl.load(top + n, n < N, other=0.0)[:, None] - tl.load(rest + n, n < N, other=0.0)[:, None]
     p, up = tl.exp(logp), tl.load(g + n, n < N, other=0.0)[:, None]
     if MODE == 0:
-        # 1 − p of a likely target from its log-probability: the difference would lose what is left of it.
+        # 1 − p of a likely target, computed from its log-probability: the subtraction would cancel nearly all digits.
         small = -logp * (1 + logp * (0.5 + logp * (0.16666667 + logp * 0.041666668)))
         left = tl.where(logp > -0.06, small, 1 - p)
         target = tl.load(targets + n, n < N, other=-1)[:, None]
@@ -168,7 +168,7 @@ def backward_kernel(
 
 
 def stats(hidden: Tensor, weight: Tensor, targets: Tensor, other: tuple[Tensor, Tensor] | None) -> Tensor:
-    """What `forward_kernel` finds, over all slices: [slices, 4 or 6, N]."""
+    """The output of `forward_kernel` for all slices: [slices, 4 or 6, N]."""
     need(hidden)
     (N, D), V = hidden.shape, len(weight)
     width = -(-V // SLICES)
@@ -182,7 +182,7 @@ def stats(hidden: Tensor, weight: Tensor, targets: Tensor, other: tuple[Tensor, 
 
 
 def together(m: Tensor, l: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Slices [slices, N] → log Σ e^z in float64, and as the largest logit and the rest, float32."""
+    """Slices [slices, N] → log Σ e^z in float64, and the same in two float32 parts, the largest logit and the rest."""
     top = m.amax(0)
     lse = (m.double() + l.double().log()).logsumexp(0)
     return lse, (top, (lse - top).float())
@@ -204,7 +204,7 @@ def gradients(needed, hidden, weight, targets, other, parts, value, other_parts,
             hidden, weight, targets, x, w, *parts, value, *other_parts, g, g2, d, N, V, D, x.shape[1], first, wide, MODE=mode, UPCAST=INTERPRETED
         )
         if needed[0]:
-            # Slices are added in float32: rounded one by one they would lose more than the whole.
+            # Slices are summed in float32: rounding each of them would lose more than rounding the sum.
             some = weight[first : first + wide]
             to_hidden += torch.mm(d, some, out_dtype=torch.float32) if d.is_cuda else d.float() @ some.float()
         if needed[1]:
@@ -250,23 +250,23 @@ class LinearKL(torch.autograd.Function):
 
 
 def linear_logprob(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """As `ref.network.linear_logprob.linear_logprob`, for float32 and bfloat16."""
+    """Same as `ref.network.linear_logprob.linear_logprob`, for float32 and bfloat16."""
     hidden, weight = _ready(hidden, weight)
     if targets.shape != hidden.shape[:1] or targets.is_floating_point():
-        raise ValueError(f"targets must be int, shape [{len(hidden)}]; got {targets.dtype} {list(targets.shape)}")
+        raise ValueError(f"targets must be an int tensor of shape [{len(hidden)}]; got {targets.dtype} of shape {list(targets.shape)}")
     if not targets.is_cuda and targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < len(weight):
-        raise ValueError(f"targets must be tokens 0 to {len(weight) - 1}, got {int(targets.min())} to {int(targets.max())}")
+        raise ValueError(f"targets must be tokens 0 to {len(weight) - 1}; got {int(targets.min())} to {int(targets.max())}")
     return LinearLogprob.apply(hidden, weight, targets.long().contiguous())
 
 
 def linear_kl(
     hidden: Tensor, weight: Tensor, other_hidden: Tensor, other_weight: Tensor, other: Literal["teacher", "reference"] = "teacher"
 ) -> Tensor:
-    """As `ref.network.linear_logprob.linear_kl`, for float32 and bfloat16."""
+    """Same as `ref.network.linear_logprob.linear_kl`, for float32 and bfloat16."""
     hidden, weight = _ready(hidden, weight)
     x, w = _ready(other_hidden.detach(), other_weight.detach())
     if len(x) != len(hidden) or len(w) != len(weight):
-        raise ValueError(f"other_hidden and other_weight must have {len(hidden)} and {len(weight)} rows, got {len(x)} and {len(w)}")
+        raise ValueError(f"other_hidden and other_weight must have {len(hidden)} and {len(weight)} rows; got {len(x)} and {len(w)}")
     if other not in ("teacher", "reference"):
         raise ValueError(f"other must be teacher or reference, got {other!r}")
     return LinearKL.apply(hidden, weight, x, w, 1 if other == "teacher" else 2)
@@ -276,5 +276,5 @@ def _ready(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or not weight.numel():
         raise ValueError(f"hidden and weight must be [N, D] and [V, D]; got {list(hidden.shape)} and {list(weight.shape)}")
     if hidden.dtype != weight.dtype or hidden.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"hidden and weight must both be float32 or bfloat16, got {hidden.dtype} and {weight.dtype}")
+        raise ValueError(f"hidden and weight must both be float32 or bfloat16; got {hidden.dtype} and {weight.dtype}")
     return hidden.contiguous(), weight.contiguous()

@@ -1,8 +1,8 @@
-"""Triton kernel behind `ref.muon.newton_schulz`: products with a symmetric result, half of them computed.
+"""Triton kernel behind `ref.muon.newton_schulz`: products with a symmetric result, of which only half is computed.
 
-A step of the iteration has three products, and two of them, X Xᵀ and (X Xᵀ)², are symmetric: a tile below the diagonal is the transpose of
-one above it. One kernel serves both, α·A Aᵀ + β·C with C symmetric: programs below the diagonal return, the others write their tile twice.
-The third product is the library's.
+A step of the iteration has three products. Two of them, X Xᵀ and (X Xᵀ)², are symmetric: a tile below the diagonal is the transpose of
+one above it. One kernel serves both, α·A Aᵀ + β·C with C symmetric: programs below the diagonal return, and the others write their tile
+twice. The library computes the third product.
 """
 
 import torch
@@ -37,14 +37,14 @@ def symmetric_kernel(a, c, out, M, K, sb, sm, sk, alpha, beta, ADD: tl.constexpr
             k = begin + tl.arange(0, BK)
             x = tl.load(a + batch * sb + m[:, None] * sm + k[None, :] * sk, (m < M)[:, None] & (k < K)[None, :], other=0.0)
             z = tl.load(a + batch * sb + n[None, :] * sm + k[:, None] * sk, (n < M)[None, :] & (k < K)[:, None], other=0.0)
-            if UPCAST:  # the interpreter's products of bfloat16 are wrong
+            if UPCAST:  # the interpreter's bfloat16 products are wrong
                 x, z = x.to(tl.float32), z.to(tl.float32)
             y = tl.dot(x, z, y, input_precision="ieee")
         inside = (m < M)[:, None] & (n < M)[None, :]
         y = alpha * y
         if ADD:
             y += beta * tl.load(c + batch * M * M + m[:, None] * M + n[None, :], inside, other=0.0).to(tl.float32)
-        if i == j:  # a product's own two halves may differ in the order of their sums
+        if i == j:  # the two halves of a diagonal tile may differ in the order of their sums
             y = tl.where(m[:, None] <= n[None, :], y, tl.trans(y))
         if UPCAST and out.dtype.element_ty == tl.bfloat16:
             y = round_bfloat16(y)
@@ -57,10 +57,10 @@ def symmetric_kernel(a, c, out, M, K, sb, sm, sk, alpha, beta, ADD: tl.constexpr
 def symmetric_product(a: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
     """alpha · a aᵀ + beta · c for a [B, M, K] and symmetric c [B, M, M], in the dtype of a: float32 or bfloat16."""
     if a.ndim != 3 or a.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"a must be float32 or bfloat16, shape [B, M, K]; got {a.dtype} {list(a.shape)}")
+        raise ValueError(f"a must be float32 or bfloat16 of shape [B, M, K]; got {a.dtype} of shape {list(a.shape)}")
     B, M, K = a.shape
     if c is not None and (c.shape != (B, M, M) or c.dtype != a.dtype):
-        raise ValueError(f"c must be {a.dtype}, shape {[B, M, M]}; got {c.dtype} {list(c.shape)}")
+        raise ValueError(f"c must be {a.dtype} of shape {[B, M, M]}; got {c.dtype} of shape {list(c.shape)}")
     need(a)
     out = torch.empty(B, M, M, dtype=a.dtype, device=a.device)
     if out.numel():
@@ -71,9 +71,9 @@ def symmetric_product(a: Tensor, c: Tensor | None = None, alpha: float = 1.0, be
 
 
 def newton_schulz(G: Tensor, steps: int = 5, *, dtype: torch.dtype | None = None) -> Tensor:
-    """As `ref.muon.newton_schulz`, iterating in float32 or bfloat16."""
+    """Same as `ref.muon.newton_schulz`, iterating in float32 or bfloat16."""
     if G.ndim < 2:
-        raise ValueError(f"G must be [*, m, n], got {list(G.shape)}")
+        raise ValueError(f"G must have shape [*, m, n]; got {list(G.shape)}")
     need(G)
     a, b, c = COEFFICIENTS
     tall = G.shape[-2] > G.shape[-1]

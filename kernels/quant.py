@@ -1,11 +1,11 @@
 """Triton kernels behind `ref/quant.py`: the same codes and scales, bit for bit, each number read once.
 
     mxfp8_quantize            a tile is cut into blocks of 32 along its rows or its columns
-    mxfp8_quantize_both       the same along both at once: what a weight or a gradient needs, from one pass over memory
-    nvfp4_quantize            a program has whole tokens: it finds their scales and their blocks' before it writes
-    blockwise_fp8_quantize    a tile is one block (128 × 128) or a row of it is (1 × 128)
+    mxfp8_quantize_both       the same along both at once: all that a weight or a gradient needs, in one pass over memory
+    nvfp4_quantize            a program handles complete tokens: it finds their scales and those of their blocks before it writes
+    blockwise_fp8_quantize    a tile is one block (128 × 128), or each of its rows is one (1 × 128)
 
-Maxima are taken of the bits of |x| as integers: exact, and NaN is the largest. Divisions are IEEE (`div_rn`); the default of a GPU is not.
+Maxima compare the bits of |x| as integers: this is exact, and NaN is the largest. Divisions are IEEE (`div_rn`), unlike a GPU's default.
 """
 
 import math
@@ -25,7 +25,7 @@ __all__ = ["blockwise_fp8_quantize", "mxfp8_quantize", "mxfp8_quantize_both", "n
 
 @triton.jit
 def e8m0_byte(largest, MODE: tl.constexpr):
-    """Bits of a block's largest |x| → its E8M0 scale; 255 where the block has NaN or Inf."""
+    """Bits of a block's largest |x| → its E8M0 scale; 255 if the block has NaN or Inf."""
     if MODE == 0:
         d = (largest.to(tl.float32, bitcast=True) * 0.002232142857142857).to(tl.int32, bitcast=True)
         field, mantissa = d >> 23, d & 0x7FFFFF
@@ -39,7 +39,7 @@ def e8m0_byte(largest, MODE: tl.constexpr):
 
 @triton.jit
 def mx_codes(blocks, byte, AXIS: tl.constexpr, NATIVE: tl.constexpr):
-    """Blocks [a, b, c], reduced along AXIS, and their scales → codes."""
+    """Blocks [a, b, c], each along AXIS, and their scales → codes."""
     scaled = blocks * tl.expand_dims(power_of_two(127 - byte), AXIS)
     codes = encode_e4m3(scaled, NATIVE)
     return tl.where(tl.expand_dims(byte == 255, AXIS), 0x7F, codes.to(tl.int32)).to(tl.uint8)
@@ -47,7 +47,7 @@ def mx_codes(blocks, byte, AXIS: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def load_numbers(x, at, apart, inside, SWIGLU: tl.constexpr):
-    """The numbers at `at`, float32; SWIGLU: silu of them, times those `apart` further on."""
+    """The numbers at `at` in float32; SWIGLU: their silu times the numbers `apart` further on."""
     v = tl.load(x + at, inside, other=0.0).to(tl.float32)
     if SWIGLU:
         v = v / (1.0 + tl.exp(-v)) * tl.load(x + at + apart, inside, other=0.0).to(tl.float32)
@@ -94,7 +94,7 @@ def mxfp8_kernel(
     if COLS:
         byte = e8m0_byte(tl.max(tl.reshape(size, (BM // 32, 32, BN)), 1), MODE)
         codes = tl.reshape(mx_codes(tl.reshape(v, (BM // 32, 32, BN)), byte, 1, NATIVE), (BM, BN))
-        # Columns are what the next product sums along: they lie together in memory.
+        # The next product sums along columns, so they are contiguous in memory.
         tl.store(col_codes + n[None, :] * M + m[:, None], codes, inside)
         b = tl.program_id(0).to(tl.int64) * (BM // 32) + tl.arange(0, BM // 32)
         blocks = (M + 31) // 32
@@ -102,8 +102,8 @@ def mxfp8_kernel(
 
 
 def mxfp8_matrix(x: Tensor, rows: bool, cols: bool, mode: str = "rceil", swiglu: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes and scales along rows and along columns of x [M, N], the latter as transposed views; those not wanted are empty. With
-    `swiglu` x is [M, 2N], and what is quantised is silu of its first half times the second, in float32."""
+    """Codes and scales along rows and along columns of x [M, N], the latter as transposed views; unwanted ones are empty. With
+    `swiglu`, x is [M, 2N], and silu of its first half times the second half is quantised, in float32."""
     need(x)
     M, N = len(x), x.shape[1] // (2 if swiglu else 1)
 
@@ -118,7 +118,7 @@ def mxfp8_matrix(x: Tensor, rows: bool, cols: bool, mode: str = "rceil", swiglu:
 
 
 def mxfp8_quantize(x: Tensor, axis: int = -1, mode: str = "rceil") -> tuple[Tensor, Tensor]:
-    """As `ref.quant.mxfp8_quantize`."""
+    """Same as `ref.quant.mxfp8_quantize`."""
     check_mxfp8(x, axis, mode)
     if x.ndim == 2:
         along = axis % 2
@@ -130,14 +130,14 @@ def mxfp8_quantize(x: Tensor, axis: int = -1, mode: str = "rceil") -> tuple[Tens
 
 
 def mxfp8_quantize_both(x: Tensor, mode: str = "rceil") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `ref.quant.mxfp8_quantize_both`; the second pair lies in memory column by column."""
+    """Same as `ref.quant.mxfp8_quantize_both`; the second pair is stored column by column."""
     check_mxfp8(x, -1, mode, matrix=True)
     return mxfp8_matrix(x, True, True, mode)
 
 
 @triton.jit
 def e4m3_block_scale(largest, s, FAST: tl.constexpr):
-    """NVFP4: a block's largest |x| and the float32 scale → its E4M3 scale's code, and the step that codes count."""
+    """NVFP4: a block's largest |x| and the float32 scale → the code of its E4M3 scale, and the step that E2M1 codes multiply."""
     if FAST:
         over = largest * tl.div_rn(1.0, 6.0)
         ratio = over * tl.div_rn(1.0, s)
@@ -166,8 +166,8 @@ def nvfp4_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """BM tokens a program, BN numbers of each at a time: once over them for the scales (not TENSOR), and once to write; where tokens are
-    not longer than BN the second reading comes from the cache."""
+    """BM tokens per program, BN numbers of each at a time. Tokens are read once for the scales (unless TENSOR) and once to write; if a
+    token is not longer than BN, the second read hits the cache."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     n, b, here = tl.arange(0, BN), tl.arange(0, BN // 16), row < rows
     if TENSOR:
@@ -201,7 +201,7 @@ def nvfp4_kernel(
 
 @triton.jit
 def largest_kernel(x, parts, total, BLOCK: tl.constexpr):
-    """The bits of the largest |x| of a contiguous piece."""
+    """The bits of the largest |x| in a contiguous piece."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(x + i, i < total, other=0.0).to(tl.float32)
     tl.store(parts + tl.program_id(0), tl.max(size_bits(v), 0))
@@ -210,14 +210,14 @@ def largest_kernel(x, parts, total, BLOCK: tl.constexpr):
 def nvfp4_quantize(
     x: Tensor, scale: Literal["token", "tensor"] = "token", division: Literal["ieee", "fast"] = "ieee"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `ref.quant.nvfp4_quantize`."""
+    """Same as `ref.quant.nvfp4_quantize`."""
     check_nvfp4(x, scale, division)
     return nvfp4_rows(x, scale == "tensor", division == "fast")
 
 
 def nvfp4_rows(x: Tensor, tensor: bool = False, fast: bool = False, swiglu: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, block scales and float32 scales of x [*, N]. With `swiglu`, and a scale per token, x is [*, 2N], and what is quantised is
-    silu of its first half times the second, in float32."""
+    """Codes, block scales and float32 scales of x [*, N]. With `swiglu` (and one scale per token), x is [*, 2N], and silu of its first
+    half times the second half is quantised, in float32."""
     need(x)
     flat, N = x.reshape(-1, x.shape[-1]), x.shape[-1] // (2 if swiglu else 1)
     rows, half = len(flat), -(-N // 2)
@@ -230,7 +230,7 @@ def nvfp4_rows(x: Tensor, tensor: bool = False, fast: bool = False, swiglu: bool
         parts = torch.empty(triton.cdiv(x.numel(), 16384), dtype=torch.int32, device=x.device)
         largest_kernel[(len(parts),)](whole, parts, x.numel(), BLOCK=16384)
         top = parts.max().view(1)
-        # What is not finite is no scale; division by 2688 is the kernel's, once more, so that it is the same.
+        # A scale that is not finite becomes NaN. The kernel divides by 2688 too; this repeats it to give the same bits.
         value = top.view(torch.float32) / 2688
         scales = torch.where(value.isfinite(), value, torch.nan)
     if rows:
@@ -261,7 +261,7 @@ def fp8_kernel(
     PM: tl.constexpr,
     PN: tl.constexpr,
 ):
-    """A column of RM blocks of BM × BN numbers of one matrix a program; PM and PN are the next powers of two."""
+    """One program quantises a column of RM blocks of BM × BN numbers of one matrix; PM and PN are the next powers of two."""
     batch = tl.program_id(2).to(tl.int64)
     block = tl.program_id(1).to(tl.int64)
     n = block * BN + tl.arange(0, PN)
@@ -283,13 +283,13 @@ def fp8_kernel(
 
 
 def blockwise_fp8_quantize(x: Tensor, block: tuple[int, int] = (1, 128)) -> tuple[Tensor, Tensor]:
-    """As `ref.quant.blockwise_fp8_quantize`."""
+    """Same as `ref.quant.blockwise_fp8_quantize`."""
     check_blocks(x, block)
     return fp8_blocks(x, block)
 
 
 def fp8_blocks(x: Tensor, block: tuple[int, int] = (1, 128), swiglu: bool = False) -> tuple[Tensor, Tensor]:
-    """Codes and scales of x [*, M, N]. With `swiglu` x is [*, M, 2N], and what is quantised is silu of its first half times the second, in
+    """Codes and scales of x [*, M, N]. With `swiglu`, x is [*, M, 2N], and silu of its first half times the second half is quantised, in
     float32."""
     need(x)
     (*batch, M, N), (BM, BN) = x.shape, block

@@ -115,9 +115,10 @@ def what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> s
 
 
 def read_lines(path: Path) -> list[dict]:
-    """The JSON objects in a file of JSON lines; empty if there is no file. Skips other lines, such as a last line that a kill cut off."""
+    """The JSON objects in a file of JSON lines; empty if there is no file. Skips other lines, such as a last line that a kill cut off.
+    Every reader of such files uses this function."""
     found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):

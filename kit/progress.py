@@ -16,7 +16,8 @@ class Told(Protocol):
 
     name: str
     unit: str
-    _opened: float
+    opened: float
+    """When it began, by `time.perf_counter`."""
 
     @property
     def total(self) -> float: ...
@@ -24,7 +25,8 @@ class Told(Protocol):
     @property
     def seconds(self) -> float: ...
 
-    def _note_time(self, **facts: Any) -> None: ...
+    def note_time(self, **facts: Any) -> None:
+        """Keeps what was measured by now."""
 
 
 class Progress:
@@ -41,12 +43,12 @@ class Progress:
         now = time.perf_counter()
         self.step, self.shown = step, {**self.shown, **shown}
         if self.first is None:
-            self.first = (self.stage._opened, step)
+            self.first = (self.stage.opened, step)
         if not self.window or now - self.window[-1][0] > 0.25:
             self.window.append((now, units))
         if now - self.noted >= 2.0:
             self.noted = now
-            self.stage._note_time(step=step, rate=round(self.rate(), 1), unit=self.stage.unit)
+            self.stage.note_time(step=step, rate=round(self.rate(), 1), unit=self.stage.unit)
         if sys.stdout.isatty():
             if now - self.drawn >= 0.1:
                 self.drawn = now

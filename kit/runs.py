@@ -287,11 +287,11 @@ class Stage:
         self.metrics_path = run.root / "metrics" / f"{name}.jsonl"
         self._record_path = run.root / "stages" / f"{name}.json"
         self._before = run.seconds().get(name, 0.0)
-        self._opened = self._saved_at = time.perf_counter()
+        self.opened = self._saved_at = time.perf_counter()
         self._kept: list[Path] = []
         self._metrics: Journal | None = None
         self._digest, self._offset = hashlib.sha256(), 0
-        self._board: Board | None = None
+        self.board: Board | None = None
         self._boarded = False
         self._closed = False
         self._show = Progress(self)
@@ -335,7 +335,7 @@ class Stage:
             },
         }
         self._show.last()
-        self._note_time(finished=True, peak_memory_gib=round(peak_memory_gib(), 3))
+        self.note_time(finished=True, peak_memory_gib=round(peak_memory_gib(), 3))
         atomic_write(self._record_path, json.dumps(record, indent=1) + "\n")
         self._record = record = json.loads(json.dumps(record))
         self._drop_states(keep=[])
@@ -471,9 +471,9 @@ class Stage:
         self._digest.update(line)
         self._offset += len(line)
         if not self._boarded:
-            self._boarded, self._board = True, open_board(self.run.root / "tensorboard" / self.name, self._step)
-        if self._board:
-            self._board.add({f"{self.name}/{name}": value for name, value in plain.items() if type(value) in (int, float)}, int(step))
+            self._boarded, self.board = True, open_board(self.run.root / "tensorboard" / self.name, self._step)
+        if self.board:
+            self.board.add({f"{self.name}/{name}": value for name, value in plain.items() if type(value) in (int, float)}, int(step))
 
     def progress(self, step: float, rate_units: float | None = None, **shown: Any) -> None:
         """Moves the progress bar to `step` of the total.
@@ -486,9 +486,10 @@ class Stage:
     @property
     def seconds(self) -> float:
         """Wall-clock seconds spent in this stage, including earlier processes."""
-        return self._before + time.perf_counter() - self._opened
+        return self._before + time.perf_counter() - self.opened
 
-    def _note_time(self, **facts: Any) -> None:
+    def note_time(self, **facts: Any) -> None:
+        """Adds a line to timings.jsonl: the seconds so far, and `facts`."""
         line = json.dumps({"stage": self.name, "seconds": round(self.seconds, 3), **facts}) + "\n"
         with contextlib.closing(Journal(self.run.root / "timings.jsonl")) as journal:
             journal.append(("\n" if journal.torn() else "").encode() + line.encode())
@@ -497,9 +498,9 @@ class Stage:
         """Stops the bar and closes the files; keeps what was saved."""
         self._closed = True
         self._show.stop()
-        for open_file in filter(None, (self._metrics, self._board)):
+        for open_file in filter(None, (self._metrics, self.board)):
             open_file.close()
-        self._metrics = self._board = None
+        self._metrics = self.board = None
 
 
 def _load(path: Path) -> dict:

@@ -34,9 +34,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
+from kit.disk import read_lines
 from lessons.course import ROOT, check, quick, source, tiny_run
 from ref.engine.sampler import Sampler
-from ref.network.model import Config
+from ref.network import Config
 from sims.microrepo import document, transcript
 from sims.policies import read_config
 from sims.recipe import agent
@@ -92,7 +93,7 @@ print("checkpoints:", ", ".join(sorted(path.name for path in (root / "checkpoint
 
 def logged(stage):
     """The lines that a stage logged, one dictionary for each step."""
-    return [json.loads(line) for line in (root / "metrics" / f"{stage}.jsonl").read_text().splitlines()]
+    return read_lines(root / "metrics" / f"{stage}.jsonl")
 
 
 panels = (

@@ -31,7 +31,7 @@ import torch
 
 from lessons.course import check, quick, source
 from ref import cpt, muon
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from sims.microrepo import document, generate
 from sims.recipe.settings import Recipe
 

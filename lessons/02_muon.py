@@ -32,7 +32,7 @@ import torch
 
 from lessons.course import check, quick, source
 from ref import cpt, muon
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from sims.microrepo import documents
 
 source(muon.newton_schulz)
@@ -180,7 +180,7 @@ check(1, check_1)
 # already counts the gradient of now.
 
 # %%
-source(muon.Muon._step_equal_shapes)
+source(muon.Muon.step_equal_shapes)
 
 # %% [markdown]
 # Where does the root come from? A tall matrix of $m$ outputs and $n$ inputs with unit singular values keeps the length of $x$, but spreads it

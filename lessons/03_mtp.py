@@ -32,7 +32,7 @@ import torch
 
 from lessons.course import check, claims, quick, source
 from ref import cpt, mtp, muon
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from sims import drafting, mtp_distillation
 from sims.microrepo import document, generate
 

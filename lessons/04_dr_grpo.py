@@ -60,8 +60,8 @@ for name, variant in dr_grpo.FAMILY.items():
     print(f"{name:8s} {variant}")
 
 # %% [markdown]
-# * `_select` picks the policy's own tokens *before* any arithmetic. Multiplying by a mask is not enough: 0 · NaN is NaN.
-# * `_pessimistic` is the min and the clip, on $\log\rho$.
+# * `selected` picks the policy's own tokens *before* any arithmetic. Multiplying by a mask is not enough: 0 · NaN is NaN.
+# * `pessimistic` is the min and the clip, on $\log\rho$.
 # * `budget` is a number that the caller hands in. That is the whole defence against the second trap below.
 #
 # What does one token weigh? The loss is linear in $\log\pi$ at $\rho = 1$, so its gradient tells. Four rollouts, two right and two wrong, of

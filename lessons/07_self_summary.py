@@ -36,7 +36,7 @@ import torch
 
 from lessons.course import check, quick, source, verdicts
 from ref import cpt, dr_grpo, self_summary
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from sims import self_summary as experiment
 from sims.microrepo import demonstration, documents, transcript
 from sims.recipe import demonstrations as chains
@@ -44,10 +44,10 @@ from sims.recipe.agent import Language, pay
 from sims.recipe.data import shown_episodes, task_stream
 from sims.recipe.settings import Recipe
 
-source(self_summary._Link.answer_to, self_summary._Link.take, self_summary._Link.go_on)
+source(self_summary.Link.answer_to, self_summary.Link.take, self_summary.Link.go_on)
 
 # %% [markdown]
-# `_Link` stands between the sampler and the environment. To the sampler it looks like an ordinary conversation, for as long as the context lasts.
+# `Link` stands between the sampler and the environment. To the sampler it looks like an ordinary conversation, for as long as the context lasts.
 #
 # * `answer_to` passes turns on and counts tokens. After the answer that reaches the trigger it adds the request. So no turn is broken, and a
 #   context may pass the trigger by the `room` that is left for one turn and answer.

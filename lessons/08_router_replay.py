@@ -35,7 +35,7 @@ import torch
 from lessons.course import check, quick, source, verdicts
 from ref import router_replay
 from ref.engine.sampler import Sampler
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from sims import engines
 from sims.rounding import fp8_rows
 

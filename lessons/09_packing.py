@@ -27,7 +27,7 @@ import torch
 
 from lessons.course import check, quick, source
 from ref import cpt, packing
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 
 source(packing.Cost)
 

@@ -161,7 +161,7 @@ check(2, check_2)
 # So every operand is quantised anew for every product that it takes part in:
 
 # %%
-source(quant.linear, quant._Linear)
+source(quant.linear, quant.Linear)
 
 # %% [markdown]
 # The gradient pretends that rounding had not happened (*straight through*): the derivative of a staircase is zero or infinite, and neither

@@ -32,7 +32,7 @@ import scaled.cpt
 import scaled.dr_grpo
 from lessons.course import check, quick, source
 from lessons.mirror_ranks import Ranks
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from scaled.network import model as network
 from scaled.network.dispatch import on_owners
 from scaled.runtime import comm, sharding
@@ -118,7 +118,7 @@ for name in ("dp = 2", "cp = 2"):
 # What does the adding? Two functions, and they have a trap:
 
 # %%
-source(comm._Total, total, comm._SumOver, sum_over)
+source(comm.Total, total, comm.SumOver, sum_over)
 
 # %% [markdown]
 # Both add up over ranks; they differ on the way back, in `backward`. `total` is for the last step: all ranks report the sum, each is

@@ -1,30 +1,34 @@
-"""What the public functions of this room say of a tensor that cannot be right."""
+"""Checks of arguments. Each error names the argument, says what was expected, and says what came."""
+
+import math
 
 import torch
 from torch import Tensor
 
-__all__ = ["expect", "expect_text"]
+__all__ = ["expect", "expect_choice", "expect_positive", "expect_text", "refuse"]
 
 
 def expect(name: str, x: object, kind: str, *shape: int | str) -> None:
-    """Refuse all but a "float", "int", "bool" or "any" tensor of this shape, where letters are any size."""
-    got = None if x is None else type(x).__name__
+    """Raise ValueError unless x is a tensor of this kind ("float", "int", "bool" or "any") and shape. A letter in the shape allows any size."""
+    said = type(x).__name__
+    got = "None" if x is None else f"{'an' if said[0].lower() in 'aeiou' else 'a'} {said}"
     if isinstance(x, Tensor):
         dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
         sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
         if sizes and kind in (dtype, "any"):
             return
-        got = f"{x.dtype} {list(x.shape)}"
-    raise ValueError(f"{name} must be {kind}, shape [{', '.join(map(str, shape))}]; got {got}")
+        got = f"{x.dtype} of shape {list(x.shape)}"
+    tensor = {"float": "a float tensor", "int": "an int tensor", "bool": "a bool tensor", "any": "a tensor"}[kind]
+    raise ValueError(f"{name} must be {tensor} of shape [{', '.join(map(str, shape))}]; got {got}")
 
 
 def expect_text(ids: object, doc: object, weight: object, B: int, T: int, vocab: int) -> None:
-    """Refuse what a loss on packed text cannot be taken of: ids [B, T] must be tokens of the vocabulary; doc,
-    which numbers documents, and the finite weights are optional and of the same shape."""
+    """Raise ValueError for arguments on which a loss on packed text cannot be computed. ids [B, T] must be tokens of the
+    vocabulary. doc, which numbers the documents, and weight, which must be finite, are optional and have the same shape."""
     expect("ids", ids, "int", B, T)
     assert isinstance(ids, Tensor)
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
-        raise ValueError(f"ids must be tokens 0 to {vocab - 1}, got {int(ids.min())} to {int(ids.max())}")
+        raise ValueError(f"ids must be tokens 0 to {vocab - 1}; got {int(ids.min())} to {int(ids.max())}")
     if doc is not None:
         expect("doc", doc, "int", B, T)
     if weight is not None:
@@ -32,3 +36,21 @@ def expect_text(ids: object, doc: object, weight: object, B: int, T: int, vocab:
         assert isinstance(weight, Tensor)
         if not bool(weight.isfinite().all()):
             raise ValueError("weight must be finite")
+
+
+def expect_positive(name: str, value: int | float) -> None:
+    """Refuse what is not above zero, inf, and NaN."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite; got {value}")
+
+
+def expect_choice(name: str, value: str, *allowed: str) -> None:
+    """Refuse all but these words."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be {' or '.join(allowed)}; got {value!r}")
+
+
+def refuse(message: str, rows: Tensor) -> None:
+    """ValueError that names the first row that is True, if any is."""
+    if bool(rows.any()):
+        raise ValueError(f"{message}; row {int(rows.nonzero()[0])} of {len(rows)} is not")

@@ -1,51 +1,51 @@
-"""Continued pretraining: from a folder of code to a model that has read it, and how surprised it still is.
+"""Continued pretraining: from a folder of code to a model that has read it, and a measure of how well.
 
 Paper: Composer 2 technical report (arXiv:2603.24477v2), §3.1 and Appendix B.
 
 The report trains on a code-dominated mix: the bulk of the compute at a short context, then a shorter phase at
-a long one, then a short SFT. Held-out *codebase perplexity* follows it: the files of a repository one after
-the other, in alphabetical order, each token under a window that rolls along. This file holds what the phases
-share, in the order in which data flow; `sims/recipe/stages.py` strings the phases together.
+a long one, then a short SFT. It tracks held-out *codebase perplexity*: the files of a repository are joined in
+alphabetical order, and each token is scored under a rolling window. This file holds what the phases share, in
+the order in which data flows; `sims/recipe/stages.py` runs the phases one after another.
 
     folder → files → tokens → packed rows → loss → codebase perplexity
 
     L   = −Σ_{b,t} w_{b,t} log p(x_t | the tokens of its own document before it)   to be divided by a count
-    NLL = −Σ_{t ≥ 1} log p(x_t | x_{s(t)} … x_{t−1})                               s(t) begins its window
+    NLL = −Σ_{t ≥ 1} log p(x_t | x_{s(t)} … x_{t−1})                               its window starts at s(t)
     perplexity = exp(NLL / tokens)          bits per byte = NLL / (bytes · ln 2)
 
 The traps
-a. A packed row holds strangers. Attention must stay inside a document (`doc`, given to the network too), and
-   the first token of a document is nobody's to predict.
-b. `next_token_loss` returns a sum and a count. Divided by each micro-batch's own count, a token in a row full
-   of padding would weigh more than one in a full row; divide by the count of the whole step.
-c. A token at the start of a window has no context. Windows that overlap, of which only the new tokens are
-   scored, leave every token at least window − stride tokens of context; the figure hangs on both numbers.
-d. Perplexity per token depends on the tokenizer. Bits per byte of source do not: compare those.
+a. A packed row holds unrelated documents. Attention must stay inside a document (the network takes `doc` too),
+   and the first token of a document must not be predicted.
+b. `next_token_loss` returns a sum and a count. Dividing by each micro-batch's own count would give a token in
+   a row full of padding more weight than one in a full row; divide by the count of the whole step.
+c. A token at the start of a window has no context. If windows overlap and only their new tokens are scored,
+   every token has at least window − stride tokens of context. The result depends on both numbers.
+d. Perplexity per token depends on the tokenizer. Bits per byte of source do not, so compare those.
 
 Where this file departs from the paper
-1. The base model is random weights: at this size pretraining and its continuation are the same act.
-2. Muon with AdamW (as Composer 2.5 does) instead of AdamW alone; `optimizer = "adamw"` gives the report's.
-3. The schedule (warm-up, stable, decay) is ours, the report names none; after MiniCPM (arXiv:2404.06395, §4).
-4. bfloat16 over float32 masters (`ref/network/masters.py`) instead of MXFP8.
+1. The base model has random weights: at this size pretraining and continued pretraining are the same.
+2. We use Muon with AdamW (as Composer 2.5 does) instead of AdamW alone; `optimizer = "adamw"` gives the report's.
+3. The report names no schedule. Ours is warm-up, stable, decay, after MiniCPM (arXiv:2404.06395, §4).
+4. Weights are bfloat16 with float32 masters (`ref/network/masters.py`) instead of MXFP8.
 5. Contexts have 128 and 256 tokens, not 32k and 256k.
-6. The report's window rolls by a stride it does not give: ours is half a window. What is held out, a folder
-   of the corpus itself, is ours too.
+6. The report does not give the stride of its window: ours is half a window. Holding out a folder of the corpus
+   itself is our choice too.
 
 Run it
     etude run cpt --scale small           half a minute; the same as: python -m ref.cpt
     etude run recipe --scale small        all phases, and what comes after them
     etude figure cpt-rl                   what more of it does to the loss and to RL (Figure 2); an hour
-    etude run cpt --scale full            scaled/cpt.py, or a clear answer while that does not exist
+    etude run cpt --scale full            scaled/cpt.py
 
 Glossary
     symbol             variable       shape    where
     x                  ids            [B, T]   token ids; [R, T] as `pack` lays them out
     document of x_t    doc            [B, T]   numbered in each row, −1 for padding
-    w                  weight         [B, T]   of the loss of token t; SFT: one on the agent's own tokens
+    w                  weight         [B, T]   weight of token t in the loss; SFT: one on the agent's own tokens
     –                  hidden         B T D    after the final norm, D the width
     s(t)               starts         –        multiples of the stride, the last one pulled back
     NLL                nll            scalar   `CodebaseNLL`, nats, summed
-    learning rate      wsd(step, …)   scalar   factor of it
+    learning rate      wsd(step, …)   scalar   its factor at a step
 """
 
 import copy
@@ -63,7 +63,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ref.checks import expect, expect_text
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 
 __all__ = [
     "SPECIAL_TOKENS",
@@ -79,15 +79,15 @@ __all__ = [
 ]
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|env|>", "<|agent|>")
-"""End of a document; the environment speaks; the agent speaks."""
+"""End of a document; start of the environment's text; start of the agent's text."""
 
 CODE = r" ?\w+|\n *| ?[^\s\w]+|\s+"
-"""Pieces that byte-pair merges may not cross: a word with its blank, a newline with the indentation behind
-it, punctuation."""
+"""Pieces whose borders byte-pair merges may not cross: a word with the space before it, a newline with the
+indentation after it, punctuation."""
 
 
 LIBRARY_EXCLUDE = ("site-packages", "test", "tests", "lib2to3", "idlelib", "turtledemo", "ensurepip", "__pycache__")
-"""Folders of the standard library that nobody reads: packages of others, tests, demonstrations, old tools."""
+"""Folders of the standard library that are left out: third-party packages, tests, demos, old tools."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Corpus:
     """Text files of a folder, in alphabetical order of their paths."""
 
     files: dict[str, str] = field(default_factory=dict)
-    """Relative path → text. Bytes of a path that are not UTF-8 stand there as `os.fsdecode` writes them."""
+    """Relative path → text. Bytes of a path that are not UTF-8 appear as `os.fsdecode` writes them."""
     skipped: Counter = field(default_factory=Counter)
     """Reason → number of files left out: empty, huge, binary, encoding, unreadable, vendored."""
 
@@ -105,11 +105,11 @@ class Corpus:
 
 
 def read_corpus(root: str | Path, suffixes: Sequence[str] = (), exclude: Sequence[str] = (), max_bytes: int = 1 << 20) -> Corpus:
-    """Every text file below `root`; hidden folders (.git) and folders named in `exclude` are not entered.
+    """Read every text file below `root`, except in hidden folders (.git) and folders named in `exclude`.
 
-    `suffixes`: only these (with the dot); none means all. A file is skipped and counted, never fatal, when it
+    `suffixes`: read only these (with the dot); an empty sequence means all. A file is skipped and counted if it
     is empty, larger than `max_bytes`, binary (a NUL byte), not UTF-8, or unreadable; so is a folder that cannot
-    be listed. Links are not followed: a corpus cannot loop. Line ends \\r\\n become \\n; all else stays as it is.
+    be listed. Links are not followed, so a corpus cannot loop. \\r\\n becomes \\n; nothing else changes.
     """
     corpus, root = Corpus(), Path(root)
     for path in sorted(walk(root, frozenset(exclude), corpus.skipped), key=lambda p: p.relative_to(root).as_posix()):
@@ -137,12 +137,12 @@ def read_corpus(root: str | Path, suffixes: Sequence[str] = (), exclude: Sequenc
 
 
 def read_library() -> Corpus:
-    """The source of the running Python's standard library: what small and full runs read where no corpus is given."""
+    """The source of the running Python's standard library: the default corpus of small and full runs."""
     return read_corpus(sysconfig.get_paths()["stdlib"], (".py",), LIBRARY_EXCLUDE)
 
 
 def walk(folder: Path, exclude: frozenset[str], skipped: Counter) -> Iterable[Path]:
-    """Regular files below a folder, however deep, in no order; folders that cannot be listed are counted in `skipped`."""
+    """Regular files at any depth below a folder, in no particular order. Folders that cannot be listed are counted in `skipped`."""
     left = [folder]
     while left:
         try:
@@ -155,11 +155,11 @@ def walk(folder: Path, exclude: frozenset[str], skipped: Counter) -> Iterable[Pa
 
 
 def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus, Corpus]:
-    """(name, training part, held-out codebase): the top-level folder whose size is nearest to `share` of the
-    corpus, if one holds at least a third and at most five times that, and not everything; else every k-th
-    file. ValueError if fewer than two files are there, and unless share lies between 0 and 1."""
+    """(name, training part, held-out codebase). Held out is the top-level folder whose size is nearest to `share`
+    of the corpus, if one has between a third and five times that size and is not the only folder; otherwise every
+    k-th file. Raises ValueError for fewer than two files, and unless share lies between 0 and 1."""
     if not 0 < share < 1:
-        raise ValueError(f"share must lie between 0 and 1, got {share}")
+        raise ValueError(f"share must lie between 0 and 1; got {share}")
     if len(corpus.files) < 2:
         raise ValueError(f"the corpus has {len(corpus.files)} usable text files; at least two are needed to hold one out")
     sizes: Counter = Counter()
@@ -181,11 +181,11 @@ def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus,
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int):
-    """Byte-level BPE (Hugging Face `tokenizers.Tokenizer`) with `SPECIAL_TOKENS` first. Any text round-trips
-    exactly, and text is only text to it (`as_text`). ValueError for a vocabulary without room for the special
-    tokens and the 256 bytes."""
+    """Train a byte-level BPE (Hugging Face `tokenizers.Tokenizer`) with `SPECIAL_TOKENS` first. Any text round-trips
+    exactly, and special tokens in a text are read as plain text (`as_text`). Raises ValueError if the vocabulary has
+    no room for the special tokens and the 256 bytes."""
     if vocab_size < len(SPECIAL_TOKENS) + 256:
-        raise ValueError(f"vocab_size must be at least {len(SPECIAL_TOKENS) + 256}, got {vocab_size}")
+        raise ValueError(f"vocab_size must be at least {len(SPECIAL_TOKENS) + 256}; got {vocab_size}")
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -201,10 +201,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
 
 
 def as_text(tokenizer):
-    """The tokenizer, or a copy of it, to which a text is only text: `<|endoftext|>` in a source file is spelled out
-    like any other word, and nothing is put around what is encoded. Control tokens stand where the program puts
-    them by number, or a file could end a document or speak for the agent. A tokenizer.json cannot say so: it is
-    said to every tokenizer that is loaded or copied. One that is not of `tokenizers` is returned as it is."""
+    """The tokenizer, or a copy of it, that reads special tokens in a text as plain text: `<|endoftext|>` in a source
+    file is encoded like any other word, and nothing is added before or after. Only the program inserts control
+    tokens, by id; otherwise a file could end a document or speak for the agent. A tokenizer.json cannot store this
+    setting, so it is set after each load or copy. A tokenizer from another library is returned unchanged."""
     if getattr(tokenizer, "encode_special_tokens", True) and getattr(tokenizer, "post_processor", None) is None:
         return tokenizer
     twin = copy.deepcopy(tokenizer)
@@ -213,28 +213,27 @@ def as_text(tokenizer):
 
 
 def load_tokenizer(path: str | Path):
-    """The tokenizer of a tokenizer.json, wherever that lies; text is only text to it (`as_text`). ValueError where
-    the file holds none."""
+    """Load a tokenizer.json from any path; special tokens in a text are read as plain text (`as_text`). Raises
+    ValueError if the file holds no tokenizer."""
     from tokenizers import Tokenizer
 
-    content = Path(path).read_bytes()  # Tokenizer.from_file takes no path that is not UTF-8
+    content = Path(path).read_bytes()  # Tokenizer.from_file accepts only paths that are UTF-8
     try:
         return as_text(Tokenizer.from_str(content.decode("utf-8")))
-    except Exception as error:  # the library raises no narrower one
+    except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"{path} holds no tokenizer: {error}") from None
 
 
 def pack(documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_rows: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `length` tokens from whole documents, first fit among `open_rows`; only a document longer than
-    a row is cut.
+    """Pack complete documents into rows of `length` tokens, first fit among `open_rows` rows. A document is cut
+    only if it is longer than a row.
 
-    Returns ids [R, T] int32 and doc [R, T] int32: the documents of a row numbered from 0, −1 where `pad`
-    fills up. Raises ValueError for length or open_rows < 1 and for documents that are not sequences of whole
-    numbers.
+    Returns ids [R, T] int32 and doc [R, T] int32. doc numbers the documents of a row from 0 and is −1 on padding
+    (`pad`). Raises ValueError for length or open_rows < 1, and for documents that are not sequences of integers.
     """
     for name, value in (("length", length), ("open_rows", open_rows)):
         if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be at least 1, a whole number, got {value}")
+            raise ValueError(f"{name} must be a whole number of at least 1; got {value}")
     done: list[list[Sequence[int]]] = []
     rows: list[list[Sequence[int]]] = []
     room: list[int] = []
@@ -267,24 +266,24 @@ def pack(documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_row
 
 
 def wsd(step: int, total: int, warmup: int, decay: int) -> float:
-    """Warm-up, stable, decay: factor of the learning rate at `step` (0-based) of `total`; linear up over
-    `warmup` steps, one, then linear down over the last `decay` steps, reaching 1/decay at the last.
-    ValueError for a step outside, and for negative warmup or decay."""
+    """Warm-up, stable, decay: the factor of the learning rate at `step` (0-based) of `total`. It rises linearly over
+    `warmup` steps, stays at one, then falls linearly over the last `decay` steps to 1/decay at the last step.
+    Raises ValueError for a step out of range, and for negative warmup or decay."""
     if not (0 <= step < total and warmup >= 0 and decay >= 0):
-        raise ValueError(f"step must lie in 0 … total − 1, warmup and decay not be negative; got {step}, {total}, {warmup}, {decay}")
+        raise ValueError(f"step must lie in 0 … total − 1, and warmup and decay must not be negative; got {step}, {total}, {warmup}, {decay}")
     return min(1.0, (step + 1) / max(warmup, 1), (total - step) / max(decay, 1))
 
 
 def next_token_loss(
     model: Transformer, hidden: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"], doc: Int[Tensor, "B T"] | None = None, weight: Tensor | None = None
 ) -> tuple[Float[Tensor, ""], int | float]:
-    """Summed negative log-likelihood (nats) of every token given those before it in its document, and how
-    many were scored.
+    """Summed negative log-likelihood (nats) of every token given the tokens before it in its document, and the
+    number of scored tokens.
 
     `weight` [B, T] bool or float scales the loss of token t (SFT: 1 on the agent's own tokens). Divide by a
-    *global* count, never by a local mean, or micro-batches of unequal size weigh their tokens unequally.
-    Where nothing is scored both are zero. ValueError for other shapes or dtypes, tokens outside the
-    vocabulary, and a weight or log-probs that are not finite (where `weight` is zero nobody looks)."""
+    *global* count, never by a local one, or micro-batches of unequal size weigh their tokens unequally. Both
+    results are zero if no token is scored. Raises ValueError for other shapes or dtypes, tokens outside the
+    vocabulary, and a weight or log-prob that is not finite (log-probs of weight zero are not computed)."""
     expect("hidden", hidden, "float", "B", "T", model.config.hidden_size)
     expect_text(ids, doc, weight, *hidden.shape[:2], vocab=model.config.vocab_size)
     scored = torch.ones(ids[:, 1:].shape, dtype=torch.promote_types(hidden.dtype, torch.float32), device=ids.device)
@@ -293,19 +292,19 @@ def next_token_loss(
     if weight is not None:
         scored *= weight[:, 1:]
     at, targets, scored = hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), scored.flatten()
-    if weight is not None:  # the head is asked only where something counts
+    if weight is not None:  # run the head only on tokens that count
         some = scored.nonzero()[:, 0]
         at, targets, scored = at[some], targets[some], scored[some]
     logp = model.logprob(at, targets)
     loss = -(logp * scored).sum()
     if not bool(loss.isfinite()):
-        raise ValueError("hidden must give finite log-probs, and some are not")
+        raise ValueError("hidden must give finite log-probs, but some are not finite")
     return loss, scored.sum().item()
 
 
 @dataclass(frozen=True)
 class CodebaseNLL:
-    """How surprising a codebase is."""
+    """The negative log-likelihood of a codebase."""
 
     nll: float
     """Sum of −log p over all scored tokens, nats."""
@@ -335,14 +334,14 @@ def codebase_nll(
     max_tokens: int | None = None,
     batch: int = 32,
 ) -> CodebaseNLL:
-    """Codebase perplexity (Appendix B): files concatenated in alphabetical order, the NLL of every token but
-    the first, each under a window of at most `window` tokens that moves by `stride` (half a window unless
-    told), so that a token has at least window − stride tokens of context once the text is that long. Text is
-    only text (`as_text`), whatever `tokenizer` would make of special tokens in it.
+    """Codebase perplexity (Appendix B): the files are concatenated in alphabetical order, and every token but the
+    first is scored under a window of at most `window` tokens that moves by `stride` (default: half a window). Once
+    the text is long enough, a token has at least window − stride tokens of context. Special tokens in the text are
+    read as plain text (`as_text`), whatever `tokenizer` is set to.
 
-    `path`: a folder (read by `read_corpus`) or a `Corpus`. `max_tokens` scores only the beginning. ValueError
-    if nothing can be scored, for batch < 1 or negative max_tokens, a tokenizer with more tokens than the
-    model, and log-probs not finite.
+    `path`: a folder (read by `read_corpus`) or a `Corpus`. `max_tokens` limits scoring to the beginning. Raises
+    ValueError if nothing can be scored, for batch < 1 or negative max_tokens, for a tokenizer with more tokens than
+    the model, and if a log-prob is not finite.
     """
     found = windows(model.config, tokenizer, path, window, stride, max_tokens, batch)
     total = 0.0
@@ -353,20 +352,20 @@ def codebase_nll(
         for row, some in zip(logp, scored[:, 1:], strict=True):
             total -= row[some].double().sum().item()
     if not math.isfinite(total):
-        raise ValueError("model must give finite log-probs, and gives others")
+        raise ValueError("model must give finite log-probs, but some are not finite")
     return CodebaseNLL(total, found.tokens, found.bytes)
 
 
 @dataclass(frozen=True)
 class Windows:
-    """A codebase as rows of tokens, each token but the first scored in one of them."""
+    """A codebase as rows of tokens. Each token but the first is scored in exactly one row."""
 
     ids: Int[Tensor, " N"]
     """The concatenated files."""
     starts: tuple[int, ...]
-    """Where each row begins: multiples of the stride; the last is pulled back so that it ends with the text."""
+    """Where each row starts: multiples of the stride; the last is pulled back so that the row ends with the text."""
     width: int
-    """Tokens of a row."""
+    """Tokens per row."""
     bytes: int
     """UTF-8 bytes of the text."""
 
@@ -376,7 +375,7 @@ class Windows:
         return len(self.ids) - 1
 
     def rows(self, first: int, count: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
-        """Up to `count` rows from row `first` on: their tokens, and which of them no earlier row has scored."""
+        """Up to `count` rows starting at row `first`: their tokens, and a mask of those that no earlier row has scored."""
         some = torch.tensor(self.starts[first : first + count])
         before = torch.tensor((1 - self.width, *self.starts[:-1]))[first : first + count] + self.width
         places = some[:, None] + torch.arange(self.width)
@@ -384,9 +383,9 @@ class Windows:
 
 
 def windows(config: Config, tokenizer, path: str | Path | Corpus, window: int, stride: int | None, max_tokens: int | None, batch: int) -> Windows:
-    """What `codebase_nll` scores, its arguments checked."""
+    """Check the arguments of `codebase_nll` and return what it scores."""
     if batch < 1 or (max_tokens or 0) < 0:
-        raise ValueError(f"batch must be at least 1, max_tokens not negative; got {batch} and {max_tokens}")
+        raise ValueError(f"batch must be at least 1, and max_tokens must not be negative; got {batch} and {max_tokens}")
     corpus, tokenizer = path if isinstance(path, Corpus) else read_corpus(path), as_text(tokenizer)
     text = "\n".join(corpus.files[name] for name in sorted(corpus.files))
     ids = torch.tensor(tokenizer.encode(text).ids[: max_tokens or None])
@@ -394,7 +393,7 @@ def windows(config: Config, tokenizer, path: str | Path | Corpus, window: int, s
     if len(ids) < 2 or not 1 <= stride < window:
         raise ValueError(f"nothing to score: {len(ids)} tokens, window {window}, stride {stride}")
     if int(ids.max()) >= config.vocab_size:
-        raise ValueError(f"tokenizer must give tokens 0 to {config.vocab_size - 1}, gives up to {int(ids.max())}")
+        raise ValueError(f"tokenizer must give tokens 0 to {config.vocab_size - 1}, but gives up to {int(ids.max())}")
     size = len(text.encode()) if not max_tokens else len(tokenizer.decode(ids.tolist()).encode())
     width = min(window, len(ids))
     return Windows(ids, (*range(0, len(ids) - width, stride), len(ids) - width), width, size)
@@ -402,10 +401,10 @@ def windows(config: Config, tokenizer, path: str | Path | Corpus, window: int, s
 
 @dataclass(frozen=True)
 class Demo:
-    """A very small network reads part of a corpus; the perplexity of a codebase that it never saw falls."""
+    """A very small network trains on part of a corpus; the perplexity of a codebase that it never saw falls."""
 
     corpus: str | None = None
-    """Folder of code; none: the packages of the standard library whose names begin with a to e."""
+    """Folder of code. Default: the packages of the standard library whose names start with a to e."""
     steps: int = 120
     """Optimiser steps of 2,048 tokens."""
     length: int = 128
@@ -413,17 +412,17 @@ class Demo:
     hidden_size: int = 64
     """Width of the network, which has two layers of four experts."""
     vocab_size: int = 512
-    """Tokens of the byte-level BPE."""
+    """Vocabulary size of the byte-level BPE."""
     looks: int = 4
     """How often perplexity is measured."""
     lr: float = 3e-3
     """AdamW's learning rate."""
     seed: int = 0
-    """Seed of weights and order."""
+    """Seed of the weights and the order of the data."""
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """Codebase perplexity and bits per byte of the held-out part along training."""
+    """Codebase perplexity and bits per byte of the held-out part during training."""
     torch.manual_seed(config.seed)
     if config.corpus is None:
         corpus = read_library()
@@ -441,8 +440,8 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
             break
     ids, doc = (torch.from_numpy(a.astype(np.int64)) for a in pack(documents, config.length))
     if total < config.length:
-        raise ValueError(f"corpus must have a row of {config.length} tokens to learn from, and has {total}; choose another with --corpus")
-    epochs = math.ceil(config.steps * rows / len(ids))  # more than one where the corpus is smaller than what is asked for
+        raise ValueError(f"corpus must have at least {config.length} training tokens, one row, but has {total}; choose another with --corpus")
+    epochs = math.ceil(config.steps * rows / len(ids))  # more than one if the corpus is smaller than the training budget
     order = torch.cat([torch.randperm(len(ids)) for _ in range(epochs)])
     model = Transformer(
         Config.tiny(

@@ -1,12 +1,12 @@
-"""Three small number formats beside float32: E4M3, E2M1, E8M0.
+"""Three small number formats: E4M3, E2M1, E8M0.
 
     E4M3  sign, 4 exponent bits (bias 7), 3 mantissa bits; largest 448, no infinity, one NaN      a value
     E2M1  sign, 2 exponent bits (bias 1), 1 mantissa bit: 0 .5 1 1.5 2 3 4 6                       a value
     E8M0  8 exponent bits (bias 127), nothing else: 2^-127 to 2^127, 255 is NaN                    a scale
 
-Casts are not to be trusted blindly: torch's to E4M3 did not saturate before 2.13, its cast to E8M0 rounds to nearest
-where a scale must not become too small, E2M1 has no casts at all, and the Triton interpreter rounds otherwise than the
-GPU. So the tests hold every function here to the definition, for every bfloat16 value and every midpoint.
+Do not trust casts blindly. torch's cast to E4M3 did not saturate before 2.13. Its cast to E8M0 rounds to nearest, which
+can make a scale too small. E2M1 has no casts at all, and the Triton interpreter rounds differently from the GPU. So the
+tests check every function here against the definition, for every bfloat16 value and every midpoint.
 
 Sources: OCP Microscaling Formats 1.0, §5; FP8 formats for deep learning, arXiv:2209.05433, Table 1.
 """
@@ -18,13 +18,13 @@ from torch import Tensor
 __all__ = ["E2M1", "E4M3_MAX", "e2m1_decode", "e2m1_encode", "e4m3_decode", "e4m3_encode", "e8m0_decode", "power_of_two"]
 
 E4M3_MAX = 448.0
-"""Largest E4M3 number, 1.75 · 2^8: the code above it is NaN."""
+"""Largest E4M3 number, 1.75 · 2^8; the next code is NaN."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of E2M1 by code."""
 
 
 def e4m3_encode(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
-    """float32 → codes: nearest, ties to even, ±448 for what is beyond; NaN is 0x7f or 0xff."""
+    """float32 → codes: rounds to nearest, ties to even, saturates at ±448; NaN is 0x7f or 0xff."""
     return x.float().clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
@@ -34,11 +34,11 @@ def e4m3_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def e2m1_encode(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
-    """float32 → codes 0 to 15: nearest, ties to the even code, ±6 for what is beyond; there is no NaN, it becomes 0."""
+    """float32 → codes 0 to 15: rounds to nearest, ties to the even code, saturates at ±6; E2M1 has no NaN, so NaN becomes 0."""
     x = x.float().nan_to_num(0.0)
     size = x.abs().clamp_(max=6.0)
-    # Numbers lie ½ apart below 2, 1 below 4, 2 above; codes count them. Beside a number of 2^23 times that distance, float32's
-    # last bit is worth one of them, and its addition rounds to nearest, ties to even.
+    # Numbers are ½ apart below 2, 1 apart below 4 and 2 apart above; codes count them. Next to a number 2^23 times that distance,
+    # float32's last bit is worth exactly one step, and float32 addition rounds to nearest, ties to even.
     exponent = (size.view(torch.int32) >> 23).clamp_(min=127)
     large = (exponent + 22) << 23
     code = (size + large.view(torch.float32)).view(torch.int32) - large + 2 * (exponent - 127)
@@ -56,7 +56,7 @@ def e8m0_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def power_of_two(exponent: Tensor) -> Float[Tensor, "*shape"]:
-    """2^exponent for integers −127 to 127, as float32. The smallest of them is subnormal, a float32 all the same."""
+    """2^exponent for integers −127 to 127, as float32. The smallest is subnormal but still exact."""
     return _looked_up(_E8M0_VALUES, exponent.int() + 127)
 
 

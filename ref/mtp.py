@@ -1,45 +1,45 @@
-"""Multi-token prediction by self-distillation: layers that guess the tokens after the next, and their speed.
+"""Multi-token prediction by self-distillation: layers that predict the tokens after the next one, and the speed-up.
 
 Papers: Composer 2 technical report (arXiv:2603.24477v2), §3.1; the layers are those of DeepSeek-V3
 (arXiv:2412.19437, §2.2).
 
-The layers are trained from scratch on the data of the trunk, to match the *exact distribution* of the main
-head at each position instead of the next token's id: first atop a checkpoint cut from the middle of continued
+The layers are trained from scratch on the trunk's data. They learn to match the *exact distribution* of the main
+head at each position instead of the next token's id: first on top of a checkpoint from the middle of continued
 pretraining, then jointly with the model, through its long-context phase and SFT. With k = 1..K, h^0 the trunk
 before its final norm:
 
-    h^k_i     = Block_k( W_k · [RMSNorm(h^{k−1}_i); RMSNorm(Emb(t_{i+k}))] )                          (1)
-    q^k_i     = softmax(Head(RMSNorm_k(h^k_i)))          the guess of token i+k+1                     (2)
-    L         = (1/K) Σ_k Σ_i w_{i+k+1} KL(p_{i+k} ‖ q^k_i)      p_j: the main head's guess of j+1    (3)
+    h^k_i     = Block_k( W_k · [RMSNorm(h^{k−1}_i); RMSNorm(Emb(t_{i+k}))] )                               (1)
+    q^k_i     = softmax(Head(RMSNorm_k(h^k_i)))          the prediction of token i+k+1                     (2)
+    L         = (1/K) Σ_k Σ_i w_{i+k+1} KL(p_{i+k} ‖ q^k_i)      p_j: the main head's prediction of j+1    (3)
 
-Why distributions: a draft is kept when the main head agrees with it, so the main head is what a draft has to
-match, also where the data surprise it. Drafts become speed by speculative decoding, which changes nothing
-that comes out: `ref/engine/decoder.py`.
+Why distributions: a draft is kept if the main head agrees with it, so a draft has to match the main head, even
+where the data surprises it. Speculative decoding turns drafts into speed and does not change the output:
+`ref/engine/decoder.py`.
 
 The traps
-a. Depth k at i is given the tokens up to i+k and must never see i+k+1. It is the main head at i+k, not at i,
-   that it is compared with.
-b. N × V logits for each depth would be most of the memory of a step. Only their centroid is needed:
+a. Depth k at i sees the tokens up to i+k and must never see i+k+1. Compare it with the main head at i+k, not
+   at i.
+b. N × V logits for each depth would take most of the memory of a step. Only the centroid of the target is needed:
    −Σ p log q = logsumexp(W h) − m·h with m = E_p[W], whose gradient in h is E_q[W] − m (`HeadLoss`).
-c. The teacher is the trunk itself. A gradient through p would let it become easy to guess instead of right:
-   p is never differentiated, and unless `detach_trunk=False` nothing reaches the trunk at all.
+c. The teacher is the trunk itself. A gradient through p would teach it to be easy to predict instead of right.
+   So p is never differentiated, and unless `detach_trunk=False` no gradient reaches the trunk at all.
 
 Where this file departs from the papers
 1. The layers are dense, whatever the trunk is: a draft must be cheap.
 2. Embedding and head belong to the trunk. §3.1 does not say whether the layers' loss reaches it in joint
-   training. Both variants are here. `detach_trunk=True`, the default, is distillation atop a checkpoint, and
-   also a joint training in which both learn side by side and the trunk learns as it would without layers.
-   `detach_trunk=False` is the joint training of DeepSeek-V3: gradients reach the trunk through hidden states,
-   embedding and head. The recipe plays the first (its setting `mtp.detach_trunk`), and `etude figure mtp` measures
-   what the second does to trunk and drafts.
-3. The sum over depths is a plain mean; DeepSeek-V3's factor λ is the caller's.
-4. A draft is a chain of K tokens, no tree.
-5. `share` and "hard" labels (DeepSeek-V3's own loss) are here to be compared with.
+   training. Both variants are here. `detach_trunk=True`, the default, is distillation on top of a checkpoint. It
+   also covers joint training in which the trunk learns as it would without the layers. `detach_trunk=False` is
+   the joint training of DeepSeek-V3: gradients reach the trunk through hidden states, embedding and head. The
+   recipe uses the first (its setting `mtp.detach_trunk`), and `etude figure mtp` measures what the second does to
+   trunk and drafts.
+3. The sum over depths is a plain mean; DeepSeek-V3's factor λ is left to the caller.
+4. A draft is a chain of K tokens, not a tree.
+5. `share` and "hard" labels (DeepSeek-V3's own loss) are here for comparison.
 
 Run it
     etude run mtp --scale small      under a minute; the same as: python -m ref.mtp
-    etude figure mtp                 distributions against labels, and the speed drafts buy; wants runs/small
-    etude run mtp --scale full       scaled/mtp.py, or a clear answer while that does not exist
+    etude figure mtp                 distributions against labels, and the speed-up of drafts; needs runs/small
+    etude run mtp --scale full       scaled/mtp.py
 
 Glossary
     symbol     variable            shape    where
@@ -49,8 +49,8 @@ Glossary
     W_k        eh_proj             D 2D     (1)
     p_{i+k}    target              N D      (3), as the hidden state that the head turns into p
     m          centroid            N D      E_p[W], W the head's matrix [V, D]
-    Σ p log p  negentropy          N        what turns a cross-entropy into the KL, nats
-    w          weight              [B, T]   of the loss of the predicted token
+    Σ p log p  negentropy          N        added to a cross-entropy to give the KL, nats
+    w          weight              [B, T]   weight of the predicted token in the loss
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +64,9 @@ from torch.autograd import Function
 
 from ref.checks import expect, expect_text
 from ref.engine.decoder import Decoder, Generation, accept
-from ref.network.model import ROWS, Block, Config, Output, RMSNorm, Transformer, attention_mask, initialise, rope_table
+from ref.network import Config, Output, Transformer
+from ref.network.fast import ROWS, Block, RMSNorm, attention_mask
+from ref.network.model import initialise, rope_table
 
 __all__ = ["MTP", "Decoder", "Generation", "MTPConfig", "accept", "mtp_loss", "plain_generate", "speculative_generate"]
 
@@ -74,7 +76,7 @@ class MTPConfig:
     """Shape of the multi-token-prediction layers."""
 
     depth: int = 3
-    """Layers, one for each token after the next (K)."""
+    """Number of layers K, one for each token after the next one."""
     intermediate_size: int = 256
     """Width of the dense SwiGLU in each layer."""
 
@@ -82,7 +84,7 @@ class MTPConfig:
         for name in ("depth", "intermediate_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be at least 1, a whole number, got {value}")
+                raise ValueError(f"{name} must be a whole number of at least 1; got {value}")
 
 
 class MTPLayer(nn.Module):
@@ -103,7 +105,7 @@ class MTPLayer(nn.Module):
 
 
 class MTP(nn.Module):
-    """K layers atop a trunk of shape `config`, whose embedding and head they use without owning them."""
+    """K layers on top of a trunk of shape `config`. They use the trunk's embedding and head but do not own them."""
 
     Layer = MTPLayer
 
@@ -117,9 +119,9 @@ class MTP(nn.Module):
     def forward(
         self, prenorm: Float[Tensor, "B T D"], emb: Float[Tensor, "B T D"], doc: Int[Tensor, "B T"] | None = None
     ) -> list[Float[Tensor, "B T D"]]:
-        """Per depth k the final hidden states whose head gives the guess of token i+k+1. Positions i ≥ T−k
-        have no token i+k: what stands there is meaningless, and nothing before it depends on it. ValueError
-        for other shapes or dtypes."""
+        """For each depth k, the final hidden states that the head turns into the prediction of token i+k+1.
+        Positions i ≥ T−k have no token i+k: their values are meaningless, and no earlier position depends on
+        them. Raises ValueError for other shapes or dtypes."""
         expect("prenorm", prenorm, "float", "B", "T", self.config.hidden_size)
         expect("emb", emb, "float", *prenorm.shape)
         if doc is not None:
@@ -135,11 +137,11 @@ class MTP(nn.Module):
 
 
 class HeadLoss(Function):
-    """Cross-entropy against softmax(W h), forward and gradient in one pass over chunks: the N × V logits
-    never exist at once.
+    """Cross-entropy against softmax(W h), with loss and gradient computed in one pass over chunks, so the N × V
+    logits never exist at once.
 
-    With the target's centroid m = E_p[W] a row's loss is logsumexp(W h) − m·h and its gradient E_q[W] − m, so
-    a chunk needs p only where the head itself learns: dW = Σ w (q − p) hᵀ."""
+    With the target's centroid m = E_p[W], a row's loss is logsumexp(W h) − m·h and its gradient E_q[W] − m. A
+    chunk therefore needs p only if the head itself is trained: dW = Σ w (q − p) hᵀ."""
 
     @staticmethod
     def forward(ctx, hidden, head, centroid, weight, target, chunk):
@@ -176,7 +178,7 @@ class HeadLoss(Function):
 
 
 def softmax(logits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities, logsumexp and argmax over the last dimension; the logsumexp is read off the largest
+    """Probabilities, logsumexp and argmax over the last dimension; the logsumexp follows from the largest
     probability."""
     best, argmax = logits.max(-1)
     p = logits.softmax(-1, dtype=dtype)
@@ -185,8 +187,8 @@ def softmax(logits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]
 
 @torch.no_grad()
 def teach(hidden: Float[Tensor, "N D"], head: Float[Tensor, "V D"], chunk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The main head's distribution p at every row, as far as a student needs it: centroid E_p[W] [N, D],
-    negative entropy Σ p log p [N] (nats) and argmax [N]."""
+    """What a student needs of the main head's distribution p at every row: centroid E_p[W] [N, D], negative
+    entropy Σ p log p [N] (nats) and argmax [N]."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
     parts = []
     for h in hidden.split(chunk):
@@ -198,11 +200,11 @@ def teach(hidden: Float[Tensor, "N D"], head: Float[Tensor, "V D"], chunk: int) 
 
 
 def check(model: Transformer, out: Output, ids: Tensor, doc: Tensor | None, weight: Tensor | None, kind: str, share: float, chunk: int) -> None:
-    """Raises ValueError, naming the argument at fault."""
+    """Raise a ValueError that names the wrong argument."""
     if kind not in ("distill", "hard"):
-        raise ValueError(f"kind must be distill or hard, got {kind!r}")
+        raise ValueError(f"kind must be distill or hard; got {kind!r}")
     if not (0 <= share <= 1 and chunk >= 1):
-        raise ValueError(f"share must lie between 0 and 1 and chunk be at least 1, got {share} and {chunk}")
+        raise ValueError(f"share must lie between 0 and 1, and chunk must be at least 1; got {share} and {chunk}")
     expect_text(ids, doc, weight, *out.prenorm.shape[:2], vocab=model.config.vocab_size)
 
 
@@ -220,21 +222,20 @@ def mtp_loss(
     generator: torch.Generator | None = None,
     chunk: int = 1024,
 ) -> tuple[Float[Tensor, ""], float, dict[str, float]]:
-    """(loss summed over positions and averaged over depths, positions averaged over depths, figures per
-    depth).
+    """(loss summed over positions and averaged over depths, number of positions averaged over depths, metrics
+    per depth).
 
-    `out` is the trunk's forward pass on `ids`. "distill": KL(main head at i+k ‖ depth k at i), nats, the main
-    head not differentiated; "hard": −log q(t_{i+k+1}). Both score position i at depth k where t_i ..
-    t_{i+k+1} lie in one document, that is on the same positions. `weight` [B, T] scales the loss of the
-    *predicted* token, as in `cpt.next_token_loss`. `detach_trunk`: whether the trunk stays out of it (atop a
-    checkpoint, or beside a trunk that learns from its own loss alone) or the loss trains it too, through
-    hidden states, embedding and head (departure 2). `share` < 1 scores that share of the positions, drawn by
-    `generator`; the layers still see all. Figures: `kl_k` or `nll_k` per position and `agree_k`, how often
-    the guess is the target's most likely token. Divide the loss by a *global* count.
+    `out` is the trunk's forward pass on `ids`. "distill": KL(main head at i+k ‖ depth k at i) in nats, without
+    a gradient through the main head; "hard": −log q(t_{i+k+1}). Both score the same positions: i at depth k
+    counts if t_i .. t_{i+k+1} lie in one document. `weight` [B, T] scales the loss of the *predicted* token, as
+    in `cpt.next_token_loss`. With `detach_trunk` the loss does not train the trunk (a checkpoint, or a trunk
+    with its own loss); without it, the loss trains the trunk too, through hidden states, embedding and head
+    (departure 2). `share` < 1 scores that share of the positions, drawn by `generator`; the layers still see
+    all. Metrics: `kl_k` or `nll_k` per position, and `agree_k`, how often the prediction is the target's most
+    likely token. Divide the loss by a *global* count.
 
-    Where nothing is scored the loss is zero. Raises ValueError for an unknown kind, share outside [0, 1],
-    chunk < 1, other shapes or dtypes, tokens outside the vocabulary, and for a weight or a loss that is not
-    finite."""
+    The loss is zero if nothing is scored. Raises ValueError for an unknown kind, share outside [0, 1], chunk <
+    1, other shapes or dtypes, tokens outside the vocabulary, and a weight or a loss that is not finite."""
     check(model, out, ids, doc, weight, kind, share, chunk)
     table = model.embed_tokens if model.config.tie_word_embeddings else model.lm_head
     prenorm, emb, head = out.prenorm, model.embed_tokens(ids), table.weight
@@ -246,7 +247,7 @@ def mtp_loss(
         scored &= weight[:, 1:] != 0
     if share < 1:
         scored &= torch.rand(scored.shape, generator=generator) < share
-    # The main head at j predicts token j+1; depth k does so from position i = j − k. Rows that weigh nothing fill up (see ROWS).
+    # The main head at j predicts token j+1; depth k does so from position i = j − k. Rows of weight zero are padding (see ROWS).
     b, j = (F.pad(index, (0, -len(index) % ROWS)) for index in scored.nonzero(as_tuple=True))
     wide = torch.promote_types(prenorm.dtype, torch.float32)
     w = torch.ones(len(b), dtype=wide) if weight is None else weight[b, j + 1].to(wide)
@@ -268,7 +269,7 @@ def mtp_loss(
         figures[f"agree_{k}"] = agree / max(n, 1e-9)
         count += n
     if not bool(total.isfinite()):
-        raise ValueError("out must give finite log-probs, and its hidden states (or the layers) give others")
+        raise ValueError("out must give finite log-probs, but its hidden states or the layers give others")
     return total / mtp.mtp.depth, count / mtp.mtp.depth, figures
 
 
@@ -283,12 +284,12 @@ def speculative_generate(
     draft_len: int | None = None,
     stop: int | None = None,
 ) -> Generation:
-    """Continue a prompt with drafts by `mtp`, verified by `model`; same tokens (greedy) or same distribution
-    (temperature > 0) as `plain_generate`. ValueError for a prompt that is not one row of tokens, one at
-    least, for max_new_tokens < 0, and as `Decoder` raises it."""
+    """Continue a prompt with drafts from `mtp`, verified by `model`: the same tokens (greedy) or the same
+    distribution (temperature > 0) as `plain_generate`. Raises ValueError for a prompt that is not one non-empty
+    row of tokens, for max_new_tokens < 0, and as `Decoder` does."""
     expect("prompt", prompt, "int", 1, "T")
     if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must not be negative, got {max_new_tokens}")
+        raise ValueError(f"max_new_tokens must not be negative; got {max_new_tokens}")
     max_len = prompt.shape[1] + max_new_tokens
     decoder = Decoder(model, mtp, max_len=max_len, temperature=temperature, generator=generator, draft_len=draft_len)
     decoder.feed(prompt[0].tolist())
@@ -305,39 +306,38 @@ def plain_generate(
     generator: torch.Generator | None = None,
     stop: int | None = None,
 ) -> Generation:
-    """The same decoder without drafts: one token a pass."""
+    """The same decoder without drafts: one token per pass."""
     return speculative_generate(model, None, prompt, max_new_tokens, temperature=temperature, generator=generator, stop=stop)
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Learns generated code by the character, distils layers from it, and decodes with and without them."""
+    """Train on generated code character by character, distil the layers, and decode with and without them."""
 
     steps: int = 240
     """Optimiser steps of the trunk (AdamW)."""
     mtp_steps: int = 160
-    """Optimiser steps of the layers, atop the frozen trunk."""
+    """Optimiser steps of the layers, on top of the frozen trunk."""
     batch: int = 16
-    """Rows a step."""
+    """Rows per step."""
     length: int = 96
-    """Characters a row."""
+    """Characters per row."""
     lr: float = 4e-3
     """Learning rate of both; it falls linearly to zero."""
     mtp: MTPConfig = MTPConfig(depth=3, intermediate_size=128)
     """Shape of the layers."""
     prompts: int = 12
-    """Contexts continued by each way of decoding, alternately."""
+    """Contexts that each way of decoding continues, in turn."""
     new_tokens: int = 96
-    """Characters continued."""
+    """Characters generated per context."""
     temperature: float = 1.0
-    """Of the sampled half; the other is greedy."""
+    """Temperature of the sampled half; the other half is greedy."""
     seed: int = 0
     """Seed of text, weights and sampling."""
 
 
 def functions(generator: torch.Generator, length: int) -> Tensor:
-    """`length` characters (code points below 128) of small Python functions, each used on the line that
-    follows it."""
+    """`length` characters (code points below 128) of small Python functions, each used on the line after it."""
     text = ""
     while len(text) < length:
         a, b, name, op = (int(torch.randint(n, (), generator=generator)) for n in (10, 10, 6, 3))
@@ -347,8 +347,7 @@ def functions(generator: torch.Generator, length: int) -> Tensor:
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """Acceptance by depth, tokens a pass and measured speed-up of speculative decoding, greedy and
-    sampled."""
+    """Acceptance by depth, tokens per pass and measured speed-up of speculative decoding, greedy and sampled."""
     generator = torch.Generator().manual_seed(config.seed)
     torch.manual_seed(config.seed)
     shape = Config(vocab_size=128, hidden_size=64, num_hidden_layers=4, head_dim=16, num_experts=4, moe_intermediate_size=64)

@@ -1,45 +1,44 @@
-"""Muon: momentum whose update is replaced by the nearest orthogonal matrix.
+"""Muon: momentum with each update replaced by the nearest orthogonal matrix.
 
 Sources: Keller Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), and its code;
-Moonlight (arXiv:2502.16982) for weight decay. Composer 2.5 adds it, sharded (its release); the Composer 2
-report knows Adam only: AdamW for continued pretraining (§3.1), full-parameter Adam for RL (§4.1).
+Moonlight (arXiv:2502.16982) for weight decay. Composer 2.5 adds it, sharded (its release). The Composer 2
+report uses only Adam: AdamW for continued pretraining (§3.1), full-parameter Adam for RL (§4.1).
 
-A gradient matrix has a few large singular values and many small ones, and so does its running mean: a step
-along it moves a few directions and forgets the rest. Muon keeps the directions and sets every singular value
-to about one, G = UΣVᵀ → UVᵀ, which is steepest descent when a step's size is measured by what it can do to an
-activation (the spectral norm). No decomposition is computed. An odd polynomial of a matrix acts on its
-singular values alone, so five rounds of
+A gradient matrix has a few large singular values and many small ones, and so does its running mean. A step
+along it moves a few directions and barely moves the rest. Muon keeps the directions and sets every singular
+value to about one, G = UΣVᵀ → UVᵀ. This is steepest descent if a step's size is measured by its effect on an
+activation (the spectral norm). No decomposition is computed: an odd polynomial of a matrix acts only on its
+singular values, so five rounds of
 
     A ← X Xᵀ        X ← aX + (bA + cA²)X        (a, b, c) = (3.4445, −4.7750, 2.0315)                     (1)
 
 push all of (0, 1] towards one. The coefficients trade exactness for slope at zero: a singular value of 0.002
-arrives within five rounds, but everything ends up in [0.68, 1.21] rather than at one. Training does not mind.
+arrives within five rounds, but all values end up in [0.68, 1.21] rather than at one. Training does not mind.
 
     M ← μM + (1 − μ)G       U = (1 − μ)G + μM  (Nesterov; else U = M)                                     (2)
     W ← (1 − ηλ)W − η · sqrt(max(1, m/n)) · NS(U)                                                         (3)
 
-The factor in (3) is Jordan's; `lr` therefore does not mean what it means in Moonlight, which uses
-0.2·sqrt(max(m, n)) to match the size of AdamW's updates and share its learning rate. Here Muon has a learning
-rate of its own, about 0.02.
+The factor in (3) is Jordan's, so `lr` does not mean the same as in Moonlight, which uses 0.2·sqrt(max(m, n)) to
+match the size of AdamW's updates and share its learning rate. Here Muon has its own learning rate, about 0.02.
 
 Which parameters: matrices between hidden activations. Embeddings, the head, the router and vectors stay with
-AdamW: the rows of the first two are rare tokens rather than directions, and the router is a small classifier
-whose rows must be able to grow apart. A fused matrix is orthogonalised as stored: gate and up of an expert
-are one matrix here.
+AdamW: rows of the first two stand for tokens, many of them rare, rather than directions, and the router is a
+small classifier whose rows must be able to grow apart. A fused matrix is orthogonalised as stored: an expert's
+gate and up projections are one matrix here.
 
-The trap: the size of a gradient is thrown away. An expert that no token visits keeps moving at full speed on
-its momentum alone, until that has decayed below EPS. Exact zeros, an expert never visited, stay zero.
+The trap: the size of a gradient is thrown away. If no token visits an expert any more, it keeps moving at full
+speed on momentum alone until the momentum decays below EPS. Exact zeros (an expert never visited) stay zero.
 
 Where this file departs from the sources
 1. Leading dimensions are separate matrices: an expert stack [E, m, n] is E problems, each at its own scale.
-2. All parameters of one shape are stacked into one batched product. Same numbers, far fewer and larger calls.
-3. A tall matrix is multiplied from the right instead of being transposed: same answer, two copies fewer.
-4. Attention projections are taken whole. Composer 2.5 goes per head: give Muon the parameter as [heads,
-   head_dim, n].
+2. All parameters of one shape are stacked into one batched product: same numbers, far fewer and larger calls.
+3. A tall matrix is multiplied from the right instead of being transposed: same result, two fewer copies.
+4. Attention projections are orthogonalised as one matrix. Composer 2.5 works per head: to do that, give Muon
+   the parameter as [heads, head_dim, n].
 
 Run it
     etude run muon --scale small      a few seconds; the same as: python -m ref.muon
-    etude run muon --scale full       scaled/muon.py, or a clear answer while that does not exist
+    etude run muon --scale full       scaled/muon.py
 
 Glossary
     symbol   variable          shape         where
@@ -65,11 +64,11 @@ EPS = 1e-7
 
 
 def newton_schulz(G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torch.dtype | None = None) -> Float[Tensor, "*batch m n"]:
-    """UVᵀ of each matrix G = UΣVᵀ, approximately: singular values above 0.002·‖G‖_F land in [0.68, 1.21] (1).
+    """Approximate UVᵀ of each matrix G = UΣVᵀ: singular values above 0.002·‖G‖_F land in [0.68, 1.21] (1).
 
-    The iteration runs in `dtype`, by default that of G; bfloat16 is what the method was designed for, and
-    adds about 1% of error. The result has the dtype of G. Scaling G changes nothing while ‖G‖_F is well above
-    EPS, however large G is; zero stays zero; of a matrix with NaN or inf every entry is NaN.
+    The iteration runs in `dtype`, by default that of G. The method was designed for bfloat16, which adds about
+    1% of error. The result has the dtype of G. Scaling G changes nothing while ‖G‖_F is well above EPS, however
+    large G is. Zero stays zero. A matrix with NaN or inf becomes all NaN.
     """
     a, b, c = COEFFICIENTS
     tall = G.shape[-2] > G.shape[-1]
@@ -83,11 +82,11 @@ def newton_schulz(G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torc
 
 
 def normalised(x: Float[Tensor, "b m n"]) -> Float[Tensor, "b m n"]:
-    """Each matrix over its Frobenius norm plus EPS."""
+    """Each matrix divided by its Frobenius norm plus EPS."""
     wide = torch.promote_types(x.dtype, torch.float32)
     norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=wide)
     overflowed = norm == torch.inf
-    if bool(overflowed.any()):  # squares beyond float32, from about 1e19 on: such a matrix in units of its largest entry
+    if bool(overflowed.any()):  # squares overflow float32 from about 1e19: measure such a matrix in units of its largest entry
         x = torch.where(overflowed, x / x.abs().amax((1, 2), keepdim=True), x)
         norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=wide)
     return x / (norm + EPS)
@@ -97,8 +96,8 @@ class Muon(torch.optim.Optimizer):
     """Muon, equations (1)–(3), for parameters [..., m, n] whose leading dimensions are separate matrices.
 
     `lr` η is the spectral norm of one step, before the factor in (3); `weight_decay` λ is decoupled.
-    The iteration runs in `ns_dtype` (None: the parameter's own). Parameters without a gradient stay put.
-    Raises ValueError for a parameter of fewer than two dimensions: give vectors to AdamW.
+    The iteration runs in `ns_dtype` (None: the parameter's dtype). Parameters without a gradient do not change.
+    Raises ValueError for a parameter with fewer than two dimensions: give vectors to AdamW.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Muon(torch.optim.Optimizer):
         ns_dtype: torch.dtype | None = torch.bfloat16,
     ) -> None:
         if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0):
-            raise ValueError(f"lr, weight_decay ≥ 0, 0 ≤ momentum < 1; got {lr}, {weight_decay}, {momentum}")
+            raise ValueError(f"lr and weight_decay must be ≥ 0, and 0 ≤ momentum < 1; got {lr}, {weight_decay}, {momentum}")
         defaults = dict(lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
         super().__init__(params, defaults)
         self.steps, self.ns_dtype = steps, ns_dtype
@@ -124,7 +123,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable | None = None):
-        """One step; returns the closure's loss, if a closure is given."""
+        """Take one step; returns the closure's loss if a closure is given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -135,11 +134,11 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is not None:
                     buckets.setdefault((p.shape[-2:], p.dtype, p.device), []).append(p)
             for params in buckets.values():
-                self._step_equal_shapes(params, group)
+                self.step_equal_shapes(params, group)
         return loss
 
-    def _step_equal_shapes(self, params: list[Tensor], group: dict) -> None:
-        """Equations (2) and (3) for parameters whose matrices share a shape; one call to `newton_schulz`."""
+    def step_equal_shapes(self, params: list[Tensor], group: dict) -> None:
+        """Equations (2) and (3) for parameters whose matrices have the same shape, in one call to `newton_schulz`."""
         momentum, (m, n) = group["momentum"], params[0].shape[-2:]
         for p in params:
             if "momentum_buffer" not in self.state[p]:
@@ -160,8 +159,8 @@ class Muon(torch.optim.Optimizer):
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """(matrices for Muon, the rest for AdamW), in the model's order; frozen parameters are in neither.
 
-    The rest: anything of fewer than two dimensions, every weight of an nn.Embedding (a head tied to it
-    included), and parameters with `lm_head`, `head`, `gate` or `router` as a component of their name.
+    The rest: anything with fewer than two dimensions, every weight of an nn.Embedding (including a head tied to
+    it), and parameters with `lm_head`, `head`, `gate` or `router` as a component of their name.
     """
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     outside = {id(p) for module in embeddings for p in module.parameters()}
@@ -183,7 +182,7 @@ def optimizers(
 ) -> list[torch.optim.Optimizer]:
     """[Muon for the matrices, AdamW for the rest], or [AdamW] for everything when `use_muon` is False.
 
-    Norms and biases are not decayed. AdamW is the fused implementation, one pass over memory.
+    Norms and biases get no weight decay. AdamW is the fused implementation, one pass over memory.
     """
     matrices, rest = split_parameters(model)
     if not use_muon:
@@ -204,11 +203,11 @@ class Demo:
     """What the iteration does to singular values, and a regression in which most directions are rare."""
 
     rows: int = 32
-    """Outputs m of the matrix that is learnt."""
+    """Outputs m of the learned matrix."""
     columns: int = 64
     """Inputs n."""
     decay: float = 1.0
-    """The i-th input direction has standard deviation i^−decay: later ones are rare in every batch."""
+    """The i-th input direction has standard deviation i^−decay, so later ones are rare in every batch."""
     batch: int = 64
     """Examples per step."""
     steps: int = 100
@@ -222,7 +221,7 @@ class Demo:
 
 
 def _regression_loss(config: Demo, name: str, lr: float, rotated: bool) -> float:
-    """Final loss over first loss of min E‖(W − W*)x‖²; x spreads along the axes, or along rotated ones."""
+    """Final loss over first loss of min E‖(W − W*)x‖², where x is spread along the axes or along rotated ones."""
     generator = torch.Generator().manual_seed(config.seed)
     target = torch.randn(config.rows, config.columns, generator=generator) / config.columns**0.5
     basis = torch.linalg.qr(torch.randn(config.columns, config.columns, generator=generator)).Q
@@ -244,10 +243,10 @@ def _regression_loss(config: Demo, name: str, lr: float, rotated: bool) -> float
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """Singular values after (1) in float32 and bfloat16; Muon and AdamW on a regression, each at its best.
+    """Singular values after (1) in float32 and bfloat16; Muon and AdamW on a regression, each at its best rate.
 
-    AdamW scales every weight by itself, which is the right thing when rare directions are rare *inputs*. Turn
-    the same problem by a rotation and that help is gone. Muon cannot tell the two problems apart.
+    AdamW scales each weight separately, which is right when rare directions are rare *inputs*. Rotate the same
+    problem and that advantage is gone. Muon cannot tell the two problems apart.
     """
     noise = torch.randn(config.rows, config.columns, generator=torch.Generator().manual_seed(config.seed))
     before = torch.linalg.svdvals(noise)

@@ -1,38 +1,38 @@
-"""Low precision: MXFP8, NVFP4 and blockwise FP8 bit by bit, and products that go forward in one and back in another.
+"""Low precision: MXFP8, NVFP4 and blockwise FP8 bit by bit, and products that use one format forward and another backward.
 
 Papers: Composer 2 technical report (arXiv:2603.24477v2), §6.1, and the kernels post; OCP Microscaling Formats 1.0;
 Recipes for pre-training LLMs with MXFP8, arXiv:2506.08027; DeepSeek-V3, arXiv:2412.19437, §3.3.
 
-A block of numbers shares a scale, so that few bits a number suffice. What differs is who shares:
+A block of numbers shares a scale, so a few bits per number are enough. The formats differ in what shares a scale:
 
-    MXFP8            32 values along the reduced axis share a power of two (E8M0), values are E4M3
-    NVFP4            16 values share an E4M3 scale, and a token (or a whole tensor) one float32 scale; values are E2M1
+    MXFP8            32 values along the reduced axis share a power of two (E8M0); values are E4M3
+    NVFP4            16 values share an E4M3 scale, and a token (or the tensor) shares one float32 scale; values are E2M1
     FP8, blockwise   128 activations of a token, or 128 × 128 weights, share one float32 scale; values are E4M3
 
     x ≈ value · 2^(byte − 127)          x ≈ value · block · s,  s = amax / (448 · 6)          x ≈ value · s,  s = amax / 448
 
-Composer 2 trains its experts with NVFP4 in the forward pass and MXFP8 in the backward pass, and takes the float32 scale
-per token and not per tensor. `demo` shows why: a scale per tensor depends on whatever else is in the batch, later tokens
-included, so that training sees through the causal mask and an engine with another batch computes another policy.
+Composer 2 trains its experts with NVFP4 in the forward pass and MXFP8 in the backward pass, and uses one float32 scale
+per token, not per tensor. `demo` shows why: a scale per tensor depends on everything else in the batch, later tokens
+included. Training then sees through the causal mask, and an engine with another batch computes another policy.
 
 Where this file departs from the papers
-1. The report names the formats, not their corner cases. Ours: scale bytes are rounded up (RCEIL), so that nothing
-   saturates; a NaN or Inf makes its whole MXFP8 block, its FP8 block, or all that shares its NVFP4 float32 scale, NaN;
-   where a scale comes out as zero, so does the data.
-2. Products are those of the decoded values in float32: what tensor cores compute, but for the order of the sum.
-3. The report quantises the experts' products; `linear` is the same for one matrix. Values are rounded to nearest, never
-   stochastically, and the gradient is that of the identity (straight through).
-4. "Fast" division is x · fl(1/s): one rounding more than IEEE division, as on a GPU with approximate division.
+1. The report names the formats, not their corner cases. Ours: scale bytes are rounded up (RCEIL), so nothing saturates.
+   One NaN or Inf turns its MXFP8 block, its FP8 block, or everything that shares its NVFP4 float32 scale into NaN.
+   Where a scale is zero, so is the data.
+2. Products are those of the decoded values in float32: what tensor cores compute, up to the order of the sum.
+3. The report quantises the experts' products; `linear` does the same for one matrix. Values are rounded to nearest, never
+   stochastically, and rounding has the gradient of the identity (straight-through).
+4. "Fast" division is x · fl(1/s): one more rounding than IEEE division, as on a GPU with approximate division.
 
 Run it
     etude run quant --scale small            a second; the same as: python -m ref.quant
-    etude run quant --scale full             scaled/quant.py, or a clear answer while there is none
+    etude run quant --scale full             scaled/quant.py
 
 Glossary
     symbol   variable    shape          where
     x        x           … n            what is quantised
              codes       … n            E4M3 codes, uint8
-             packed      … n/2          two E2M1 codes a byte, the earlier in the low half
+             packed      … n/2          two E2M1 codes per byte, the earlier in the low half
     byte     scales      … n/32         E8M0 codes, uint8
     block    blocks      … n/16         E4M3 codes, uint8
     s        scale       … 1, or 1      float32
@@ -72,18 +72,18 @@ MODES = get_args(Mode)
 
 
 def mxfp8_quantize(x: Float[Tensor, "*shape"], axis: int = -1, mode: Mode = "rceil") -> tuple[UInt8[Tensor, "*shape"], UInt8[Tensor, "*blocks"]]:
-    """E4M3 codes in the shape of x, and E8M0 scales, one per 32 along `axis` (the last block may be short).
+    """E4M3 codes in the shape of x, and E8M0 scales, one per 32 values along `axis` (the last block may be short).
 
     mode "rceil" rounds amax / 448 up to a power of two; "floor" is the OCP's minimum, 2^(⌊log2 amax⌋ − 8), where an amax
-    above 1.75 · 2^e saturates; "ceil" the next power of two; "even" that of amax rounded to 3 bits of mantissa. A block
-    with NaN or Inf: scale 255, data NaN. A block of zeros: scale 0, data zeros with their signs. ValueError for what is
-    not float or has no such axis. OCP MX 1.0, §6.3; arXiv:2506.08027, Alg. 1."""
+    above 1.75 · 2^e saturates; "ceil" is the next power of two; "even" uses amax rounded to 3 bits of mantissa. A block
+    with NaN or Inf has scale 255 and data NaN. A block of zeros has scale 0 and zeros with their signs. Raises ValueError
+    if x is not float or has no such axis. OCP MX 1.0, §6.3; arXiv:2506.08027, Alg. 1."""
     check_mxfp8(x, axis, mode)
     split = _split(x, axis, 32)
     amax = split.abs().amax(-1)
     if mode == "rceil":
-        d = (amax * (1 / 448)).view(torch.int32)
-        # Up to the next power of two. A subnormal d is d · 2^-149 as an integer, and byte 0 stands for 2^-127 = 0x400000 · 2^-149.
+        d = (amax * (1 / E4M3_MAX)).view(torch.int32)
+        # Round up to the next power of two. A subnormal d, read as an integer, counts 2^-149; byte 0 is 2^-127 = 0x400000 · 2^-149.
         scales = ((d + 0x7FFFFF) >> 23) - (d <= 0x400000).int()
     else:
         extra = {"floor": 0, "ceil": 0x7FFFFF, "even": 1 << 19}[mode]
@@ -100,14 +100,14 @@ def mxfp8_quantize(x: Float[Tensor, "*shape"], axis: int = -1, mode: Mode = "rce
 def mxfp8_quantize_both(
     x: Float[Tensor, "M N"], mode: Mode = "rceil"
 ) -> tuple[UInt8[Tensor, "M N"], UInt8[Tensor, "M rows"], UInt8[Tensor, "M N"], UInt8[Tensor, "cols N"]]:
-    """Along the rows (axis 1), and along the columns (axis 0): what a weight, a gradient and an activation each need, since a
-    training step sums over both of their axes. ValueError for what is no matrix."""
+    """Quantise along the rows (axis 1) and along the columns (axis 0). Weights, gradients and activations each need both,
+    since a training step sums over both axes. Raises ValueError if x is not a matrix."""
     check_mxfp8(x, -1, mode, matrix=True)
     return *mxfp8_quantize(x, 1, mode), *mxfp8_quantize(x, 0, mode)
 
 
 def mxfp8_dequantize(codes: UInt8[Tensor, "*shape"], scales: UInt8[Tensor, "*blocks"], axis: int = -1) -> Float[Tensor, "*shape"]:
-    """float32, exactly value · 2^(byte − 127). ValueError when scales are not one per 32 along `axis`."""
+    """float32, exactly value · 2^(byte − 127). Raises ValueError unless there is one scale per 32 values along `axis`."""
     _one_per_block("scales", scales, codes.shape, axis, 32)
     split = _split(e4m3_decode(codes), axis, 32)
     return _join(split * e8m0_decode(scales.movedim(axis, -1))[..., None], axis, codes.shape)
@@ -116,10 +116,10 @@ def mxfp8_dequantize(codes: UInt8[Tensor, "*shape"], scales: UInt8[Tensor, "*blo
 def nvfp4_quantize(
     x: Float[Tensor, "*rows n"], scale: Literal["token", "tensor"] = "token", division: Literal["ieee", "fast"] = "ieee"
 ) -> tuple[UInt8[Tensor, "*rows half"], UInt8[Tensor, "*rows blocks"], Float[Tensor, "..."]]:
-    """Two E2M1 codes a byte, E4M3 scales per 16 of the last axis, float32 scales: one per token [*rows, 1] or one [].
+    """Two E2M1 codes per byte; E4M3 scales, one per 16 values of the last axis; float32 scales, one per token [*rows, 1] or one [].
 
-    A token or tensor with NaN or Inf: float32 scale NaN, block scales NaN, codes 0. An odd n: the last half byte is 0.
-    ValueError for what is not float or has no axis. NVFP4 is NVIDIA's; per token: Composer 2, §6.1."""
+    A token or tensor with NaN or Inf has float32 scale NaN, block scales NaN and codes 0. If n is odd, the last half byte is 0.
+    Raises ValueError if x is not float or has no axis. NVFP4 is NVIDIA's; per token: Composer 2, §6.1."""
     check_nvfp4(x, scale, division)
     split = _split(x, -1, 16)
     largest = split.abs().amax(-1)
@@ -139,11 +139,11 @@ def nvfp4_quantize(
 def nvfp4_dequantize(
     packed: UInt8[Tensor, "*rows half"], blocks: UInt8[Tensor, "*rows blocks"], scale: Float[Tensor, "..."], size: int | None = None
 ) -> Float[Tensor, "*rows n"]:
-    """float32, value · (block · scale); `size` is n where that is odd. ValueError when blocks are not one per 16, and
-    when the scale is neither one nor one per token."""
+    """float32, value · (block · scale); pass `size` = n if n is odd. Raises ValueError unless there is one block scale per
+    16 values, and either one float32 scale or one per token."""
     n = 2 * packed.shape[-1] if size is None else size
     if (n + 1) // 2 != packed.shape[-1]:
-        raise ValueError(f"size must be {2 * packed.shape[-1]}, or one less, for {packed.shape[-1]} bytes; got {n}")
+        raise ValueError(f"size must be {2 * packed.shape[-1]} or one less for {packed.shape[-1]} bytes; got {n}")
     if scale.ndim:
         expect("scale", scale, "float", *packed.shape[:-1], 1)
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)[..., :n]
@@ -156,8 +156,8 @@ def blockwise_fp8_quantize(
     x: Float[Tensor, "*rows n"], block: tuple[int, int] = (1, 128)
 ) -> tuple[UInt8[Tensor, "*rows n"], Float[Tensor, "*blocks"]]:
     """E4M3 codes, and a float32 scale amax / 448 per `block` of the last two axes: (1, 128) for activations, (128, 128)
-    for weights; blocks at the ends may be short. A block with NaN or Inf is NaN. ValueError for fewer than two axes.
-    DeepSeek-V3, §3.3.2."""
+    for weights. Blocks at the ends may be short. A block with NaN or Inf becomes NaN. Raises ValueError for fewer than two
+    axes. DeepSeek-V3, §3.3.2."""
     check_blocks(x, block)
     wide = x.float()
     rows, cols = wide.shape[-2:]
@@ -173,7 +173,7 @@ def blockwise_fp8_quantize(
 def blockwise_fp8_dequantize(
     codes: UInt8[Tensor, "*rows n"], scale: Float[Tensor, "*blocks"], block: tuple[int, int] = (1, 128)
 ) -> Float[Tensor, "*rows n"]:
-    """float32, value · scale. ValueError when the scales are not one per block."""
+    """float32, value · scale. Raises ValueError unless there is one scale per block."""
     rows, cols = codes.shape[-2:]
     expect("scale", scale, "float", *codes.shape[:-2], -(-rows // block[0]), -(-cols // block[1]))
     wide = scale.repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)[..., :rows, :cols]
@@ -194,12 +194,12 @@ FORMATS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "nvfp4-fast": lambda x, axis: _nvfp4(x, axis, division="fast"),
     "fp8": lambda x, axis: blockwise_fp8_dequantize(*blockwise_fp8_quantize(x.movedim(axis, -1))).movedim(-1, axis),
 }
-"""What a product may be computed with: a matrix and the axis that the product sums over → what is left of it, float32."""
+"""Formats of a product's operands. Each entry maps a matrix and the axis that the product sums over to the rounded matrix in float32."""
 
 
 def rounded(x: Float[Tensor, "*shape"], form: str, axis: int = -1, weight: bool = False) -> Float[Tensor, "*shape"]:
-    """x as a product that sums over `axis` sees it in the format `form`, as float32. A weight's FP8 scales are per 128 × 128,
-    so that one set of codes serves both axes (DeepSeek-V3, §3.3.2). ValueError for an unknown format."""
+    """x rounded to the format `form` for a product that sums over `axis`, as float32. A weight has one FP8 scale per
+    128 × 128 block, so one set of codes serves both axes (DeepSeek-V3, §3.3.2). Raises ValueError for an unknown format."""
     if form not in FORMATS:
         raise ValueError(f"form must be one of {', '.join(FORMATS)}; got {form!r}")
     if not x.numel():  # an expert without tokens
@@ -210,18 +210,20 @@ def rounded(x: Float[Tensor, "*shape"], form: str, axis: int = -1, weight: bool 
 
 
 def linear(x: Float[Tensor, "N D"], weight: Float[Tensor, "O D"], forward: str = "nvfp4-token", backward: str = "mxfp8") -> Float[Tensor, "N O"]:
-    """x @ weightᵀ with both sides in the format `forward`, and gradients from products in the format `backward`: every
-    operand is quantised anew along the axis that its product sums over. In the dtype of x; summed in float32, of float64 in
-    float64. Composer 2, §6.1."""
+    """x @ weightᵀ with both operands in the format `forward`, and gradients from products in the format `backward`. Every
+    operand is quantised again along the axis that its product sums over. Returns the dtype of x; sums are in float32, or in
+    float64 for float64 inputs. Composer 2, §6.1."""
     expect("x", x, "float", "N", "D")
     expect("weight", weight, "float", "O", x.shape[1])
     for form in (forward, backward):
         if form not in FORMATS:
-            raise ValueError(f"forward and backward must be of {', '.join(FORMATS)}; got {form!r}")
-    return _Linear.apply(x, weight, forward, backward)
+            raise ValueError(f"forward and backward must each be one of {', '.join(FORMATS)}; got {form!r}")
+    return Linear.apply(x, weight, forward, backward)
 
 
-class _Linear(torch.autograd.Function):
+class Linear(torch.autograd.Function):
+    """The three products of `linear`, each of operands that are quantised for it."""
+
     @staticmethod
     def forward(ctx, x, weight, forward, backward):
         ctx.save_for_backward(x, weight)
@@ -237,20 +239,20 @@ class _Linear(torch.autograd.Function):
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b of float32 matrices, for operands that were of this dtype before they were rounded."""
+    """a @ b of float32 matrices whose operands had this dtype before they were rounded."""
     return a.double() @ b.double() if dtype == torch.float64 else (a @ b).to(dtype)
 
 
 def grouped_linear(
     x: Float[Tensor, "N D"], weight: Float[Tensor, "E O D"], ends: Int[Tensor, " E"], forward: str = "nvfp4-token", backward: str = "mxfp8"
 ) -> Float[Tensor, "N O"]:
-    """Every expert's `linear` on its tokens: x sorted by expert, expert e has rows ends[e − 1] to ends[e] (none, if they
-    are equal). No block of tokens reaches over two experts. ValueError unless ends rise to N. Composer 2, §6.1."""
+    """Every expert's `linear` on its tokens. x is sorted by expert; expert e has rows ends[e − 1] to ends[e] (no rows if
+    they are equal). No block of tokens spans two experts. Raises ValueError unless ends rise to N. Composer 2, §6.1."""
     expect("weight", weight, "float", "E", "O", x.shape[-1])
     expect("ends", ends, "int", len(weight))
     counts = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
     if min(counts) < 0 or sum(counts) != len(x):
-        raise ValueError(f"ends must rise to the {len(x)} tokens of x, got {ends.tolist()}")
+        raise ValueError(f"ends must rise to the {len(x)} tokens of x; got {ends.tolist()}")
     return torch.cat([linear(part, w, forward, backward) for part, w in zip(x.split(counts), weight, strict=True)])
 
 
@@ -263,8 +265,8 @@ def experts_swiglu(
     forward: str = "nvfp4-token",
     backward: str = "mxfp8",
 ) -> Float[Tensor, "N D"]:
-    """Σ_k g_k · W2_e(silu(W1_e x) · W3_e x) over a token's experts e, all three products quantised; J = 2I, W1 above W3.
-    Between products the values are what the products give; gates stay as they are. ValueError for other shapes."""
+    """Σ_k g_k · W2_e(silu(W1_e x) · W3_e x) over a token's experts e, with all three products quantised; J = 2I, W1 above W3.
+    Values between the products and the gates are not quantised. Raises ValueError for other shapes."""
     expect("gates", gates, "float", len(x), "K")
     expect("experts", experts, "int", *gates.shape)
     expect("w2", w2, "float", len(w13), x.shape[1], w13.shape[1] // 2)
@@ -276,41 +278,41 @@ def experts_swiglu(
     return torch.zeros_like(x).index_add(0, token, y * gates.flatten()[order, None])
 
 
-# What a format can take; kernels/quant.py asks the same.
+# Checks of what a format accepts; kernels/quant.py uses them too.
 
 
 def check_mxfp8(x: Tensor, axis: int, mode: str, matrix: bool = False) -> None:
     _check(x, axis)
     if mode not in MODES:
-        raise ValueError(f"mode must be rceil, floor, ceil or even, got {mode!r}")
+        raise ValueError(f"mode must be rceil, floor, ceil or even; got {mode!r}")
     if matrix and x.ndim != 2:
-        raise ValueError(f"x must be a matrix, got shape {list(x.shape)}")
+        raise ValueError(f"x must be a matrix; got shape {list(x.shape)}")
 
 
 def check_nvfp4(x: Tensor, scale: str, division: str) -> None:
     _check(x, -1)
     for name, value, known in (("scale", scale, ("token", "tensor")), ("division", division, ("ieee", "fast"))):
         if value not in known:
-            raise ValueError(f"{name} must be {known[0]} or {known[1]}, got {value!r}")
+            raise ValueError(f"{name} must be {known[0]} or {known[1]}; got {value!r}")
     if not x.shape[-1]:
-        raise ValueError(f"x must have something on its last axis, got shape {list(x.shape)}")
+        raise ValueError(f"the last axis of x must not be empty; got shape {list(x.shape)}")
 
 
 def check_blocks(x: Tensor, block: tuple[int, int]) -> None:
     _check(x, -1)
     if x.ndim < 2 or min(block) < 1:
-        raise ValueError(f"x must have rows and columns, and block sizes of 1 or more; got {list(x.shape)}, {block}")
+        raise ValueError(f"x must have rows and columns, and block sizes must be at least 1; got {list(x.shape)} and {block}")
 
 
 def _check(x: Tensor, axis: int) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise ValueError(f"x must be a float tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+        raise ValueError(f"x must be a float tensor; got {getattr(x, 'dtype', type(x).__name__)}")
     if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"x must have an axis {axis}, got shape {list(x.shape)}")
+        raise ValueError(f"x must have an axis {axis}; got shape {list(x.shape)}")
 
 
 def _split(x: Tensor, axis: int, size: int) -> Float[Tensor, "... blocks size"]:
-    """x with `axis` last and cut into blocks, in float32, the last one filled with zeros."""
+    """x in float32, with `axis` moved last and cut into blocks; the last block is padded with zeros."""
     last = x.movedim(axis, -1).float()
     return F.pad(last, (0, -last.shape[-1] % size)).unflatten(-1, (-1, size)).contiguous()
 
@@ -332,12 +334,12 @@ def _divide(x: Tensor, by: Tensor | float, division: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Demo:
-    """Random activations with outliers, and what each format leaves of them."""
+    """Random activations with outliers, rounded to each format."""
 
     tokens: int = 64
     """Tokens of a sequence."""
     width: int = 256
-    """Activations of a token."""
+    """Activations per token."""
     outlier: float = 100.0
     """How many times larger the last token is."""
     seed: int = 0
@@ -345,8 +347,8 @@ class Demo:
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """Signal to quantisation noise per format, dB; and the share of earlier tokens' numbers that change when the last
-    token does: none, unless all tokens share a scale."""
+    """Signal-to-quantisation-noise ratio of each format, in dB, and the share of earlier tokens' numbers that change when
+    the last token does. That share is zero unless all tokens share a scale."""
     generator = torch.Generator().manual_seed(config.seed)
     x = torch.randn(config.tokens, config.width, generator=generator)
     later = x.clone()

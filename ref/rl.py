@@ -1,34 +1,34 @@
 """One step of reinforcement learning, from finished conversations to a gradient, and the loop around it, on one rank.
 
-Source: Composer 2 technical report (arXiv:2603.24477v2), §4.1, §6.2. The techniques have files of their own; here they are called in the
+Source: Composer 2 technical report (arXiv:2603.24477v2), §4.1, §6.2. Each technique has its own file; here they are called in the
 order in which a step needs them:
 
-    load     the sampler takes the newest weights                                        `ref/engine/sampler.py`
-    play     N conversations about each of G tasks; a conversation is a chain of contexts `ref/self_summary.py`
-    deal     contexts of like length make a micro-batch                                  `deal`
-    charge   drift from the policy before RL is taken from the reward                    `ref/kl.py`
-    compare  a reward less the mean of its group is the advantage of the whole chain     `ref/dr_grpo.py`
-    press    the policy's own tokens, with the experts that the sampler chose            `ref/router_replay.py`
+    load     the sampler copies the newest weights                                       `ref/engine/sampler.py`
+    play     N conversations for each of G tasks; a conversation is a chain of contexts  `ref/self_summary.py`
+    deal     contexts of similar length form a micro-batch                               `deal`
+    charge   drift from the policy before RL is subtracted from the reward               `ref/kl.py`
+    compare  a reward minus the mean of its group is the advantage of the entire chain   `ref/dr_grpo.py`
+    press    policy gradient on the policy's own tokens, with the sampler's experts      `ref/router_replay.py`
 
 Where this file departs from the report
-1. Sampler and trainer take turns: but for what the two engines compute otherwise, every step is on-policy.
-2. k1 is charged to the reward. The report uses k1 and does not say where (`ref/kl.py`).
-3. Contexts are padded into micro-batches of like length, not packed (`ref/packing.py` packs; `scaled/rl.py` does so).
-4. `mtp` lets draft layers learn from the same forward pass. The report trains them before RL only.
+1. Sampler and trainer take turns, so every step is on-policy, up to numerical differences between the two engines.
+2. k1 is subtracted from the reward. The report uses k1 but does not say where (`ref/kl.py`).
+3. Contexts of similar length are padded into micro-batches, not packed (`ref/packing.py` packs, and `scaled/rl.py` uses it).
+4. `mtp` trains draft layers on the same forward pass. The report trains them only before RL.
 
-The trap: a mean that is taken within a micro-batch, or over contexts instead of chains, makes the gradient depend on how the batch was
-cut. Every sum here is divided by one constant, G·N·budget_tokens, and advantages are taken over chains.
+The trap: a mean within a micro-batch, or over contexts instead of chains, makes the gradient depend on how the batch was split. Every
+sum here is divided by one constant, G·N·budget_tokens, and advantages are computed over chains.
 
 Run it
-    etude run recipe --scale small           `sims/recipe/reinforcement.py` plays it in the small world
+    etude run recipe --scale small           `sims/recipe/reinforcement.py` runs it in the small world
     etude run dr-grpo --scale full           `scaled/rl.py`, the same on many ranks
 
 Glossary
     symbol      here          shape
-    G, N        prompts, rollouts         conversation n is of group n // N
-    r           `Played.reward`           what a conversation was worth
-    r − β·KL    `Step.rewards`    G·N     after drift was charged
-    A           advantages        S       one for each context; all of a chain have the same
+    G, N        prompts, rollouts         conversation n belongs to group n // N
+    r           `Played.reward`           reward of a conversation
+    r − β·KL    `Step.rewards`    G·N     after the KL penalty
+    A           advantages        S       one for each context; the same for all contexts of a chain
     log π       logp              B T−1   the trainer's
     log μ       `Batch.behavior`  B T     the sampler's
 """
@@ -45,7 +45,7 @@ from torch import Tensor
 from ref import dr_grpo, kl
 from ref.engine.sampler import Rollout, Sampler
 from ref.mtp import MTP, mtp_loss
-from ref.network.model import Transformer
+from ref.network import Transformer
 from ref.router_replay import differing, replay
 from ref.self_summary import Chain, spread
 
@@ -54,55 +54,55 @@ __all__ = ["Batch", "Played", "Settings", "Step", "World", "deal", "improve", "l
 
 @dataclass(frozen=True)
 class Settings:
-    """What a step is told."""
+    """Settings of a step."""
 
     prompts: int = 16
-    """Groups of a step (G)."""
+    """Groups per step (G)."""
     rollouts: int = 8
-    """Conversations of a group (N)."""
+    """Conversations per group (N)."""
     temperature: float = 1.0
-    """Temperature that the tokens were sampled at."""
+    """Temperature at which the tokens were sampled."""
     budget_tokens: int = 40
-    """Constant that stands for a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO divides by no length)."""
+    """Constant in place of a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO does not divide by lengths)."""
     clip_low: float = 0.2
-    """Where A < 0, ratios below 1 − clip_low no longer count."""
+    """Where A < 0, the gradient stops once the ratio falls below 1 − clip_low."""
     clip_high: float = 0.2
-    """Where A > 0, ratios above 1 + clip_high no longer count."""
+    """Where A > 0, the gradient stops once the ratio rises above 1 + clip_high."""
     kl: float = 0.0
-    """β: reward that a nat of k1 against the policy before RL costs, summed over the conversation."""
+    """β: reward lost per nat of k1 against the policy before RL, summed over the conversation."""
     replay: Literal["none", "plain", "filtered"] = "none"
-    """Whose experts the training pass takes: its own, the sampler's, the sampler's where they are plausible."""
+    """Experts of the training pass: its own ("none"), the sampler's ("plain"), or the sampler's where plausible ("filtered")."""
     replay_alpha: float = 0.5
-    """Plausibility that filtered replay asks of an expert."""
+    """Plausibility that filtered replay requires of an expert."""
 
 
 @dataclass
 class Played:
-    """A conversation that is over."""
+    """A finished conversation."""
 
     chain: Chain
     """What was sampled."""
     reward: float
-    """What it was worth, before drift is charged for."""
+    """Its reward, before the KL penalty."""
     figures: dict[str, float] = field(default_factory=dict)
-    """What else is to be told of it; of all conversations the mean is shown. All have the same names, "success" among them."""
+    """Further metrics; the mean over all conversations is shown. All conversations have the same names, including "success"."""
 
 
 @runtime_checkable
 class World(Protocol):
-    """What the policy talks to."""
+    """The environment that the policy talks to."""
 
     def play(self, sampler: Sampler, stream: str, tasks: Sequence[int], generator: torch.Generator) -> list[Played]:
-        """One conversation about each of these tasks, by their numbers in one of the world's streams, "rl" or "heldout"."""
+        """Run one conversation for each of these tasks, given by number in one of the world's streams, "rl" or "heldout"."""
         ...
 
 
 @dataclass
 class Batch:
-    """Contexts of like length, padded on the right to T tokens: a micro-batch. Rows of which nothing counts fill it up."""
+    """A micro-batch: contexts of similar length, padded on the right to T tokens, plus padding rows that do not count."""
 
     rows: Tensor
-    """[B] number of the context, from `len(contexts of all chains)` on for a row that only fills."""
+    """[B] number of the context; padding rows are numbered from `len(contexts of all chains)` on."""
     chain: Tensor
     """[B] number of the chain that it belongs to."""
     ids: Tensor
@@ -110,37 +110,37 @@ class Batch:
     own: Tensor
     """[B, T] bool: the tokens that the policy chose."""
     behavior: Tensor
-    """[B, T] log μ of those, nats; zero elsewhere."""
+    """[B, T] log μ of those tokens, nats; zero elsewhere."""
     lengths: Tensor
     """[B] tokens of the context."""
     contexts: list[Rollout | None]
-    """The contexts themselves; None for a row that only fills."""
+    """The contexts themselves; None for a padding row."""
 
 
 @dataclass
 class Step:
-    """What a step found. Nothing of it is a mean over micro-batches."""
+    """The result of a step. No field is a mean over micro-batches."""
 
     loss: float
-    """The policy loss of the whole batch."""
+    """The policy loss of the full batch."""
     gradients: list[Tensor | None]
-    """d loss / d w for every parameter of the policy, in their order; None for a parameter that the loss does not ask."""
+    """d loss / d w for every parameter of the policy, in order; None for a parameter that the loss does not depend on."""
     rewards: Tensor
-    """[G·N] after drift was charged."""
+    """[G·N] after the KL penalty."""
     drift: Tensor
-    """[G·N] k1 against the policy before RL, nats a conversation."""
+    """[G·N] k1 against the policy before RL, nats per conversation."""
     engine: Tensor
-    """[G·N] log μ − log π: what the sampler's engine computes otherwise than the trainer's, nats a conversation."""
+    """[G·N] log μ − log π: the numerical difference between the sampler's engine and the trainer's, nats per conversation."""
     gap: Tensor
     """[n] log π − log μ of each of the policy's own tokens."""
     tokens: int
-    """The policy's own tokens (n)."""
+    """Number of the policy's own tokens (n)."""
     nll: float
-    """−log μ of one of them, nats, on average."""
+    """Mean −log μ of those tokens, nats."""
     dropped: float | None = None
-    """Share of the replayed decisions that the filter dropped; None where nothing is filtered."""
+    """Share of the replayed decisions that the filter dropped; None if nothing is filtered."""
     mtp_loss: float | None = None
-    """Loss of the draft layers, nats a position; None where they were not asked."""
+    """Loss of the draft layers, nats per position; None without draft layers."""
     mtp_gradients: list[Tensor | None] | None = None
 
 
@@ -152,9 +152,9 @@ def one_by_one(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
 def learn(
     c: Settings, model: Transformer, sampler: Sampler, world: World, optimizer: torch.optim.Optimizer, steps: int, seed: int = 0
 ) -> Iterator[Step]:
-    """The loop, plainly: each step plays G·N conversations with the newest weights and moves the weights once. Yields what it found.
-    Drift is charged against the policy as it was handed in. `sims/recipe/reinforcement.py` adds what a long run needs: states, a schedule of
-    the learning rate, harder tasks in the later half, draft layers, all cores."""
+    """The plain loop: each step runs G·N conversations with the newest weights, updates the weights once, and yields its result. Drift
+    is measured against the policy that was passed in. `sims/recipe/reinforcement.py` adds what a long run needs: saved states, a
+    learning-rate schedule, harder tasks in the second half, draft layers, and use of all cores."""
     reference = copy.deepcopy(model).requires_grad_(False)
     for step in range(steps):
         sampler.load(model, version=step)
@@ -179,12 +179,12 @@ def improve(
     rearranged: Callable[[Tensor], Tensor] = lambda rewards: rewards,
     each: Callable[[Callable[[Any], Any], Sequence[Any]], list] = one_by_one,
 ) -> Step:
-    """The policy gradient of a batch of finished conversations, those of a group side by side. The model is left as it is.
+    """The policy gradient of a batch of finished conversations; those of a group are adjacent. The model is not changed.
 
-    reference: the policy before RL; None: no drift is measured, and none charged. mtp: draft layers that learn from the same forward
-    pass with weight `mtp_weight`, by a mean over the policy's own tokens; the trunk has none of their gradient. `rearranged`: a control
-    may permute the rewards. `each(function, batches)` may compute micro-batches elsewhere: gradients are added up in float32 in one
-    order, so that the bits do not depend on where."""
+    reference: the policy before RL; with None, drift is neither measured nor penalised. mtp: draft layers that train on the same
+    forward pass with weight `mtp_weight`, by a mean over the policy's own tokens; their gradient does not reach the trunk.
+    `rearranged`: a control experiment may permute the rewards. `each(function, batches)` may compute micro-batches elsewhere: gradients
+    are summed in float32 in a fixed order, so the bits do not depend on where."""
     chains = [p.chain for p in played]
     batches, (own, behavior) = deal(chains)
 
@@ -201,8 +201,8 @@ def improve(
 
     groups = dr_grpo.group_advantages(rewards.view(c.prompts, c.rollouts))
     advantages = spread(groups.flatten(), chains)
-    advantages = torch.cat((advantages, advantages.new_zeros(len(own) - len(advantages))))  # rows that only fill
-    budget = float(len(chains) * c.budget_tokens)  # a constant, so that the micro-batches' losses add up to the whole batch's
+    advantages = torch.cat((advantages, advantages.new_zeros(len(own) - len(advantages))))  # padding rows
+    budget = float(len(chains) * c.budget_tokens)  # a constant, so the micro-batches' losses add up to that of the full batch
 
     def pressed(batch: Batch) -> "Pressed":
         T = batch.ids.shape[1]
@@ -212,7 +212,7 @@ def improve(
             logp, batch.behavior[:, 1:], advantages[batch.rows], batch.own[:, 1:], budget=budget, clip_low=c.clip_low, clip_high=c.clip_high
         )
         found = Pressed(loss.item(), (logp.detach() - batch.behavior[:, 1:])[batch.own[:, 1:]])
-        if c.replay == "filtered" and out.experts:  # the last token of a context predicts nothing, and was not routed
+        if c.replay == "filtered" and out.experts:  # the last token of a context predicts nothing, so it was not routed
             known = (torch.arange(T) < batch.lengths[:, None] - 1).flatten()
             pair = ([e[known] for e in layers] for layers in (out.experts, routing(batch.contexts, T, "plain", 0.0) or []))
             found.dropped, found.known = differing(*pair)["decisions"], int(known.sum())
@@ -241,12 +241,12 @@ def improve(
 
 
 ROWS, MULTIPLE = 32, 16
-"""Rows of a micro-batch, and what its length is a multiple of: on a CPU code is compiled for each new shape of a bfloat16 product."""
+"""Rows of a micro-batch, and the multiple that its length is rounded up to: a CPU compiles code for each new shape of a bfloat16 product."""
 
 
 def deal(chains: Sequence[Chain]) -> tuple[list[Batch], tuple[Tensor, Tensor]]:
-    """Micro-batches of `ROWS` contexts of like length, which waste little padding, the longest first, so that cores that share them end
-    together; and of all contexts, padded, which tokens are the policy's own and their log μ."""
+    """Micro-batches of `ROWS` contexts of similar length, which need little padding. The longest come first, so cores that share them
+    finish together. Also, for all contexts, padded: which tokens are the policy's own, and their log μ."""
     segments = [s for chain in chains for s in chain.segments]
     ids, own, behavior = pad(segments, multiple=MULTIPLE, rows_multiple=ROWS)
     fill = [0] * (len(ids) - len(segments))
@@ -262,7 +262,7 @@ def deal(chains: Sequence[Chain]) -> tuple[list[Batch], tuple[Tensor, Tensor]]:
 
 def pad(rollouts: Sequence[Rollout], multiple: int = 1, rows_multiple: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """ids [B, T], mask [B, T] (True on sampled tokens) and behaviour log-probs [B, T] of rollouts of unequal
-    length; T is rounded up to `multiple`, B to `rows_multiple` by rows of which nothing counts."""
+    length. T is rounded up to a multiple of `multiple`, and B to one of `rows_multiple` with rows that do not count."""
     T = -(-max(len(r.tokens) for r in rollouts) // multiple) * multiple
     B = -(-len(rollouts) // rows_multiple) * rows_multiple
     ids = torch.zeros(B, T, dtype=torch.long)
@@ -277,31 +277,31 @@ def pad(rollouts: Sequence[Rollout], multiple: int = 1, rows_multiple: int = 1) 
 def reference_kl(
     policy: Transformer, reference: Transformer, ids: Tensor, mask: Tensor, behavior_logp: Tensor, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Two sums over a rollout's own tokens, [B] nats each: k1 = log π − log π_ref, what the reward is charged for drifting, and
-    log μ − log π, which is nobody's drift: it is what the sampler's engine computes otherwise than the trainer's.
+    """Two sums over a rollout's own tokens, [B] nats each: k1 = log π − log π_ref, the drift that the reward is penalised for, and
+    log μ − log π, which is not drift but the numerical difference between the sampler's engine and the trainer's.
 
-    Both networks compute alike here, with their own experts. A policy that has not been trained has not drifted, exactly,
-    however coarse its sampler is."""
+    Both networks are evaluated by the same engine here, each with its own experts. So an untrained policy has a drift of exactly
+    zero, however coarse its sampler is."""
     now, before = (own_logp(model, model(ids, logits=False).hidden, ids, mask, temperature) for model in (policy, reference))
     drift, engine = kl.token_kl(now, before, "k1"), behavior_logp[:, 1:] - now
     return (drift * mask[:, 1:]).sum(1), (engine * mask[:, 1:]).sum(1)
 
 
 def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probs [B, T−1], at the temperature that they were sampled at, of the tokens that `mask` [B, T] calls the policy's own, given those
-    before them; zero elsewhere, where the head is not asked."""
+    """Log-probs [B, T−1], at the sampling temperature, of the policy's own tokens (`mask` [B, T]) given the tokens before them; zero
+    elsewhere, where the head is not run."""
     row, t = mask[:, 1:].nonzero(as_tuple=True)
     logp = model.logprob(hidden[row, t] / temperature, ids[row, t + 1])
     return logp.new_zeros(len(ids), ids.shape[1] - 1).index_put((row, t), logp)
 
 
 def routing(rollouts: Sequence[Rollout | None], T: int, how: str, alpha: float) -> list | None:
-    """The experts of the sampler, per layer, for a training pass over these rollouts padded to T tokens (None: a row that only
-    pads): indices [B·T, K] ("plain"), functions that filter them by this router's scores ("filtered"), None ("none")."""
+    """The sampler's experts, per layer, for a training pass over these rollouts padded to T tokens (a rollout of None is a padding
+    row): indices [B·T, K] ("plain"), functions that filter them by this router's scores ("filtered"), or None ("none")."""
     if how == "none":
         return None
     _, L, K = next(rollout for rollout in rollouts if rollout is not None).experts.shape
-    # What pads has to be K distinct experts; no gradient comes from there.
+    # Padding needs K distinct experts too; no gradient comes from it.
     chosen = torch.arange(K).expand(len(rollouts), T, L, K).clone()
     for row, rollout in enumerate(rollouts):
         if rollout is not None:
@@ -312,7 +312,7 @@ def routing(rollouts: Sequence[Rollout | None], T: int, how: str, alpha: float) 
 
 @dataclass
 class Pressed:
-    """What a micro-batch says to the step: its part of the loss and of the gradients, and of the figures."""
+    """A micro-batch's part of the step: its loss, gradients and metrics."""
 
     loss: float
     gap: Tensor
@@ -320,19 +320,19 @@ class Pressed:
     gradients: list[Tensor | None] = field(default_factory=list)
     dropped: float = 0.0
     known: int = 0
-    """Share of the replayed decisions that the filter dropped, and the tokens that it is a share of."""
+    """Share of the replayed decisions that the filter dropped, and the number of tokens it refers to."""
     mtp_loss: float = 0.0
     mtp_count: float = 0.0
     mtp_gradients: list[Tensor | None] = field(default_factory=list)
 
 
 def gradients_of(loss: Tensor, model: torch.nn.Module, again: bool = False) -> list[Tensor | None]:
-    """d loss / d w for every parameter, in their order; None where the loss does not ask a parameter. `again`: the graph will be
-    asked once more."""
+    """d loss / d w for every parameter, in order; None for a parameter that the loss does not depend on. `again`: keep the graph for
+    another backward pass."""
     return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=again, allow_unused=True))
 
 
 def total_of(parts: list[list[Tensor | None]]) -> list[Tensor | None]:
-    """The sum over micro-batches, in float32 or wider and in their order, parameter by parameter."""
+    """The sum over micro-batches for each parameter, in float32 or wider, in the order of the micro-batches."""
     columns = [[g.to(torch.promote_types(g.dtype, torch.float32)) for g in column if g is not None] for column in zip(*parts, strict=True)]
     return [functools.reduce(torch.add, column) if column else None for column in columns]

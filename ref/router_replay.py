@@ -26,7 +26,7 @@ Where this file departs from the paper
 Run it
     etude run router-replay --scale small    seconds; the same as: python -m ref.router_replay
     etude figure router-mismatch             between a coarse sampler and an exact trainer; wants runs/small
-    etude run router-replay --scale full     scaled/router_replay.py, or a clear answer while there is none
+    etude run router-replay --scale full     scaled/router_replay.py, on many ranks
 
 Glossary
     symbol   variable    shape    where
@@ -48,6 +48,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ref.checks import expect
+from ref.network.model import weigh
 
 __all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay", "route"]
 
@@ -81,30 +82,29 @@ def check(scores: Tensor, replayed: Tensor, k: int, alpha: float) -> None:
 
 
 def gates(scores: Float[Tensor, "N E"], experts: Int[Tensor, "N K"], normalise: bool = True) -> Float[Tensor, "N K"]:
-    """Weights of the chosen experts, from this router's own scores, so that gradients reach it: a softmax
-    over the chosen (or over all E, without `normalise`). Raises ValueError for experts that are not distinct
-    ones of the E, for scores that are NaN or +inf, and for rows that a softmax is of none but −inf."""
+    """Weights of the chosen experts, computed from this router's own scores, so that gradients reach the router: a softmax over the
+    chosen experts, or their share of a softmax over all E without `normalise`. Raises ValueError for experts that are not distinct ones
+    of the E, for scores that are NaN or +inf, and for rows in which the softmax is over −inf only."""
     expect("scores", scores, "float", "N", "E")
     expect("experts", experts, "int", len(scores), "K")
     _distinct("experts", experts, scores.shape[1])
     weighed = scores.gather(-1, experts.long()) if normalise else scores
     if not bool((scores < math.inf).all() and (weighed > -math.inf).any(-1).all()):
-        raise ValueError("scores must be finite or -inf, and in each row finite for some weighed expert")
-    if normalise:
-        return weighed.softmax(-1)
-    return weighed.softmax(-1).gather(-1, experts.long())
+        raise ValueError("scores must be finite or -inf, with a finite one among the experts that the softmax is over in each row")
+    return weigh(scores, experts.long(), normalise)
 
 
 def route(
     scores: Float[Tensor, "N E"], k: int, replayed: Int[Tensor, "N K"] | None = None, alpha: float = 0.0, normalise: bool = True
 ) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
-    """Gates and experts of a router: the replayed experts that are plausible, or its own k best where none are
-    replayed (ties go to the lower index). Raises ValueError as `replay` and `gates` do."""
+    """Gates and experts of a router: the replayed experts that are plausible, or its own k best if none are replayed (which of several
+    equal ones, torch.topk decides). The network's routers do the same (`MoE.route`), without the checks. Raises ValueError as `replay`
+    and `gates` do."""
     if replayed is None:
         expect("scores", scores, "float", "N", "E")
         if not 1 <= k <= scores.shape[1]:
             raise ValueError(f"k must lie between 1 and the {scores.shape[1]} experts, got {k}")
-        experts = scores.sort(dim=-1, descending=True, stable=True)[1][:, :k]
+        experts = scores.topk(k, -1)[1]
     else:
         experts = replay(scores, replayed, k, alpha)
     return gates(scores, experts, normalise), experts
@@ -181,7 +181,7 @@ class Demo:
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
     """Mismatch of log-probs without replay, with it, and with the filter; and how many decisions differ."""
-    from ref.network.model import Config, Transformer
+    from ref.network import Config, Transformer
 
     torch.manual_seed(config.seed)
     shape = Config.tiny(vocab_size=256, hidden_size=64, head_dim=16, moe_intermediate_size=64, initializer_range=0.15)

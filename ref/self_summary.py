@@ -6,41 +6,41 @@ Paper: Composer 2 technical report (arXiv:2603.24477v2), §4.1.
     segment 2    prompt summary | turn answer … | request | summary
     segment S    prompt summary | turn answer … turn                       the conversation is over
 
-A fixed request, appended to the running context, asks for the summary; so the summary is one more turn on the
-same KV cache. Compaction in a separate call puts a prompt of its own in front and must prefill the whole
-context again. The final reward goes to every token that the policy wrote in the chain, summaries included: a
-summary is good if what follows from it goes well, and nothing else grades it.
+A fixed request, appended to the running context, asks for the summary, so the summary is one more turn on the
+same KV cache. Compaction in a separate call has its own prompt and must prefill the entire context again. Every
+token that the policy wrote in the chain gets the final reward, summaries included: a summary is good if the
+turns after it go well, and nothing else grades it.
 
     A_c = R_c − mean of R over the chains of c's group              one reward for each chain
     L   = −(1/budget) Σ_c A_c Σ_{s ∈ c} Σ_{t sampled in s} ρ_t      with the clip of `ref/dr_grpo.py`
 
-The trap is that segments are rows of the batch. A baseline or a denominator that counts rows weighs a chain
-by how often it ran out of context. Here rows only inherit (`spread`): the baseline is over chains, the budget
-one number for the step, and a token that a later segment repeats (the summary it opens with) is given there,
-so that none counts twice.
+The trap is that segments are rows of the batch. A baseline or a denominator that counts rows weights a chain
+by how often it ran out of context. Here rows only inherit from their chain (`spread`): the baseline is over
+chains, and the budget is one number for the step. A later segment starts with the summary, but there the summary
+is given and not sampled, so no token counts twice.
 
 Where this file departs from the paper
-1. The trigger is looked at where a turn ends, after the answer: no turn is broken. The turn and answer that
-   reach it may pass it by `room` tokens. No context exceeds trigger + room + request + longest_summary.
-2. A summary that is too long ends the chain, as a cut ends a plain rollout: unfinished, but not masked.
-3. Nothing of the harness's state is carried over but the tokens of `resume`, the same every time.
-4. Rows of the sampler share one position, so no context can start again inside a batch: all first segments
-   are sampled together, then all second ones. Prefill is counted as if contexts shared no prompt.
-5. Ours, to compare with: "separate" compaction, which yields a segment of its own, "truncate" (the newest
-   exchanges stay, in the room of a summary), and "none".
+1. The trigger is checked at the end of a turn, after the answer, so no turn is split. The turn and answer that
+   reach it may exceed it by `room` tokens. No context exceeds trigger + room + request + longest_summary.
+2. A summary that is too long ends the chain, as truncation ends a plain rollout: unfinished, but not masked.
+3. The only harness state carried over is the tokens of `resume`, which are always the same.
+4. Rows of the sampler share one position, so no context can restart inside a batch: all first segments are
+   sampled together, then all second ones. Prefill is counted as if contexts shared no prompt.
+5. For comparison we add "separate" compaction, which gives the summary a segment of its own, "truncate", which
+   keeps the newest exchanges in the space of a summary, and "none".
 
 Run it
     etude run self-summary --scale small     seconds; the same as: python -m ref.self_summary
-    etude figure self-summary                what joining by summaries is worth to an agent; wants runs/small
-    etude run self-summary --scale full      scaled/self_summary.py, or a clear answer while there is none
+    etude figure self-summary                what joining by summaries is worth to an agent; needs runs/small
+    etude run self-summary --scale full      scaled/self_summary.py
 
 Glossary
     report              variable              shape   unit
     trigger length      `Chaining.trigger`    –       tokens of context
     synthetic query     `Chaining.request`    –       tokens, given
     chain, c            `Chain`               C       –
-    segment, s          `Segment`             S       rows of the batch, those of all chains
-    A_c                 `advantages`          C       of the reward; `spread` makes it S
+    segment, s          `Segment`             S       rows of the batch, over all chains
+    A_c                 `advantages`          C       in units of the reward; `spread` expands it to S
 """
 
 import copy
@@ -54,8 +54,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ref.checks import expect
-from ref.engine.conversation import Conversation as Forking
-from ref.engine.conversation import converse
+from ref.engine.conversation import Forkable, converse
 from ref.engine.decoder import Decoder
 from ref.engine.sampler import Conversation, Rollout, Sampler, check_temperature, check_tokens
 
@@ -64,34 +63,34 @@ __all__ = ["Chain", "Chaining", "Demo", "Segment", "converse_chain", "demo", "ro
 
 @dataclass(frozen=True)
 class Chaining:
-    """When a context ends and how the next begins; lengths in tokens. ValueError names the field at fault."""
+    """When a context ends and how the next one starts; lengths in tokens. A ValueError names the wrong field."""
 
     trigger: int
-    """Length of context at which a segment ends."""
+    """Context length at which a segment ends."""
     longest_summary: int
-    """Longest summary, its stop token included; "truncate" keeps as many tokens."""
+    """Longest summary, including its stop token; "truncate" keeps as many tokens."""
     room: int
-    """By how much the turn and answer that reach the trigger may pass it; more is taken from the summary."""
+    """How far the turn and answer that reach the trigger may exceed it; any more is taken from the summary."""
     request: tuple[int, ...] = ()
-    """Given tokens that ask for the summary; the policy speaks after them."""
+    """Given tokens that ask for the summary, which the policy writes next."""
     resume: tuple[int, ...] = ()
     """Given tokens between a summary's stop token and the policy's next turn."""
     instruction: tuple[int, ...] = ()
-    """Given tokens that open a separate compaction, before the old context."""
+    """Given tokens at the start of a separate compaction, before the old context."""
     max_segments: int = 8
-    """Contexts a chain may use, separate compactions not counted; the last one runs until it is cut."""
+    """Contexts that a chain may use, without separate compactions; the last one runs until it is cut off."""
     join: Literal["self", "separate", "truncate", "none"] = "self"
-    """What joins two segments; "none" leaves one context, cut at the same limit."""
+    """How two segments are joined; "none" keeps one context, cut off at the same limit."""
 
     def __post_init__(self):
         for name, least in (("trigger", 1), ("longest_summary", 1), ("room", 0), ("max_segments", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be at least {least}, a whole number, got {value}")
+                raise ValueError(f"{name} must be a whole number of at least {least}; got {value}")
         if self.join not in ("self", "separate", "truncate", "none"):
-            raise ValueError(f"join must be self, separate, truncate or none, got {self.join!r}")
+            raise ValueError(f"join must be self, separate, truncate or none; got {self.join!r}")
         if self.join in ("self", "separate") and not self.request:
-            raise ValueError(f'request must hold tokens: join="{self.join}" asks for a summary')
+            raise ValueError(f'request must not be empty: join="{self.join}" asks for a summary')
 
     @property
     def limit(self) -> int:
@@ -103,10 +102,10 @@ class Chaining:
 @dataclass
 class Segment(Rollout):
     """One context of a chain, T tokens: a rollout that knows which of its tokens are a summary. `finished` is
-    the sampler's: False where the limit cut this context off."""
+    the sampler's: False if the limit cut this context off."""
 
     summary: Bool[Tensor, " T"]
-    """True where the policy wrote a summary; a summary that opens a context is given there, and False."""
+    """True where the policy wrote a summary; False on the summary at the start of a context, which is given there."""
 
 
 @dataclass
@@ -116,13 +115,13 @@ class Chain:
     segments: list[Segment] = field(default_factory=list)
     """Rows of the batch. Every token that the policy wrote is `sampled` in exactly one of them."""
     finished: bool = False
-    """The conversation came to its end; False where a limit or a summary too long cut it off."""
+    """Whether the conversation came to its end; False if a limit or an overlong summary cut it off."""
     saved: int = 0
-    """Prefill that separate compaction would have needed besides: `instruction` and again the context."""
+    """Extra prefill that separate compaction would have needed: `instruction` and the context again."""
 
     @property
     def prefill(self) -> int:
-        """Given tokens that the engine ran: prompts, answers, requests, and what opens each context."""
+        """Given tokens that the engine ran: prompts, answers, requests, and the start of each context."""
         return sum(int((~s.sampled).sum()) for s in self.segments)
 
     @property
@@ -132,17 +131,17 @@ class Chain:
 
     @property
     def summary_tokens(self) -> int:
-        """Those of them that are summaries."""
+        """Tokens that the policy wrote in summaries."""
         return sum(int(s.summary.sum()) for s in self.segments)
 
 
 C = TypeVar("C", bound=Conversation)
-F = TypeVar("F", bound=Forking)
+F = TypeVar("F", bound=Forkable)
 
 
-class _Link(Generic[C]):
-    """A conversation as the sampler meets it, one context after the other: answers until the trigger, then
-    the request; `take` receives what was sampled and opens the next context."""
+class Link(Generic[C]):
+    """A conversation as the sampler sees it, one context after another: answers until the trigger, then the
+    request. `take` receives what was sampled and opens the next context."""
 
     def __init__(self, inner: C, how: Chaining):
         self.inner, self.how, self.stop, self.chain = inner, how, inner.stop, Chain()
@@ -150,9 +149,9 @@ class _Link(Generic[C]):
         self.open(list(inner.prompt))
 
     def open(self, prompt: list[int], work: bool = True) -> None:
-        """A new context: one to work in, or a separate compaction, whose only turn is the summary."""
+        """Open a new context: one to work in, or a separate compaction, whose only turn is the summary."""
         self.prompt, self.length, self.used = prompt, len(prompt), self.used + work
-        self.over = False  # the context ended, and no limit cut it
+        self.over = False  # the context ended by itself; no limit cut it off
         self.begin = None if work else len(prompt)  # where the summary starts
         self.answer: list[int] = []  # the last one, once the trigger is reached
         self.summary: list[int] | None = None
@@ -181,17 +180,17 @@ class _Link(Generic[C]):
         return [*answer, *self.how.request]
 
     def take(self, rollout: Rollout) -> bool:
-        """Add the segment to the chain; True if another context is to follow, which is then open."""
+        """Add the segment to the chain. Returns True if another context follows, which is then already open."""
         how, T = self.how, len(rollout.tokens)
         summary = torch.arange(T) >= (T if self.begin is None else self.begin)
         self.chain.segments.append(Segment(**vars(rollout), summary=summary))
         if how.join == "self" and bool(summary.any()):
-            # A separate call would have read the last answer as well, but the running context then not.
+            # A separate call would also have read the last answer, but then the running context would not.
             self.chain.saved += len(how.instruction) + self.length - len(self.answer)
         return rollout.finished and self.go_on(rollout.tokens.tolist())
 
     def go_on(self, tokens: list[int]) -> bool:
-        """After a context that no limit cut: open the one that follows, if any does."""
+        """After a context that no limit cut off, open the next one, if there is one."""
         how = self.how
         if self.chain.finished:
             return False
@@ -207,12 +206,12 @@ class _Link(Generic[C]):
                 size += len(exchange)
                 if kept and size > how.longest_summary:
                     break
-                kept.insert(0, exchange)  # the newest stays, whatever its size: it holds the last answer
+                kept.insert(0, exchange)  # always keep the newest, whatever its size: it holds the last answer
             self.open([*self.inner.prompt, *sum(kept, [])])
         return True
 
-    def fork(self: "_Link[F]") -> "_Link[F]":
-        """The conversation as it stands, to be played on by itself (`ref.engine.conversation`)."""
+    def fork(self: "Link[F]") -> "Link[F]":
+        """A copy of the conversation in its current state, which continues independently (`ref.engine.conversation`)."""
         twin = copy.copy(self)
         twin.inner, twin.exchanges = self.inner.fork(), list(self.exchanges)
         twin.chain = replace(self.chain, segments=list(self.chain.segments))
@@ -226,45 +225,45 @@ def rollout_chains(
     temperature: float = 1.0,
     generator: torch.Generator | Sequence[torch.Generator] | None = None,
 ) -> list[Chain]:
-    """Play every conversation to its end or to that of its chain; chains in the order given. One batch for
-    all first segments, one for all second ones, and so on; no context is longer than `how.limit` tokens.
-    `generator`: one for all, or one for each conversation, as `sampler.rollout` takes them.
+    """Run every conversation until it or its chain ends; chains are returned in the order given. All first
+    segments are one batch, all second ones the next, and so on. No context is longer than `how.limit` tokens.
+    `generator`: one for all, or one for each conversation, as in `sampler.rollout`.
 
     A conversation that ends below the trigger gives one segment, the rollout of `sampler.rollout`. Raises
-    ValueError if there are no conversations, for given tokens outside the vocabulary, an empty prompt, a
-    temperature that is none, a policy whose log-probs are not finite, and if a context could open at the
-    trigger: `trigger` must exceed every prompt with the longest summary and `resume`. §4.1."""
+    ValueError if there are no conversations, for given tokens outside the vocabulary, an empty prompt, an invalid
+    temperature, and a policy whose log-probs are not finite. `trigger` must exceed every prompt plus the longest
+    summary and `resume`, or a context could start at the trigger. §4.1."""
     if not conversations:
         raise ValueError("conversations must hold at least one conversation")
     check_temperature(temperature)
     given = {f"prompt of conversation {n}": c.prompt for n, c in enumerate(conversations)}
-    network = getattr(sampler, "model", None)  # a scripted stand-in has none
+    network = getattr(sampler, "model", None)  # a scripted stand-in has no model
     vocab = network.config.vocab_size if network is not None else math.inf
     for name, tokens in (given | {n: getattr(how, n) for n in ("request", "resume", "instruction")}).items():
         check_tokens(name, tokens, vocab, least=1 if name in given else 0)
     opening = max(len(c.prompt) for c in conversations) + how.longest_summary + len(how.resume)
     if how.join != "none" and how.trigger <= opening:
         raise ValueError(
-            f"trigger must exceed the longest prompt, longest_summary and resume, together {opening} tokens, "
-            f"so that a turn fits in a context that opens with a summary; got {how.trigger}"
+            f"trigger must exceed the longest prompt plus longest_summary plus resume, {opening} tokens in total, "
+            f"or no turn fits in a context that starts with a summary; got {how.trigger}"
         )
-    links = live = [_Link(c, how) for c in conversations]
+    links = live = [Link(c, how) for c in conversations]
     own = dict(zip(links, generator, strict=True)) if isinstance(generator, Sequence) else None
     while live:
         rollouts = sampler.rollout(live, how.limit, temperature, [own[link] for link in live] if own else generator)
         if not all(bool(rollout.logp.isfinite().all()) for rollout in rollouts):
-            raise ValueError("sampler must give finite log-probs, and its policy gave others")
+            raise ValueError("sampler must give finite log-probs, but its policy gave others")
         live = [link for link, rollout in zip(live, rollouts, strict=True) if link.take(rollout)]
     return [link.chain for link in links]
 
 
 def converse_chain(decoder: Decoder, conversation: F, how: Chaining, ahead: bool = True) -> Iterator[F]:
-    """One chain at batch 1, as `ref.engine.conversation.converse` plays one context: yields after each of its
-    contexts, which `decoder.tokens` then holds, the conversation as it stands: the one given, or a fork of
-    it. ValueError if the decoder's max_len is not `how.limit`, where a context is cut."""
+    """Run one chain at batch 1, as `ref.engine.conversation.converse` runs one context. After each context, when
+    `decoder.tokens` holds it, yields the current conversation: the one given, or a fork of it. Raises ValueError
+    if the decoder's max_len is not `how.limit`, where a context is cut off."""
     if decoder.max_len != how.limit:
-        raise ValueError(f"decoder must have max_len {how.limit}, as how.limit is, got {decoder.max_len}")
-    link = _Link(conversation, how)
+        raise ValueError(f"decoder must have max_len {how.limit}, which is how.limit; got {decoder.max_len}")
+    link = Link(conversation, how)
     while True:
         link = converse(decoder, link, ahead=ahead)
         yield link.inner
@@ -273,42 +272,42 @@ def converse_chain(decoder: Decoder, conversation: F, how: Chaining, ahead: bool
 
 
 def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Tensor, " S"]:
-    """Advantages of C chains → one for each of their S segments, in the order of
-    `[s for c in chains for s in c.segments]`: every segment has its chain's, undivided. The policy loss,
-    masked by `sampled`, then gives it once to every token that the policy wrote in the chain.
+    """Expand the advantages of C chains to their S segments, in the order of
+    `[s for c in chains for s in c.segments]`. Every segment gets its chain's advantage, undivided. The policy
+    loss, masked by `sampled`, then applies it once to every token that the policy wrote in the chain.
 
-    `advantages` must be taken over chains (one reward each) and the loss divided by a budget that counts no
-    segments. Raises ValueError if there are no chains, one has no segments, or the advantages are not C
-    finite floating-point numbers."""
+    Compute `advantages` over chains (one reward each), and divide the loss by a budget that does not count
+    segments. Raises ValueError if there are no chains, if a chain has no segments, or if the advantages are not
+    C finite floating-point numbers."""
     if not chains:
         raise ValueError("chains must hold at least one chain")
     expect("advantages", advantages, "float", len(chains))
     if not bool(advantages.isfinite().all()):
-        raise ValueError(f"advantages must be finite, got {advantages.tolist()}")
+        raise ValueError(f"advantages must be finite; got {advantages.tolist()}")
     counts = torch.tensor([len(c.segments) for c in chains], device=advantages.device)
     if not bool((counts > 0).all()):
-        raise ValueError(f"chains must have segments, and chain {int(counts.argmin())} has none")
+        raise ValueError(f"chains must have segments, but chain {int(counts.argmin())} has none")
     return advantages.repeat_interleave(counts)
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A random network in an invented conversation: nothing is learnt, and all figures are counts."""
+    """A random network in a made-up conversation: nothing is learned, and all figures are counts."""
 
     chains: int = 64
-    """Conversations, all alike."""
+    """Number of conversations, all identical."""
     turns: int = 10
     """Turns after which a conversation is over."""
     trigger: int = 64
-    """Context length that asks for a summary."""
+    """Context length that triggers a summary."""
     longest_summary: int = 40
     """Longest summary; turns of the random network are about 8 tokens long."""
     seed: int = 0
-    """Seed of weights and of sampling."""
+    """Seed of the weights and of sampling."""
 
 
 class _Quiz:
-    """Three given tokens answer each of `turns` turns."""
+    """Answers each of `turns` turns with three given tokens."""
 
     def __init__(self, turns: int):
         self.prompt, self.stop, self.left = [1, 2, 3, 4], 0, turns
@@ -320,9 +319,9 @@ class _Quiz:
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
     """For each way of joining, means over chains: segments, finished, tokens written, summary tokens,
-    prefill, and the prefill saved against separate compaction of the same chains. Then the fault, for an
-    invented reward of −1 per 100 tokens written: the mean advantage of a chain, were the baseline over rows
-    (over chains it is zero), and the most segments a chain had."""
+    prefill, and the prefill saved over separate compaction of the same chains. Then the trap, with a made-up
+    reward of −1 per 100 tokens written: a chain's mean advantage if the baseline were over rows (over chains it
+    is zero), and the largest number of segments in a chain."""
     from ref.network.model import Config, Transformer
 
     torch.manual_seed(config.seed)

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ref import dr_grpo as ref
-from ref.checks import expect
+from ref.checks import expect, expect_choice, expect_positive, refuse
 from ref.dr_grpo import FAMILY, Variant
 from scaled.runtime.comm import least, most, sum_over, summed, total
 
@@ -38,9 +38,9 @@ def group_advantages(
     """Advantages of this rank's rollouts, over their groups' rollouts on all dp ranks; shape of `rewards`.
 
     Raises ValueError as in `ref`, where the size of a group counts its rollouts on all ranks, and for negative groups."""
-    ref._choice("baseline", baseline, "mean", "leave_one_out")
-    ref._choice("scale", scale, "none", "std")
-    ref._positive("eps", eps)
+    expect_choice("baseline", baseline, "mean", "leave_one_out")
+    expect_choice("scale", scale, "none", "std")
+    expect_positive("eps", eps)
     if groups is None:
         expect("rewards", rewards, "float", "G", "n")
         G, n = rewards.shape
@@ -53,7 +53,7 @@ def group_advantages(
             raise ValueError(f"groups must not be negative, got {int(groups.min())}")
         of, G = groups.long(), int(most(last, "dp")) + 1
     flat = rewards.flatten().to(torch.promote_types(rewards.dtype, torch.float32))
-    ref._refuse("rewards must be finite", ~flat.isfinite())
+    refuse("rewards must be finite", ~flat.isfinite())
 
     def over_group(x: Tensor) -> Tensor:
         return summed(x.new_zeros(G).index_add_(0, of, x), "dp")
@@ -70,8 +70,8 @@ def group_advantages(
     if scale == "std":
         variance = over_group(centred.double().square()) / (count - 1)
         advantages = (advantages / (variance.sqrt() + eps)[of]).to(flat.dtype)
-        ref._refuse(ref.TOO_FAR_APART, ~variance[of].isfinite())
-    ref._refuse(ref.TOO_FAR_APART, ~advantages.isfinite())
+        refuse(ref.TOO_FAR_APART, ~variance[of].isfinite())
+    refuse(ref.TOO_FAR_APART, ~advantages.isfinite())
     return advantages.view_as(rewards)
 
 
@@ -89,12 +89,12 @@ def policy_loss(
     keep: Bool[Tensor, " B"] | None = None,
 ) -> Float[Tensor, ""]:
     """The loss (3) of all ranks' tokens, the same on every rank. ValueError as in `ref`."""
-    ref._positive("budget", budget)
-    ref._choice("length", length, "none", "rollout")
-    log_ratio, advantage, weight = _select(logp, behavior_logp, advantages, mask, ratio, keep)
+    expect_positive("budget", budget)
+    expect_choice("length", length, "none", "rollout")
+    log_ratio, advantage, weight = selected(logp, behavior_logp, advantages, mask, ratio, keep)
     if length == "rollout":
         weight = weight / _tokens(mask, keep)
-    surrogate = torch.exp(ref._pessimistic(log_ratio, advantage, clip_low, clip_high)) * advantage
+    surrogate = torch.exp(ref.pessimistic(log_ratio, advantage, clip_low, clip_high)) * advantage
     return total(-(weight * surrogate).sum() / budget)
 
 
@@ -142,10 +142,10 @@ def ratio_statistics(
     ratio: str = "token",
 ) -> dict[str, Float[Tensor, ""]]:
     """`ref.dr_grpo.ratio_statistics` over all ranks' tokens; `n_tokens` is global."""
-    ref._positive("n_tokens", n_tokens)
+    expect_positive("n_tokens", n_tokens)
     with torch.no_grad():
-        log_ratio, advantage, weight = _select(logp, behavior_logp, advantages, mask, ratio, None)
-        clipped = ref._pessimistic(log_ratio, advantage, clip_low, clip_high) != log_ratio
+        log_ratio, advantage, weight = selected(logp, behavior_logp, advantages, mask, ratio, None)
+        clipped = ref.pessimistic(log_ratio, advantage, clip_low, clip_high) != log_ratio
         return {
             "mean_ratio": summed((weight * log_ratio.exp()).sum()) / n_tokens,
             "clip_fraction": summed((weight * (clipped & (advantage != 0))).sum()) / n_tokens,
@@ -153,10 +153,10 @@ def ratio_statistics(
         }
 
 
-def _select(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None) -> tuple[Tensor, ...]:
+def selected(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None) -> tuple[Tensor, ...]:
     """log ρ, A and weight of this rank's tokens; for sequence ratios, log ρ is the mean over all tokens of the sequence, on all ranks."""
-    ref._choice("ratio", ratio, "token", "sequence")
-    log_ratio, advantage, weight = ref._select(logp, behavior_logp, advantages, mask, "token", keep)
+    expect_choice("ratio", ratio, "token", "sequence")
+    log_ratio, advantage, weight = ref.selected(logp, behavior_logp, advantages, mask, "token", keep)
     if ratio == "sequence":
         live = mask != 0 if keep is None else (mask != 0) & keep[:, None]
         mean = sum_over(log_ratio.sum(1, keepdim=True), "cp") / _tokens(mask, keep)
@@ -168,5 +168,5 @@ def _tokens(mask: Tensor, keep: Tensor | None) -> Tensor:
     """Tokens of each rollout on all cp ranks together, [B, 1]."""
     count = summed((mask != 0).sum(1), "cp")
     empty = (count == 0) if keep is None else (count == 0) & keep
-    ref._refuse("mask must be nonzero somewhere in each row", empty)
+    refuse("mask must be nonzero somewhere in each row", empty)
     return count.clamp(min=1)[:, None]

@@ -16,7 +16,8 @@ from torch import Tensor
 from ref import mtp as ref
 from ref.checks import expect
 from ref.mtp import Decoder, Generation, MTPConfig, accept, plain_generate, speculative_generate
-from ref.network.model import Config, Output, rope_table
+from ref.network import Config, Output
+from ref.network.model import rope_table
 from scaled.network.model import Block, Transformer, attention_mask
 from scaled.runtime.comm import summed, total
 from scaled.runtime.cut import ahead, cut, places

@@ -26,7 +26,8 @@ __all__ = ["newton_schulz", "Muon", "split_parameters", "optimizers"]
 class Muon(ref.Muon):
     """`ref.muon.Muon` for parameters that may be sharded (DTensor, over one mesh dimension)."""
 
-    def _step_equal_shapes(self, params: list[Tensor], group: dict) -> None:
+    def step_equal_shapes(self, params: list[Tensor], group: dict) -> None:
+        """Equations (2) and (3) of `ref/muon.py` for parameters whose matrices share a shape."""
         # A group has parameters of one shape that are sharded over the same ranks in the same way, or not at all.
         kinds: dict[tuple[tuple[dist.ProcessGroup, int] | None, torch.Size], list[Tensor]] = {}
         for p in params:
@@ -34,7 +35,7 @@ class Muon(ref.Muon):
             kinds.setdefault((spread, p.shape), []).append(p)
         for (spread, _), some in kinds.items():
             if spread is None:
-                super()._step_equal_shapes(some, group)
+                super().step_equal_shapes(some, group)
             else:
                 self._step_sharded([p for p in some if isinstance(p, DTensor)], group, *spread)
 

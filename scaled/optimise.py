@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from kit.disk import atomic_write, read_lines
 from ref.cpt import wsd
 from scaled import muon
 from scaled.network import checkpoint
@@ -134,7 +135,7 @@ def optimise(c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Cal
     metrics, shown = folder / "metrics" / f"{name}.jsonl", {}
     if rank == 0:
         keep_lines(metrics, first)
-    last = [json.loads(line) for line in metrics.read_text().splitlines()][-1:] if rank == 0 else []
+    last = read_lines(metrics)[-1:] if rank == 0 else []
     with Watch(folder / "ranks", c.timeout) as watch:
         for step in range(first, c.steps):
             factor = wsd(step, c.steps, round(c.warmup * c.steps), round(c.decay * c.steps))
@@ -164,16 +165,7 @@ def told(technique: str, c: Ranks, found: dict[str, float]) -> dict[str, str]:
 
 
 def keep_lines(path: Path, step: int) -> None:
-    """Truncates a metrics file after the lines up to a step."""
-    lines: Iterable[str] = path.read_text().splitlines() if path.exists() else []
-    kept = []
-    for line in lines:
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except ValueError:  # an incomplete line from a killed process
-            break
+    """Truncates a metrics file after the complete lines up to a step."""
+    kept = [line for line in read_lines(path) if line["step"] <= step]
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text("".join(kept))
-    os.replace(temporary, path)
+    atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from ref.packing import Cost
 from scaled.runtime.mesh import Layout
 

@@ -29,8 +29,7 @@ from torch import Tensor
 
 from ref.cpt import Corpus, load_tokenizer, read_library
 from ref.mtp import MTPConfig
-from ref.network import release
-from ref.network.model import Config
+from ref.network import Config, release
 from scaled import cpt
 from scaled.mtp import MTP, mtp_loss
 from scaled.network.model import Transformer, load_balancing_loss, load_hf, save_hf

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from ref import rl as ref_rl
 from ref.engine.sampler import Sampler
-from ref.network import model as ref
+from ref.network import fast as ref
 from ref.network import release
 from ref.rl import Played, World
 from scaled.dr_grpo import group_advantages, policy_loss

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sims.microrepo import Task
-from sims.recipe.agent import Episode, pay
+from sims.recipe.agent import Episode, parted, pay
 from sims.recipe.settings import Payment
 
 __all__ = ["MEASURES", "figure", "helpers_read", "measure", "turns_of"]
@@ -19,13 +19,8 @@ RATIOS = {"calls_per_turn": ("calls", "turns"), "read_together": ("together", "b
 
 def turns_of(episode: Episode) -> list[str]:
     """The policy's turns as text."""
-    turns, turn = [], []
-    for token, own in zip(episode.rollout.tokens.tolist(), episode.rollout.sampled.tolist(), strict=True):
-        if own and token != episode.stop:
-            turn.append(token)
-        elif own:
-            turns, turn = [*turns, episode.language.decode(turn)], []
-    return [*turns, episode.language.decode(turn)] if turn else turns
+    turns = [episode.rollout.tokens[where].tolist() for where, own in parted(episode.rollout, episode.stop) if own]
+    return [episode.language.decode(turn[:-1] if turn[-1] == episode.stop else turn) for turn in turns]
 
 
 def helpers_read(task: Task, turns: Sequence[str]) -> tuple[bool, bool]:

@@ -14,13 +14,13 @@ next to them.
 """
 
 import itertools
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from kit.disk import read_lines
 from kit.runs import Run
 from ref.engine.sampler import Sampler
 from sims.experiment import above, claim
@@ -86,7 +86,7 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) -
     policy, reference = (load_checkpoint(root, config, "sft", with_mtp=False)[0] for _ in range(2))
     learn(stage, config, policy, None, reference, language, look)
     # From the stage's metrics, because an earlier process may have done some of the looks.
-    lines = map(json.loads, stage.metrics_path.read_text(encoding="utf-8").splitlines())
+    lines = read_lines(stage.metrics_path)
     looks = [{"step": line["step"], "solved": line["solved"]} for line in lines if "solved" in line]
     return stage.finish({"looks": looks})["looks"]
 

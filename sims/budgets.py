@@ -5,7 +5,6 @@ and stage where it stopped.
 """
 
 import itertools
-import json
 import random
 import shutil
 from dataclasses import dataclass, replace
@@ -14,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kit.disk import read_lines
 from kit.runs import Run
 from kit.settings import fill
 from ref import cpt
-from ref.network.model import Transformer
+from ref.network import Transformer
 from ref.rl import own_logp, pad
 from ref.self_summary import Chain
 from sims.microrepo import Task
@@ -189,7 +189,7 @@ def training(run: Run, c: Experiment, corpus: Path, budget: int, number: int) ->
         recipe.finetune(inner, config)
         recipe.reinforce(inner, config)
         found = measure(inner, c, config)
-    lines = {phase: metrics(root, phase) for phase in ("cpt", "long", "rl")}
+    lines = {phase: read_lines(root / "metrics" / f"{phase}.jsonl") for phase in ("cpt", "long", "rl")}
     short = lines["cpt"][-1]["tokens"]
     found |= {
         "budget": budget,
@@ -206,7 +206,3 @@ def training(run: Run, c: Experiment, corpus: Path, budget: int, number: int) ->
     }
     stage.log(1, success=float(np.mean(found["final"]["success"])))
     return stage.finish(found)
-
-
-def metrics(root: Path, phase: str) -> list[dict]:
-    return [json.loads(line) for line in (root / "metrics" / f"{phase}.jsonl").read_text(encoding="utf-8").splitlines()]

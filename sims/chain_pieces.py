@@ -2,13 +2,13 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 
-from ref.network.model import Transformer
+from ref.network import Transformer
 from ref.rl import pad, reference_kl
 from sims.microrepo import Task
-from sims.recipe.agent import Episode, Language, pay
+from sims.recipe.agent import Episode, Language, parted, pay
 from sims.recipe.demonstrations import Lesson, context
 from sims.recipe.settings import Memory, Recipe
 
@@ -87,22 +87,17 @@ def pieces(language: Language, recipe: Recipe, episode: Episode) -> list[list[di
     if a context opens with the summary of the previous one."""
     how, contexts, summary = context(language, recipe), [], 0
     for number, s in enumerate(episode.chain.segments):
-        tokens, cuts = words(language, s.tokens.tolist()), [0]
-        for t in range(1, len(tokens)):
-            ended = bool(s.sampled[t - 1]) and int(s.tokens[t - 1]) == episode.stop
-            if ended or s.sampled[t] != s.sampled[t - 1]:
-                cuts.append(t)
-        found = []
-        for start, end in itertools.pairwise([*cuts, len(tokens)]):
-            piece = tokens[start:end]
-            if s.sampled[start]:
-                found.append({"role": "summary" if s.summary[start] else "turn", "tokens": piece})
-            elif start == 0:
+        tokens, found = words(language, s.tokens.tolist()), []
+        for where, own in parted(s, episode.stop):
+            piece = tokens[where]
+            if own:
+                found.append({"role": "summary" if s.summary[where.start] else "turn", "tokens": piece})
+            elif where.start == 0:
                 ends = [0, len(episode.prompt), len(episode.prompt) + summary, len(piece)] if number else [0, len(piece)]
                 roles = ("prompt", "summary, given", "resume")
                 found += [{"role": role, "tokens": piece[a:b]} for role, (a, b) in zip(roles, itertools.pairwise(ends), strict=False)]
             else:
-                asked = end < len(tokens) and bool(s.summary[end])
+                asked = where.stop < len(tokens) and bool(s.summary[where.stop])
                 answer = len(piece) - (len(how.request) if asked else 0)
                 found.append({"role": "answer", "tokens": piece[:answer]})
                 found += [{"role": "request", "tokens": piece[answer:]}] if asked else []
@@ -118,8 +113,11 @@ def notes(language: Language, task: Task, episode: Episode) -> list[dict]:
     scripted = Lesson(language, task, [], Random(0), Memory(wordy=0.0, forgetful=0.0))
     found: list[dict] = []
     for s in episode.chain.segments:
-        for turn, is_summary in turns(s.tokens.tolist(), s.sampled.tolist(), s.summary.tolist(), episode.stop):
-            if not is_summary:
+        for where, own in parted(s, episode.stop):
+            *turn, end = s.tokens[where].tolist()
+            if not own or end != episode.stop:  # given, or cut off
+                continue
+            if not s.summary[where.start]:
                 if not scripted.environment.done:
                     scripted.reply(turn)
                 continue
@@ -138,14 +136,3 @@ def notes(language: Language, task: Task, episode: Episode) -> list[dict]:
             found.append({"summary": said, "facts": facts, "scripted": scripted.summary()})
             scripted.known = [fact["file"] for fact in facts if fact["fate"] == "kept" and fact["file"]]
     return found
-
-
-def turns(tokens: list[int], own: list[bool], summary: list[bool], stop: int) -> Iterator[tuple[list[int], bool]]:
-    """The policy's turns without the stop token, and whether each was a summary. Leaves out truncated turns."""
-    turn: list[int] = []
-    for token, mine, noted in zip(tokens, own, summary, strict=True):
-        if mine and token == stop:
-            yield turn, noted
-            turn = []
-        elif mine:
-            turn.append(token)

@@ -21,7 +21,7 @@ from torch import Tensor
 from ref.engine.conversation import converse
 from ref.engine.decoder import Decoder
 from ref.mtp import MTP
-from ref.network.model import Transformer
+from ref.network import Transformer
 from sims.experiment import above, at_least, between, claim
 from sims.microrepo import Session
 from sims.recipe.agent import Episode

@@ -14,7 +14,7 @@ import torch
 from kit.runs import Run
 from ref import kl
 from ref.engine.sampler import Rollout, Sampler
-from ref.network.model import Transformer
+from ref.network import Transformer
 from ref.rl import pad, routing
 from ref.router_replay import differing, mismatch
 from sims.recipe.agent import play, single

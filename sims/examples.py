@@ -27,7 +27,7 @@ from kit.settings import RunError
 from ref.engine.conversation import converse
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
-from ref.network.model import Transformer
+from ref.network import Transformer
 from ref.rl import pad, routing
 from ref.router_replay import differing
 from sims.chain_pieces import retold, words

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kit.disk import timings
+from kit.disk import read_lines, timings
 from kit.process import machine
 from kit.settings import RunError
 from sims.drawing import COLOURS, GREY, save
@@ -44,8 +44,7 @@ def read(root: Path, shuffled: bool) -> dict:
         kind = "a control (rl.shuffle_rewards=true): pass it with --control" if not shuffled else "not a control: its rewards are not shuffled"
         raise RunError(f"{root} is {kind}")
     finished = {line["stage"]: line for line in timings(root) if line.get("finished")}.values()
-    with open(root / "metrics" / "rl.jsonl") as file:
-        curve = [json.loads(line)["success"] for line in file]
+    curve = [line["success"] for line in read_lines(root / "metrics" / "rl.jsonl")]
     return {
         "seed": config["seed"],
         "success_by_step": [round(x, 4) for x in curve],

@@ -28,7 +28,7 @@ from torch import Tensor
 from kit.runs import Run
 from ref import cpt
 from ref.mtp import MTP
-from ref.network.model import Transformer
+from ref.network import Transformer
 from ref.rl import pad
 from sims.budgets import cut
 from sims.drafting import EXPECTED, Experiment, acceptance, curve

@@ -25,7 +25,7 @@ from torch import Tensor
 from kit.runs import Run
 from ref import kl
 from ref.engine.sampler import Sampler
-from ref.network.model import load_hf
+from ref.network import load_hf
 from ref.rl import pad
 from sims.experiment import above, at_least, at_most, claim
 from sims.policies import agent

@@ -28,7 +28,6 @@ Power. Three seeds vary by 0.001 to 0.006 nats, so differences of 0.004 to 0.015
 several nats away.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
@@ -36,9 +35,10 @@ from typing import TypedDict
 import numpy as np
 import torch
 
+from kit.disk import read_lines
 from kit.runs import Run
 from ref import cpt
-from ref.network.model import Transformer
+from ref.network import Transformer
 from sims.experiment import above, below, claim, untested
 from sims.policies import agent
 from sims.quantised import KINDS, division, lower, moved, noise, operands
@@ -214,9 +214,8 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, numb
         return {"heldout_loss": float(sum(loss for loss, _ in losses) / sum(n for _, n in losses))}
 
     train(stage, recipe, learner, batch, c.steps, lambda step: cpt.wsd(step, c.steps, max(1, c.steps // 10), c.steps // 3), arm, look=look)
-    lines = (json.loads(line) for line in stage.metrics_path.read_text(encoding="utf-8").splitlines())
     kept = ("step", "tokens", "heldout_loss")
-    return stage.finish({"looks": [{key: line[key] for key in kept} for line in lines if "heldout_loss" in line]})
+    return stage.finish({"looks": [{key: line[key] for key in kept} for line in read_lines(stage.metrics_path) if "heldout_loss" in line]})
 
 
 def last(trainings: list[dict]) -> np.ndarray:

@@ -28,8 +28,8 @@ from kit.runs import Run
 from ref import cpt
 from ref.mtp import MTP, mtp_loss
 from ref.muon import optimizers
+from ref.network import Transformer
 from ref.network.masters import Masters
-from ref.network.model import Transformer
 from sims import joint_mtp
 from sims.drafting import EXPECTED, FULL, GREEDY, Experiment, acceptance, curve, decode, speed_rows, speed_verdicts
 from sims.experiment import above, claim

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ref import cpt
-from ref.formats import e4m3_decode, e4m3_encode, power_of_two
-from ref.network.model import Config, MoE, Transformer
+from ref.formats import E4M3_MAX, e4m3_decode, e4m3_encode, power_of_two
+from ref.network import Config, Transformer
+from ref.network.fast import MoE
 from ref.quant import experts_swiglu, grouped_linear, mxfp8_dequantize, mxfp8_quantize, nvfp4_dequantize, nvfp4_quantize, rounded
 
 __all__ = ["LowPrecision", "division", "logps", "lower", "moved", "noise", "operands"]
@@ -100,7 +101,7 @@ def division(parts: list[Tensor], form: str) -> tuple[int, int]:
             codes, scales = mxfp8_quantize(x)
             ieee = mxfp8_dequantize(codes, scales)
             blocks = F.pad(x, (0, -x.shape[1] % 32)).unflatten(1, (-1, 32))
-            fraction, exponent = torch.frexp(blocks.abs().amax(-1) / 448.0)
+            fraction, exponent = torch.frexp(blocks.abs().amax(-1) / E4M3_MAX)
             scale = power_of_two((exponent - (fraction == 0.5).int()).clamp(-127, 127))[..., None]
             fast = (e4m3_decode(e4m3_encode(blocks / scale)) * scale).flatten(1)[:, : x.shape[1]]
         changed += int((ieee != fast).sum())

@@ -8,17 +8,15 @@ and moves the scales out of the products; here they are multiplied back at once.
 import torch
 from torch import Tensor
 
-__all__ = ["LARGEST", "fp8_rows"]
+from ref.formats import E4M3_MAX, e4m3_decode, e4m3_encode
 
-LARGEST = 448.0
-"""The largest E4M3 number."""
+__all__ = ["fp8_rows"]
 
 
 def fp8_rows(weight: Tensor) -> Tensor:
     """`weight` [*, out, in] in float32, each row (output channel, of each expert if there are several) rounded to E4M3 times
     a float32 scale: to nearest, ties to even. A row of zeros stays zero."""
     wide = weight.detach().float()
-    scale = wide.abs().amax(-1, keepdim=True) / LARGEST
+    scale = wide.abs().amax(-1, keepdim=True) / E4M3_MAX
     scale = torch.where(scale > 0, scale, 1.0)
-    # Before torch 2.13 the cast does not saturate, and amax / scale may exceed 448 by a rounding error.
-    return (wide / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).to(torch.float32) * scale
+    return e4m3_decode(e4m3_encode(wide / scale)) * scale

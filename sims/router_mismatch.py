@@ -20,12 +20,12 @@ success of a training run, 150 tasks × 4, varies by 0.03 by chance: only a harm
 """
 
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from kit.disk import read_lines
 from kit.runs import Run
 from sims.engines import Experiment, engines, independent, played, quotient, rows_of_engine
 from sims.experiment import above, at_most, below, claim
@@ -70,8 +70,7 @@ def trained(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, numbe
     else:
         stage.restore()
     found = measure_policy(model, language_of(root), heldout, changed, hash_seed(c.seed, "router-mismatch"))
-    steps = [json.loads(line) for line in stage.metrics_path.read_text().splitlines()]
-    return stage.finish({"steps": steps, "success": found["success"].mean(1), "greedy": found["greedy"]})
+    return stage.finish({"steps": read_lines(stage.metrics_path), "success": found["success"].mean(1), "greedy": found["greedy"]})
 
 
 def experiment(run: Run, config: Experiment) -> dict:

@@ -28,7 +28,7 @@ import torch
 from kit.runs import Run
 from ref import cpt, dr_grpo
 from ref.engine.sampler import Sampler
-from ref.network.model import Transformer, load_hf
+from ref.network import Transformer, load_hf
 from ref.rl import own_logp, pad
 from ref.self_summary import Chaining, spread
 from sims.experiment import above, at_most, below, claim, untested

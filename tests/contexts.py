@@ -2,7 +2,7 @@
 
 import torch
 
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from ref.self_summary import Segment
 
 __all__ = ["CONFIG", "LENGTH", "network", "policy", "segment"]

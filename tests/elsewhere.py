@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ref.engine.sampler import Sampler
+from ref.network import load_hf
 from ref.network.checkpoint import locate
-from ref.network.model import load_hf
 from sims.recipe.agent import Language
 
 __all__ = ["check"]

@@ -28,6 +28,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit.disk import read_lines
+
 __all__ = ["MUTANTS", "Mutant", "mutated"]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -299,11 +301,10 @@ MUTANTS: list[Mutant] = [
     ),
     *of(
         "network/model",
-        ("self.q_norm.weight.mul(d**-0.5)", "self.q_norm.weight.div(d)"),
         ("seen = seen & (doc[:, :, None] == doc[:, None, :])", "pass"),
         (".tril(start)[None]", ".tril(start + 1)[None]"),
         ("config.rope_theta ** (i / config.head_dim)", "config.rope_theta ** (2 * i / config.head_dim)"),
-        ("gates = wide.gather(-1, experts).softmax(-1)", "gates = wide.softmax(-1).gather(-1, experts)"),
+        ("return scores.gather(-1, experts).softmax(-1)", "return scores.softmax(-1).gather(-1, experts)"),
         ("math.sqrt(2 * config.num_hidden_layers) if residual", "math.sqrt(config.num_hidden_layers) if residual"),
         ('residual = "o_proj" in name or "down_proj" in name', 'residual = "o_proj" in name'),
         ("/ chosen.numel()", "/ len(chosen)"),
@@ -313,16 +314,34 @@ MUTANTS: list[Mutant] = [
         ("F.silu(self.gate_proj(x)) * self.up_proj(x)", "F.silu(self.up_proj(x)) * self.gate_proj(x)"),
         ("self.length = min(self.length, length)", "self.length = length"),
         ("self.values = [v[rows] for v in self.values]", "self.values = [v[: len(rows)] for v in self.values]"),
+        ("torch.arange(start, start + T, device=ids.device)", "torch.arange(T, device=ids.device)"),
+        ("used = self.num_experts_per_tok if active", "used = 1 if active"),
+    ),
+    *of(
+        "network/fast",
+        ("self.q_norm.weight.mul(d**-0.5)", "self.q_norm.weight.div(d)"),
         (
             "bias.repeat(1, config.num_attention_heads // config.num_key_value_heads, 1)",
             "bias.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1)",
         ),
         ("bias.repeat_interleave(config.num_key_value_heads, 0)", "bias.repeat(config.num_key_value_heads, 1, 1)"),
-        ("torch.arange(start, start + T, device=ids.device)", "torch.arange(T, device=ids.device)"),
         ("gate, up = torch.matmul(x, self.gate_up_proj", "up, gate = torch.matmul(x, self.gate_up_proj"),
-        ("used = self.num_experts_per_tok if active", "used = 1 if active"),
         ("chunk)[:N]", "chunk)[-N:]"),
+        test="ref/test_model",
     ),
+    *of(
+        "network/model",
+        ("x * cos + x.roll(", "x * cos - x.roll("),
+        ("wide.square().mean(-1, keepdim=True)", "wide.square().mean()"),
+        ("turned(self.k_norm(k), rope)", "turned(self.q_norm(k), rope)"),
+        ("t.repeat_interleave(self.heads // self.kv_heads, 1)", "t.repeat(1, self.heads // self.kv_heads, 1, 1)"),
+        ("* self.head_dim**-0.5", "/ self.head_dim"),
+        ("gate, up = F.linear(x[token], gate_up)", "up, gate = F.linear(x[token], gate_up)"),
+        ("gates[token, k, None]", "gates[token, 0, None]"),
+        ("if T == 1:", "if start:"),
+        test="ref/test_fast",
+    ),
+    *of("network/model", ("experts(scores.detach())", "experts(-scores)"), test="ref/test_router_replay"),
     *of(
         "network/gradients",
         ("mul_(-1.0 / x.shape[-1]) * r.square()", "mul_(-1.0) * r.square()"),
@@ -437,10 +456,9 @@ class Journal:
 
     def __init__(self, path: Path, digest: str, fresh: bool):
         self.path, self.found, tree = path, {}, {"tree": digest}
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() and not fresh else []
-        if lines and lines[0] == json.dumps(tree):
-            records = [json.loads(line) for line in lines[1:] if line.endswith("}")]  # the last one may have been cut off
-            self.found = {record["key"]: record for record in records}
+        lines = [] if fresh else read_lines(path)
+        if lines and lines[0] == tree:
+            self.found = {record["key"]: record for record in lines[1:]}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(record) + "\n" for record in (tree, *self.found.values())), encoding="utf-8")
 
@@ -509,7 +527,7 @@ def copied(folder: Path) -> Path:
 
 
 def prepare() -> None:
-    """Imports what forks share, and nothing of ours; with one thread, since threads do not survive a fork."""
+    """Imports what forks share, and nothing that tests look at; with one thread, since threads do not survive a fork."""
     os.environ.update(OMP_NUM_THREADS="1", TRITON_INTERPRET="1", PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1")
     sys.dont_write_bytecode = True  # two versions of a file may be of one size and one second
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != ROOT]
@@ -610,7 +628,7 @@ def tests_of(job: Job, folder: Path) -> int:
     (folder / "tmp").mkdir(exist_ok=True)
     os.environ["PYTHONPATH"], tempfile.tempdir = str(folder), str(folder / "tmp")
     torch.set_num_threads = lambda n: None  # the slots share the cores
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "kit")]:
         del sys.modules[name]
 
     class First:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from etude import catalog, readme
+from etude import catalog
 
 ROOT = Path(__file__).resolve().parent.parent
 STDLIB = set(sys.stdlib_module_names)
@@ -23,7 +23,7 @@ LIBRARIES = {"ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "to
 MAY = {
     "ref": {"ref"},
     "kernels": {"kernels", "ref"},
-    "scaled": {"scaled", "ref", "kernels"},
+    "scaled": {"scaled", "ref", "kernels", "kit"},
     "sims": {"sims", "ref", "kit"},
     "lessons": {"lessons", "ref", "sims", "scaled", "kit"},
     "kit": {"kit"},
@@ -106,6 +106,133 @@ def test_a_technique_is_read_by_itself():
         found = imports(ROOT / (name.replace(".", "/") + ".py"))
         others = {m for m in found for other in techniques - {name} if m == other or m.startswith(other + ".")}
         assert not others, f"{name} imports {others}"
+
+
+def test_a_class_of_ref_has_one_definition():
+    """Whoever reads `Conversation` need not ask which. A technique's settings are called `Demo` in every file, as the catalogue wants."""
+    where: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "ref").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name != "Demo":
+                where.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert not {name: found for name, found in where.items() if len(found) > 1}
+
+
+def test_fp8_is_rounded_in_one_place():
+    """`ref/formats.py` rounds to FP8, and all others call it. Kernels are its twins, and round bits; the benchmark hands codes to cuBLAS."""
+    allowed = {"ref/formats.py", "etude/bench/kernel_cases.py"}
+    casts = {"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}
+    for path in files():
+        name = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if name not in allowed:
+                assert not (isinstance(node, ast.Attribute) and node.attr in casts), f"{name} casts to FP8; ref.formats.e4m3_encode does"
+            if name != "ref/formats.py" and not name.startswith("kernels/"):
+                assert not (isinstance(node, ast.Constant) and node.value == 448), f"{name} spells E4M3_MAX"
+
+
+def parses_lines(source: str) -> bool:
+    """Whether a program takes JSON from something that it loops over, line by line."""
+    tree = ast.parse(source)
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.comprehension)]
+    names = {name.id for loop in loops for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "json.loads" and isinstance(node.args[0], ast.Name):
+            if node.args[0].id in names:
+                return True
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "map" and ast.unparse(node.args[0]) == "json.loads":
+            return True
+    return False
+
+
+def test_lines_of_json_are_read_in_one_place():
+    """A kill may tear the last one, and `kit.disk.read_lines` knows. What is held out (`sims/recipe/data.py`) is recorded with its hash: whole,
+    or refused, and no line of it may be passed over."""
+    found = {path.relative_to(ROOT).as_posix() for path in [*files(), ROOT / "tests/mutants.py"] if parses_lines(path.read_text(encoding="utf-8"))}
+    assert found == {"kit/disk.py", "sims/recipe/data.py"}
+
+
+@pytest.mark.parametrize("source", ["[json.loads(x) for x in f]", "for x in f:\n y = json.loads(x)", "list(map(json.loads, f))"])
+def test_another_reader_of_lines_is_seen(source):
+    assert parses_lines(source) and not parses_lines(source.replace("loads", "dumps"))
+    assert not parses_lines("[json.loads(path.read_text()) for path in paths]")
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """The private names that a file defines: functions, classes, variables, arguments, attributes."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in ("self", "cls"):
+            found.add(node.attr)
+    return {name for name in found if private(name)}
+
+
+def trespasses(source: str, package: tuple[str, ...], others: set[str]) -> set[str]:
+    """Names with an underscore that a file takes from a module of ours, or from an object whose class stands in another file: `others` are the
+    private names that other files define."""
+    tree, found, modules = ast.parse(source), set(), set()
+    others, methods = others - own_names(tree), [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            if module.partition(".")[0] in {*ROOMS, "tests"}:
+                found |= {f"{module}.{alias.name}" for alias in node.names if private(alias.name)}
+                modules |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name for alias in node.names if alias.name.partition(".")[0] in {*ROOMS, "tests"}}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and private(node.attr):
+            owner = ast.unparse(node.value)
+            inherited = owner == "super()" and methods.count(node.attr) < 2  # this file does not hold the one that is overridden
+            if owner in modules or owner.rpartition(".")[0] in modules or inherited or node.attr in others:
+                found.add(f"{owner}.{node.attr}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("setattr", "getattr", "delattr") and len(node.args) > 1:
+            owner, name = node.args[:2]
+            if isinstance(name, ast.Constant) and private(str(name.value)) and ast.unparse(owner) in modules:
+                found.add(f"{ast.unparse(owner)}.{name.value}")
+    return found
+
+
+def test_no_file_uses_the_private_names_of_another():
+    """What another file may use has a name without an underscore, and a docstring that says what it is."""
+    every = [*files(), *sorted((ROOT / "tests").rglob("*.py"))]
+    defined = {path: own_names(ast.parse(path.read_text(encoding="utf-8"))) for path in every}
+    found = {}
+    for path in every:
+        others = set().union(*(names for other, names in defined.items() if other != path))
+        if some := trespasses(path.read_text(encoding="utf-8"), path.relative_to(ROOT).parent.parts, others):
+            found[path.relative_to(ROOT).as_posix()] = some
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from ref.x import _y", {"ref.x._y"}),
+        ("from .x import _y", {"ref.x._y"}),
+        ("from ref import x\nx._y", {"x._y"}),
+        ("from ref import x as z\nz.C._y()", {"z.C._y"}),
+        ("import ref.x\nref.x._y", {"ref.x._y"}),
+        ("from ref import x\nmonkeypatch.setattr(x, '_y', 1)", {"x._y"}),
+        ("class A(B):\n def f(self): super()._y()", {"super()._y"}),
+        ("def f(stage): stage._other", {"stage._other"}),
+        ("class A(B):\n def f(self): self._other", {"self._other"}),
+        ("import torch\ntorch._foreach_add_(x)\nx._own", set()),
+        ("class A:\n def _other(self): self._other()", set()),
+        ("from ref import x\nx.__doc__", set()),
+    ],
+)
+def test_a_private_name_of_another_file_is_seen(source, found):
+    assert trespasses(source, ("ref",), {"_other"}) == found
 
 
 def test_the_walker_sees_relative_nested_and_dynamic_imports():
@@ -208,21 +335,6 @@ def test_names_are_unique_and_found():
     assert len(set(names)) == len(names)
     assert catalog.find("dr_grpo") is catalog.find("dr-grpo") is not None
     assert catalog.find("nothing") is None
-
-
-def test_readme_says_what_was_measured():
-    """Its tables are what the committed results and the catalogue make: python -m etude.readme writes them."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text == readme.filled(text)
-    missing = [name for name in readme.BLOCKS if f"<!-- {name} -->" not in text]
-    assert not missing, f"README quotes no {missing}"
-    assert text.replace("0", "1") != readme.filled(text.replace("0", "1")), "a number changed by hand goes unseen"
-
-
-def test_readme_links_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text(encoding="utf-8")):
-        if "://" not in target:
-            assert (ROOT / target).exists(), target
 
 
 @pytest.mark.parametrize("order", ["import kernels, transformers", "import transformers, kernels"])

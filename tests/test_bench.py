@@ -8,7 +8,7 @@ import torch
 from etude.bench import training as bench
 from kit.process import keep_freed_memory
 from kit.settings import RunError
-from ref.network.model import Transformer
+from ref.network import Transformer
 
 SMALL = dict(batch=2, length=8, dtypes=("float32",), rounds=2)
 
@@ -19,8 +19,9 @@ def test_bench_model_writes_what_it_prints(tmp_path, capsys):
     assert path.name.startswith("model-") and json.loads(path.read_text()) == record
     shown = capsys.readouterr().out
     for result in record["results"]:
-        assert set(result["tokens_per_second"]) == set(result["gate"]["loss"]) and len(result["gate"]["loss"]) == 5
-        assert f"{result['ratio']:.2f} times the fastest other one" in shown
+        assert set(result["tokens_per_second"]) == set(result["gate"]["loss"]) and len(result["gate"]["loss"]) == 6
+        assert f"{result['ratio']:.2f} times the fastest of theirs" in shown and result["their_fastest"].startswith("transformers")
+        assert f"{result['over_plain']:.2f} times the plain network" in shown
     assert {"cpu", "cores", "torch", "transformers", "commit"} <= set(record["machine"])
 
 

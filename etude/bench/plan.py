@@ -22,7 +22,7 @@ from etude.bench import written
 from kit.disk import atomic_write
 from kit.process import machine
 from kit.settings import RunError
-from ref.network.model import Config
+from ref.network import Config
 from scaled.plan import Hardware, plan
 from scaled.runtime.mesh import Layout
 

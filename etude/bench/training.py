@@ -1,6 +1,6 @@
 """Training speed, compared with the library that a reader would otherwise use, in one process, in alternation.
 
-`model` times a training step (forward and backward pass of the mean next-token loss) of `ref.network.model` and of
+`model` times a training step (forward and backward pass of the mean next-token loss) of `ref.network` in its fast and its plain form, and of
 transformers' Qwen3-MoE with the same weights, for each of its CPU settings. A number is printed only when
 losses and gradients agree.
 """
@@ -20,7 +20,7 @@ from kit.process import keep_freed_memory, machine
 from kit.settings import RunError
 
 ATTENTION, EXPERTS = ("sdpa", "eager"), ("grouped_mm", "eager")
-OURS = "etude"
+OURS, PLAIN = "etude", "etude, plain"
 BATCHES = {"new": "a new batch every step, as in training", "same": "the same batch every step"}
 
 
@@ -38,9 +38,9 @@ def model(
         raise RunError("etude bench model needs transformers: pip install transformers") from None
     import torch
 
-    from ref.network.model import Config
+    from ref.network import Config
 
-    # Five networks take turns in one process; oneDNN caches the code of 1024 products, enough for one network.
+    # Six networks take turns in one process; oneDNN caches the code of 1024 products, enough for one network.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -57,7 +57,7 @@ def model(
             results.append({"dtype": dtype, "batches": kind, "gate": gate, **summary(seconds, batch * length)})
             show(results[-1])
     record = {
-        "what": "tokens/s of a training step (forward and backward), ref.network.model beside transformers' Qwen3Moe",
+        "what": "tokens/s of a training step (forward and backward), ref.network beside transformers' Qwen3Moe",
         "command": "etude bench model",
         "machine": machine() | {"transformers": transformers.__version__},
         "config": asdict(config),
@@ -78,7 +78,8 @@ def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callab
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ref.network.model import Transformer, load_hf, save_hf
+    from ref.network import Transformer, load_hf, save_hf
+    from ref.network.model import load_hf as load_plain
 
     def our_step(network) -> Callable:
         def step(ids):
@@ -101,7 +102,8 @@ def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callab
     with tempfile.TemporaryDirectory() as folder:
         save_hf(Transformer(config).to(dtype), folder)
         networks[OURS] = load_hf(folder, dtype)
-        steps[OURS] = our_step(networks[OURS])
+        networks[PLAIN] = load_plain(folder, dtype)
+        steps |= {name: our_step(networks[name]) for name in (OURS, PLAIN)}
         for attention in ATTENTION:
             for experts in EXPERTS:
                 name = f"transformers, {attention}, {experts}"
@@ -122,7 +124,7 @@ def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callab
     wrong = [name for name in losses if not abs(losses[name] / loss - 1) <= tolerance]
     if wrong:
         raise RunError(f"no speed reported: the loss of {wrong[0]} is {losses[wrong[0]]:.6f}; in float64 it is {loss:.6f}")
-    best = min(error for name, error in errors.items() if name != OURS)
+    best = min(error for name, error in errors.items() if name not in (OURS, PLAIN))
     if not errors[OURS] <= 2 * best:
         raise RunError(f"no speed reported: the relative error of our gradient is {errors[OURS]:.2e}, the best other one {best:.2e}")
     for network in networks.values():
@@ -174,12 +176,15 @@ def take_turns(steps: dict[str, Callable], ids: Iterator, rounds: int) -> dict[s
 
 
 def summary(seconds: dict[str, list[float]], tokens: int) -> dict:
-    """Tokens/s of every contender, and ours over the fastest other one, round by round."""
+    """Tokens/s of every contender, and ours over the fastest other library's and over our plain network's, round by round."""
     rates = {name: [tokens / s for s in times] for name, times in seconds.items()}
     middle = {name: statistics.median(values) for name, values in rates.items()}
-    fastest = max((name for name in rates if name != OURS), key=lambda name: middle[name])
-    ratios = sorted(ours / theirs for ours, theirs in zip(rates[OURS], rates[fastest], strict=True))
-    quarter = len(ratios) // 4
+    fastest = max((name for name in rates if name not in (OURS, PLAIN)), key=lambda name: middle[name])
+
+    def over(other: str) -> list[float]:
+        return sorted(ours / theirs for ours, theirs in zip(rates[OURS], rates[other], strict=True))
+
+    ratios, quarter = over(fastest), len(rates[OURS]) // 4
     return {
         "tokens_per_second": {
             name: {"median": round(middle[name], 1), "min": round(min(values), 1), "max": round(max(values), 1)} for name, values in rates.items()
@@ -187,6 +192,7 @@ def summary(seconds: dict[str, list[float]], tokens: int) -> dict:
         "their_fastest": fastest,
         "ratio": round(statistics.median(ratios), 3),
         "ratio_middle_half": [round(ratios[quarter], 3), round(ratios[-1 - quarter], 3)],
+        "over_plain": round(statistics.median(over(PLAIN)), 3),
     }
 
 
@@ -202,4 +208,5 @@ def show(result: dict) -> None:
     low, high = result["ratio_middle_half"]
     console = Console()
     console.print(table)
-    console.print(f"{result['ratio']:.2f} times the fastest other one (middle half of the rounds: {low:.2f} – {high:.2f})\n")
+    console.print(f"{result['ratio']:.2f} times the fastest of theirs (middle half of the rounds: {low:.2f} – {high:.2f}), ", end="")
+    console.print(f"{result['over_plain']:.2f} times the plain network\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.disk import timings
+from kit.disk import atomic_write, timings
 
 
 def collect(root: Path) -> dict:
@@ -73,9 +73,7 @@ def _json(path: Path) -> dict:
 
 
 def replace_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".tmp-{path.name}")
-    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # a file name need not be UTF-8
-    temporary.replace(path)
+    atomic_write(path, text.encode("utf-8", errors="backslashreplace"))  # a file name need not be UTF-8
 
 
 def as_triple(value: Any) -> tuple[float, float, float] | None:

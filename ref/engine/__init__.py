@@ -1,4 +1,4 @@
-"""The engine that plays the policy: many conversations in one batch, or one as fast as it goes.
+"""The engine that runs the policy: many conversations in one batch, or one as fast as possible.
 
 | file | what |
 |---|---|

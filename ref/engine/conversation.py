@@ -1,52 +1,43 @@
 """An agent's turns with an environment, decoded at batch 1 (`ref/engine/decoder.py`).
 
-What `ref/engine/sampler.py` does for many conversations at a time, `converse` does for one, as fast as it goes. The
-environment can be forked (report §6.2: snapshot and fork), and so a turn need not wait for the proof of its
-last tokens: it is carried out, and the pass that reads the answer verifies the turn too. That saves a pass a
-turn. Where the turn falls, the answer is dropped and the fork takes the environment's place.
+`ref/engine/sampler.py` runs many conversations at a time; `converse` runs one, as fast as possible. The
+environment can be forked (report §6.2: snapshot and fork), so a turn does not have to wait until its last tokens
+are verified: it is carried out, and the pass that reads the answer also verifies the turn. That saves one pass
+per turn. If the turn is rejected, the answer is dropped and the fork replaces the environment.
 """
 
 from typing import Protocol, TypeVar, runtime_checkable
 
 from ref.engine.decoder import Decoder
+from ref.engine.sampler import Conversation
 
-__all__ = ["Conversation", "converse"]
+__all__ = ["Forkable", "converse"]
 
 Me = TypeVar("Me")
 
 
 @runtime_checkable
-class Conversation(Protocol):
-    """The other side of a rollout, in tokens, as in `ref.engine.sampler`, and able to be forked."""
-
-    prompt: list[int]
-    """Tokens that open the context."""
-    stop: int
-    """Token with which the policy ends its turn."""
-
-    def reply(self, turn: list[int]) -> list[int] | None:
-        """Answer to a turn (its stop token left out) in tokens, or None when the conversation is over."""
-        ...
+class Forkable(Conversation, Protocol):
+    """The other side of a rollout, in tokens, that can be forked as well."""
 
     def fork(self: Me) -> Me:
-        """A copy that lives on by itself."""
+        """A copy that continues independently."""
         ...
 
 
-C = TypeVar("C", bound=Conversation)
+F = TypeVar("F", bound=Forkable)
 
 
-def converse(decoder: Decoder, conversation: C, max_new: int | None = None, ahead: bool = True) -> C:
-    """Play a conversation from its prompt to its end, to a turn of `max_new` tokens that does not stop, or to
-    the decoder's max_len; `decoder.tokens` then holds the context. `ahead`: see `Decoder.generate`; where a
-    turn is taken back, so is the answer to it. Returns the conversation as it ended: the one given, or a fork
-    of it."""
+def converse(decoder: Decoder, conversation: F, max_new: int | None = None, ahead: bool = True) -> F:
+    """Run a conversation from its prompt to its end, to a turn of `max_new` tokens without a stop token, or to
+    the decoder's max_len; `decoder.tokens` then holds the context. `ahead`: see `Decoder.generate`; if a turn is
+    taken back, its answer is too. Returns the conversation in its final state: the one given, or a fork of it."""
     stop, forks = conversation.stop, []
     decoder.reset()
     decoder.feed(conversation.prompt)
     turn = decoder.generate(stop, max_new, ahead)
     while turn[-1:] == [stop]:
-        # One fork for each turn that may be taken back, as it was before the turn.
+        # One fork for each turn that may be taken back, made before the turn was carried out.
         forks = [*forks[: len(decoder.pending) - 1], conversation.fork()] if decoder.pending else []
         answer = conversation.reply(turn[:-1])
         if answer is None:

@@ -1,20 +1,20 @@
-"""Decoding one context, plain or speculative: the two share every line but the drafting.
+"""Decoding one context, plain or speculative: the two share all code except drafting.
 
 Speculative decoding is arXiv:2211.17192; its drafts come from multi-token-prediction layers (`ref/mtp.py`).
 Where this file departs from the paper:
-1. Greedy decoding is compared token by token. Verification runs several rows in one pass and plain decoding
-   one, so the same logits differ in their last bits: where the two best tokens tie to within rounding either
-   may win. That needs a tie within about 1e-6 in float32; in bfloat16 ties are common.
-2. Ours, off unless asked for: `recall`, drafts for a turn's first pass, where the MTP layers have no hidden
-   state to start from; `ahead`, turns that are handed over before their last drafts are verified, to
-   whoever can take back what follows from them (`ref/engine/conversation.py`). Neither changes what comes out.
+1. Greedy decoding is compared token by token. Verification runs several rows in one pass, and plain decoding
+   one, so the same logits differ in their last bits. If the two best tokens tie within rounding, either may
+   win. In float32 that needs a tie within about 1e-6; in bfloat16 ties are common.
+2. We add two options, both off by default. `recall` drafts for a turn's first pass, where the MTP layers have no
+   hidden state to start from. `ahead` returns a turn before its last drafts are verified; the caller must be able
+   to undo its effects (`ref/engine/conversation.py`). Neither changes the output.
 
 | paper | here | shape |
 |---|---|---|
 | p(x), target distribution | `p` | d+1 V |
 | q(x), draft distribution | `q` | d V |
-| γ, guesses a cycle | `draft_len` | – |
-| tokens accepted in a cycle | `taken` | – |
+| γ, drafts per cycle | `draft_len` | – |
+| tokens accepted per cycle | `taken` | – |
 """
 
 import math
@@ -29,72 +29,72 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ref.engine.layout import Stack, copied, unit
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 
 __all__ = ["Decoder", "Generation", "accept"]
 
 
 def accept(p: Float[Tensor, "d1 V"], q: Float[Tensor, "d V"], draft: Sequence[int], u: Sequence[float]) -> tuple[int, int]:
-    """The accept/reject rule of arXiv:2211.17192: (drafts accepted, the token that follows them).
+    """The accept/reject rule of arXiv:2211.17192: (number of accepted drafts, the token after them).
 
-    p: distributions of the main head at the d drafts and one further; q: those the drafts were drawn from; u:
-    d+1 uniform numbers in [0, 1). Draft x stands with probability min(1, p(x)/q(x)); at the first that falls
-    the next token comes from norm(max(p − q, 0)), and if all stand from the last p: the result is distributed
-    as p, whatever q. Raises ValueError for other shapes, drafts outside the vocabulary, u outside [0, 1), what
-    is negative or not finite among p and q, and a p that is zero everywhere."""
+    p: distributions of the main head at the d drafts and one position further. q: the distributions that the
+    drafts were drawn from. u: d+1 uniform numbers in [0, 1). Draft x is accepted with probability min(1,
+    p(x)/q(x)). At the first rejection the next token is drawn from norm(max(p − q, 0)); if all are accepted, it
+    is drawn from the last p. The result is distributed as p for any q. Raises ValueError for other shapes, drafts
+    outside the vocabulary, u outside [0, 1), p or q negative or not finite, and a p that is zero everywhere."""
     d, V = len(draft), p.shape[-1]
     found = (("p", list(p.shape), [d + 1, V]), ("q", list(q.shape), [d, V]), ("u", [len(u)], [d + 1]))
     for name, got, shape in found:
         if got != shape:
-            raise ValueError(f"{name} must have shape {shape} for {d} drafts, got {got}")
+            raise ValueError(f"{name} must have shape {shape} for {d} drafts; got {got}")
     for name, x in (("p", p), ("q", q)):
         if not (x.is_floating_point() and bool(((x >= 0) & (x < math.inf)).all())):
-            raise ValueError(f"{name} must hold probabilities, floating point, finite and not negative")
+            raise ValueError(f"{name} must hold floating-point probabilities that are finite and not negative")
     if not all(0 <= x < V for x in draft):
-        raise ValueError(f"draft must hold tokens 0 to {V - 1}, got {list(draft)}")
+        raise ValueError(f"draft must hold tokens 0 to {V - 1}; got {list(draft)}")
     if not all(0 <= x < 1 for x in u):
-        raise ValueError(f"u must hold numbers in [0, 1), got {list(u)}")
+        raise ValueError(f"u must hold numbers in [0, 1); got {list(u)}")
     for k, x in enumerate(draft):
         if u[k] * float(q[k, x]) >= float(p[k, x]):
             left = (p[k] - q[k]).clamp_(min=0)
-            # Nothing is left where p and q differ by rounding alone: then p is as good.
+            # Nothing is left if p and q differ only by rounding: then p itself is just as good.
             return k, invert(left if bool(left.any()) else p[k], u[-1])
     return len(draft), invert(p[len(draft)], u[-1])
 
 
 def invert(mass: Float[Tensor, " V"], u: float) -> int:
-    """The token at which the cumulative distribution of `mass` (not normalised) passes the share u of its
-    total, 0 ≤ u < 1: always one that has mass. ValueError for a total that is zero or not finite."""
+    """The token at which the cumulative distribution of `mass` (not normalised) passes a share u of its total,
+    0 ≤ u < 1. The token always has nonzero mass. Raises ValueError for a total that is zero or not finite."""
     total = mass.double().cumsum(-1)
     end = float(total[-1])
     if not 0 < end < math.inf:
-        raise ValueError(f"mass must be finite and positive somewhere, or there is no token to draw; it adds up to {end}")
+        raise ValueError(f"mass must be finite and positive somewhere, or there is no token to draw; its sum is {end}")
     return int(torch.searchsorted(total, min(u * end, math.nextafter(end, 0.0)), right=True))
 
 
 @dataclass
 class Generation:
-    """What was generated and what it took."""
+    """What was generated and what it cost."""
 
     tokens: list[int] = field(default_factory=list)
-    """Generated tokens, the stop token included if there was one."""
+    """Generated tokens, including the stop token if there was one."""
     cycles: int = 0
     """Passes of the trunk, each of which gave at least one token."""
     drafted: list[int] = field(default_factory=list)
-    """Guesses offered at each depth."""
+    """Drafts proposed at each depth."""
     accepted: list[int] = field(default_factory=list)
-    """Guesses that stood, at each depth."""
+    """Drafts accepted at each depth."""
     recalled: list[int] = field(default_factory=list)
-    """Drafts offered at each place of a turn's first pass by `recall`."""
+    """Drafts proposed by `recall` at each position of a turn's first pass."""
     recalled_accepted: list[int] = field(default_factory=list)
-    """Those of them that stood."""
+    """Accepted drafts of `recall`, by position."""
     retracted: int = 0
-    """Turns taken back: handed over before they were verified, and wrong."""
+    """Turns taken back: returned before they were verified, and wrong."""
     seconds: float = 0.0
-    """Wall-clock time, prefill included."""
+    """Wall-clock time, including prefill."""
 
     def __add__(self, other: "Generation") -> "Generation":
-        """Both, one after the other."""
+        """Both together: tokens concatenated, counts added."""
         sums = {}
         for name, mine in vars(self).items():
             theirs, counts = getattr(other, name), isinstance(mine, list) and name != "tokens"
@@ -107,36 +107,36 @@ class Generation:
 
     @property
     def acceptance(self) -> list[float]:
-        """Share of the guesses at each depth that stood (a guess falls with every guess before it)."""
+        """Share of drafts accepted at each depth (a draft is rejected if any draft before it is)."""
         return [a / max(d, 1) for a, d in zip(self.accepted, self.drafted, strict=True)]
 
     @property
     def recall_acceptance(self) -> list[float]:
-        """The same of `recall`, by place in the turn."""
+        """The same for `recall`, by position in the turn."""
         return [a / max(d, 1) for a, d in zip(self.recalled_accepted, self.recalled, strict=True)]
 
 
 @dataclass
 class Pending:
-    """A turn that was handed over before its last tokens were verified."""
+    """A turn that was returned before its last tokens were verified."""
 
     draft: list[int]
-    """Those tokens, the stop token last."""
+    """The unverified tokens; the stop token is last."""
     q: Tensor | None
-    """The distributions they were drawn from; None where they were certain."""
+    """The distributions they were drawn from; None if they were certain."""
     counts: tuple[list[int], list[int]]
-    """Where to count them: offered and accepted by depth."""
+    """Where to count them: proposed and accepted, by depth."""
     begin: int
     """Position of the turn's first token."""
     end: int
-    """Position that the turn may not reach."""
+    """First position after the longest possible turn."""
     given: list[int] = field(default_factory=list)
-    """What was fed since."""
+    """Tokens fed since."""
 
 
 @runtime_checkable
 class Drafts(Protocol):
-    """What drafts come from: `ref.mtp.MTP`, whose file imports this one."""
+    """The source of drafts: `ref.mtp.MTP`, whose file imports this one."""
 
     config: Config
     mtp: Any
@@ -144,14 +144,14 @@ class Drafts(Protocol):
 
 
 class Decoder:
-    """One context, decoded at batch 1 with a KV cache; speculatively where `mtp` is given.
+    """One context, decoded at batch 1 with a KV cache; speculatively if `mtp` is given.
 
         decoder = Decoder(model, mtp, max_len=256)
         decoder.feed(prompt)                        given tokens: a prompt, an observation
-        turn = decoder.generate(stop, max_new=64)   new tokens, the stop token included
+        turn = decoder.generate(stop, max_new=64)   new tokens, including the stop token
         decoder.total                               a Generation that sums all turns since the last reset()
 
-    The weights are copied, in `dtype`, when it is made: after an optimiser step make a new one."""
+    The weights are copied in `dtype` at construction: after an optimiser step, make a new decoder."""
 
     def __init__(
         self,
@@ -165,15 +165,15 @@ class Decoder:
         recall: int = 0,
         dtype: torch.dtype = torch.float32,
     ):
-        """`draft_len`: MTP layers used (all). `recall`: drafts of a turn's first pass, where the layers have
-        no hidden state to start from yet: the first tokens of the turn that last followed the same one to
-        four tokens, in this decoder's life (0: none)."""
+        """`draft_len`: number of MTP layers to use (default: all). `recall`: number of drafts for a turn's first
+        pass, where the layers have no hidden state yet (0: no drafts). The drafts repeat the first tokens of the
+        turn that last followed the same one to four tokens in this decoder's lifetime."""
         depth = 0 if mtp is None else mtp.mtp.depth if draft_len is None else draft_len
         if mtp is not None and not 1 <= depth <= mtp.mtp.depth:
-            raise ValueError(f"draft_len must lie between 1 and {mtp.mtp.depth}, got {draft_len}")
+            raise ValueError(f"draft_len must lie between 1 and {mtp.mtp.depth}; got {draft_len}")
         if not (max_len >= 1 and recall >= 0 and 0 <= temperature < math.inf):
             raise ValueError(
-                f"max_len must be at least 1, recall and temperature not negative, temperature finite; got {max_len}, {recall} and {temperature}"
+                f"max_len must be at least 1, recall not negative, and temperature finite and not negative; got {max_len}, {recall}, {temperature}"
             )
         self.depth, self.max_len, self.temperature, self.generator = depth, max_len, temperature, generator
         self.recall = recall
@@ -185,7 +185,7 @@ class Decoder:
             self.head = copied(table.weight.t(), dtype)
             layers = list(mtp.layers[:depth]) if mtp is not None else []
             self.drafter = Stack(mtp.config, [layer.block for layer in layers], max_len, dtype) if mtp is not None and layers else None
-            # W·[h; e] is one product for h; the other half is known for every token of the vocabulary.
+            # W·[h; e] needs a product only for h; the half for e is precomputed for every token of the vocabulary.
             self.entrances = []
             for layer in layers:
                 of_h, of_e = layer.eh_proj.weight.to(dtype).chunk(2, 1)
@@ -196,10 +196,10 @@ class Decoder:
         self.reset(forget=True)
 
     def reset(self, forget: bool = False) -> None:
-        """Drop the context and the counts; `forget` drops what `recall` remembers too."""
+        """Drop the context and the counts; `forget` also drops what `recall` remembers."""
         self.tokens: list[int] = []
-        self.seen = 0  # positions the trunk has run, all on tokens that stand
-        self.settled = 0  # positions at which every MTP layer has
+        self.seen = 0  # positions that the trunk has run, all on accepted tokens
+        self.settled = 0  # positions that every MTP layer has run on accepted tokens
         self.pending: list[Pending] = []
         self.retracted = 0
         drafted, accepted, recalled, stood = ([0] * n for n in (self.depth, self.depth, self.recall, self.recall))
@@ -209,29 +209,29 @@ class Decoder:
 
     @property
     def length(self) -> int:
-        """Tokens in the context, those that still have to be verified included."""
+        """Tokens in the context, including those not yet verified."""
         return len(self.tokens) + sum(len(p.draft) + len(p.given) for p in self.pending)
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Append given tokens; the next `generate` runs them in one pass. ValueError beyond max_len, and for
+        """Append given tokens; the next `generate` runs them in one pass. Raises ValueError beyond max_len and for
         tokens outside the vocabulary."""
         V = len(self.embedding)
         if not all(isinstance(t, int) and 0 <= t < V for t in tokens):
-            raise ValueError(f"tokens must be whole numbers from 0 to {V - 1}, got {list(tokens)}")
+            raise ValueError(f"tokens must be whole numbers from 0 to {V - 1}; got {list(tokens)}")
         if self.length + len(tokens) > self.max_len:
-            raise ValueError(f"context of {self.length} tokens and {len(tokens)} more exceed max_len {self.max_len}")
+            raise ValueError(f"a context of {self.length} tokens plus {len(tokens)} more exceeds max_len {self.max_len}")
         (self.pending[-1].given if self.pending else self.tokens).extend(tokens)
 
     @torch.inference_mode()
     def generate(self, stop: int | None = None, max_new: int | None = None, ahead: bool = False) -> list[int]:
-        """Continue until `stop` (which is returned, and stays in the context), `max_new` tokens, or max_len.
+        """Continue until `stop` (which is returned and stays in the context), `max_new` tokens, or max_len.
 
-        `ahead`: a turn whose drafts reach `stop` is handed over before they are verified, and one that recall
-        is sure of before any pass; the next pass verifies all that is pending with all that was fed since.
-        Where a draft falls, what follows it is dropped, `retracted` says how many turns are taken back, and
-        the list returned replaces the first of them: undo what they did. `generate(stop, 0)` only verifies;
-        it returns nothing if all is well. ValueError where nothing was fed, and for a model whose logits are no
-        distribution (NaN among its weights)."""
+        `ahead`: a turn whose drafts reach `stop` is returned before they are verified, and a turn that recall is
+        sure of is returned before any pass. The next pass verifies everything pending, together with what was fed
+        since. If a draft is rejected, everything after it is dropped, `retracted` says how many turns are taken
+        back, and the returned list replaces the first of them: undo what they did. `generate(stop, 0)` only
+        verifies; it returns nothing if all drafts are accepted. Raises ValueError if nothing was fed, and for a
+        model whose logits define no distribution (NaN among its weights)."""
         if not self.tokens:
             raise ValueError("nothing to continue: feed at least one token")
         started, total, self.retracted = time.perf_counter(), self.total, 0
@@ -277,9 +277,9 @@ class Decoder:
         return turn
 
     def remember(self, context: list[int]) -> tuple[list[int], bool]:
-        """The turn that last followed the end of `context`, of its last four tokens or three, two, one, up to
-        `recall` tokens; and whether it is the whole turn and has followed one of these endings three times
-        running."""
+        """The first `recall` tokens of the turn that last followed the same last four tokens of `context`, or else
+        three, two or one; and whether they are the complete turn and it has followed one of these endings three
+        times in a row."""
         if not self.recall:
             return [], False
         found = [self.turns[e] for n in range(4, 0, -1) if (e := tuple(context[-n:])) in self.turns]
@@ -288,8 +288,8 @@ class Decoder:
         return turn[: self.recall], sure
 
     def run_trunk(self, ahead: list[int]) -> Float[Tensor, "rows D"]:
-        """The tokens the trunk has not run, then those `ahead`, in one pass; final hidden states from the
-        last known token on."""
+        """Run the tokens that the trunk has not seen, then those `ahead`, in one pass. Returns the final hidden
+        states from the last known token on."""
         start, known = self.seen, len(self.tokens)
         ids = torch.tensor(self.tokens[start:] + ahead)
         x = self.trunk.run(F.embedding(ids, self.embedding), *self.trunk.frame(start, len(ids)))
@@ -299,8 +299,8 @@ class Decoder:
         return unit(x[known - 1 - start :], self.eps) * self.norm
 
     def settle(self, x: Tensor, draft: list[int], q: Tensor | None, stop: int | None, counts: tuple) -> int:
-        """Append the drafts that stand and the token after them, nothing behind `stop`. Returns how many
-        stand."""
+        """Append the accepted drafts and the token after them, but nothing after `stop`. Returns the number of
+        accepted drafts."""
         known = len(self.tokens)
         taken, token = self.verify(torch.mm(x, self.head), draft, q)
         new = [*draft[:taken], token]
@@ -314,13 +314,12 @@ class Decoder:
             counts[0][k] += 1
             counts[1][k] += k < taken
         if counts[0] is self.total.drafted and len(draft) == self.depth:
-            # At the last D−1 positions layer k saw drafts before its own: where one fell it must run again.
+            # At the last D−1 positions layer k saw earlier drafts: if one was rejected, the layer must run again.
             self.settled = max(0, known - 1 - max(0, self.depth - 1 - taken))
         return taken
 
     def guess(self, n: int, stop: int | None) -> tuple[list[int], Tensor | None]:
-        """Up to n drafts, none behind `stop`, and the distributions [n, V] they were drawn from (None when
-        greedy)."""
+        """Up to n drafts, none after `stop`, and the distributions [n, V] they were drawn from (None if greedy)."""
         assert self.drafter is not None
         start, end = self.settled, len(self.tokens) - 1
         ids, x, qs = self.tokens[start:], self.prenorm[start:end], []
@@ -340,7 +339,7 @@ class Decoder:
         return ids[end - start + 1 :], torch.stack(qs) if qs else None
 
     def verify(self, logits: Tensor, draft: list[int], q: Tensor | None) -> tuple[int, int]:
-        """(drafts that stand, the token after them)."""
+        """(number of accepted drafts, the token after them)."""
         if self.temperature:
             p = (logits / self.temperature).softmax(-1)
             u = torch.rand(len(draft) + 1, generator=self.generator, dtype=torch.float64).tolist()
@@ -349,6 +348,6 @@ class Decoder:
             return accept(p, q, draft, u)
         most, best = (found.tolist() for found in logits.max(-1))
         if not all(map(math.isfinite, most)):
-            raise ValueError(f"model must give logits with a finite maximum, and its largest are {most}")
+            raise ValueError(f"model must give logits with a finite maximum; the maxima are {most}")
         taken = next((k for k, x in enumerate(draft) if x != best[k]), len(draft))
         return taken, best[taken]

@@ -1,17 +1,16 @@
-"""The network laid out to decode: `Stack` a handful of rows of one context (`ref/engine/decoder.py` is the loop
-around it), `Rows` one row of each of many contexts (`ref/engine/sampler.py`).
+"""The network laid out for decoding. `Stack` decodes a few rows of one context (`ref/engine/decoder.py` is the loop
+around it); `Rows` decodes one row of each of many contexts (`ref/engine/sampler.py`).
 
-What `Stack` does differently from `Transformer.forward`, whose numbers it gives within 1e-5 in float32:
-1. Norm weights are multiplied into the products behind them, 1/√d into the query norm, QK-norm weights into
-   the rotary tables, and all weights are laid out as the products like them.
+`Stack` agrees with `Transformer.forward` within 1e-5 in float32. It differs in five ways:
+1. Norm weights are folded into the products after them, 1/√d into the query norm, and QK-norm weights into the
+   rotary tables. All weights are laid out in the order that is fastest for the products.
 2. Rotary tables and the causal mask are computed once for `max_len` positions.
-3. Keys and values of a layer share one cache: one copy a pass.
-4. All experts are multiplied, with a gate of zero for those not chosen, as `ref.network.model` does for a handful of
-   rows. On two cores one row would be served a little sooner by its own two experts; several rows want most
-   of them.
-5. float32 unless told otherwise: on a CPU a bfloat16 product of a few rows costs more than its float32 twin.
+3. Keys and values of a layer share one cache: one copy per pass.
+4. All experts are multiplied, with a gate of zero for those not chosen, as `ref.network.model` does for a few rows.
+   On two cores, one row would run slightly faster with only its own two experts; several rows need most of them.
+5. The default is float32: on a CPU a bfloat16 product of a few rows costs more than its float32 counterpart.
 
-`Rows` does 1 and 2 for attention alone, and leaves cache and experts to `ref.network.model`.
+`Rows` does 1 and 2 for attention only, and leaves cache and experts to `ref.network.model`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ref.network.model import MLP, Block, Config, KVCache, Transformer, rope_table
+from ref.network import Config, KVCache, Transformer
+from ref.network.model import MLP, Block, rope_table
 
 __all__ = ["Rows", "Stack", "copied", "unit"]
 
@@ -33,14 +33,13 @@ def unit(x: Tensor, eps: Tensor) -> Tensor:
 
 
 def copied(weight: Tensor, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """A contiguous copy, by default in main memory, in another dtype, that no optimiser step reaches."""
+    """A contiguous copy in another dtype, by default on the CPU, that optimiser steps do not change."""
     return weight.detach().to(device, dtype).clone(memory_format=torch.contiguous_format)
 
 
 def entrance(block: Block, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Of a block's attention, in the dtype of the rotary tables `rope`: the product in front of all heads,
-    the norm before it included [(H+2G)d, D], and the tables with QK-norm weights and the scores' 1/√d [2,
-    max_len, H+G, d]."""
+    """A block's attention weights in the dtype of the rotary tables `rope`: the QKV projection with the norm before it
+    folded in [(H+2G)d, D], and the tables with QK-norm weights and the scores' 1/√d folded in [2, max_len, H+G, d]."""
     a, (cos, sin) = block.self_attn, rope
     qkv = torch.cat((a.q_proj.weight, a.k_proj.weight, a.v_proj.weight)).to(cos.dtype)
     q_norm, k_norm = a.q_norm.weight.to(cos.dtype) * a.head_dim**-0.5, a.k_norm.weight.to(cos.dtype)
@@ -50,7 +49,7 @@ def entrance(block: Block, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]
 
 
 class Stack:
-    """Blocks with a KV cache for one context. Weights are copied when it is made."""
+    """Blocks with a KV cache for one context. Weights are copied at construction."""
 
     def __init__(self, config: Config, blocks: Sequence[Block], max_len: int, dtype: torch.dtype = torch.float32):
         H, G, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -78,12 +77,12 @@ class Stack:
         self.kv = torch.zeros(len(blocks), max_len, 2 * G, d, dtype=dtype)
         self.eps = torch.tensor(config.rms_norm_eps, dtype=dtype)
         mask = torch.full((max_len, max_len), float("-inf"), dtype=dtype).triu_(1)
-        self.mask = mask.repeat_interleave(H // G, 0)  # query heads of a group stand together, row by row
+        self.mask = mask.repeat_interleave(H // G, 0)  # query heads of a group are adjacent, row by row
 
     def frame(self, start: int, count: int) -> tuple[Tensor | None, list[tuple]]:
-        """What the blocks need to know of rows start … start+count−1, cut out once for all blocks: the mask,
-        and per block its weights, rotary tables, and views of its cache (to be written, keys up to here,
-        values up to here)."""
+        """What the blocks need for rows start … start+count−1, sliced once for all blocks: the mask, and per
+        block its weights, rotary tables, and views of its cache (entries to write, keys up to here, values up
+        to here)."""
         end, G = start + count, self.kv_heads
         group = self.heads // G
         mask = self.mask[start * group : end * group, :end] if count > 1 else None
@@ -93,8 +92,8 @@ class Stack:
         return mask, list(zip(self.weights, *map(Tensor.unbind, (cos, sin, kv[:, start:], keys, values)), strict=True))
 
     def run(self, x: Float[Tensor, "N D"], mask: Tensor | None, blocks: list[tuple]) -> Float[Tensor, "N D"]:
-        """Rows through some blocks of a frame. The cache's entries at these rows are overwritten, and nothing
-        behind a frame's rows is looked at: to forget tokens is to begin the next frame earlier."""
+        """Run rows through some blocks of a frame. The cache entries at these rows are overwritten, and entries
+        after a frame's rows are never read: to forget tokens, start the next frame earlier."""
         N, H, G, d = len(x), self.heads, self.kv_heads, self.head_dim
         for (qkv, o, router, gate_up, down), cos, sin, fresh, k, v in blocks:
             heads = torch.mm(unit(x, self.eps), qkv).view(N, H + 2 * G, d)
@@ -115,16 +114,16 @@ class Stack:
         return x
 
     def gates(self, logits: Float[Tensor, "N E"]) -> Float[Tensor, "N E 1"]:
-        """The router's gates, zero for experts not chosen. Normalised gates are a softmax over the chosen
-        logits."""
+        """The router's gates; zero for experts that were not chosen. Normalised gates are a softmax over the
+        chosen logits."""
         best, chosen = logits.topk(self.top_k, -1)
         gates = best.softmax(-1) if self.normalise else logits.softmax(-1).gather(-1, chosen)
         return torch.zeros_like(logits).scatter_(1, chosen, gates).unsqueeze(2)
 
 
 class Rows:
-    """One token for each of B contexts that share a position, behind what `model` left in its KV cache.
-    Attention's weights are copied when it is made, in the model's dtype; all others stay the model's."""
+    """Decodes one token for each of B contexts that share a position and continue `model`'s KV cache. Attention
+    weights are copied at construction, in the model's dtype; all other weights stay the model's own."""
 
     def __init__(self, model: Transformer, max_len: int):
         self.model, dtype, device = model, model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
@@ -137,7 +136,7 @@ class Rows:
         self.eps = torch.tensor(model.config.rms_norm_eps, dtype=dtype, device=device)
 
     def step(self, ids: Int[Tensor, " B"], cache: KVCache) -> tuple[Float[Tensor, "B D"], list[Tensor]]:
-        """Final hidden states, to which `model.head` gives logits, and the experts of each MoE layer [B, K].
+        """Final hidden states, which `model.head` turns into logits, and the experts of each MoE layer [B, K].
         The cache grows by one position."""
         B, x, t = len(ids), self.model.embed_tokens(ids), cache.length
         chosen = []

@@ -1,15 +1,15 @@
-"""The policy server in miniature: it samples rollouts from its own copy of the weights, in its own dtype.
+"""A policy server in miniature: it samples rollouts from its own copy of the weights, in its own dtype.
 
-Inference and training are two engines in this recipe (Composer 2 report §4.1, §6.2): the trainer optimises float32 masters,
-the sampler decodes with whatever copy it was last sent. Every token therefore comes back with the log-probability and the
-policy version it was sampled under and with the experts that its position was routed to; the trainer needs the first for
-importance ratios, the second for staleness and the third for router replay.
+Inference and training are separate engines in this recipe (Composer 2 report §4.1, §6.2): the trainer optimises float32
+masters, and the sampler decodes with the latest copy it received. So every token comes back with its log-probability, the
+policy version that sampled it, and the experts that its position was routed to. The trainer needs these for importance
+ratios, staleness and router replay.
 
 Where this file departs from a real server (vLLM, SGLang):
-1. All rows of a batch share one position. A step feeds every row its next token: a token of the prompt or of an observation,
-   if one is waiting, else the one just sampled. There is no prefill, no paging and no padding mask; a finished row is dropped
-   by compacting the batch.
-2. The environment answers synchronously, inside the loop: at this size an answer costs microseconds.
+1. All rows of a batch share one position. A step feeds every row its next token: a waiting token of the prompt or of an
+   observation if there is one, else the token just sampled. There is no paging and no padding mask, and no prefill beyond the
+   prompts' common length. Finished rows are dropped by compacting the batch.
+2. The environment answers synchronously, inside the loop: at this size an answer takes microseconds.
 
     sampler = Sampler(model, dtype=torch.bfloat16)
     rollouts = sampler.rollout(conversations, max_len=192, generator=torch.Generator().manual_seed(0))
@@ -17,7 +17,7 @@ Where this file departs from a real server (vLLM, SGLang):
 | paper | here | shape |
 |---|---|---|
 | behaviour policy μ | the sampler's copy | – |
-| log μ(a_t) | `Rollout.logp` | T, zero where the token was given |
+| log μ(a_t) | `Rollout.logp` | T, zero on given tokens |
 | replayed routing | `Rollout.experts` | T−1 L K |
 """
 
@@ -32,7 +32,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ref.engine.layout import Rows
-from ref.network.model import KVCache, Transformer
+from ref.network import KVCache, Transformer
 
 __all__ = ["Conversation", "Rollout", "Sampler", "sample"]
 
@@ -42,17 +42,17 @@ class Conversation(Protocol):
     """The other side of a rollout, in tokens."""
 
     prompt: list[int]
-    """Tokens that open the context."""
+    """Tokens at the start of the context."""
     stop: int
     """Token with which the policy ends its turn."""
 
     def reply(self, turn: list[int]) -> list[int] | None:
-        """Answer to a turn (its stop token left out) in tokens, or None when the conversation is over."""
+        """The answer to a turn (without its stop token) in tokens, or None if the conversation is over."""
 
 
 @dataclass
 class Rollout:
-    """One conversation as the policy lived it. T tokens in all."""
+    """One conversation as the policy saw it, T tokens in total."""
 
     tokens: Int[Tensor, " T"]
     """Prompt, sampled tokens and observations in order."""
@@ -61,16 +61,16 @@ class Rollout:
     logp: Float[Tensor, " T"]
     """Log-probability (nats) of a sampled token under the distribution it was drawn from; zero elsewhere."""
     version: Int[Tensor, " T"]
-    """Version of the weights that drew the token; −1 where it was given."""
+    """Version of the weights that sampled the token; −1 on given tokens."""
     experts: Int[Tensor, "T-1 L K"]
     """Experts that position t was routed to while predicting token t+1; L = 0 for a dense model."""
     finished: bool
-    """False when max_len cut the rollout off."""
+    """False if max_len cut the rollout off."""
 
 
 def uniform(generator: torch.Generator | Sequence[torch.Generator] | None, rows: int, length: int) -> Float[Tensor, "B T"]:
-    """Numbers in [0, 1), float64: what row b draws at position t, whoever else is in the batch. One generator for all rows, or
-    one a row."""
+    """Uniform numbers in [0, 1), float64: what row b draws at position t, whatever else is in the batch. Pass one generator for
+    all rows, or one per row."""
     if isinstance(generator, Sequence):
         return torch.stack([torch.rand(length, generator=g, dtype=torch.float64) for g in generator])
     device = generator.device if generator is not None else "cpu"
@@ -79,9 +79,9 @@ def uniform(generator: torch.Generator | Sequence[torch.Generator] | None, rows:
 
 def sample(logits: Float[Tensor, "B V"], temperature: float, u: Float[Tensor, " B"] | None):
     """Tokens [B] drawn from softmax(logits / temperature) by inverting the cumulative distribution at u, uniform in [0, 1), and their
-    log-probabilities [B] under it (float32). Temperature 0 is greedy and needs no u: the first maximum, with log-probability 0.
-    ValueError for a temperature that is negative or not finite, and for logits of which there is no distribution (NaN, inf, or −inf
-    everywhere)."""
+    log-probabilities [B] under it (float32). Temperature 0 is greedy and needs no u: it takes the first maximum, with log-probability
+    0. Raises ValueError for a temperature that is negative or not finite, and for logits that define no distribution (NaN, inf, or
+    −inf everywhere)."""
     check_temperature(temperature)
     if temperature == 0:
         token = logits.argmax(-1)
@@ -97,25 +97,25 @@ def sample(logits: Float[Tensor, "B V"], temperature: float, u: Float[Tensor, " 
 
 def check_temperature(temperature: float) -> None:
     if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature must be finite and not negative, got {temperature}")
+        raise ValueError(f"temperature must be finite and not negative; got {temperature}")
 
 
 def check_logits(fine: Bool[Tensor, "B 1"]) -> None:
     if not bool(fine.all()):
         row = int(fine[:, 0].logical_not().nonzero()[0])
-        raise ValueError(f"logits over temperature must be finite or −inf, with a finite one in each row; row {row} of {len(fine)} is not")
+        raise ValueError(f"logits / temperature must be finite or −inf, with a finite one in each row; row {row} of {len(fine)} is not")
 
 
 def check_tokens(name: str, tokens: Sequence, vocab: int | float, least: int = 0) -> None:
     if len(tokens) < least or not all(isinstance(t, int) and 0 <= t < vocab for t in tokens):
-        raise ValueError(f"{name} must hold tokens 0 to {vocab - 1}, and a prompt one at least")
+        raise ValueError(f"{name} must hold tokens 0 to {vocab - 1}, and a prompt must not be empty")
 
 
 class Sampler:
-    """Holds a copy of a policy and plays conversations with it in batches.
+    """Holds a copy of a policy and runs conversations with it in batches.
 
-    rounding: what an engine with coarser weights does to every weight matrix of the layers (routers and stacks of experts
-    included; norms, embedding and head are left) before it is stored in `dtype`; none: nothing."""
+    rounding: applied to every weight matrix of the layers before it is stored in `dtype`, as in an engine with coarser weights.
+    It includes routers and expert stacks, but not norms, embedding and head. None: no rounding."""
 
     def __init__(self, model: Transformer, dtype: torch.dtype = torch.bfloat16, version: int = 0, rounding: Callable[[Tensor], Tensor] | None = None):
         self.model = copy.deepcopy(model).to(dtype).requires_grad_(False)
@@ -125,7 +125,7 @@ class Sampler:
 
     @torch.no_grad()
     def load(self, model: Transformer, version: int) -> None:
-        """Take over the weights of `model`, rounded to the sampler's dtype."""
+        """Copy the weights of `model`, rounded to the sampler's dtype."""
         for (name, mine), theirs in zip(self.model.named_parameters(), model.parameters(), strict=True):
             coarse = self.rounding if name.startswith("layers.") and theirs.ndim > 1 else None
             mine.copy_(theirs if coarse is None else coarse(theirs))
@@ -139,17 +139,17 @@ class Sampler:
         temperature: float = 1.0,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
     ) -> list[Rollout]:
-        """Play all conversations to their end or to `max_len` tokens, in one batch; results in the order given. `generator`: one for
-        all, or one for each conversation, which then draws the same whoever is played beside it. ValueError, before any is played,
-        for max_len < 1, a temperature that `sample` refuses, a prompt that is empty or holds what is no token of the vocabulary;
-        later for a model that gives no distribution (NaN among its weights)."""
+        """Run all conversations to their end or to `max_len` tokens, in one batch; results are in the order given. `generator`: one
+        for all, or one per conversation, which then draws the same numbers whatever else is in the batch. Raises ValueError, before
+        any conversation starts, for max_len < 1, a temperature that `sample` refuses, and a prompt that is empty or holds tokens
+        outside the vocabulary; later for a model that gives no distribution (NaN among its weights)."""
         B, config, device = len(conversations), self.model.config, self.model.embed_tokens.weight.device
         check_temperature(temperature)
         if max_len < 1:
-            raise ValueError(f"max_len must be at least 1, got {max_len}")
+            raise ValueError(f"max_len must be at least 1; got {max_len}")
         for n, c in enumerate(conversations):
             check_tokens(f"prompt of conversation {n}", c.prompt, config.vocab_size, least=1)
-        known = torch.tensor([min(len(c.prompt), max_len) for c in conversations])  # tokens of a row that are decided
+        known = torch.tensor([min(len(c.prompt), max_len) for c in conversations])  # number of known tokens in each row
         tokens = torch.zeros(B, max_len, dtype=torch.long)
         for row, c in enumerate(conversations):
             tokens[row, : known[row]] = torch.tensor(c.prompt[:max_len])
@@ -161,10 +161,10 @@ class Sampler:
         u = uniform(generator, B, max_len)
 
         cache, decode = KVCache(config, B, max_len, self.dtype, device=device), Rows(self.model, max_len)
-        rows, live = torch.arange(B), torch.ones(B, dtype=torch.bool)  # the rows of the batch; those not over
+        rows, live = torch.arange(B), torch.ones(B, dtype=torch.bool)  # the rows of the batch, and which are still running
         t = 0
         while live.any() and t < max_len - 1:
-            # One token a step, or as many as every row already knows: the common length of the prompts goes in one pass.
+            # One token per step, or as many as every row already knows: the prompts' common length runs in one pass.
             n = min(max(t + 1, int(known[rows[live]].min())), max_len - 1)
             if n == t + 1:
                 hidden, chosen = decode.step(tokens[rows, t].to(device), cache)
@@ -190,7 +190,7 @@ class Sampler:
                         continue
                     turn_start[row] = known[row] = min(t + 1 + len(answer), max_len)
                     tokens[row, t + 1 : turn_start[row]] = torch.tensor(answer[: max_len - t - 1], dtype=torch.long)
-            # A row that is over still costs its share of every step, dropping it a copy of the cache: drop them in tenths.
+            # A finished row still costs its share of every step, but dropping it copies the cache: drop rows a tenth at a time.
             if live.sum() <= 0.9 * len(rows):
                 cache.select(live.nonzero()[:, 0].to(device))
                 rows, live = rows[live], torch.ones(int(live.sum()), dtype=torch.bool)

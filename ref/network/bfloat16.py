@@ -1,12 +1,12 @@
 """Products of bfloat16 matrices on processors that have no instructions for them.
 
-torch multiplies bfloat16 matrices with oneDNN, which wants AVX-512. On any other x86 processor, most laptops among them, it falls back
-to a plain loop, thirty to sixty times slower than the same product in float32. Here such a product widens its factors, multiplies in
-float32 and rounds once. That is what the instructions do, too: factors of eight bits, float32 sums, one rounding at the end. Only the
-order of the sums may differ.
+torch multiplies bfloat16 matrices with oneDNN, which needs AVX-512. On any other x86 processor, including most laptops, it falls back
+to a plain loop, thirty to sixty times slower than the same product in float32. Here such a product converts its factors to float32,
+multiplies, and rounds once. The instructions do the same: factors of eight bits, float32 sums, one rounding at the end. Only the order
+of the sums may differ.
 
-`import ref` puts these products in torch's place where the processor needs it, and does nothing where it does not. Autograd's products
-are among them. float32, float64 and everything on a GPU is multiplied as before.
+`import ref` replaces torch's products with these if the processor needs it, and does nothing otherwise. Products in autograd's backward
+pass are included. float32, float64 and everything on a GPU is multiplied as before.
 """
 
 import warnings
@@ -18,7 +18,7 @@ __all__ = ["NATIVE"]
 
 
 def native() -> bool:
-    """Whether this processor multiplies bfloat16 matrices itself."""
+    """Whether this processor multiplies bfloat16 matrices natively."""
     try:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     except (AttributeError, RuntimeError):  # a torch without oneDNN
@@ -26,13 +26,13 @@ def native() -> bool:
 
 
 NATIVE: bool = native()
-"""Whether this processor multiplies bfloat16 matrices itself."""
+"""Whether this processor multiplies bfloat16 matrices natively."""
 
 aten = torch.ops.aten
 
 
 def wide(*tensors: Tensor) -> list[Tensor]:
-    # Of different dtypes torch refuses the product itself.
+    # If the dtypes differ, torch itself refuses the product.
     return [x.float() for x in tensors] if all(x.dtype is torch.bfloat16 for x in tensors) else [*tensors]
 
 
@@ -57,8 +57,8 @@ def baddbmm(c: Tensor, a: Tensor, b: Tensor, beta=1, alpha=1) -> Tensor:
 
 
 if not NATIVE:
-    PRODUCTS = torch.library.Library("aten", "IMPL")  # its registrations last as long as it does
+    PRODUCTS = torch.library.Library("aten", "IMPL")  # registrations last as long as this object
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that its own kernel is replaced, which is the purpose
+        warnings.simplefilter("ignore")  # torch warns that its own kernel is replaced, which is intended
         for product in (mm, bmm, addmm, baddbmm):
             PRODUCTS.impl(product.__name__, product, "CPU")

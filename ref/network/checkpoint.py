@@ -1,15 +1,15 @@
-"""Checkpoints as Hugging Face folders, so that `AutoModelForCausalLM.from_pretrained` opens what a run
-leaves.
+"""Checkpoints as Hugging Face folders, so that `AutoModelForCausalLM.from_pretrained` opens the result of a
+run.
 
-    config.json               Qwen3-MoE (model_type qwen3_moe), or Qwen3 when the network is dense
+    config.json               Qwen3-MoE (model_type qwen3_moe), or Qwen3 if the network is dense
     model.safetensors         or model-00001-of-0000N.safetensors, ... and model.safetensors.index.json
-    mtp/model.safetensors     tensors that belong to a run, not to Qwen3: multi-token-prediction layers. Not
-                              beside the weights: vLLM takes every *.safetensors there for a part of the network
-    tokenizer.json, ...       whatever else lies in the folder is kept when it is written again
+    mtp/model.safetensors     tensors of a run that are not part of Qwen3: multi-token-prediction layers. They need
+                              their own folder: vLLM loads every *.safetensors next to the weights into the network
+    tokenizer.json, ...       all other files of the folder are kept when it is overwritten
 
 On disk every expert has its own three matrices, as in the published checkpoints; in memory a layer's experts
-lie in two tensors. `tensor_parts` is that correspondence, for both directions. This file knows names, shapes
-and files; the network itself is `ref/network/model.py`, whose `load_hf` and `save_hf` are the doors to use.
+are two tensors. `tensor_parts` maps between the two, in both directions. This file handles names, shapes and
+files. The network itself is in `ref/network/model.py`; use its `load_hf` and `save_hf`.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ __all__ = ["CheckpointError", "load_extra", "read_config", "read_tensors", "writ
 
 
 class CheckpointError(ValueError):
-    """One line: which file or tensor of a checkpoint is wrong, and how."""
+    """One line that says which file or tensor of a checkpoint is wrong, and how."""
 
 
 # ----------------------------------------------------------------------------------------- config.json
@@ -39,7 +39,7 @@ SHAPE_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention
 MOE_FIELDS = ("num_experts_per_tok", "moe_intermediate_size")
 OTHER_FIELDS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "tie_word_embeddings": False, "initializer_range": 0.02}
 MOE_OTHER_FIELDS = {"norm_topk_prob": False, "router_aux_loss_coef": 0.001}
-"""What transformers assumes where a config.json is silent."""
+"""Defaults of transformers for fields missing from config.json."""
 POSITIVE = (*SHAPE_FIELDS, *MOE_FIELDS, "head_dim", "intermediate_size", "max_position_embeddings", "sliding_window")
 KINDS = {
     "a positive whole number": (POSITIVE, lambda x: type(x) is int and x > 0),
@@ -52,7 +52,7 @@ KINDS = {
     "an object": (("rope_scaling", "rope_parameters"), lambda x: isinstance(x, dict)),
     "a list": (("layer_types", "mlp_only_layers"), lambda x: isinstance(x, list)),
 }
-"""Kind of value → fields that need one where they are given and not null, and what it is."""
+"""Kind of value → the fields that must have it unless missing or null, and the test for it."""
 
 
 def write_config(fields: Mapping, dtype: torch.dtype) -> str:
@@ -81,8 +81,8 @@ def write_config(fields: Mapping, dtype: torch.dtype) -> str:
 def read_config(folder: Path) -> dict:
     """The fields of `ref.network.model.Config` from a folder's config.json.
 
-    Raises CheckpointError where there is none, where a field that gives a shape is missing, where one holds
-    something else than it should, and where the checkpoint needs what this network does not do."""
+    Raises CheckpointError if there is no config.json, if a field that gives a shape is missing, if a field has
+    the wrong kind of value, and if the checkpoint needs a feature that this network does not have."""
     path = Path(folder) / "config.json"
     record = read_json(path)
     kind = record.get("model_type")
@@ -106,17 +106,17 @@ def read_config(folder: Path) -> dict:
 
 
 def check_kinds(path: Path, record: Mapping) -> None:
-    """Raises CheckpointError for the first field whose value is of another kind: "false" in quotes would be taken for true."""
+    """Raise CheckpointError for the first field with the wrong kind of value: "false" in quotes would count as true."""
     for kind, (names, fits) in KINDS.items():
         for name in names:
             for field, holder in ((name, record), (f"rope_parameters.{name}", record.get("rope_parameters"))):
                 value = holder.get(name) if isinstance(holder, dict) else None
                 if value is not None and not fits(value):
-                    raise CheckpointError(f"{path}: {field} is {value!r}, expected {kind}")
+                    raise CheckpointError(f"{path}: {field} must be {kind}; got {value!r}")
 
 
 def refuse_unsupported(path: Path, record: Mapping) -> None:
-    """Raises CheckpointError for a feature that would silently change the logits if it were ignored."""
+    """Raise CheckpointError for a feature that would silently change the logits if it were ignored."""
     rope = {**(record.get("rope_scaling") or {}), **(record.get("rope_parameters") or {})}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     layers = record.get("num_hidden_layers") or 0
@@ -150,7 +150,7 @@ def read_json(path: Path) -> dict:
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: not valid JSON ({error})") from None
     if not isinstance(record, dict):
-        raise CheckpointError(f"{path} is damaged: it should hold one JSON object")
+        raise CheckpointError(f"{path} is damaged: it must hold one JSON object")
     return record
 
 
@@ -158,14 +158,14 @@ def read_json(path: Path) -> dict:
 
 
 def disk_name(name: str) -> str:
-    """The Hugging Face name of one of the network's parameters."""
+    """The Hugging Face name of a parameter of the network."""
     if name.startswith("lm_head."):
         return name
     return "model." + re.sub(r"\.mlp\.(gate_up_proj|down_proj)$", r".mlp.experts.\1", name)
 
 
 def tensor_parts(name: str, shape: tuple[int, ...]) -> dict[str, tuple]:
-    """Hugging Face name → index into the parameter `name`: itself, or one entry per expert and matrix."""
+    """Hugging Face name → index into the parameter `name`: the parameter itself, or one entry per expert and matrix."""
     layer, _, last = disk_name(name).rpartition(".")
     if last == "gate_up_proj":
         half = shape[1] // 2
@@ -177,11 +177,11 @@ def tensor_parts(name: str, shape: tuple[int, ...]) -> dict[str, tuple]:
 
 
 def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The parameters of the given names and shapes, experts fused or one by one on disk, a tied head stored
-    or not.
+    """Read the parameters of the given names and shapes. On disk, experts may be fused or separate, and a tied
+    head may be stored or not.
 
-    Every file is opened once and no tensor is held twice. Raises CheckpointError naming the file or tensor
-    that is missing, damaged, unexpected or of another shape."""
+    Every file is opened once, and no tensor is held twice. Raises a CheckpointError that names the file or tensor
+    that is missing, damaged, unexpected or of the wrong shape."""
     folder = Path(folder)
     files, places, tied = matched(folder, shapes)
     state = {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items()}
@@ -195,8 +195,8 @@ def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: tor
 
 
 def matched(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, str], dict[str, tuple[str, tuple]], bool]:
-    """What a folder holds of the parameters of these shapes: tensor on disk → file, tensor on disk → (parameter, index into it), and
-    whether a head that is tied to the embedding is stored besides. CheckpointError as `read_tensors` raises it."""
+    """Where a folder holds the parameters of these shapes: tensor on disk → file, tensor on disk → (parameter, index into it), and
+    whether a head that is tied to the embedding is also stored. Raises CheckpointError as `read_tensors` does."""
     files = locate(folder)
     tied = "lm_head.weight" not in shapes and "lm_head.weight" in files
     places: dict[str, tuple[str, tuple]] = {}
@@ -213,14 +213,16 @@ def matched(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[s
 
 
 def fit(target: Tensor, tensor: Tensor, path: Path, part: str) -> None:
-    """A tensor from disk into its place. CheckpointError for one of another shape, or not of floats."""
+    """Copy a tensor from disk into its place. Raises CheckpointError if its shape differs or it does not hold floats."""
     if target.shape != tensor.shape or not tensor.is_floating_point():
-        raise CheckpointError(f"{path}: tensor {part} is {tensor.dtype} {list(tensor.shape)}, expected floats {list(target.shape)}")
+        raise CheckpointError(
+            f"{path}: tensor {part} must hold floats of shape {list(target.shape)}; got {tensor.dtype} of shape {list(tensor.shape)}"
+        )
     target.copy_(tensor)
 
 
 def check_tied(folder: Path, files: Mapping[str, str], embedding: Tensor) -> None:
-    """CheckpointError unless the stored head is the embedding that it is tied to."""
+    """Raise CheckpointError unless the stored head equals the embedding that it is tied to."""
     [(_, head)] = read_file(folder / files["lm_head.weight"], ["lm_head.weight"])
     if not torch.equal(head.to(embedding.dtype), embedding):
         raise CheckpointError(f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it")
@@ -231,7 +233,7 @@ def others(names: list[str]) -> str:
 
 
 def locate(folder: Path) -> dict[str, str]:
-    """Tensor name → file, from the index or from the one file there is."""
+    """Tensor name → file, from the index or from the only file."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if single.exists() or not index.exists():
         if not single.exists():
@@ -240,10 +242,10 @@ def locate(folder: Path) -> dict[str, str]:
             return dict.fromkeys(file.keys(), single.name)
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) and Path(file).name == file for file in files.values()):
-        raise CheckpointError(f"{index} is damaged: weight_map should give a file name for every tensor")
+        raise CheckpointError(f"{index} is damaged: weight_map must give a file name for every tensor")
     for file in sorted(set(files.values())):
         if not (folder / file).exists():
-            raise CheckpointError(f"{folder / file} is missing: {index.name} names it")
+            raise CheckpointError(f"{folder / file} is missing, but {index.name} names it")
     return files
 
 
@@ -259,18 +261,18 @@ def read_file(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
         held = set(file.keys())
         for name in names:
             if name not in held:
-                raise CheckpointError(f"{path} has no tensor {name}, though the index says so")
+                raise CheckpointError(f"{path} has no tensor {name}, but the index says it does")
             yield name, file.get_tensor(name)
 
 
 EXTRA, EARLIER = Path("mtp") / "model.safetensors", ("extra.safetensors", "mtp.safetensors")
-"""Where extra tensors lie in a folder, and where they lay before."""
+"""Where a folder stores extra tensors, and where earlier versions stored them."""
 OURS = re.compile(r"config\.json|(extra|mtp)\.safetensors|model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json")
 """Files that a new checkpoint replaces."""
 
 
 def load_extra(folder: str | Path) -> dict[str, Tensor]:
-    """The tensors given to `save_hf` as `extra`; empty where there were none."""
+    """The tensors given to `save_hf` as `extra`; empty if there were none."""
     for path in (Path(folder) / name for name in (EXTRA, *EARLIER)):
         if path.exists():
             with opened(path) as file:
@@ -289,9 +291,9 @@ def write_checkpoint(
     extra: Mapping[str, Tensor] | None,
     beside: Mapping[str, bytes] | None,
 ) -> None:
-    """Writes all files into a neighbour `.NAME.saving`, flushes them to disk, then lets the two folders
-    change places: a process killed at any moment leaves the old checkpoint or the new one, whole. Other files
-    of the old folder come along."""
+    """Write all files into a neighbouring folder `.NAME.saving`, flush them to disk, then swap the two folders. A
+    process killed at any moment leaves the old checkpoint or the new one, complete. Other files of the old folder
+    are kept."""
     folder, fresh = begin(folder, beside or ())
     shards = split_shards(state, max_shard_bytes)
     names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
@@ -310,7 +312,7 @@ def write_checkpoint(
 def finish(
     folder: Path, fresh: Path, fields: Mapping, dtype: torch.dtype, extra: Mapping[str, Tensor] | None, beside: Mapping[str, bytes] | None
 ) -> None:
-    """What belongs beside the weights in the new folder, which then takes the place of the old."""
+    """Write the files that go with the weights into the new folder, which then replaces the old one."""
     (fresh / "config.json").write_text(write_config(fields, dtype))
     for name, content in (beside or {}).items():
         (fresh / name).write_bytes(content)
@@ -323,18 +325,18 @@ def finish(
 
 
 def begin(folder: str | Path, beside: Iterable[str] = ()) -> tuple[Path, Path]:
-    """The folder, its links followed, and its neighbour to write into, which has its other files already: all
-    but those that are written anew, `beside` among them. CheckpointError where something of another kind bears
-    the name of one of them."""
+    """The folder, with links resolved, and the neighbouring folder to write into. The latter already has the other
+    files: all except those that will be rewritten, `beside` included. Raises CheckpointError if a file is in the way
+    of a folder, or a folder in the way of a file."""
     folder, beside = Path(os.path.realpath(folder)), set(beside)
     fresh = folder.with_name(f".{folder.name}.saving")
     for path in (folder, fresh, folder / EXTRA.parent):
         if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise CheckpointError(f"{path} is a file or a link, and a folder of the checkpoint needs its name; move it away")
+            raise CheckpointError(f"{path} is a file or a link, but the checkpoint needs a folder of that name; move it away")
     old = [path for path in folder.iterdir() if OURS.fullmatch(path.name) or path.name in beside] if folder.exists() else []
     for path in [*old, folder / EXTRA]:
         if path.is_dir():
-            raise CheckpointError(f"{path} is a folder, and a file of the checkpoint needs its name; move it away")
+            raise CheckpointError(f"{path} is a folder, but the checkpoint needs a file of that name; move it away")
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(fresh, ignore_errors=True)
     if folder.exists():
@@ -351,8 +353,8 @@ def begin(folder: str | Path, beside: Iterable[str] = ()) -> tuple[Path, Path]:
 
 
 def replace(folder: Path, fresh: Path) -> None:
-    """The new folder in the place of the old, once all of it is on disk. A process that works in the old one works
-    in the new one afterwards."""
+    """Replace the old folder with the new one, once all of it is on disk. If the old folder is the current working
+    directory, the new one becomes it."""
     for path in [*fresh.iterdir(), fresh]:
         flush(path)
     if folder.exists():
@@ -370,13 +372,13 @@ def replace(folder: Path, fresh: Path) -> None:
 
 
 def write_index(folder: Path, files: Mapping[str, str], total: int) -> None:
-    """The index of a checkpoint of several files: tensor → file, `total` bytes in all."""
+    """Write the index of a checkpoint of several files: tensor → file, `total` bytes in total."""
     record = {"metadata": {"total_size": total}, "weight_map": dict(files)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 def split_shards(state: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, tuple[str, tuple]]]:
-    """Parts in order, a new shard where the next part would pass `max_bytes`; a part is never divided."""
+    """Split the parts, in order, into shards. A new shard starts if the next part would exceed `max_bytes`; a part is never split."""
     shards, room = [{}], max_bytes
     for name, tensor in state.items():
         for part, at in tensor_parts(name, tuple(tensor.shape)).items():
@@ -404,7 +406,7 @@ def flush(path: Path) -> None:
 
 
 def change_places(a: Path, b: Path) -> None:
-    """Swaps two folders in one step (Linux's renameat2); elsewhere with three renames, a moment apart."""
+    """Swap two folders in one step (Linux's renameat2), or elsewhere with three renames, which are not atomic."""
     exchange, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
     if sys.platform == "linux":
         rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -12,7 +12,7 @@ All are exact: `gradcheck` in float64 holds every one to its definition, and tes
 | `turned_heads` | R(x̂·w), R turns pairs by the position's angle | the same with dy ← R⁻¹ dy |
 | `attend` | softmax(q kᵀ + bias) v, its weights p stored | ds = p∘(dp − Σ p∘dp), dp = dy vᵀ |
 | `experts_swiglu` | Σ_k g_k · W2_e(silu(W1_e x)·W3_e x) over a token's experts e | products grouped by expert (dgrad, wgrad) |
-| `linear_logprob` | log softmax(W h)[t] | dh = (W[t] − Wᵀp)·g, dW = Σ g(1_t − p)hᵀ, p = softmax(W h) computed again |
+| `chunked_logprob` | log softmax(W h)[t] | dh = (W[t] − Wᵀp)·g, dW = Σ g(1_t − p)hᵀ, p = softmax(W h) computed again |
 """
 
 import torch
@@ -22,7 +22,7 @@ from torch.autograd import Function
 
 from ref.network.bfloat16 import NATIVE
 
-__all__ = ["attend", "experts_swiglu", "linear_logprob", "rms_norm", "turned_heads"]
+__all__ = ["attend", "experts_swiglu", "chunked_logprob", "rms_norm", "turned_heads"]
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
@@ -261,7 +261,7 @@ class LinearLogprob(Function):
         return d_hidden, d_weight.to(weight.dtype), None, None
 
 
-def linear_logprob(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int = 2048) -> Tensor:
+def chunked_logprob(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int = 2048) -> Tensor:
     """Log-probability in nats (float32 or wider) of targets [N] under softmax(hidden [N, D] · weight [V,
     D]ᵀ), `chunk` rows at a time: the N × V logits never exist at once, in either direction."""
     return LinearLogprob.apply(hidden, weight, targets, chunk)

@@ -1,8 +1,8 @@
-"""Mixed precision by master weights: compute in bfloat16, remember in float32 (arXiv:1710.03740).
+"""Mixed precision with master weights: compute in bfloat16, accumulate updates in float32 (arXiv:1710.03740).
 
-The network that runs (`Masters.model`) holds weights in the compute dtype. Behind each stands a float32 master that the
-optimisers see. A step copies gradients up, lets the optimisers move the masters, and copies the rounded result down. With
-learning rates near 1e-6 most bfloat16 weights do not change in a step at all, though their masters do.
+The network that runs (`Masters.model`) holds weights in the compute dtype. Each has a float32 master, which the optimisers
+update. A step copies the gradients to the masters, lets the optimisers update the masters, and copies the rounded result back.
+With learning rates near 1e-6 most bfloat16 weights do not change at all in a step, though their masters do.
 """
 
 import copy
@@ -17,7 +17,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Masters(Generic[M]):
-    """Float32 masters for every parameter of `model`, which is converted to `dtype` in place of a copy.
+    """Float32 masters for every parameter of `model`: `model` itself becomes the masters, and a copy in `dtype` runs.
 
     `masters` is a module of the same structure and names: give its parameters to the optimisers and save its state.
     """
@@ -29,10 +29,10 @@ class Masters(Generic[M]):
 
     @torch.no_grad()
     def step(self, optimisers: list[torch.optim.Optimizer], max_norm: float = 1.0, gradients: list[Tensor | None] | None = None) -> Tensor:
-        """Apply the gradients that `model` has gathered, clipped to a global norm, and clear them; or `gradients`, one for
-        each parameter in their order, gathered elsewhere: of any dtype, None for a parameter that has none.
+        """Apply the gradients accumulated in `model`, clipped to a global norm, and clear them. Or apply `gradients` computed
+        elsewhere: one per parameter, in order, of any dtype; None for a parameter without a gradient.
 
-        Returns the norm before clipping. Raises FloatingPointError when it is not finite: the step is not taken."""
+        Returns the norm before clipping. If it is not finite, raises FloatingPointError and does not take the step."""
         if gradients is None:
             gradients = [work.grad for _, work in self.pairs]
         used = [(master, gradient) for (master, _), gradient in zip(self.pairs, gradients, strict=True) if gradient is not None]
@@ -42,7 +42,7 @@ class Masters(Generic[M]):
             work.grad = None
         norm = nn.utils.clip_grad_norm_([m for m, _ in used], max_norm)
         if not torch.isfinite(norm):
-            for master, _ in used:  # a parameter without a gradient in the next step must not find this one
+            for master, _ in used:  # a parameter without a gradient in the next step must not reuse this one
                 master.grad = None
             raise FloatingPointError(f"gradient norm is {norm.item()}; the step was not taken")
         for optimiser in optimisers:
@@ -54,5 +54,5 @@ class Masters(Generic[M]):
 
     @torch.no_grad()
     def copy_down(self) -> None:
-        """Round the masters into the working weights, after a step or after loading a state."""
+        """Copy the masters, rounded, into the working weights: after a step or after loading a state."""
         torch._foreach_copy_([w for _, w in self.pairs], [m for m, _ in self.pairs])

@@ -1,20 +1,18 @@
 """Qwen3-MoE, written to be read: one file from token ids to logits.
 
-The published scaling study of the recipe uses Qwen3-Coder-30B-A3B (Composer 2 report §3.1, Appendix B), whose
-architecture is that of Qwen3-30B-A3B (arXiv:2505.09388). This is the same network at any size;
-`Config.tiny()` trains on a laptop, `Config.qwen3_30b_a3b()` has 30,532,122,624 parameters of which a token
-uses 3,353,032,704.
+The published scaling study of the recipe uses Qwen3-Coder-30B-A3B (Composer 2 report §3.1, Appendix B). Its architecture is that of
+Qwen3-30B-A3B (arXiv:2505.09388). This file defines the same network at any size: `Config.tiny()` trains on a laptop, and
+`Config.qwen3_30b_a3b()` has 30,532,122,624 parameters, of which one token uses 3,353,032,704.
 
-Where this file departs from `transformers`' Qwen3Moe, whose logits it matches within 1e-5 in float32:
-1. The three projections of attention are one product, and the QK-norm of queries and keys is one norm over
-   the heads of both: at small width a layer's time is the number of calls, not of FLOPs.
-2. Experts see their tokens sorted, each its own rows in one product. Nothing loops over tokens. A handful of
-   tokens (decoding) takes the other road: all experts in one batched product, with a gate of zero for those
-   not chosen, because sorting four rows costs more than multiplying them.
-3. Routing can be watched and overruled: every forward pass returns router logits and chosen experts, and
-   accepts the experts of another engine (router replay, report §6.2). Gates are recomputed from this router's
-   own scores, so the gradient still reaches it.
-4. A dense model is the case `num_experts = 0` (it is saved and loaded as Qwen3).
+The logits match those of `transformers` (Qwen3Moe, Qwen3) within 1e-5 in float32. Everything here is plain PyTorch. `fast.py` computes the
+same network with fewer and larger operations and hand-written gradients; all other rooms use that one, as `ref.network.Transformer`. Tests
+hold the two equal to float64 rounding, in values and in gradients.
+
+What this file adds to `transformers`
+1. Routing can be observed and overridden. Every forward pass returns router logits and chosen experts, and it accepts the experts of another
+   engine (router replay, report §6.2). The gates are computed from this router's own scores, so the gradient still reaches the router.
+2. `doc` numbers the documents that are packed in a row. Attention stays inside a document.
+3. A dense model is the case `num_experts = 0` (it is saved and loaded as Qwen3).
 
 | paper | here | shape |
 |---|---|---|
@@ -32,14 +30,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import fields as fields_of
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ref.network.checkpoint import CheckpointError, load_extra, read_config, read_tensors, write_checkpoint
-from ref.network.gradients import attend, experts_swiglu, linear_logprob, rms_norm, turned_heads
 
 __all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss", "load_extra", "load_hf", "save_hf"]
 
@@ -178,7 +176,8 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()).to(x.dtype) * self.weight
 
 
 def rope_table(config: Config, positions: Int[Tensor, "*B T"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -195,7 +194,15 @@ def rope_table(config: Config, positions: Int[Tensor, "*B T"], dtype: torch.dtyp
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
+def turned(x: Float[Tensor, "B T H d"], rope: tuple[Tensor, Tensor]) -> Float[Tensor, "B T H d"]:
+    """Each pair (i, i + d/2) of a head, rotated by its position's angle."""
+    cos, sin = rope
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+
+
 class Attention(nn.Module):
+    """Grouped-query attention with a norm on queries and keys (QK-norm) and rotary embedding."""
+
     def __init__(self, c: Config):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
@@ -205,26 +212,18 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * c.head_dim, c.hidden_size, bias=False)
         self.q_norm, self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps), RMSNorm(c.head_dim, c.rms_norm_eps)
 
-    def forward(self, x, rope: tuple[Tensor, Tensor], mask, cache: KVCache | None, layer: int) -> Tensor:
-        B, T, _ = x.shape
-        H, G, d = self.heads, self.kv_heads, self.head_dim
-        weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
-        qkv = F.linear(x, weight).view(B, T, H + 2 * G, d)
-        # The scores' factor 1/√d goes into the queries' norm.
-        norm = torch.cat((self.q_norm.weight.mul(d**-0.5).expand(H, d), self.k_norm.weight.expand(G, d)))
-        q, k, v = turned_heads(qkv, norm, *rope, G, self.q_norm.eps)
+    def forward(self, x, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None, layer: int) -> Tensor:
+        q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))  # B T H d
+        q, k = turned(self.q_norm(q), rope), turned(self.k_norm(k), rope)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        return self.o_proj(self.product(q, k, v, mask, cache is None))
-
-    def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """What the queries q [B, G, H/G, T, d] see of k and v [B, G, S, d], [B, T, H·d]; `causal` promises that no key behind a
-        query's own is seen."""
-        H, G, T = self.heads, self.kv_heads, q.shape[3]
-        if mask is not None and mask.dtype == torch.bool or T > 1 and mask is None:
-            y = F.scaled_dot_product_attention(q.flatten(1, 2), k, v, mask, is_causal=mask is None, scale=1.0, enable_gqa=H != G)
-            return y.transpose(1, 2).flatten(2)
-        return attend(q, k, v, mask, causal)
+        k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))  # B H S d
+        scores = q @ k.transpose(2, 3) * self.head_dim**-0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        y = scores.softmax(-1) @ v
+        return self.o_proj(y.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -244,8 +243,15 @@ Choose = Callable[[Tensor], Tensor]
 """Router logits [N, E] → experts [N, K]."""
 
 
+def weigh(scores: Float[Tensor, "N E"], experts: Int[Tensor, "N K"], normalise: bool) -> Float[Tensor, "N K"]:
+    """Gates of the chosen experts: the softmax over the chosen ones if `normalise`, else their share of the softmax over all E."""
+    if normalise:
+        return scores.gather(-1, experts).softmax(-1)
+    return scores.softmax(-1).gather(-1, experts)
+
+
 class MoE(nn.Module):
-    """Top-k router and its experts. Weights of all experts lie in two tensors, as `grouped_mm` wants them."""
+    """Top-k router and its experts, each a SwiGLU. The weights of all experts lie in two tensors, as `grouped_mm` wants them."""
 
     def __init__(self, c: Config):
         super().__init__()
@@ -255,47 +261,40 @@ class MoE(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(c.num_experts, c.hidden_size, c.moe_intermediate_size))
 
     def route(self, x: Float[Tensor, "N D"], experts: "Int[Tensor, 'N K'] | Choose | None") -> tuple[Tensor, Tensor, Tensor]:
-        """Router logits [N, E], gates [N, K], experts [N, K]: this router's own top-k, or the ones supplied,
-        or what a function of the logits chooses."""
+        """Router logits [N, E], gates [N, K] and experts [N, K]. The experts are this router's own top-k, or the ones supplied, or
+        what a function of the logits chooses."""
         logits: Tensor = self.gate(x)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if experts is None:
-            experts = wide.topk(self.top_k, -1)[1]
+            experts = scores.topk(self.top_k, -1)[1]
         elif not isinstance(experts, Tensor):
-            experts = experts(wide.detach())
-        if self.normalise:
-            gates = wide.gather(-1, experts).softmax(-1)
-        else:
-            gates = wide.softmax(-1).gather(-1, experts)
-        return logits, gates.to(x.dtype), experts
+            experts = experts(scores.detach())
+        return logits, weigh(scores, experts, self.normalise).to(x.dtype), experts
 
     def forward(self, x: Float[Tensor, "N D"], experts=None) -> tuple[Tensor, Tensor, Tensor]:
         logits, gates, experts = self.route(x, experts)
         return self.mix(x, gates, experts), logits, experts
 
     def mix(self, x: Float[Tensor, "N D"], gates: Float[Tensor, "N K"], experts: Int[Tensor, "N K"]) -> Float[Tensor, "N D"]:
-        """Σ over a token's experts of gate times what the expert makes of it."""
-        if experts.numel() <= 12 * len(self.gate_up_proj) and not torch.is_grad_enabled():
-            return self.all_experts(x, gates, experts)
-        return experts_swiglu(x, gates, self.gate_up_proj, self.down_proj, experts)
-
-    def all_experts(self, x: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-        weight = torch.zeros(x.shape[0], len(self.gate_up_proj), dtype=x.dtype, device=x.device).scatter_(1, experts, gates)
-        gate, up = torch.matmul(x, self.gate_up_proj.transpose(1, 2)).chunk(2, -1)  # E N 2I
-        y = torch.bmm(F.silu(gate) * up, self.down_proj.transpose(1, 2))  # E N D
-        return torch.einsum("ne,end->nd", weight, y)
+        """The sum over a token's experts of the gate times the expert's output."""
+        y = torch.zeros_like(x)
+        for e, (gate_up, down) in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
+            token, k = (experts == e).nonzero(as_tuple=True)
+            gate, up = F.linear(x[token], gate_up).chunk(2, -1)
+            y = y.index_add(0, token, gates[token, k, None] * F.linear(F.silu(gate) * up, down))
+        return y
 
 
 class Block(nn.Module):
     """x + attention(norm x), then x + MLP(norm x) or the mixture of experts."""
 
-    Attention, MoE = Attention, MoE
+    Norm, Attention, MoE = RMSNorm, Attention, MoE
 
     def __init__(self, c: Config):
         super().__init__()
-        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.input_layernorm = self.Norm(c.hidden_size, c.rms_norm_eps)
         self.self_attn = self.Attention(c)
-        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.post_attention_layernorm = self.Norm(c.hidden_size, c.rms_norm_eps)
         self.mlp = self.MoE(c) if c.num_experts else MLP(c)
 
     def forward(self, x, rope, mask=None, cache=None, layer=0, experts=None):
@@ -325,7 +324,7 @@ class Output:
 
 
 class Transformer(nn.Module):
-    """The whole network. Parameters bear their Hugging Face names, without the leading `model.`."""
+    """The complete network. Parameters have their Hugging Face names, without the leading `model.`."""
 
     Block = Block
 
@@ -334,7 +333,7 @@ class Transformer(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers: Sequence[Block] = nn.ModuleList(self.Block(config) for _ in range(config.num_hidden_layers))  # pyright: ignore[reportAttributeAccessIssue]
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = self.Block.Norm(config.hidden_size, config.rms_norm_eps)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         initialise(self, config)
@@ -343,13 +342,14 @@ class Transformer(nn.Module):
         """Logits of final hidden states."""
         return F.linear(hidden, (self.embed_tokens if self.config.tie_word_embeddings else self.lm_head).weight)
 
-    def logprob(self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, " N"], chunk: int = 2048) -> Float[Tensor, " N"]:
-        """Log-probability (nats, float32) of each target under the head's distribution at the same row."""
-        table = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        N = len(targets)
-        if N % ROWS and not hidden.is_cuda:
-            hidden, targets = F.pad(hidden, (0, 0, 0, -N % ROWS)), F.pad(targets, (0, -N % ROWS))
-        return linear_logprob(hidden, table.weight, targets, chunk)[:N]
+    def logprob(self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+        """Log-probability (nats, float32 or wider) of each target under the head's distribution at the same row."""
+        logits = self.head(hidden)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+
+    def mask(self, T: int, start: int, doc: Tensor | None, x: Tensor) -> Tensor | None:
+        """What `Attention` is told about who may look at whom: see `visible`."""
+        return visible(T, start, doc, x.device)
 
     def forward(
         self,
@@ -369,7 +369,7 @@ class Transformer(nn.Module):
             positions = torch.arange(start, start + T, device=ids.device)
         x = self.embed_tokens(ids)
         rope = rope_table(self.config, positions, x.dtype)
-        mask = attention_mask(self.config, T, start, doc, x)
+        mask = self.mask(T, start, doc, x)
         router_logits, chosen = [], []
         for i, block in enumerate(self.layers):
             x, scores, picks = block(x, rope, mask, cache, i, None if experts is None else experts[i])
@@ -382,33 +382,18 @@ class Transformer(nn.Module):
         return Output(self.head(hidden) if logits else None, hidden, x, router_logits, chosen)
 
 
-ROWS = 256
-"""On a CPU, products with the head are of a multiple of so many rows, zeros behind those that were asked for: code is compiled for
-each size of a bfloat16 product, and how many tokens are scored differs from step to step."""
-EXPLICIT_ATTENTION = 512 * 512
-"""On a CPU, up to this many query-key pairs a head, attention is two plain products with its weights stored:
-forward and backward take a fifth of the flash kernel's time at T = 128. Query heads of a group stand one
-below another and share one product with their keys, so grouped-query attention repeats nothing."""
-
-
-def attention_mask(config: Config, T: int, start: int, doc: Tensor | None, like: Tensor) -> Tensor | None:
-    """Who may look at whom: T queries behind `start` cached keys. None where all keys are seen (one query) or
-    where plain causal attention is left to the library; an additive bias [1 or B·G, H/G·T, S] for the
-    explicit product; else a Boolean mask [B, 1, T, S]."""
+def visible(T: int, start: int, doc: Int[Tensor, "B T"] | None, device: torch.device) -> Bool[Tensor, "B 1 T S"] | None:
+    """True where a query may look at a key: T queries behind `start` cached keys, S = start + T keys in all. A query sees no key behind its
+    own and, in packed rows, only keys of its own document. None where every query sees every key. ValueError for packed rows behind a
+    filled cache."""
     if doc is not None and start:
         raise ValueError("packed documents and a filled KV cache do not go together")
-    S = start + T
-    explicit = T * S <= EXPLICIT_ATTENTION and not like.is_cuda
-    if T == 1 or doc is None and start == 0 and not explicit:
+    if T == 1:
         return None
-    seen = torch.ones(T, S, dtype=torch.bool, device=like.device).tril(start)[None]
+    seen = torch.ones(T, start + T, dtype=torch.bool, device=device).tril(start)[None]
     if doc is not None:
         seen = seen & (doc[:, :, None] == doc[:, None, :])
-    if not explicit:
-        return seen[:, None]
-    bias = torch.zeros(seen.shape, dtype=like.dtype).masked_fill_(~seen, float("-inf"))
-    bias = bias.repeat(1, config.num_attention_heads // config.num_key_value_heads, 1)
-    return bias if doc is None else bias.repeat_interleave(config.num_key_value_heads, 0)
+    return seen[:, None]
 
 
 @torch.no_grad()
@@ -450,16 +435,24 @@ def config_of(path: str | Path) -> Config:
         raise CheckpointError(f"{Path(path) / 'config.json'}: {error}") from None
 
 
-def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:
-    """The network in a Hugging Face folder of a Qwen3-MoE or Qwen3 model, its weights converted to `dtype`.
+Network = TypeVar("Network", bound=Transformer)
 
-    Raises CheckpointError (a ValueError), one line naming the file or tensor at fault."""
+
+def loaded(kind: type[Network], path: str | Path, dtype: torch.dtype) -> Network:
+    """`load_hf` for a class of one's own."""
     config = config_of(path)
     with torch.device("meta"):
-        model = Transformer(config)
+        model = kind(config)
     shapes = {name: tuple(p.shape) for name, p in model.state_dict().items()}
     model.load_state_dict(read_tensors(Path(path), shapes, dtype), assign=True)
     return model
+
+
+def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The network in a Hugging Face folder of a Qwen3-MoE or Qwen3 model, its weights converted to `dtype`.
+
+    Raises CheckpointError (a ValueError): one line that names the file or tensor at fault."""
+    return loaded(Transformer, path, dtype)
 
 
 def save_hf(
@@ -469,8 +462,8 @@ def save_hf(
     extra: Mapping[str, Tensor] | None = None,
     beside: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Writes the network as a Hugging Face folder, whole or not at all: an existing folder is replaced only
-    once the new one is complete, and its other files are kept. `extra` tensors, multi-token-prediction layers,
+    """Writes the network as a Hugging Face folder, completely or not at all: an existing folder is replaced only
+    once the new one is complete, and its other files are kept. `extra` tensors (multi-token-prediction layers)
     go to a file of their own, for `load_extra`. `beside`: name → content of files that go with the weights
-    (`ref.network.release`). CheckpointError where a folder bears the name of a file, or a file that of a folder."""
+    (`ref.network.release`). CheckpointError if a folder stands where a file belongs, or a file where a folder does."""
     write_checkpoint(path, asdict(model.config), model.state_dict(), max_shard_bytes, extra, beside)

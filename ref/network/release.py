@@ -1,17 +1,17 @@
-"""What goes beside a checkpoint's weights, so that transformers and vLLM read and sample it as this project does.
+"""The files that go with a checkpoint's weights, so that transformers and vLLM read and sample it as this project does.
 
     tokenizer.json            as it was trained
-    tokenizer_config.json     read it as it stands: without this file transformers takes Qwen's tokenizer, which splits
-                              text elsewhere, and says nothing. Also the end of text, and the agent's turns as a chat
-    generation_config.json    where a turn ends
+    tokenizer_config.json     use tokenizer.json unchanged: without this file transformers silently uses Qwen's tokenizer,
+                              which splits text differently. Also the end of text, and the agent's turns as a chat
+    generation_config.json    the tokens that end a turn
     README.md                 the model card
 
-An agent's context is `<|env|> prompt <|agent|> turn <|env|> answer <|agent|> turn <|env|>`: the word that hands over to
-the environment ends the turn. Roles "assistant" and "agent" speak for the agent, all others for the environment.
+An agent's context is `<|env|> prompt <|agent|> turn <|env|> answer <|agent|> turn <|env|>`: the token that starts the
+environment's text ends the turn. Roles "assistant" and "agent" are the agent's, all others the environment's.
 
-Text is text here: a special token's name in a file is read like any other text. transformers does the same with
-`tokenizer(text, split_special_tokens=True)`; it cannot be the folder's default, since a chat is rendered to text before it
-is read, and its tokens would be lost.
+Special tokens in a text are read as plain text here. transformers does the same with
+`tokenizer(text, split_special_tokens=True)`. It cannot be the folder's default: a chat is rendered to text before it is
+tokenised, and its control tokens would be lost.
 """
 
 import json
@@ -42,12 +42,12 @@ GIVEN = (
     "chat_template.jinja",
     "generation_config.json",
 )
-"""What comes along from the folder that the tokenizer is taken from."""
+"""Files copied from the folder of the tokenizer."""
 
 
 def beside(source: str | Path, config: Config, about: str) -> dict[str, bytes]:
-    """Name → content of the files that go with a network of shape `config`: the tokenizer of the folder `source`, which
-    has a tokenizer.json, with all that it says of it there; what it does not say is written here. `about`: the model card."""
+    """Name → content of the files that go with a network of shape `config`. The tokenizer and its settings are copied from
+    the folder `source`, which must have a tokenizer.json; missing settings are written here. `about`: the model card."""
     found = {name: (Path(source) / name).read_bytes() for name in GIVEN if (Path(source) / name).is_file()}
     ids = {token["content"]: token["id"] for token in json.loads(found["tokenizer.json"]).get("added_tokens", [])}
     reading = {
@@ -69,12 +69,12 @@ def beside(source: str | Path, config: Config, about: str) -> dict[str, bytes]:
 
 
 def card(name: str, what: str, config: Config, facts: Mapping[str, str], opening: str | None = None, drafts: bool = False) -> str:
-    """The model card, Markdown: `what` the model is in a sentence or two, `facts` about data and figures, and how to sample it.
-    `opening`: what the environment says first, for a network that has learnt the agent's turns. `drafts`: whether
-    multi-token-prediction layers are there."""
+    """The model card in Markdown: `what` the model is in a sentence or two, `facts` about data and results, and how to sample it.
+    `opening`: the environment's first text, for a network that has learned the agent's turns. `drafts`: whether there are
+    multi-token-prediction layers."""
     kind = "Qwen3, dense"
     if config.num_experts:
-        kind = f"Qwen3-MoE, {config.num_experts} experts a layer, {config.num_experts_per_tok} a token"
+        kind = f"Qwen3-MoE, {config.num_experts} experts per layer, {config.num_experts_per_tok} per token"
     rows = {
         "network": f"{kind}; {config.num_hidden_layers} layers of width {config.hidden_size}",
         "parameters": f"{config.parameters():,}, of which a token uses {config.parameters(active=True):,}",
@@ -87,7 +87,7 @@ def card(name: str, what: str, config: Config, facts: Mapping[str, str], opening
     else:
         message = json.dumps([{"role": "env", "content": opening}])
         prompt = f'tokenizer.apply_chat_template({message}, add_generation_prompt=True, return_tensors="pt")'
-    layers = "\n`mtp/model.safetensors` holds draft layers (multi-token prediction) for etude's decoder; others leave them.\n"
+    layers = "\n`mtp/model.safetensors` holds draft layers (multi-token prediction) for etude's decoder; other programs ignore them.\n"
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -106,10 +106,10 @@ pipeline_tag: text-generation
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-folder = "."  # where this file lies
+folder = "."  # the folder of this file
 tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
 prompt = {prompt}
-found = model.generate(**prompt, max_new_tokens=64)  # the likeliest; do_sample=True, top_k=0 draws
+found = model.generate(**prompt, max_new_tokens=64)  # greedy; do_sample=True, top_k=0 samples
 print(tokenizer.decode(found[0]))
 ```
 {layers if drafts else ""}

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from ref.network import Config
 from ref.network import checkpoint as ref
-from ref.network.model import Config
 from scaled.runtime import sharding
 from scaled.runtime.mesh import current
 

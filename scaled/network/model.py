@@ -1,4 +1,4 @@
-"""Qwen3-MoE on many ranks: `ref/network/model.py` under FSDP2, expert parallelism and context parallelism.
+"""Qwen3-MoE on many ranks: `ref/network/fast.py` under FSDP2, expert parallelism and context parallelism.
 
 The layout is that of the Composer 2 technical report, §6.1 (see `runtime/mesh.py` and `runtime/cut.py` for what each rank holds):
 
@@ -34,9 +34,11 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
-from ref.network import model as ref
+from ref.network import CheckpointError, Config, KVCache, Output, load_extra
+from ref.network import fast as ref
 from ref.network.gradients import experts_swiglu
-from ref.network.model import CheckpointError, Config, KVCache, Output, load_extra, rope_table
+from ref.network.model import config_of, rope_table
+from ref.network.model import save_hf as save_whole
 from scaled.network.checkpoint import load_folder, save_folder
 from scaled.network.dispatch import on_owners
 from scaled.quant import experts_swiglu as quantised
@@ -92,7 +94,7 @@ class MoE(ref.MoE):
 
 
 class Block(ref.Block):
-    """`ref.network.model.Block` with the two products above."""
+    """`ref.network.fast.Block` with the two products above."""
 
     Attention, MoE = Attention, MoE
 
@@ -103,7 +105,7 @@ class Block(ref.Block):
 
 
 class Transformer(ref.Transformer):
-    """This rank's part of the network; same call as `ref.network.model.Transformer`, with this rank's rows and tokens."""
+    """This rank's part of the network; same call as `ref.network.Transformer`, with this rank's rows and tokens."""
 
     Block = Block
 
@@ -153,7 +155,7 @@ class Transformer(ref.Transformer):
 
 
 def attention_mask(config: Config, where: Tensor, doc: Tensor | None, like: Tensor) -> Tensor | None:
-    """`ref.network.model.attention_mask` for queries at positions `where` of a row and keys from the complete row: an additive bias for the
+    """`ref.network.fast.attention_mask` for queries at positions `where` of a row and keys from the complete row: an additive bias for the
     explicit product, None if the library does plain causal attention, else a Boolean mask [B, 1, T/cp, T]."""
     Tl, T = len(where), len(where) * current().group("cp").size
     explicit = Tl * T <= ref.EXPLICIT_ATTENTION and not like.is_cuda
@@ -182,7 +184,7 @@ def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> T
 
 def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:
     """`ref.network.model.load_hf`; each rank reads its part. Raises CheckpointError as there."""
-    model = Transformer(ref.config_of(path), drawn=False)
+    model = Transformer(config_of(path), drawn=False)
     if current().layout.world == 1:
         model.to(dtype).load_state_dict(ref.load_hf(path, dtype).state_dict())
     else:
@@ -199,6 +201,6 @@ def save_hf(
 ) -> None:
     """`ref.network.model.save_hf`; each rank writes its part to its own files. Rank 0 writes the other files."""
     if current().layout.world == 1:
-        ref.save_hf(model, path, max_shard_bytes, extra, beside)
+        save_whole(model, path, max_shard_bytes, extra, beside)
     else:
         save_folder(model, model.config, path, max_shard_bytes, extra, beside)

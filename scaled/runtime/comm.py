@@ -72,7 +72,9 @@ def gathered(x: Tensor, axis: str = "all") -> list[Tensor]:
     return [part[:n] for part, n in zip(parts, lengths, strict=True)]
 
 
-class _Total(Function):
+class Total(Function):
+    """Σ over ranks; back, the gradient as it is."""
+
     @staticmethod
     def forward(ctx, x, group):
         return _reduced(x, group)
@@ -85,10 +87,12 @@ class _Total(Function):
 def total(x: Tensor, axis: str = "all") -> Tensor:
     """Σ over ranks of what each computed, the same value on all ranks. The gradient goes only to this rank's own part."""
     group = current().group(axis)
-    return x if group.size == 1 else _Total.apply(x, group)
+    return x if group.size == 1 else Total.apply(x, group)
 
 
-class _SumOver(Function):
+class SumOver(Function):
+    """Σ over ranks; back, the Σ of what all ranks made of it."""
+
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
@@ -102,7 +106,7 @@ class _SumOver(Function):
 def sum_over(x: Tensor, axis: str) -> Tensor:
     """Σ over the ranks of an axis, for further computation on each rank."""
     group = current().group(axis)
-    return x if group.size == 1 else _SumOver.apply(x, group)
+    return x if group.size == 1 else SumOver.apply(x, group)
 
 
 class _AllGather(Function):

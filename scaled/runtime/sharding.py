@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from ref.network.model import Config, initial_std
+from ref.network import Config
+from ref.network.model import initial_std
 from scaled.runtime.comm import summed
 from scaled.runtime.mesh import current
 

@@ -10,7 +10,7 @@ import copy
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -23,7 +23,7 @@ from ref.self_summary import Chain, Chaining, rollout_chains
 from sims.microrepo import Environment, Reward, Session, Task
 from sims.recipe.settings import Payment
 
-__all__ = ["Episode", "Language", "hash_seed", "pay", "play", "single"]
+__all__ = ["Episode", "Language", "hash_seed", "parted", "pay", "play", "single"]
 
 
 class Language:
@@ -81,6 +81,16 @@ def one_row(chain: Chain) -> Rollout:
     columns = {name: torch.cat([getattr(s, name) for s in chain.segments]) for name in names}
     nothing = torch.zeros(len(columns["tokens"]) - 1, 0, 1, dtype=torch.int16)
     return Rollout(**columns, experts=nothing, finished=chain.finished)
+
+
+def parted(rollout: Rollout, stop: int) -> Iterator[tuple[slice, bool]]:
+    """Where the pieces of a rollout lie, in order, and whether the policy wrote them. What it wrote is a turn, which ends with `stop` unless a
+    limit cut it, also where the next turn follows at once; what it was given between two turns is one piece."""
+    ids, own, start = rollout.tokens.tolist(), rollout.sampled.tolist(), 0
+    for end in range(1, len(ids) + 1):
+        if end == len(ids) or own[end] != own[end - 1] or own[end - 1] and ids[end - 1] == stop:
+            yield slice(start, end), own[start]
+            start = end
 
 
 def single(max_len: int) -> Chaining:

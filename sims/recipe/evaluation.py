@@ -15,7 +15,7 @@ from ref import cpt
 from ref.engine.decoder import Decoder, Generation
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
-from ref.network.model import Transformer
+from ref.network import Transformer
 from ref.self_summary import converse_chain
 from sims.microrepo import Session, Task
 from sims.recipe.agent import Episode, Language, hash_seed, play

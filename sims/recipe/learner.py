@@ -12,9 +12,8 @@ from kit.settings import RunError
 from ref import cpt
 from ref.mtp import MTP, mtp_loss
 from ref.muon import optimizers
-from ref.network import release
+from ref.network import Transformer, load_balancing_loss, load_extra, load_hf, release, save_hf
 from ref.network.masters import Masters
-from ref.network.model import Transformer, load_balancing_loss, load_extra, load_hf, save_hf
 from sims.recipe.agent import Language
 from sims.recipe.data import heldout_codebase
 from sims.recipe.model_card import about

@@ -4,9 +4,9 @@ import json
 import sysconfig
 from pathlib import Path
 
+from kit.disk import read_lines
 from kit.runs import Run
-from ref.network import release
-from ref.network.model import Config
+from ref.network import Config, release
 
 __all__ = ["about"]
 
@@ -34,7 +34,7 @@ def about(run: Run, root: Path, name: str, config: Config, drafts: bool) -> str:
     stage, what = CHECKPOINTS.get(name, (name, f"A small coding agent from the experiment {run.technique}."))
     agent = name not in ("mid-cpt", "mtp", "cpt")
     facts = {"data": data(root), "stage": stage}
-    last = last_line(run.root / "metrics" / f"{stage}.jsonl")
+    last = (read_lines(run.root / "metrics" / f"{stage}.jsonl") or [{}])[-1]
     shown = PLAY if "reward" in last else TEXT
     facts |= {called: f"{last[key]:.4g}" for key, called in shown.items() if isinstance(last.get(key), (int, float))}
     return release.card(f"etude {name}", what, config, facts, OPENING if agent else None, drafts)
@@ -52,9 +52,3 @@ def data(root: Path) -> str:
         )
     except (OSError, ValueError, KeyError, TypeError):  # the run of an experiment that took its data from elsewhere
         return "rows of another run"
-
-
-def last_line(path: Path) -> dict:
-    """The last metrics of a stage."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return json.loads(lines[-1]) if lines else {}

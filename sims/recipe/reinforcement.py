@@ -18,7 +18,7 @@ from kit.settings import RunError
 from ref import cpt
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
-from ref.network.model import Transformer
+from ref.network import Transformer
 from ref.rl import Played, Settings, improve
 from ref.self_summary import Chaining
 from sims.microrepo import Task

@@ -5,7 +5,7 @@ from typing import Literal
 
 from ref.length_penalty import EffortWeights
 from ref.mtp import MTPConfig
-from ref.network.model import Config
+from ref.network import Config
 from sims.microrepo import NoiseConfig, WorldConfig
 from sims.recipe.limits import within
 

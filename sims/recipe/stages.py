@@ -20,7 +20,7 @@ import torch
 from kit.runs import Run
 from ref import cpt
 from ref.mtp import MTP
-from ref.network.model import Transformer
+from ref.network import Transformer
 from sims.recipe import evaluation, reinforcement
 from sims.recipe.data import data, task_stream
 from sims.recipe.demonstrations import context, lessons

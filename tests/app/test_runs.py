@@ -334,7 +334,7 @@ def test_explore_takes_the_next_port_that_is_free(monkeypatch, capsys):
 
     started = []
     monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
-    monkeypatch.setattr(cli, "_free", lambda port: port > 8502)
+    monkeypatch.setattr(cli, "is_free", lambda port: port > 8502)
     cli.app(["explore"], standalone_mode=False)
     assert started[0][started[0].index("--server.port") + 1] == "8503" and "http://127.0.0.1:8503" in capsys.readouterr().out
 

@@ -142,7 +142,7 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
     (tmp_path / f"{name}.toml").write_text("seed = 7")
     monkeypatch.chdir(tmp_path)
     told = []
-    monkeypatch.setattr(cli, "_play", lambda entry, out, toml, sets, *_: told.append((out, fill(cli._config_class(entry), toml, sets))))
+    monkeypatch.setattr(cli, "play_technique", lambda entry, out, toml, sets, *_: told.append((out, fill(cli.config_class(entry), toml, sets))))
     monkeypatch.setattr(
         full,
         "run",
@@ -161,7 +161,7 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
 
     with Run.open("run", "recipe", recipe):
         pass
-    assert fill(type(recipe), cli._stored_config(Path("run"), "recipe")) == recipe
+    assert fill(type(recipe), cli.stored_config(Path("run"), "recipe")) == recipe
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_an_operating_system_error_is_one_line(tmp_path, ask, monkeypatch, failu
 
 
 def test_folder_in_use(tmp_path, ask):
-    config = cli._config_class(catalog.find("kl"))()
+    config = cli.config_class(catalog.find("kl"))()
     with Run.open(tmp_path, "kl", config):
         before = tree(tmp_path)
         for extra in ((), ("--resume",)):
@@ -310,7 +310,7 @@ def test_plan(tmp_path, ask):
 
 def test_plan_of_a_small_network(tmp_path, ask):
     """In units that show something, and with rows that it has positions for."""
-    from ref.network.model import Config, Transformer, save_hf
+    from ref.network import Config, Transformer, save_hf
 
     save_hf(Transformer(Config.tiny(vocab_size=400, hidden_size=32, num_hidden_layers=1, moe_intermediate_size=16)), tmp_path / "net")
     for model in ("tiny", tmp_path / "net"):

@@ -321,7 +321,7 @@ def fill_metrics(run: Run, stage: Stage) -> None:
 
 def fill_events(run: Run, stage: Stage) -> None:
     for step in range(2, 999):
-        stage._board.add({f"{'x' * 400}{i}": 1.0 for i in range(20)}, step)
+        stage.board.add({f"{'x' * 400}{i}": 1.0 for i in range(20)}, step)
 
 
 FILLED = {
@@ -627,6 +627,21 @@ def test_due_follows_the_clock(tmp_path):
         assert stage.due()
         stage.save({}, 1)
         assert not stage.due()
+
+
+def test_lines_of_a_file_that_a_kill_cut_anywhere(tmp_path):
+    """Whole lines are read, the torn one is not, wherever it was torn: within a character too."""
+    lines, path = [{"step": 1, "loss": 0.1}, {"step": 2, "text": "é\u2028}\x1c"}, {"step": 3, "of": {"a": [1]}}], tmp_path / "metrics.jsonl"
+    ends, whole = [0], b""
+    for line in lines:
+        whole += json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        ends.append(len(whole))
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        assert disk.read_lines(path) == lines[: sum(end - 1 <= size for end in ends[1:])]
+    path.write_bytes(whole[: ends[2] + 3] + b"\n[4]\n" + whole[ends[2] :])
+    assert disk.read_lines(path) == lines, "what is torn or no object is passed over, and reading goes on"
+    assert disk.read_lines(tmp_path / "none") == []
 
 
 def test_atomic_write_keeps_the_old_content_on_failure(tmp_path, monkeypatch):

@@ -62,7 +62,7 @@ def test_gates_and_their_gradient(E, k, alpha, normalise):
 BAD = {
     "NaN": ([[0.0, math.nan]], None, "scores must be finite or -inf"),
     "inf": ([[0.0, math.inf]], None, "scores must be finite or -inf"),
-    "nothing finite": ([[-math.inf] * 2], None, "in each row finite for some"),
+    "nothing finite": ([[-math.inf] * 2], None, "with a finite one in each row"),
     "repeated": ([[0.0, 1.0]], [[1, 1]], "replayed must be 2 distinct experts of the 2"),
     "no such expert": ([[0.0, 1.0]], [[0, 2]], "replayed must be 2 distinct experts of the 2"),
 }
@@ -112,9 +112,9 @@ def test_there_and_back(dtype, N, K, E, D):
 
 
 WRONG = {
-    "experts": (lambda m: m.sort_by_expert(torch.tensor([[4]]), 4), "experts must be 0 to 3, got 4 to 4"),
-    "rows": (lambda m: m.unpermute(torch.zeros(3, 2), torch.arange(4), torch.zeros(2, 2).long(), torch.zeros(2, 2)), "rows must be"),
-    "gates": (lambda m: m.unpermute(torch.zeros(4, 2), torch.arange(4), torch.zeros(2, 2).long(), torch.zeros(2, 1)), "gates must be"),
+    "experts": (lambda m: m.sort_by_expert(torch.tensor([[4]]), 4), "experts must lie between 0 and 3; got 4 to 4"),
+    "rows": (lambda m: m.unpermute(torch.zeros(3, 2), torch.arange(4), torch.zeros(2, 2).long(), torch.zeros(2, 2)), "rows must have shape"),
+    "gates": (lambda m: m.unpermute(torch.zeros(4, 2), torch.arange(4), torch.zeros(2, 2).long(), torch.zeros(2, 1)), "gates must have shape"),
 }
 
 

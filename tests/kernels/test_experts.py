@@ -92,10 +92,16 @@ def layer_in_float64(arguments, up):
 WRONG = {
     "w13": (
         (torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 5, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long()),
-        r"w13 must be float, shape \[2, 4, 3\]",
+        r"w13 must be a float tensor of shape \[2, 4, 3\]",
     ),
-    "gates": ((torch.zeros(2, 3), torch.zeros(3, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long()), "gates must be float"),
-    "format": ((torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long(), "int4"), "must be of"),
+    "gates": (
+        (torch.zeros(2, 3), torch.zeros(3, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long()),
+        "gates must be a float tensor",
+    ),
+    "format": (
+        (torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long(), "int4"),
+        "forward and backward must each be one of",
+    ),
 }
 
 

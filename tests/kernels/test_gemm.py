@@ -81,9 +81,9 @@ def test_a_token_with_nan_spoils_its_own_row_only():
 
 
 WRONG = {
-    "shape": ((torch.zeros(2, 3), torch.zeros(4, 5)), r"weight must be float, shape \[O, 3\]"),
-    "dtype": ((torch.zeros(2, 3).int(), torch.zeros(4, 3)), "x must be float"),
-    "format": ((torch.zeros(2, 3), torch.zeros(4, 3), "int4"), "forward and backward must be of"),
+    "shape": ((torch.zeros(2, 3), torch.zeros(4, 5)), r"weight must be a float tensor of shape \[O, 3\]"),
+    "dtype": ((torch.zeros(2, 3).int(), torch.zeros(4, 3)), "x must be a float tensor"),
+    "format": ((torch.zeros(2, 3), torch.zeros(4, 3), "int4"), "forward and backward must each be one of"),
 }
 
 

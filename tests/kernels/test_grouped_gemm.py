@@ -64,9 +64,9 @@ def test_padded_rows(counts):
 
 
 WRONG = {
-    "shape": ((torch.zeros(2, 3), torch.zeros(2, 4, 5), torch.tensor([1, 2])), r"weight must be float, shape \[E, O, 3\]"),
+    "shape": ((torch.zeros(2, 3), torch.zeros(2, 4, 5), torch.tensor([1, 2])), r"weight must be a float tensor of shape \[E, O, 3\]"),
     "ends": ((torch.zeros(2, 3), torch.zeros(2, 4, 3), torch.tensor([1, 3])), "ends must rise to the 2 tokens"),
-    "format": ((torch.zeros(2, 3), torch.zeros(2, 4, 3), torch.tensor([1, 2]), "int4"), "forward and backward must be of"),
+    "format": ((torch.zeros(2, 3), torch.zeros(2, 4, 3), torch.tensor([1, 2]), "int4"), "forward and backward must each be one of"),
     "backward": ((torch.zeros(2, 3), torch.zeros(2, 4, 3), torch.tensor([1, 2]), "mxfp8", "nvfp4-token"), "backward must be"),
 }
 

@@ -92,7 +92,10 @@ def test_closed_forms_of_the_reference():
 
 WRONG = {
     "targets": (lambda m: m.linear_logprob(torch.zeros(2, 3), torch.zeros(5, 3), torch.tensor([0, 5])), "targets must be tokens 0 to 4"),
-    "how many": (lambda m: m.linear_logprob(torch.zeros(2, 3), torch.zeros(5, 3), torch.tensor([0])), r"targets must be int, shape \[2\]"),
+    "how many": (
+        lambda m: m.linear_logprob(torch.zeros(2, 3), torch.zeros(5, 3), torch.tensor([0])),
+        r"targets must be an int tensor of shape \[2\]",
+    ),
     "width": (lambda m: m.linear_logprob(torch.zeros(2, 3), torch.zeros(5, 4), torch.tensor([0, 1])), r"weight must be .*\[5, 4\]"),
     "other": (lambda m: m.linear_kl(*[torch.zeros(2, 3)] * 4, "student"), "other must be teacher or reference, got 'student'"),
     "vocabulary": (lambda m: m.linear_kl(*[torch.zeros(2, 3)] * 3, torch.zeros(4, 3)), r"other_weight must .*"),

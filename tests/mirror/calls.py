@@ -10,9 +10,9 @@ from etude import full as full_run
 from kit.settings import fill
 from ref import muon as ref_muon
 from ref.engine.sampler import Sampler
-from ref.network import model as ref_model
+from ref.network import Config
+from ref.network import fast as ref_model
 from ref.network.gradients import experts_swiglu
-from ref.network.model import Config
 from scaled import cpt, dr_grpo, mtp, muon, packing, pretrain, quant, rl, router_replay, self_summary
 from scaled.network import checkpoint
 from scaled.network import model as network

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kernels.gate import excess
-from ref.network.model import Config
-from ref.network.model import Transformer as Reference
+from ref.network import Config
+from ref.network import Transformer as Reference
 from scaled import quant
 from scaled.network.model import Transformer
 from scaled.runtime import engine

@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from etude import catalog, full
+from kit.disk import read_lines
 from kit.runs import Run
 from kit.settings import RunError, fill
 from ref.cpt import read_corpus, train_tokenizer
-from ref.network.model import Config, Transformer, load_hf, save_hf
+from ref.network import Config, Transformer, load_hf, save_hf
 from scaled.runtime import launch
 from scaled.runtime.checkpoint import Checkpoints
 from sims.microrepo.world import MicroWorld
@@ -76,8 +77,7 @@ def through(given, tmp_path_factory):
 
 
 def lines(out: Path) -> list[dict]:
-    path = next((out / "metrics").glob("*.jsonl"), out / "metrics" / "none")
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    return read_lines(next((out / "metrics").glob("*.jsonl"), out / "metrics" / "none"))
 
 
 def wait_for_step(out: Path, step: int, process) -> None:
@@ -201,7 +201,7 @@ def test_layers_are_distilled(given, tmp_path):
     )
     kl = [line["kl_1"] for line in lines(tmp_path)]
     assert len(kl) == STEPS and kl[-1] < 0.7 * kl[0]
-    from ref.network.model import load_extra
+    from ref.network import load_extra
 
     final = tmp_path / "checkpoints" / "final"
     assert any(name.startswith("mtp.layers.1.") for name in load_extra(final))

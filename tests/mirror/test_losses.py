@@ -67,7 +67,7 @@ def test_rewards_whose_squares_their_dtype_cannot_hold(layout, unit, dtype, scat
     assert found.dtype == torch.float32 and not found[1].any()
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-6)
     far = torch.tensor([[3e38, -3e38, 0.0, 0.0]])
-    with pytest.raises((ValueError, RuntimeError), match="rewards of a group must be near enough"):
+    with pytest.raises((ValueError, RuntimeError), match="rewards of a group must be close enough together"):
         play(layout, calls.advantages, far, {}, scattered)
 
 

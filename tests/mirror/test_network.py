@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ref import cpt, mtp, quant
+from ref.network import Config, Transformer, load_balancing_loss
 from ref.network.gradients import experts_swiglu
-from ref.network.model import Config, Transformer, load_balancing_loss
 from tests.mirror import calls
 from tests.mirror.layouts import EVERY, NAMES, close, layouts, play, seeds
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from scaled.plan import HARDWARE, plan
 from scaled.runtime.mesh import Layout
 from tests.mirror import calls

@@ -15,11 +15,12 @@ from torch.distributed.checkpoint import filesystem, metadata
 from kernels.gate import excess
 from ref import muon
 from ref.cpt import next_token_loss
+from ref.network import Config, Transformer, load_balancing_loss, load_hf, save_hf
 from ref.network.checkpoint import CheckpointError
-from ref.network.model import Config, Transformer, load_balancing_loss, load_hf, save_hf
 from scaled.network import checkpoint
 from scaled.network import model as scaled_network
 from scaled.network.model import load_hf as scaled_load
+from scaled.optimise import keep_lines
 from scaled.runtime.checkpoint import Checkpoints, checksum
 from tests import forks
 from tests.mirror import calls
@@ -330,3 +331,15 @@ def test_a_folder_of_another_network_is_named(tmp_path):
     (tmp_path / "in" / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(RuntimeError, match="model.safetensors is damaged"):
         play(dict(dp=2, cp=1, ep=2), calls.through_a_folder, tmp_path / "in", tmp_path / "out", torch.float32)
+
+
+def test_metrics_of_a_training_that_goes_on_are_cut_back(tmp_path):
+    """To the step that it goes on from; what a kill tore goes with what is beyond. Lines that stay are the same to the last digit."""
+    path = tmp_path / "metrics" / "cpt.jsonl"
+    keep_lines(path, 3)
+    assert path.read_text() == ""
+    lines = [json.dumps({"step": step, "loss": 0.1 / step, "norm": float("nan"), "rate": 1e-17}) + "\n" for step in (1, 2, 3, 4)]
+    for rest in ("", '{"step": 5, "lo'):
+        path.write_text("".join(lines) + rest)
+        keep_lines(path, 3)
+        assert path.read_text() == "".join(lines[:3])

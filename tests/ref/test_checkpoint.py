@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from ref.network import checkpoint
-from ref.network.model import CheckpointError, Config, Transformer, config_of, load_extra, load_hf, save_hf
+from ref.network import CheckpointError, Config, Transformer, checkpoint, load_extra, load_hf, save_hf
+from ref.network.model import config_of
 
 C = Config.tiny(vocab_size=20, hidden_size=8, num_hidden_layers=2, head_dim=4, num_experts=3, moe_intermediate_size=6)
 
@@ -272,18 +272,18 @@ UNSUPPORTED = {
     "sparse step": ({"decoder_sparse_step": 2}, "decoder_sparse_step"),
     "no width": ({"hidden_size": None}, "hidden_size missing"),
     "no expert width": ({"moe_intermediate_size": None, "num_key_value_heads": None}, "num_key_value_heads, moe_"),
-    "words for numbers": ({"hidden_size": "eight"}, "hidden_size is 'eight', expected a positive whole number"),
-    "zero heads": ({"num_attention_heads": 0}, "num_attention_heads is 0"),
-    "zero keys": ({"num_key_value_heads": 0}, "num_key_value_heads is 0, expected a positive whole number"),
-    "true heads": ({"num_key_value_heads": True}, "num_key_value_heads is True, expected a positive whole"),
-    "a word of yarn": ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn', expected an object"),
-    "false in quotes": ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', expected true or"),
-    "gates in quotes": ({"norm_topk_prob": "false"}, "norm_topk_prob is 'false', expected true or false"),
+    "words for numbers": ({"hidden_size": "eight"}, "hidden_size must be a positive whole number; got 'eight'"),
+    "zero heads": ({"num_attention_heads": 0}, "num_attention_heads must be a positive whole number; got 0"),
+    "zero keys": ({"num_key_value_heads": 0}, "num_key_value_heads must be a positive whole number; got 0"),
+    "true heads": ({"num_key_value_heads": True}, "num_key_value_heads must be a positive whole number; got True"),
+    "a word of yarn": ({"rope_scaling": "yarn"}, "rope_scaling must be an object; got 'yarn'"),
+    "false in quotes": ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false; got 'false'"),
+    "gates in quotes": ({"norm_topk_prob": "false"}, "norm_topk_prob must be true or false; got 'false'"),
     "theta in quotes": (
         {"rope_parameters": {"rope_type": "default", "rope_theta": "1e6"}},
-        r"rope_parameters.rope_theta is '1e6', expected a number",
+        r"rope_parameters.rope_theta must be a number; got '1e6'",
     ),
-    "no number": ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected a number"),
+    "no number": ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number; got nan"),
     "uneven groups": ({"num_attention_heads": 3}, "multiple of num_key_value_heads"),
     "more than there are": ({"num_experts_per_tok": 7}, "num_experts_per_tok"),
 }
@@ -380,7 +380,7 @@ FAULTS = {
     "half a shard": (cut("model-00002-of-00003.safetensors", 0.5), "model-00002-of-00003.safetensors is damaged or truncated"),
     "last byte": (cut("model-00003-of-00003.safetensors", 0.999), "model-00003-of-00003.safetensors is damaged or truncated"),
     "empty shard": (cut("model-00001-of-00003.safetensors", 0), "model-00001-of-00003.safetensors is damaged or truncated"),
-    "tensor not where it should be": (retensor(lambda t: t.pop(EXPERT)), f"has no tensor {EXPERT}, though the index says so"),
+    "tensor not where it should be": (retensor(lambda t: t.pop(EXPERT)), f"has no tensor {EXPERT}, but the index says it does"),
     "tensor nowhere": (reindex(lambda m: m.pop(EXPERT)), f"tensor {EXPERT} missing"),
     "tensor of nobody": (
         reindex(lambda m: m.update(extra="model-00001-of-00003.safetensors")),
@@ -388,9 +388,12 @@ FAULTS = {
     ),
     "wrong shape": (
         retensor(lambda t: t.update({EXPERT: torch.zeros(6, 9)})),
-        rf"tensor {EXPERT} is torch.float32 \[6, 9\], expected floats \[6, 8\]",
+        rf"tensor {EXPERT} must hold floats of shape \[6, 8\]; got torch.float32 of shape \[6, 9\]",
     ),
-    "integers": (retensor(lambda t: t.update({EXPERT: torch.zeros(6, 8, dtype=torch.int64)})), f"{EXPERT} is torch.int64"),
+    "integers": (
+        retensor(lambda t: t.update({EXPERT: torch.zeros(6, 8, dtype=torch.int64)})),
+        rf"{EXPERT} must hold floats of shape \[6, 8\]; got torch.int64",
+    ),
 }
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ref import cpt
-from ref.network.model import Config, Transformer, save_hf
+from ref.network import Config, Transformer, save_hf
 
 TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
 
@@ -367,5 +367,5 @@ def test_the_demonstration_repeats_a_small_corpus_and_refuses_one_of_less_than_a
     assert "perplexity@4096" in found and found["epochs"] > 1
     for n in range(4):
         (tmp_path / f"{n}.py").write_text("x = 1\n")
-    with pytest.raises(ValueError, match="corpus must have a row of 128 tokens to learn from, and has"):
+    with pytest.raises(ValueError, match="corpus must have at least 128 training tokens, one row, but has"):
         cpt.demo(cpt.Demo(corpus=str(tmp_path)))

@@ -53,7 +53,7 @@ TOO_FAR_APART = {
 @pytest.mark.parametrize("rewards, dtype, how", TOO_FAR_APART.values(), ids=TOO_FAR_APART)
 def test_rewards_that_overflow_their_group_are_refused(rewards, dtype, how):
     rewards = torch.tensor([[1.0] * len(rewards), rewards], dtype=dtype)
-    with pytest.raises(ValueError, match="rewards of a group must be near enough.*row 1 of 2"):
+    with pytest.raises(ValueError, match="rewards of a group must be close enough together.*row 1 of 2"):
         group_advantages(rewards, **how)
 
 
@@ -597,26 +597,26 @@ def test_only_leave_one_out_has_the_true_expected_gradient_and_divisions_turn_it
 
 
 BAD = {
-    "rewards, shape": ({"rewards": torch.zeros(6)}, r"rewards must be float, shape \[G, N\].*\[6\]"),
-    "rewards, dtype": ({"rewards": torch.zeros(2, 3, dtype=torch.int64)}, r"rewards must be float.*torch.int64"),
+    "rewards, shape": ({"rewards": torch.zeros(6)}, r"rewards must be a float tensor of shape \[G, N\].*\[6\]"),
+    "rewards, dtype": ({"rewards": torch.zeros(2, 3, dtype=torch.int64)}, r"rewards must be a float tensor.*torch.int64"),
     "rewards, NaN": ({"rewards": torch.tensor([[0, 1, 2], [0, NAN, 1]])}, "rewards must be finite; row 1 of 2"),
     "rewards, no rollouts": ({"rewards": torch.zeros(2, 0)}, "N ≥ 1 for mean, none; got N = 0"),
     "nobody to leave out": ({"rewards": torch.zeros(6, 1), "variant": FAMILY["rloo"]}, "rewards.*N ≥ 2 for leave_one_out, none; got N = 1"),
     "no deviation": ({"rewards": torch.zeros(6, 1), "variant": FAMILY["grpo"]}, "rewards.*N ≥ 2 for mean, std"),
-    "other groups": ({"rewards": torch.zeros(2, 4)}, r"logp must be float, shape \[8, T\]; got .* \[6, 5\]"),
-    "logp, dims": ({"logp": torch.zeros(6)}, r"logp must be float, shape \[6, T\]"),
-    "logp, dtype": ({"logp": torch.zeros(6, 5, dtype=torch.int32)}, "logp must be float.*torch.int32"),
+    "other groups": ({"rewards": torch.zeros(2, 4)}, r"logp must be a float tensor of shape \[8, T\]; got .* \[6, 5\]"),
+    "logp, dims": ({"logp": torch.zeros(6)}, r"logp must be a float tensor of shape \[6, T\]"),
+    "logp, dtype": ({"logp": torch.zeros(6, 5, dtype=torch.int32)}, "logp must be a float tensor.*torch.int32"),
     "behavior_logp, shape": ({"behavior_logp": torch.zeros(6, 4)}, r"behavior_logp .* \[6, 5\]; got .* \[6, 4\]"),
-    "mask, shape": ({"mask": torch.ones(5, 6)}, r"mask must be any, shape \[6, 5\]"),
-    "mask, nothing": ({"mask": torch.zeros(6, 5)}, r"mask must be nonzero somewhere; got \[6, 5\]"),
+    "mask, shape": ({"mask": torch.ones(5, 6)}, r"mask must be a tensor of shape \[6, 5\]"),
+    "mask, nothing": ({"mask": torch.zeros(6, 5)}, r"mask must be nonzero somewhere; got shape \[6, 5\]"),
     "mask, empty row": ({"mask": torch.eye(6, 5), "variant": Variant(length="rollout")}, "mask must be nonzero somewhere in each row; row 5 of 6"),
     "mask, empty sequence": ({"mask": torch.eye(6, 5), "variant": Variant(ratio="sequence")}, "row 5 of 6"),
     "mask, NaN": ({"mask": torch.full((6, 5), NAN)}, "mask must be finite"),
     "logp, NaN": ({"logp": torch.full((6, 5), NAN)}, "logp must be finite where the mask counts; row 0 of 6"),
     "logp, inf": ({"behavior_logp": torch.full((6, 5), -INF)}, "behavior_logp must be finite"),
-    "finished, missing": ({"variant": FAMILY["dapo"]}, r"finished must be bool, shape \[6\]; got None"),
-    "finished, shape": ({"finished": torch.ones(2, dtype=torch.bool)}, r"finished must be bool, shape \[6\]"),
-    "finished, dtype": ({"finished": torch.ones(6)}, "finished must be bool.*torch.float32"),
+    "finished, missing": ({"variant": FAMILY["dapo"]}, r"finished must be a bool tensor of shape \[6\]; got None"),
+    "finished, shape": ({"finished": torch.ones(2, dtype=torch.bool)}, r"finished must be a bool tensor of shape \[6\]"),
+    "finished, dtype": ({"finished": torch.ones(6)}, "finished must be a bool tensor.*torch.float32"),
     "budget": ({"budget": INF}, "budget must be positive and finite; got inf"),
     "clip": ({"variant": Variant(clip_low=-0.1)}, "clip_low and clip_high must not be negative; got -0.1"),
     "baseline": ({"variant": Variant(baseline="median")}, "baseline must be mean or leave_one_out; got 'median'"),
@@ -653,9 +653,9 @@ def test_errors_name_the_argument(untyped, change, says):
 def test_errors_of_the_parts_name_the_argument_too(untyped):
     zeros, ones = torch.zeros(2, 3), torch.ones(2, 3)
     for advantages, keep, says in (
-        (torch.zeros(3), None, r"advantages must be float, shape \[2\]"),
+        (torch.zeros(3), None, r"advantages must be a float tensor of shape \[2\]"),
         (torch.tensor([0.0, INF]), None, "advantages must be finite where the mask counts; row 1 of 2"),
-        (torch.zeros(2), torch.ones(2), "keep must be bool"),
+        (torch.zeros(2), torch.ones(2), "keep must be a bool tensor"),
     ):
         with pytest.raises(ValueError, match=says):
             untyped.policy_loss(zeros, zeros, advantages, ones, budget=1, keep=keep)

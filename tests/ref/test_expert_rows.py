@@ -45,5 +45,5 @@ def test_products_with_gates_are_not_rounded_before_they_are_added():
 
 @pytest.mark.parametrize("bad", [-1, 3])
 def test_experts_that_there_are_not(bad):
-    with pytest.raises(ValueError, match="experts must be 0 to 2"):
+    with pytest.raises(ValueError, match="experts must lie between 0 and 2"):
         sort_by_expert(torch.tensor([[0, bad]]), 3)

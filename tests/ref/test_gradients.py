@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ref.network.gradients import Groups, attend, experts_swiglu, linear_logprob, rms_norm, turned_heads
+from ref.network.gradients import Groups, attend, chunked_logprob, experts_swiglu, rms_norm, turned_heads
 
 EPS = 1e-5
 
@@ -121,7 +121,7 @@ def causal_attention(B, G, R, T, S, d, block, per_row=False):
 
 def head(N, V, D=4, chunk=3, make=randn):
     targets = torch.randint(0, V, (N,))
-    return Case(lambda h, w, t: linear_logprob(h, w, t, chunk), plain_logprob, lambda: (make(N, D), make(V, D)), lambda: (targets,))
+    return Case(lambda h, w, t: chunked_logprob(h, w, t, chunk), plain_logprob, lambda: (make(N, D), make(V, D)), lambda: (targets,))
 
 
 CASES = {
@@ -258,10 +258,10 @@ def test_keys_that_no_query_of_a_block_sees_are_not_multiplied():
 
 def test_logprob_of_a_uniform_head_and_its_push():
     hidden, weight = torch.zeros(3, 4).requires_grad_(), torch.ones(8, 4)
-    logp = linear_logprob(hidden, weight, torch.tensor([0, 3, 7]))
+    logp = chunked_logprob(hidden, weight, torch.tensor([0, 3, 7]))
     torch.testing.assert_close(logp, torch.full((3,), -torch.log(torch.tensor(8.0)).item()))
     hidden, weight = torch.eye(4).requires_grad_(), torch.zeros(8, 4, requires_grad=True)
-    linear_logprob(hidden, weight, torch.tensor([0, 1, 2, 3])).sum().backward()
+    chunked_logprob(hidden, weight, torch.tensor([0, 1, 2, 3])).sum().backward()
     torch.testing.assert_close(weight.grad[:4], torch.eye(4) - 1 / 8)
     torch.testing.assert_close(weight.grad[4:], torch.full((4, 4), -1 / 8))
 
@@ -270,7 +270,7 @@ def test_sure_tokens_keep_their_gradient_in_bfloat16():
     """1 − p for a token of probability 0.999 lies far below bfloat16's step at 1."""
     hidden = torch.ones(1, 1, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.tensor([[7.0], [0.0]], dtype=torch.bfloat16)
-    linear_logprob(hidden, weight, torch.tensor([0])).sum().backward()
+    chunked_logprob(hidden, weight, torch.tensor([0])).sum().backward()
     p = torch.tensor([7.0, 0.0], dtype=torch.float64).softmax(0)[1].item()
     assert abs(hidden.grad.item() / (7 * p) - 1) < 0.01
 

@@ -9,50 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-import ref.network.model
+import ref.network.fast
 from ref.engine.layout import Rows
-from ref.network.model import Config, KVCache, Transformer, load_balancing_loss, load_hf, save_hf
+from ref.network import Config, KVCache, Transformer, load_balancing_loss, load_hf, save_hf
+from tests.networks import configs, same, scramble
 
 PLAIN_EXPERTS = {"experts_implementation": "eager"}
 """transformers' default, grouped_mm, refuses odd sizes."""
 
 slow_to_draw = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@st.composite
-def configs(draw, moe=None):
-    kv_heads, experts = draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([0, 1, 3, 4, 5]))
-    if moe is not None:
-        experts = draw(st.sampled_from([3, 4, 5])) if moe else 0
-    return Config(
-        vocab_size=draw(st.sampled_from([11, 37, 64])),
-        hidden_size=draw(st.sampled_from([9, 16, 33])),
-        num_hidden_layers=draw(st.sampled_from([1, 2])),
-        num_attention_heads=kv_heads * draw(st.sampled_from([1, 2, 4])),
-        num_key_value_heads=kv_heads,
-        head_dim=draw(st.sampled_from([4, 6, 8])),
-        intermediate_size=draw(st.sampled_from([5, 16])),
-        num_experts=experts,
-        num_experts_per_tok=draw(st.integers(1, experts)) if experts else 2,
-        moe_intermediate_size=draw(st.sampled_from([1, 5, 8])) if experts else 192,
-        norm_topk_prob=draw(st.booleans()) if experts else True,
-        rope_theta=draw(st.sampled_from([100.0, 10_000.0, 1e6])),
-        rms_norm_eps=draw(st.sampled_from([1e-6, 1e-3])),
-        tie_word_embeddings=draw(st.booleans()),
-        max_position_embeddings=64,
-    )
-
-
-def scramble(network: torch.nn.Module) -> torch.nn.Module:
-    """Weights of the size training gives them, so that a missing norm, gate or rotation shows in the
-    logits."""
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.ndim == 1:
-                parameter.normal_(1.0, 0.2)
-            else:
-                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-    return network.eval()
 
 
 def theirs_of(c: Config) -> torch.nn.Module:
@@ -91,10 +56,6 @@ def some_ids(c: Config, batch: int = 2, length: int = 9) -> torch.Tensor:
 def model_and_ids(c: Config, batch: int = 2, length: int = 9, dtype=torch.float64):
     torch.manual_seed(1)
     return scramble(Transformer(c)).to(dtype), some_ids(c, batch, length)
-
-
-def same(a, b, atol=1e-10):
-    torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
 # ------------------------------------------------------------------------------ transformers
@@ -272,7 +233,7 @@ def test_full_cache_says_so():
 @slow_to_draw
 @given(configs(), st.lists(st.integers(1, 6), min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_packed_documents_are_documents_alone(monkeypatch, c, lengths, explicit_positions, explicit_attention):
-    monkeypatch.setattr(ref.network.model, "EXPLICIT_ATTENTION", 512 * 512 if explicit_attention else 0)
+    monkeypatch.setattr(ref.network.fast, "EXPLICIT_ATTENTION", 512 * 512 if explicit_attention else 0)
     model, ids = model_and_ids(c, batch=2, length=sum(lengths))
     doc = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).expand(2, -1)
     positions = torch.cat([torch.arange(n) for n in lengths]).expand(2, -1) if explicit_positions else None
@@ -310,7 +271,7 @@ def test_explicit_attention_is_the_librarys(monkeypatch, c, length):
     weight = torch.randn(2, length, c.hidden_size, dtype=torch.float64)
     results = []
     for limit in (512 * 512, 0):
-        monkeypatch.setattr(ref.network.model, "EXPLICIT_ATTENTION", limit)
+        monkeypatch.setattr(ref.network.fast, "EXPLICIT_ATTENTION", limit)
         hidden = model(ids, logits=False).hidden
         results.append((hidden.detach(), torch.autograd.grad((hidden * weight).sum(), model.layers.parameters())))
     (one, one_grads), (two, two_grads) = results

@@ -15,7 +15,7 @@ from ref.engine.conversation import converse
 from ref.engine.decoder import invert
 from ref.engine.layout import Stack
 from ref.mtp import MTP, Decoder, Demo, HeadLoss, MTPConfig, accept, demo, mtp_loss, plain_generate, speculative_generate, teach
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 
 SMALL = Config(
     vocab_size=23,
@@ -346,7 +346,7 @@ def test_what_is_drawn_always_has_mass(mass, u, dtype):
     if bool(mass.any()):
         assert mass[invert(mass, u)] > 0
     else:
-        with pytest.raises(ValueError, match="no token to draw; it adds up to 0"):
+        with pytest.raises(ValueError, match="no token to draw; its sum is 0"):
             invert(mass, u)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from ref import muon
 from ref.muon import COEFFICIENTS, Muon, newton_schulz, optimizers, split_parameters
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 
 EPS = 1e-7
 INF, NAN = float("inf"), float("nan")

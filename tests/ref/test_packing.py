@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ref.network.model import Config
+from ref.network import Config
 from ref.packing import Cost, balance, imbalance, lay, rows
 
 costs = st.lists(st.floats(0, 1e6), min_size=1, max_size=60).map(lambda x: torch.tensor(x, dtype=torch.float64))
@@ -77,7 +77,7 @@ def test_rows_hold_every_token_once(lengths, width):
 def test_rows_of_nothing_and_what_does_not_fit():
     row, start = rows(torch.zeros(0, dtype=torch.long), 8)
     assert len(row) == len(start) == 0
-    with pytest.raises(ValueError, match="lengths must lie between 1 and the width 8, got 9 to 9"):
+    with pytest.raises(ValueError, match="lengths must lie between 1 and the width 8; got 9 to 9"):
         rows(torch.tensor([9]), 8)
     with pytest.raises(ValueError, match="got 0"):
         rows(torch.tensor([0]), 8)
@@ -86,7 +86,7 @@ def test_rows_of_nothing_and_what_does_not_fit():
 @pytest.mark.parametrize("row, start, width", [(0, 6, 8), (1, 0, 8), (-1, 0, 8), (0, -1, 8), (0, -3, 8), (0, 0, 2)])
 def test_no_sequence_is_laid_outside(row, start, width):
     """A negative place counts from the end in a tensor: where a sequence would silently lie in another row, or in two pieces."""
-    with pytest.raises(ValueError, match=rf"shape must hold every sequence, got \[1, {width}\] for one of 3 in row {row} at {start}"):
+    with pytest.raises(ValueError, match=rf"shape must hold every sequence; got \[1, {width}\] for a sequence of 3 tokens in row {row} at {start}"):
         lay([torch.arange(3)], torch.tensor([row]), torch.tensor([start]), (1, width), 0)
 
 
@@ -96,7 +96,7 @@ def test_no_sequence_is_laid_outside(row, start, width):
         (torch.tensor([1.0]), 0, "ranks must be at least 1"),
         (torch.tensor([-1.0]), 2, "costs must be"),
         (torch.tensor([float("nan")]), 2, "costs must be"),
-        (torch.ones(2, 2), 2, "costs must be float, shape"),
+        (torch.ones(2, 2), 2, "costs must be a float tensor of shape"),
     ],
 )
 def test_bad_costs(costs, ranks, says):

@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ref.cpt import SPECIAL_TOKENS, train_tokenizer
 from ref.engine.sampler import Sampler
-from ref.network import release
-from ref.network.model import Config, Transformer, load_hf, save_hf
+from ref.network import Config, Transformer, load_hf, release, save_hf
 from sims.recipe.agent import Language
 from tests.elsewhere import Monologue, check
 

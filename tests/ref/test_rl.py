@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ref import dr_grpo, kl, rl, router_replay
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from ref.self_summary import Chain, spread
 from tests.contexts import CONFIG, network, policy, segment
 

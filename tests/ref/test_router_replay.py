@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from ref.network.model import Config, MoE, Transformer
-from ref.router_replay import demo, differing, gates, mismatch, replay
+from ref.network import Config, Transformer
+from ref.network.fast import MoE
+from ref.router_replay import demo, differing, gates, mismatch, replay, route
 
 LEVELS = st.sampled_from([-math.inf, -3.0, -1.0, 0.0, 0.5, 0.5000001, 2.0, 1e30])
 
@@ -91,6 +92,26 @@ def test_by_hand():
     assert sets(replay(scores, replayed, 2, 0.1)) == [{2, 3}]
     assert sets(replay(scores, replayed, 2, 0.4)) == [{0, 2}], "p = .05 falls, the best comes in its place"
     assert sets(replay(scores, replayed, 2, 0.6)) == [{0, 1}]
+
+
+@settings(max_examples=60, deadline=None)
+@given(routings(), st.booleans(), st.sampled_from(["own", "plain", "filtered"]))
+def test_the_networks_router_does_the_same(case, normalise, how):
+    """To the bit, ties included: one rule, with checks here and without them in the network."""
+    scores, replayed, k, alpha = case
+    scores = scores.clamp(min=-30)  # a product gives no −inf
+    E = scores.shape[1]
+    router = MoE(Config.tiny(9, hidden_size=E, num_experts=E, num_experts_per_tok=k, norm_topk_prob=normalise)).to(scores.dtype)
+    with torch.no_grad():
+        router.gate.weight.copy_(torch.eye(E))
+    filtered = partial(replay, replayed=replayed, k=k, alpha=alpha)
+    logits, weights, experts = router.route(scores, {"own": None, "plain": replayed, "filtered": filtered}[how])
+    torch.testing.assert_close(logits, scores, rtol=0, atol=0)
+    given_experts = {"own": (None, 0.0), "plain": (replayed, 0.0), "filtered": (replayed, alpha)}[how]
+    wanted, chosen = route(scores, k, *given_experts, normalise=normalise)
+    assert sets(experts) == sets(chosen)
+    order = chosen.argsort(1), experts.long().argsort(1)
+    torch.testing.assert_close(weights.gather(1, order[1]), wanted.gather(1, order[0]), rtol=1e-6, atol=0)
 
 
 def test_gates_sum_to_one_and_their_gradient_reaches_every_chosen_score():
@@ -193,7 +214,7 @@ def test_differing_by_hand():
     [
         ({"alpha": 1.5}, "alpha"),
         ({"k": 5}, "k must"),
-        ({"replayed": torch.tensor([[0, 1, 2], [0, 1, 3]])}, r"replayed must be int, shape \[2, 2\]"),
+        ({"replayed": torch.tensor([[0, 1, 2], [0, 1, 3]])}, r"replayed must be an int tensor of shape \[2, 2\]"),
         ({"replayed": torch.tensor([[0, 4], [0, 1]])}, "replayed must name experts 0 to 3"),
         ({"replayed": torch.tensor([[-1, 0], [0, 1]])}, "replayed must name experts"),
         ({"replayed": torch.tensor([[1, 1], [0, 1]])}, "replayed must hold distinct"),

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chi2
 
 from ref.engine.sampler import Sampler, sample
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 
 SHAPE = Config.tiny(
     9,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ref.dr_grpo import group_advantages, policy_loss
 from ref.engine.decoder import Decoder
 from ref.engine.sampler import Rollout, Sampler
-from ref.network.model import Config, Transformer
-from ref.self_summary import Chain, Chaining, Demo, Segment, _Link, converse_chain, demo, rollout_chains, spread
+from ref.network import Config, Transformer
+from ref.self_summary import Chain, Chaining, Demo, Link, Segment, converse_chain, demo, rollout_chains, spread
 
 STOP, PROMPT = 0, [1, 2, 5]
 TINY = Config.tiny(
@@ -344,7 +344,7 @@ def test_bad_settings(changes, says):
 
 
 def test_an_unknown_join_is_named_without_the_type_checker_too():
-    with pytest.raises(ValueError, match="join must be self, separate, truncate or none, got 'both'"):
+    with pytest.raises(ValueError, match="join must be self, separate, truncate or none; got 'both'"):
         Chaining.__post_init__(SimpleNamespace(**vars(HAND) | {"join": "both"}))
 
 
@@ -361,7 +361,7 @@ def test_no_conversations_and_advantages_that_do_not_fit():
         rollout_chains(Sampler(POLITE, torch.float32), [], HAND)
     with pytest.raises(ValueError, match="chains must hold"):
         spread(torch.zeros(0), [])
-    with pytest.raises(ValueError, match=r"advantages must be float, shape \[1\].* \[2\]"):
+    with pytest.raises(ValueError, match=r"advantages must be a float tensor of shape \[1\].* \[2\]"):
         spread(torch.zeros(2), [chain_of([1])])
     with pytest.raises(ValueError, match="chain 1 has none"):
         spread(torch.zeros(2), [chain_of([1]), Chain()])
@@ -427,7 +427,7 @@ def test_what_truncation_keeps_stands_in_the_order_in_which_it_was_said():
 
 def test_a_fork_lives_by_itself():
     """What is said to one after the fork, the other has not heard, and does not carry on into its next context."""
-    one = _Link(Counting(9), replace(HAND, join="truncate", trigger=13))
+    one = Link(Counting(9), replace(HAND, join="truncate", trigger=13))
     one.reply([6, 7])
     other = one.fork()
     assert one.reply([8]) == [2, 5] and other.reply([9, 9]) is None, "the trigger"

@@ -12,10 +12,10 @@ from kit import process
 from ref import cpt, kl
 from ref.engine.sampler import Rollout, Sampler
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from ref.rl import own_logp, pad, reference_kl
 from sims.microrepo import NoiseConfig, Session, demonstration, documents, generate
-from sims.recipe.agent import LEAST, Episode, Language, pay, play, single
+from sims.recipe.agent import LEAST, Episode, Language, parted, pay, play, single
 from sims.recipe.settings import Payment
 from sims.rounding import fp8_rows
 from sims.statistics import pass_at_k
@@ -85,6 +85,23 @@ def test_invalid_calls_cost(language):
     episode.rollout = Rollout(ids, none, none * 0.0, none.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True)
     paid = pay(episode, Payment(effort_price=0.0, invalid_call=0.25, weights=EffortWeights()))
     assert paid["tests"] == 0 and paid["reward"] == -0.25
+
+
+@given(
+    spoken=st.lists(st.tuples(st.lists(st.integers(1, 3), max_size=3), st.lists(st.integers(0, 3), max_size=3)), max_size=5),
+    prompt=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    cut=st.lists(st.integers(1, 3), max_size=3),
+)
+def test_a_rollout_is_parted_as_it_was_put_together(spoken, prompt, cut):
+    """Turns, empty ones among them, end with 0, and a cut one does not; answers may be empty, and may hold a 0 too."""
+    pieces = [(prompt, False)]
+    for turn, answer in spoken:
+        pieces += [([*turn, 0], True), (answer, False)]
+    pieces = [piece for piece in [*pieces, (cut, True)] if piece[0]]
+    tokens = torch.tensor([token for piece, _ in pieces for token in piece])
+    own = torch.tensor([mine for piece, mine in pieces for _ in piece])
+    rollout = Rollout(tokens, own, torch.zeros(len(own)), torch.where(own, 0, -1), torch.zeros(len(own) - 1, 0, 1, dtype=torch.int16), not cut)
+    assert [(tokens[where].tolist(), mine) for where, mine in parted(rollout, 0)] == pieces
 
 
 @pytest.mark.parametrize("after", range(5))

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from kit.runs import Run
 from kit.settings import fill
 from ref import cpt
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from sims import budgets, cpt_rl, trends
 from sims.cpt_rl import Experiment
 from sims.microrepo import documents, generate

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ref import quant
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from sims.low_precision import ARMS, Experiment, gap, verdicts
 from sims.quantised import KINDS, division, logps, lower, moved, noise, operands
 

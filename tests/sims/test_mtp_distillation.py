@@ -10,7 +10,7 @@ import torch
 from kit.runs import Run
 from ref.engine.decoder import Decoder
 from ref.mtp import MTP, MTPConfig, mtp_loss
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from sims import mtp_distillation
 from sims.drafting import FULL, Timed, decode, predicted, speed_rows, speed_verdicts, with_turns
 from sims.mtp_distillation import EXPECTED, GREEDY, Experiment, Student, acceptance, curve, fewer

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from kit.runs import Run
 from kit.settings import fill
-from ref.network.model import Transformer, load_hf
+from ref.network import Transformer, load_hf
 from sims.microrepo import transcript
 from sims.policies import SMOKE
 from sims.recipe import data as corpus

@@ -13,8 +13,8 @@ from kit.settings import fill
 from ref import cpt, dr_grpo
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP, mtp_loss
+from ref.network import Config, Transformer
 from ref.network.masters import Masters
-from ref.network.model import Config, Transformer
 from ref.rl import own_logp, pad, routing
 from ref.self_summary import spread
 from sims.microrepo import documents

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from ref.engine.sampler import Rollout, Sampler
-from ref.network.model import Config, Transformer
+from ref.formats import E4M3_MAX
+from ref.network import Config, Transformer
 from ref.router_replay import mismatch
 from sims import engines, router_mismatch
-from sims.rounding import LARGEST, fp8_rows
+from sims.rounding import fp8_rows
 from sims.router_mismatch import Experiment
 
 SHAPE = Config(
@@ -37,7 +38,7 @@ def grid() -> torch.Tensor:
 
 def test_the_grid_is_kept_and_midpoints_go_to_even():
     values = grid().float()
-    assert values[-1] == LARGEST and len(values) == 127
+    assert values[-1] == E4M3_MAX and len(values) == 127
     torch.testing.assert_close(fp8_rows(torch.cat((values, -values))[None])[0], torch.cat((values, -values)), rtol=0, atol=0)
     middle = (values[1:] + values[:-1]) / 2
     even = torch.where(torch.arange(126) % 2 == 0, values[:-1], values[1:])
@@ -50,7 +51,7 @@ def test_every_row_of_every_expert_has_its_own_scale():
     found = fp8_rows(weight)
     torch.testing.assert_close(found, torch.stack([fp8_rows(w) for w in weight]), rtol=0, atol=0)
     torch.testing.assert_close(fp8_rows(weight * 2**-7), found * 2**-7, rtol=0, atol=0)
-    scale = weight.abs().amax(-1, keepdim=True) / LARGEST
+    scale = weight.abs().amax(-1, keepdim=True) / E4M3_MAX
     assert ((found - weight).abs() <= torch.maximum(weight.abs() / 16, scale * 2**-10) * (1 + 1e-5)).all()
     assert fp8_rows(torch.zeros(2, 4)).abs().max() == 0
     # One scale for the whole tensor would have wiped out the small rows.

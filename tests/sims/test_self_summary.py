@@ -11,7 +11,7 @@ import torch
 
 from kit.settings import fill
 from ref import cpt
-from ref.network.model import Config, Transformer
+from ref.network import Config, Transformer
 from ref.rl import reference_kl
 from ref.self_summary import rollout_chains, spread
 from sims import self_summary

@@ -1,0 +1,168 @@
+"""The tables of README.md and docs/ that show committed measurements, each made from the file that was measured."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+from pathlib import Path
+
+from etude import catalog, full, planning
+from kit.settings import RunError
+from sims import gain
+
+__all__ = ["bench", "by_depth", "crowded", "decode", "measured", "perplexity", "plan", "plan_output", "recipe", "twins"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def measured(pattern: str) -> list[dict]:
+    """The JSON files of results/ that a pattern names. RunError where there is none."""
+    found = sorted((ROOT / "results").glob(pattern))
+    if not found:
+        raise RunError(f"results/{pattern} does not exist: measure first")
+    return [json.loads(path.read_text(encoding="utf-8")) for path in found]
+
+
+def recipe() -> str:
+    """What RL gained, by seed, and over the seeds."""
+    (found,) = measured("recipe-small.json")
+    lines = [gain.table(found), "", "| over the seeds | mean difference ± standard deviation |", "|---|---|"]
+    for name, title in gain.FIGURES:
+        change = found["over_seeds"][name]["difference"]
+        lines.append(f"| {title} | {change['mean']:+.3f} ± {change['sd']:.3f} |")
+    first, box = found["runs"][0], found["machine"]
+    lines += [
+        "",
+        f"Seed {first['seed']} took {first['seconds'] / 60:.1f} minutes and {first['peak_memory_gib']:.1f} GiB on {box['cores']} cores "
+        f"({box['cpu']}).",
+    ]
+    return "\n".join(lines)
+
+
+def by_depth() -> str:
+    """Success before → after RL by the files that have to be read, mean over the seeds."""
+    (found,) = measured("recipe-small.json")
+    lines = ["| helpers to read | sampled | best of 8 | greedy |", "|---|---|---|---|"]
+    for depth in found["runs"][0]["before"]["by_depth"]:
+        cells = []
+        for name in ("success", "best_of_8", "greedy"):
+            before, after = (
+                sum(run[when]["by_depth"][depth][name]["value"] for run in found["runs"]) / len(found["runs"]) for when in ("before", "after")
+            )
+            cells.append(f"{before:.2f} → {after:.2f}")
+        lines.append(f"| {depth} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def perplexity() -> str:
+    """Held-out codebase after each stage, by seed."""
+    (found,) = measured("recipe-small.json")
+    names = {"mid-cpt": "mid-CPT", "cpt": "long context", "sft": "SFT", "final": "RL"}
+    lines = ["| codebase perplexity after | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
+    for run in found["runs"]:
+        values = {c["checkpoint"]: c["perplexity"] for c in run["codebase"]}
+        lines.append(f"| seed {run['seed']} | " + " | ".join(f"{values[name]:.0f}" for name in names) + " |")
+    return "\n".join(lines)
+
+
+def decode() -> str:
+    """Speculative against plain decoding, by way and seed."""
+    (found,) = measured("recipe-small.json")
+    ways = {
+        "mtp": "drafts of the MTP layers",
+        "mtp+recall": "and turns begun with what last followed the same tokens",
+        "mtp+recall+ahead": "and turns carried out, in a forked environment, before their last drafts are verified",
+    }
+    seeds = [f"seed {run['seed']}" for run in found["runs"]]
+    lines = [f"| decoding | {' | '.join(seeds)} | tokens a pass | drafts kept, by depth | same text |"]
+    lines.append("|---" * (len(seeds) + 4) + "|")
+    first = found["runs"][0]["decode"]["ways"]
+    for name, title in ways.items():
+        speeds = [run["decode"]["ways"][name]["speedup"] for run in found["runs"]]
+        cells = [f"{s['median']:.2f}× [{s['low']:.2f}, {s['high']:.2f}]" for s in speeds]
+        kept = " ".join(f"{a:.2f}" for a in first[name]["acceptance"])
+        same = min(run["decode"]["ways"][name]["identical"] for run in found["runs"])
+        lines.append(f"| {title} | {' | '.join(cells)} | {first[name]['tokens_per_cycle']:.2f} | {kept} | {same:.0%} |")
+    return "\n".join(lines)
+
+
+def bench() -> str:
+    """Training step beside transformers, by machine."""
+    lines = ["| machine | dtype, batches | etude, tokens/s | transformers, tokens/s (its fastest setting) | ratio |", "|---|---|---|---|---|"]
+    for found in measured("model-*.json"):
+        for x in found["results"]:
+            rates, fastest = x["tokens_per_second"], x["their_fastest"]
+            low, high = x["ratio_middle_half"]
+            lines.append(
+                f"| {found['machine']['cpu']}, {found['machine']['threads']} threads | {x['dtype']}, "
+                f"{'new ones' if x['batches'] == 'new' else 'always one'} | {rates['etude']['median']:,.0f} | "
+                f"{rates[fastest]['median']:,.0f} ({fastest.removeprefix('transformers, ')}) | {x['ratio']:.2f} [{low:.2f}, {high:.2f}] |"
+            )
+    return "\n".join(lines)
+
+
+def crowded() -> str:
+    """What a run's parts cost alone, with threads, and beside busy programs, by machine."""
+    words = {
+        "sampling": "128 rollouts of a step",
+        "step": "the step on them",
+        "decoding": "decoding 8 tasks",
+        "evaluation": "2,400 rollouts",
+        "products": "matrix products alone",
+    }
+    lines = []
+    for found in measured("crowded-*.json"):
+        lines += [
+            f"| {found['machine']['cpu']}, {found['busy']} cores, median of {found['rounds']} | alone | with threads instead | "
+            f"beside {found['busy']} busy programs |",
+            "|---|---|---|---|",
+        ]
+        for name, one in found["parts"].items():
+            lines.append(
+                f"| {words[name]} | {one['alone_s']:.1f} s | {one['threads_s']:.1f} s, {one['faster_than_threads']:.2f} × | "
+                f"{one['crowded_s']:.1f} s, {one['slower_in_a_crowd']:.2f} × |"
+            )
+    return "\n".join(lines)
+
+
+def plan_output() -> str:
+    """What `etude plan` prints."""
+    from rich.console import Console
+
+    text, model, hardware = io.StringIO(), "qwen3_30b_a3b", "h200"
+    found = planning.plans(model, [8, 64, 512], cp=2, ep=8, length=32_768, rows=1, hardware=hardware)
+    planning.show(found, model, hardware, Console(file=text, width=110, color_system=None))
+    return "\n".join(["```", "$ etude plan", *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"])
+
+
+def plan() -> str:
+    """What the plan says a step takes, beside what it took, by network and layout."""
+    (found,) = measured("plan-*.json")
+    lines = ["| network, parameters | dp · cp · ep | predicted | measured | predicted / measured |", "|---|---|---|---|---|"]
+    for x in found["steps"]:
+        lines.append(
+            f"| {x['shape']}, {x['parameters'] / 1e6:.1f} M | {x['dp']} · {x['cp']} · {x['ep']} | {x['predicted_s'] * 1e3:.0f} ms | "
+            f"{x['measured_s'] * 1e3:.0f} ms [{x['least_s'] * 1e3:.0f}, {x['most_s'] * 1e3:.0f}] | {x['predicted_s'] / x['measured_s']:.2f} |"
+        )
+    all_of_it, box = found["predicted_over_measured"], found["machine"]
+    lines += [
+        "",
+        f"{found['ranks']} ranks of one thread each on {box['cpu']}, gloo, median of {found['rounds']} steps with the least and the most; "
+        f"predicted over measured: median {all_of_it['median']:.2f}, from {all_of_it['least']:.2f} to {all_of_it['most']:.2f}.",
+    ]
+    return "\n".join(lines)
+
+
+def twins() -> str:
+    """Technique by technique: reference, twin, the names that both have, and what its full run trains."""
+    rows = ["| technique | reference | twin | names that both have | full run |", "|---|---|---|---|---|"]
+    for technique in catalog.TECHNIQUES:
+        if technique.module and technique.ref and technique.scaled:
+            links = [f"[{path}]({path})" for path in (technique.ref, technique.scaled)]
+            names = ", ".join(f"`{name}`" for name in importlib.import_module(technique.module).__all__ if name not in ("Demo", "demo"))
+            kind = "training on text" if technique.name in full.PRETRAINING else "RL in the small world"
+            changed = (full.PRETRAINING | full.RL)[technique.name]
+            kind += "".join(f", `{name}={value}`" for name, value in changed.items())
+            rows.append(f"| `{technique.name}` | {' | '.join(links)} | {names} | {kind} |")
+    return "\n".join(rows)
