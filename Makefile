@@ -4,7 +4,7 @@
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
 # make lessons executes the notebooks of the lessons that have changed; LESSONS chooses, for instance: make lessons LESSONS="5 9"
-# make .venv   only installs; PY chooses the Python, for instance: make small PY=python3.12
+# make .venv   only installs, what all of these need; PY chooses the Python, for instance: make small PY=python3.12
 
 PY ?= python3
 BIN := .venv/bin
@@ -12,35 +12,38 @@ BIN := .venv/bin
 .PHONY: small check test mutants explore lessons .venv
 .DEFAULT_GOAL := small
 
-small: .venv/.installed
+small: .venv/.has-core
 	$(BIN)/etude run recipe --scale small --out runs/small $(if $(wildcard runs/small/config.json),--resume)
 
-check: .venv/.installed
+check: .venv/.has-test,dev
 	$(BIN)/ruff check -q .
 	$(BIN)/ruff format --check -q .
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -n logical --dist worksteal tests/test_architecture.py tests/test_readme.py tests/test_mutants.py tests/ref
 
-test: .venv/.installed
-	$(BIN)/python -m pytest -n logical --dist loadfile
+test: .venv/.has-test,dev
+	$(BIN)/python -m pytest -n logical --dist loadfile --durations=10
 
-mutants: .venv/.installed
+mutants: .venv/.has-test,dev
 	$(BIN)/python -m tests.mutants
 
-explore: .venv/.installed
+explore: .venv/.has-explore
 	$(BIN)/etude explore
 
-lessons: .venv/.installed
+lessons: .venv/.has-course
 	$(BIN)/python -m lessons.build $(LESSONS)
 	$(BIN)/python -m lessons.syllabus
 
-.venv: .venv/.installed
+.venv: .venv/.has-test,dev
 
-.venv/.installed: pyproject.toml constraints.txt
+# Each target brings the extras that it needs. pip only adds: what another target has brought stays.
+.venv/.has-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.$(if $(filter-out core,$*),[$*])'
+	@touch $@
+
+$(BIN)/python:
 	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "etude needs Python 3.11 or newer, but '$(PY)' is not; name one: make $(or $(MAKECMDGOALS),small) PY=python3.12" >&2; exit 1; }
 	@$(PY) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "'$(PY)' cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	test -x $(BIN)/python || $(PY) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[test,dev]'
-	@touch $@
+	$(PY) -m venv .venv

@@ -23,7 +23,7 @@ class Technique:
     scaled: str | None = None
     """The same on many ranks."""
     kernel: str | None = None
-    """The Triton kernel behind it."""
+    """The Triton kernel behind it, which `scaled` calls."""
     sim: str | None = None
     """The experiment that shows what the source claims."""
     lesson: str | None = None
@@ -157,7 +157,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         source="Composer 2.5",
         ref="ref/muon.py",
         scaled="scaled/muon.py",
-        kernel="kernels/newton_schulz.py",
+        kernel="kernels/muon.py",
         lesson="lessons/02_muon.py",
         tests=("tests/ref/test_muon.py",),
     ),
@@ -227,7 +227,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         source="§6.2; arXiv:2510.11370",
         ref="ref/router_replay.py",
         scaled="scaled/router_replay.py",
-        kernel="kernels/expert_rows.py",
+        kernel="kernels/router_replay.py",
         sim="sims/router_mismatch.py",
         lesson="lessons/08_router_replay.py",
         page="replay",

@@ -226,6 +226,7 @@ def examples(
     out: Annotated[Path | None, typer.Option(help="Folder for the examples.", show_default="RUN/examples")] = None,
 ) -> None:
     """Record a run's last agent on held-out tasks, for the explorer to show; takes a few minutes."""
+    _need_streamlit("etude examples")
     from etude.explorer.examples import write_recipe
     from sims import examples
 
@@ -242,11 +243,8 @@ def explore(
     """Open the explorer in a browser: techniques with formulas, controls and pictures; Ctrl-C stops it."""
     from kit.settings import RunError
 
-    page = Path(__file__).resolve().parent.parent / "app.py"
-    if importlib.util.find_spec("streamlit") is None:
-        raise RunError("etude explore needs Streamlit: pip install streamlit")
-    if not page.is_file():
-        raise RunError(f"{page} is missing; start the explorer from a checkout of the repository")
+    page = _clone("etude explore") / "app.py"
+    _need_streamlit("etude explore")
     if port is not None and not is_free(port):
         raise RunError(f"port {port} is in use; choose another --port")
     port = port or next(filter(is_free, range(8501, 2**16)))
@@ -273,8 +271,20 @@ def explore(
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(page), *options])
 
 
+def _clone(command: str) -> Path:
+    """The clone of the repository that holds this file. Raises RunError for an installed wheel, which holds only the code."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "pyproject.toml").is_file():
+        raise settings.RunError(f"{command} needs a clone of the repository, with its notebooks and results; this etude was installed from a wheel")
+    return root
+
+
+def _need_streamlit(command: str) -> None:
+    if importlib.util.find_spec("streamlit") is None:
+        raise settings.RunError(f"{command} needs Streamlit; in the clone: pip install -e '.[explore]'")
+
+
 def is_free(port: int) -> bool:
-    """Whether nobody listens there."""
     import socket
 
     with socket.socket() as tried:
@@ -299,10 +309,11 @@ def lesson(number: Annotated[int | None, typer.Argument(help="Number of a lesson
         _print_lessons(syllabus.lessons())
         return
     made = syllabus.notebook(syllabus.find(number).path)
+    _clone("etude lesson")
     if not made.is_file():
         raise RunError(f"the notebook of lesson {number} does not exist yet; build it with: make lessons LESSONS={number}")
     if importlib.util.find_spec("jupyterlab") is None:
-        raise RunError(f"etude lesson needs Jupyter: pip install jupyterlab; or open {made} in another program")
+        raise RunError(f"etude lesson needs Jupyter; in the clone: pip install -e '.[course]'; or open {made} in another program")
     mine = Path("runs") / "lessons" / made.name
     if not mine.exists():
         mine.parent.mkdir(parents=True, exist_ok=True)
@@ -364,6 +375,7 @@ def bench_crowded(
 @bench_app.command("explorer")
 def bench_explorer() -> None:
     """Redraw time of every slider in the explorer."""
+    _need_streamlit("etude bench explorer")
     importlib.import_module("etude.bench.explorer").bench()
 
 

@@ -180,7 +180,9 @@ def load(path: Path) -> list[dict]:
             raise ValueError(wrong)
         return found
     except FileNotFoundError:
-        raise RunError(f"{path} does not exist; run experiments with etude figure, then pass their folders to etude claims") from None
+        raise RunError(
+            f"{path} does not exist; run experiments with etude figure, then pass their folders to etude claims; a clone holds the committed one"
+        ) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); restore it, or rebuild it with: etude claims results/figures") from None
 

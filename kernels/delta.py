@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import INTERPRETED, need
 from ref.delta import check_delta, check_versions
+
+from .launch import INTERPRETED, need
 
 __all__ = ["apply_delta", "encode_delta"]
 

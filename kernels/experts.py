@@ -10,13 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.bits import round_bfloat16
-from kernels.expert_rows import permute, sort_by_expert, unpermute
-from kernels.gemm import Operand, check_forms, operand
-from kernels.grouped_gemm import expert_rows, expert_weights, grouped_linear
-from kernels.launch import INTERPRETED, need
-from kernels.quant import fp8_blocks, mxfp8_matrix, nvfp4_rows
 from ref.checks import expect
+
+from .bits import round_bfloat16
+from .expert_rows import permute, sort_by_expert, unpermute
+from .gemm import Operand, check_forms, operand
+from .grouped_gemm import expert_rows, expert_weights, grouped_linear
+from .launch import INTERPRETED, need
+from .quant import fp8_blocks, mxfp8_matrix, nvfp4_rows
 
 __all__ = ["experts_swiglu", "swiglu_linear"]
 

@@ -18,10 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.bits import decode_e2m1, decode_e4m3, power_of_two, round_bfloat16
-from kernels.launch import INTERPRETED, configs, need
-from kernels.quant import blockwise_fp8_quantize, mxfp8_quantize, nvfp4_quantize
 from ref.checks import expect
+
+from .bits import decode_e2m1, decode_e4m3, power_of_two, round_bfloat16
+from .launch import INTERPRETED, configs, need
+from .quant import blockwise_fp8_quantize, mxfp8_quantize, nvfp4_quantize
 
 __all__ = ["FORMS", "Operand", "linear", "matmul", "operand"]
 

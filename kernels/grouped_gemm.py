@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gemm import FORMS, Operand, check_forms, operand, product, store_tile
-from kernels.launch import INTERPRETED, configs, need
 from ref.checks import expect
+
+from .gemm import FORMS, Operand, check_forms, operand, product, store_tile
+from .launch import INTERPRETED, configs, need
 
 __all__ = ["expert_rows", "expert_weights", "grouped_linear"]
 

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.bits import round_bfloat16
-from kernels.launch import INTERPRETED, configs, need
+from .bits import round_bfloat16
+from .launch import INTERPRETED, configs, need
 
 __all__ = ["linear_kl", "linear_logprob"]
 

@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.bits import decode_e4m3, encode_e2m1, encode_e4m3, power_of_two, size_bits
-from kernels.launch import INTERPRETED, configs, need
 from ref.quant import MODES, check_blocks, check_mxfp8, check_nvfp4
+
+from .bits import decode_e4m3, encode_e2m1, encode_e4m3, power_of_two, size_bits
+from .launch import INTERPRETED, configs, need
 
 __all__ = ["blockwise_fp8_quantize", "mxfp8_quantize", "mxfp8_quantize_both", "nvfp4_quantize"]
 

@@ -383,7 +383,7 @@ for largest in (0.5, 1.0, 1.2, 1.25, 1.3, 1.5):
 # %% [markdown]
 # ## Where to read on
 #
-# * `ref/muon.py` from top to bottom; `scaled/muon.py` for matrices that lie in pieces on many ranks, and `kernels/newton_schulz.py`.
+# * `ref/muon.py` from top to bottom; `scaled/muon.py` for matrices that lie in pieces on many ranks, and `kernels/muon.py`.
 # * `etude run muon --scale small --set decay=2.0`: the regression with rarer directions.
 # * `ref/network/masters.py`: the float32 masters that these steps are taken on.
 # * Jordan's essay for how the coefficients were found; Moonlight for weight decay and the other scale; Bernstein and Newhouse, "Old

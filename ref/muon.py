@@ -137,6 +137,10 @@ class Muon(torch.optim.Optimizer):
                 self.step_equal_shapes(params, group)
         return loss
 
+    def orthogonalised(self, stacked: Float[Tensor, "b m n"]) -> Float[Tensor, "b m n"]:
+        """`newton_schulz` of the updates, in the steps and the dtype of this optimiser."""
+        return newton_schulz(stacked, self.steps, dtype=self.ns_dtype)
+
     def step_equal_shapes(self, params: list[Tensor], group: dict) -> None:
         """Equations (2) and (3) for parameters whose matrices have the same shape, in one call to `newton_schulz`."""
         momentum, (m, n) = group["momentum"], params[0].shape[-2:]
@@ -147,7 +151,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_lerp_(buffers, updates, 1 - momentum)
         updates = torch._foreach_lerp(updates, buffers, momentum) if group["nesterov"] else buffers
         stacked = torch.cat([update.reshape(-1, m, n) for update in updates])
-        orthogonal = newton_schulz(stacked, self.steps, dtype=self.ns_dtype)
+        orthogonal = self.orthogonalised(stacked)
         pieces = orthogonal.split([p.numel() // (m * n) for p in params])
         pieces = [piece.view_as(p) for piece, p in zip(pieces, params)]
         if group["weight_decay"]:

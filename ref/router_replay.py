@@ -97,14 +97,14 @@ def gates(scores: Float[Tensor, "N E"], experts: Int[Tensor, "N K"], normalise: 
 def route(
     scores: Float[Tensor, "N E"], k: int, replayed: Int[Tensor, "N K"] | None = None, alpha: float = 0.0, normalise: bool = True
 ) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
-    """Gates and experts of a router: the replayed experts that are plausible, or its own k best if none are replayed (which of several
-    equal ones, torch.topk decides). The network's routers do the same (`MoE.route`), without the checks. Raises ValueError as `replay`
-    and `gates` do."""
+    """Gates and experts of a router: the replayed experts that are plausible, or its own k best if none are replayed (the
+    lower index wins a tie). The network's router (`MoE.route`) does the same without the checks, and leaves ties to torch.topk. Raises
+    ValueError as `replay` and `gates` do."""
     if replayed is None:
         expect("scores", scores, "float", "N", "E")
         if not 1 <= k <= scores.shape[1]:
             raise ValueError(f"k must lie between 1 and the {scores.shape[1]} experts, got {k}")
-        experts = scores.topk(k, -1)[1]
+        experts = scores.sort(dim=-1, descending=True, stable=True)[1][:, :k]
     else:
         experts = replay(scores, replayed, k, alpha)
     return gates(scores, experts, normalise), experts

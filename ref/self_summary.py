@@ -322,7 +322,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     prefill, and the prefill saved over separate compaction of the same chains. Then the trap, with a made-up
     reward of −1 per 100 tokens written: a chain's mean advantage if the baseline were over rows (over chains it
     is zero), and the largest number of segments in a chain."""
-    from ref.network.model import Config, Transformer
+    from ref.network import Config, Transformer
 
     torch.manual_seed(config.seed)
     shape = Config.tiny(

@@ -14,17 +14,30 @@ from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from ref import muon as ref
-from ref.muon import newton_schulz, split_parameters
+from ref.muon import split_parameters
+from scaled.runtime.engine import fast, kernel
 
 __all__ = ["newton_schulz", "Muon", "split_parameters", "optimizers"]
 
 
+def newton_schulz(G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torch.dtype | None = None) -> Float[Tensor, "*batch m n"]:
+    """`ref.muon.newton_schulz`; on GPUs by `kernels/muon.py`, which iterates in float32 and bfloat16."""
+    if fast(G) and (dtype or G.dtype) in (torch.float32, torch.bfloat16):
+        return kernel("muon").newton_schulz(G, steps, dtype=dtype)
+    return ref.newton_schulz(G, steps, dtype=dtype)
+
+
 class Muon(ref.Muon):
     """`ref.muon.Muon` for parameters that may be sharded (DTensor, over one mesh dimension)."""
+
+    def orthogonalised(self, stacked: Float[Tensor, "b m n"]) -> Float[Tensor, "b m n"]:
+        """As in `ref`, by the function above."""
+        return newton_schulz(stacked, self.steps, dtype=self.ns_dtype)
 
     def step_equal_shapes(self, params: list[Tensor], group: dict) -> None:
         """Equations (2) and (3) of `ref/muon.py` for parameters whose matrices share a shape."""
@@ -50,7 +63,7 @@ class Muon(ref.Muon):
         updates = torch._foreach_lerp(updates, buffers, momentum) if group["nesterov"] else buffers
         if params[0].ndim > 2 and dim == 0:  # full matrices are on this rank
             stacked = torch.cat([update.reshape(-1, m, n) for update in updates])
-            orthogonal = newton_schulz(stacked, self.steps, dtype=self.ns_dtype) if len(stacked) else stacked
+            orthogonal = self.orthogonalised(stacked) if len(stacked) else stacked
             pieces = orthogonal.split([len(update.reshape(-1, m, n)) for update in updates])
         else:
             pieces = self._dealt(updates, params, handle, dim)
@@ -77,7 +90,7 @@ class Muon(ref.Muon):
         if mine:
             parts = [part.view(len(mine), length, *moved[1:]) for part, length in zip(came.split(receive), lengths, strict=True)]
             whole = torch.cat(parts, 1).movedim(1, dim + 1)
-            whole = newton_schulz(whole.reshape(-1, *shape[-2:]), self.steps, dtype=self.ns_dtype).view(len(mine), *shape)
+            whole = self.orthogonalised(whole.reshape(-1, *shape[-2:])).view(len(mine), *shape)
             came = torch.cat([part.reshape(-1) for part in whole.movedim(dim + 1, 1).split(lengths, 1)])
         back = torch.empty_like(flat)
         dist.all_to_all_single(back, came, send, receive, group=handle)

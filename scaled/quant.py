@@ -31,7 +31,7 @@ from ref.quant import (
     rounded,
 )
 from scaled.network.dispatch import on_owners
-from scaled.runtime.engine import fast
+from scaled.runtime.engine import fast, kernel
 from scaled.runtime.mesh import current
 
 __all__ = [
@@ -65,7 +65,7 @@ def experts_swiglu(
     `kernels/experts.py`, for the formats that it knows."""
     ep, own = current().group("ep"), ref.experts_swiglu
     if fast(x) and {forward, backward} <= {"mxfp8", "nvfp4-token"}:
-        from kernels.experts import experts_swiglu as own
+        own = kernel("experts").experts_swiglu
     if ep.size == 1:
         return own(x, gates, w13, w2, experts, forward, backward)
     expect("gates", gates, "float", len(x), "K")

@@ -1,9 +1,16 @@
 """Router replay on many ranks: `ref/router_replay.py`, which has the rule and the glossary.
 
+<<<<<<< HEAD
 A token's experts are replayed on the rank of the token: indices are split like ids (`runtime/cut.py`), [B, T, K] per layer, and passed to
 this rank's forward pass, whose router scores the same tokens. The choice does not depend on which rank owns an expert, so `replay`,
 `gates` and `route` are those of `ref`. The statistics cover the tokens of all ranks, because the 99th percentile of one rank says
 nothing about that of the batch.
+=======
+A token's experts are replayed where the token is: indices are cut like ids (`runtime/cut.py`), [B, T, K] a layer, and given to this
+rank's forward pass, whose router scores the same tokens. Which rank owns an expert does not matter to who chooses it. So `replay`
+and `gates` are those of `ref`, and `route` is but for its kernel; the statistics are of all ranks' tokens together, because the 99th
+percentile of a rank says nothing about that of the batch.
+>>>>>>> main
 """
 
 from collections.abc import Sequence
@@ -13,10 +20,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ref import router_replay as ref
-from ref.router_replay import Demo, demo, gates, replay, route
+from ref.router_replay import Demo, demo, gates, replay
 from scaled.runtime.comm import gathered, summed
+from scaled.runtime.engine import fast, kernel
 
 __all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay", "route"]
+
+
+def route(
+    scores: Float[Tensor, "N E"], k: int, replayed: Int[Tensor, "N K"] | None = None, alpha: float = 0.0, normalise: bool = True
+) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
+    """`ref.router_replay.route`; on GPUs by `kernels/router_replay.py`, for scores in float32 or bfloat16."""
+    if fast(scores) and scores.dtype in (torch.float32, torch.bfloat16):
+        return kernel("router_replay").route(scores, k, replayed, alpha, normalise)
+    return ref.route(scores, k, replayed, alpha, normalise)
 
 
 def mismatch(logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> dict[str, float]:

@@ -35,7 +35,7 @@ MAY = {
 
 
 def imports(path: Path) -> set[str]:
-    """Every module that the file imports, anywhere in it, also by importlib with a literal name."""
+    """Every module that the file imports, anywhere in it, also by importlib or the engine's `kernel` with a literal name."""
     return imported(path.read_text(encoding="utf-8"), path.relative_to(ROOT).parent.parts)
 
 
@@ -48,9 +48,11 @@ def imported(source: str, package: tuple[str, ...]) -> set[str]:
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
             found |= {f"{module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
-            if node.args and isinstance(node.args[0], ast.Constant):
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            if ast.unparse(node.func) in ("importlib.import_module", "__import__"):
                 found.add(node.args[0].value)
+            elif ast.unparse(node.func) in ("kernel", "engine.kernel"):
+                found.add(f"kernels.{node.args[0].value}")
     return found
 
 
@@ -235,9 +237,67 @@ def test_a_private_name_of_another_file_is_seen(source, found):
     assert trespasses(source, ("ref",), {"_other"}) == found
 
 
+HELPERS = {"bits", "gate", "launch"}
+"""Files of kernels/ that replace nothing."""
+PARTS = {"gemm": "quant", "grouped_gemm": "quant", "experts": "quant"}
+"""Files of kernels/ that replace functions of a `ref` file that has more of them than one file should hold."""
+
+
+def kernel_files() -> list[Path]:
+    return sorted(path for path in (ROOT / "kernels").glob("*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("path", kernel_files(), ids=lambda path: path.stem)
+def test_a_kernel_has_the_file_name_and_the_signature_of_what_it_replaces(path):
+    dotted = {found: found.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for found in (ROOT / "ref").rglob("*.py")}
+    theirs = {found: importlib.import_module(name) for found, name in dotted.items() if found.stem != "__init__"}
+    ours = importlib.import_module(f"kernels.{path.stem}")
+    functions = {name for name in ours.__all__ if inspect.isfunction(getattr(ours, name))}  # what other kernels call on the device is none
+    replaced = {name for name in functions if any(name in getattr(module, "__all__", ()) for module in theirs.values())}
+    if path.stem in HELPERS:
+        assert not replaced, f"{replaced} belong beside their twins' names"
+        return
+    twins = [module for found, module in theirs.items() if found.stem == PARTS.get(path.stem, path.stem)]
+    assert len(twins) == 1, f"kernels/{path.name} must have the name of one file of ref/, or stand among HELPERS or PARTS"
+    assert replaced and replaced <= set(twins[0].__all__)
+    for name in replaced:
+        wanted, found = ([(p.name, p.kind, p.default) for p in inspect.signature(getattr(m, name)).parameters.values()] for m in (twins[0], ours))
+        assert found == wanted, name
+
+
+def called(rooms: set[str]) -> set[str]:
+    """Modules of kernels/ that files of these rooms import, themselves or by way of others there."""
+    names = {f"kernels.{path.stem}": path for path in kernel_files()}
+
+    def of(path: Path) -> set[str]:
+        return {found if found in names else found.rpartition(".")[0] for found in imports(path)} & names.keys()
+
+    found = set().union(*(of(path) for path in files() if room_of(path) in rooms))
+    while more := set().union(*(of(names[name]) for name in found)) - found:
+        found |= more
+    return {name.removeprefix("kernels.") for name in found}
+
+
+def test_kernels_have_the_callers_that_the_catalogue_promises():
+    """`scaled` calls every kernel but those of which kernels/README.md says that nothing does, and no technique names one of those."""
+    told = re.findall(r"Nothing calls `(\w+)` yet", (ROOT / "kernels" / "README.md").read_text(encoding="utf-8"))
+    assert {path.stem for path in kernel_files()} - {"gate"} - called({"scaled"}) == set(told)
+    named = {Path(technique.kernel).stem for technique in catalog.TECHNIQUES if technique.kernel}
+    assert named <= called({"scaled"})
+
+
 def test_the_walker_sees_relative_nested_and_dynamic_imports():
-    source = "def f():\n from ..x import y\n from . import z\n import a.b\n importlib.import_module('app')\n"
-    assert imported(source, ("sims", "microrepo")) == {"sims.x.y", "sims.microrepo.z", "a.b", "app"}
+    source = "def f():\n from ..x import y\n from . import z\n import a.b\n importlib.import_module('app')\n kernel('k').f()\n"
+    assert imported(source, ("sims", "microrepo")) == {"sims.x.y", "sims.microrepo.z", "a.b", "app", "kernels.k"}
+
+
+def test_nobody_knows_the_name_of_the_folder_of_kernels():
+    """Installed it is `etude_kernels`: its modules import each other relatively, and other rooms ask the engine."""
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not any(name.partition(".")[0] == "kernels" for name in named), f"{path} imports kernels by that name"
 
 
 @pytest.mark.parametrize("technique", catalog.TECHNIQUES, ids=lambda technique: technique.name)

@@ -7,18 +7,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kernels import delta, expert_rows, experts, gemm, grouped_gemm, linear_logprob, newton_schulz, quant
-from kernels.gate import excess, same_bits
 from ref import delta as ref_delta
-from ref import muon, router_replay
+from ref import muon as ref_muon
 from ref import quant as ref_quant
+from ref import router_replay as ref_router_replay
 from ref.network import linear_logprob as ref_logprob
+from scaled.runtime import engine
+
+delta = engine.kernel("delta")
+expert_rows = engine.kernel("expert_rows")
+experts = engine.kernel("experts")
+gemm = engine.kernel("gemm")
+grouped_gemm = engine.kernel("grouped_gemm")
+linear_logprob = engine.kernel("linear_logprob")
+muon = engine.kernel("muon")
+quant = engine.kernel("quant")
+router_replay = engine.kernel("router_replay")
+excess, same_bits = engine.kernel("gate").excess, engine.kernel("gate").same_bits
 
 COPY = "copy"
 
@@ -117,8 +129,8 @@ def product_ways(a: Tensor, b: Tensor, form: str) -> tuple[Callable, Callable, C
     return lambda: gemm.linear(a, b, form), lambda: (x @ w.T).bfloat16(), lambda: x.double() @ w.double().T
 
 
-def torch_scaled(left: gemm.Operand, right: gemm.Operand) -> Callable[[], Tensor] | None:
-    """torch's product of the same codes, if this torch and GPU support it."""
+def torch_scaled(left: Any, right: Any) -> Callable[[], Tensor] | None:
+    """torch's product of the same codes, each a `kernels.gemm.Operand`, if this torch and GPU support it."""
     a, b = left.data.view(torch.float8_e4m3fn), right.data.view(torch.float8_e4m3fn)
     assert left.scales is not None and right.scales is not None
     scale_a, scale_b = left.scales.T.contiguous().T, right.scales.T.contiguous()
@@ -270,9 +282,9 @@ def routers(on: str, tiny: bool) -> Iterator[Case]:
 
     def gate() -> str | None:
         for given in (None, replayed):
-            gates, chosen = expert_rows.route(scores, k, given, alpha)
-            expected, theirs = router_replay.route(scores.cpu(), k, None if given is None else given.cpu(), alpha)
-            exact, _ = router_replay.route(scores.double().cpu(), k, None if given is None else given.cpu(), alpha)
+            gates, chosen = router_replay.route(scores, k, given, alpha)
+            expected, theirs = ref_router_replay.route(scores.cpu(), k, None if given is None else given.cpu(), alpha)
+            exact, _ = ref_router_replay.route(scores.double().cpu(), k, None if given is None else given.cpu(), alpha)
             if not torch.equal(chosen.cpu(), theirs):
                 return "route chooses different experts than the reference"
             if not excess(gates.cpu(), expected, exact) <= 1:
@@ -284,13 +296,13 @@ def routers(on: str, tiny: bool) -> Iterator[Case]:
         picked = scores.softmax(-1).gather(1, chosen)
         return picked / picked.sum(-1, keepdim=True)
 
-    yield Case("router", f"{N} × {E}, top {k}", gate, {"kernel": partial(expert_rows.route, scores, k)}, {"softmax, topk, gather": eager})
+    yield Case("router", f"{N} × {E}, top {k}", gate, {"kernel": partial(router_replay.route, scores, k)}, {"softmax, topk, gather": eager})
     yield Case(
         "router with filtered replay",
         f"{N} × {E}, top {k}",
         gate,
-        {"kernel": partial(expert_rows.route, scores, k, replayed, alpha)},
-        {"ref": partial(router_replay.route, scores, k, replayed, alpha), "softmax, topk, gather": eager},
+        {"kernel": partial(router_replay.route, scores, k, replayed, alpha)},
+        {"ref": partial(ref_router_replay.route, scores, k, replayed, alpha), "softmax, topk, gather": eager},
     )
 
 
@@ -373,8 +385,8 @@ def deltas(on: str, tiny: bool) -> Iterator[Case]:
 def orthogonal(on: str, tiny: bool) -> Iterator[Case]:
     for shape in ((1, 48, 32),) if tiny else ((1, 2048, 2048), (1, 2048, 8192), (64, 768, 2048)):
         G = torch.randn(*shape, device=on)
-        ours, theirs = (partial(f, G, dtype=torch.bfloat16) for f in (newton_schulz.newton_schulz, muon.newton_schulz))
-        exact = partial(muon.newton_schulz, G.double(), dtype=torch.float64)
+        ours, theirs = (partial(f, G, dtype=torch.bfloat16) for f in (muon.newton_schulz, ref_muon.newton_schulz))
+        exact = partial(ref_muon.newton_schulz, G.double(), dtype=torch.float64)
         yield Case(
             "Newton–Schulz, bfloat16",
             " × ".join(map(str, shape)),

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-import pandas as pd
 import streamlit as st
 import torch
 
@@ -54,21 +53,36 @@ PRESETS: dict[str, list[tuple[float, int, bool]]] = {
 """Reward, length in tokens, and whether the length limit cut it off."""
 
 
-def frame(group: Sequence[tuple]) -> pd.DataFrame:
-    reward, length, cut = zip(*group, strict=True) if group else ((), (), ())
-    return pd.DataFrame({"reward": pd.array(reward, "Float64"), "length": pd.array(length, "Float64"), "cut off": pd.array(cut, "boolean")})
+Row = tuple[float | None, float | None, bool]
+"""A rollout as the table holds it; an empty cell is None."""
+COLUMNS = "reward", "length", "cut off"
+EMPTY: Row = (None, None, False)
 
 
-def encode(edited: pd.DataFrame) -> str:
+def columns(group: Sequence[Row]) -> dict[str, list]:
+    """The group for Streamlit's table, column by column. Lengths are floats, so that the table takes what `checked` is to judge; and a group
+    without rollouts has one empty row, because Streamlit tells a column's kind by what is in it."""
+    cells = [(None if r is None else float(r), None if n is None else float(n), cut) for r, n, cut in group or [EMPTY]]
+    return {name: [row[at] for row in cells] for at, name in enumerate(COLUMNS)}
+
+
+def rows(edited: dict[str, list]) -> list[Row]:
+    """What the table gives back, row by row; it also writes NaN for an empty cell."""
+    cells = ([None if cell is None or cell != cell else cell for cell in edited[name]] for name in COLUMNS)
+    found = [(reward, length, bool(cut)) for reward, length, cut in zip(*cells, strict=True)]
+    return [] if found == [EMPTY] else found
+
+
+def encode(group: Sequence[Row]) -> str:
     """The table as text for the URL: reward_length per row, followed by x if truncated, rows joined by ~; an empty cell stays empty."""
 
-    def cell(value: object) -> str:
-        return "" if pd.isna(value) else f"{value:.10g}"  # pyright: ignore[reportGeneralTypeIssues]
+    def cell(value: float | None) -> str:
+        return "" if value is None else f"{value:.10g}"
 
-    return "~".join(f"{cell(r)}_{cell(n)}{'x' if not pd.isna(c) and c else ''}" for r, n, c in edited.itertuples(index=False))
+    return "~".join(f"{cell(reward)}_{cell(length)}{'x' if cut else ''}" for reward, length, cut in group)
 
 
-def decode(text: str) -> pd.DataFrame:
+def decode(text: str) -> list[Row]:
     """The inverse of `encode`. Raises RunError for any other text."""
     group = []
     try:
@@ -80,23 +94,24 @@ def decode(text: str) -> pd.DataFrame:
         raise RunError("cannot read the group in the URL; showing the preset instead") from None
     if len(group) > 10 * MOST:
         raise RunError(f"the group in the URL has {len(group)} rollouts; showing the preset instead")
-    return frame(group)
+    return group
 
 
-def checked(edited: pd.DataFrame) -> tuple[list[float], list[int], list[bool]]:
+def checked(group: Sequence[Row]) -> tuple[list[float], list[int], list[bool]]:
     """Rewards, lengths and which rollouts were truncated. Raises RunError that names the first invalid cell."""
-    if not 2 <= len(edited) <= MOST:
-        raise RunError(f"a group needs 2 to {MOST} rollouts, got {len(edited)}: a single rollout has nothing to compare with")
-    for row, (reward, length, _) in enumerate(edited.itertuples(index=False), 1):
-        if pd.isna(reward) or not abs(reward) <= 1e6:
-            raise RunError(f"row {row}: the reward must be a number between minus and plus a million")
-        if pd.isna(length) or not 1 <= length <= LONGEST or length != int(length):
-            raise RunError(f"row {row}: the length must be a whole number of tokens from 1 to {LONGEST}")
-    reward, length, cut = (edited[name].tolist() for name in ("reward", "length", "cut off"))
-    cut = [False if pd.isna(c) else bool(c) for c in cut]
+    if not 2 <= len(group) <= MOST:
+        raise RunError(f"a group needs 2 to {MOST} rollouts, got {len(group)}: a single rollout has nothing to compare with")
+    rewards, lengths, cut = [], [], [cut for *_, cut in group]
+    for number, (reward, length, _) in enumerate(group, 1):
+        if reward is None or not abs(reward) <= 1e6:
+            raise RunError(f"row {number}: the reward must be a number between minus and plus a million")
+        if length is None or not 1 <= length <= LONGEST or length != int(length):
+            raise RunError(f"row {number}: the length must be a whole number of tokens from 1 to {LONGEST}")
+        rewards.append(reward)
+        lengths.append(int(length))
     if all(cut):
         raise RunError("every rollout was truncated: DAPO would have nothing to learn from")
-    return reward, [int(n) for n in length], cut
+    return rewards, lengths, cut
 
 
 def counts(lengths: Sequence[int], longest: int) -> dict[str, float]:
@@ -122,7 +137,7 @@ def family(rewards: Sequence[float], lengths: Sequence[int], cut: Sequence[bool]
     return found
 
 
-def editor() -> pd.DataFrame:
+def editor() -> list[Row]:
     """The table. If it differs from the preset, the URL stores it. A new link or another preset starts a new table. So does coming back
     from another page, because Streamlit has dropped the edits by then and only the URL still has them."""
     preset = st.selectbox("Begin with", list(PRESETS), key="preset", bind="query-params")
@@ -132,26 +147,28 @@ def editor() -> pd.DataFrame:
         if state["seen"] and preset != state["seen"][0] and group == state["seen"][1]:
             group = None
         state["turn"] += 1
-        state["begin"] = frame(PRESETS[preset])
+        state["begin"] = columns(PRESETS[preset])
         if group is not None:
             try:
-                state["begin"] = decode(group)
+                state["begin"] = columns(decode(group))
             except RunError as error:
                 st.error(str(error))
-    edited = st.data_editor(
-        state["begin"],
-        key=f"group-{state['turn']}",
-        num_rows="dynamic",
-        width="stretch",
-        hide_index=True,
-        column_config={
-            "reward": st.column_config.NumberColumn("reward", format="%.4g", help="reward of the rollout"),
-            "length": st.column_config.NumberColumn("length", format="%d", help="tokens that the policy wrote"),
-            "cut off": st.column_config.CheckboxColumn("cut off", help="truncated at the length limit; DAPO drops it"),
-        },
+    edited = rows(
+        st.data_editor(
+            state["begin"],
+            key=f"group-{state['turn']}",
+            num_rows="dynamic",
+            width="stretch",
+            hide_index=True,
+            column_config={
+                "reward": st.column_config.NumberColumn("reward", format="%.4g", help="reward of the rollout"),
+                "length": st.column_config.NumberColumn("length", format="%d", help="tokens that the policy wrote"),
+                "cut off": st.column_config.CheckboxColumn("cut off", default=False, help="truncated at the length limit; DAPO drops it"),
+            },
+        )
     )
     code = encode(edited)
-    code = None if code == encode(frame(PRESETS[preset])) else code
+    code = None if code == encode(PRESETS[preset]) else code
     if code is None:
         st.query_params.pop("group", None)
     elif code != st.query_params.get("group"):

@@ -42,9 +42,10 @@ from ref.network.model import save_hf as save_whole
 from scaled.network.checkpoint import load_folder, save_folder
 from scaled.network.dispatch import on_owners
 from scaled.quant import experts_swiglu as quantised
+from scaled.router_replay import route
 from scaled.runtime.comm import summed, total
 from scaled.runtime.cut import full, places
-from scaled.runtime.engine import fast
+from scaled.runtime.engine import fast, kernel
 from scaled.runtime.mesh import current
 from scaled.runtime.sharding import EXPERTS, initialise, shard
 
@@ -81,6 +82,14 @@ class MoE(ref.MoE):
             raise ValueError(f"num_experts must be a multiple of ep = {ep.size}, got {c.num_experts}")
         for name in EXPERTS if ep.size > 1 else ():
             setattr(self, name, nn.Parameter(getattr(self, name).chunk(ep.size)[ep.rank].clone()))
+
+    def route(self, x: Tensor, experts=None) -> tuple[Tensor, Tensor, Tensor]:
+        """As in `ref`; the router's own choice on GPUs by `kernels/router_replay.py`."""
+        if experts is not None or not fast(x) or x.dtype not in (torch.float32, torch.bfloat16):
+            return super().route(x, experts)
+        logits: Tensor = self.gate(x)
+        gates, experts = route(logits.float(), self.top_k, normalise=self.normalise)
+        return logits, gates.to(x.dtype), experts
 
     def mix(self, x: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
         if (form := current().compute.experts) != "model":
@@ -128,10 +137,8 @@ class Transformer(ref.Transformer):
         """As in `ref`; on GPUs by `kernels/linear_logprob.py`, without a row of logits in memory."""
         if not fast(hidden):
             return super().logprob(hidden, targets, chunk)
-        from kernels.linear_logprob import linear_logprob
-
         table = self.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        return linear_logprob(hidden, table.weight, targets)[0]
+        return kernel("linear_logprob").linear_logprob(hidden, table.weight, targets)[0]
 
     def forward(self, ids, positions=None, doc=None, cache=None, experts=None, logits=True) -> Output:
         """As in `ref`: ids, positions and doc [B/dp, T/cp], experts per layer [B·T/(dp·cp), K] or functions."""

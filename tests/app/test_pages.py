@@ -196,8 +196,8 @@ def test_edits_are_there_again_with_the_browsers_back(page, go, edit, table):
         ({0: {"length": None}}, (), (), "row 1: the length"),
         ({0: {"length": 99_999}}, (), (), "row 1: the length"),
         ({0: {"length": 600}}, (), (), "longer than the longest allowed"),
-        ({}, [{}], (), "row 9: the reward"),
-        ({}, [{"reward": 1, "length": 5}] * 30, (), "2 to 32 rollouts"),
+        ({}, [{"cut off": False}], (), "row 9: the reward"),  # a new row, as the browser sends it
+        ({}, [{"reward": 1, "length": 5, "cut off": False}] * 30, (), "2 to 32 rollouts"),
         ({}, (), range(1, 8), "2 to 32 rollouts, got 1"),
         ({}, (), range(8), "2 to 32 rollouts, got 0"),
         ({row: {"cut off": True} for row in range(8)}, (), (), "every rollout was truncated"),

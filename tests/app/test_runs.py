@@ -348,5 +348,6 @@ def test_what_stands_in_the_way_of_explore_is_one_line(monkeypatch):
         with pytest.raises(RunError, match="is in use; choose another --port"):
             cli.app(["explore", "--port", str(taken.getsockname()[1])], standalone_mode=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RunError, match="needs Streamlit: pip install streamlit"):
-        cli.app(["explore"], standalone_mode=False)
+    for words in (["explore"], ["examples"], ["bench", "explorer"]):
+        with pytest.raises(RunError, match=rf"^etude {' '.join(words)} needs Streamlit; in the clone: pip install -e '\.\[explore\]'$"):
+            cli.app(words, standalone_mode=False)

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import bits, delta, expert_rows, experts, gemm, grouped_gemm, linear_logprob, newton_schulz, quant
+from kernels import bits, delta, expert_rows, experts, gemm, grouped_gemm, linear_logprob, muon, quant, router_replay
 from ref import formats
 
 pytestmark = pytest.mark.gpu
@@ -85,12 +85,12 @@ def test_ten_runs_give_the_same_bits():
         "fp8": lambda: quant.blockwise_fp8_quantize(x, (128, 128)),
         "activation": lambda: (experts.activation(x, "mxfp8").data,),
         "log-prob": logprob,
-        "route": lambda: expert_rows.route(scores, 8, chosen, 0.5),
+        "route": lambda: router_replay.route(scores, 8, chosen, 0.5),
         "sort": lambda: expert_rows.sort_by_expert(chosen, 128),
         "permute": lambda: (expert_rows.permute(few, order, place),),
         "unpermute": lambda: (expert_rows.unpermute(rows, order, place, gates),),
         "delta": lambda: delta.encode_delta(old, new),
-        "newton-schulz": lambda: (newton_schulz.newton_schulz(matrices, dtype=torch.bfloat16),),
+        "newton-schulz": lambda: (muon.newton_schulz(matrices, dtype=torch.bfloat16),),
     }
     for form in ("bfloat16", "fp8", "mxfp8", "nvfp4-token"):
         calls[f"linear, {form}"] = lambda form=form: (gemm.linear(x, w[0], form),)

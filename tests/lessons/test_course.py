@@ -78,7 +78,13 @@ def test_etude_lesson(ask, monkeypatch, tmp_path):
     found = cli.importlib.util.find_spec
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "jupyterlab" else found(name))
     code, _, error = ask("lesson", 5)
-    assert code == 2 and "pip install jupyterlab" in error and "05_kl.ipynb" in error and not any(tmp_path.iterdir())
+    assert (
+        code == 2
+        and "pip install -e '.[course]'; or open" in error
+        and error.count("\n") == 1
+        and "05_kl.ipynb" in error
+        and not any(tmp_path.iterdir())
+    )
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     # A stand-in for Jupyter says what it was asked to open, and whether a kernel would find the lessons.

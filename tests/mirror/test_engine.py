@@ -1,12 +1,17 @@
 """Where kernels stand in the scaled network: interpreted here, they compute what `ref` computes; on their own they are not asked."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels.gate import excess
+from ref import muon as ref_muon
+from ref import router_replay as ref_router_replay
 from ref.network import Config
 from ref.network import Transformer as Reference
-from scaled import quant
+from ref.network.fast import MoE
+from scaled import muon, quant, router_replay
 from scaled.network.model import Transformer
 from scaled.runtime import engine
 
@@ -64,3 +69,65 @@ def test_quantised_experts(interpreted, forward, monkeypatch):
     # Between the products an activation may fall on the other side of a rounding: few values, by a step of the format.
     assert ((ours - theirs).abs() > 1e-5 * theirs.abs().max()).double().mean() < 0.1
     assert (ours - theirs).norm() < 0.05 * theirs.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_muon(interpreted, dtype, monkeypatch):
+    """A step's updates are orthogonalised by the kernel, at most twice as far from float64 as by `ref`; what it does not know, `ref` takes."""
+    import kernels.muon as own
+
+    asked, real = [], own.newton_schulz
+    monkeypatch.setattr(own, "newton_schulz", lambda *a, **k: asked.append(1) or real(*a, **k))
+    weights, grads = torch.randn(2, 3, 33, 20), torch.randn(2, 3, 33, 20)
+
+    def step(cls, wide, iterate):
+        p = torch.nn.Parameter(weights.to(wide, copy=True))
+        p.grad = grads.to(wide)
+        cls([p], lr=0.1, ns_dtype=iterate).step()
+        return p.detach().double()
+
+    exact = step(ref_muon.Muon, torch.float64, torch.float64)
+    assert torch.equal(step(muon.Muon, torch.float64, torch.float64), exact) and not asked
+    ours, theirs = (step(cls, torch.float32, dtype) for cls in (muon.Muon, ref_muon.Muon))
+    assert asked == [1] and (ours - exact).norm() <= 2 * (theirs - exact).norm()
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_routers(interpreted, normalise, monkeypatch):
+    """A router's own choice, by the kernel: the experts of `ref`, gates and the router's gradient three ways; what is supplied stays as it is."""
+    import kernels.router_replay as own
+
+    asked, real = [], own.route
+    monkeypatch.setattr(own, "route", lambda *a: asked.append(1) or real(*a))
+    mixture = Transformer(replace(CONFIG, norm_topk_prob=normalise)).layers[0].mlp
+    torch.nn.init.normal_(mixture.gate.weight)
+    x, up = torch.randn(9, 32), torch.randn(9, CONFIG.num_experts_per_tok)
+    found = {}
+    for name, dtype, cls in (("kernel", torch.float32, type(mixture)), ("ref", torch.float32, MoE), ("exact", torch.float64, MoE)):
+        mixture.to(dtype).zero_grad()
+        logits, gates, experts = cls.route(mixture, x.to(dtype), None)
+        (gates * up.to(dtype)).sum().backward()
+        order = experts.argsort(-1)
+        found[name] = experts.gather(1, order), gates.detach().gather(1, order), mixture.gate.weight.grad.clone()
+        assert logits.shape == (9, CONFIG.num_experts) and gates.dtype == dtype
+    assert torch.equal(found["kernel"][0], found["ref"][0]) and asked == [1]
+    for ours, theirs, exact in list(zip(*found.values(), strict=True))[1:]:
+        assert excess(ours, theirs, exact) <= 1
+    given = torch.arange(18).view(9, 2) % CONFIG.num_experts
+    mixture.to(torch.float32)
+    for ours, theirs in zip(mixture.route(x, given), MoE.route(mixture, x, given), strict=True):
+        assert torch.equal(ours, theirs)
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_replayed_routers(interpreted, alpha):
+    """`route` of the twin is the kernel, for a replay too; float64, which it does not know, is `ref`'s."""
+    scores = torch.randn(7, 6)
+    replayed = torch.rand(7, 6).argsort(-1)[:, :2]
+    gates, experts = router_replay.route(scores, 2, replayed, alpha)
+    wanted = ref_router_replay.route(scores, 2, replayed, alpha)
+    assert torch.equal(experts, wanted[1])
+    torch.testing.assert_close(gates, wanted[0])
+    for ours, theirs in zip(*(module.route(scores.double(), 2, replayed, alpha) for module in (router_replay, ref_router_replay)), strict=True):
+        assert torch.equal(ours, theirs)

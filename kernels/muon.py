@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.bits import round_bfloat16
-from kernels.launch import INTERPRETED, configs, need
 from ref.muon import COEFFICIENTS, normalised
+
+from .bits import round_bfloat16
+from .launch import INTERPRETED, configs, need
 
 __all__ = ["newton_schulz", "symmetric_product"]
 

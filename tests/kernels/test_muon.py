@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels import newton_schulz as kernels
+from kernels import muon as kernels
 from kernels.gate import excess
 from ref import muon
 
