@@ -1,7 +1,7 @@
 """Continued pretraining on many ranks: `ref/cpt.py`, where corpus, packing, schedule and losses are explained.
 
-What a rank needs of others: the target of the last token of its chunk is the first token of the next chunk, which another rank has;
-and sums over tokens are sums over ranks. The head is asked in blocks of rows, so the logits of a rank's tokens never exist at once.
+What a rank needs from others: the target of the last token in its chunk is the first token of the next chunk, which another rank has;
+and sums over tokens are sums over ranks. The head runs on blocks of rows, so the logits of all tokens of a rank never exist at once.
 
 Read files, held-out codebase, tokenizer, packed rows and schedule are the same on every rank: those functions are `ref`'s.
 """
@@ -54,7 +54,7 @@ def next_token_loss(
     logp = model.logprob(at[some], targets[some])
     loss = -(logp * scored[some]).sum()
     if not bool(loss.isfinite()):
-        raise ValueError("hidden must give finite log-probs, and some are not")
+        raise ValueError("hidden must give finite log-probs; some are not finite")
     return total(loss), summed(scored.sum()).item()
 
 
@@ -74,7 +74,7 @@ def codebase_nll(
     nll = torch.zeros((), dtype=torch.float64, device=current().device)
     for first in range(0, len(found.starts), batch):
         rows, scored = found.rows(first, batch)
-        # Rows and tokens that score nothing fill up what ranks share evenly.
+        # Padding with unscored rows and tokens, so the ranks get equal shares.
         fill = (0, -rows.shape[1] % (2 * cp if cp > 1 else 1), 0, -len(rows) % dp)
         rows, scored = (torch.nn.functional.pad(x, fill) for x in (rows, scored))
         ids, some = cut(rows).to(nll.device), cut(scored).to(nll.device)
@@ -84,5 +84,5 @@ def codebase_nll(
         nll -= logp.double().sum()
     value = summed(nll).item()
     if not math.isfinite(value):
-        raise ValueError("model must give finite log-probs, and gives others")
+        raise ValueError("model must give finite log-probs; some are not finite")
     return CodebaseNLL(value, found.tokens, found.bytes)

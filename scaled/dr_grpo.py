@@ -1,16 +1,16 @@
-"""Dr. GRPO and its family on many ranks: `ref/dr_grpo.py`, where the formulas, the traps and the glossary are.
+"""Dr. GRPO and its family on many ranks: `ref/dr_grpo.py`, which has the formulas, the pitfalls and the glossary.
 
-What is spread, and what must be added up over ranks:
+What is distributed, and what must be summed over ranks:
 
-    rollouts of a group    over dp      a baseline and a deviation are of the whole group: sums over dp
-    tokens of a rollout    over cp      its length, and GSPO's mean log-ratio, are of the whole rollout: sums over cp
-    the loss               everywhere   Σ over ranks; `budget` is the caller's one number, so nothing is averaged here
+    rollouts of a group    over dp      baseline and deviation belong to the complete group: sums over dp
+    tokens of a rollout    over cp      its length and GSPO's mean log-ratio belong to the complete rollout: sums over cp
+    the loss               everywhere   Σ over ranks; the caller passes one `budget`, so nothing is averaged here
 
-The trap is a mean. Over the rollouts that a rank happens to hold, a baseline would make the gradient depend on who computes it, and
-one rollout a rank would have no advantage at all.
+Averaging is the pitfall. With a baseline over the rollouts on one rank, the gradient would depend on the layout, and with one rollout per
+rank all advantages would be zero.
 
-`group_advantages` takes [G, n]: the same G groups on every dp rank, n of their rollouts here (n may differ, and be 0). Where packing
-has scattered rollouts, pass `rewards` [B] and `groups` [B], the number of each one's group.
+`group_advantages` takes [G, n]: the same G groups on every dp rank, with n of their rollouts here (n may differ, or be 0). If packing
+has scattered the rollouts, pass `rewards` [B] and `groups` [B], the group number of each rollout.
 """
 
 import math
@@ -37,7 +37,7 @@ def group_advantages(
 ) -> Float[Tensor, "G n"] | Float[Tensor, " B"]:
     """Advantages of this rank's rollouts, over their groups' rollouts on all dp ranks; shape of `rewards`.
 
-    ValueError as in `ref`, a group's size being its rollouts on all ranks, and for groups that are negative."""
+    Raises ValueError as in `ref`, where the size of a group counts its rollouts on all ranks, and for negative groups."""
     expect_choice("baseline", baseline, "mean", "leave_one_out")
     expect_choice("scale", scale, "none", "std")
     expect_positive("eps", eps)
@@ -62,7 +62,7 @@ def group_advantages(
     fewest, needed = count[count > 0].min().item() if bool((count > 0).any()) else 0, 1 if (baseline, scale) == ("mean", "none") else 2
     if fewest < needed:
         raise ValueError(f"rewards must be [G, N] with N ≥ {needed} for {baseline}, {scale}; got N = {int(fewest)}")
-    # Relative to the group's least reward, so that equal rewards give exact zeros.
+    # Relative to the lowest reward of the group, so equal rewards give exact zeros.
     base = least(flat.new_full((G,), math.inf).scatter_reduce(0, of, flat, "amin"), "dp")
     relative = flat - base[of]
     centred = relative - (over_group(relative) / count)[of]
@@ -113,7 +113,7 @@ def family_loss(
     expect("logp", logp, "float", len(advantages), "T")
     expect("mask", mask, "any", *logp.shape)
     if not bool(summed((mask != 0).sum())):
-        raise ValueError(f"mask must be nonzero somewhere; got {list(mask.shape)} a rank without a token of the policy")
+        raise ValueError(f"mask must be nonzero somewhere; got shape {list(mask.shape)} per rank without any token of the policy")
     if variant.drop_overlong or finished is not None:
         expect("finished", finished, "bool", len(advantages))
     return policy_loss(
@@ -154,7 +154,7 @@ def ratio_statistics(
 
 
 def selected(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None) -> tuple[Tensor, ...]:
-    """log ρ, A and weight of this rank's tokens; for the ratio of a sequence log ρ is the mean over all its tokens, here or not."""
+    """log ρ, A and weight of this rank's tokens; for sequence ratios, log ρ is the mean over all tokens of the sequence, on all ranks."""
     expect_choice("ratio", ratio, "token", "sequence")
     log_ratio, advantage, weight = ref.selected(logp, behavior_logp, advantages, mask, "token", keep)
     if ratio == "sequence":
@@ -165,7 +165,7 @@ def selected(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tens
 
 
 def _tokens(mask: Tensor, keep: Tensor | None) -> Tensor:
-    """Tokens of each rollout, on all cp ranks together, [B, 1]."""
+    """Tokens of each rollout on all cp ranks together, [B, 1]."""
     count = summed((mask != 0).sum(1), "cp")
     empty = (count == 0) if keep is None else (count == 0) & keep
     refuse("mask must be nonzero somewhere in each row", empty)

@@ -1,11 +1,11 @@
-"""Multi-token prediction on many ranks: `ref/mtp.py`, where the layers, the loss (3) and its traps are.
+"""Multi-token prediction on many ranks: `ref/mtp.py`, which has the layers, the loss (3) and its pitfalls.
 
-Depth k at position i is given token i+k and compared with the main head at i+k, and both may lie in a chunk that another rank has.
-What crosses over is little: the first k embeddings of the following chunk, and what a student needs of the teacher there (its
-centroid E_p[W], one vector a token; never logits). The teacher is computed once, where its token is.
+Depth k at position i takes token i+k and is compared with the main head at i+k; both may be in a chunk on another rank. Little
+data is sent: the first k embeddings of the next chunk, and what a student needs from the teacher there (its centroid E_p[W], one
+vector per token; never logits). The teacher is computed once, on the rank of its token.
 
-Decoding is the sampler's business, one engine a rank: those functions are `ref`'s. Layers are dense and small, so FSDP keeps them
-together from the forward to the backward pass.
+The sampler decodes, with one engine per rank, so those functions come from `ref`. The layers are dense and small, so FSDP keeps them
+gathered from the forward to the backward pass.
 """
 
 import torch
@@ -28,7 +28,7 @@ __all__ = ["MTP", "Decoder", "Generation", "MTPConfig", "accept", "mtp_loss", "p
 
 
 class MTPLayer(ref.MTPLayer):
-    """`ref.mtp.MTPLayer`, its block aware of context parallelism."""
+    """`ref.mtp.MTPLayer` with a block for context parallelism."""
 
     Block = Block
 
@@ -82,7 +82,7 @@ def mtp_loss(
     generator: torch.Generator | None = None,
     chunk: int = 1024,
 ) -> tuple[Float[Tensor, ""], float, dict[str, float]]:
-    """`ref.mtp.mtp_loss` of all ranks' tokens, the same on every rank, from this rank's. `generator` must stand alike on all ranks."""
+    """`ref.mtp.mtp_loss` of all ranks' tokens, the same on every rank, from this rank's. `generator` must be in the same state on all ranks."""
     ref.check(model, out, ids, doc, weight, kind, share, chunk)
     table = model.embed_tokens if model.config.tie_word_embeddings else model.lm_head
     prenorm, emb, head = out.prenorm, F.embedding(ids, model.embed_tokens.weight), table.weight
@@ -91,7 +91,7 @@ def mtp_loss(
     doc = torch.zeros_like(ids) if doc is None else doc
     mesh, (B, Tl) = current(), ids.shape
     T = Tl * mesh.group("cp").size
-    # What the main head at j, which predicts token j+1, weighs.
+    # Weight of the main head at j, which predicts token j+1.
     scored = (ahead(doc) == doc) & (ahead(doc) >= 0) & (places(T).to(ids.device) < T - 1)
     wide = torch.promote_types(prenorm.dtype, torch.float32)
     w = torch.ones_like(scored, dtype=wide) if weight is None else ahead(weight.to(wide))
@@ -117,7 +117,7 @@ def mtp_loss(
         loss = loss + part + (parts[1] * weighs[at]).sum()
         figures.append(torch.stack(((ce + parts[1]) @ weighs[at], (guess == parts[2]).to(wide) @ weighs[at], weighs.sum())))
     if not bool(loss.isfinite()):
-        raise ValueError("out must give finite log-probs, and its hidden states (or the layers) give others")
+        raise ValueError("out must give finite log-probs; those of its hidden states (or of the layers) are not finite")
     sums, name, K = summed(torch.stack(figures)).tolist(), "kl" if kind == "distill" else "nll", mtp.mtp.depth
     shown = {}
     for k, (value, agree, n) in enumerate(sums, 1):

@@ -1,13 +1,13 @@
-"""Muon on many ranks: `ref/muon.py`, where the method is explained.
+"""Muon on many ranks: `ref/muon.py`, which explains the method.
 
-An orthogonalised update is of a whole matrix, and FSDP leaves every rank a slice of each. Composer 2.5's Muon is sharded, with
-Newton–Schulz at the natural granularity (its release; the Composer 2 report knows Adam only). Here each matrix is made whole on one rank:
+Orthogonalising an update needs the full matrix, but with FSDP every rank has only a slice of each. Composer 2.5's Muon is sharded, with
+Newton–Schulz at the natural granularity (its release; the Composer 2 report only has Adam). Here each matrix is gathered on one rank:
 
-    experts       rank r of an efsdp group already owns whole experts where they can be dealt out evenly: nothing is sent
+    experts       rank r of an efsdp group already owns complete experts if they divide evenly: nothing is sent
     all others    matrix i goes to rank i mod n (all-to-all of slices), is orthogonalised there, and its slices come back
 
-So no rank does another's work twice, and each sends its own slice of the momentum and gets it back: two all-to-alls a step.
-Momentum and weights stay sharded. One rank: `ref`, exactly.
+No work is done twice, and each rank sends its slices of the momentum and gets them back: two all-to-alls per step. Momentum and weights
+stay sharded. On one rank, this is exactly `ref`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ def newton_schulz(G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torc
 
 
 class Muon(ref.Muon):
-    """`ref.muon.Muon` for parameters of which some, or all, are sharded (DTensor, over one mesh dimension)."""
+    """`ref.muon.Muon` for parameters that may be sharded (DTensor, over one mesh dimension)."""
 
     def orthogonalised(self, stacked: Float[Tensor, "b m n"]) -> Float[Tensor, "b m n"]:
         """As in `ref`, by the function above."""
@@ -41,7 +41,7 @@ class Muon(ref.Muon):
 
     def step_equal_shapes(self, params: list[Tensor], group: dict) -> None:
         """Equations (2) and (3) of `ref/muon.py` for parameters whose matrices share a shape."""
-        # Together go parameters of one shape that are sharded over the same ranks in the same way, or not at all.
+        # A group has parameters of one shape that are sharded over the same ranks in the same way, or not at all.
         kinds: dict[tuple[tuple[dist.ProcessGroup, int] | None, torch.Size], list[Tensor]] = {}
         for p in params:
             spread = (p.device_mesh.get_group(), dim_of(p)) if isinstance(p, DTensor) else None
@@ -61,7 +61,7 @@ class Muon(ref.Muon):
         updates, local = [p.grad.to_local() for p in params if isinstance(p.grad, DTensor)], [p.to_local() for p in params]
         torch._foreach_lerp_(buffers, updates, 1 - momentum)
         updates = torch._foreach_lerp(updates, buffers, momentum) if group["nesterov"] else buffers
-        if params[0].ndim > 2 and dim == 0:  # whole matrices lie here
+        if params[0].ndim > 2 and dim == 0:  # full matrices are on this rank
             stacked = torch.cat([update.reshape(-1, m, n) for update in updates])
             orthogonal = self.orthogonalised(stacked) if len(stacked) else stacked
             pieces = orthogonal.split([len(update.reshape(-1, m, n)) for update in updates])
@@ -73,10 +73,10 @@ class Muon(ref.Muon):
         torch._foreach_add_(local, pieces, alpha=-group["lr"] * max(1.0, m / n) ** 0.5)
 
     def _dealt(self, updates: Sequence[Tensor], params: list[DTensor], handle, dim: int) -> Sequence[Tensor]:
-        """Slices of the orthogonalised updates: update i is made whole, and orthogonalised, on rank i mod n."""
+        """Slices of the orthogonalised updates; update i is gathered and orthogonalised on rank i mod n."""
         n, me = dist.get_world_size(handle), dist.get_rank(handle)
         shape, size = params[0].shape, params[0].shape[dim]
-        step = -(-size // n)  # torch.chunk's and FSDP's division
+        step = -(-size // n)  # how torch.chunk and FSDP divide
         lengths = [max(0, min(size, (r + 1) * step) - r * step) for r in range(n)]
         mine = [i for i in range(len(params)) if i % n == me]
         rest = shape.numel() // size
@@ -115,7 +115,7 @@ def optimizers(
     weight_decay: float = 0.0,
     use_muon: bool = True,
 ) -> list[torch.optim.Optimizer]:
-    """`ref.muon.optimizers`, its Muon the one above."""
+    """`ref.muon.optimizers` with the Muon above."""
     found = ref.optimizers(model, muon_lr, adamw_lr, betas, weight_decay, use_muon)
     return [_sharded(one) if isinstance(one, ref.Muon) else one for one in found]
 

@@ -1,11 +1,11 @@
-"""The optimiser's loop on many ranks, and what every training there is told: `scaled/pretrain.py` and `scaled/rl.py` stand on it.
+"""The training loop on many ranks, and the settings of every full run; `scaled/pretrain.py` and `scaled/rl.py` use it.
 
 FOLDER/state/       checkpoints of the training (`runtime/checkpoint.py`), the last two
-FOLDER/metrics/NAME.jsonl   one line a step; what a training that begins again repeats is cut off first, so that no step stands twice
-FOLDER/ranks/       process numbers, and what ranks say when one hangs
+FOLDER/metrics/NAME.jsonl   one line per step; a resumed run first cuts off the steps that it repeats, so no step appears twice
+FOLDER/ranks/       process ids, and diagnostics of each rank if one hangs
 
-A group that died goes on from its last checkpoint and repeats the same figures, bit for bit on the same layout: all that a step needs
-is drawn from the seed and its number.
+A group that died resumes from its last checkpoint and repeats the same numbers, bit for bit on the same layout: all random numbers of a
+step depend only on the seed and the step number.
 """
 
 import dataclasses
@@ -38,46 +38,46 @@ Log = Callable[..., None]
 
 @dataclass(frozen=True)
 class Ranks:
-    """What every training on many ranks is told."""
+    """Settings of every full run."""
 
     checkpoint: str | None = None
-    """Hugging Face folder to begin from: weights and tokenizer.json."""
+    """Hugging Face folder to start from: weights and tokenizer.json."""
     steps: int = 1000
     """Optimiser steps."""
     length: int = 32_768
-    """Tokens of a row."""
+    """Tokens per row."""
     cp: int = 2
-    """Ranks that share a row's tokens."""
+    """Ranks that split the tokens of each row."""
     ep: int = 8
-    """Ranks that share a layer's experts."""
+    """Ranks that split the experts of each layer."""
     optimizer: Literal["muon", "adamw"] = "adamw"
-    """Muon for matrices with AdamW for the rest, or AdamW alone."""
+    """Muon for matrices and AdamW for the rest, or AdamW for everything."""
     muon_lr: float = 2e-3
     """Learning rate of Muon."""
     adamw_lr: float = 2e-5
     """Learning rate of AdamW."""
     max_norm: float = 1.0
-    """Norm that a step's gradient is clipped to, all weights together; 0 clips none."""
+    """Maximum gradient norm over all weights together; 0 disables clipping."""
     warmup: float = 0.02
-    """Share of the steps over which learning rates rise."""
+    """Share of the steps, at the start, over which learning rates rise."""
     decay: float = 0.2
     """Share of the steps, at the end, over which they fall."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """What is computed in; weights, gradients' sums and moments are float32."""
+    """Compute dtype; weights, gradient sums and moments are float32."""
     rematerialise: bool = True
-    """Compute a block's activations again in the backward pass instead of keeping them."""
+    """Recompute the activations of each block in the backward pass instead of keeping them."""
     dispatch: Literal["model", "fp8"] = "model"
-    """What tokens travel to their experts in: the dtype above, or E4M3 with a scale per 128 values (the report: MXFP8, per 32)."""
+    """Format of tokens sent to their experts: the dtype above, or E4M3 with a scale per 128 values (the report: MXFP8, per 32)."""
     experts: Literal["model", "mxfp8", "nvfp4-token"] = "model"
-    """What experts' products are computed in: the dtype above, or quantised (then MXFP8 in the backward pass, as in the report)."""
+    """Format of the experts' products: the dtype above, or quantised (then MXFP8 in the backward pass, as in the report)."""
     checkpoint_every: int = 50
     """Steps between two checkpoints."""
     timeout: float = 900.0
-    """Seconds that a step may take before the rank that hangs is named."""
+    """Seconds that a step may take before the run stops and names the hanging rank."""
     restarts: int = 3
-    """How often a group of which a rank died is started again."""
+    """Number of restarts after a rank dies."""
     seed: int = 0
-    """Seed of weights and of all that is drawn."""
+    """Seed of weights and of all other random numbers."""
 
     def __post_init__(self):
         self.at_least(1, "steps", "length", "cp", "ep", "checkpoint_every")
@@ -86,20 +86,20 @@ class Ranks:
         if self.length % (2 * self.cp):
             raise ValueError(f"length must be a multiple of 2 · cp = {2 * self.cp}, got {self.length}")
         if not (0 <= self.warmup and 0 <= self.decay and self.warmup + self.decay <= 1):
-            raise ValueError(f"warmup and decay must be shares of the steps, together one at most; got {self.warmup} and {self.decay}")
+            raise ValueError(f"warmup and decay must be shares of the steps that add up to at most 1; got {self.warmup} and {self.decay}")
 
     def at_least(self, least: float, *names: str) -> None:
-        """ValueError that names a setting below `least`."""
+        """Raises ValueError that names a setting below `least`."""
         for name in names:
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     def check(self, dp: int) -> None:
-        """ValueError where so many groups of ranks cannot share a step's work."""
+        """Raises ValueError if this many groups of ranks cannot split the work of a step."""
 
 
 CPU = {"length": 128, "cp": 1, "ep": 1, "dtype": "float32", "rematerialise": False, "checkpoint_every": 10, "timeout": 120.0, "steps": 40}
-"""What a rehearsal on CPUs changes."""
+"""Settings that a rehearsal on CPUs changes."""
 
 
 def changed(cls: type, name: str, doc: str, **defaults) -> type:
@@ -113,7 +113,7 @@ def changed(cls: type, name: str, doc: str, **defaults) -> type:
 
 @contextmanager
 def begun(c: Ranks, folder: Path, rank: int) -> Iterator[None]:
-    """A training: how it computes and sends, its seed, and this process's number for whoever looks for it."""
+    """Context of a training run: sets compute and communication formats and the seed, and writes this process's id to a file."""
     torch.manual_seed(c.seed)
     (folder / "ranks").mkdir(parents=True, exist_ok=True)
     (folder / "ranks" / f"{rank}.pid").write_text(str(os.getpid()))
@@ -123,8 +123,8 @@ def begun(c: Ranks, folder: Path, rank: int) -> Iterator[None]:
 
 
 def optimise(c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Callable[[int], dict[str, float]], log: Log) -> dict[str, float]:
-    """All steps: `gradients(step)` leaves a step's gradients in `model` and returns its figures, on all ranks the same. `log(step,
-    steps, **figures)` is called on rank 0. Returns the last step's figures."""
+    """Runs all steps. `gradients(step)` leaves the gradients of a step in `model` and returns its metrics, the same on all ranks. `log(step,
+    steps, **metrics)` is called on rank 0. Returns the metrics of the last step."""
     rank = dist.get_rank()
     optimizers = muon.optimizers(model, c.muon_lr, c.adamw_lr, use_muon=c.optimizer == "muon")
     base = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
@@ -159,13 +159,13 @@ def optimise(c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Cal
 
 
 def told(technique: str, c: Ranks, found: dict[str, float]) -> dict[str, str]:
-    """What the model card says of a training: how it was played, and what was measured."""
+    """Text of the model card about a training run: how it ran, and what was measured."""
     begun = "/".join(Path(c.checkpoint).parts[-3:]) if c.checkpoint else "random weights"
     return {"training": f"{technique}, {c.steps:,} steps from {begun}"} | {name: f"{value:.4g}" for name, value in found.items()}
 
 
 def keep_lines(path: Path, step: int) -> None:
-    """Cuts a metrics file back to the whole lines up to a step."""
+    """Truncates a metrics file after the complete lines up to a step."""
     kept = [line for line in read_lines(path) if line["step"] <= step]
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))

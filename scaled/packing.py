@@ -1,7 +1,7 @@
-"""Global sequence packing on many ranks: `ref/packing.py`, where cost, rule and bound are explained.
+"""Global sequence packing on many ranks: `ref/packing.py`, which explains cost, rule and bound.
 
-Every dp rank knows the costs of its own sequences. All costs are gathered (eight bytes a sequence), every rank deals all of them, and
-all come to the same result, because the rule leaves nothing to chance. `runtime/exchange.py` then sends the sequences.
+Every dp rank knows the costs of its own sequences. All costs are gathered (eight bytes per sequence). Every rank assigns all sequences
+and gets the same result, because the rule is deterministic. `runtime/exchange.py` then sends the sequences.
 """
 
 import torch
@@ -18,7 +18,7 @@ __all__ = ["Cost", "balance", "imbalance", "lay", "rows"]
 
 
 def balance(costs: Float[Tensor, " S"], ranks: int) -> Int[Tensor, " S"]:
-    """The rank of each of this rank's sequences, all ranks' sequences dealt together. ValueError as in `ref`."""
+    """The target rank of each of this rank's sequences, with the sequences of all ranks assigned together. Raises ValueError as in `ref`."""
     expect("costs", costs, "float", "S")
     parts = gathered(costs.double(), "dp")
     found = ref.balance(torch.cat(parts), ranks)
@@ -26,7 +26,7 @@ def balance(costs: Float[Tensor, " S"], ranks: int) -> Int[Tensor, " S"]:
 
 
 def imbalance(costs: Float[Tensor, " S"], rank_of: Int[Tensor, " S"], ranks: int) -> float:
-    """The fullest rank's load over the mean load, of all ranks' sequences."""
+    """The highest load of a rank over the mean load, for the sequences of all ranks."""
     loads = summed(torch.zeros(ranks, dtype=torch.float64, device=costs.device).index_add_(0, rank_of.to(costs.device), costs.double()), "dp")
     most = loads.max()
-    return 1 / float((loads / most).mean()) if float(most) else 1.0  # not most / mean: the mean of the least loads is zero
+    return 1 / float((loads / most).mean()) if float(most) else 1.0  # not most / mean: the mean of the smallest loads underflows to zero

@@ -1,22 +1,22 @@
-"""What a training step of a layout holds, sends and computes on each rank, before anyone pays for it.
+"""Estimates what a training step holds, sends and computes on each rank of a layout.
 
-    weights    every parameter is cut over its mesh (experts over ep, then efsdp; all else over all ranks), short slices padded
+    weights    every parameter is split over its mesh (experts over ep, then efsdp; all else over all ranks), short slices padded
     state      weight, gradient and the optimiser's two moments (AdamW) of this rank's slices
-    gathered   the largest set of weights that FSDP has whole at once: a block's, the next one's while it is fetched, and the root's
+    gathered   the largest set of weights that FSDP gathers at once: a block, the next one while it is prefetched, and the root
     sent       bytes of one forward and backward pass, n ranks of a group: all-gather (n − 1) slices, reduce-scatter (n − 1) slices
 
                FSDP        blocks: 2 all-gathers and 1 reduce-scatter; root (embedding, head, last norm): 1 and 1
                attention   keys and values of a layer gathered over cp; their gradients reduce-scattered
-               experts     rows there and back, and their gradients back and there; 8 bytes an expert for the counts
-               and what a block sent in the forward pass once more, where its activations are computed again
+               experts     rows there and back, and their gradients back and there; 8 bytes per expert for the counts
+               plus what a block sent in the forward pass again, if its activations are recomputed
 
-    FLOPs      6 · active weights a token, and causal attention's two products 6 · T² · heads · head_dim a layer and row
+    FLOPs      6 · active weights per token, plus causal attention's two products 6 · T² · heads · head_dim per layer and row
     time       max(FLOPs / (peak · efficiency), HBM bytes / bandwidth) + α · collectives + bytes / link bandwidth, nothing overlapped
 
-Weights, state and bytes sent are counts, equal to what torch.distributed really moved and what ranks really held; activations are
-within a tenth of what autograd really keeps (`tests/mirror/test_plan.py` measures all of them). FLOPs are the usual count. Time is a
-model with the numbers of `Hardware`, which for GPUs are data sheets' and guesses: read it as an order of magnitude. `etude bench plan`
-holds it against steps on CPUs, where the numbers can be measured (results/plan-*.json).
+Weights, state and bytes sent are exact counts: they equal what torch.distributed moves and what ranks hold. Activations are within a
+tenth of what autograd keeps (`tests/mirror/test_plan.py` measures all of these). FLOPs are the usual count. Time is a model with the
+numbers of `Hardware`, which for GPUs come from data sheets and guesses: read it as an order of magnitude. `etude bench plan` compares it
+with steps on CPUs, where the numbers can be measured (results/plan-*.json).
 """
 
 import math
@@ -36,23 +36,23 @@ class Hardware:
     """One accelerator and its links."""
 
     flops: float
-    """Peak, dense, in the training dtype, a second."""
+    """Peak FLOPs per second, dense, in the training dtype."""
     memory: float
     """Bytes."""
     bandwidth: float
-    """Of memory, bytes a second."""
+    """Memory bandwidth in bytes per second."""
     node: int
-    """Accelerators that share the fast link."""
+    """Number of accelerators that share the fast link."""
     near: float
-    """Bytes a second and direction to others of the node."""
+    """Bytes per second and direction to others in the node."""
     far: float
-    """Bytes a second and direction to other nodes, of each accelerator."""
+    """Bytes per second and direction to other nodes, per accelerator."""
     latency: float
-    """Seconds that a collective takes whatever its size (α)."""
+    """Seconds per collective, independent of its size (α)."""
     efficiency: float
-    """Share of the peak that products of this size reach: a guess."""
+    """Share of peak that matrix products of this size reach: a guess."""
     price: float
-    """Dollars an hour: a guess, for comparing layouts."""
+    """Dollars per hour: a guess, for comparing layouts."""
 
 
 HARDWARE = {
@@ -64,32 +64,32 @@ HARDWARE = {
 
 @dataclass(frozen=True)
 class Step:
-    """One rank's part of a step; bytes where nothing else is said."""
+    """One rank's part of a step; in bytes unless noted otherwise."""
 
     parameters: int
-    """Parameters of the whole network."""
+    """Parameters of the complete network."""
     active: int
     """Parameters that a token uses."""
     held: int
-    """Parameters that this rank keeps, padding of slices included."""
+    """Parameters that this rank keeps, including padding of slices."""
     weights: int
-    """Those, in the dtype they are kept in."""
+    """Their weights, in the storage dtype."""
     gradients: int
-    """Of as many parameters, in that dtype."""
+    """Their gradients, in the same dtype."""
     moments: int
-    """AdamW's two, float32."""
+    """The two moments of AdamW, in float32."""
     gathered: int
-    """Weights that are whole at once while a block is computed, in the dtype of the computation."""
+    """Weights that are gathered at once while a block is computed, in the compute dtype."""
     activations: int
-    """Kept from the forward to the backward pass (`saved`)."""
+    """Activations kept from the forward to the backward pass (`saved`)."""
     fsdp: int
     """Sent for weights and their gradients."""
     attention: int
     """Sent for keys and values."""
     experts: int
-    """Sent for expert rows, where routing is even."""
+    """Sent for expert rows, if routing is balanced."""
     collectives: int
-    """How many of them, roughly."""
+    """Approximate number of collectives."""
     tokens: int
     """Tokens of this rank."""
     flops: float
@@ -97,11 +97,11 @@ class Step:
 
     @property
     def memory(self) -> int:
-        """All that is held at the peak."""
+        """Total memory at the peak."""
         return self.weights + self.gradients + self.moments + self.gathered + self.activations
 
     def seconds(self, hardware: Hardware, layout: Layout) -> dict[str, float]:
-        """How long the parts of a step take on such hardware, nothing overlapped: compute, memory, network."""
+        """Seconds for each part of a step on this hardware, without overlap: compute, memory, network."""
         far = layout.world > hardware.node
         link = hardware.far if far else hardware.near
         inside = hardware.near if layout.ep <= hardware.node else hardware.far
@@ -113,16 +113,16 @@ class Step:
 
 
 def sliced(shape: tuple[int, ...], ranks: int, dim: int = 0) -> int:
-    """Elements of a rank's slice of a parameter, short ones padded as FSDP pads them."""
+    """Elements of a rank's slice of a parameter; short slices are padded as in FSDP."""
     return -(-shape[dim] // ranks) * (math.prod(shape) // shape[dim])
 
 
 def plan(
     config: Config, layout: Layout, rows: int, length: int, *, kept: int = 4, computed: int = 2, remake: bool = True, crossing: int | None = None
 ) -> Step:
-    """One step of `rows` rows of `length` tokens on all ranks together. `kept` and `computed`: bytes of a weight at rest and at work.
-    `remake`: a block's activations are computed again. `crossing`: expert rows that one rank sends in a layer's forward pass and that
-    it receives, together; even routing where it is not told. ValueError for rows or tokens that do not share out."""
+    """One step of `rows` rows of `length` tokens on all ranks together. `kept` and `computed`: bytes per weight in storage and in
+    compute. `remake`: activations of a block are recomputed. `crossing`: expert rows that one rank sends and receives in the forward pass
+    of a layer; default: balanced routing. Raises ValueError for rows or tokens that do not divide evenly."""
     if rows % layout.dp or length % (2 * layout.cp if layout.cp > 1 else 1):
         raise ValueError(f"rows must be a multiple of dp = {layout.dp} and length of 2 · cp = {2 * layout.cp}; got {rows} and {length}")
     with torch.device("meta"):
@@ -138,13 +138,13 @@ def plan(
         part = sliced(shape, ranks, dim)
         held += part
         moved = (ranks - 1) * part
-        # A weight is fetched in the forward and, outside the root, again in the backward pass; its gradient goes once.
+        # A weight is gathered in the forward pass and, outside the root, again in the backward pass; its gradient is sent once.
         fsdp += moved * ((1 if block == "root" else 2) * computed + computed)
         blocks[block] = blocks.get(block, 0) + math.prod(shape)
     B, T = rows // layout.dp, length // layout.cp
     D, d, K = config.hidden_size, config.head_dim, config.num_experts_per_tok
     each = B * T * 2 * config.num_key_value_heads * d * computed
-    forwards = 2 if remake else 1  # what a block sends in the forward pass it sends again when it is computed again
+    forwards = 2 if remake else 1  # recomputing a block repeats what it sent in the forward pass
     attention = (forwards + 1) * (layout.cp - 1) * each * config.num_hidden_layers
     if config.num_experts and ep > 1:
         even = 2 * B * T * K * (ep - 1) // ep if crossing is None else crossing
@@ -175,18 +175,18 @@ def plan(
 
 
 def saved(config: Config, tokens: int, remake: bool, size: int, ep: int = 1) -> int:
-    """Bytes kept from the forward to the backward pass for so many tokens, with a flash kernel's attention: of every block its input;
-    of each block, or with `remake` of the one at work, what its products and norms read. `size`: bytes of a value. What the head and
-    the loss keep is the caller's, and an allocator's rounding is left out."""
+    """Bytes kept from the forward to the backward pass for this many tokens, with flash attention: the input of every block, and what the
+    products and norms read in each block (with `remake`: only in the current one). `size`: bytes per value. Does not include the head,
+    the loss or the allocator's rounding."""
     D, d, H, G = config.hidden_size, config.head_dim, config.num_attention_heads, config.num_key_value_heads
     E, K, L = config.num_experts, config.num_experts_per_tok, config.num_hidden_layers
-    heads = (4 * H + 4 * G) * d  # what the projections gave; queries, keys, values; attention's output, twice
+    heads = (4 * H + 4 * G) * d  # outputs of the projections; queries, keys, values; the output of attention, twice
     block = tokens * size * (3 * D + heads + (H + G)) + tokens * 4 * (2 + H) + D * (H + 2 * G) * d * size
     if E:
         pad = 2 ** max(4, (tokens * K * ep // E // 16).bit_length() - 1)
-        rows = tokens * K + E // ep * pad // 2  # groups are filled up to multiples of pad, half of it on average
+        rows = tokens * K + E // ep * pad // 2  # groups are padded to multiples of pad, half of it on average
         block += rows * size * (2 * D + 4 * config.moe_intermediate_size) + tokens * (E * size + 2 * K * size + 8 * K)
-        if ep > 1:  # what came back from the ranks that own the experts, and where each row belongs
+        if ep > 1:  # results from the ranks that own the experts, and the index of each row
             block += tokens * K * (D * size + 4 * 8 + size)
     else:
         block += tokens * size * 4 * config.intermediate_size

@@ -1,17 +1,17 @@
-"""Trainings on many ranks, from a folder of code to a Hugging Face folder: what `etude run TECHNIQUE --scale full` plays.
+"""Pretraining on many ranks, from a folder of code to a Hugging Face folder: what `etude run TECHNIQUE --scale full` runs.
 
     cpt     continued pretraining: next-token loss and balance loss
-    mtp     layers distilled atop a checkpoint that stays as it is
+    mtp     layers distilled on top of a frozen checkpoint
 
 Inside torchrun, on every rank:
 
     with world(backend, timeout), mesh(dp, cp, ep):
         train("cpt", settings, folder, log)
 
-FOLDER/data/        tokenizer.json, rows.npy and doc.npy: packed once, by rank 0 or before there are ranks, and mapped into memory by all
-FOLDER/checkpoints/final    the network, in the end; what else lies there: `scaled/optimise.py`
+FOLDER/data/        tokenizer.json, rows.npy and doc.npy: packed once, by rank 0 or before the ranks start, and memory-mapped by all
+FOLDER/checkpoints/final    the final network; other files: `scaled/optimise.py`
 
-A step's rows are drawn by (seed, epoch) alone, whatever the layout.
+The rows of a step depend only on seed and epoch, not on the layout.
 """
 
 import os
@@ -43,20 +43,20 @@ __all__ = ["Full", "Rehearsal", "prepare", "train"]
 
 @dataclass(frozen=True)
 class Full(Ranks):
-    """A training on a cluster; the defaults are the report's layout for continued pretraining (§6.1), of Qwen3-30B-A3B."""
+    """Pretraining on a cluster; the defaults are the report's layout for continued pretraining (§6.1), with Qwen3-30B-A3B."""
 
     preset: Literal["qwen3_30b_a3b", "tiny"] = "qwen3_30b_a3b"
-    """Shape of the network where no checkpoint is given."""
+    """Shape of the network if there is no checkpoint."""
     corpus: str | None = None
-    """Folder of code; none: the source of the running Python's standard library."""
+    """Folder of code; none means the source of the running Python's standard library."""
     vocab_size: int = 32_768
-    """Tokens of the byte-level BPE, where no checkpoint brings one."""
+    """Number of byte-level BPE tokens, if there is no checkpoint with a tokenizer."""
     rows: int = 64
-    """Rows of a step, on all ranks together."""
+    """Rows per step, on all ranks together."""
     layers: int = 3
-    """Multi-token-prediction layers (mtp)."""
+    """Number of multi-token-prediction layers (mtp)."""
     perplexity_tokens: int = 65_536
-    """Tokens of the held-out codebase that are scored in the end; 0 scores none."""
+    """Tokens of the held-out codebase to score at the end; 0 scores none."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -92,7 +92,7 @@ Rehearsal = changed(
 
 
 def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **__: None) -> dict[str, float]:
-    """The whole training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns what was measured in the end."""
+    """The complete training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns the final measurements."""
     folder, rank = Path(folder), dist.get_rank()
     tokenizer, rows, doc, held = data(c, folder, rank)
     with begun(c, folder, rank):
@@ -119,14 +119,14 @@ def data(c: Full, folder: Path, rank: int):
     at = folder / "data"
     if rank == 0:
         prepare(c, folder)
-    while not (at / "doc.npy").exists():  # for as long as rank 0 needs; in a collective the others would give up
+    while not (at / "doc.npy").exists():  # wait as long as rank 0 needs; a collective would time out
         time.sleep(0.1)
     tokenizer = load_tokenizer(at / "tokenizer.json")
     return tokenizer, np.load(at / "rows.npy", mmap_mode="r"), np.load(at / "doc.npy", mmap_mode="r"), read(c)[1]
 
 
 def read(c: Full) -> tuple[Corpus, Corpus]:
-    """The corpus: what is learned from, and what is held out. ValueError where there is nothing to hold out."""
+    """The corpus: training part and held-out part. Raises ValueError if nothing can be held out."""
     try:
         return cpt.hold_out_codebase(read_library() if c.corpus is None else cpt.read_corpus(c.corpus))[1:]
     except ValueError as error:
@@ -138,8 +138,8 @@ def named(c: Full) -> str:
 
 
 def prepare(c: Full, folder: Path) -> None:
-    """Leaves tokenizer and packed rows in FOLDER/data, unless they are there; says so where the steps read the corpus more than once.
-    ValueError, with nothing written, for a corpus of fewer tokens than a row has."""
+    """Writes tokenizer and packed rows to FOLDER/data, unless they exist; prints a line if the steps read the corpus more than once.
+    Raises ValueError, and writes nothing, if the corpus has fewer tokens than a row."""
     at = folder / "data"
     if (at / "doc.npy").exists():
         return
@@ -154,16 +154,16 @@ def prepare(c: Full, folder: Path) -> None:
     there, wanted = int((doc >= 0).sum()), c.steps * c.rows * c.length
     if there < c.length:
         raise ValueError(
-            f"{named(c)}: {there:,} tokens to learn from are fewer than a row of {c.length:,}; choose another with --corpus, or see --set length=…"
+            f"{named(c)}: {there:,} training tokens are fewer than a row of {c.length:,}; choose another with --corpus, or see --set length=…"
         )
     if c.perplexity_tokens and len(tokenizer.encode("\n".join(held.files.values())).ids) < 2:
         raise ValueError(
-            f"{named(c)}: what is held out is a single token, and none stands before it; choose another with --corpus, or see "
+            f"{named(c)}: the held-out part is a single token, with no token before it; choose another with --corpus, or see "
             "--set perplexity_tokens=0"
         )
     if there < wanted:
         print(
-            f"corpus: {c.steps:,} steps ask for {wanted:,} tokens and it has {there:,} to learn from, so it is read {wanted / there:,.2f} times",
+            f"corpus: {c.steps:,} steps need {wanted:,} tokens and it has {there:,} for training, so it is read {wanted / there:,.2f} times",
             flush=True,
         )
     at.mkdir(parents=True, exist_ok=True)
@@ -173,16 +173,16 @@ def prepare(c: Full, folder: Path) -> None:
         (at / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     for name, array in (("rows.npy", ids), (".doc.npy", doc)):
         with open(at / name, "wb") as file:
-            # To a file itself numpy writes on its own, and does not say that a disk is full.
+            # With a real file, numpy bypasses Python and does not report a full disk.
             np.save(SimpleNamespace(write=file.write), array)  # pyright: ignore[reportArgumentType]
-    os.replace(at / ".doc.npy", at / "doc.npy")  # the last, so that who finds it finds all
+    os.replace(at / ".doc.npy", at / "doc.npy")  # written last: if it exists, all files exist
 
 
 def batch_of(c: Full, rows: np.ndarray, doc: np.ndarray, step: int) -> tuple[Tensor, Tensor]:
     """This rank's rows and documents of a step."""
     epoch, at = divmod(step * c.rows, max(len(rows) // c.rows, 1) * c.rows)
     order = np.random.default_rng((c.seed, epoch)).permutation(len(rows))[at : at + c.rows]
-    some = np.resize(order, c.rows)  # a corpus of fewer rows than a step has is repeated
+    some = np.resize(order, c.rows)  # a corpus with fewer rows than a step is repeated
     device = current().device
     ids, numbers = (cut(torch.from_numpy(x[some].astype(np.int64))).to(device) for x in (rows, doc))
     return ids, numbers
@@ -207,7 +207,7 @@ def pretrain(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: n
 
 
 def distil(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.ndarray, log: Log) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Multi-token-prediction layers atop the network as it is: the last step's figures, and the layers' tensors."""
+    """Trains multi-token-prediction layers on the frozen network; returns the metrics of the last step and the tensors of the layers."""
     layers = MTP(model.config, MTPConfig(depth=c.layers, intermediate_size=2 * model.config.hidden_size))
 
     def gradients(step: int) -> dict[str, float]:

@@ -1,13 +1,13 @@
-"""Low precision on many ranks: `ref/quant.py`, where formats and traps are explained.
+"""Low precision on many ranks: `ref/quant.py`, which explains formats and pitfalls.
 
-A scale per token, per 32 values or per 128 × 128 weights is found where the row or the weight is: those functions are `ref`'s. What
-crosses ranks is the mixture: rows go to the ranks that own their experts and are quantised there, as they would be at home.
+A scale per token, per 32 values or per 128 × 128 weights is computed on the rank of the row or weight, by the functions of `ref`. Only the
+mixture of experts crosses ranks: rows go to the ranks that own their experts and are quantised there, just as on one rank.
 
 What equals `ref`, and what cannot
-1. Forward values and the gradients of x and gates: on every layout, for scales that lie along a row. "nvfp4-tensor" takes its scale
-   from the rows that a rank happens to have: one more way in which it depends on its company.
-2. The weights' gradients sum over tokens in blocks of 32 of an expert's rows. One ep group has all rows, in the order of `ref`; where
-   several share an expert's weights (efsdp), each quantises blocks of its own rows, and the sum is another rounding of the same sum.
+1. Equal on every layout: forward values and the gradients of x and gates, for scales along a row. "nvfp4-tensor" takes its scale from the
+   rows on a rank: one more way in which it depends on other tokens.
+2. The weights' gradients sum over tokens in blocks of 32 of an expert's rows. One ep group has all rows, in the order of `ref`; if
+   several share an expert's weights (efsdp), each quantises blocks of its own rows, and the result is the same sum with other rounding.
 """
 
 from jaxtyping import Float, Int
@@ -73,7 +73,7 @@ def experts_swiglu(
     expect("w2", w2, "float", len(w13), x.shape[1], w13.shape[1] // 2)
 
     def run(rows: Tensor, ones: Tensor, local: Tensor) -> Tensor:
-        if not len(rows):  # gradients of zero, not none: others wait for this rank's
+        if not len(rows):  # zero gradients, not None: other ranks wait for them
             return rows + 0 * (w13.sum() + w2.sum())
         return own(rows, ones, w13, w2, local, forward, backward)
 

@@ -1,24 +1,24 @@
-"""Reinforcement learning on many ranks: what `etude run dr-grpo --scale full` plays, and with their parts turned on kl, length-penalty,
-self-summary and router-replay.
+"""Reinforcement learning on many ranks: what `etude run dr-grpo --scale full` runs. kl, length-penalty, self-summary and router-replay turn
+on one more part each.
 
 One step (Composer 2 technical report, §4.1, §6.1, §6.2):
 
-    every rank      gathers the newest weights into its sampler and plays its share of the G·N conversations      `share`
-    dp ranks        are dealt all segments by attention's quadratic cost, and lay them in rows                    `deal`
+    every rank      gathers the newest weights into its sampler and samples its share of the G·N rollouts         `share`
+    dp ranks        get all segments, balanced by attention's quadratic cost, and pack them in rows               `deal`
     cp ranks        take their two chunks of each row, with the experts that the sampler chose there
     all             drift from the reference → rewards → advantages over groups → one policy-gradient step        `improve`
 
 Where this file departs from the report
 1. Sampler and trainer take turns on the same ranks, so every step is on-policy.
-2. The sampler is `ref.engine.sampler`: it needs room for the whole network on every rank.
+2. The sampler is `ref.engine.sampler`: it needs memory for the complete network on every rank.
 3. k1 is charged to the reward. The report uses k1 and does not say where (`ref/kl.py`).
-4. Tasks come in the world's mix throughout: harder ones are upsampled in small runs only (`sims/recipe/reinforcement.py`).
+4. Tasks always follow the world's mix; only small runs upsample harder tasks (`sims/recipe/reinforcement.py`).
 
-The environment is the caller's: a `World` plays conversations and says what each was worth, and nothing here knows what they are about.
+The caller provides the environment: a `World` plays conversations and scores them; nothing here depends on their content.
 
 | symbol | here | shape |
 |---|---|---|
-| G, N | `prompts`, `rollouts` | conversation n of a step is of group n // N |
+| G, N | `prompts`, `rollouts` | conversation n of a step belongs to group n // N |
 | r − β·KL | `rewards` | G·N over all ranks, in order of n |
 | A | `advantages` | G·N, the same on every rank |
 | this rank's tokens | `Batch` | micro_rows, T/cp |
@@ -60,45 +60,45 @@ class Rl(Ranks):
     """RL on a cluster; the layout is the report's for RL (§6.1), CP 8 and EP 8."""
 
     cp: int = 8
-    """Ranks that share a row's tokens."""
+    """Ranks that split the tokens of each row."""
     adamw_lr: float = 1e-6
     """Learning rate of AdamW."""
     prompts: int = 64
-    """Groups of a step (G)."""
+    """Groups per step (G)."""
     rollouts: int = 16
-    """Rollouts of a group (N)."""
+    """Rollouts per group (N)."""
     max_len: int = 32_768
-    """Tokens of a context, where no summaries join several."""
+    """Maximum tokens per context, if summaries do not join several contexts."""
     micro_rows: int = 1
-    """Rows that a dp rank takes through the network at once."""
+    """Rows per dp rank in one forward pass."""
     temperature: float = 1.0
     """Sampling temperature."""
     budget_tokens: int = 4096
-    """Constant that stands for a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO divides by no length)."""
+    """Constant that replaces a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO does not divide by length)."""
     clip_low: float = 0.2
-    """Where A < 0, ratios below 1 − clip_low no longer count."""
+    """For A < 0, ratios below 1 − clip_low get no gradient."""
     clip_high: float = 0.2
-    """Where A > 0, ratios above 1 + clip_high no longer count."""
+    """For A > 0, ratios above 1 + clip_high get no gradient."""
     kl: float = 0.0
-    """β: reward that a nat of k1 against the policy before RL costs, summed over the rollout; k1 in the reward is our choice."""
+    """β: reward subtracted per nat of k1 against the policy before RL, summed over the rollout; placing k1 in the reward is our choice."""
     effort_price: float = 0.0
-    """Reward that a unit of penalised effort costs."""
+    """Reward subtracted per unit of penalised effort."""
     k: float = 0.01
     """Curvature of the length penalty C_{k,q} per unit of effort."""
     q: float = 0.5
     """Exponent of the length penalty; 0 is linear, larger bends more."""
     invalid_call: float = 0.0
-    """Reward that each invalid tool call costs."""
+    """Reward subtracted for each invalid tool call."""
     join: Literal["self", "none"] = "none"
-    """What joins contexts: self-summaries, or nothing, which leaves one."""
+    """How contexts are joined: by self-summaries, or not at all, which leaves a single context."""
     replay: Literal["none", "plain", "filtered"] = "none"
-    """Router replay: whose experts the training pass takes (its own, the sampler's, the sampler's where they are plausible)."""
+    """Router replay: experts used in the training pass (none: its own; plain: the sampler's; filtered: the sampler's if plausible)."""
     replay_alpha: float = 0.5
-    """Plausibility that filtered replay asks of an expert."""
+    """Plausibility that an expert needs in filtered replay."""
     sampler_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the sampler's copy of the weights."""
     heldout: int = 128
-    """Tasks that training never sees, played before and after; 0 plays none."""
+    """Held-out tasks for the evaluation before and after training; 0 skips it."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -108,7 +108,7 @@ class Rl(Ranks):
         if self.max_len > self.length:
             raise ValueError(f"length must hold a context of max_len = {self.max_len} tokens, got {self.length}")
         if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are the same")
+            raise ValueError(f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are identical")
         if not 0 <= self.replay_alpha <= 1:
             raise ValueError(f"replay_alpha must lie between 0 and 1, got {self.replay_alpha}")
 
@@ -116,7 +116,7 @@ class Rl(Ranks):
         ranks = dp * self.cp
         for name, n in (("prompts · rollouts", self.prompts * self.rollouts), ("heldout", self.heldout or ranks)):
             if n < ranks:
-                raise ValueError(f"{name} must be at least the number of ranks, {ranks}, so that each has a conversation; got {n}")
+                raise ValueError(f"{name} must be at least the number of ranks, {ranks}, to give each rank a conversation; got {n}")
 
 
 Rehearsal = changed(
@@ -138,43 +138,43 @@ Rehearsal = changed(
 
 @dataclass
 class Batch:
-    """Rows that go through the network at once, this rank's tokens of them, [B, T/cp]."""
+    """Rows for one forward pass; this rank's tokens, [B, T/cp]."""
 
     ids: Tensor
     doc: Tensor
-    """Number of the segment; −1 where nothing lies."""
+    """Number of the segment; −1 for padding."""
     target: Tensor
-    """The token that follows."""
+    """The next token."""
     keep: Tensor
-    """Whether the policy chose that one."""
+    """Whether the policy chose the next token."""
     behavior: Tensor
     """Its log-prob under the sampler, nats."""
     conversation: Tensor
-    """Whose it is: n."""
+    """Its conversation n."""
     experts: Tensor | None
-    """[B, T/cp, L, K] that the sampler chose; −1 where it was not asked. None for a dense network."""
+    """[B, T/cp, L, K] experts that the sampler chose; −1 where it did not run. None for a dense network."""
 
 
 @dataclass
 class Step(ref_rl.Step):
-    """What a step found: `gradients` and `gap` are this rank's parts, all else is of all ranks."""
+    """Results of a step: `gradients` and `gap` are this rank's parts, everything else covers all ranks."""
 
     mismatch: dict[str, float] = field(default_factory=dict)
     """Median and 99th percentile of |log π − log μ| over the policy's own tokens, nats."""
     load: float = 1.0
-    """The fullest dp rank's work over the mean."""
+    """The highest work of a dp rank over the mean."""
     differs: float | None = None
-    """Share of the experts that the training pass took and the sampler had not; None for a dense network."""
+    """Share of the experts that the training pass used but the sampler did not; None for a dense network."""
 
 
 def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = lambda *_, **__: None) -> dict[str, float]:
-    """The whole training on this rank; `log(step, steps, **figures)` is called on rank 0. Returns the last step's figures and success on
-    held-out tasks before and after. FOLDER/checkpoints/final holds the network in the end; what else lies there: `scaled/optimise.py`."""
+    """The complete training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns the metrics of the last step and success
+    on held-out tasks before and after. FOLDER/checkpoints/final holds the final network; other files: `scaled/optimise.py`."""
     folder, rank = Path(folder), dist.get_rank()
-    assert c.checkpoint is not None, "RL begins with a policy"
+    assert c.checkpoint is not None, "RL starts from a policy"
     with begun(c, folder, rank):
         model, reference = load_hf(c.checkpoint), load_hf(c.checkpoint) if c.kl else None
-        with torch.device("meta"):  # no room is taken before the dtype is known: `fetch` fills it
+        with torch.device("meta"):  # no memory is allocated before the dtype is known: `fetch` fills it
             sampler = Sampler(ref.Transformer(model.config), getattr(torch, c.sampler_dtype))
         sampler.model.to_empty(device=current().device)
         found = {}
@@ -195,7 +195,7 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
 
 
 def play_and_improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: Sampler, world: World, step: int) -> dict[str, float]:
-    """Plays a step's conversations and leaves their policy gradient in `model`; the figures of the step."""
+    """Samples the conversations of a step, leaves their policy gradient in `model`, and returns the metrics of the step."""
     numbers = share(c.prompts * c.rollouts).tolist()
     fetch(sampler, model, step)
     played = world.play(sampler, "rl", [step * c.prompts + n // c.rollouts for n in numbers], generator(c.seed, "rl", step))
@@ -207,13 +207,13 @@ def play_and_improve(c: Rl, model: Transformer, reference: Transformer | None, s
 
 
 def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Sequence[Played]) -> Step:
-    """`ref.rl.improve` of all ranks' conversations, of which `played` are this rank's (`share`). The gradient stands in `model`, too."""
+    """`ref.rl.improve` for the conversations of all ranks; `played` are this rank's (`share`). The gradient is in `model`, too."""
     G, N = c.prompts, c.rollouts
     numbers = share(G * N)
     batches, load = deal(c, model, played, numbers)
     device = batches[0].ids.device
 
-    # Policy and reference compute alike, with their own experts: what the sampler computes otherwise is no drift.
+    # Policy and reference compute in the same way, with their own experts: differences in the sampler are not drift.
     drift, engine = torch.zeros(2, G * N, dtype=torch.float64, device=device).unbind()
     if reference is not None:
         with torch.no_grad():
@@ -222,7 +222,7 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Se
                 for whole, part in ((drift, token_kl(now, before, "k1")), (engine, batch.behavior - now)):
                     whole.index_add_(0, batch.conversation[batch.keep], part[batch.keep].double())
         drift, engine = summed(torch.stack((drift, engine))).unbind()
-    # A dp rank's conversations are its cp ranks' shares; of the groups they belong to, other dp ranks have the rest.
+    # A dp rank has the conversations of its cp ranks; other dp ranks have the rest of their groups.
     mine = torch.cat(gathered(numbers.to(device), "cp"))
     here = torch.tensor([p.reward for p in played], dtype=torch.float64, device=device)
     rewards = torch.cat(gathered(here, "cp")) - c.kl * drift[mine]
@@ -231,7 +231,7 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Se
     total, pairs, routed = 0.0, [], []
     for batch in batches:
         logp, chosen = own_logp(model, batch, routing(c, batch), c.temperature)
-        # Packed, a row holds tokens of several rollouts: each token is handed in as a row of its own.
+        # A packed row holds tokens of several rollouts, so each token is passed as its own row.
         loss = policy_loss(
             logp.reshape(-1, 1),
             batch.behavior.reshape(-1, 1),
@@ -269,19 +269,19 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Se
 
 
 def share(n: int) -> Tensor:
-    """Numbers below n that fall to this rank: equal runs, in order of ranks."""
+    """This rank's numbers below n: equal consecutive ranges, in order of ranks."""
     group = current().group("all")
     return torch.arange(n).tensor_split(group.size)[group.rank]
 
 
 def generator(seed: int, *what: object) -> torch.Generator:
-    """What a rank draws with; drawn anew for each step, so that a training that begins again repeats what it drew."""
+    """This rank's generator for one step; it depends only on seed, step and rank, so a resumed run repeats it."""
     name = "-".join(map(str, (seed, *what, current().group("all").rank)))
     return torch.Generator(current().device).manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
 
 
 def fetch(sampler: Sampler, model: Transformer, version: int) -> None:
-    """The newest weights, whole, into this rank's sampler. All ranks together."""
+    """Gathers the newest weights into this rank's sampler; all ranks call it together."""
     with torch.no_grad():
         for (_, whole), mine in zip(sharding.wholes(model), sampler.model.parameters(), strict=True):
             mine.copy_(whole)
@@ -289,8 +289,8 @@ def fetch(sampler: Sampler, model: Transformer, version: int) -> None:
 
 
 def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -> tuple[list[Batch], float]:
-    """All ranks' conversations, dealt to dp ranks by cost and laid in rows: this rank's tokens, in as many batches as every other rank
-    has; and the fullest rank's load over the mean."""
+    """Assigns the conversations of all ranks to dp ranks by cost and packs them in rows. Returns this rank's tokens, in the same number of
+    batches as every other rank, and the highest load of a rank over the mean."""
     device, config = current().device, model.config
     dp = current().group("dp").size
     segments = [(n, s) for n, p in zip(numbers.tolist(), played, strict=True) for s in p.chain.segments]
@@ -301,7 +301,7 @@ def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -
         "conversation": [torch.full_like(s.tokens, n) for n, s in segments],
     }
     if config.num_experts:
-        # The last token of a context predicts nothing, and was not routed.
+        # The last token of a context predicts nothing and was not routed.
         columns["experts"] = [torch.nn.functional.pad(s.experts.int(), (0, 0, 0, 0, 0, 1), value=-1) for _, s in segments]
     sizes = torch.cat(gathered(torch.tensor([len(s.tokens) for _, s in segments], device=device), "cp"))
     costs = Cost.of(config)(sizes)
@@ -317,7 +317,7 @@ def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -
     held["doc"] = [torch.full((int(T),), i, device=device) for i, T in enumerate(sizes)]
     empty = {"doc": -1, "experts": -1}
     laid = {name: lay(column, row, start, shape, empty.get(name, 0)).to(device) for name, column in held.items()}
-    here, batches = places(c.length).to(device), []  # rows are this dp rank's: only their tokens are cut
+    here, batches = places(c.length).to(device), []  # rows already belong to this dp rank: only split their tokens
     for first in range(0, shape[0], c.micro_rows):
         part = {name: x[first : first + c.micro_rows, here] for name, x in laid.items()}
         batches.append(
@@ -335,19 +335,19 @@ def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -
 
 
 def routing(c: Rl, batch: Batch) -> list | None:
-    """Per layer what the training pass is told of experts."""
+    """The experts to use in the training pass, per layer."""
     if c.replay == "none" or batch.experts is None:
         return None
     K = batch.experts.shape[-1]
-    # Where the sampler was not asked, K distinct ones; no gradient comes from there.
+    # Where the sampler did not run: K distinct experts; these positions have no gradient.
     known = batch.experts.where(batch.experts >= 0, torch.arange(K, device=batch.experts.device, dtype=batch.experts.dtype))
     layers = known.long().flatten(0, 1).unbind(1)
     return list(layers) if c.replay == "plain" else [partial(replay, replayed=e, k=K, alpha=c.replay_alpha) for e in layers]
 
 
 def own_logp(model: Transformer, batch: Batch, experts: list | None, temperature: float) -> tuple[Tensor, list[Tensor]]:
-    """Log-probs [B, T/cp], at the temperature that they were sampled at, of the tokens that the policy chose, zero elsewhere, where the
-    head is not asked; and the experts taken."""
+    """Log-probs [B, T/cp] of the tokens that the policy chose, at the sampling temperature; zero elsewhere, where the head does not run. Also
+    the experts used."""
     out = model(batch.ids, doc=batch.doc, logits=False, experts=experts)
     at = batch.keep.nonzero(as_tuple=True)
     logp = model.logprob(out.hidden[at] / temperature, batch.target[at])
@@ -369,5 +369,5 @@ def everyone(values: Sequence[float]) -> float:
 
 
 def means(played: Sequence[Played]) -> dict[str, float]:
-    """Of each figure the mean over all ranks' conversations."""
+    """The mean of each metric over the conversations of all ranks."""
     return {name: everyone([p.figures[name] for p in played]) for name in sorted(played[0].figures)}

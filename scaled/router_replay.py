@@ -1,9 +1,16 @@
-"""Router replay on many ranks: `ref/router_replay.py`, where the rule and the glossary are.
+"""Router replay on many ranks: `ref/router_replay.py`, which has the rule and the glossary.
 
+<<<<<<< HEAD
+A token's experts are replayed on the rank of the token: indices are split like ids (`runtime/cut.py`), [B, T, K] per layer, and passed to
+this rank's forward pass, whose router scores the same tokens. The choice does not depend on which rank owns an expert, so `replay`,
+`gates` and `route` are those of `ref`. The statistics cover the tokens of all ranks, because the 99th percentile of one rank says
+nothing about that of the batch.
+=======
 A token's experts are replayed where the token is: indices are cut like ids (`runtime/cut.py`), [B, T, K] a layer, and given to this
 rank's forward pass, whose router scores the same tokens. Which rank owns an expert does not matter to who chooses it. So `replay`
 and `gates` are those of `ref`, and `route` is but for its kernel; the statistics are of all ranks' tokens together, because the 99th
 percentile of a rank says nothing about that of the batch.
+>>>>>>> main
 """
 
 from collections.abc import Sequence
@@ -30,19 +37,19 @@ def route(
 
 
 def mismatch(logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> dict[str, float]:
-    """`ref.router_replay.mismatch` of all ranks' sampled tokens; a rank may have none, all together must have one."""
+    """`ref.router_replay.mismatch` for the sampled tokens of all ranks; a rank may have none, but at least one rank must have some."""
     ref.check_log_probs(logp, behavior, mask)
     pairs = torch.cat(gathered(torch.stack((logp[mask], behavior[mask]), 1).double()))
     return ref.mismatch(pairs[:, 0], pairs[:, 1], torch.ones(len(pairs), dtype=torch.bool, device=pairs.device))
 
 
 def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "N K"]]) -> dict[str, float]:
-    """`ref.router_replay.differing` of all ranks' tokens, each of which weighs the same wherever it is; a rank may have none, all together
-    must have one."""
+    """`ref.router_replay.differing` for the tokens of all ranks, with equal weights; a rank may have none, but at least one rank must have
+    some."""
     ref.check_experts(ours, theirs)
     found = ref.differing(ours, theirs) if len(ours[0]) else {"decisions": 0.0, "tokens": 0.0}
     n = torch.tensor(float(len(ours[0])), dtype=torch.float64, device=ours[0].device)
     shares, tokens = summed(torch.tensor(list(found.values()), dtype=torch.float64, device=n.device) * n), summed(n)
     if not tokens:
-        raise ValueError("ours must hold experts of at least one token, on all ranks together")
+        raise ValueError("ours must hold experts of at least one token on some rank")
     return dict(zip(found, (shares / tokens).tolist(), strict=True))

@@ -1,15 +1,14 @@
-"""Self-summarisation on many ranks: `ref/self_summary.py`, where chains are explained.
+"""Self-summarisation on many ranks: `ref/self_summary.py`, which explains chains.
 
-Sampling is another engine's: each dp rank plays conversations of its own with its own sampler, so `rollout_chains` and
-`converse_chain` are those of `ref`. Training is where chains come apart: packing (`scaled/packing.py`) puts segments where there is
-room, and those of one chain on different ranks.
+Each dp rank samples its own conversations with its own sampler, so `rollout_chains` and `converse_chain` are those of `ref`. In training,
+chains are split: packing (`scaled/packing.py`) puts segments wherever they fit, so the segments of one chain may be on different ranks.
 
     advantages [C]   of all chains, the same on every rank (`scaled.dr_grpo.group_advantages` over chains)
-    chains           the same C chains on every rank, each with the segments that this rank holds; it may hold none
+    chains           the same C chains on every rank, each with the segments on this rank, possibly none
     spread(…)        one advantage for each segment here
 
-Nothing is divided by a number of segments, here or elsewhere, so it does not matter where they are: the sum over ranks of
-A_c · (tokens of c here) is A_c · (tokens of c).
+Nothing is ever divided by the number of segments, so their location does not matter: the sum over ranks of A_c · (tokens of c here) is
+A_c · (tokens of c).
 """
 
 from collections.abc import Sequence
@@ -26,8 +25,8 @@ __all__ = ["Chain", "Chaining", "Demo", "Segment", "converse_chain", "demo", "ro
 
 
 def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Tensor, " S"]:
-    """Advantages of C chains → one for each of their segments on this rank, in order. ValueError as in `ref`, a chain being without
-    segments when no rank has one."""
+    """Advantages of C chains → one for each of their segments on this rank, in order. Raises ValueError as in `ref`; a chain has no segments
+    if no rank holds one."""
     if not chains:
         raise ValueError("chains must hold at least one chain")
     expect("advantages", advantages, "float", len(chains))

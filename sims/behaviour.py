@@ -11,20 +11,20 @@ from sims.recipe.settings import Payment
 __all__ = ["MEASURES", "figure", "helpers_read", "measure", "turns_of"]
 
 MEASURES = ("success", "tokens", "turns", "calls", "invalid", "effort", "finished", "tried", "both", "together", "solved_tokens")
-"""Per rollout: hidden tests pass; tokens written; turns; valid calls; invalid ones; effort; whether the agent ended the episode;
-whether it wrote a body; read all helpers; read all in one turn; its tokens where it succeeded, else 0."""
+"""Per rollout: hidden tests pass; tokens written; turns; valid calls; invalid calls; effort; whether the agent ended the episode;
+whether it wrote a body; read all helpers; read them all in one turn; its tokens if it succeeded, else 0."""
 RATIOS = {"calls_per_turn": ("calls", "turns"), "read_together": ("together", "both"), "tokens_if_solved": ("solved_tokens", "success")}
-"""Figures that are ratios of two means: (of, over)."""
+"""Ratios of two means: (numerator, denominator)."""
 
 
 def turns_of(episode: Episode) -> list[str]:
-    """What the policy said, turn by turn."""
+    """The policy's turns as text."""
     turns = [episode.rollout.tokens[where].tolist() for where, own in parted(episode.rollout, episode.stop) if own]
     return [episode.language.decode(turn[:-1] if turn[-1] == episode.stop else turn) for turn in turns]
 
 
 def helpers_read(task: Task, turns: Sequence[str]) -> tuple[bool, bool]:
-    """Whether all of the task's helpers (two at least) were read, and whether one turn read them all."""
+    """Whether all helpers of the task (at least two) were read, and whether one turn read them all."""
     reads = [{line.rstrip()[5:] for line in turn.split("\n") if line.startswith("read ")} for turn in turns]
     helpers = set(task.helpers)
     both = len(helpers) > 1 and helpers <= set().union(*reads)
@@ -32,7 +32,7 @@ def helpers_read(task: Task, turns: Sequence[str]) -> tuple[bool, bool]:
 
 
 def measure(episodes: list[Episode], tasks: Sequence[Task], n: int, payment: Payment) -> np.ndarray:
-    """Means over the n rollouts of each task, which lie side by side: [tasks, MEASURES]. Effort has the weights of `payment`."""
+    """Means over the n rollouts of each task, which are adjacent: [tasks, MEASURES]. Effort uses the weights of `payment`."""
     rows = []
     for number, e in enumerate(episodes):
         v, own = e.verdict, int(e.rollout.sampled.sum())

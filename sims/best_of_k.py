@@ -1,16 +1,16 @@
-"""Figure 5: while the average reward rises, does best-of-K rise too? Held-out tasks are looked at along RL.
+"""Figure 5: while the average reward rises, does best-of-K rise, too? Measured on held-out tasks during RL.
 
-    etude figure best-of-k              about 13 minutes on two threads; begins at the SFT checkpoint of runs/small (make small)
+    etude figure best-of-k              about 13 minutes on two threads; starts from the SFT checkpoint of runs/small (make small)
     etude figure best-of-k --quick
 
-RL as in the recipe, but shorter: several trainings that differ in their seed only. At the beginning, at the end and twice between,
-each plays the same held-out tasks n times. From the c successes of a task among its n comes the unbiased estimate of pass@K for
-every K ≤ n. Intervals are bootstrapped over tasks, differences are paired by task; what the choice of a training's seed adds is
-not in them, so a claim must also hold in every training by itself.
+RL as in the recipe, but shorter: several training runs that differ only in their seed. At the beginning, at the end and twice in between,
+each plays the same held-out tasks n times. A task with c successes in n rollouts gives the unbiased estimate of pass@K for
+every K ≤ n. Intervals are bootstrapped over tasks, and differences are paired by task. They do not include the variation between
+training seeds, so a claim must also hold in each training run alone.
 
-What to look for: pass@1 is the average reward. If RL only sharpened (made likely what was reachable anyway), pass@1 would climb
-up to a pass@16 that stays; if it widens what is reachable, pass@16 climbs as well. Both can be true, so the gap between the two
-is given beside them.
+What to look for: pass@1 is the average reward. If RL only sharpens (makes likely what was reachable anyway), pass@1 climbs towards a
+constant pass@16. If RL widens what is reachable, pass@16 climbs as well. Both can be true, so the gap between the two is reported
+next to them.
 """
 
 import itertools
@@ -38,27 +38,27 @@ __all__ = ["Experiment", "experiment", "picture"]
 
 @dataclass(frozen=True)
 class Experiment:
-    """How long is trained, and how closely it is looked at."""
+    """Length of training and precision of the measurements."""
 
     run: str = "runs/small"
-    """A finished run of the recipe, at whose SFT checkpoint RL begins (empty: a tiny recipe that has learned nothing is played
-    first)."""
+    """A finished run of the recipe; RL starts from its SFT checkpoint (empty: first run a tiny recipe that has learned
+    nothing)."""
     trainings: int = 3
-    """RL trainings from that checkpoint; the first has the recipe's own seed."""
+    """RL training runs from that checkpoint; the first has the recipe's own seed."""
     steps: int | None = 75
-    """RL steps of each, fewer than the recipe's so that three trainings take a quarter of an hour; none: as many as it takes."""
+    """RL steps of each training run, fewer than in the recipe, so three take a quarter of an hour; none: as many as in the recipe."""
     looks: tuple[float, ...] = (0.0, 0.33, 0.67, 1.0)
-    """When held-out tasks are played, as shares of the steps; the first and the last are what the claims compare."""
+    """When to play held-out tasks, as shares of the steps; the claims compare the first and the last."""
     tasks: int = 160
     """Held-out tasks, in the world's mix of depths."""
     samples: int = 16
-    """Rollouts of each task at each look: the largest K."""
+    """Rollouts per task at each look; the largest K."""
     middle: int = 4
-    """The K between 1 and `samples` that a claim is made about."""
+    """The K between 1 and `samples` that one claim is about."""
     resamples: int = 2000
     """Bootstrap resamples, over tasks."""
     seed: int = 0
-    """Seed of the looks and, added to the recipe's, of the trainings."""
+    """Seed of the looks; added to the recipe's seed, it is that of the training runs."""
 
     @classmethod
     def quick(cls) -> "Experiment":
@@ -66,7 +66,7 @@ class Experiment:
 
 
 def training(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) -> list[dict]:
-    """One training: {step, solved} at each look, `solved` being the successes of every held-out task among its samples."""
+    """One training run: {step, solved} at each look; `solved` counts the successes of every held-out task among its samples."""
     steps = recipe.rl.steps if c.steps is None else c.steps
     stage = run.stage(f"rl-{number}", total=max(steps, 1), unit="tokens")
     if stage.finished:
@@ -85,7 +85,7 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) -
 
     policy, reference = (load_checkpoint(root, config, "sft", with_mtp=False)[0] for _ in range(2))
     learn(stage, config, policy, None, reference, language, look)
-    # From the stage's metrics, because an earlier process may have taken some of the looks.
+    # From the stage's metrics, because an earlier process may have done some of the looks.
     lines = read_lines(stage.metrics_path)
     looks = [{"step": line["step"], "solved": line["solved"]} for line in lines if "solved" in line]
     return stage.finish({"looks": looks})["looks"]
@@ -97,21 +97,21 @@ def curves(solved: np.ndarray, n: int) -> np.ndarray:
 
 
 def crossing(before: np.ndarray, after: np.ndarray) -> int | None:
-    """The smallest K at which the mean curve after [K] is no longer above that before; None when it is above at every K."""
+    """The smallest K at which the mean curve after RL [K] is no longer above the one before RL; None if it is above at every K."""
     return next((k for k, (b, a) in enumerate(zip(before, after, strict=True), 1) if a <= b + 1e-12), None)
 
 
 def churn(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float | None]:
-    """Of all tasks, averaged over trainings, from successes [trainings, tasks]: the share never solved before and solved after;
-    solved before and never after; and, as what chance alone does, never solved in one training's look before and solved in
-    another's look at the same policy (None for a single training)."""
+    """Shares of all tasks, averaged over training runs, from successes [trainings, tasks]: never solved before but solved after; solved
+    before but never after; and, as the effect of chance alone, never solved in one run's look before RL but solved in another run's look at
+    the same policy (None for a single training run)."""
     gained, lost = ((before == 0) & (after > 0)).mean(), ((before > 0) & (after == 0)).mean()
     pairs = [((a == 0) & (b > 0)).mean() for a, b in itertools.permutations(before, 2)]
     return float(gained), float(lost), float(np.mean(pairs)) if pairs else None
 
 
 def experiment(run: Run, config: Experiment) -> dict:
-    """The trainings, the curves at every look, and the verdicts."""
+    """The training runs, the curves at every look, and the verdicts."""
     c = config
     root, recipe = agent(run, c.run, c.seed)
     looks = [training(run, c, root, recipe, number) for number in range(c.trainings)]
@@ -154,15 +154,15 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 
 def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment) -> list[dict]:
-    """Claims from the successes [trainings, tasks] at the first and at the last look: that pass@K rises, which its interval and every
-    training have to say. Best-of-`samples` is what tells widening from sharpening."""
+    """Claims that pass@K rises, from the successes [trainings, tasks] at the first and at the last look; the interval and every training run
+    must show it. Best-of-`samples` distinguishes widening from sharpening."""
     n = c.samples
     before, after = curves(solved_before, n), curves(solved_after, n)  # trainings, tasks, K
     change, start, end = after - before, before.mean((0, 1)), after.mean((0, 1))
 
     def rise(name: str, says: str, k: int, more: str = "") -> dict:
         each = change[:, :, k - 1].mean(1)
-        # Rounded, so that gains and losses of as many tasks cancel to zero and not to the last bit of a float.
+        # Rounded, so that equal gains and losses cancel to exactly zero.
         gain = {end: round(v, 12) for end, v in bootstrap(change[:, :, k - 1].mean(0), n=c.resamples).items()}
         return claim(
             name,
@@ -195,7 +195,7 @@ def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment)
 
 
 def picture(found: dict, path: Path) -> None:
-    """Left, Figure 5: average and best-of-K along RL. Middle: pass@K over K. Right: what RL added at each K."""
+    """Left, Figure 5: average and best-of-K during RL. Middle: pass@K against K. Right: what RL added at each K."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     rows = [row for row in found["rows"] if row["part"] == "all"]

@@ -1,7 +1,7 @@
-"""One training of Figure 2 (`sims/cpt_rl.py`): a budget and a seed → pretraining → SFT → RL → what is measured on it.
+"""One training run of Figure 2 (`sims/cpt_rl.py`): a budget and a seed → pretraining → SFT → RL → measurements.
 
-Each is a run of the recipe in a folder of its own, without MTP layers, so that a dead experiment goes on inside the training
-and the stage in which it died.
+Each is a run of the recipe in its own folder, without MTP layers. An experiment that died can therefore resume in the training run
+and stage where it stopped.
 """
 
 import itertools
@@ -35,32 +35,32 @@ __all__ = ["Experiment", "cut", "demonstration_nll", "heldout", "settings", "tra
 
 @dataclass(frozen=True)
 class Experiment:
-    """Budgets, and what is measured."""
+    """Budgets and measurements."""
 
     budgets: tuple[int, ...] = (125_000, 315_000, 800_000, 2_000_000)
-    """Pretraining tokens, both phases; three or more, rising."""
+    """Pretraining tokens over both phases; three or more values, increasing."""
     seeds: int = 3
-    """Trainings at each budget."""
+    """Training runs at each budget."""
     steps: int = 30
-    """RL steps of each."""
+    """RL steps of each training run."""
     last: int = 10
-    """RL steps at the end whose training reward counts."""
+    """Number of final RL steps whose training reward counts."""
     demonstrations: int = 200
-    """Held-out demonstrations whose loss is measured."""
+    """Held-out demonstrations for measuring the loss."""
     tasks: int = 200
-    """Held-out tasks that agents play, others than the demonstrations'."""
+    """Held-out tasks that agents play, different from those of the demonstrations."""
     samples: int = 4
-    """Rollouts of each."""
+    """Rollouts per task."""
     looks: int = 8
-    """Looks at the codebase's perplexity in the short-context phase."""
+    """Measurements of codebase perplexity in the short-context phase."""
     codebase_tokens: int | None = None
-    """Tokens of the held-out codebase that are scored after pretraining; none: all."""
+    """Tokens of the held-out codebase to score after pretraining; none: all of them."""
     resamples: int = 2000
     """Bootstrap resamples."""
     tiny: bool = False
-    """Networks that in seconds learn next to nothing, for --quick."""
+    """Use tiny networks that learn next to nothing in seconds, for --quick."""
     seed: int = 0
-    """Seed of the measurements; a thousand times it, plus a number, is that of the corpus and of each training."""
+    """Seed of the measurements; the seeds of the corpus and of each training run are a thousand times this, plus a number."""
 
     @classmethod
     def quick(cls) -> "Experiment":
@@ -80,13 +80,13 @@ class Experiment:
 
     def __post_init__(self) -> None:
         if len(self.budgets) < 3 or any(a >= b for a, b in itertools.pairwise(self.budgets)):
-            raise ValueError(f"budgets must be three or more and rise, got {list(self.budgets)}")
+            raise ValueError(f"budgets must be three or more increasing numbers, got {list(self.budgets)}")
         if self.seeds < 1 or not 1 <= self.last <= self.steps:
-            raise ValueError(f"seeds must be 1 or more, and last lie in 1..steps; got {self.seeds}, {self.last} of {self.steps}")
+            raise ValueError(f"seeds must be at least 1, and last must be in 1..steps; got seeds={self.seeds}, last={self.last}, steps={self.steps}")
 
 
 def settings(c: Experiment, budget: int, number: int) -> Recipe:
-    """The recipe of one training: nothing but budget and seed differs between two."""
+    """The recipe of one training run; only budget and seed differ between runs."""
     base = fill(Recipe, SMOKE if c.tiny else {})
     t = base.training
     long = budget * t.long_tokens // (t.tokens + t.long_tokens)
@@ -101,7 +101,7 @@ def settings(c: Experiment, budget: int, number: int) -> Recipe:
 
 
 def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
-    """The stage `data` of one training: rows of the common corpus in the order of its seed, as many as its budget holds, or all of them."""
+    """The stage `data` of one training run: rows of the common corpus in the order of its seed, as many as its budget needs, or all of them."""
     stage = run.stage("data", total=1, unit="steps")
     if stage.finished:
         return
@@ -120,8 +120,8 @@ def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
 
 
 def heldout(c: Experiment, config: Recipe, language: Language) -> tuple[list[Lesson], list[Task]]:
-    """Demonstrations, as imperfect as those of SFT, and tasks to be played: the same for every training, no task in both, and
-    every target and helper function held out from all that is trained on."""
+    """Demonstrations, as imperfect as those of SFT, and tasks to play. They are the same for every training run, no task is in both, and
+    every target and helper function is held out from all training data."""
     stream, rng = iter(task_stream(replace(config, seed=c.seed), "evaluation")), random.Random(f"{c.seed}-heldout-agent")
     shown = taught(stream, language, context(language, config), config.sft.noise, config.context.memory, rng)
     return list(itertools.islice(shown, c.demonstrations)), list(itertools.islice(stream, c.tasks))
@@ -129,7 +129,7 @@ def heldout(c: Experiment, config: Recipe, language: Language) -> tuple[list[Les
 
 @torch.no_grad()
 def demonstration_nll(model: Transformer, chains: list[Chain], batch: int = 32) -> list[list[float]]:
-    """[nats, tokens] of each demonstration, over the agent's own tokens, its summaries among them."""
+    """[nats, tokens] of each demonstration, over the agent's own tokens, including its summaries."""
     segments = [s for chain in chains for s in chain.segments]
     owner = torch.tensor([c for c, chain in enumerate(chains) for _ in chain.segments])
     ids, mask, _ = pad(segments)
@@ -141,7 +141,7 @@ def demonstration_nll(model: Transformer, chains: list[Chain], batch: int = 32) 
 
 
 def measure(run: Run, c: Experiment, config: Recipe) -> dict:
-    """The last stage of one training: loss after pretraining; loss on demonstrations and success, before and after RL."""
+    """The last stage of one training run: loss after pretraining; loss on demonstrations and success, before and after RL."""
     stage = run.stage("measure", total=2 * c.tasks * c.samples, unit="rollouts")
     if stage.finished:
         return stage.result()
@@ -176,9 +176,9 @@ def measure(run: Run, c: Experiment, config: Recipe) -> dict:
 
 
 def training(run: Run, c: Experiment, corpus: Path, budget: int, number: int) -> dict:
-    """One training, from its data to its measurements, as a run of the recipe inside `run`."""
+    """One training run, from data to measurements, as a run of the recipe inside `run`."""
     name = f"{budget}-{number}"
-    stage = run.stage(name, total=1, unit="trainings")
+    stage = run.stage(name, total=1, unit="runs")
     if stage.finished:
         return stage.result()
     config, root = settings(c, budget, number), run.root / "runs" / name

@@ -1,4 +1,4 @@
-"""Chains in pieces, for whoever wants to see what happened in one: roles, credit, and what its summaries kept of what was known."""
+"""Chains in pieces, to show what happened in them: roles, credit, and which known facts their summaries kept."""
 
 import itertools
 import re
@@ -15,18 +15,18 @@ from sims.recipe.settings import Memory, Recipe
 __all__ = ["notes", "pieces", "priced", "retold", "words"]
 
 STATES = ("ok", "passed", "failed")
-"""What a summary says of the body as it stands (`sims/recipe/demonstrations.py`)."""
+"""What a summary says about the current body (`sims/recipe/demonstrations.py`)."""
 
 
 def words(language: Language, tokens: Sequence[int]) -> list[str]:
-    """Every token as text by itself."""
+    """The text of every token."""
     return [language.decode([token]) for token in tokens]
 
 
 def retold(after: Transformer, before: Transformer, recipe: Recipe, language: Language, tasks: list[Task], episodes: list[Episode], n: int) -> dict:
-    """Of the chains of several contexts that `after` played, among those that succeeded the one whose summaries kept most facts and the
-    one whose kept fewest, and the same of those that did not: among groups of n rollouts whose outcomes differ, or among all where no
-    group is such. Each with its whole group, because only beside it has a reward an advantage. No chains where no rollout needed a second context."""
+    """Chains of several contexts played by `after`: among the successes, the one whose summaries kept the most facts and the one whose
+    summaries kept the fewest, and the same among the failures. Taken from groups of n rollouts with different outcomes, or from all groups if
+    there are none. Each comes with its complete group, which its advantage depends on. Empty if no rollout needed a second context."""
     several = [number for number, e in enumerate(episodes) if len(e.chain.segments) > 1]
     groups = {number: episodes[number // n * n :][:n] for number in several}
     differ = [number for number in several if len({e.verdict.tests for e in groups[number]}) > 1] or several
@@ -66,8 +66,8 @@ def retold(after: Transformer, before: Transformer, recipe: Recipe, language: La
 
 
 def priced(after: Transformer, before: Transformer, recipe: Recipe, episode: Episode) -> dict:
-    """What a rollout of `after` got, charged for its drift from `before`, in named parts, and its contexts as [given, written, of them
-    summary] tokens."""
+    """The reward of a rollout of `after` in named parts, with the charge for drift from `before`, and the [given, written, summary] token counts
+    of its contexts."""
     segments, payment = episode.chain.segments, recipe.rl.payment
     drift = reference_kl(after, before, *pad(segments), recipe.rl.temperature)[0].sum().item()
     paid = pay(episode, payment)
@@ -83,8 +83,8 @@ def priced(after: Transformer, before: Transformer, recipe: Recipe, episode: Epi
 
 
 def pieces(language: Language, recipe: Recipe, episode: Episode) -> list[list[dict]]:
-    """Per context its pieces in order: role and tokens. Roles: prompt, turn, answer, request, summary; `summary, given` and `resume`
-    where a context opens with what the last one left."""
+    """The pieces of each context in order: role and tokens. Roles: prompt, turn, answer, request, summary; `summary, given` and `resume`
+    if a context opens with the summary of the previous one."""
     how, contexts, summary = context(language, recipe), [], 0
     for number, s in enumerate(episode.chain.segments):
         tokens, found = words(language, s.tokens.tolist()), []
@@ -107,9 +107,9 @@ def pieces(language: Language, recipe: Recipe, episode: Episode) -> list[list[di
 
 
 def notes(language: Language, task: Task, episode: Episode) -> list[dict]:
-    """Per summary: its text, the one that the scripted agent would have written there, and the fate of every fact. A fact is what the
-    scripted agent says of a file, or of the body as it stands: "kept" word for word; "changed", spoken of, but not so; "lost"; "invented",
-    of a file that no context showed."""
+    """For each summary: its text, the one that the scripted agent would have written, and the fate of every fact. A fact is what the scripted
+    agent says about a file or about the current body: "kept" word for word; "changed": mentioned in other words; "lost"; "invented": about
+    a file that no context showed."""
     scripted = Lesson(language, task, [], Random(0), Memory(wordy=0.0, forgetful=0.0))
     found: list[dict] = []
     for s in episode.chain.segments:

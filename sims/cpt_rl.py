@@ -1,26 +1,27 @@
-"""Figure 2: does more continued pretraining give a lower loss after SFT, and a lower loss a higher RL reward?
+"""Figure 2: does more continued pretraining give a lower loss after SFT, and does a lower loss give a higher RL reward?
 
     etude figure cpt-rl                 55 minutes on two threads
     etude figure cpt-rl --quick
 
-The recipe at log-spaced budgets of pretraining tokens, several seeds of each: short and long context in the recipe's
-proportion, then SFT and RL that are the same for all. A seed is its own weights, order of data, demonstrations and RL tasks (none
-upsampled, or they would differ); the budgets of a seed share all of that, a smaller one reads the beginning of what a larger one
-reads. Corpus, tokenizer and the tasks of the measurements are everybody's, so that losses compare. No MTP layers: as the recipe plays
-them, they give the trunk no gradient.
+The recipe at log-spaced budgets of pretraining tokens, with several seeds each: short and long context in the recipe's
+proportion, then the same SFT and RL for all. Each seed has its own weights, data order, demonstrations and RL tasks (without
+upsampling, which would make the tasks differ). The budgets of a seed share all of that; a smaller budget reads the beginning of what a
+larger one reads. Corpus, tokenizer and measurement tasks are common to all, so losses are comparable. There are no MTP layers: in the
+recipe they give the trunk no gradient.
 
-Measured on each: loss on the held-out codebase, along pretraining and after it; cross-entropy after SFT on the agent's own
-tokens of demonstrations on held-out tasks, as imperfect as SFT's; and two rewards after the same number of RL steps: success on
-other held-out tasks, and the training reward of the last steps. `rl.gate` is 0 here: a weak policy goes through RL like a
-strong one, although penalties may then teach it little but to stop.
+Measured for each run: loss on the held-out codebase, during and after pretraining; cross-entropy after SFT on the agent's own
+tokens in demonstrations on held-out tasks, as imperfect as those of SFT; and two rewards after the same number of RL steps: success on
+other held-out tasks, and the training reward of the last steps. `rl.gate` is 0 here: weak policies go through RL like
+strong ones, although penalties may teach them little but to stop.
 
-Rules of the verdicts, fixed before this was played: a loss falls log-linearly when the slope's interval lies below 0 and the
-line explains 95% of the variance; a loss foretells the reward, between budgets, when the slope's interval over seeds lies below 0,
-and over tasks as well; budgets order the reward when every step to the next budget adds success beyond its interval, and the
+Rules of the verdicts, fixed before the experiment ran: a loss falls log-linearly if the interval of the slope is below 0 and the
+line explains 95% of the variance; a loss predicts the reward, between budgets, if the interval of the slope over seeds is below 0,
+and the interval over tasks, too; budgets order the reward if every step to the next budget adds success beyond its interval, and the
 training rewards come in the same order.
 
-Power. A seed gives one slope over its four budgets, and three seeds decide. Success of a training moves by 0.03 by chance and the
-losses span 0.09 nats, so a slope moves by 0.4 per nat, and three resolve 1: a tenth of success from the least to the largest budget.
+Power. A seed gives one slope over its four budgets, and three seeds decide. The success of a training run varies by 0.03 by chance and
+the losses span 0.09 nats, so a slope varies by 0.4 per nat. Three seeds resolve 1: a tenth of success from the smallest to the largest
+budget.
 """
 
 import itertools
@@ -38,7 +39,7 @@ __all__ = ["Experiment", "experiment", "picture"]
 
 
 def experiment(run: Run, config: Experiment) -> dict:
-    """Every training, smallest budgets first; fits, intervals, verdicts."""
+    """Every training run, smallest budgets first; fits, intervals, verdicts."""
     c, corpus = config, run.root / "corpus"
     largest = settings(c, c.budgets[-1], 0)
     with Run.open(corpus, "recipe", largest, resume=corpus.exists(), checkpoint_seconds=run.checkpoint_seconds) as inner:
@@ -53,7 +54,7 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 
 def row(f: dict, c: Experiment) -> dict:
-    """One training in figures."""
+    """The numbers of one training run."""
     before, after = f["sft"], f["final"]
     loss_before, loss_after = trends.loss_of(np.array([before["nll"], after["nll"]]))
     return {
@@ -90,12 +91,12 @@ def steps(c: Experiment) -> list[str]:
 
 
 def fitted(found: list[dict], c: Experiment) -> dict:
-    """All fits, from the trainings in the order of `experiment`."""
+    """All fits, from the training runs in the order of `experiment`."""
     budgets, nll = np.array([f["budget"] for f in found]), np.array([f["sft"]["nll"] for f in found])
-    # One number a training: the steps of a training depend on each other, and are no sample of anything.
+    # One number per training run: the steps of a run depend on each other and are not an independent sample.
     success, reward = np.array([f["final"]["success"] for f in found]), np.array([[np.mean(f["reward"][-c.last :])] for f in found])
     ends = [np.array([f["tokens"]]) for f in found], [np.array([f["codebase_loss"]]) for f in found]
-    # Along training: at full learning rate only, between warm-up and the decay of the long phase.
+    # During training: only at full learning rate, between warm-up and the decay of the long phase.
     full = [[look for look in f["looks"] if look["phase"] == "cpt" and look["lr"] == 1] for f in found]
     along = [np.array([k["tokens"] for k in some]) for some in full], [np.log([k["ppl"] for k in some]) for some in full]
     return {
@@ -194,7 +195,7 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
 
 
 def picture(found: dict, path: Path) -> None:
-    """Left and middle, Figure 2 left: loss after SFT against both rewards. Right, Figure 2 right: perplexity over tokens."""
+    """Left and middle, Figure 2 left: loss after SFT against both rewards. Right, Figure 2 right: perplexity against tokens."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 

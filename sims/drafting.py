@@ -1,12 +1,12 @@
-"""What a draft costs and what it saves: how often it is accepted, what it costs pass by pass, and the speed-up that theory makes of it.
+"""What drafts cost and save: how often they are accepted, the cost of each kind of pass, and the speed-up that theory predicts.
 
-Both trainings of `etude figure mtp` are measured by this. arXiv:2211.17192, theorem 3.8, with α the chance that a draft stands, γ drafts
-a cycle, and c the cost of a draft in passes of the target:
+Measures both training experiments of `etude figure mtp`. arXiv:2211.17192, theorem 3.8, where α is the probability that a draft is
+accepted, γ the number of drafts per cycle, and c the cost of a draft in passes of the target:
 
     speed-up = (1 − α^(γ+1)) / ((1 − α)(γc + 1))
 
-It takes a pass over γ + 1 rows to cost no more than one over a single row, and text to be one long turn. An agent's turns are
-short, and their first pass reads a prompt or an observation with nothing drafted: `with_turns` counts that, too.
+It assumes that a pass over γ + 1 rows costs no more than one over a single row, and that the text is one long turn. An agent's turns
+are short, and their first pass reads a prompt or an observation without drafts: `with_turns` counts that, too.
 """
 
 import itertools
@@ -46,12 +46,12 @@ __all__ = [
 ]
 
 FULL = "recall, ahead"
-"""All drafts, and ours besides: turns' beginnings recalled, turns handed over before they are verified."""
+"""All drafts plus our own methods: recall the beginnings of turns, and execute turns before they are verified."""
 SPENT = ("opening", "single", "verify", "guess")
 LONGEST = 64
-"""Turns of more tokens count as this long."""
+"""Longer turns count as this many tokens."""
 GREEDY, EXPECTED = 1, 2
-"""Columns of what `acceptance` counts."""
+"""Columns of the counts of `acceptance`."""
 
 
 @dataclass(frozen=True)
@@ -59,35 +59,35 @@ class Experiment:
     """Sizes of all parts."""
 
     run: str = "runs/small"
-    """A finished run of the recipe (empty: a tiny recipe that has learned nothing is played first)."""
+    """A finished run of the recipe (empty: first run a tiny recipe that has learned nothing)."""
     tokens: int = 400_000
-    """Tokens that every set of layers is trained on."""
+    """Training tokens for each set of layers."""
     seeds: int = 4
     """Repetitions: initial weights and the order of batches."""
     rates: tuple[float, ...] = (0.5, 1.0, 2.0)
     """Learning rates, as multiples of the recipe's."""
     looks: tuple[float, ...] = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
-    """Shares of the tokens after which the layers are measured."""
+    """When to measure the layers, as shares of the tokens."""
     heldout_tokens: int = 16_384
     """Tokens of held-out text."""
     repetitions: int = 3
-    """Repetitions of the joint trainings."""
+    """Repetitions of the joint training."""
     epochs: int = 2
-    """Epochs of SFT in them."""
+    """Epochs of SFT in the joint training."""
     demonstrations: int = 200
-    """Held-out demonstrations on which they are measured."""
+    """Held-out demonstrations for measuring the joint training."""
     tasks: int = 48
-    """Held-out tasks that are decoded."""
+    """Held-out tasks to decode."""
     rounds: int = 3
-    """Times that each is, in each way."""
+    """Number of times that each task is decoded with each method."""
     resamples: int = 1000
     """Bootstrap resamples."""
     seed: int = 0
-    """Seed of everything drawn."""
+    """Seed of all random numbers."""
 
     def __post_init__(self):
         if 1.0 not in self.rates or self.looks[-1] != 1:
-            raise ValueError(f"rates must hold 1.0 and looks end with 1, got {self.rates} and {self.looks}")
+            raise ValueError(f"rates must contain 1.0 and looks must end with 1, got {self.rates} and {self.looks}")
 
     @classmethod
     def quick(cls) -> "Experiment":
@@ -109,7 +109,7 @@ class Experiment:
 
 @torch.no_grad()
 def acceptance(mtp: MTP, trunk: Transformer, out, ids: Tensor, doc: Tensor, weight: Tensor | None = None, chunk: int = 4096) -> np.ndarray:
-    """[rows, depth, 3] of the text: positions scored, greedy drafts that are the main head's choice, and Σ min(p, q); on the
+    """[rows, depth, 3] for the text: number of scored positions, greedy drafts that equal the main head's choice, and Σ min(p, q), on the
     positions that `mtp_loss` scores."""
     scored = (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
     b, j = (scored if weight is None else scored & (weight[:, 1:] != 0)).nonzero(as_tuple=True)
@@ -131,8 +131,8 @@ def curve(counts: np.ndarray, column: int) -> np.ndarray:
 
 
 class Timed(Decoder):
-    """Tells its passes apart: turns' openings, passes over one row, passes that verify drafts; and the drafting between them.
-    Not for turns handed over early, whose passes do several things at once."""
+    """Times its passes by kind: openings of turns, passes over one row, passes that verify drafts; and the drafting between them.
+    Does not work for turns executed early, whose passes do several things at once."""
 
     def reset(self, forget: bool = False) -> None:
         super().reset(forget)
@@ -151,7 +151,7 @@ class Timed(Decoder):
         started = time.perf_counter()
         taken = super().settle(x, draft, q, stop, counts)
         self.count(self.kind, time.perf_counter() - started, 0)
-        # Drafts behind the first that fell were never put to the test.
+        # Drafts after the first rejected one were never tested.
         self.tried, self.stood = self.tried + min(taken + 1, len(draft)), self.stood + taken
         return taken
 
@@ -172,9 +172,9 @@ class Timed(Decoder):
 
 
 def decode(root: Path, recipe: Recipe, c: Experiment, progress) -> dict:
-    """The last agent's greedy rollouts of held-out tasks at batch 1: plain, with 1 … D drafts a cycle, and with all of ours;
-    every task in every way, in turn. Per way and task, summed over rounds: seconds, tokens, the sums of `Timed`, and whether
-    the tokens are plain decoding's."""
+    """The last agent's greedy rollouts of held-out tasks at batch size 1: plain, with 1 … D drafts per cycle, and with all our methods;
+    every task with every method in turn. Per method and task, summed over rounds: seconds, tokens, the sums of `Timed`, and whether
+    the tokens equal those of plain decoding."""
     model, mtp = load_checkpoint(root, recipe, "final")
     language, r, depth = language_of(root), recipe.rl, recipe.mtp.layers.depth
     plain = Timed(model, max_len=r.max_len)
@@ -220,9 +220,9 @@ def predicted(alpha: float, drafts: int, cost: float) -> float:
 
 
 def with_turns(alpha: float, drafts: int, cost: float, verify: float, opening: float, lengths: np.ndarray) -> float:
-    """The same with turns: lengths[n] turns of n tokens, the first of which an opening pass gives, which costs `opening`
-    passes over one row in both ways of decoding; `verify`: cost of a pass over drafts; a turn's last cycle drafts no more
-    than is left of it."""
+    """The same with turns: lengths[n] turns of n tokens. An opening pass gives the first token of a turn and costs `opening`
+    passes over one row, with or without drafts. `verify`: cost of a pass over drafts. The last cycle of a turn drafts at most
+    the tokens that are left."""
     chance = [alpha**a * (1 - alpha) for a in range(drafts)] + [alpha**drafts]
     spent = [0.0]  # expected cost of the cycles that give n more tokens
     for n in range(1, len(lengths)):
@@ -234,7 +234,7 @@ def with_turns(alpha: float, drafts: int, cost: float, verify: float, opening: f
 
 
 def speed_rows(c: Experiment, found: dict) -> list[dict]:
-    """A row per way of decoding: speed-up over plain with its interval over tasks, what was counted, what was predicted."""
+    """A row per decoding method: speed-up over plain decoding with its interval over tasks, counts, predictions."""
     ways = {way: {key: np.array(values) for key, values in sums.items()} for way, sums in found["ways"].items()}
     lengths, plain, rows = np.array(found["lengths"]), ways["plain"], []
 
@@ -286,8 +286,8 @@ def speed_rows(c: Experiment, found: dict) -> list[dict]:
 
 
 def speed_verdicts(rows: list[dict]) -> list[dict]:
-    """Rules, fixed before measuring. Two to three times: faster, and the interval reaches two. Predicted: theory over measurement within a
-    tenth, by the interval. Identical, a law: in every task."""
+    """Rules, fixed before measuring. Two to three times: faster, and the interval reaches two. Predicted: the interval of theory over
+    measurement is within a tenth of one. Identical, a law: in every task."""
     ways = {row["way"]: row for row in rows if row["part"] == "decode"}
     deepest = ways[max((way for way in ways if way.isdigit()), key=int)]
     full, drafts, same = ways[FULL], deepest["way"], min(row["identical"] for row in ways.values())

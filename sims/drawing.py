@@ -5,14 +5,14 @@ from typing import Any
 
 __all__ = ["BLUE", "COLOURS", "GREEN", "GREY", "ORANGE", "PURPLE", "RED", "SKY", "save", "sheet"]
 
-# Okabe and Ito's colours, which people with any colour vision tell apart.
+# Okabe and Ito's colours: people with any colour vision can tell them apart.
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 COLOURS = (BLUE, RED, GREEN, PURPLE, SKY, ORANGE)
 GREY = "#8A97A3"
 
 
 def sheet(columns: int, title: str, rows: int = 1, width: float = 4.6, height: float = 3.7) -> tuple[Any, Any]:
-    """A figure with a title and its axes (an array where there are several), without what carries no information."""
+    """A figure with a title and its axes (an array if there are several), without decoration."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -29,7 +29,7 @@ def sheet(columns: int, title: str, rows: int = 1, width: float = 4.6, height: f
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes the figure as PNG or SVG (by the ending of `path`) and forgets it."""
+    """Writes the figure as PNG or SVG (by the suffix of `path`) and closes it."""
     from matplotlib import pyplot
 
     Path(path).parent.mkdir(parents=True, exist_ok=True)

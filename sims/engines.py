@@ -1,4 +1,4 @@
-"""Two engines on the same tokens: what a sampler and a trainer disagree about, and what router replay leaves of it.
+"""Two engines on the same tokens: where a sampler and a trainer disagree, and how much of that router replay removes.
 
 The measuring half of `sims/router_mismatch.py`.
 """
@@ -28,7 +28,7 @@ __all__ = ["Experiment", "compare", "engines", "independent", "played", "rows_of
 
 
 def engines(recipe: Recipe) -> dict[str, tuple[torch.dtype, Callable | None, torch.dtype]]:
-    """The sampler's dtype, what it does to weights, the trainer's dtype. The last is the pair that the recipe plays with."""
+    """The sampler's dtype, its rounding of weights, the trainer's dtype. The last pair is the one that the recipe uses."""
     own = getattr(torch, recipe.training.sampler_dtype), None, getattr(torch, recipe.training.dtype)
     return {"bf16": (torch.bfloat16, None, torch.float32), "fp8": (torch.bfloat16, fp8_rows, torch.float32), "recipe": own}
 
@@ -38,29 +38,29 @@ class Experiment:
     """Sizes of both parts."""
 
     run: str = "runs/small"
-    """A finished run of the recipe (empty: a tiny recipe that has learned nothing is played first)."""
+    """A finished run of the recipe (empty: first run a tiny recipe that has learned nothing)."""
     tasks: int = 600
-    """Held-out tasks, one rollout each, on which engines are compared."""
+    """Held-out tasks for comparing engines, one rollout each."""
     alphas: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9, 1.0)
-    """Plausibilities of the filter."""
+    """Values of the filter's plausibility α."""
     alpha: float = 0.5
-    """The one of them that verdicts and RL take."""
+    """The α of these that verdicts and RL use."""
     steps: int = 10
-    """RL steps of each training."""
+    """RL steps of each training run."""
     seeds: int = 3
-    """Trainings of each arm, two or more."""
+    """Training runs of each arm, two or more."""
     heldout: int = 150
-    """Held-out tasks on which the arms' policies are compared."""
+    """Held-out tasks for comparing the policies of the arms."""
     samples: int = 4
-    """Rollouts of each."""
+    """Rollouts per task."""
     resamples: int = 1000
     """Bootstrap resamples."""
     seed: int = 0
-    """Seed of everything drawn."""
+    """Seed of all random numbers."""
 
     def __post_init__(self):
         if self.seeds < 2:
-            raise ValueError(f"seeds must be 2 or more, so that the trainings' scatter is known; got {self.seeds}")
+            raise ValueError(f"seeds must be at least 2, to estimate the spread between training runs; got {self.seeds}")
         if self.alpha not in self.alphas:
             raise ValueError(f"alpha must be one of alphas {self.alphas}, got {self.alpha}")
 
@@ -70,19 +70,19 @@ class Experiment:
 
 
 def ways_of(c: Experiment) -> dict[str, tuple[str, float]]:
-    """Whose experts the trainer takes. α = 0 is there to be compared with plain replay."""
+    """Which experts the trainer uses. α = 0 is for comparison with plain replay."""
     return {"own": ("none", 0.0), "plain": ("plain", 0.0)} | {f"α={a:g}": ("filtered", a) for a in (0.0, *c.alphas)}
 
 
 @torch.no_grad()
 def compare(trainer: Transformer, rollouts: list[Rollout], ways: dict[str, tuple[str, float]]) -> dict:
-    """What both engines say of the same tokens.
+    """Results of both engines for the same tokens.
 
-    gap: per way log μ − log π [sampled tokens], rollout after rollout; rollout, moved [the same]: number of the rollout, and
+    gap: log μ − log π per method [sampled tokens], rollout after rollout; rollout, moved [the same]: number of the rollout, and
     whether the trainer's own experts differ where the token was predicted. Per rollout: positions; `shares`, those of
-    `differing`: decisions, routers layer by layer, tokens in the first 1, 2, … layers; `dropped`, of the replayed experts, per
-    way. unlike: where α = 0 and α = 1 should equal plain replay and own experts, the share of decisions and the largest
-    log-prob that do not."""
+    `differing`: decisions, routers layer by layer, tokens in the first 1, 2, … layers; `dropped`: share of replayed experts, per
+    method. unlike: α = 0 and α = 1 should equal plain replay and own experts; the share of decisions and the largest log-prob
+    that differ."""
     ids, mask, behavior = pad(rollouts, multiple=32)
     T, picked, logp = ids.shape[1], {}, {}
     for way, (how, alpha) in ways.items():
@@ -106,7 +106,7 @@ def compare(trainer: Transformer, rollouts: list[Rollout], ways: dict[str, tuple
                 *(differing(own[: i + 1], sent[: i + 1])["tokens"] for i in layers),
             ]
         )
-        # What the filter drops it never takes back: the router's own candidates for the place score higher.
+        # The filter never takes back what it drops: the router's own candidates for the place score higher.
         dropped.append([differing(ours[way], sent)["decisions"] for way in ways])
     unlike = {}
     for way, same in (("α=0", "plain"), ("α=1", "own")):
@@ -151,7 +151,7 @@ def played(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str) -> di
 
 
 def by_rollout(column: np.ndarray, rollout: np.ndarray) -> np.ndarray:
-    """A column of tokens as rows of rollouts, NaN behind their ends: what a bootstrap over rollouts draws from."""
+    """A column of tokens as one row per rollout, padded with NaN: what a bootstrap over rollouts resamples."""
     place = np.arange(len(rollout)) - np.searchsorted(rollout, rollout)
     grid = np.full((rollout.max() + 1, place.max() + 1), np.nan)
     grid[rollout, place] = column
@@ -159,7 +159,7 @@ def by_rollout(column: np.ndarray, rollout: np.ndarray) -> np.ndarray:
 
 
 def k3(gap: np.ndarray) -> np.ndarray:
-    """Per token the estimate of KL(μ‖π) that varies least near zero, nats."""
+    """The estimate of KL(μ‖π) per token that has the lowest variance near zero, in nats."""
     return kl.token_kl(torch.zeros(gap.shape, dtype=torch.float64), torch.from_numpy(-gap), "k3").numpy()
 
 
@@ -168,20 +168,20 @@ def p99(grid: np.ndarray) -> float:
 
 
 def quotient(above: float, below: float) -> float:
-    """above / below; one where both engines agree so well that there is nothing below."""
+    """above / below; one if both engines agree so well that `below` is zero."""
     return float(above / below) if below else 1.0
 
 
 def independent(routers: np.ndarray, layers: int | None = None) -> float:
-    """Tokens that differ in at least one layer if layers knew nothing of each other: 1 − Π(1 − d_l); for another number of
+    """Share of tokens that differ in at least one layer if layers were independent: 1 − Π(1 − d_l); for another number of
     layers, each with the mean d."""
     return float(1 - (np.prod(1 - routers) if layers is None else (1 - np.mean(routers)) ** layers))
 
 
 def rows_of_engine(c: Experiment, name: str, found: dict[str, np.ndarray], far: int) -> list[dict]:
-    """A row on routing and one per way, with intervals over rollouts; `far` layers are what independence is told for. The
-    ratios of a way are to what it should improve on (replay: own experts; filter: plain replay), on the same drawn rollouts;
-    those at other α than the chosen one have wider intervals, for their number."""
+    """A row on routing and one per method, with intervals over rollouts. `far`: number of layers for the prediction by independence. The
+    ratios of a method compare it with what it should improve on (replay: own experts; filter: plain replay), on the same resampled
+    rollouts. Those at other values of α than the chosen one have wider intervals, to correct for their number."""
 
     def interval(key: str, values: np.ndarray, statistic: Callable, level: float = 0.95) -> dict[str, float]:
         estimate = bootstrap(values, statistic, n=c.resamples, seed=c.seed, level=level)
@@ -191,7 +191,7 @@ def rows_of_engine(c: Experiment, name: str, found: dict[str, np.ndarray], far: 
         return drawn[:, :-1].sum(0) / drawn[:, -1].sum()
 
     positions, L = found["positions"], (found["shares"].shape[1] - 1) // 2
-    # Counts, so that a long rollout counts for what it holds.
+    # Counts, so that a long rollout has more weight.
     counts = np.column_stack((found["shares"] * positions[:, None], positions))
     row = {"part": "routing", "engine": name, "positions": int(positions.sum()), "rollouts": len(positions)}
     row |= interval("decisions", counts, lambda d: share(d)[0]) | interval("tokens", counts, lambda d: share(d)[-1])

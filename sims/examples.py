@@ -1,15 +1,15 @@
-"""Examples of a finished run: what the explorer shows of it, small enough to be committed for whoever has played nothing yet.
+"""Examples of a finished run for the explorer, small enough to be committed for users without a run of their own.
 
-    etude examples --run runs/small        minutes; they go into the run, to runs/small/examples
+    etude examples --run runs/small        a few minutes; writes to runs/small/examples
 
-Everything is the last agent's own work on held-out tasks. Nothing is timed, and all that is drawn is drawn with `Sizes.seed`:
-the same run on the same machine gives the same files. What was chosen among many is chosen by a rule that the file states.
+Everything is the last agent's own work on held-out tasks. Nothing is timed, and all random numbers come from `Sizes.seed`:
+the same run on the same machine gives the same files. If an example was chosen from many, the file states the rule.
 
-    rollouts.json                  rollouts, several of each task, with what they are charged for
-    chain.json                     chains of more than one context in pieces, their groups' rewards, what their summaries kept
-    token-distributions.npz        policy and reference, log-probs [positions, V] where the agent chose a token
+    rollouts.json                  rollouts, several per task, with the items that they pay for
+    chain.json                     chains of several contexts, in pieces, with the rewards of their groups and what their summaries kept
+    token-distributions.npz        log-probs [positions, V] of policy and reference where the agent chose a token
     routing.json, routing.npz      router scores of an exact trainer, experts and log-probs of a coarse sampler
-    drafting.json                  a speculative decode pass by pass, and acceptance by depth over a sample
+    drafting.json                  a speculative decode, pass by pass, and acceptance by depth over a sample
 """
 
 import io
@@ -44,43 +44,43 @@ from sims.recipe.settings import Recipe
 __all__ = ["PLACE", "Sizes", "write"]
 
 PLACE = "examples"
-"""Where in a run's folder its examples lie."""
+"""Folder of the examples inside a run's folder."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is played, and how much of it is kept."""
+    """How much to sample, and how much of it to keep."""
 
     tasks: int = 32
     """Held-out tasks that the agent plays in the recipe's contexts."""
     samples: int = 8
-    """Rollouts of each; they are a group."""
+    """Rollouts per task, which form a group."""
     shown_tasks: int = 6
     """Tasks of rollouts.json."""
     shown_samples: int = 4
-    """Rollouts of each of them."""
+    """Rollouts per task of rollouts.json."""
     positions: int = 64
-    """Positions whose distributions are kept."""
+    """Number of positions with stored distributions."""
     routed: int = 48
-    """Rollouts of the coarse sampler, one a task."""
+    """Rollouts of the coarse sampler, one per task."""
     dropping: int = 2
-    """Of those whose scores are kept, how many are chosen for what the filter drops."""
+    """Number of rollouts with stored scores that are chosen for how much the filter drops."""
     alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
-    """Plausibilities that replay's filter asks for."""
+    """Values of the filter's plausibility α."""
     drafted: int = 24
-    """Tasks decoded speculatively."""
+    """Tasks for speculative decoding."""
     seed: int = 0
-    """Seed of everything drawn."""
+    """Seed of all random numbers."""
 
 
 def write(run_folder: Path, out: Path, sizes: Sizes = Sizes()) -> list[Path]:
-    """Plays the last agent of a finished run of the recipe and writes the examples into `out`. RunError when `run_folder` is no such
-    run, or one without MTP layers."""
+    """Runs the last agent of a finished run of the recipe and writes the examples to `out`. Raises RunError if `run_folder` is not such a
+    run, or has no MTP layers."""
     recipe, language = read_config(run_folder), language_of(run_folder)
     after, mtp = load_checkpoint(run_folder, recipe, "final")
     before = load_checkpoint(run_folder, recipe, "sft", with_mtp=False)[0]
     if mtp is None:
-        raise RunError(f"run={run_folder} has no MTP layers; play it again with: etude run recipe --scale small --out FOLDER")
+        raise RunError(f"run={run_folder} has no MTP layers; make a new run with: etude run recipe --scale small --out FOLDER")
     tasks = list(itertools.islice(task_stream(recipe, "evaluation"), max(sizes.tasks, sizes.routed, sizes.drafted)))
     generator = torch.Generator().manual_seed(sizes.seed)
     r = recipe.rl
@@ -107,7 +107,7 @@ def write(run_folder: Path, out: Path, sizes: Sizes = Sizes()) -> list[Path]:
 
 
 def mixed(episodes: list[Episode], sizes: Sizes) -> list[Episode]:
-    """The first rollouts of each of the first tasks, those first of which some rollouts succeed and some do not."""
+    """The first rollouts of each of the first tasks; tasks on which some rollouts succeed and some fail come first."""
     n = sizes.samples
     groups = [episodes[i : i + n][: sizes.shown_samples] for i in range(0, len(episodes), n)]
     groups.sort(key=lambda group: len({e.verdict.tests for e in group}), reverse=True)
@@ -115,7 +115,7 @@ def mixed(episodes: list[Episode], sizes: Sizes) -> list[Episode]:
 
 
 def told(episode: Episode) -> dict:
-    """A rollout: its text, and what it is charged for."""
+    """A rollout: its text, and the items that it pays for."""
     verdict, own = episode.verdict, int(episode.rollout.sampled.sum())
     tokens = episode.rollout.tokens.tolist()
     return {
@@ -132,7 +132,7 @@ def told(episode: Episode) -> dict:
 
 @torch.no_grad()
 def distributions(after: Transformer, before: Transformer, episodes: list[Episode], sizes: Sizes) -> dict[str, np.ndarray]:
-    """Log-probs of both agents, float16 [positions, V], at positions drawn from all at which the last one chose a token."""
+    """Log-probs of both agents, float16 [positions, V], at random positions where the last agent chose a token."""
     segments = [s for e in episodes for s in e.chain.segments]
     row, t = pad(segments)[1][:, 1:].nonzero(as_tuple=True)
     drawn = np.random.default_rng(sizes.seed).choice(len(row), min(sizes.positions, len(row)), replace=False)
@@ -146,10 +146,10 @@ def distributions(after: Transformer, before: Transformer, episodes: list[Episod
 
 @torch.no_grad()
 def routes(model: Transformer, recipe: Recipe, language: Language, tasks: list[Task], sizes: Sizes) -> tuple[dict, dict[str, np.ndarray]]:
-    """What the coarse sampler of `sims/router_mismatch.py` (FP8 weights, bfloat16) and a float32 trainer make of the same tokens.
+    """The coarse sampler of `sims/router_mismatch.py` (FP8 weights, bfloat16) and a float32 trainer on the same tokens.
 
-    Arrays: behavior [n] and logp [ways, n] of all sampled tokens, nats, rollout [n]; and of each rollout i that is shown
-    i/scores [P, T−1, L, E], router logits of P different passes of the trainer, which of them belongs to each α in i/pass [alphas],
+    Arrays: behavior [n] and logp [ways, n] of all sampled tokens, nats, rollout [n]; and for each rollout i that is shown
+    i/scores [P, T−1, L, E], router logits of P different passes of the trainer, the pass of each α in i/pass [alphas],
     i/sampler and i/own [T−1, L, K] experts, i/behavior [T−1], i/logp [ways, T−1]. The ways are the trainer's own experts, then every α."""
     dtype, rounding, trainer_dtype = engines(recipe)["fp8"]
     trainer, r = model.to(trainer_dtype), recipe.rl
@@ -164,7 +164,7 @@ def routes(model: Transformer, recipe: Recipe, language: Language, tasks: list[T
     }
 
     def dropped(i: int) -> float:
-        """Share of the sampler's experts that the strictest filter but α = 1 drops."""
+        """Share of the sampler's experts that the strictest filter below α = 1 drops."""
         return differing(passes[i][-2]["experts"].unbind(1), passes[i][1]["experts"].unbind(1))["decisions"]
 
     firsts = {bool(e.verdict.tests): i for i, e in reversed([*enumerate(episodes)])}
@@ -215,7 +215,7 @@ def run_trainer(trainer: Transformer, episode: Episode, alpha: float | None) -> 
 
 
 class Told(Timed):
-    """Remembers what was given, and every pass: the tokens drafted, how many stood, and what the trunk added."""
+    """Records the given tokens and every pass: the drafted tokens, how many were accepted, and what the trunk added."""
 
     def reset(self, forget: bool = False) -> None:
         super().reset(forget)
@@ -233,9 +233,9 @@ class Told(Timed):
 
 
 def drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Language, tasks: list[Task]) -> dict:
-    """Greedy rollouts at batch 1, plain and with 1 … D drafts a pass. By number of drafts: offered and accepted at each depth; `tried`,
-    drafts put to the test, and `stood`; tokens, passes. `turns`: how many turns have so many tokens. Shown step by step: the first
-    success in which a draft fell, with D drafts."""
+    """Greedy rollouts at batch size 1, plain and with 1 … D drafts per pass. By number of drafts: offered and accepted at each depth;
+    `tried`, the tested drafts, and `stood`, the accepted ones; tokens, passes. `turns`: number of turns by length. Shown step by step: the
+    first success with a rejected draft, with D drafts."""
     r, depth = recipe.rl, recipe.mtp.layers.depth
     ways = {g: Told(model, mtp if g else None, draft_len=g or None, max_len=r.max_len) for g in range(depth + 1)}
     lengths, same = [0] * (LONGEST + 1), 0

@@ -1,27 +1,27 @@
-"""What an experiment is: settings, a function of a run folder, a picture, and what it says about claims of the sources.
+"""What an experiment is: settings, a function of a run folder, a picture, and its verdicts on claims of the sources.
 
-A file of this room that reproduces a figure holds
+A file of this package that reproduces a figure has
     Experiment          frozen dataclass of settings with a `seed`; `Experiment.quick()` is the half-minute version
     experiment(run, config)   → {"rows": [dict, …], "claims": [claim(…), …], …}; long parts are stages of the run
     picture(found, path)      draws what the source draws
 
-A claim comes with a rule, written down before it is measured. The verdict is computed from rule and measurement and from nothing else,
-so that anybody can compute it again from the file that holds both:
+A claim comes with a rule that is written down before it is measured. The verdict is computed from rule and measurement only, so anyone
+can recompute it from the file that holds both:
 
-    above(null)             an effect: the whole interval lies above `null`, where there would be none
-    above(null, amount)     … and it is as large as the source says
+    above(null)             an effect: the complete interval is above `null`, the value without an effect
+    above(null, amount)     … and as large as the source says
     below(null, amount)     the same downwards
     between(low, high)      a number that the source gives
     at_most(bound)          a law: a closed form or an identity, and the largest deviation from it
-    at_least(bound)         a law: two things differ, and by how much at least
+    at_least(bound)         a law: two things differ by at least this much
     untested()              measured or not, it does not test the claim; the note says why
 
-    reproduced          the interval lies beyond the null, the amount is reached, and so is whatever else the rule needs
-    partly              the interval lies beyond the null, but something is missing: half of the amount is reached, or a need is not met
-    contradicted        the interval lies wholly on the wrong side of the null
-    not at this scale   the interval holds the null, or less than half of the amount is reached: what was claimed may be so elsewhere
+    reproduced          the interval is beyond the null, the amount is reached, and all further conditions are met
+    partly              the interval is beyond the null, but only half of the amount is reached, or a condition is not met
+    contradicted        the complete interval is on the wrong side of the null
+    not at this scale   the interval contains the null, or less than half of the amount is reached: the claim may hold elsewhere
     not tested          there is no measurement of it
-A number without an interval counts as an interval of that number alone. A law holds or is broken; it is counted apart.
+A number without an interval counts as an interval of length zero. A law holds or is broken; laws are counted separately.
 
     etude figure kl-variance --quick        PNG, CSV and JSON in runs/figure/kl-variance
     etude claims                            every claim, what was measured, and the verdict
@@ -46,46 +46,46 @@ KINDS = {
 
 
 def above(null: float = 0.0, amount: float | None = None) -> dict:
-    """An effect that lies above `null`, by as much as `amount` where the source says how much."""
+    """An effect above `null`, as large as `amount` if the source gives its size."""
     return {"kind": "above", "null": null, "amount": amount}
 
 
 def below(null: float = 0.0, amount: float | None = None) -> dict:
-    """An effect that lies below `null`, by as much as `amount` where the source says how much."""
+    """An effect below `null`, as large as `amount` if the source gives its size."""
     return {"kind": "below", "null": null, "amount": amount}
 
 
 def between(low: float, high: float) -> dict:
-    """A number of the source's, and how far from it is still the same."""
+    """A number from the source, with the range that still counts as equal."""
     return {"kind": "between", "low": low, "high": high}
 
 
 def at_most(bound: float) -> dict:
-    """A law: the largest deviation from it, `measured`, is no more than the bound."""
+    """A law: the largest deviation from it, `measured`, is at most the bound."""
     return {"kind": "at most", "bound": bound}
 
 
 def at_least(bound: float) -> dict:
-    """A law that two things differ: the least that they differ by, `measured`, is no less than the bound."""
+    """A law that two things differ: their smallest difference, `measured`, is at least the bound."""
     return {"kind": "at least", "bound": bound}
 
 
 def untested() -> dict:
-    """What was measured, if anything was, says nothing about the claim."""
+    """Any measurement there may be does not test the claim."""
     return {"kind": "not tested"}
 
 
 def is_law(rule: Mapping) -> bool:
-    """Whether the rule is a law's."""
+    """Whether the rule is that of a law."""
     return rule["kind"] in ("at most", "at least")
 
 
 def judge(rule: Mapping, measured: float | None, interval: Sequence[float] | None = None, needs: Mapping[str, bool] | None = None) -> str:
     """The verdict, one of VERDICTS, or of LAW_VERDICTS for a law.
 
-    needs: what else the rule asks for, in words, and whether it is so. ValueError for a rule that is none."""
+    needs: further conditions of the rule, in words, and whether they are met. Raises ValueError for an invalid rule."""
     if set(rule) != {"kind", *KINDS.get(rule.get("kind", ""), ("",))}:
-        raise ValueError(f"a rule is one of {', '.join(KINDS)}, with what belongs to it; got {dict(rule)}")
+        raise ValueError(f"a rule must be one of {', '.join(KINDS)}, with its own fields; got {dict(rule)}")
     met = all((needs or {}).values())
     if rule["kind"] == "not tested" or measured is None:
         return "not tested"
@@ -98,11 +98,11 @@ def judge(rule: Mapping, measured: float | None, interval: Sequence[float] | Non
             return "contradicted"
         inside = rule["low"] <= low and high <= rule["high"]
         return "not at this scale" if not inside else "reproduced" if met else "partly"
-    # Downwards is upwards in a mirror.
+    # "below" is "above" with the sign flipped.
     sign = 1 if rule["kind"] == "above" else -1
     null, amount = sign * rule["null"], None if rule["amount"] is None else sign * rule["amount"]
     if amount is not None and amount <= null:
-        raise ValueError(f"amount must lie on the claim's side of null; got {dict(rule)}")
+        raise ValueError(f"amount must be on the claim's side of null; got {dict(rule)}")
     measured, low, high = sign * measured, *sorted((sign * low, sign * high))
     if high < null:
         return "contradicted"
@@ -122,17 +122,17 @@ def claim(
     note: str = "",
     needs: Mapping[str, bool] | None = None,
 ) -> dict:
-    """One claim of a source, or one law, beside what was measured, with its verdict.
+    """One claim of a source, or one law, with its measurement and verdict.
 
     name: short and unique within the experiment; says: the claim in a sentence; source: section, figure or arXiv number;
-    measured: the number that decides, None when there is none to give (say why in `note`); rule: see the top of this file; interval: where
-    it lies with its uncertainty (say in `note` what kind); note: what the reader should know, the reason looked for when the claim did
-    not reproduce; needs: what else must be so for it to be reproduced, in words, and whether it is.
-    ValueError for a rule that is none, for a number that is not finite, and for an interval upside down or without its number."""
+    measured: the number that decides, or None (say why in `note`); rule: see the top of this file; interval: its uncertainty (say in
+    `note` what kind); note: what the reader should know, with the likely reason if the claim did not reproduce; needs: further conditions
+    for it to be reproduced, in words, and whether they are met.
+    Raises ValueError for an invalid rule, for a number that is not finite, and for an interval that is reversed or has no number."""
     if measured is not None and not math.isfinite(measured):
         raise ValueError(f"measured must be finite; got {measured} for {name}")
     if interval is not None and (measured is None or not -math.inf < interval[0] <= interval[1] < math.inf):
-        raise ValueError(f"interval must be (low, high), finite, and belong to a measured number; got {interval} for {name}")
+        raise ValueError(f"interval must be finite (low, high) and needs a measured number; got {interval} for {name}")
     bounds = None if interval is None else [float(v) for v in interval]
     needs = {words: bool(met) for words, met in (needs or {}).items()}
     return {

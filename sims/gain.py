@@ -1,11 +1,11 @@
-"""What RL gained, over several seeds, beside the control whose rewards say nothing.
+"""What RL gained over several seeds, compared with a control whose rewards carry no information.
 
     etude run recipe --out runs/seed0 --seed 0          and 1, and 2
     etude run recipe --out runs/shuffled0 --seed 0 --set rl.shuffle_rewards=true
     etude results runs/seed0 runs/seed1 runs/seed2 --control runs/shuffled0
 
-Evaluation tasks differ from seed to seed, and so do corpus order, weights, demonstrations and RL tasks: a seed is a whole
-repetition of the recipe.
+Evaluation tasks differ from seed to seed, and so do corpus order, weights, demonstrations and RL tasks: each seed repeats the complete
+recipe.
 """
 
 import json
@@ -33,15 +33,15 @@ FIGURES = (
 
 
 def read(root: Path, shuffled: bool) -> dict:
-    """The evaluation of a finished run. RunError when the folder is none, or is (not) a control."""
+    """The evaluation of a finished run. Raises RunError if the folder is not a finished run, or wrongly is (or is not) a control."""
     try:
         config = json.loads((root / "config.json").read_text())["config"]
         found = json.loads((root / "stages" / "eval.json").read_text())["result"]
         decode = json.loads((root / "stages" / "decode.json").read_text())["result"]
     except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{root} is no finished run of the recipe ({error}); give folders that `etude run recipe` has finished") from None
+        raise RunError(f"{root} is not a finished run of the recipe ({error}); pass folders of finished runs of `etude run recipe`") from None
     if config["rl"]["shuffle_rewards"] != shuffled:
-        kind = "a control (rl.shuffle_rewards=true): give it with --control" if not shuffled else "not a control: its rewards are not shuffled"
+        kind = "a control (rl.shuffle_rewards=true): pass it with --control" if not shuffled else "not a control: its rewards are not shuffled"
         raise RunError(f"{root} is {kind}")
     finished = {line["stage"]: line for line in timings(root) if line.get("finished")}.values()
     curve = [line["success"] for line in read_lines(root / "metrics" / "rl.jsonl")]
@@ -80,7 +80,7 @@ def gather(runs: Sequence[Path], controls: Sequence[Path]) -> dict:
 
 
 def table(found: dict) -> str:
-    """Markdown: before → after with 95% intervals (bootstrap over tasks), a column a run, the controls last."""
+    """Markdown: before → after with 95% intervals (bootstrap over tasks), one column per run, controls last."""
     columns = [(f"seed {run['seed']}", run) for run in found["runs"]]
     columns += [(f"control, seed {run['seed']}", run) for run in found["control"]]
     lines = ["| held-out tasks | " + " | ".join(name for name, _ in columns) + " |", "|---" * (len(columns) + 1) + "|"]
@@ -97,7 +97,7 @@ def table(found: dict) -> str:
 
 
 def picture(found: dict, path: Path) -> None:
-    """Success along RL, and before and after it on held-out tasks, as a PNG or SVG (by the ending of `path`)."""
+    """Success during RL, and before and after it on held-out tasks, as PNG or SVG (by the suffix of `path`)."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -133,4 +133,4 @@ def picture(found: dict, path: Path) -> None:
 
 
 WINDOW = 10
-"""RL steps that the thick lines average."""
+"""Number of RL steps that the thick lines average over."""

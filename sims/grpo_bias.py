@@ -1,20 +1,20 @@
-"""What the divisions that Dr. GRPO leaves out do to the gradient, to answers' length, and to groups that are all right.
+"""What the divisions that Dr. GRPO leaves out do to the gradient, to the length of answers, and to groups in which all answers are right.
 
     etude figure grpo-bias              about a minute
     etude figure grpo-bias --quick      seconds
 
-The policy writes words of at most five symbols to three prompts (sims/words.py): everything is enumerated, whole groups of N
-rollouts included.
+The policy answers three prompts with words of at most five symbols (sims/words.py). Everything is enumerated, including complete groups
+of N rollouts.
 
-1. Expected gradients, nothing sampled: each member of the family, and either division alone, beside the true gradient of the
+1. Expected gradients, without sampling: each member of the family, and either division alone, compared with the true gradient of the
    expected reward, for random policies; on policy, so clips are idle and GSPO's gradient is GRPO's.
 2. What these gradients do to the expected length of right and of wrong answers: the derivative in their direction.
-3. Groups in which all are right and a small price a token is the only difference: the size of the advantages, and how much
+3. Groups in which all answers are right and differ only by a small price per token: the size of the advantages, and how much
    of the expected gradient comes from such groups.
-4. Training by Adam on sampled groups, measured exactly: reward, lengths, share cut off; and with cut-off rollouts masked.
+4. Training with Adam on sampled groups, measured exactly: reward, lengths, share truncated; and with truncated rollouts masked.
 
-One unit for all: budgets count rollouts. DAPO's counts its group's tokens, as in its paper, times the policy's mean length; in
-training the step's tokens. Adam does not see such constants.
+Budgets count rollouts for all members. DAPO's budget counts the tokens of its group, as in its paper, in units of the policy's mean
+length; in training, the tokens of the step. Such constants do not affect Adam.
 """
 
 import itertools
@@ -43,19 +43,19 @@ class Experiment:
     """Sizes of the four parts."""
 
     letters: int = 3
-    """Letters of the alphabet; one more symbol ends the word. At least 2."""
+    """Letters of the alphabet, at least 2; one more symbol ends the word."""
     length: int = 5
-    """The length limit, in symbols, the end included; a word without its end is cut off there."""
+    """The length limit in symbols, including the end; a word without an end is truncated there."""
     policies: int = 64
     """Random policies (standard normal logits) whose expected gradients are enumerated."""
     group_sizes: tuple[int, ...] = (2, 3, 4, 8)
-    """N: rollouts per group. The last one is quoted, and used in training."""
+    """N: rollouts per group. The last value is reported and used in training."""
     price: float = 0.02
-    """Price of a token in parts 1 and 3, where there is one."""
+    """Price per token in parts 1 and 3, where tokens have a price."""
     prices: tuple[float, ...] = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-    """Prices at which a group of right answers is looked at."""
+    """Prices for the groups of right answers."""
     seeds: int = 32
-    """Trainings of each member, each from its own random policy and with its own samples."""
+    """Training runs of each member, each with its own random policy and samples."""
     groups: int = 2
     """Groups per prompt and step."""
     steps: int = 300
@@ -65,7 +65,7 @@ class Experiment:
     lr: float = 0.03
     """Adam's learning rate."""
     seed: int = 0
-    """Seed of everything drawn."""
+    """Seed of all random numbers."""
 
     @classmethod
     def quick(cls) -> "Experiment":
@@ -73,7 +73,7 @@ class Experiment:
 
 
 def true_gradient(world: World, logits: Tensor, price: float) -> Tensor:
-    """Gradient of the expected reward, mean over prompts, in the shape of the logits."""
+    """Gradient of the expected reward, averaged over prompts, in the shape of the logits."""
     logits = logits.detach().requires_grad_()
     return torch.autograd.grad((world.logp(logits).exp() * world.reward(price)).sum() / PROMPTS, logits)[0]
 
@@ -81,7 +81,7 @@ def true_gradient(world: World, logits: Tensor, price: float) -> Tensor:
 def expected_gradient(
     world: World, logits: Tensor, name: str, groups: list[Groups], only_all_right: bool = False, by_tokens: bool | None = None
 ) -> Tensor:
-    """Exact expectation of −∇loss of a member, mean over prompts, or the part of it from groups that are all right."""
+    """Exact expectation of −∇loss of a member, averaged over prompts, or the part of it from groups in which all answers are right."""
     logits = logits.detach().requires_grad_()
     logp = world.logp(logits)
     q, surrogate = logp.detach().exp(), torch.zeros(len(logits), dtype=torch.float64)
@@ -91,7 +91,7 @@ def expected_gradient(
         pushes = here.pushes(TRAINED[name], by_tokens)
         if only_all_right:
             pushes = pushes * here.all_right[:, None]
-        # Given the outcome, the word is still the policy's.
+        # Given the outcome, the word still follows the policy.
         weight = q[:, prompt] * (chances @ pushes / outcomes)[:, here.outcome_of]
         surrogate = surrogate + (weight * logp[:, prompt]).sum(1) / PROMPTS
     if by_tokens:
@@ -100,7 +100,7 @@ def expected_gradient(
 
 
 def compare(got: Tensor, right: Tensor) -> dict[str, Tensor]:
-    """Per policy: cosine, norm ratio, relative distance, and the sine of the angle (the distance no step size can mend)."""
+    """Per policy: cosine, norm ratio, relative distance, and the sine of the angle (the distance that no step size can fix)."""
     got, right = got.flatten(1), right.flatten(1)
     cosine = (got * right).sum(1) / (got.norm(dim=1) * right.norm(dim=1))
     across = got - right * ((got * right).sum(1) / right.square().sum(1))[:, None]
@@ -113,7 +113,7 @@ def compare(got: Tensor, right: Tensor) -> dict[str, Tensor]:
 
 
 def gradients(c: Experiment) -> tuple[list[dict], dict[str, list]]:
-    """Parts 1 to 3 by enumeration: rows, and the values per policy ({"what, member, N, price": [S]}) that verdicts use."""
+    """Parts 1 to 3 by enumeration: rows, and the values per policy ({"what, member, N, price": [S]}) for the verdicts."""
     world = World(c.letters, c.length)
     logits = world.policies(c.policies, c.seed * 1000)
     slopes = {}
@@ -144,8 +144,8 @@ def gradients(c: Experiment) -> tuple[list[dict], dict[str, list]]:
 
 
 def equally_right(c: Experiment) -> list[dict]:
-    """Part 3: root mean square of the advantages in groups of right answers to the easy prompt, exact over groups and mean over
-    policies, in units of that in a group half of which is right and nothing has a price."""
+    """Part 3: root mean square of the advantages in groups of right answers to the easy prompt, exact over groups and averaged over
+    policies, relative to that of a group in which half of the answers are right and tokens are free."""
     world, rows = World(c.letters, c.length), []
     q = world.logp(world.policies(c.policies, c.seed * 1000)).exp()[:, 0] * world.right[0]
     size = c.group_sizes[-1]
@@ -163,7 +163,7 @@ def equally_right(c: Experiment) -> list[dict]:
 
 
 def train(run: Run, c: Experiment, name: str) -> dict[str, list]:
-    """Part 4: exact measurements [look][seed] while a member trains; all seeds side by side, reward without price. Starts and
+    """Part 4: exact measurements [look][seed] while a member trains; all seeds in parallel, reward without price. Initial policies and
     uniform draws are the same for every member."""
     stage = run.stage(f"train-{name.replace(' ', '-')}", total=c.steps, unit="steps")
     if stage.finished:

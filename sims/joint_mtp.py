@@ -1,18 +1,18 @@
 """Joint training of trunk and MTP layers (§3.1): does it harm the trunk, and do drafts gain?
 
 A part of `etude figure mtp`. The report says that the layers train jointly with the model in the long-context phase and SFT. It does not
-say whether their loss reaches the model. Both ways are played, from the same checkpoint of the run, on the same batches:
+say whether their loss reaches the model. Both variants run from the same checkpoint of the run, on the same batches:
 
     beside          the layers follow, the trunk learns as it would without them (the recipe's choice, `mtp.detach_trunk`)
     through 0.3     their loss trains the trunk, too, with the weight of DeepSeek-V3 (arXiv:2412.19437, §4.2)
     through 1       … with all of its weight
-    left            nobody trains the layers: those of mid-CPT draft for the trunk of "beside"
+    left            the layers are not trained: those of mid-CPT draft for the trunk of "beside"
 
 Measured after the long-context phase on held-out text, and after SFT on the agent's own tokens in held-out demonstrations: the trunk's loss,
-and the chance that sampling accepts a draft. A repetition has its own order of rows and its own demonstrations.
+and the probability that sampling accepts a draft. Each repetition has its own order of rows and its own demonstrations.
 
-Power. Between two trainings on the same batches the loss on such a text moves by about 0.01 nats a token for no reason but rounding, and
-acceptance by about 0.003. Three repetitions tell 0.02 nats and 0.01 of acceptance from nothing.
+Power. Between two training runs on the same batches, rounding alone moves the loss on such a text by about 0.01 nats per token, and
+acceptance by about 0.003. Three repetitions can detect 0.02 nats and 0.01 of acceptance.
 """
 
 import itertools
@@ -43,16 +43,16 @@ from sims.statistics import bootstrap
 __all__ = ["ARMS", "LEFT", "joint_rows", "joint_verdicts", "training"]
 
 ARMS = {"beside": (True, 1.0), "through 0.3": (False, 0.3), "through 1": (False, 1.0)}
-"""Whether the trunk stays out of the layers' loss, and the loss's weight."""
+"""Whether the layers' loss is detached from the trunk, and its weight."""
 LEFT = "left"
 TEXTS = {"cpt": "text", "sft": "demonstrations"}
-"""What is measured on what, by checkpoint."""
+"""Which text each checkpoint is measured on."""
 HARM = 0.02
-"""Nats a token by which the trunk may be worse and still count as unharmed."""
+"""The trunk may be worse by this many nats per token and still count as unharmed."""
 
 
 def settings(c: Experiment, recipe: Recipe, arm: str, number: int) -> Recipe:
-    """The recipe of one training; arms of a repetition differ in the layers' loss alone."""
+    """The recipe of one training run; the arms of a repetition differ only in the layers' loss."""
     detached, weight = ARMS[arm]
     return replace(
         recipe, seed=1000 * c.seed + number, mtp=replace(recipe.mtp, detach_trunk=detached, weight=weight), sft=replace(recipe.sft, epochs=c.epochs)
@@ -60,7 +60,7 @@ def settings(c: Experiment, recipe: Recipe, arm: str, number: int) -> Recipe:
 
 
 def demonstrations(c: Experiment, recipe: Recipe, root: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """ids, doc and weight [rows, T] of the contexts of held-out demonstrations, one a row; weight 1 on the agent's own tokens."""
+    """ids, doc and weight [rows, T] of the contexts of held-out demonstrations, one per row; weight 1 on the agent's own tokens."""
     language, rng = language_of(root), random.Random(f"{c.seed}-joint-mtp")
     shown = taught(
         task_stream(replace(recipe, seed=c.seed), "evaluation"), language, context(language, recipe), recipe.sft.noise, recipe.context.memory, rng
@@ -84,9 +84,9 @@ def measured(trunk: Transformer, sets: dict[str, MTP], ids: Tensor, doc: Tensor,
 
 
 def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, number: int, text: tuple[Tensor, Tensor]) -> dict:
-    """One training of one arm, a run of the recipe inside `run`: long context, SFT, and what is measured after each."""
+    """One training run of one arm, as a run of the recipe inside `run`: long context, SFT, and measurements after each."""
     name = f"joint-{arm.replace(' ', '-')}-{number}"
-    stage = run.stage(name, total=len(TEXTS), unit="trainings")
+    stage = run.stage(name, total=len(TEXTS), unit="runs")
     if stage.finished:
         return stage.result()
     stage.restore()
@@ -113,7 +113,7 @@ def loss(nll: np.ndarray) -> float:
 
 
 def accepted(counts: np.ndarray) -> float:
-    """The chance of acceptance, mean over depths; counts [rows, …, depth, 3]."""
+    """The acceptance probability, averaged over depths; counts [rows, …, depth, 3]."""
     return float(curve(counts.reshape(-1, *counts.shape[-2:]), EXPECTED))
 
 
@@ -125,7 +125,7 @@ def tables(trainings: dict[str, list[dict]], where: str) -> tuple[dict[str, np.n
 
 
 def joint_rows(c: Experiment, trainings: dict[str, list[dict]]) -> list[dict]:
-    """A row for every arm and text: loss and acceptance, with intervals over rows of the text, and the range of the repetitions."""
+    """One row per arm and text: loss and acceptance, with intervals over rows of the text, and the range over repetitions."""
     rows = []
     for where in TEXTS.values():
         nll, counts = tables(trainings, where)
@@ -145,14 +145,14 @@ def joint_rows(c: Experiment, trainings: dict[str, list[dict]]) -> list[dict]:
 
 
 def joint_verdicts(c: Experiment, trainings: dict[str, list[dict]]) -> list[dict]:
-    """Rules, fixed before measuring, on the agent's tokens after SFT; text after the long phase is in the notes. Layers that train along
-    draft well where more of their drafts are accepted than of the mid-CPT layers', in every repetition. The trunk is unharmed where its
-    loss, with the layers' in it at DeepSeek-V3's weight, is not above the other's by more than HARM."""
+    """Rules, fixed before measuring, for the agent's tokens after SFT; text after the long phase is in the notes. Jointly trained layers
+    draft well if more of their drafts are accepted than those of the mid-CPT layers, in every repetition. The trunk is unharmed if its
+    loss, trained with the layers' loss at DeepSeek-V3's weight, exceeds the loss without it by at most HARM."""
 
     def against(where: str, what: str, a: str, b: str) -> tuple[dict[str, float], list[float]]:
         nll, counts = tables(trainings, where)
         data, statistic = (nll, loss) if what == "loss" else (counts, accepted)
-        # Both arms of a row are drawn together: a pair.
+        # Both arms of a row are resampled together, as a pair.
         pair = np.concatenate((data[a], data[b]), -1)
         half = data[a].shape[-1]
 

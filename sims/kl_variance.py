@@ -1,16 +1,16 @@
-"""Figure 4, and what a picture of variances does not show: the gradient of each estimator.
+"""Figure 4, plus what a picture of variances does not show: the gradient of each estimator.
 
     etude figure kl-variance            about three minutes; tokens from runs/small (make small)
     etude figure kl-variance --quick
 
-1. Gaussian pairs q = N(0,1), p = N(m,1): bias and variance of k1, k2, k3 by plain Monte Carlo, each beside its closed form
-   in standard errors that are exact too (from the fourth moments, by quadrature: a sample's own idea of its error is
-   worthless where k3's tail decides).
-2. Where k3 stops having less variance than k1: the root on batches of common random numbers, beside 0.628 nats.
-3. The same on real token distributions: the agent after RL (it sampled) against the agent before RL. Both distributions are
-   known over the whole vocabulary, so means and variances of the estimators are exact sums at each position.
-4. Expected gradients by enumeration, nothing sampled: each estimator as a loss term and in the reward, on policy and off,
-   beside the exact gradient; for one token and for whole sequences of an autoregressive policy.
+1. Gaussian pairs q = N(0,1), p = N(m,1): bias and variance of k1, k2, k3 by plain Monte Carlo, compared with their closed
+   forms in units of exact standard errors (from the fourth moments, by quadrature: the error estimated from a sample is
+   worthless if the tail of k3 dominates).
+2. Where k3 stops having less variance than k1: the root on batches of common random numbers, compared with 0.628 nats.
+3. The same on real token distributions: the agent after RL, which sampled, and the agent before RL. Both distributions are
+   known over the complete vocabulary, so means and variances of the estimators are exact sums at each position.
+4. Expected gradients by enumeration, without sampling: each estimator as a loss term and in the reward, on policy and off,
+   compared with the exact gradient; for one token and for complete sequences of an autoregressive policy.
 """
 
 import itertools
@@ -43,22 +43,22 @@ class Experiment:
     """Sizes of the four parts."""
 
     divergences: tuple[float, ...] = (0.01, 0.03, 0.1, 0.2, 0.3, 0.45, 0.6, 0.7, 0.85, 1.0, 1.25, 1.5)
-    """True KLs of the Gaussian pairs, in nats."""
+    """True KL of each Gaussian pair, in nats."""
     samples: int = 20_000_000
-    """Samples of each pair."""
+    """Samples per pair."""
     batches: int = 40
-    """Batches of samples in which the crossing is looked for."""
+    """Batches of samples for finding the crossing."""
     run: str = "runs/small"
-    """A finished run of the recipe, whose agents before and after RL give the token distributions (empty: a tiny recipe that
-    has learned nothing is played first)."""
+    """A finished run of the recipe, whose agents before and after RL give the token distributions (empty: first run a tiny recipe that
+    has learned nothing)."""
     tasks: int = 64
-    """Tasks that the agent after RL plays, four times each."""
+    """Tasks for the agent after RL, four rollouts each."""
     vocab_size: int = 32
-    """Tokens of the softmax pairs whose gradients are enumerated."""
+    """Vocabulary size of the softmax pairs whose gradients are enumerated."""
     pairs: int = 20
-    """Such pairs."""
+    """Number of such pairs."""
     seed: int = 0
-    """Seed of everything drawn."""
+    """Seed of all random numbers."""
 
     @classmethod
     def quick(cls) -> "Experiment":
@@ -76,7 +76,7 @@ def moments(m: float, kind: str) -> tuple[float, float, float]:
 
 
 def sampled(run: Run, c: Experiment) -> list[dict]:
-    """Part 1: a row for every pair and kind."""
+    """Part 1: one row per pair and estimator."""
     stage = run.stage("gaussian", total=len(c.divergences), unit="pairs")
     if stage.finished:
         return stage.result()["rows"]
@@ -122,7 +122,7 @@ def sampled(run: Run, c: Experiment) -> list[dict]:
 
 
 def crossings(c: Experiment) -> list[float]:
-    """Part 2: in each batch, the KL at which the sample variances of k1 and k3 are equal (bisection, the same normal numbers
+    """Part 2: in each batch, the KL at which the sample variances of k1 and k3 are equal (bisection, with the same normal numbers
     at every divergence)."""
     found = []
     for batch in range(c.batches):
@@ -144,7 +144,7 @@ def crossings(c: Experiment) -> list[float]:
 
 @torch.no_grad()
 def tokens_of_agent(run: Run, c: Experiment, root: Path, config: Recipe) -> dict:
-    """Part 3: per position of the agent's own tokens, exact KL and exact variances of k1, k2, k3."""
+    """Part 3: exact KL and exact variances of k1, k2, k3 at each position of the agent's own tokens."""
     stage = run.stage("tokens", total=c.tasks, unit="tasks")
     if stage.finished:
         return stage.result()
@@ -182,8 +182,8 @@ def distance(got: Tensor, right: Tensor) -> float:
 
 
 def gradients_of_one_token(c: Experiment) -> dict[str, list[float]]:
-    """Part 4, one token: relative distance of each estimator's expected gradient from the one it should be, for random
-    softmax pairs, and of its norm."""
+    """Part 4, one token: relative distance of each estimator's expected gradient, and of its norm, from the true gradient, for random
+    softmax pairs."""
     found: dict[str, list[float]] = {}
     for pair in range(c.pairs):
         generator = torch.Generator().manual_seed(c.seed * 1000 + pair)
@@ -220,7 +220,7 @@ def gradients_of_one_token(c: Experiment) -> dict[str, list[float]]:
 
 
 def gradients_of_sequences(c: Experiment) -> dict[str, list[float]]:
-    """Part 4, sequences of four symbols from three, every one enumerated: distance from the gradient of the sequence's KL."""
+    """Part 4, all sequences of four symbols out of three: distance from the gradient of the sequence's KL."""
     words = torch.tensor(list(itertools.product(range(3), repeat=4)))
     found: dict[str, list[float]] = {}
     for pair in range(c.pairs):
@@ -264,7 +264,7 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 
 def real_rows(tokens: dict[str, np.ndarray]) -> list[dict]:
-    """Positions of the agent's tokens in bins of their exact KL: mean variances there."""
+    """Positions of the agent's tokens, binned by exact KL, with mean variances."""
     edges = [0.0, 1e-4, 1e-3, 1e-2, 1e-1, 0.628, math.inf]
     rows = []
     for low, high in itertools.pairwise(edges):
@@ -392,7 +392,7 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, worst: dict, le
 
 
 def picture(found: dict, path: Path) -> None:
-    """Left, Figure 4: variance over the divergence. Middle: the same on an agent's tokens. Right: gradients."""
+    """Left, Figure 4: variance against divergence. Middle: the same on an agent's tokens. Right: gradients."""
     from sims.drawing import COLOURS, save, sheet
 
     figure, (left, middle, right) = sheet(3, "Three estimates of KL(π‖π_ref): variance, and the gradient they really give")

@@ -1,4 +1,4 @@
-"""The curves C_{k,q} of the length penalty against closed forms: the first part of the experiment `length-penalty`."""
+"""The curves C_{k,q} of the length penalty compared with closed forms: the first part of the experiment `length-penalty`."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ EFFORTS = tuple(np.geomspace(1, 1e4, 33).tolist())
 
 
 def printed(x: float, k: float, q: float) -> Decimal:
-    """C_{k,q}(x) as the report prints it, its limits q = 1 and k = 0 or q = 0 put in, in 60 digits."""
+    """C_{k,q}(x) as printed in the report, with the limits q = 1 and k = 0 or q = 0 filled in, in 60 digits."""
     with localcontext() as context:
         context.prec = 60
         at, bend, power = Decimal(x), Decimal(k), Decimal(q)
@@ -26,7 +26,7 @@ def printed(x: float, k: float, q: float) -> Decimal:
 
 
 def curves(bends: Sequence[float], exponents: Sequence[float]) -> list[dict]:
-    """A row for every curve and effort; q = 1 ± 1e-9 are added to the exponents."""
+    """One row per curve and effort; the exponents q = 1 ± 1e-9 are added."""
     return [
         {"part": "curve", "k": k, "q": q, "x": x, "exact": float(printed(x, k, q)), "cost": length_penalty(x, k, q), "slope": marginal_cost(x, k, q)}
         for k, q, x in itertools.product(bends, sorted({*exponents, 1 - 1e-9, 1 + 1e-9}), EFFORTS)
@@ -34,7 +34,7 @@ def curves(bends: Sequence[float], exponents: Sequence[float]) -> list[dict]:
 
 
 def verdicts(rows: list[dict], bends: Sequence[float], exponents: Sequence[float]) -> list[dict]:
-    """Laws on the rows of `curves`: digits, shape, limits."""
+    """Laws for the rows of `curves`: digits, shape, limits."""
     source = "§4.2, Fig. 6"
     error = max(abs(row["cost"] / row["exact"] - 1) for row in rows)
     wrong = pairs = 0

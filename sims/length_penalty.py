@@ -1,25 +1,25 @@
 """Figure 6, and what the nonlinear length penalty does to an agent that is trained under it.
 
-    etude figure length-penalty         about 30 minutes on two threads; begins at the SFT checkpoint of runs/small (make small)
+    etude figure length-penalty         about 30 minutes on two threads; starts from the SFT checkpoint of runs/small (make small)
     etude figure length-penalty --quick
 
 1. The curves C_{k,q}: against the printed formula in 60-digit decimals, their shape, their limits.
-2. Behaviour. RL from the SFT checkpoint under four settings that differ in the effort penalty alone:
+2. Behaviour. RL from the SFT checkpoint under four settings that differ only in the effort penalty:
        none          effort is free
        linear        q = 0
-       nonlinear     q = 2, k = 1 / mean effort, so that the curve bends where the SFT policy stands
-       turns free    nonlinear, but a turn has no price of its own
+       nonlinear     q = 2, k = 1 / mean effort, so the curve bends at the effort of the SFT policy
+       turns free    nonlinear, but turns have no price of their own
    Prices are matched by measurement, on rollouts of the SFT policy on RL tasks. Both nonlinear penalties cost `penalty` on average.
-   The linear one charges for the next unit of effort what the nonlinear one does at the mean effort of easy tasks, so that both push
-   alike there and the claim about room on hard ones can be told from a weaker price. (At an equal average cost the bent curve is the
-   lower price of the next unit wherever the efforts of this agent lie, on easy tasks too.) All settings see the same tasks
-   in the same order; held-out tasks of each depth are then played. Intervals are bootstrapped over tasks and paired; trainings differ in
-   their seed, and a claim must hold in each.
+   The linear one charges as much for the next unit of effort as the nonlinear one at the mean effort of easy tasks. Both then push
+   equally there, and the claim about room on hard tasks is not confounded with a weaker price. (At equal average cost, the bent curve has the
+   lower price for the next unit at all efforts of this agent, on easy tasks, too.) All settings see the same tasks
+   in the same order, then play held-out tasks of each depth. Intervals are bootstrapped over tasks and paired; training runs differ in
+   their seed, and a claim must hold in each run.
 
-What decides, fixed before this was played: easy is depth 0; hard is the greatest depth that the SFT policy solves in a
-tenth of its rollouts (depth 2 is beyond the tiny agent, and where nothing is ever solved a penalty can only teach to stop).
-Parallel calls are judged at depth 2, where the demonstrations read two helpers in one turn now and then: among rollouts that
-read both, the share that read them in one turn, after RL with a price on turns against before. So work is held fixed and giving up does
+Criteria, fixed before the experiment ran: easy is depth 0; hard is the greatest depth that the SFT policy solves in a
+tenth of its rollouts (depth 2 is too hard for the tiny agent, and if it never solves a task, a penalty can only teach it to stop).
+Parallel calls are judged at depth 2, where the demonstrations sometimes read two helpers in one turn: among rollouts that
+read both, the share that read them in one turn, before and after RL with a price on turns. The work is thus fixed, and giving up does
 not count.
 """
 
@@ -55,39 +55,39 @@ DEPTHS = (0, 1, 2)
 
 @dataclass(frozen=True)
 class Experiment:
-    """Curves, prices, lengths of training and measurement."""
+    """Curves, prices, length of training, precision of the measurements."""
 
     exponents: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 3.0)
-    """Values of q, a curve each."""
+    """Values of q, one curve each."""
     bends: tuple[float, ...] = (0.001, 0.01, 0.1)
-    """Values of k at which the curves are checked."""
+    """Values of k for checking the curves."""
     run: str = "runs/small"
-    """A finished run of the recipe, at whose SFT checkpoint RL begins (empty: a tiny recipe that has learned nothing is played
-    first)."""
+    """A finished run of the recipe; RL starts from its SFT checkpoint (empty: first run a tiny recipe that has learned
+    nothing)."""
     trainings: int = 2
-    """RL trainings of each setting; the first has the recipe's own seed."""
+    """RL training runs of each setting; the first has the recipe's own seed."""
     steps: int = 60
-    """RL steps of each."""
+    """RL steps of each training run."""
     q: float = 2.0
     """Exponent of the nonlinear penalty; above 1 it is bounded."""
     bend: float = 1.0
-    """Its k, times the SFT policy's mean effort."""
+    """Its k times the SFT policy's mean effort."""
     turn: float = 10.0
-    """Effort that a turn costs, about as much as the tokens and calls in it."""
+    """Effort per turn, about as much as the tokens and calls in it."""
     penalty: float = 0.2
-    """Reward that each nonlinear penalty costs the SFT policy on average; solving a task pays 1."""
+    """Average cost of each nonlinear penalty for the SFT policy, as reward; solving a task pays 1."""
     matching: int = 128
-    """RL tasks, played four times each, on which prices are matched."""
+    """RL tasks for matching prices, four rollouts each."""
     tasks: int = 100
     """Held-out tasks of each depth."""
     samples: int = 8
-    """Rollouts of each."""
+    """Rollouts per task."""
     margin: float = 0.05
-    """Loss of success that still counts as none."""
+    """A loss of success up to this size counts as none."""
     resamples: int = 2000
     """Bootstrap resamples, over tasks."""
     seed: int = 0
-    """Seed of the measurements and, added to the recipe's, of the trainings."""
+    """Seed of the measurements; added to the recipe's seed, it is that of the training runs."""
 
     @classmethod
     def quick(cls) -> "Experiment":
@@ -103,8 +103,8 @@ def payments(recipe: Recipe, c: Experiment, found: dict) -> dict[str, Payment]:
 
 
 def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, dict]:
-    """Curve and price of each setting: nonlinear, such that SFT rollouts on RL tasks pay `penalty` on average; linear, such that the next
-    unit costs what it costs there under the nonlinear price, at the mean effort of easy tasks."""
+    """Curve and price of each setting. Nonlinear: SFT rollouts on RL tasks pay `penalty` on average. Linear: the next unit costs as much as
+    under the nonlinear penalty at the mean effort of easy tasks."""
     stage = run.stage("matching", total=c.matching, unit="tasks")
     if stage.finished:
         return stage.result()
@@ -138,7 +138,7 @@ def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, di
 
 
 def policy(root: Path, recipe: Recipe) -> Sampler:
-    """The SFT policy as RL's sampler holds it: rounded to the dtype of training."""
+    """The SFT policy as in RL's sampler: rounded to the dtype of training."""
     model = load_checkpoint(root, recipe, "sft", with_mtp=False)[0].to(getattr(torch, recipe.training.dtype))
     return Sampler(model, getattr(torch, recipe.training.sampler_dtype))
 
@@ -149,7 +149,7 @@ def playing(sampler: Sampler, language: Language, tasks: list[Task], n: int, rec
 
 
 def heldout(recipe: Recipe, c: Experiment) -> list[Task]:
-    """The first held-out tasks of each depth, those of a depth side by side."""
+    """The first held-out tasks of each depth, grouped by depth."""
     found: dict[int, list[Task]] = {d: [] for d in DEPTHS}
     for task in task_stream(recipe, "evaluation"):
         if len(found[task.depth]) < c.tasks:
@@ -160,9 +160,9 @@ def heldout(recipe: Recipe, c: Experiment) -> list[Task]:
 
 
 def behaviour(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, number: int, payment: Payment | None) -> np.ndarray:
-    """Trains one setting (the SFT policy as it is where `payment` is None) and plays held-out tasks with it;
+    """Trains one setting (if `payment` is None: keeps the SFT policy) and plays held-out tasks with it;
     [depths, tasks, MEASURES]."""
-    weighed = replace(recipe.rl.payment, weights=replace(recipe.rl.payment.weights, turns=c.turn))  # alike for all settings
+    weighed = replace(recipe.rl.payment, weights=replace(recipe.rl.payment.weights, turns=c.turn))  # the same for all settings
     stage = run.stage(f"{name.replace(' ', '-')}-{number}", total=c.steps if payment else 1, unit="tokens")
     if not stage.finished:
         config, language, tasks = recipe, language_of(root), heldout(recipe, c)
@@ -181,13 +181,13 @@ def behaviour(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, nu
 
 
 def behaviour_rows(data: np.ndarray, sft: np.ndarray, c: Experiment) -> list[dict]:
-    """A row for every setting and depth: figures with intervals, and their paired differences from "none"."""
+    """One row per setting and depth: values with intervals, and their paired differences from "none"."""
     rows, means = [], dict(zip(SETTINGS, data.mean(1), strict=True))
     for (name, some), d in itertools.product([("SFT", sft), *means.items()], DEPTHS):
         row = {"part": "behaviour", "setting": name, "depth": d}
         for what in (*MEASURES[:-1], *RATIOS):
             if what == "read_together" and d < 2:
-                continue  # there are not two helpers
+                continue  # fewer than two helpers
             estimate = bootstrap(some[d], lambda drawn, what=what: figure(drawn.mean(0), what), c.resamples)
             row |= {what: estimate["value"], f"{what}_low": estimate["low"], f"{what}_high": estimate["high"]}
         for what in ("success", "tokens", "turns", "effort"):
@@ -200,7 +200,7 @@ def behaviour_rows(data: np.ndarray, sft: np.ndarray, c: Experiment) -> list[dic
 def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experiment) -> list[dict]:
     """Verdicts from measures [SETTINGS, trainings, depths, tasks, MEASURES].
 
-    Reproduced: the interval is on the claim's side, and so is every training. Partly: the interval is."""
+    Reproduced: the interval and every training run are on the claim's side. Partly: only the interval is."""
     names = (*SETTINGS, "SFT")
     data = np.concatenate((data, np.broadcast_to(sft, data[:1].shape)))
     solved = sft[:, :, 0].mean(1)
@@ -216,11 +216,11 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
         return at(m, "nonlinear", d, what) - at(m, other, d, what)
 
     def judged(name: str, says: str, statistic: Callable[[np.ndarray], float], unit: str, note: str, least: float = 0.0, lacks: str = "") -> dict:
-        """That the statistic of means [names, depths, MEASURES] lies above `least`; `lacks`: why nothing can be said."""
+        """A claim that the statistic of means [names, depths, MEASURES] is above `least`; `lacks`: why it cannot be tested."""
         rule = above(least)
         if lacks:
             return claim(name, says, "§4.2, Fig. 6", None, rule, note=f"{lacks}; {note}")
-        # Task j of every depth and setting is drawn together: that keeps pairs, and depths in proportion.
+        # Task j of every depth and setting is resampled together, which keeps pairs, and depths in proportion.
         e = bootstrap(np.moveaxis(data.mean(1), 2, 0), lambda drawn: statistic(drawn.mean(0)), c.resamples)
         each = [statistic(one.mean(2)) for one in data.swapaxes(0, 1)]
         agree = {"every training by itself": min(each) > least}
@@ -282,7 +282,7 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
 
 
 def experiment(run: Run, config: Experiment) -> dict:
-    """Curves, prices, trainings, measurements, verdicts."""
+    """Curves, prices, training runs, measurements, verdicts."""
     c = config
     root, recipe = agent(run, c.run, c.seed)
     prices = matched(run, c, root, recipe)
@@ -295,7 +295,7 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 
 def picture(found: dict, path: Path) -> None:
-    """Figure 6, and by depth what agents trained under the penalties do."""
+    """Figure 6, and the behaviour of agents trained under the penalties, by depth."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     drawing, axes = sheet(2, "The nonlinear length penalty, and agents trained under it", rows=2, width=6.6, height=3.9)

@@ -1,31 +1,31 @@
-"""Low precision in the experts' products: what formats lose, what a shared scale leaks, and whether training notices.
+"""Low precision in the experts' matrix products: what the formats lose, what a shared scale leaks, and whether training suffers.
 
     etude figure low-precision              under fifteen minutes on two cores; agent and text from runs/small (make small)
     etude figure low-precision --quick
 
-1. Noise. The run's last agent reads held-out rows of its pretraining mix; what its experts' products take (activations before
-   either product, weights, and gradients of the loss at their outputs) is quantised along the sum, format by format.
-2. Leaks. The same agent, its experts in NVFP4: each row is read again with another last token, and again in a batch with other
-   rows. A causal model with a scale per token says the same of the earlier tokens. All sums are in float64, because the order of
-   float32 sums can carry a value over a tie between two codes, which looks like a leak; how often it does is shown beside it.
-3. Division. NVFP4 with x · fl(1/s) for x / s, and MXFP8 likewise: how many of the operands of 1, as bfloat16, change.
+1. Noise. The run's last agent reads held-out rows of its pretraining mix. The operands of its experts' products (activations before
+   either product, weights, and gradients of the loss at their outputs) are quantised along the sum, format by format.
+2. Leaks. The same agent, with experts in NVFP4: each row is read again with another last token, and again in a batch with other
+   rows. A causal model with a scale per token gives the same result for the earlier tokens. All sums are in float64, because the order of
+   float32 sums can move a value across a tie between two codes, which looks like a leak; the experiment also reports how often.
+3. Division. NVFP4 with x · fl(1/s) instead of x / s, and likewise MXFP8: how many of the operands of part 1, in bfloat16, change.
 4. Training. The recipe's network from scratch, same data and initial weights in every arm: products in float32 or bfloat16;
-   MXFP8; the report's NVFP4 per token forward and MXFP8 backward; the same with a scale per tensor, and with fast division; NVFP4
-   both ways. Judged by the loss on held-out rows, computed as the arm computes.
+   MXFP8; the report's NVFP4 per token forward and MXFP8 backward; the same with a scale per tensor or with fast division; NVFP4
+   both ways. Judged by the loss on held-out rows, computed in the precision of the arm.
 
-Ours: all arms take the same detour (values rounded, products in float32), so that nothing but rounding differs; in training experts
-take and give bfloat16, but for the arm "float32"; what is no expert's product stays in float32, routers too; "per tensor" means the
-tokens of one expert, as its product sees them.
+Our choices: all arms simulate precision (rounded values, products in float32), so they differ only in rounding. In training, experts
+read and write bfloat16, except in the arm "float32". Everything else stays in float32, including routers. "Per tensor" means the tokens
+of one expert, as its product sees them.
 
-Rules of the verdicts, fixed before this was first played (then from float32 operands, in which fast division changes next to
-nothing). Leaks: a row has moved where some log-prob did by more than LEAST; a scale per tensor leaks where the share of moved rows
-lies above 0 by its interval and none has moved with a scale per token. Training: differences of held-out loss between
-arms of the same seed, Student's t over seeds. The report's pair trains like bfloat16 when the interval ends below NEAR nats. What a
-scale per tensor and fast division did was seen in RL, after about a hundred steps: a few supervised steps do not test it, and a
-hundred RL steps of the tiny agent in three arms and three seeds, experts quantised in sampler and trainer, take two cores some hours.
+Rules of the verdicts, fixed before the first run (which used float32 operands, where fast division changes next to
+nothing). Leaks: a row has moved if some log-prob moved by more than LEAST; a scale per tensor leaks if the interval of the share of
+moved rows is above 0 and no row moved with a scale per token. Training: differences of held-out loss between
+arms of the same seed, Student's t over seeds. The report's pair trains like bfloat16 if the interval ends below NEAR nats. The source saw
+the effects of a scale per tensor and of fast division in RL, after about a hundred steps. A few supervised steps do not test that, and a
+hundred RL steps of the tiny agent in three arms and three seeds, with quantised sampler and trainer, take hours on two cores.
 
-Power. Three seeds scatter by 0.001 to 0.006 nats, so that differences of 0.004 to 0.015 nats are told from none; an arm that diverged
-would lie whole nats away.
+Power. Three seeds vary by 0.001 to 0.006 nats, so differences of 0.004 to 0.015 nats can be detected; an arm that diverged would be
+several nats away.
 """
 
 from dataclasses import dataclass, replace
@@ -60,15 +60,15 @@ ARMS = {
     "fast division": ("nvfp4-fast", "mxfp8"),
     "NVFP4 both ways": ("nvfp4-token", "nvfp4-token"),
 }
-"""Arms of training: format of the forward pass, of the backward pass. Experts take and give bfloat16, but in the first."""
+"""Arms of training: format of the forward pass, of the backward pass. Experts read and write bfloat16, except in the first arm."""
 LEAST = 1e-3
-"""Nats by which a log-prob has moved; the order of float32 sums moves it by about 1e-5, where no code changes."""
+"""A log-prob has moved if it changed by more than this many nats; without a change of codes, the order of float32 sums moves it by about 1e-5."""
 LEAKS = {form: (form, torch.float64) for form in ("float32", "mxfp8", "nvfp4-token", "nvfp4-tensor")} | {
     "nvfp4-token, float32": ("nvfp4-token", torch.float32)
 }
-"""What part 2 reads with: format of the experts' products, dtype of all else and of sums."""
+"""Precisions of part 2: format of the experts' products, dtype of everything else and of sums."""
 NEAR = 0.02
-"""Nats per token within which two held-out losses are near."""
+"""Two held-out losses within this many nats per token are near."""
 
 
 @dataclass(frozen=True)
@@ -76,23 +76,23 @@ class Experiment:
     """Sizes of all parts."""
 
     run: str = "runs/small"
-    """A finished run of the recipe (empty: a tiny recipe that has learned nothing is played first)."""
+    """A finished run of the recipe (empty: first run a tiny recipe that has learned nothing)."""
     rows: int = 64
-    """Held-out rows of the pretraining mix that are measured on."""
+    """Held-out rows of the pretraining mix, for measurements."""
     companions: int = 7
-    """Other rows in the batch."""
+    """Number of other rows in the batch."""
     steps: int = 80
     """Training steps of each arm."""
     batch_rows: int = 8
     """Rows of `training.length` tokens per step."""
     looks: int = 6
-    """Looks at the held-out loss along training."""
+    """Measurements of the held-out loss during training."""
     seeds: int = 3
-    """Trainings of each arm; two or more."""
+    """Training runs of each arm; two or more."""
     resamples: int = 1000
     """Bootstrap resamples."""
     seed: int = 0
-    """Seed of everything drawn."""
+    """Seed of all random numbers."""
 
     @classmethod
     def quick(cls) -> "Experiment":
@@ -100,11 +100,13 @@ class Experiment:
 
     def __post_init__(self):
         if self.seeds < 2 or not 1 <= self.looks <= self.steps:
-            raise ValueError(f"seeds must be 2 or more, and looks lie in 1..steps; got {self.seeds}, {self.looks} of {self.steps}")
+            raise ValueError(
+                f"seeds must be at least 2, and looks must be in 1..steps; got seeds={self.seeds}, looks={self.looks}, steps={self.steps}"
+            )
 
 
 def text_of(c: Experiment, root: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the pretraining mix, ids and documents [rows, length], in an order of this experiment's own; the first `c.rows`
+    """The rows of the pretraining mix, ids and documents [rows, length], in this experiment's own order; the first `c.rows`
     are held out."""
     ids, doc = (x.astype(np.int64) for x in packed_rows(root, "short"))
     order = np.random.default_rng([c.seed, 1]).permutation(len(ids))
@@ -116,7 +118,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     c, (root, recipe) = config, agent(run, config.run, config.seed)
     ids, doc = text_of(c, root)
     if len(ids) < c.rows + c.batch_rows:
-        raise ValueError(f"rows={c.rows} are held out, and training needs {c.batch_rows} more, but the run's text has {len(ids)}")
+        raise ValueError(f"rows={c.rows} are held out and training needs {c.batch_rows} more, but the text of the run has only {len(ids)}")
     held = torch.from_numpy(ids[: c.rows]), torch.from_numpy(doc[: c.rows])
     stage = run.stage("measure", total=1 + len(LEAKS), unit="parts")
     if not stage.finished:
@@ -183,7 +185,7 @@ def measured(stage, c: Experiment, root: Path, recipe: Recipe, held: tuple[torch
 
 
 def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, number: int) -> dict:
-    """One training: `looks`, step and held-out loss."""
+    """One training run: `looks`, step and held-out loss."""
     stage = run.stage(f"{arm.replace(' ', '-')}-{number}", total=c.steps)
     if stage.finished:
         return stage.result()
@@ -238,7 +240,7 @@ def gap(trained: dict[str, list[dict]], arm: str, base: str) -> Gap:
 
 
 def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) -> list[dict]:
-    """By the rules at the head of this file."""
+    """The claims, by the rules at the top of this file."""
     leaks = {(row["form"], row["how"]): row for row in rows if row["part"] == "leak"}
     changed = {row["operand"]: row for row in rows if row["part"] == "noise" and row["form"] == "nvfp4-token"}
     claims = []
@@ -327,7 +329,7 @@ def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) ->
 
 
 def picture(found: dict, path: Path) -> None:
-    """Left: signal to noise. Middle: how far log-probs move that should stay. Right: training."""
+    """Left: signal to noise. Middle: movement of log-probs that should not move. Right: training."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "Experts in low precision", width=5.2)

@@ -1,17 +1,17 @@
-"""Multi-token prediction: learning from distributions against learning from labels, and the speed that drafts buy.
+"""Multi-token prediction: learning from distributions or from labels, and the speed-up from drafts.
 
     etude figure mtp                        under twenty-five minutes on two cores; checkpoints from runs/small (make small)
     etude figure mtp --quick
 
-1. MTP layers from scratch atop the frozen mid-CPT trunk, as in the recipe: to match the main head's distribution, and to name
+1. MTP layers from scratch on the frozen mid-CPT trunk, as in the recipe: trained to match the main head's distribution, or to predict
    the next token. Both on the same batches in the same order from the same weights, at the recipe's learning rates and at
-   half and twice these: the recipe's were chosen with distillation running, and labels may want others. On held-out text
+   half and twice these, because the recipe's rates were chosen with distillation and labels may need others. On held-out text
    (modules of held-out functions and the held-out codebase, mixed as in training), by depth: how often the greedy draft is the
-   main head's choice, and the chance that sampling accepts a draft, Σ min(p, q). A draft's own predecessors are taken to
-   stand: the layers read the text's tokens.
+   main head's choice, and the probability that sampling accepts a draft, Σ min(p, q). Earlier drafts are assumed to be
+   accepted: the layers read the tokens of the text.
 2. Joint training in long context and SFT, with and without gradients into the trunk (`sims/joint_mtp.py`).
 3. The run's last agent with its own layers decodes held-out rollouts greedily at batch 1 (`sims/drafting.py`): measured
-   speed-up beside the predicted one. A quiet machine, please: it is a timing.
+   and predicted speed-up. This is a timing, so it needs an idle machine.
 """
 
 import itertools
@@ -46,7 +46,7 @@ KINDS = ("distill", "hard")
 
 
 class Student:
-    """MTP layers in training, with the recipe's masters, optimisers and schedule."""
+    """MTP layers in training, with the recipe's master weights, optimisers and schedule."""
 
     def __init__(self, recipe: Recipe, trunk: Transformer, kind: str, rate: float, seed: int):
         torch.manual_seed(seed)
@@ -76,7 +76,7 @@ class Student:
 
 
 def heldout(c: Experiment, root: Path, recipe: Recipe) -> tuple[Tensor, Tensor, np.ndarray]:
-    """ids and doc [rows, T], and which rows are of the small world; the others are code."""
+    """ids and doc [rows, T], and which rows come from the small world; the others are code."""
     tokenizer, rng, T = language_of(root).tokenizer, random.Random(f"{c.seed}-mtp-heldout"), recipe.training.length
     end = tokenizer.token_to_id("<|endoftext|>")
     tasks = (generate(rng, "heldout", config=recipe.world) for _ in itertools.count())
@@ -96,7 +96,7 @@ def arms_of(c: Experiment) -> list[tuple[str, float]]:
 
 
 def trained(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) -> tuple[np.ndarray, list[int]]:
-    """One repetition, all kinds and rates in step: counts [arms, looks, rows, depth, 3], and the tokens seen at each look."""
+    """One repetition, all kinds and rates in lockstep: counts [arms, looks, rows, depth, 3], and the tokens seen at each look."""
     rows, docs = packed_rows(root, "short")
     B = max(1, recipe.training.batch_tokens // recipe.training.length)
     steps = max(len(c.looks), min(len(rows) // B, c.tokens // recipe.training.batch_tokens))
@@ -142,8 +142,8 @@ def trained(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) ->
 
 
 def fewer(distill: np.ndarray, hard: np.ndarray, tokens: np.ndarray) -> float:
-    """How many times fewer tokens distillation needs for what labels reach at the end (below one: how many times more); between
-    looks acceptance is taken to be linear in log tokens, and before the first it is not known: at most the first's."""
+    """Factor by which distillation needs fewer tokens to reach the final acceptance of labels (below one: it needs more). Acceptance is
+    interpolated linearly in log tokens between looks; before the first look, the result is a bound."""
 
     def reached(line: np.ndarray, level: float) -> float:
         at = int(np.argmax(line >= level))
@@ -163,7 +163,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     repetitions = [trained(run, c, root, recipe, number) for number in range(c.seeds)]
     ids, doc, world = heldout(c, root, recipe)
     joint = {arm: [joint_mtp.training(run, c, root, recipe, arm, number, (ids, doc)) for number in range(c.repetitions)] for arm in joint_mtp.ARMS}
-    # rows first, which the bootstrap draws: rows, repetitions, arms, looks, depth, 3
+    # rows first, because the bootstrap resamples them: rows, repetitions, arms, looks, depth, 3
     counts = np.stack([found for found, _ in repetitions]).transpose(3, 0, 1, 2, 4, 5)
     tokens = np.array(repetitions[0][1], dtype=float)
     stage = run.stage("decode", total=c.rounds * c.tasks, unit="tasks")
@@ -176,8 +176,8 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 
 def training_rows(c: Experiment, counts: np.ndarray, tokens: np.ndarray, world: np.ndarray) -> list[dict]:
-    """A row per kind, rate, look, depth and text, mean over repetitions; intervals over the rows of text, and the range of
-    the repetitions."""
+    """One row per kind, rate, look, depth and text, averaged over repetitions; intervals over the rows of text, and the range over
+    repetitions."""
     rows = []
     for text, here in (("all", world | True), ("world", world), ("code", ~world)):
         for (kind, rate), look, k in itertools.product(arms_of(c), range(len(tokens)), range(counts.shape[4])):
@@ -202,9 +202,9 @@ def training_rows(c: Experiment, counts: np.ndarray, tokens: np.ndarray, world: 
 
 
 def learning_verdicts(c: Experiment, counts: np.ndarray, tokens: np.ndarray) -> list[dict]:
-    """Rules, fixed before measuring. Distillation is faster where its acceptance, mean over looks and depths, is the higher by
-    the interval over rows of text at the recipe's rates, in every repetition, and with each kind at its own best rate. The best rate
-    is chosen on one half of the rows and judged on the other."""
+    """Rules, fixed before measuring. Distillation is faster if its acceptance, averaged over looks and depths, is higher by the interval
+    over rows of text at the recipe's rates, in every repetition, and with each kind at its own best rate. The best rate is chosen on
+    one half of the rows and judged on the other."""
     arms, claims = arms_of(c), []
 
     def line(drawn: np.ndarray, kind: str, rate: float, column: int) -> np.ndarray:
@@ -246,7 +246,7 @@ def learning_verdicts(c: Experiment, counts: np.ndarray, tokens: np.ndarray) -> 
 
 
 def picture(found: dict, path: Path) -> None:
-    """Acceptance over tokens seen, by depth, after joint training; speed-up."""
+    """Acceptance against tokens seen, by depth, after joint training; speed-up."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, joint, right) = sheet(4, "Drafts of multi-token prediction: learned from distributions or from labels", width=5.0)
@@ -260,7 +260,7 @@ def picture(found: dict, path: Path) -> None:
             left.plot(tokens, line, style, color=colour, markersize=4, label=f"{label}, {word}")
             last = [row for row in mine if row["tokens"] == tokens[-1]]
             errors = np.abs(np.array([[row[key] - row[f"{key}_low"], row[f"{key}_high"] - row[key]] for row in last])).T
-            at = [k + 0.03 * (1 if kind == "hard" else -1) for k in depths]  # side by side, or intervals hide each other
+            at = [k + 0.03 * (1 if kind == "hard" else -1) for k in depths]  # offset, so intervals do not hide each other
             middle.errorbar(at, [row[key] for row in last], errors, fmt=style, color=colour, markersize=4, capsize=3)
     left.set(xscale="log", xlabel="tokens seen", ylabel="acceptance, mean over depths", title="Held-out text, equal tokens")
     left.set_xticks(tokens, [f"{t / 1000:.0f}k" for t in tokens], fontsize=8, rotation=30)

@@ -1,4 +1,4 @@
-"""Where an experiment takes trained agents from: a finished run of the recipe, or one that it plays itself."""
+"""Trained agents for experiments: from a finished run of the recipe, or from one that the experiment runs itself."""
 
 import json
 from pathlib import Path
@@ -29,12 +29,12 @@ SMOKE = {
     "rl": {"steps": 4, "prompts": 4, "rollouts": 2, "max_len": 64, "gate": 0.0},
     "evaluation": {"tasks": 4, "samples": 2, "decode_tasks": 1, "resamples": 50},
 }
-"""Settings under which the recipe ends in seconds and its agent has learned nothing: for --quick."""
+"""Settings with which the recipe ends in seconds and its agent learns nothing: for --quick."""
 
 
 def agent(run: Run, folder: str, seed: int) -> tuple[Path, recipe.Recipe]:
-    """The folder and settings of a finished run of the recipe: `folder`, or, where that is empty, one at SMOKE's size that
-    is played inside `run`. RunError when `folder` is no such run. What follows is computed with as many threads as the run was."""
+    """The folder and settings of a finished run of the recipe: `folder`, or, if that is empty, a run at SMOKE's size inside
+    `run`. Raises RunError if `folder` is not such a run. Sets torch to the number of threads of that run."""
     if folder:
         config = read_config(Path(folder))
         torch.set_num_threads(config.training.threads)
@@ -47,14 +47,14 @@ def agent(run: Run, folder: str, seed: int) -> tuple[Path, recipe.Recipe]:
 
 
 def read_config(root: Path) -> recipe.Recipe:
-    """The settings of a finished run. RunError when there is none in `root`, or it has settings that this version does not know."""
-    hint = "play one with: etude run recipe --scale small --out FOLDER"
+    """The settings of a finished run. Raises RunError if `root` holds none, or if this version does not know some of its settings."""
+    hint = "make one with: etude run recipe --scale small --out FOLDER"
     try:
         record = json.loads((root / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunError(f"run={root} is no run of the recipe ({error}); {hint}") from None
+        raise RunError(f"run={root} is not a run of the recipe ({error}); {hint}") from None
     if record.get("technique") != "recipe" or not (root / "stages" / "eval.json").exists():
-        raise RunError(f"run={root} is no finished run of the recipe; {hint}")
+        raise RunError(f"run={root} is not a finished run of the recipe; {hint}")
     if "context" not in record["config"]:
-        raise RunError(f"run={root} was played by a version without self-summaries; {hint}")
-    return fill(recipe.Recipe, record["config"])  # a setting that is newer than the run has its default: what was done before
+        raise RunError(f"run={root} was made by a version without self-summaries; {hint}")
+    return fill(recipe.Recipe, record["config"])  # a setting that is newer than the run takes its default, which is the old behaviour

@@ -1,4 +1,4 @@
-"""A network whose experts compute in low precision, and what its numbers lose on the way.
+"""A network whose experts compute in low precision, and the resulting loss of accuracy.
 
 The measuring half of `sims/low_precision.py`.
 """
@@ -19,11 +19,11 @@ from ref.quant import experts_swiglu, grouped_linear, mxfp8_dequantize, mxfp8_qu
 __all__ = ["LowPrecision", "division", "logps", "lower", "moved", "noise", "operands"]
 
 KINDS = ("activations", "products", "weights", "gradients")
-"""What an expert's products take: inputs of the first and of the second, weights of both, gradients at the second's outputs."""
+"""Operands of an expert's products: inputs of the first and the second product, weights of both, gradients at the outputs of the second."""
 
 
 class LowPrecision(MoE):
-    """A mixture of experts whose products are quantised, forward and back; what they take and give has the dtype `dtype`."""
+    """A mixture of experts whose products are quantised in both passes; their inputs and outputs have the dtype `dtype`."""
 
     def __init__(self, c: Config, forward: str, backward: str, dtype: torch.dtype):
         super().__init__(c)
@@ -36,7 +36,7 @@ class LowPrecision(MoE):
 
 
 class Watched(MoE):
-    """A mixture of experts that notes what its products take, sorted by expert."""
+    """A mixture of experts that records the operands of its products, sorted by expert."""
 
     def forward(self, x: Tensor, experts=None) -> tuple[Tensor, Tensor, Tensor]:
         logits, gates, experts = self.route(x, experts)
@@ -53,7 +53,7 @@ class Watched(MoE):
 
 
 def with_experts(model: Transformer, make) -> Transformer:
-    """The model itself, its mixtures of experts remade on the same parameters."""
+    """The same model, with its mixtures of experts rebuilt on the same parameters."""
     for block in model.layers:
         mixture = make(model.config)
         mixture.gate, mixture.gate_up_proj, mixture.down_proj = block.mlp.gate, block.mlp.gate_up_proj, block.mlp.down_proj
@@ -62,13 +62,13 @@ def with_experts(model: Transformer, make) -> Transformer:
 
 
 def lower(model: Transformer, forward: str, backward: str, dtype: torch.dtype = torch.float32) -> Transformer:
-    """The model itself, its experts' products in these formats, forward and back, from operands of the dtype `dtype`."""
+    """The same model, with its experts' products in these formats in both passes, from operands of the dtype `dtype`."""
     return with_experts(model, lambda c: LowPrecision(c, forward, backward, dtype))
 
 
 def operands(model: Transformer, ids: Tensor, doc: Tensor) -> Iterator[tuple[str, list[Tensor], np.ndarray | None]]:
-    """Layer by layer and kind by kind, what a float32 model's products take on the rows ids, doc [B, T]: a matrix per expert, the
-    summed-over axis last; and of which row of text each of their rows is (None for weights, which are of none)."""
+    """By layer and kind, the operands of a float32 model's products on the rows ids, doc [B, T]: one matrix per expert, with the
+    summed axis last; and the row of text that each of their rows comes from (None for weights)."""
     model = with_experts(model, Watched)
     out = model(ids, doc=doc, logits=False)
     loss, count = cpt.next_token_loss(model, out.hidden, ids, doc)
@@ -84,15 +84,15 @@ def operands(model: Transformer, ids: Tensor, doc: Tensor) -> Iterator[tuple[str
 
 
 def noise(parts: list[Tensor], form: str) -> np.ndarray:
-    """Σ x² and Σ (x̂ − x)² of every row of these matrices [rows, 2], each matrix quantised by itself."""
+    """Σ x² and Σ (x̂ − x)² of every row of these matrices [rows, 2], with each matrix quantised separately."""
     rows = [torch.stack((x.double().square().sum(1), (rounded(x, form) - x).double().square().sum(1)), 1) for x in parts if len(x)]
     return torch.cat(rows).numpy()
 
 
 def division(parts: list[Tensor], form: str) -> tuple[int, int]:
-    """How many numbers come out otherwise when x / s is x · fl(1/s) ("nvfp4"), or when a scale that multiplied by a power of two,
-    found with a product by fl(1/448), divides by one found by division ("mxfp8"); and how many there are. All are rounded to
-    bfloat16 first, as operands of a training are: then quotients often lie on a tie, which one rounding more breaks otherwise."""
+    """How many numbers change when x / s is computed as x · fl(1/s) ("nvfp4"), or when the power-of-two scale is found with a product by
+    fl(1/448) instead of a division ("mxfp8"), and how many numbers there are. All are rounded to bfloat16 first, like operands in
+    training. Quotients then often lie on a tie, which an extra rounding breaks differently."""
     changed = 0
     for x in (part.bfloat16().float() for part in parts):
         if form == "nvfp4":
@@ -110,15 +110,15 @@ def division(parts: list[Tensor], form: str) -> tuple[int, int]:
 
 @torch.no_grad()
 def logps(model: Transformer, ids: Tensor, doc: Tensor) -> Tensor:
-    """log p of every token but the first, given those before it in its document [B, T − 1], nats."""
+    """log p of every token but the first, given the earlier tokens of its document [B, T − 1], in nats."""
     hidden = model(ids, doc=doc, logits=False).hidden[:, :-1]
     return model.logprob(hidden.flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1)
 
 
 def moved(model: Transformer, ids: Tensor, doc: Tensor, companions: int, generator: np.random.Generator) -> dict[str, list[float]]:
-    """Per row the largest change of a log-prob, nats: of the tokens before the last two, when the last token is another one
-    ("later"; the log-prob of the last itself changes, of course), and of all tokens, when the row is read together with so many
-    others ("batch")."""
+    """The largest change of a log-prob per row, in nats: over the tokens before the last two if the last token is replaced
+    ("later"; the log-prob of the last token itself changes, of course), and over all tokens if the row is read in a batch with this
+    many others ("batch")."""
     found: dict[str, list[float]] = {"later": [], "batch": []}
     vocabulary = model.config.vocab_size
     for row in range(len(ids)):

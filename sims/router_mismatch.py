@@ -1,22 +1,22 @@
-"""Router replay between two engines: what it takes out of their mismatch, what the filter adds, and what RL makes of it.
+"""Router replay between two engines: how much of their mismatch it removes, what the filter adds, and the effect on RL.
 
     etude figure router-mismatch            under a quarter of an hour; agents from runs/small (make small)
     etude figure router-mismatch --quick
 
 1. No training. The run's last agent samples rollouts of held-out tasks with a coarser engine: bfloat16, or bfloat16 with its
    weight matrices rounded to FP8 E4M3 (`sims/rounding.py`). The trainer computes in float32 and scores the same tokens with its
-   own experts, with plain replay, and with the filter at every α. Beside them, without a verdict, the pair that the recipe
-   itself plays with (`training.sampler_dtype` against `training.dtype`).
-2. RL from the end of SFT, trainer in float32 and sampler in FP8 weights: without replay, with it, with the filter; and with an
-   exact sampler, to tell what the mismatch does from what RL does. Several trainings of each; arms of one seed see the same tasks.
-   How many replayed experts the filter drops is counted along.
+   own experts, with plain replay, and with the filter at every α. Also measured, without a verdict: the pair that the recipe
+   itself uses (`training.sampler_dtype` and `training.dtype`).
+2. RL from the end of SFT, trainer in float32 and sampler with FP8 weights: without replay, with it, with the filter; and with an
+   exact sampler, to separate effects of the mismatch from those of RL. Several training runs each; arms of one seed see the same tasks.
+   The experiment also counts how many replayed experts the filter drops.
 
-Ours: the FP8 engine rounds routers too, which production engines often spare, and quantises no activations; the filter's α for
-verdicts is the recipe's default, chosen before anything was measured.
+Our choices: the FP8 engine also rounds routers, which production engines often do not, and does not quantise activations. The filter's α
+for verdicts is the recipe's default, chosen before anything was measured.
 
-Power. The ratio of a training's mismatches moves by about 0.02 from step to step, and three trainings tell a twentieth from nothing.
-Held-out success of a training, 150 tasks × 4, moves by 0.03 by chance: only a harm of a tenth would show, and 27 steps once showed
-0.045 [0.002, 0.088] over tasks alone. So whether replay prevents a collapse is, as things stand, not expected to be tested here.
+Power. The mismatch ratio of a training run varies by about 0.02 from step to step, so three runs can detect a twentieth. Held-out
+success of a training run, 150 tasks × 4, varies by 0.03 by chance: only a harm of a tenth would show, and 27 steps once showed
+0.045 [0.002, 0.088] over tasks alone. This experiment is therefore not expected to test whether replay prevents a collapse.
 """
 
 import itertools
@@ -42,15 +42,15 @@ __all__ = ["Experiment", "experiment", "picture"]
 
 R3 = "arXiv:2510.11370"
 REPORTED = {"layers": 48, "decisions": 0.10, "tokens": 0.94}
-"""What sources report of a network of 48 layers."""
+"""What the sources report for a network of 48 layers."""
 BELOW = 0.999
-"""A ratio of mismatches is below one when it is below this: where no expert is dropped, the order of sums still moves the sixth digit."""
+"""A ratio of mismatches counts as below one if it is below this: even if no expert is dropped, the order of sums changes the sixth digit."""
 ARMS = {"exact": ("full", "none"), "none": ("fp8", "none"), "plain": ("fp8", "plain"), "filtered": ("fp8", "filtered")}
 """Arms of RL: the sampler's weights, the trainer's replay."""
 
 
 def trained(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, number: int) -> dict:
-    """Part 2, one training: the figures of every step, and success on held-out tasks afterwards (arm "before": no training)."""
+    """Part 2, one training run: the metrics of every step, and success on held-out tasks afterwards (arm "before": no training)."""
     heldout = list(itertools.islice(task_stream(recipe, "evaluation"), c.heldout))
     weights, replay = ARMS.get(arm, ("full", "none"))
     changed = replace(
@@ -104,9 +104,9 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 
 def verdicts(c: Experiment, rows: list[dict], layers: int) -> list[dict]:
-    """Part 1. Rules: a tenth of a layer's sets of experts differ where the interval reaches a tenth, and 94% of tokens where it reaches
-    that; replay halves the mismatch where the interval reaches one half; the filter helps where the interval of p99 over plain's lies
-    below one by more than rounding. Where it dropped nothing, it had no effect that could be claimed."""
+    """Part 1. Rules: a tenth of a layer's expert sets differ if the interval reaches a tenth, and 94% of tokens if it reaches 94%; replay
+    halves the mismatch if the interval reaches one half; the filter helps if the interval of its p99 over that of plain replay is below one
+    by more than rounding. If the filter dropped nothing, it had no effect to claim."""
     claims, exact = [], {0: [], 1: []}
     for engine, sampler in (("bf16", "bfloat16"), ("fp8", "8-bit weights")):
         ways, routing = parts_of(rows, engine)
@@ -197,7 +197,7 @@ def verdicts(c: Experiment, rows: list[dict], layers: int) -> list[dict]:
 
 
 def parts_of(rows: list[dict], engine: str) -> tuple[dict[str, dict], dict]:
-    """The rows of one engine: by way, and the one on routing."""
+    """The rows of one engine: by method, and the one on routing."""
     some = [row for row in rows if row.get("engine") == engine]
     return {row["way"]: row for row in some if row["part"] == "mismatch"}, next(row for row in some if row["part"] == "routing")
 
@@ -207,10 +207,10 @@ def told(value: float | None) -> str:
 
 
 def rl_verdicts(c: Experiment, arms: dict[str, list[dict]]) -> list[dict]:
-    """Part 2, from the trainings of each arm. Rules, fixed before measuring: a training gives one number, and intervals are Student's t
-    over trainings, arms of one seed in pairs. Mismatch is lower where the interval of the ratio of its sums over steps lies below one
-    by more than rounding. Where the filter dropped nothing, it had no effect that could be claimed; and where the mismatch does no
-    harm that its interval shows, there is nothing for replay to make stable."""
+    """Part 2, from the training runs of each arm. Rules, fixed before measuring: a training run gives one number, and intervals are Student's
+    t over runs, with arms of one seed in pairs. Mismatch is lower if the interval of the ratio of its sums over steps is below one by
+    more than rounding. If the filter dropped nothing, it had no effect to claim. If the mismatch does no harm that its interval shows,
+    there is nothing for replay to stabilise."""
 
     def steps(arm: str, key: str) -> np.ndarray:
         return np.array([[s[key] for s in training["steps"]] for training in arms[arm]], dtype=float)
@@ -262,7 +262,7 @@ def rl_verdicts(c: Experiment, arms: dict[str, list[dict]]) -> list[dict]:
 
 
 def picture(found: dict, path: Path) -> None:
-    """Left: p99 over α. Middle: tokens that differ, over layers. Right: RL."""
+    """Left: p99 against α. Middle: tokens that differ, against layers. Right: RL."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "Router replay between a coarse sampler and a float32 trainer", width=5.2)
@@ -286,7 +286,7 @@ def picture(found: dict, path: Path) -> None:
     middle.set(xscale="log", ylim=(0, 1.03), xlabel="layers", ylabel="share of tokens", title="Tokens whose experts differ")
     middle.set_xticks([1, 2, 4, 8, 16, 48], ["1", "2", "4", "8", "16", "48"])
     middle.minorticks_off()
-    # The exact sampler's mismatch is the order of sums, five digits below: it stays in the table.
+    # The exact sampler's mismatch comes from the order of sums and is five digits smaller: it is only in the table.
     arms = (("none", "no replay", "-"), ("plain", "replay", "-"), ("filtered", "filtered replay", "--"))
     for (arm, label, style), colour in zip(arms, COLOURS, strict=False):
         some = [row for row in found["rows"] if row["part"] == "rl" and row["arm"] == arm]

@@ -1,20 +1,20 @@
-"""Self-summaries of the tiny coding agent: tasks that outgrow its context, joined by notes that it writes itself.
+"""Self-summaries of the tiny coding agent: tasks that outgrow its context continue with notes that it writes itself.
 
-    etude figure self-summary            about half an hour on two threads; begins with the agent of runs/small (make small)
+    etude figure self-summary            about half an hour on two threads; starts from the agent of runs/small (make small)
     etude figure self-summary --quick
 
-An agent after SFT is shown chains of a scripted agent (`sims/recipe/demonstrations.py`), which summarises imperfectly on purpose: sometimes more
-than is needed, sometimes less. From there two agents are trained by RL, steps, tasks, prices and budget alike: "plain" without a
-limit, never asked for a summary, and "chains" under the limit, the chain's reward going to its summaries too. Held-out tasks, the
-same for all, are played
+An agent after SFT trains on chains of a scripted agent (`sims/recipe/demonstrations.py`), which summarises imperfectly on purpose: sometimes
+more than needed, sometimes less. From there RL trains two agents with the same steps, tasks, prices and budget: "plain" without a
+limit, which never has to write a summary, and "chains" with the limit, where the reward of a chain also goes to its summaries. All play
+the same held-out tasks with
 
     none       one context of 256 tokens: the upper bound
     truncate   at the trigger the oldest turns are dropped
-    separate   at the trigger a separate call with a prompt of its own asks the agent for a summary: prompt-based compaction
+    separate   at the trigger a separate call with its own prompt asks the agent for a summary: prompt-based compaction
     self       at the trigger the running context asks for it
 
-Compaction error is the success lost against the plain agent without limit. At this size no prompt can explain a task, so the
-separate call was shown to the agent as well, by as many demonstrations as the request in the running context. The prompt-based
+Compaction error is the loss of success relative to the plain agent without limit. At this size no prompt can explain a task, so the
+agent also sees demonstrations of the separate call, as many as of the request in the running context. The prompt-based
 baseline of the claims is the better of two: the agent after plain RL, and the agent before RL.
 """
 
@@ -62,20 +62,20 @@ COUNTS = ("success", "reward", "written", "summary_tokens", "summaries", "segmen
 
 @dataclass(frozen=True)
 class Experiment:
-    """Limits, trainings, evaluation."""
+    """Limits, training, evaluation."""
 
     run: str = "runs/small"
-    """A finished run of the recipe, whose agent after SFT is the beginning (empty: a tiny recipe is played first)."""
+    """A finished run of the recipe, whose agent after SFT is the start (empty: first run a tiny recipe)."""
     trigger: int = 56
     """Tokens at which a context ends."""
     room: int = 24
-    """Tokens by which the turn and answer that reach the trigger may pass it."""
+    """Tokens by which the turn and its output may exceed the trigger."""
     longest_summary: int = 43
-    """Longest summary, in tokens."""
+    """Maximum length of a summary, in tokens."""
     demonstrations: int = 800
-    """Demonstrations of each kind: without limit, with self-summaries, with separate compactions."""
+    """Demonstrations of each kind: without limit, with self-summaries, with separate compaction."""
     epochs: int = 3
-    """Passes over them."""
+    """Passes over the demonstrations."""
     memory: Memory = field(default_factory=Memory)
     """How imperfect the scripted summaries are."""
     steps: int = 100
@@ -83,15 +83,15 @@ class Experiment:
     tasks: int = 240
     """Held-out tasks."""
     samples: int = 8
-    """Rollouts of each by every agent in every way."""
+    """Rollouts per task, for every agent and method."""
     weighed: int = 4
-    """Groups of chains on which the weight of a chain is checked."""
+    """Groups of chains for checking the weight of a chain."""
     depth_mix: tuple[float, float, float] = (0.2, 0.45, 0.35)
     """Shares of depth 0, 1 and 2 among the held-out tasks; few of depth 0 outgrow the limit."""
     resamples: int = 2000
     """Bootstrap resamples, over tasks."""
     seed: int = 0
-    """Seed of everything drawn."""
+    """Seed of all random numbers."""
 
     @classmethod
     def quick(cls) -> "Experiment":
@@ -145,7 +145,7 @@ def reinforce(run: Run, name: str, c: Experiment, root: Path, config: Recipe, ho
 
 
 def counts(episode: Episode, config: Recipe) -> list[float]:
-    """COUNTS of one chain. `segments` are contexts worked in: a separate compaction is none."""
+    """COUNTS of one chain. `segments` counts working contexts; a separate compaction does not count."""
     chain = episode.chain
     summaries = sum(bool(s.summary.any()) for s in chain.segments)
     compactions = sum(bool(s.summary.any()) and bool((s.summary == s.sampled).all()) for s in chain.segments)
@@ -188,9 +188,9 @@ def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, 
 
 
 def one_weight(model: Transformer, episodes: list[Episode], config: Recipe) -> dict[str, float]:
-    """Does a chain's weight depend on how many segments it has? The parameters' gradient of a batch of chains with segments as
-    rows (the trainer's way), against the same tokens with every chain as one row, its segments packed side by side, advantages
-    and denominator never told of segments. Distances relative to the latter; `faulty`: baseline and denominator over rows."""
+    """Does a chain's weight depend on its number of segments? Compares the parameter gradients of a batch of chains with segments as
+    rows (as in the trainer) and with each chain as one row of packed segments, where advantages and denominator know nothing of
+    segments. Distances are relative to the latter; `faulty`: baseline and denominator over rows."""
     batch, N = [e.chain for e in episodes], config.rl.rollouts
     rewards = torch.tensor([pay(e, config.rl.payment)["reward"] for e in episodes], dtype=torch.float64).view(-1, N)
     advantages, budget = dr_grpo.group_advantages(rewards).flatten(), float(len(batch) * config.rl.budget_tokens)
@@ -231,7 +231,7 @@ def one_weight(model: Transformer, episodes: list[Episode], config: Recipe) -> d
 
 
 def weigh(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> dict[str, float]:
-    """`one_weight` on a batch of the agent at the beginning of RL on chains."""
+    """`one_weight` on a batch of the agent at the start of RL on chains."""
     stage = run.stage("weight", total=1, unit="batches")
     if stage.finished:
         return stage.result()
@@ -244,7 +244,7 @@ def weigh(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) ->
 
 
 def experiment(run: Run, config: Experiment) -> dict:
-    """Three trainings, ten plays, and the verdicts."""
+    """Three training runs, ten evaluations, and the verdicts."""
     c = config
     root, recipe = agent(run, c.run, c.seed)
     recipe = replace(recipe, seed=c.seed)
@@ -267,7 +267,7 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 
 def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -> list[dict]:
-    """Means of an arm: over all tasks and by depth with intervals of success; rewards by number of segments."""
+    """Means of an arm: over all tasks and by depth, with intervals of success; rewards by number of segments."""
     rows, (policy, join) = [], arm
     for d in ("all", *sorted(set(found["depth"].tolist()))):
         some = found["counts"] if d == "all" else found["counts"][found["depth"] == d]
@@ -291,7 +291,7 @@ def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -
     for n in sorted(set(segments.flatten().tolist())):
         here = segments == n
         tasks = here.any(1)
-        # One mean a task: a task's chains are not independent.
+        # One mean per task: the chains of a task are not independent.
         reward = bootstrap([found["counts"][t, here[t], 1].mean() for t in tasks.nonzero()[0]], n=c.resamples)
         rows.append(
             {
@@ -311,8 +311,8 @@ def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -
 
 
 def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> dict[str, float] | None:
-    """Σ top / Σ bottom with its interval, tasks drawn in pairs; None where the denominator is not surely above zero (its interval
-    reaches zero), so that a ratio says nothing."""
+    """Σ top / Σ bottom with its interval, tasks resampled in pairs; None if the interval of the denominator reaches zero, because the
+    ratio then says nothing."""
     if bootstrap(bottom, n=n)["low"] <= 0:
         return None
 
@@ -323,7 +323,7 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> dict[str, float] | Non
 
 
 def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[dict]:
-    """The rules, fixed before any result was seen."""
+    """The claims, by rules fixed before any result was seen."""
     near, post = "95% bootstrap over tasks, paired", "§4.1, self-summarisation post"
 
     def per_task(arm: tuple[str, str], name: str) -> np.ndarray:
@@ -428,7 +428,7 @@ def whiskers(rows: list[dict], value: str) -> list[list[float]]:
 
 
 def picture(found: dict, path: Path) -> None:
-    """Success in every way of going on, by depth, and rewards by the number of segments."""
+    """Success with every method, by depth, and rewards by number of segments."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "A context limit, and what joins the contexts", width=5.0, height=4.0)

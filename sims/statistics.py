@@ -1,4 +1,4 @@
-"""Estimates with their uncertainty: what every experiment quotes."""
+"""Estimates with uncertainty, for every experiment."""
 
 from collections.abc import Callable
 from math import comb
@@ -13,8 +13,8 @@ __all__ = ["bootstrap", "pass_at_k", "student"]
 def bootstrap(values: Any, statistic: Callable[[np.ndarray], float] = np.mean, n: int = 2000, seed: int = 0, level: float = 0.95) -> dict[str, float]:
     """The statistic of `values` with its percentile bootstrap interval: {value, low, high}.
 
-    values: array whose first axis is what was drawn independently (the tasks); the rest travels with it, so the samples of one
-    task stay together. Raises ValueError when it is empty."""
+    values: array whose first axis was sampled independently (the tasks); the samples of one task stay together.
+    Raises ValueError if it is empty."""
     values = np.asarray(values, dtype=float)
     if len(values) == 0:
         raise ValueError("bootstrap needs at least one value")
@@ -25,16 +25,17 @@ def bootstrap(values: Any, statistic: Callable[[np.ndarray], float] = np.mean, n
 
 
 def student(values: Any, level: float = 0.95) -> dict[str, float]:
-    """The mean of a few independent numbers, one a training, with Student's interval: {value, low, high}. ValueError for fewer than two."""
+    """The mean of a few independent numbers, one per training run, with Student's interval: {value, low, high}. Raises ValueError for fewer than
+    two."""
     values = np.asarray(values, dtype=float)
     if values.ndim != 1 or len(values) < 2:
-        raise ValueError(f"student needs two numbers or more, got {values.tolist()}")
+        raise ValueError(f"student needs at least two numbers, got {values.tolist()}")
     half = stats.t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
     return {"value": float(values.mean()), "low": float(values.mean() - half), "high": float(values.mean() + half)}
 
 
 def pass_at_k(successes: Any, n: int, k: int) -> np.ndarray:
-    """Unbiased estimate, per task, that at least one of k rollouts succeeds, from c successes among n (arXiv:2107.03374, eq. 1):
+    """Unbiased estimate per task of the probability that at least one of k rollouts succeeds, from c successes among n (arXiv:2107.03374, eq. 1):
     1 − C(n−c, k)/C(n, k). ValueError unless 1 ≤ k ≤ n."""
     if not 1 <= k <= n:
         raise ValueError(f"pass@k needs 1 ≤ k ≤ n; got k={k}, n={n}")

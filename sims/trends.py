@@ -1,8 +1,8 @@
-"""Straight lines through whole trainings, and what chance can do to them.
+"""Straight lines through training runs, and their uncertainty.
 
-A training is one point (or one curve) among few, and the trainings differ in budget and seed. Its coordinates were themselves
-measured on tasks, the same for all trainings. Every interval here is of 95%. Where a claim is between budgets, a seed gives one
-number; elsewhere trainings are drawn with replacement, until at least three budgets are among them (fewer decide no line).
+A training run is one point (or one curve) among few, and the runs differ in budget and seed. Its coordinates were themselves
+measured on tasks, which are the same for all runs. All intervals are 95% intervals. For claims between budgets, each seed gives one
+number. Elsewhere training runs are resampled with replacement until at least three budgets are among them (fewer do not decide a line).
 """
 
 import itertools
@@ -16,7 +16,7 @@ __all__ = ["curvature", "draw", "falls", "line", "loss_of", "orders", "predicts"
 
 
 def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """(slope, intercept, correlation) of least squares; slope and correlation are 0 where x or y is constant."""
+    """(slope, intercept, correlation) of least squares; slope and correlation are 0 if x or y is constant."""
     dx, dy = x - x.mean(), y - y.mean()
     xx, xy, yy = float(dx @ dx), float(dx @ dy), float(dy @ dy)
     slope = xy / xx if xx else 0.0
@@ -24,12 +24,12 @@ def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
 
 
 def curvature(x: np.ndarray, y: np.ndarray) -> float:
-    """Coefficient of the square in the parabola through the points: where y falls, above 0 says that it falls ever slower."""
+    """Quadratic coefficient of the parabola through the points: if y falls, a value above 0 means that it falls ever more slowly."""
     return float(np.polyfit(x - x.mean(), y, 2)[0])
 
 
 def draw(rng: np.random.Generator, budgets: np.ndarray) -> np.ndarray:
-    """Indices of trainings drawn with replacement, three budgets or more among them."""
+    """Indices of training runs, resampled with replacement, with at least three budgets among them."""
     while True:
         some = rng.integers(0, len(budgets), len(budgets))
         if len(np.unique(budgets[some])) >= 3:
@@ -41,18 +41,18 @@ def interval(values: Sequence[float] | np.ndarray) -> list[float]:
 
 
 def loss_of(nll: np.ndarray) -> np.ndarray:
-    """Nats a token of every training from [trainings, tasks, (nats, tokens)]: every token weighs the same."""
+    """Nats per token of every training run, from [trainings, tasks, (nats, tokens)]; every token has the same weight."""
     total = nll.sum(1)
     return total[:, 0] / total[:, 1]
 
 
 def predicts(budgets: np.ndarray, nll: np.ndarray, outcome: np.ndarray, n: int, seed: int) -> dict:
-    """Between budgets, does the loss of a training foretell its outcome?
+    """Between budgets, does the loss of a training run predict its outcome?
 
-    budgets [R], every budget with as many trainings, in the order of their seeds; nll [R, tasks, (nats, tokens)]; outcome [R, S], whose
-    mean over S tasks is foretold. `slope`: of the line through the budgets of one seed, which share all else, its mean over seeds;
-    `slope_over_seeds` is Student's interval, None for a single seed; `slope_over_tasks` draws tasks. `intercept` and `r` belong to the
-    budgets' means. `inside`: slope and correlation once every training has lost the mean of its budget; no claim is about that."""
+    budgets [R], with equally many training runs per budget, in the order of their seeds; nll [R, tasks, (nats, tokens)]; outcome [R, S],
+    whose mean over S tasks is predicted. `slope`: slope of the line through the budgets of one seed, which share everything else, averaged
+    over seeds; `slope_over_seeds` is Student's interval, None for a single seed; `slope_over_tasks` resamples tasks. `intercept` and `r`
+    are those of the budget means. `inside`: slope and correlation after subtracting the mean of each budget; no claim uses it."""
     x, y = loss_of(nll), outcome.mean(1)
     many = len(np.unique(budgets))
 
@@ -80,8 +80,8 @@ def predicts(budgets: np.ndarray, nll: np.ndarray, outcome: np.ndarray, n: int, 
 
 
 def falls(budgets: np.ndarray, tokens: Sequence[np.ndarray], loss: Sequence[np.ndarray], n: int, seed: int) -> dict:
-    """Loss as a line in the natural logarithm of the tokens, over trainings that give a point or a curve each: slope in nats
-    per factor e, R², the curvature that a line leaves out, and beside them the R² of a power law, log loss in log tokens."""
+    """Loss as a line in the natural logarithm of the tokens, over training runs that give a point or a curve each: slope in nats
+    per factor e, R², the curvature that a line leaves out, and the R² of a power law, log loss in log tokens."""
 
     def fit(some: Sequence[int] | np.ndarray) -> tuple[float, float, float, float, float]:
         x, y = np.log(np.concatenate([tokens[i] for i in some])), np.concatenate([loss[i] for i in some])
@@ -103,8 +103,8 @@ def falls(budgets: np.ndarray, tokens: Sequence[np.ndarray], loss: Sequence[np.n
 
 
 def orders(outcome: np.ndarray, n: int, seed: int) -> list[dict]:
-    """What each budget adds to the one before it, from [budgets, seeds, tasks], and last what the largest adds to the smallest:
-    {value, low, high}. Seeds are drawn and, nested, tasks; paired, for all budgets of a seed share it and all play the same
+    """What each budget adds to the previous one, from [budgets, seeds, tasks], and last what the largest adds to the smallest:
+    {value, low, high}. Resamples seeds and, nested, tasks, in pairs, because all budgets of a seed share it and all play the same
     tasks."""
     rng, drawn = np.random.default_rng(seed), []
     for _ in range(n):

@@ -1,8 +1,8 @@
-"""A policy over short words, small enough to enumerate, and every group of rollouts that it can give.
+"""A policy over short words, small enough to enumerate, and every group of rollouts that it can produce.
 
-Words of a few letters and an end, or cut off at the length limit. Three prompts: any finished word is right, it must hold
-letter 0, it must hold letters 0 and 1. Reward, length and end are all that a group's loss sees of a rollout, so groups are
-multisets of such outcomes, thousands and not billions.
+Words of a few letters and an end, or truncated at the length limit. Three prompts: any finished word is right, it must contain
+letter 0, it must contain letters 0 and 1. The loss of a group depends only on reward, length and end of each rollout, so groups are
+multisets of such outcomes: thousands instead of billions.
 """
 
 import itertools
@@ -19,7 +19,7 @@ PROMPTS = 3
 
 
 class World:
-    """Every word [W, T] with its mask, length [W] and end [W]; which prompt it answers [P, W]."""
+    """Every word [W, T] with its mask, length [W] and end [W]; which prompts it answers [P, W]."""
 
     def __init__(self, letters: int, length: int):
         rows = []
@@ -53,8 +53,8 @@ class World:
         return self.right.double() - price * self.length.double()  # an integer tensor times a price would be float32
 
     def measure(self, logits: Tensor) -> dict[str, Tensor]:
-        """Exact expectations, [S] each, means over prompts: reward without price, share cut off, length; length given right
-        and given wrong on the two harder prompts (on the easy one, wrong is what was cut off, and has one length)."""
+        """Exact expectations, [S] each, averaged over prompts: reward without price, share truncated, length; length given right
+        and given wrong on the two harder prompts (on the easy one, only truncated words are wrong, all of one length)."""
         q = self.logp(logits).exp()
 
         def length(which: Tensor) -> Tensor:
@@ -86,12 +86,12 @@ class Groups:
         self.all_right = right.bool()[self.members].all(1)
 
     def chances(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """From chances of words [S, W]: of outcomes [S, K] and of groups [S, M] (multinomial)."""
+        """From probabilities of words [S, W]: those of outcomes [S, K] and of groups [S, M] (multinomial)."""
         outcomes = torch.zeros(len(q), len(self.outcomes), dtype=torch.float64).index_add_(1, self.outcome_of, q)
         return outcomes, (self.log_orders + outcomes.log() @ self.counts.T).exp()
 
     def pushes(self, variant: Variant, by_tokens: bool = False) -> Tensor:
-        """[M, K]: what a variant's loss adds, in each group, to the log-probability of each outcome: the negative gradient of
+        """[M, K]: what a variant's loss adds to the log-probability of each outcome in each group: the negative gradient of
         `family_loss` at ratio one. It does not depend on the policy."""
         mask = (torch.arange(self.limit) < self.length[self.members][..., None]).double()
         if by_tokens:
@@ -99,5 +99,5 @@ class Groups:
         logp = torch.zeros(mask.flatten(0, 1).shape, dtype=torch.float64, requires_grad=True)
         options = {"budget": self.size, "finished": self.finished.flatten()}
         loss = family_loss(variant, logp, logp.detach(), self.rewards, mask.flatten(0, 1), **options)
-        (gradient,) = torch.autograd.grad(-loss, logp)  # the same at each token of a rollout, and each has a first one
+        (gradient,) = torch.autograd.grad(-loss, logp)  # the same at each token of a rollout, and every rollout has a first token
         return torch.zeros_like(self.counts).scatter_add_(1, self.members, gradient[:, 0].view_as(self.members))

@@ -20,7 +20,7 @@ def test_bench_model_writes_what_it_prints(tmp_path, capsys):
     shown = capsys.readouterr().out
     for result in record["results"]:
         assert set(result["tokens_per_second"]) == set(result["gate"]["loss"]) and len(result["gate"]["loss"]) == 6
-        assert f"{result['ratio']:.2f} times their fastest" in shown and result["their_fastest"].startswith("transformers")
+        assert f"{result['ratio']:.2f} times the fastest of theirs" in shown and result["their_fastest"].startswith("transformers")
         assert f"{result['over_plain']:.2f} times the plain network" in shown
     assert {"cpu", "cores", "torch", "transformers", "commit"} <= set(record["machine"])
 

@@ -1,11 +1,11 @@
-"""What a training leaves: state for the next layout, and Hugging Face folders. Both without the whole network on any rank.
+"""Saving and loading: training state for any layout, and Hugging Face folders, without the complete network on any rank.
 
-    state(model, optimizers)      every tensor of a training by name, slices that know their place: for `runtime/checkpoint.py`
+    state(model, optimizers)      every tensor of a training run by name, as slices with their positions: for `runtime/checkpoint.py`
     load_folder, save_folder      `ref.network.model.load_hf` and `save_hf`, each rank reading or writing its own part
 
-A folder is written in the format of `ref/network/checkpoint.py`. On the way in a rank reads the experts that it owns and one other tensor at
-a time; on the way out each layer's tensors are gathered to the ranks in turn, one tensor at a time, and every rank writes files of
-its own: the most that a rank ever holds besides its part is one file (`max_shard_bytes`).
+A folder has the format of `ref/network/checkpoint.py`. When loading, a rank reads the experts that it owns and one other tensor at a time.
+When saving, the tensors of each layer are gathered on the ranks in turn, one tensor at a time, and every rank writes its own files.
+Besides its own part, a rank never holds more than one file (`max_shard_bytes`).
 """
 
 import os
@@ -28,7 +28,7 @@ __all__ = ["begun", "load_folder", "save_folder", "state"]
 
 
 def placed(name: str, x: Tensor) -> Tensor:
-    """A tensor like parameter `name`, as a slice of the whole over all ranks: an expert slice is cut over ep and over efsdp."""
+    """A tensor like parameter `name`, as a slice of the full tensor over all ranks: experts are split over ep and over efsdp."""
     if not sharding.owned(name) or not isinstance(x, DTensor):
         return x
     shape = sharding.whole_shape(name, x)
@@ -38,8 +38,8 @@ def placed(name: str, x: Tensor) -> Tensor:
 
 
 def state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (), prefix: str = "model") -> dict[str, Tensor]:
-    """Weights, and each optimiser's tensors: "model.NAME", "optimizer.NAME.KEY". They share memory with the training: filling them
-    loads it. An optimiser that has not stepped has no tensors: `begun` makes them."""
+    """Weights, and each optimiser's tensors: "model.NAME", "optimizer.NAME.KEY". They share memory with the model and optimisers,
+    so filling them loads a checkpoint. An optimiser without a step has no tensors: `begun` creates them."""
     names = {id(p): name for name, p in model.named_parameters()}
     found = {f"{prefix}.{name}": placed(name, p.detach()) for name, p in model.named_parameters()}
     for optimizer in optimizers:
@@ -52,7 +52,7 @@ def state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (), pr
 
 
 def begun(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], names: Iterable[str], prefix: str = "model") -> None:
-    """Gives optimisers that have not stepped the tensors that a checkpoint's `names` say they had, to be filled."""
+    """Creates the tensors in a checkpoint's `names` for optimisers without a step, so they can be filled."""
     held = {name.removeprefix(f"optimizer.{prefix}.") for name in names if name.startswith(f"optimizer.{prefix}.")}
     of = {id(p): name for name, p in model.named_parameters()}
     for optimizer in optimizers:
@@ -67,7 +67,7 @@ def begun(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], names: 
 
 
 def load_folder(model: nn.Module, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-    """This rank's part of the weights in a Hugging Face folder into a sharded network. CheckpointError as `ref.network.model.load_hf`."""
+    """Loads this rank's part of a Hugging Face folder into a sharded network. Raises CheckpointError as `ref.network.model.load_hf`."""
     folder, names = Path(folder), dict(model.named_parameters())
     shapes = {name: sharding.whole_shape(name, p) for name, p in names.items()}
     files, places, tied = ref.matched(folder, shapes)
@@ -100,15 +100,15 @@ def save_folder(
     extra: Mapping[str, Tensor] | None = None,
     beside: Mapping[str, bytes] | None = None,
 ) -> None:
-    """A sharded network as a Hugging Face folder on a file system that all ranks see, whole or not at all; all ranks together.
-    CheckpointError, on every rank, as `ref.network.model.save_hf`."""
+    """Saves a sharded network as a Hugging Face folder on a shared file system, completely or not at all; all ranks call it together.
+    Raises CheckpointError on every rank, as `ref.network.model.save_hf`."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     sharding.rest(model)
     told: list = [None]
     if rank == 0:
         try:
             told = [ref.begin(folder, beside or ())]
-        except ref.CheckpointError as error:  # the others would wait for ever
+        except ref.CheckpointError as error:  # the others would wait forever
             told = [str(error)]
     dist.broadcast_object_list(told, 0)
     if isinstance(told[0], str):

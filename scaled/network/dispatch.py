@@ -1,11 +1,11 @@
-"""Tokens to the ranks that own their experts, and what those say back home: expert parallelism's two all-to-alls.
+"""Sends tokens to the ranks that own their experts, and the results back: the two all-to-alls of expert parallelism.
 
     router → sort by expert → all-to-all → own experts → all-to-all → gates · rows, at home
 
-A dispatched row is a token's hidden state; its gate stays at home and multiplies what comes back. By default a row travels in what the
-model computes in. `Compute.combine = "bf16"` returns rows in bfloat16, as the report does (Composer 2, §6.1). `Compute.dispatch = "fp8"`
-sends them as E4M3 with a scale per 128 values; the report sends MXFP8, a scale per 32, which its experts compute in anyway. The gradient
-always travels in the model's dtype. How many rows go where is known only once the router has spoken, and the host waits for it once a layer.
+A dispatched row is a token's hidden state; its gate stays on the source rank and multiplies the result. By default a row is sent in the
+model's compute dtype. `Compute.combine = "bf16"` returns rows in bfloat16, as the report does (Composer 2, §6.1). `Compute.dispatch = "fp8"`
+sends them as E4M3 with a scale per 128 values; the report sends MXFP8, a scale per 32, in which its experts compute anyway. Gradients are
+always sent in the model's dtype. The number of rows per rank is known only after the router has run; the host waits for it once per layer.
 
 | symbol | here | shape |
 |---|---|---|
@@ -25,8 +25,8 @@ __all__ = ["combine", "dispatch", "on_owners"]
 
 
 def on_owners(x: Tensor, gates: Tensor, experts: Tensor, num_experts: int, run: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-    """Σ over a token's experts of gate times what the rank that owns the expert makes of the token: `run(rows [R, D], ones [R, 1],
-    experts [R, 1])` there, experts counted from its first one."""
+    """Σ over a token's experts of gate times output. The rank that owns an expert computes its output as `run(rows [R, D], ones [R, 1],
+    experts [R, 1])`, with experts numbered from its first one."""
     ep, K = current().group("ep"), experts.shape[1]
     flat = experts.flatten()
     order = flat.argsort(stable=True)
@@ -52,7 +52,7 @@ class _Dispatch8(torch.autograd.Function):
         packed = torch.cat((codes, scale.contiguous().view(torch.uint8)), 1)
         out = moved(packed, send, receive, group)
         codes, scale = out[:, : x.shape[1]], out[:, x.shape[1] :]
-        # A copy: of one row or none even a slice counts as contiguous, wherever it begins, and float32 begins at multiples of 4.
+        # A copy: a slice with at most one row counts as contiguous at any offset, but float32 must start at a multiple of 4 bytes.
         scale = scale.clone(memory_format=torch.contiguous_format).view(torch.float32)
         return blockwise_fp8_dequantize(codes, scale).to(x.dtype)
 
@@ -63,14 +63,14 @@ class _Dispatch8(torch.autograd.Function):
 
 
 def dispatch(rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-    """Rows, sorted by expert, to the ranks that own them."""
+    """Sends rows, sorted by expert, to the ranks that own the experts."""
     if current().compute.dispatch == "fp8":
         return _Dispatch8.apply(rows, send, receive, current().group("ep"))
     return all_to_all(rows, send, receive, "ep")
 
 
 def combine(rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-    """What the experts said, back to whoever asked."""
+    """Sends the experts' outputs back to the source ranks."""
     if current().compute.combine == "bf16":
         return all_to_all(rows.to(torch.bfloat16), send, receive, "ep").to(rows.dtype)
     return all_to_all(rows, send, receive, "ep")

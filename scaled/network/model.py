@@ -1,6 +1,6 @@
 """Qwen3-MoE on many ranks: `ref/network/fast.py` under FSDP2, expert parallelism and context parallelism.
 
-The layout is that of the Composer 2 technical report, §6.1 (see `runtime/mesh.py` and `runtime/cut.py` for who holds what):
+The layout is that of the Composer 2 technical report, §6.1 (see `runtime/mesh.py` and `runtime/cut.py` for what each rank holds):
 
     weights outside the experts   sharded over all ranks by FSDP, gathered for a block's forward and backward
     experts                       each rank of an ep group owns E/ep whole experts; their weights are sharded over efsdp
@@ -8,15 +8,15 @@ The layout is that of the Composer 2 technical report, §6.1 (see `runtime/mesh.
 
     router → sort by expert → all-to-all → own experts → all-to-all → gates · rows, at home
 
-The network's definition stays where it is read, in `ref`: here are only the two products that need other ranks' tokens, attention's
-(`Attention.product`) and the mixture's (`MoE.mix`), and who owns which weights.
+The network is defined in `ref`. This file has only the two products that need tokens of other ranks, in attention (`Attention.product`)
+and in the mixture of experts (`MoE.mix`), and the distribution of the weights.
 
 What to know
-1. `Transformer(config)` under a mesh makes each rank's part only, on the mesh's device. One seed gives one network, whatever the
-   layout; but not the network that `ref` draws from that seed, because `ref` draws as its layers are made.
-2. Losses are sums over ranks, so FSDP adds gradients up and divides by nothing.
-3. What tokens travel in, and what experts compute in: `Compute` in `runtime/mesh.py`. The way there and back is `dispatch.py`.
-4. A KV cache (sampling) goes with data and expert parallelism, not with cp.
+1. `Transformer(config)` under a mesh creates only this rank's part, on the mesh's device. A seed gives the same network for every
+   layout, but not the network that `ref` creates from that seed, because `ref` draws weights while it creates its layers.
+2. Losses are sums over ranks, so FSDP sums gradients without dividing.
+3. `Compute` in `runtime/mesh.py` sets the formats of dispatched tokens and of the experts' products. `dispatch.py` sends the tokens.
+4. A KV cache (sampling) works with data and expert parallelism, but not with cp.
 
 | symbol | here | shape |
 |---|---|---|
@@ -73,7 +73,7 @@ class Attention(ref.Attention):
 
 
 class MoE(ref.MoE):
-    """The router whole, of the experts this rank's."""
+    """The complete router, and this rank's experts."""
 
     def __init__(self, c: Config):
         super().__init__(c)
@@ -119,7 +119,7 @@ class Transformer(ref.Transformer):
     Block = Block
 
     def __init__(self, config: Config, *, drawn: bool = True):
-        """`drawn=False` leaves the weights as memory had them: whoever loads others need not wait for these."""
+        """`drawn=False` leaves the weights uninitialised, which saves time before loading others."""
         one = current().layout.world == 1
         if one and drawn:
             super().__init__(config)
@@ -162,8 +162,8 @@ class Transformer(ref.Transformer):
 
 
 def attention_mask(config: Config, where: Tensor, doc: Tensor | None, like: Tensor) -> Tensor | None:
-    """`ref.network.fast.attention_mask` for queries that stand at `where` in a row, keys being the whole row: an additive bias where the
-    product is explicit, None where plain causal attention is left to the library, else a Boolean mask [B, 1, T/cp, T]."""
+    """`ref.network.fast.attention_mask` for queries at positions `where` of a row and keys from the complete row: an additive bias for the
+    explicit product, None if the library does plain causal attention, else a Boolean mask [B, 1, T/cp, T]."""
     Tl, T = len(where), len(where) * current().group("cp").size
     explicit = Tl * T <= ref.EXPLICIT_ATTENTION and not like.is_cuda
     if doc is None and not explicit:
@@ -190,7 +190,7 @@ def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> T
 
 
 def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:
-    """`ref.network.model.load_hf`; each rank reads its part. CheckpointError as there."""
+    """`ref.network.model.load_hf`; each rank reads its part. Raises CheckpointError as there."""
     model = Transformer(config_of(path), drawn=False)
     if current().layout.world == 1:
         model.to(dtype).load_state_dict(ref.load_hf(path, dtype).state_dict())
@@ -206,7 +206,7 @@ def save_hf(
     extra: Mapping[str, Tensor] | None = None,
     beside: Mapping[str, bytes] | None = None,
 ) -> None:
-    """`ref.network.model.save_hf`; each rank writes its part, into files of its own. What lies beside is rank 0's."""
+    """`ref.network.model.save_hf`; each rank writes its part to its own files. Rank 0 writes the other files."""
     if current().layout.world == 1:
         save_whole(model, path, max_shard_bytes, extra, beside)
     else:

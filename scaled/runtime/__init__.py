@@ -1,2 +1,2 @@
-"""What all of `scaled/` stands on: which ranks belong together (`mesh.py`), what they say to each other (`comm.py`), who holds which
-part of a batch (`cut.py`). Nothing here knows a technique."""
+"""The basis of `scaled/`: groups of ranks (`mesh.py`), communication (`comm.py`), which rank holds which part of a batch (`cut.py`).
+Nothing here depends on a technique."""

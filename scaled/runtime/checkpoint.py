@@ -1,15 +1,15 @@
-"""Checkpoints that many ranks write together and any other layout reads (torch.distributed.checkpoint).
+"""Checkpoints that many ranks write together and any other layout can read (torch.distributed.checkpoint).
 
     FOLDER/step-00000120/      __0_0.distcp, __1_0.distcp, …   each rank's shards
-                               .metadata                       which slice of which tensor lies where
-                               meta.json                       step, layout, what the caller added
+                               .metadata                       the file and offset of each slice of each tensor
+                               meta.json                       step, layout, additions by the caller
                                manifest.json                   size and CRC-32 of every file above
-    FOLDER/.step-00000140      being written: no checkpoint yet
+    FOLDER/.step-00000140      still being written, not yet a checkpoint
 
-Sharded tensors are DTensors, so a slice knows its place in the whole; another layout asks for other slices and gets the same bits. A
-folder takes its name only when every rank's shards and the manifest are on disk: a process killed at any moment leaves the one before.
-`.metadata` is a pickle, and a shared folder must not run code: it is read with the classes that describe tensors, and no others.
-Writing goes on in a thread, from copies, over a process group of its own; `finish` waits for it, and so does the next `save`.
+Sharded tensors are DTensors, so a slice knows its position; another layout reads other slices and gets the same bits. A folder gets its
+name only when the shards of every rank and the manifest are on disk, so a kill at any moment leaves the previous checkpoint intact.
+`.metadata` is a pickle, and a shared folder must not execute code: it is read with the classes that describe tensors, and no others.
+A thread writes from copies, with its own process group; `finish` waits for it, and so does the next `save`.
 """
 
 import io
@@ -40,7 +40,7 @@ class Checkpoints:
     """The checkpoints of one run."""
 
     def __init__(self, folder: str | Path, keep: int = 2):
-        """Makes the folder; all ranks together. `keep`: how many stay."""
+        """Creates the folder; all ranks call it together. `keep`: number of checkpoints to keep."""
         self.folder, self.keep = Path(folder), keep
         self.many = dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if self.many else 0
@@ -53,7 +53,7 @@ class Checkpoints:
         if self.rank == 0:
             for fresh in (path for path in self.folder.iterdir() if re.fullmatch(r"\.step-\d+", path.name)):
                 step = int(fresh.name.removeprefix(".step-"))
-                # Its manifest is the last thing written: killed between the two names, it is whole.
+                # Its manifest is written last, so after a kill between the two renames it is complete.
                 if (fresh / "manifest.json").exists() and not self.path(step).exists():
                     self._name(fresh, step)
                 else:
@@ -61,16 +61,16 @@ class Checkpoints:
         self._together()
 
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, rising."""
+        """Steps of the complete checkpoints, in ascending order."""
         found = (re.fullmatch(r"step-(\d+)", path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
     def path(self, step: int) -> Path:
-        """Where a step's checkpoint lies."""
+        """Folder of the checkpoint of a step."""
         return self.folder / f"step-{step:08d}"
 
     def save(self, step: int, state: dict[str, Tensor], meta: dict | None = None) -> None:
-        """Begins to write; returns once everything is copied. All ranks together, with the same keys."""
+        """Starts writing; returns once everything is copied. All ranks call it together, with the same keys."""
         self.finish()
         copies = {name: x.detach().clone() for name, x in state.items()}
         layout = current().layout
@@ -79,7 +79,7 @@ class Checkpoints:
         self.thread.start()
 
     def finish(self) -> None:
-        """Waits until what was begun is on disk; raises what went wrong there."""
+        """Waits until the current save is on disk; raises its error, if any."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
@@ -103,20 +103,20 @@ class Checkpoints:
                 manifest = {path.name: [path.stat().st_size, checksum(path)] for path in files}
                 (fresh / ".manifest").write_text(json.dumps(manifest, indent=1) + "\n")
                 flush(fresh / ".manifest")
-                os.replace(fresh / ".manifest", fresh / "manifest.json")  # it says that the rest is whole, and so has to be whole itself
+                os.replace(fresh / ".manifest", fresh / "manifest.json")  # it certifies the other files, so it must be complete itself
                 for path in [*files, fresh / "manifest.json", fresh]:
                     flush(path)
                 self._name(fresh, step)
                 for old in [one for one in self.steps() if one <= step][: -self.keep]:
                     shutil.rmtree(self.path(old), ignore_errors=True)
             self._together()
-        except dcp.CheckpointException as error:  # on every rank; what one met comes with its traceback
+        except dcp.CheckpointException as error:  # raised on every rank, with the traceback of the rank that failed
             self.failure = next(iter(error.failures.values()))[0]
         except BaseException as error:
             self.failure = error
 
     def _name(self, fresh: Path, step: int) -> None:
-        """A complete folder takes its name, and the place of one that bears it already."""
+        """Renames a complete folder to its final name, replacing an existing one."""
         aside = self.path(step).with_name(f".old-{step:08d}")
         shutil.rmtree(aside, ignore_errors=True)
         if self.path(step).exists():
@@ -134,15 +134,15 @@ class Checkpoints:
         return list(read_metadata(self._folder(step)).state_dict_metadata)
 
     def load(self, state: dict[str, Tensor], step: int | None = None) -> dict:
-        """Fills the tensors of `state`, whatever their layout, from a checkpoint, by default the last; returns its `meta`. All ranks
-        together. CheckpointError, on every rank, naming the file that is missing or damaged, or the tensor that is not there."""
+        """Fills the tensors of `state`, in any layout, from a checkpoint, by default the last; returns its `meta`. All ranks call it
+        together. Raises CheckpointError on every rank, naming the missing or damaged file, or the missing tensor."""
         self.finish()
         folder = self._folder(step)
         says, described = "", None
         try:
             files = sorted(read_json(folder / "manifest.json"))
             ranks = dist.get_world_size() if self.many else 1
-            self._check(folder, files[self.rank :: ranks])  # every file is read through by one rank
+            self._check(folder, files[self.rank :: ranks])  # one rank reads and checks each file
             described = read_metadata(folder)
             if missing := [name for name in state if name not in described.state_dict_metadata]:
                 raise CheckpointError(f"{folder} has no tensor {missing[0]}")
@@ -157,31 +157,31 @@ class Checkpoints:
         assert described is not None
         try:
             dcp.load(state, storage_reader=Reader(folder, described), process_group=self.group, no_dist=not self.many)
-        except dcp.CheckpointException as error:  # on every rank; what a rank met comes with its traceback
+        except dcp.CheckpointException as error:  # raised on every rank, with the traceback of the rank that failed
             why = next(iter(error.failures.values()))[0]
-            raise CheckpointError(f"{folder} cannot be read ({type(why).__name__}): its tensors are not what .metadata says") from None
+            raise CheckpointError(f"{folder} cannot be read ({type(why).__name__}): its tensors do not match .metadata") from None
         return read_json(folder / "meta.json")
 
     def _folder(self, step: int | None) -> Path:
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
             which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            raise CheckpointError(f"{self.folder} holds {which}" + (f"; there are {steps}" if steps else ""))
+            raise CheckpointError(f"{self.folder} holds {which}" + (f"; it has steps {steps}" if steps else ""))
         return self.path(steps[-1] if step is None else step)
 
     def _check(self, folder: Path, names: list[str]) -> None:
         manifest, steps = read_json(folder / "manifest.json"), self.steps()
         here = int(folder.name.removeprefix("step-"))
         before = [step for step in steps if step < here]
-        other = f"; the checkpoint before is of step {before[-1]}" if before else ""
+        other = f"; the previous checkpoint is of step {before[-1]}" if before else ""
         for name in names:
             path, (size, crc) = folder / name, manifest[name]
             if not path.exists():
                 raise CheckpointError(f"{path} is missing{other}")
             if path.stat().st_size != size:
-                raise CheckpointError(f"{path} is damaged: {path.stat().st_size} bytes, {size} were written{other}")
+                raise CheckpointError(f"{path} is damaged: {path.stat().st_size} of {size} bytes{other}")
             if checksum(path) != crc:
-                raise CheckpointError(f"{path} is damaged: its checksum is not what was written{other}")
+                raise CheckpointError(f"{path} is damaged: its checksum differs from the recorded one{other}")
 
 
 ADMITTED = {
@@ -198,14 +198,14 @@ ADMITTED = {
         torch.Size,
     )
 }
-"""What a description of tensors is made of. `BytesStorageMetadata` is not among it: what it names, DCP would unpickle."""
+"""Classes that may describe tensors. `BytesStorageMetadata` is not one of them, because DCP would unpickle what it names."""
 ADMITTED |= {("torch", name): dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
 ADMITTED |= {("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__}
 ADMITTED |= {(module, "PosixPath"): PurePosixPath for module in ("pathlib", "pathlib._local")}  # where it was written
 
 
 class Description(pickle.Unpickler):
-    """Reads `.metadata`, and makes nothing that is not `ADMITTED`."""
+    """Unpickles `.metadata` with the classes in `ADMITTED` only."""
 
     def find_class(self, module: str, name: str):
         if (module, name) not in ADMITTED:
@@ -214,14 +214,14 @@ class Description(pickle.Unpickler):
 
 
 def read_metadata(folder: Path) -> metadata.Metadata:
-    """What a checkpoint holds, of which only tensors in files of its own are let through. CheckpointError."""
+    """The content of a checkpoint. Raises CheckpointError unless it holds only tensors in its own files."""
     path = folder / ".metadata"
     try:
         with open(path, "rb") as file:
             found = Description(file).load()
     except CheckpointError as error:
-        raise CheckpointError(f"{path} asks for {str(error)!r}, which describes no tensor; nothing of it is loaded") from None
-    except Exception as error:  # damaged bytes raise whatever they come upon
+        raise CheckpointError(f"{path} refers to {str(error)!r}, which does not describe a tensor; refusing to load it") from None
+    except Exception as error:  # damaged bytes can raise any exception
         raise CheckpointError(f"{path} is missing or damaged ({type(error).__name__})") from None
     try:
         tensors = all(type(one) is metadata.TensorStorageMetadata for one in found.state_dict_metadata.values())
@@ -231,12 +231,12 @@ def read_metadata(folder: Path) -> metadata.Metadata:
     except (AttributeError, TypeError):
         tensors = inside = False
     if not (tensors and inside):
-        raise CheckpointError(f"{path} describes something other than tensors in files of its folder; nothing of it is loaded")
+        raise CheckpointError(f"{path} describes something other than tensors in files of its folder; refusing to load it")
     return found
 
 
 class Disk(filesystem.FileSystem):
-    """DCP's files. What the operating system refuses is told as that: torch.save makes another complaint of it."""
+    """DCP's files. Raises the operating system's error, which torch.save would replace by its own."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[io.IOBase]:
@@ -250,7 +250,7 @@ class Disk(filesystem.FileSystem):
 
 
 class Reader(dcp.FileSystemReader):
-    """DCP's reader, but for the metadata, which it is given."""
+    """DCP's reader, with given metadata."""
 
     def __init__(self, folder: Path, described: metadata.Metadata):
         super().__init__(folder)

@@ -1,19 +1,19 @@
-"""What ranks say to each other, with gradients. Each function is the identity on a group of one rank.
+"""Communication between ranks, with gradients. Each function is the identity on a group of one rank.
 
 The loss is the sum of what the ranks compute from their shards, and every rank calls backward on its own part; FSDP then sums the
-gradients of the weights. So a gradient here is of the *sum over ranks*, and what a rank receives back is what all others make of
+gradients of the weights. A gradient here is therefore that of the *sum over ranks*: a rank receives the gradients that all other ranks have for
 what it sent:
 
     forward                            backward
     total        Σ over ranks          the gradient itself: the sum is the loss, and each rank owns its part
-    sum_over     Σ over ranks          Σ over ranks: the sum is used further, on every rank
+    sum_over     Σ over ranks          Σ over ranks: every rank goes on computing with the sum
     all_gather   parts, in order       Σ over ranks of the gradients of this rank's part (reduce-scatter)
     all_to_all   rows to their ranks   rows back
 
-`total` is for the last step, a scalar that all ranks report; taking it for `sum_over` in between would lose what the other ranks do
-with the sum, and the reverse would count the loss once for each rank.
+`total` is for the last step, a scalar that all ranks report. In place of `sum_over` it would lose the gradients from other ranks;
+`sum_over` in place of `total` would count the loss once per rank.
 
-`Traffic` counts the bytes that a rank sends, by what went through torch.distributed, FSDP's own collectives included.
+`Traffic` counts the bytes that a rank sends through torch.distributed, including FSDP's own collectives.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ __all__ = ["Traffic", "all_gather", "all_to_all", "gathered", "least", "most", "
 
 
 def summed(x: Tensor, axis: str = "all", op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    """Σ over the ranks of an axis (or another `op`), without gradient; x stays as it is."""
+    """Σ over the ranks of an axis (or another `op`), without gradient; x is not changed."""
     group = current().group(axis)
     return _reduced(x, group, op) if group.size > 1 else x.detach().clone()
 
@@ -85,7 +85,7 @@ class Total(Function):
 
 
 def total(x: Tensor, axis: str = "all") -> Tensor:
-    """Σ over ranks of what each computed: the value that all report. Its gradient stays with the part."""
+    """Σ over ranks of what each computed, the same value on all ranks. The gradient goes only to this rank's own part."""
     group = current().group(axis)
     return x if group.size == 1 else Total.apply(x, group)
 
@@ -104,7 +104,7 @@ class SumOver(Function):
 
 
 def sum_over(x: Tensor, axis: str) -> Tensor:
-    """Σ over the ranks of an axis, to be used further on each of them."""
+    """Σ over the ranks of an axis, for further computation on each rank."""
     group = current().group(axis)
     return x if group.size == 1 else SumOver.apply(x, group)
 
@@ -125,7 +125,7 @@ class _AllGather(Function):
 
 
 def all_gather(x: Tensor, axis: str) -> Tensor:
-    """x of every rank of an axis, [ranks, *x.shape]; all must have one shape."""
+    """x of every rank of an axis, [ranks, *x.shape]; all must have the same shape."""
     group = current().group(axis)
     return x[None] if group.size == 1 else _AllGather.apply(x, group)
 
@@ -150,17 +150,17 @@ def moved(x: Tensor, send: Sequence[int], receive: Sequence[int], group: Group) 
 
 
 def all_to_all(x: Tensor, send: Sequence[int], receive: Sequence[int], axis: str) -> Tensor:
-    """The first send[0] rows to rank 0 of the axis, the next send[1] to rank 1, …; what came from rank 0, then from rank 1, …, of
-    which there are receive[0], receive[1], …. Any number may be zero."""
+    """Sends the first send[0] rows to rank 0 of the axis, the next send[1] to rank 1, …; returns receive[0] rows from rank 0, then
+    receive[1] from rank 1, …. Any number may be zero."""
     group = current().group(axis)
     return x if group.size == 1 else _AllToAll.apply(x, send, receive, group)
 
 
 class Traffic(TorchDispatchMode):
-    """Counts what this rank sends while it is entered: `sent[name]` in bytes, by collective.
+    """Counts what this rank sends inside the context: `sent[name]` in bytes, by collective.
 
-    What is counted is the volume that every algorithm must at least move: of n ranks, all-gather sends (n − 1) parts, reduce-scatter
-    n − 1 of the n, all-reduce both, all-to-all what is not the rank's own, a broadcast the tensor (from its source)."""
+    It counts the minimum volume of any algorithm. With n ranks, all-gather sends (n − 1) parts, reduce-scatter n − 1 of the n parts,
+    all-reduce both, all-to-all everything but the rank's own part, a broadcast the tensor (from its source)."""
 
     def __init__(self):
         super().__init__()

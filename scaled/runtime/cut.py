@@ -1,16 +1,17 @@
-"""Who holds which part of a batch: rows over dp, the tokens of a row over cp.
+"""Which rank holds which part of a batch: rows over dp, the tokens of a row over cp.
 
-A causal token attends to all before it, so equal runs of tokens are not equal work. Each row of T tokens is cut in 2·cp chunks of
-T/(2·cp), and rank i of the cp group takes chunks i and 2·cp − 1 − i (Composer 2 technical report, §6.1): an early one with a late one.
+With causal attention, a token attends to all earlier ones, so equal numbers of consecutive tokens are not equal work. Each row of T tokens
+is split in 2·cp chunks of T/(2·cp). Rank i of the cp group takes chunks i and 2·cp − 1 − i (Composer 2 technical report, §6.1): an early
+one and a late one.
 
     cp = 2        chunks   0 1 2 3        rank 0: 0 3        rank 1: 1 2
     causal pairs           1 3 5 7                8                  8        (in half squares of a chunk)
 
     cut(x)        the whole batch [B, T, …] → this rank's [B/dp, T/cp, …]; [B] → [B/dp]
     joined(x)     the reverse, on every rank, without gradient
-    places(T)     where this rank's tokens stand in the row, [T/cp]
+    places(T)     positions of this rank's tokens in the row, [T/cp]
     full(x)       this rank's rows with all their tokens, in order, [B/dp, T/cp, …] → [B/dp, T, …], with gradient
-    ahead(x, k)   x of the k-th token after each of this rank's, zero behind the row's end, with gradient
+    ahead(x, k)   x of the k-th token after each of this rank's, zero past the end of the row, with gradient
 """
 
 import torch
@@ -24,7 +25,7 @@ __all__ = ["ahead", "cut", "full", "joined", "places"]
 
 
 def places(T: int) -> Tensor:
-    """Where this rank's tokens stand in a row of T, [T/cp] int64. ValueError unless T is a multiple of 2·cp."""
+    """Positions of this rank's tokens in a row of T, [T/cp] int64. Raises ValueError unless T is a multiple of 2·cp."""
     group = current().group("cp")
     if group.size == 1:
         return torch.arange(T)
@@ -35,8 +36,8 @@ def places(T: int) -> Tensor:
 
 
 def cut(x: Tensor) -> Tensor:
-    """This rank's part of a whole batch: of [B, T, …] rows and tokens, of [B] rows. ValueError unless B is a multiple of dp and T of
-    2·cp."""
+    """This rank's part of a complete batch: rows and tokens of [B, T, …], rows of [B]. Raises ValueError unless B is a multiple of dp and T
+    of 2·cp."""
     group = current().group("dp")
     if len(x) % group.size:
         raise ValueError(f"rows must be a multiple of dp = {group.size}, got {len(x)}; add empty ones")
@@ -45,7 +46,7 @@ def cut(x: Tensor) -> Tensor:
 
 
 def _order(cp: int) -> list[int]:
-    """Where chunk 0, 1, … lies once the parts of ranks 0, 1, …, of two chunks each, stand side by side."""
+    """Index of chunk 0, 1, … in the concatenated parts of ranks 0, 1, …, two chunks each."""
     return [2 * c if c < cp else 2 * (2 * cp - 1 - c) + 1 for c in range(2 * cp)]
 
 
@@ -62,14 +63,14 @@ def full(x: Tensor) -> Tensor:
 
 
 def joined(x: Tensor) -> Tensor:
-    """The whole batch, on every rank, without gradient."""
+    """The complete batch, on every rank, without gradient."""
     if x.ndim > 1 and current().group("cp").size > 1:
         x = _in_order(torch.stack(gathered(x, "cp")))
     return torch.cat(gathered(x, "dp"))
 
 
 def ahead(x: Tensor, k: int = 1) -> Tensor:
-    """[B, T/cp, …] → of each token the x of the k-th one after it in the row; zero where there is none."""
+    """[B, T/cp, …] → for each token, the x of the k-th token after it in the row; zero past the end."""
     pad = (0, 0) * (x.ndim - 2)
     cp = current().group("cp")
     size = x.shape[1] // 2

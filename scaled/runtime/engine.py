@@ -19,11 +19,11 @@ from torch import Tensor
 __all__ = ["fast", "kernel"]
 
 INTERPRETED = False
-"""Whether interpreted kernels count: they are right, and thousands of times slower."""
+"""Whether to use interpreted kernels: they are correct, but thousands of times slower."""
 
 
 def fast(x: Tensor) -> bool:
-    """Whether a kernel is to take this tensor."""
+    """Whether a kernel should process this tensor."""
     return (x.is_cuda or INTERPRETED) and kernel("launch").available(x)
 
 

@@ -1,4 +1,4 @@
-"""Sequences to the ranks that train on them."""
+"""Sends sequences to the ranks that train on them."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ __all__ = ["exchange"]
 
 
 def exchange(sequences: Sequence[Tensor], rank_of: Tensor) -> list[Tensor]:
-    """Per-token data [T, …] of this rank's sequences to the dp ranks named; what comes back is this rank's, those of rank 0 first, each
-    rank's in its order. A rank that has none passes an empty list, if another has one of this dtype and shape behind T."""
+    """Sends per-token data [T, …] of this rank's sequences to the given dp ranks; returns those for this rank, from rank 0 first, in each
+    rank's order. A rank without sequences passes an empty list; another rank then determines dtype and shape after T."""
     group, device = current().group("dp"), current().device
     if group.size == 1:
         return list(sequences)
@@ -33,7 +33,7 @@ def exchange(sequences: Sequence[Tensor], rank_of: Tensor) -> list[Tensor]:
     if not known:
         return []
     if len(set(known)) > 1:
-        raise ValueError(f"sequences must be of one dtype and shape behind their length on all ranks, got {sorted(map(str, set(known)))}")
+        raise ValueError(f"sequences must have one dtype and, after their length, one shape on all ranks; got {sorted(map(str, set(known)))}")
     dtype, rest = known[0]
     flat = torch.cat([sequences[i] for i in order]) if len(sequences) else torch.empty(0, *rest, dtype=dtype, device=device)
     out = flat.new_empty(sum(receive), *rest)

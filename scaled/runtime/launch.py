@@ -1,18 +1,18 @@
-"""Into torchrun and out of it: one process a rank, groups of them started again when one dies, and the rank that hangs called by name.
+"""Starting and watching ranks: torchrun with one process per rank, restarts if one dies, and a diagnosis that names a hanging rank.
 
     start(arguments, nproc)      from a shell: torchrun with this program inside, on this machine
     worker()                     whether this process is one of torchrun's
     world(backend)               inside: the process group, NCCL on GPUs or gloo on CPUs, and this rank's device
-    share_cores(rank)            inside, on CPUs: ranks that wait for one another do not drive each other off their cores
+    share_cores(rank)            inside, on CPUs: ranks that wait for each other do not preempt each other
     Watch(folder, timeout)       inside: `beat(step)` after each step; silence for longer than `timeout` ends the process
 
-On a cluster torchrun is started by the scheduler on every node, with the same program inside; `start` is for one node.
+On a cluster, the scheduler starts torchrun on every node, with the same program inside; `start` is for one node.
 
-A rank that hangs makes all others wait in a collective, and which one it is nobody can say from there. So each has a thread that looks
-at its main thread: when no step has ended for longer than `timeout`, it leaves in a file, FOLDER/RANK, where that stands and how many
-collectives it has begun. Who has begun fewer than others, or leaves no word at all, is the one the others wait for; where all have begun
-as many, who is not inside of one. (On GPUs a collective is begun long before anyone waits for it, and that may be anywhere.) The first
-that answers says so, and all end, which lets torchrun start the group again from the last checkpoint.
+A rank that hangs makes all others wait in a collective, and from there nobody can tell which one it is. So each rank has a thread that
+watches its main thread. If no step has ended for longer than `timeout`, it writes to a file, FOLDER/RANK, where the main thread is and how
+many collectives it has started. The culprit is a rank that has started fewer than others, or has written nothing. If all have started the
+same number, it is the one that is not in a collective. (On GPUs, a collective starts long before anyone waits for it, and the wait may be
+anywhere.) The first rank that has answered reports this, and all exit, so torchrun restarts the group from the last checkpoint.
 """
 
 import json
@@ -36,8 +36,8 @@ __all__ = ["Watch", "share_cores", "start", "worker", "world"]
 
 
 def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> int:
-    """Runs `python -m module arguments` as nproc ranks on this machine; the exit code of torchrun. A group of which one rank dies is
-    started again up to `restarts` times; when this process dies, all end."""
+    """Runs `python -m module arguments` as nproc ranks on this machine; returns the exit code of torchrun. If one rank dies, the group is
+    restarted up to `restarts` times; if this process dies, all ranks end."""
     command = [
         sys.executable,
         "-m",
@@ -52,7 +52,7 @@ def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> i
         module,
         *arguments,
     ]
-    # One thread a rank, whatever the caller's is: a sum in float32 depends on it, and a run goes on as it began.
+    # One thread per rank, whatever the caller uses: float32 sums depend on it, and a resumed run must continue as it started.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
     process = subprocess.Popen(command, env=environment)
     try:
@@ -64,22 +64,22 @@ def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> i
 
 
 def end_with(parent: int) -> None:
-    """Ends this process once the process `parent` is no more: torchrun with the one that started it, ranks with torchrun. Killed, none of
-    them can say so, and ranks that go on alone would write into the folder beside those of a resumed run."""
+    """Ends this process when the process `parent` is gone: torchrun with its parent, ranks with torchrun. A killed process cannot notify the
+    others, and ranks without a parent would write to the folder at the same time as those of a resumed run."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def worker() -> bool:
-    """Whether this process is a rank of torchrun's."""
+    """Whether torchrun started this process as a rank."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "LOCAL_RANK" in os.environ
 
 
 def share_cores(rank: int) -> None:
-    """Gives this rank one core, and lets it finish there before another gets it. Called before any thread is started. Ranks on CPUs wait
-    for one another hundreds of times a step, and a kernel that runs at once whoever has been woken up takes more time for that than for
-    their work: 20 steps of a tiny network on four ranks and two cores took 4.1 s so, and 2.4 s. Nothing happens where the system has no
+    """Pins this rank to one core and lets it run there without preemption. Call it before any thread starts. Ranks on CPUs wait for each
+    other hundreds of times per step, and a kernel that switches to every process it wakes spends more time on that than on their work:
+    20 steps of a tiny network on four ranks and two cores took 4.1 s that way, and 2.4 s like this. Does nothing if the system has no
     such calls."""
     if hasattr(os, "SCHED_BATCH"):
         cores = sorted(os.sched_getaffinity(0))
@@ -89,15 +89,15 @@ def share_cores(rank: int) -> None:
 
 @contextmanager
 def world(backend: str, timeout: float) -> Iterator[int]:
-    """Joins the process group; gives this rank. `timeout`: seconds of a step; a collective gives up only at three times that, so that
-    `Watch` can say who is to blame."""
+    """Joins the process group; yields this rank's number. `timeout`: seconds per step; a collective times out only after three times as long,
+    so `Watch` can first name the culprit."""
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
         share_cores(int(os.environ["LOCAL_RANK"]))
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     store, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(3 * timeout, 300))))
-    # torchrun keeps its store over restarts, and in it the addresses of the ranks that died.
+    # torchrun keeps its store across restarts, with the addresses of the dead ranks.
     store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=3 * timeout))
     try:
@@ -107,10 +107,10 @@ def world(backend: str, timeout: float) -> Iterator[int]:
 
 
 class Watch:
-    """Tells who hangs. Entered as a context, by all ranks together; the thread ends with it."""
+    """Reports which rank hangs. A context that all ranks enter together; its thread ends with it."""
 
     GRACE = 2.0
-    """Seconds that ranks have to say where they stand."""
+    """Seconds for all ranks to write where they are."""
 
     def __init__(self, folder: Path, timeout: float):
         """`folder` is the same for all ranks; `timeout`: seconds that a step may take."""
@@ -129,8 +129,7 @@ class Watch:
         self.step, self.last = step, time.monotonic()
 
     def stands(self) -> dict:
-        """How many collectives this rank has begun, whether its main thread is inside of torch.distributed, and the line outside of torch
-        where it is."""
+        """How many collectives this rank has started, whether its main thread is inside torch.distributed, and its current line outside torch."""
         frame = sys._current_frames()[self.main]
         waits, inside = f"torch{os.sep}distributed" in frame.f_code.co_filename, os.path.dirname(torch.__file__)
         while frame.f_code.co_filename.startswith(inside) and frame.f_back is not None:
@@ -139,7 +138,7 @@ class Watch:
         return {"begun": begun, "waits": waits, "at": f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"}
 
     def verdict(self) -> str:
-        """Who hangs, by what all ranks' files say."""
+        """Which rank hangs, according to the files of all ranks."""
         files = {rank: self.folder / str(rank) for rank in range(self.ranks)}
         silent = [rank for rank, path in files.items() if not path.exists()]
         heard = {rank: json.loads(path.read_text()) for rank, path in files.items() if rank not in silent}
@@ -147,7 +146,7 @@ class Watch:
         behind = [rank for rank, found in heard.items() if found["begun"] < most]
         hanging = behind or [rank for rank, found in heard.items() if not found["waits"]]
         parts = [f"rank {rank} hangs in {heard[rank]['at']}" for rank in hanging] + [f"rank {rank} does not answer" for rank in silent]
-        return "; ".join(parts) or "all ranks wait for one another"
+        return "; ".join(parts) or "all ranks wait for each other"
 
     def _look(self) -> None:
         while not self.over.wait(min(1.0, self.timeout / 4)):
@@ -162,7 +161,7 @@ class Watch:
             return
 
     def end(self, why: str, say: bool) -> None:
-        """Ends this process; says why where it is to speak for all."""
+        """Ends this process; prints the reason if it reports for all ranks."""
         if say:
             print(f"error: {why}", file=sys.stderr, flush=True)
         time.sleep(self.GRACE / 4)
@@ -186,4 +185,4 @@ if __name__ == "__main__":
     try:
         main(sys.argv[2:])
     except ChildFailedError:
-        sys.exit(1)  # the rank has said why
+        sys.exit(1)  # the rank has already printed the reason

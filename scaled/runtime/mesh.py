@@ -1,20 +1,20 @@
-"""Which ranks belong together. The current mesh is the one argument that no function of `scaled/` takes.
+"""Groups of ranks. The current mesh is set globally, so no function of `scaled/` takes it as an argument.
 
     with mesh(dp=2, cp=2, ep=4):
         loss = scaled.dr_grpo.policy_loss(...)      # of this rank's shard
 
-A world of dp·cp ranks, rank = dp_index · cp + cp_index, is cut twice (Composer 2 technical report, §6.1):
+A world of dp·cp ranks, rank = dp_index · cp + cp_index, is divided in two ways (Composer 2 technical report, §6.1):
 
-    axis     ranks of a group                what lies across it
+    axis     ranks of a group                split over the axis
     dp       same cp_index                   rows of the batch
     cp       same dp_index, neighbours       tokens of a row (context parallelism; a row's two chunks, see `cut.py`)
-    all      every rank                      weights outside the experts (FSDP): cp is folded into it
+    all      every rank                      weights outside the experts (FSDP), including cp ranks
     ep       ep neighbours                   experts: each rank of a group owns num_experts/ep of them
     efsdp    same index in its ep group      the weights of those experts (FSDP)
 
-How ranks compute and what they send each other in is part of the mesh, too: `with computing(dispatch="fp8"):`.
+The mesh also sets the formats of computation and communication: `with computing(dispatch="fp8"):`.
 
-So expert parallelism is made of the same ranks as data and context parallelism, and bound to neither: only dp·cp must be a multiple
+Expert parallelism thus uses the same ranks as data and context parallelism, but is independent of both: only dp·cp must be a multiple
 of ep. Without a mesh, or on one rank, every axis has one rank, no process group is needed, and `scaled` is `ref`.
 """
 
@@ -35,20 +35,20 @@ AXES = ("dp", "cp", "all", "ep", "efsdp")
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks share what. ValueError names the number at fault."""
+    """Sizes of the axes. Raises ValueError that names the invalid one."""
 
     dp: int = 1
-    """Groups of ranks with rows of their own."""
+    """Groups of ranks, each with its own rows."""
     cp: int = 1
-    """Ranks that share a row's tokens."""
+    """Ranks that split the tokens of each row."""
     ep: int = 1
-    """Ranks that share a layer's experts."""
+    """Ranks that split the experts of each layer."""
 
     def __post_init__(self):
         for name in ("dp", "cp", "ep"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be at least 1, a whole number, got {value}")
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value}")
         if self.world % self.ep:
             raise ValueError(f"ep must divide dp · cp = {self.world}, got {self.ep}")
 
@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def efsdp(self) -> int:
-        """Ranks that hold the same experts, each a part of their weights."""
+        """Ranks that hold the same experts, each with a part of their weights."""
         return self.world // self.ep
 
 
@@ -70,58 +70,58 @@ class Group:
     size: int = 1
     """Ranks."""
     rank: int = 0
-    """This rank's place among them."""
+    """This rank's index in the group."""
     handle: dist.ProcessGroup | None = None
-    """What collectives take; None for a group of one."""
+    """Process group for collectives; None for a group of one."""
 
 
 @dataclass(frozen=True)
 class Compute:
-    """How ranks compute, and what they send each other."""
+    """Formats of computation and communication."""
 
     dtype: torch.dtype | None = None
-    """What weights are gathered and computed with; None: what they are kept in. Gradients are always added up in float32 or wider."""
+    """Dtype of gathered weights and computation; None: the storage dtype. Gradients are always summed in float32 or wider."""
     rematerialise: bool = False
-    """Whether a block's activations are computed again in the backward pass instead of kept (activation checkpointing)."""
+    """Whether the activations of a block are recomputed in the backward pass instead of kept (activation checkpointing)."""
     dispatch: Literal["model", "fp8"] = "model"
-    """What tokens travel to their experts in: what the model computes in, or E4M3 with a scale per 128 values."""
+    """Format of tokens sent to their experts: the compute dtype, or E4M3 with a scale per 128 values."""
     combine: Literal["model", "bf16"] = "model"
-    """What comes back."""
+    """Format of the results sent back."""
     experts: str = "model"
-    """What experts' products are computed in: "model", or a format of `ref.quant.FORMATS` in the forward pass and MXFP8 in the backward."""
+    """Format of the experts' products: "model", or a format of `ref.quant.FORMATS` in the forward pass and MXFP8 in the backward pass."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """A layout on this rank, and how it computes."""
+    """A layout on this rank, with its formats."""
 
     layout: Layout = Layout()
     compute: Compute = Compute()
     groups: tuple[tuple[str, Group], ...] = ()
     weights: DeviceMesh | None = None
-    """One dimension, `all`: what FSDP shards weights outside the experts over."""
+    """One dimension, `all`, over which FSDP shards weights outside the experts."""
     experts: DeviceMesh | None = None
-    """Two dimensions, `ep` and `efsdp`: an expert tensor is cut by the first, then by the second."""
+    """Two dimensions, `ep` and `efsdp`: an expert tensor is split over the first, then over the second."""
 
     def group(self, axis: str) -> Group:
-        """The group of an axis. KeyError for one that is none of AXES."""
+        """The group of an axis. Raises KeyError for a name that is not in AXES."""
         return dict(self.groups)[axis] if self.groups else {name: Group() for name in AXES}[axis]
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """The device of this rank."""
         if dist.is_initialized() and dist.get_backend() == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
 
-# One for the whole process, not a ContextVar: on a GPU the backward pass runs in a thread of autograd's own, and what it computes again
-# asks for the mesh there.
+# One per process, not a ContextVar: on a GPU, the backward pass runs in a thread of autograd, where recomputed activations need the
+# mesh.
 _current = Mesh()
 
 
 def current() -> Mesh:
-    """The mesh that is set; one rank where none is."""
+    """The current mesh; a single rank if none is set."""
     return _current
 
 
@@ -138,7 +138,7 @@ def set_to(new: Mesh) -> Iterator[Mesh]:
 
 @contextmanager
 def computing(**changes) -> Iterator[Mesh]:
-    """The current mesh for the calls inside, computing otherwise: the fields of `Compute`."""
+    """Changes fields of `Compute` in the current mesh for the calls inside."""
     mesh = current()
     with set_to(replace(mesh, compute=replace(mesh.compute, **changes))) as changed:
         yield changed
@@ -146,14 +146,14 @@ def computing(**changes) -> Iterator[Mesh]:
 
 @contextmanager
 def mesh(dp: int = 1, cp: int = 1, ep: int = 1) -> Iterator[Mesh]:
-    """Sets the mesh for the calls inside. The first use of a layout makes its process groups, on all ranks together.
+    """Sets the mesh for the calls inside. The first use of a layout creates its process groups, on all ranks together.
 
-    ValueError for a layout that is none, or does not have as many ranks as there are."""
+    Raises ValueError for an invalid layout, or one with a different number of ranks."""
     layout = Layout(dp, cp, ep)
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     if layout.world != ranks:
         start = "" if dist.is_initialized() else f"; start that many with torchrun --nproc-per-node {layout.world}"
-        raise ValueError(f"dp · cp must be the number of ranks: {dp} · {cp} asked for, {ranks} there{start}")
+        raise ValueError(f"dp · cp must be the number of ranks: got {dp} · {cp} for {ranks} ranks{start}")
     with set_to(_build(layout, id(dist.group.WORLD)) if ranks > 1 else Mesh(layout)) as made:
         yield made
 

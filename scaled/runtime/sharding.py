@@ -1,10 +1,10 @@
-"""Which part of which weight a rank holds.
+"""Which part of each weight a rank holds.
 
     weights outside the experts    FSDP2 over all ranks, along the first dimension
-    experts                        whole experts to the ranks of an ep group in order, each then FSDP2 over efsdp
+    experts                        complete experts to the ranks of an ep group in order, then FSDP2 over efsdp for each
 
-Outside its own ep group a rank's experts are other tensors under the same names: `owned` says which those are, `whole_shape` what
-they are part of, `put` and `wholes` go from the whole to the part and back.
+On different ranks of an ep group, expert parameters of the same name are different tensors: `owned` tells which parameters these are,
+`whole_shape` gives the full shape, and `put` and `wholes` convert from the full tensor to the part and back.
 """
 
 import math
@@ -25,11 +25,11 @@ from scaled.runtime.mesh import current
 __all__ = ["EXPERTS", "clip", "initialise", "owned", "place", "put", "rest", "shard", "whole_shape", "wholes"]
 
 EXPERTS = ("gate_up_proj", "down_proj")
-"""Parameters of a mixture that belong to experts."""
+"""Parameters of a mixture of experts that belong to experts."""
 
 
 def shard(model: nn.Module, blocks: Iterable[nn.Module], reshard_after_forward: bool = True) -> None:
-    """FSDP2 over each block and over the rest: experts on their own mesh, all else on all ranks. Gradients are summed."""
+    """Applies FSDP2 to each block and to the rest: experts on their own mesh, all else on all ranks. Gradients are summed."""
     mesh = current()
     dtype = mesh.compute.dtype
     policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
@@ -37,7 +37,7 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], reshard_after_forward: 
     for block in blocks:
         for part in block.modules():
             if all(hasattr(part, name) for name in EXPERTS) and mesh.layout.ep > 1:
-                # The router is every rank's, and is managed apart from the experts beside which it lies.
+                # Every rank needs the router, so it is managed separately from the experts.
                 assert mesh.experts is not None
                 fully_shard(part.get_submodule("gate"), mesh=mesh.weights, **how)
                 fully_shard(part, mesh=mesh.experts["efsdp"], shard_placement_fn=along, **how)
@@ -50,15 +50,15 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], reshard_after_forward: 
 
 
 def along(p: nn.Parameter):
-    """The dimension along which expert weights are sharded: whole experts where they can be dealt out evenly, else their rows."""
+    """The dimension along which expert weights are sharded: complete experts if they divide evenly, else their rows."""
     n = current().layout.efsdp
     return Shard(1) if len(p) % n and p.shape[1] % n == 0 else Shard(0)
 
 
 @torch.no_grad()
 def initialise(module: nn.Module, config: Config) -> None:
-    """Weights as `ref.network.model.initialise` draws them; `config` is its. Every rank draws every weight whole, one after the other, and
-    keeps its part: one seed is one network, and nothing is sent."""
+    """Initial weights as in `ref.network.model.initialise`, with its `config`. Every rank draws every full weight in turn and keeps its part,
+    so a seed gives one network and nothing is sent."""
     for name, p in module.named_parameters():
         whole = torch.empty(whole_shape(name, p), device=current().device)
         if p.ndim < 2:
@@ -70,10 +70,10 @@ def initialise(module: nn.Module, config: Config) -> None:
 
 @torch.no_grad()
 def clip(model: nn.Module, most: float) -> float:
-    """Scales the gradients down to norm `most` where they are longer, all ranks' parts of all weights together (0: does nothing); the
-    norm before. FloatingPointError where it is not finite: no step should be taken."""
+    """Clips the gradients of all weights on all ranks to a joint norm of `most` (0: no clipping); returns the norm before clipping. Raises
+    FloatingPointError if it is not finite, so that no step is taken."""
     parts = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters() if p.grad is not None]
-    # Every weight is spread over all ranks, an expert over its own and those that hold the same ones: nothing counts twice.
+    # Each weight is sharded over all ranks, and an expert over its efsdp group, so nothing counts twice.
     norm = summed(sum((part.double().square().sum() for part in parts), torch.zeros((), dtype=torch.float64, device=current().device))).sqrt().item()
     if not math.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm}; the step was not taken")
@@ -83,7 +83,7 @@ def clip(model: nn.Module, most: float) -> float:
 
 
 def owned(name: str) -> bool:
-    """Whether a parameter belongs to experts that only this rank's efsdp group has."""
+    """Whether a parameter belongs to experts that only this rank's efsdp group holds."""
     return name.rpartition(".")[2] in EXPERTS and ".mlp." in name and current().layout.ep > 1
 
 
@@ -93,14 +93,14 @@ def whole_shape(name: str, p: Tensor) -> tuple[int, ...]:
 
 
 def put(name: str, p: Tensor, whole: Tensor) -> None:
-    """This rank's part of `whole` into parameter p."""
+    """Copies this rank's part of `whole` into parameter p."""
     ep = current().group("ep")
     place(name, p, whole.chunk(ep.size)[ep.rank] if owned(name) else whole)
 
 
 @torch.no_grad()
 def place(name: str, p: Tensor, part: Tensor) -> None:
-    """The tensor that p is sharded from, of experts those of this rank's ep group, into p."""
+    """Copies into p its part of the tensor that p is sharded from; for experts, that tensor has only those of this rank's efsdp group."""
     if isinstance(p, DTensor):
         part = distribute_tensor(part.to(p.device), p.device_mesh, p.placements, src_data_rank=None).to_local()
         p.to_local().copy_(part)
@@ -109,15 +109,15 @@ def place(name: str, p: Tensor, part: Tensor) -> None:
 
 
 def rest(model: nn.Module) -> None:
-    """Leaves nothing gathered: after a forward pass without a backward one the outermost weights still are, in the dtype that is computed
-    in, and whoever read them would read them rounded."""
+    """Reshards all weights. After a forward pass without a backward pass, the outermost weights are still gathered in the compute dtype, and
+    reading them would give rounded values."""
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
 
 
 def wholes(model: nn.Module, grad: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor) of every parameter, or of its gradient, one after the other, on every rank: all ranks must walk together."""
+    """(name, full tensor) of every parameter, or of its gradient, in turn on every rank: all ranks must iterate together."""
     ep = current().group("ep")
     rest(model)
     for name, p in model.named_parameters():

@@ -1,4 +1,4 @@
-"""The small world: generated Python repositories in which a tiny coding agent learns to repair a function.
+"""The small world: generated Python repositories, where a tiny coding agent learns to repair a function.
 
 task = generate(random.Random(0), "train")     a repository with one missing body
 session = Session(task)                        the agent's view of it: prompt, step, done, verify

@@ -1,9 +1,9 @@
-"""Texts to learn the small world from: documents for continued pretraining, demonstrations for fine-tuning.
+"""Training texts of the small world: documents for continued pretraining, demonstrations for fine-tuning.
 
-A document begins like a task. Without that a small model never learns to copy file names out of a prompt.
+A document begins like a task. Otherwise a small model never learns to copy file names from a prompt.
 
 A demonstration is an episode of a scripted agent: it reads, writes, tests and finishes. Demonstrations can be
-made imperfect on purpose. The policy then learns to answer a failing test, and reinforcement learning finds
+made imperfect on purpose. The policy then learns to react to a failing test, and reinforcement learning finds
 faults to remove and alternatives to choose from.
 """
 
@@ -23,24 +23,24 @@ __all__ = ["NoiseConfig", "demonstration", "document", "documents", "mutate", "t
 
 @dataclass(frozen=True)
 class NoiseConfig:
-    """Probabilities with which a demonstration departs from the clean episode. All zero: clean."""
+    """Probabilities of deviations from the clean demonstration. All zero: clean."""
 
     useless_read: float = 0.15
-    """Reads a file that the task does not need."""
+    """Probability of reading a file that the task does not need."""
     parallel_reads: float = 0.3
-    """Reads two helpers in one turn instead of one after the other; no fault, but another way to act."""
+    """Probability of reading two helpers in one turn instead of one after the other; not a fault, but an alternative."""
     invalid_call: float = 0.1
-    """Misspells a call and gets an error."""
+    """Probability of misspelling a call, which gives an error."""
     skip_read: float = 0.1
-    """Writes without having read a helper, guessing what it does."""
+    """Probability of writing without reading a helper, guessing what it does."""
     wrong_body: float = 0.2
-    """Writes a body with one slip in it."""
+    """Probability of writing a body with one mistake."""
     untested: float = 0.3
-    """After a body that is wrong: finishes without a test, and so never learns of it."""
+    """Probability of finishing without a test after a wrong body, so the agent never learns of the mistake."""
     skip_test: float = 0.2
-    """After a body that is right: finishes without a test."""
+    """Probability of finishing without a test after a correct body."""
     stop_early: float = 0.05
-    """Finishes before anything is written."""
+    """Probability of finishing before writing anything."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -54,7 +54,7 @@ class NoiseConfig:
 
 
 def document(task: Task, rng: Random | None = None) -> str:
-    """The task and its solution as text: prompt line, helpers, then the target with its body inlined.
+    """The task and its solution as text: prompt line, helpers, then the target with an inlined body.
 
     With `rng`, half of the documents of a task that has distractors show one of them in front."""
     shown = [*task.helpers, task.target]
@@ -66,7 +66,7 @@ def document(task: Task, rng: Random | None = None) -> str:
 
 
 def documents(rng: Random, config: WorldConfig | None = None) -> Iterator[str]:
-    """Endless documents of training tasks. No function in them, distractors included, is held out."""
+    """Endless documents of training tasks. None of their functions is held out, not even among the distractors."""
     while True:
         yield document(generate(rng, "train", config=config), rng)
 
@@ -78,7 +78,7 @@ ALIKE = (("+", "-", "*", "//"), ("max", "min"), ("a", "b", "c"), tuple("01234567
 def mutate(expr: str, args: Sequence[str], rng: Random) -> str:
     """`expr` with one operator, function, argument or digit replaced by another of its kind.
 
-    It always parses, may compute the same function all the same, and may divide by zero."""
+    It always parses, but it may still compute the same function, or divide by zero."""
     token = rng.choice(list(TOKENS.finditer(expr)))
     text = token.group()
     if text == "**":
@@ -98,7 +98,7 @@ def _fails(body: str, task: Task, cases: Sequence[Case]) -> bool:
 
 
 def _wrong(task: Task, rng: Random, cases: Sequence[Case]) -> str | None:
-    """A body with one slip that `cases` reveal, or None when none was found."""
+    """A body with one mistake that `cases` reveal, or None if none was found."""
     module = task.files[task.target]
     for _ in range(20):
         body = f"return {mutate(module.expr, module.args, rng)}"
@@ -108,7 +108,7 @@ def _wrong(task: Task, rng: Random, cases: Sequence[Case]) -> str | None:
 
 
 def _guess(task: Task, unread: str, rng: Random, cases: Sequence[Case]) -> str | None:
-    """A body for which helper `unread` was made up, or None when every guess happened to be right."""
+    """A body with a guess for the helper `unread`, or None if every guess was right by chance."""
     module = task.files[task.target]
     known = {name: translate(task.files[name].doc) for name in task.helpers}
     for _ in range(20):
@@ -120,7 +120,7 @@ def _guess(task: Task, unread: str, rng: Random, cases: Sequence[Case]) -> str |
 
 
 def demonstration(task: Task, rng: Random, noise: NoiseConfig | None = None) -> list[str]:
-    """The turns of a scripted agent that solves `task` as well as `noise` lets it; the last is `done`."""
+    """The turns of a scripted agent that solves `task` with the imperfections of `noise`; the last turn is `done`."""
     noise = noise or NoiseConfig()
     target, needed = task.target, [*task.helpers]
     write = f"write {target}\n    "
@@ -158,7 +158,7 @@ def demonstration(task: Task, rng: Random, noise: NoiseConfig | None = None) -> 
 
 
 def _misspell(turn: str, rng: Random) -> str:
-    """The turn's first line with two neighbouring letters of its first word exchanged."""
+    """The first line of the turn, with two neighbouring letters of its first word swapped."""
     line = turn.split("\n")[0]
     spots = [i for i in range(len(line.split(" ")[0]) - 1) if line[i] != line[i + 1]]
     i = rng.choice(spots)
@@ -166,9 +166,9 @@ def _misspell(turn: str, rng: Random) -> str:
 
 
 def transcript(task: Task, turns: Sequence[str]) -> list[tuple[str, str]]:
-    """The episode that `turns` lead to, as ("env" | "agent", text), beginning with the prompt.
+    """The episode that `turns` produce, as ("env" | "agent", text), starting with the prompt.
 
-    Each agent entry is followed by the answer, empty after `done`; turns after the end are left out."""
+    The output follows each agent entry and is empty after `done`; turns after the end are left out."""
     session = Session(task)
     episode = [("env", session.prompt)]
     for turn in turns:

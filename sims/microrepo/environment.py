@@ -1,7 +1,7 @@
-"""What a world must offer to an agent, and what it pays.
+"""The interface between a world and an agent, and the parts of its reward.
 
-Rollouts, demonstrations and rewards are written against `Environment` alone, so that a sandbox with a real
-repository can take the place of the small world without a change in any of them.
+Rollouts, demonstrations and rewards only use `Environment`, so a sandbox with a real repository can replace
+the small world without changing any of them.
 """
 
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ __all__ = ["Environment", "Reward"]
 
 @dataclass(frozen=True)
 class Reward:
-    """How an episode went, in named parts. Effort in tokens is known to the caller and added by it."""
+    """The outcome of an episode, in named parts. The caller adds the effort in tokens."""
 
     tests: float
-    """1.0 when all hidden tests pass, else 0.0."""
+    """1.0 if all hidden tests pass, else 0.0."""
     passed: float
     """Fraction of the hidden tests that pass."""
     turns: int
-    """Turns that the agent took, at most the limit of the environment."""
+    """Turns that the agent took, at most the environment's limit."""
     calls: int
-    """Calls within these turns, invalid ones included."""
+    """Calls in these turns, including invalid ones."""
     invalid_calls: int
-    """Calls that the environment could not follow: misspelt, unknown file, refused body, or an empty turn."""
+    """Calls that the environment rejected: misspelt, unknown file, refused body, or an empty turn."""
     reads: int
     """Successful reads."""
     writes: int
@@ -31,14 +31,14 @@ class Reward:
     test_runs: int
     """Runs of the visible tests."""
     tested: bool
-    """Whether the body that was judged had been put to the visible tests."""
+    """Whether the agent ran the visible tests on the final body."""
     finished: bool
-    """Whether the agent ended the episode itself; False when the turns ran out."""
+    """Whether the agent ended the episode itself; False if the turns ran out."""
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode of one task. The agent sees `prompt`, then speaks and listens in turns until `done`."""
+    """One episode of one task. The agent sees `prompt`, then alternates turns with the environment until `done`."""
 
     @property
     def prompt(self) -> str:
@@ -47,19 +47,19 @@ class Environment(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over; `step` must not be called any more."""
+        """Whether the episode is over; `step` must then not be called any more."""
         ...
 
     def step(self, text: str) -> str:
-        """Carries out the calls of one turn and returns what they said; a wrong call is answered, too.
+        """Executes the calls of one turn and returns their output; invalid calls get an output, too.
 
-        Raises RuntimeError when the episode is over."""
+        Raises RuntimeError if the episode is over."""
         ...
 
     def verify(self) -> Reward:
-        """Judges the state as it is, by tests that the agent never sees. May be called at any time."""
+        """Judges the current state by tests that the agent never sees. May be called at any time."""
         ...
 
     def fork(self) -> "Environment":
-        """A copy of the episode as it stands; what happens to one of the two leaves the other alone."""
+        """An independent copy of the episode in its current state."""
         ...

@@ -1,10 +1,10 @@
-"""Runs what an untrusted policy wrote, without running Python.
+"""Evaluates code from an untrusted policy without running Python.
 
 A body is simple assignments followed by one `return`. It is checked as text (length, alphabet, nesting, long
 numbers), parsed to a syntax tree, checked against a whitelist of nodes, and then walked; nothing is ever
-compiled to code or handed to `eval`. There are no loops and every node is visited at most once, so the number
-of nodes bounds the work, and the size of each number is bounded before it is computed. Whatever the text is,
-the outcome is an integer or an `EvaluationError` whose message is short enough to be shown to the agent.
+compiled or passed to `eval`. There are no loops and every node is visited at most once, so the number of
+nodes bounds the work, and the size of each number is bounded before it is computed. For any text,
+the result is an integer or an `EvaluationError` with a message short enough to show to the agent.
 """
 
 import ast
@@ -38,7 +38,7 @@ COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
 
 
 class EvaluationError(ValueError):
-    """The body is not allowed, or has no value for these arguments; the message is one short line."""
+    """The body is not allowed, or has no value for these arguments. The message is one short line."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Body:
     statements: tuple[ast.Assign | ast.Return, ...]
 
     def evaluate(self, inputs: Sequence[int]) -> int:
-        """The value returned for `inputs` (one integer per argument); truth values count as 0 and 1.
+        """The return value for `inputs` (one integer per argument); Booleans count as 0 and 1.
 
-        Raises EvaluationError where Python would raise, and where a number grows beyond 4,096 bits."""
+        Raises EvaluationError if Python would raise, or if a number exceeds 4,096 bits."""
         values = dict(zip(self.args, inputs, strict=True))
         for statement in self.statements:
             assert statement.value is not None
@@ -67,7 +67,7 @@ class Body:
 def parse(text: str, args: Sequence[str]) -> Body:
     """Checks `text`, a function body without its indentation, for a function of `args`.
 
-    Raises EvaluationError when it is anything but assignments and a final return of integer arithmetic."""
+    Raises EvaluationError unless it consists of assignments and a final return of integer arithmetic."""
     _check_text(text)
     try:
         with warnings.catch_warnings():
@@ -116,7 +116,7 @@ def _check(node: ast.expr | None, known: set[str], depth: int) -> None:
         raise EvaluationError("too deep")
     match node:
         case ast.Constant(value=value) if type(value) is int:
-            if value >= 10**MAX_DIGITS:  # hexadecimal gets past the check of the text
+            if value >= 10**MAX_DIGITS:  # hexadecimal passes the check of the text
                 raise EvaluationError("number too large")
             parts = []
         case ast.Name(id=name):

@@ -6,12 +6,12 @@
     step   := plus X | minus X | times X | larger X | smaller X | double | square | half
 
 A phrase is read strictly from left to right, and the code grows in the same order: `a plus b then double` is
-`(a + b) * 2`. That keeps the translation within reach of a model with under a million parameters. In place of
-an atom the first operation may name another file (`m7 minus m2`), and `m7` alone is a first operation too:
-the body of that file is inlined there.
+`(a + b) * 2`. A model with under a million parameters can learn that translation. In place of an atom, the
+first operation may name another file (`m7 minus m2`), and `m7` alone is a first operation, too: the body of
+that file is inlined there.
 
-Every expression carries its values at eight fixed points. They identify the function that it computes,
-whatever its spelling: `a + b` and `b + a` are never on two sides of a split (`sims.microrepo.task.held_out`).
+Every expression stores its values at eight fixed points. They identify the function that it computes,
+whatever its spelling: `a + b` and `b + a` are always on the same side of a split (`sims.microrepo.task.held_out`).
 """
 
 import operator
@@ -33,7 +33,7 @@ OPERATIONS = (*BINARY, *UNARY)
 
 
 class Expression(NamedTuple):
-    """A phrase, the Python expression that it stands for, and what it computes."""
+    """A phrase, its Python expression, and the values that it computes."""
 
     phrase: str
     code: str
@@ -44,7 +44,7 @@ class Expression(NamedTuple):
 
     @property
     def trivial(self) -> bool:
-        """Whether it seems to be a constant or a bare argument: no task for anybody."""
+        """Whether it seems to be a constant or a bare argument, which is too easy for a task."""
         values = self.values
         return values in PROBES or values.count(values[0]) == len(values)
 
@@ -60,7 +60,7 @@ def atom(text: str) -> Expression:
 
 
 def reference(name: str, helper: Expression) -> Expression:
-    """The helper in file `name` as it is mentioned by another file: its phrase is the name alone."""
+    """The helper in file `name` as another file refers to it: its phrase is just the name."""
     return helper._replace(phrase=name)
 
 
@@ -97,9 +97,9 @@ def transform(operation: str, inner: Expression, *, step: bool = False) -> Expre
 
 
 def translate(phrase: str, helpers: Mapping[str, Expression] | None = None) -> Expression:
-    """The expression that `phrase` stands for, with the named helpers inlined.
+    """The expression for `phrase`, with the named helpers inlined.
 
-    Raises ValueError when the phrase is not of the language or names an unknown file."""
+    Raises ValueError if the phrase is not in the language or names an unknown file."""
     helpers = helpers or {}
 
     def operand(word: str) -> Expression:

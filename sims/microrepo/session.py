@@ -1,12 +1,12 @@
-"""One episode in the small world: the agent's calls, their answers, and the final judgement.
+"""One episode in the small world: the agent's calls, their outputs, and the final verdict.
 
-A turn is one call per line; several calls in one turn are carried out in order, and their answers joined by
-newlines. An answer never ends in a newline and is kept short, because the agent pays for its tokens.
+A turn has one call per line. Several calls in one turn are executed in order, and their outputs are joined by
+newlines. An output never ends in a newline and is short, because the agent pays for its tokens.
 
     read m3         the file: signature, docstring, and its body if it has one
-    write m3        the lines that follow and begin with four spaces become its body: "ok" or "error: ..."
+    write m3        the next lines that start with four spaces become its body: "ok" or "error: ..."
     test            "passed 3 of 3" or "passed 1 of 3: m3(2, 5) is 9, want 12"
-    done            ends the episode, says nothing
+    done            ends the episode, without output
 """
 
 import copy
@@ -23,7 +23,7 @@ MAX_CALLS = 16
 
 
 class Session:
-    """An `Environment` for one task. Equal turns give equal answers, so an episode can be replayed."""
+    """An `Environment` for one task. Equal turns give equal outputs, so an episode can be replayed."""
 
     def __init__(self, task: Task, max_turns: int = 12) -> None:
         if max_turns < 1:
@@ -44,7 +44,7 @@ class Session:
         return self._finished or self.turns >= self.max_turns
 
     def step(self, text: str) -> str:
-        """Carries out one turn. Raises RuntimeError when the episode is over."""
+        """Executes one turn. Raises RuntimeError if the episode is over."""
         if self.done:
             raise RuntimeError("the episode is over")
         self.turns += 1
@@ -68,7 +68,7 @@ class Session:
         return "\n".join(answer for answer in answers if answer)
 
     def verify(self) -> Reward:
-        """Puts the body as it stands to the hidden tests."""
+        """Runs the hidden tests on the current body."""
         tests = self.task.hidden_tests
         passed = sum(self._complaint(case) is None for case in tests)
         return Reward(
@@ -81,8 +81,8 @@ class Session:
         )
 
     def fork(self) -> "Session":
-        """The episode as it stands, to be played on by itself. The task and the parsed body are shared: both
-        are only read."""
+        """A copy of the current episode that continues independently. The task and the parsed body are shared,
+        because both are read-only."""
         twin = copy.copy(self)
         twin._counts = dict(self._counts)
         return twin
@@ -139,7 +139,7 @@ class Session:
         return f"{summary}: {wrong[0]}" if wrong else summary
 
     def _complaint(self, case: Case) -> str | None:
-        """What is wrong with the body on this case, or None."""
+        """What is wrong with the body for this case, or None."""
         if self._body is None:
             return "no body"
         call = f"{self.task.target}({', '.join(map(str, case.inputs))})"

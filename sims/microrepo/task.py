@@ -1,12 +1,12 @@
-"""Tasks of the small world: a repository of 2-6 one-function files, one of which has lost its body.
+"""Tasks of the small world: a repository of 2-6 files with one function each, one of which has lost its body.
 
-All that the agent is told is `repo m2 m3 m7 fix m3`; even the docstring must be read. At depth 0 the
-docstring says all, at depth 1 it refers to one helper and at depth 2 to two, whose bodies must be read and
-inlined, because a body may not call across files.
+The agent only sees `repo m2 m3 m7 fix m3`; it must even read the docstring. At depth 0 the docstring says
+everything. At depth 1 it refers to one helper and at depth 2 to two, whose bodies the agent must read and
+inline, because a body may not call other files.
 
-Held out is a fifth of all *functions*, not of all spellings: an expression belongs to the side that a hash of
-its values at fixed points assigns. In a held-out task the target and every helper are held out; in a training
-task nothing is, distractors included. So an agent that solves held-out tasks has composed, not remembered.
+A fifth of all *functions* is held out, not of all spellings: a hash of an expression's values at fixed points
+assigns its side. In a held-out task, the target and every helper are held out; in a training task, no function
+is, not even a distractor. An agent that solves held-out tasks has therefore composed, not memorised.
 """
 
 from dataclasses import dataclass
@@ -28,22 +28,22 @@ SIGNATURES = (("a", "b"), ("a", "b", "c"))
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """What tasks look like. Ranges are inclusive."""
+    """Shape of the tasks. Ranges are inclusive."""
 
     depth_mix: tuple[float, float, float] = (0.45, 0.35, 0.20)
-    """Probabilities of depth 0, 1 and 2 when no depth is asked for."""
+    """Probabilities of depth 0, 1 and 2, unless a depth is given."""
     files: tuple[int, int] = (2, 6)
-    """Files in a repository; a task that needs more than drawn has exactly as many as it needs."""
+    """Range of files per repository; a task that needs more has exactly as many as it needs."""
     operations: tuple[int, int] = (1, 3)
-    """Operations of a depth 0 target and of a distractor."""
+    """Range of operations in a depth 0 target and in a distractor."""
     helper_operations: tuple[int, int] = (1, 2)
-    """Operations of a helper."""
+    """Range of operations in a helper."""
     one_helper_steps: tuple[int, int] = (0, 2)
-    """Steps that a depth 1 target adds to its helper."""
+    """Range of steps that a depth 1 target adds to its helper."""
     two_helper_steps: tuple[int, int] = (0, 1)
-    """Steps that a depth 2 target adds after it has joined its helpers."""
+    """Range of steps that a depth 2 target adds after joining its helpers."""
     digits: float = 0.5
-    """Probability that an operation with two operands has a digit as one of them."""
+    """Probability that a digit is one operand of a binary operation."""
     three_arguments: float = 0.5
     """Probability of the signature (a, b, c) instead of (a, b)."""
 
@@ -62,22 +62,22 @@ class WorldConfig:
 
 
 class Module(NamedTuple):
-    """One file: a function called like the file."""
+    """One file: a function with the name of the file."""
 
     args: tuple[str, ...]
     doc: str
     """The docstring: a phrase of `sims.microrepo.language`."""
     expr: str
-    """What the function returns, helpers inlined; for the target it is the answer, which no session shows."""
+    """What the function returns, with helpers inlined; for the target this is the solution, which no session shows."""
 
     def source(self, name: str, body: str | None) -> str:
-        """The file's text, without a final newline; `body` is None where it is missing."""
+        """The text of the file, without a final newline; `body` is None if it is missing."""
         text = f'def {name}({", ".join(self.args)}):\n    """{self.doc}"""'
         return text if body is None else text + "".join(f"\n    {line}" for line in body.split("\n"))
 
 
 class Case(NamedTuple):
-    """One test: arguments and the value wanted."""
+    """One test: arguments and the expected value."""
 
     inputs: tuple[int, ...]
     want: int
@@ -85,30 +85,30 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A repository and the file in it to fix."""
+    """A repository and the file to fix."""
 
     files: dict[str, Module]
-    """All files by name, in the order in which the prompt names them."""
+    """All files by name, in the order of the prompt."""
     target: str
     """Name of the file whose body is missing."""
     depth: int
-    """How many helpers the target's docstring refers to."""
+    """Number of helpers in the target's docstring."""
     helpers: tuple[str, ...]
-    """The files that the target's docstring refers to, in its order."""
+    """The files in the target's docstring, in its order."""
 
     @property
     def prompt(self) -> str:
-        """All that the agent sees at first: names."""
+        """All that the agent sees at first: file names."""
         return f"repo {' '.join(self.files)} fix {self.target}"
 
     @property
     def answer(self) -> str:
-        """A right body."""
+        """A correct body."""
         return f"return {self.files[self.target].expr}"
 
     @cached_property
     def key(self) -> str:
-        """Identifies prompt and contents, so that a training run can refuse to reuse a task."""
+        """Identifies prompt and contents, so a training run can refuse to reuse a task."""
         contents = (f"{name}({','.join(m.args)}) {m.doc}: {m.expr}" for name, m in self.files.items())
         return "\n".join((self.prompt, *contents))
 
@@ -123,7 +123,7 @@ class Task:
         visible: dict[tuple[int, ...], None] = {}
         while len(visible) < VISIBLE:
             visible[tuple(rng.sample(range(10), size))] = None
-        # Which inputs tell two functions apart? Near zero small digits decide; mixed small numbers show signs
+        # Which inputs distinguish two functions? Near zero, small digits matter; mixed small numbers show signs
         # and halves; in `max(a * a, b)` one argument must be large where another is small.
         hidden = {(0, 0, 0)[:size]: None, (1, 1, 1)[:size]: None, (997, -501, 64)[:size]: None}
         for spreads, count in (((2,), 8), ((12,), 20), ((2, 12, 100, 1000), HIDDEN)):
@@ -136,17 +136,17 @@ class Task:
 
     @property
     def visible_tests(self) -> tuple[Case, ...]:
-        """The three tests that the agent may run: small arguments, different within a test."""
+        """The three tests that the agent may run: small arguments, all different within a test."""
         return self._cases[0]
 
     @property
     def hidden_tests(self) -> tuple[Case, ...]:
-        """The 32 tests that decide the reward; none of them is visible."""
+        """The 32 hidden tests that decide the reward."""
         return self._cases[1]
 
 
 def held_out(expression: Expression) -> bool:
-    """Whether the function that `expression` computes is in the held-out fifth, in every process alike."""
+    """Whether the function of `expression` is in the held-out fifth; the same in every process."""
     digest = blake2b(repr(expression.values).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 5 == 0
 
@@ -156,7 +156,7 @@ def _between(rng: Random, bounds: tuple[int, int]) -> int:
 
 
 def _extend(rng: Random, start: Expression | None, args: tuple[str, ...], count: int, config: WorldConfig) -> Expression:
-    """`start`, or a first operation where it is None, grown by random steps to `count` operations in all."""
+    """`start`, or a first operation if it is None, grown by random steps to `count` operations in total."""
     expression = start
     for _ in range(count):
         if expression is None:
@@ -168,8 +168,8 @@ def _extend(rng: Random, start: Expression | None, args: tuple[str, ...], count:
 
 
 def _draw(rng: Random, args: tuple[str, ...], bounds: tuple[int, int], wanted: bool | None, config: WorldConfig) -> Expression:
-    """A random expression on the wanted side of the split (None: either)."""
-    count = _between(rng, bounds)  # before anything is rejected: else the sides would differ in length
+    """A random expression on the given side of the split (None: either)."""
+    count = _between(rng, bounds)  # before any rejection: otherwise the sides would differ in length
     while True:
         expression = _extend(rng, None, args, count, config)
         if not expression.trivial and (wanted is None or held_out(expression) is wanted):
@@ -179,7 +179,7 @@ def _draw(rng: Random, args: tuple[str, ...], bounds: tuple[int, int], wanted: b
 def _draw_target(
     rng: Random, args: tuple[str, ...], helpers: dict[str, Expression], steps: int, wanted: bool, config: WorldConfig
 ) -> Expression | None:
-    """The target of a task with helpers, or None when these helpers seem to admit none."""
+    """The target of a task with helpers, or None if these helpers seem to allow none."""
     mentions = [reference(name, helper) for name, helper in helpers.items()]
     for _ in range(50):
         start = mentions[0]
@@ -192,7 +192,7 @@ def _draw_target(
 
 
 def generate(rng: Random, split: Split, depth: int | None = None, config: WorldConfig | None = None) -> Task:
-    """A random task of `split`; equal generators in equal states give equal tasks.
+    """A random task of `split`; generators in equal states give equal tasks.
 
     Raises ValueError for an unknown split or depth."""
     config = config or WorldConfig()

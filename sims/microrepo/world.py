@@ -1,4 +1,4 @@
-"""The small world as the environment of a full run of RL (`ref.rl.World`): `scaled/rl.py` asks, `sims/microrepo/` answers."""
+"""The small world as the environment of a full run of RL (`ref.rl.World`): connects `scaled/rl.py` with `sims/microrepo/`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["MicroWorld"]
 
 
 class Asked(Protocol):
-    """What the world is told of a training."""
+    """The settings of a training run that the world needs."""
 
     checkpoint: str | None
     length: int
@@ -39,9 +39,9 @@ class Asked(Protocol):
 
 
 class MicroWorld:
-    """Repairs of tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in the run of the recipe that the
-    checkpoint goes back to (`origin`), else the recipe's defaults. RunError for a tokenizer that cannot name the roles, and where
-    `c.length` holds no context."""
+    """Tasks of repairing tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in the run of the recipe that
+    the checkpoint comes from (`origin`), else the recipe's defaults. Raises RunError for a tokenizer without role tokens, or if `c.length`
+    is too short for a context."""
 
     def __init__(self, c: Asked):
         assert c.checkpoint is not None
@@ -49,8 +49,8 @@ class MicroWorld:
         self.language = Language(load_tokenizer(path))
         if None in (self.language.env, self.language.agent):
             raise RunError(
-                f"{path} has no tokens <|env|> and <|agent|>: the small world is played by a policy that it taught; "
-                "etude run recipe --scale small leaves one in checkpoints/sft"
+                f"{path} has no tokens <|env|> and <|agent|>: the small world needs a policy that was trained in it; "
+                "etude run recipe --scale small writes one to checkpoints/sft"
             )
         self.root, settings = origin(Path(c.checkpoint))
         self.recipe = fill(Recipe, settings)
@@ -63,10 +63,10 @@ class MicroWorld:
         self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
         prompt = len(Episode(self.language, Session(self.task("rl", 0))).prompt)
         if prompt + 1 >= self.how.limit:
-            raise RunError(f"a prompt has {prompt} tokens or so, and contexts of {self.how.limit} leave nothing to write; see --set max_len=…")
+            raise RunError(f"a prompt has about {prompt} tokens, and contexts of {self.how.limit} leave no room for an answer; see --set max_len=…")
 
     def task(self, stream: str, number: int) -> Task:
-        """A task of a stream; all before it are drawn on the way, which costs nothing beside playing one."""
+        """A task of a stream. Generates all earlier tasks on the way, which costs nothing compared with playing one."""
         use = "evaluation" if stream == "heldout" else stream
         source, known = self.streams.setdefault(stream, (iter(task_stream(self.recipe, use)), []))
         known += itertools.islice(source, max(0, number + 1 - len(known)))
@@ -80,7 +80,7 @@ class MicroWorld:
 
 
 def figures(episode) -> dict[str, float]:
-    """What is told of a conversation."""
+    """The metrics of a conversation."""
     verdict, chain = episode.verdict, episode.chain
     return {
         "success": float(verdict.tests),
@@ -93,8 +93,8 @@ def figures(episode) -> dict[str, float]:
 
 
 def origin(checkpoint: Path) -> tuple[Path | None, dict]:
-    """The run of the recipe that a checkpoint goes back to, and its settings: the one it lies in, RUN/checkpoints/NAME, or that of the
-    checkpoint from which its full run began. None and no settings where there is none."""
+    """The run of the recipe that a checkpoint comes from, and its settings: the run that it is in, RUN/checkpoints/NAME, or that of the
+    checkpoint from which its full run started. None and no settings if there is no such run."""
     seen: set[Path] = set()
     while (root := checkpoint.resolve().parent.parent) not in seen:
         seen.add(root)

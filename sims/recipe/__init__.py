@@ -1,14 +1,14 @@
-"""The whole recipe, small.
+"""The complete recipe, at small scale.
 
 | file | what |
 |---|---|
-| `stages.py` | data → pretraining → MTP → long context → SFT → RL → evaluation: to be read first |
+| `stages.py` | data → pretraining → MTP → long context → SFT → RL → evaluation: read this first |
 | `settings.py` | every setting |
 | `data.py` | corpus, tokenizer, rows |
 | `agent.py` | the policy over tokens in an environment of texts |
-| `demonstrations.py` | what SFT is shown: a scripted agent and its summaries |
+| `demonstrations.py` | the data of SFT: a scripted agent and its summaries |
 | `learner.py` | the supervised phases, checkpoints |
 | `reinforcement.py` | the loop of RL around `ref/rl.py` |
 | `evaluation.py` | what is measured before and after RL |
-| `model_card.py`, `limits.py` | what stands beside a checkpoint; what settings may be |
+| `model_card.py`, `limits.py` | the model card of a checkpoint; limits of settings |
 """

@@ -1,9 +1,9 @@
-"""The tiny coding agent: how a policy over tokens meets an environment of texts, and what a batch of
-rollouts is worth.
+"""The tiny coding agent: connects a policy over tokens with an environment of texts, and scores a batch of
+rollouts.
 
 A context is `<|env|> prompt <|agent|> turn <|env|> answer <|agent|> turn <|env|> …`; the agent ends its turn
-by handing the word to the environment. The same encoding serves demonstrations (SFT), sampling and training,
-so what the policy was trained on and what it sees are the same tokens.
+with the environment's token. Demonstrations (SFT), sampling and training share this encoding,
+so the policy sees the same tokens that it was trained on.
 """
 
 import copy
@@ -27,8 +27,8 @@ __all__ = ["Episode", "Language", "hash_seed", "parted", "pay", "play", "single"
 
 
 class Language:
-    """Texts to tokens and back, with the three special tokens by name: a text that spells one is text all the same.
-    Encodings of repeated texts are remembered."""
+    """Texts to tokens and back, with the three special tokens by name; a text that spells a special token is encoded as plain text.
+    Caches the encodings of repeated texts."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer = cpt.as_text(tokenizer)
@@ -41,7 +41,7 @@ class Language:
 
 class Episode:
     """A conversation (`ref.engine.sampler`, `ref.engine.conversation`) with one environment. After sampling it holds its
-    chain of contexts, the verdict, and as `rollout` the contexts one behind the other: what it is charged for."""
+    chain of contexts, the verdict, and in `rollout` the concatenated contexts, which it is charged for."""
 
     chain: Chain
     rollout: Rollout
@@ -62,8 +62,8 @@ class Episode:
         return [*self.language.encode(answer), self.language.agent]
 
     def fork(self) -> "Episode":
-        """The episode as it stands, to be played on by itself; tokens of the prompt are shared, they never
-        change."""
+        """A copy of the current episode that continues independently; tokens of the prompt are shared, because they
+        never change."""
         twin = copy.copy(self)
         twin.environment = self.environment.fork()
         return twin
@@ -74,7 +74,7 @@ class Episode:
 
 
 def one_row(chain: Chain) -> Rollout:
-    """The segments of a chain as one rollout; where there are several, without their experts."""
+    """The segments of a chain as one rollout; if there are several, without their experts."""
     if len(chain.segments) == 1:
         return chain.segments[0]
     names = ("tokens", "sampled", "logp", "version")
@@ -94,13 +94,13 @@ def parted(rollout: Rollout, stop: int) -> Iterator[tuple[slice, bool]]:
 
 
 def single(max_len: int) -> Chaining:
-    """One context, cut at `max_len` tokens."""
+    """A single context, truncated at `max_len` tokens."""
     return Chaining(max_len - 1, longest_summary=1, room=0, join="none")
 
 
 LEAST, MOST = 64, 600
-"""Conversations that are played in one batch: half of those that there are, within these bounds. A step of the network costs as much as 100
-conversations in it before it has any, and so small batches waste; large ones take memory, half a megabyte a conversation."""
+"""Bounds for the conversations in one batch, which has half of them otherwise. A step of the network has a fixed cost as high as that of 100
+conversations, so small batches are inefficient; large ones take memory, half a megabyte per conversation."""
 
 
 def play(
@@ -114,10 +114,10 @@ def play(
     temperature: float = 1.0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Episode]:
-    """`samples` rollouts of every task, each a chain of contexts under `how`, those of a task side by side, on all cores. What a rollout
-    draws is decided by a number from `generator`, its task and which of the task's rollouts it is. `progress` hears how many are over.
+    """`samples` rollouts of every task on all cores, each a chain of contexts under `how`; rollouts of a task are adjacent. The random numbers
+    of a rollout depend on a number from `generator`, its task and its index. `progress` is called with the number of finished rollouts.
 
-    Batches are the same however many processes play them, because a product's last bit depends on its number of rows."""
+    Batches do not depend on the number of processes, because the last bit of a product depends on its number of rows."""
     stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
     count: Counter[str] = Counter()
     wanted = []

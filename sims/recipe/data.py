@@ -1,4 +1,4 @@
-"""What the recipe learns from: a real corpus, modules of the small world, demonstrations, and endless tasks."""
+"""Training data of the recipe: a real corpus, modules of the small world, demonstrations, and endless tasks."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ HELDOUT = "heldout.jsonl"
 
 
 def task_stream(config: Recipe, use: str) -> Iterable[Task]:
-    """Endless tasks for one use (demonstrations, rl, evaluation), each with its own generator; no key comes twice."""
+    """Endless tasks for one purpose (demonstrations, rl, evaluation), each with its own generator; no key appears twice."""
     rng = random.Random(f"{config.seed}-{use}")
     world = replace(config.world, depth_mix=config.sft.depth_mix) if use == "demonstrations" else config.world
     seen: set[str] = set()
@@ -69,12 +69,12 @@ def data(run: Run, config: Recipe) -> None:
     pieces = code_pieces(tokenizer, files, wanted, t.long_length, end, rng)
     there = sum(map(len, pieces))
     if there < min(wanted, row):
-        raise refused(f"{there:,} tokens to learn from are fewer than a row of {row:,}")
+        raise refused(f"{there:,} training tokens are fewer than a row of {row:,}")
     if len(tokenizer.encode("\n".join(held.files.values())).ids) < 2:
-        raise refused("what is held out is a single token, and none stands before it")
+        raise refused("the held-out part is a single token, with no token before it")
     epochs = max(1.0, wanted / max(there, 1))
     if epochs > 1:
-        print(f"corpus: the phases ask for {wanted:,.0f} tokens and it has {there:,} to learn from, so it is read {epochs:,.2f} times", flush=True)
+        print(f"corpus: the phases need {wanted:,.0f} tokens and it has {there:,} for training, so it is read {epochs:,.2f} times", flush=True)
     code = again(pieces, rng)
     modules = itertools.chain(([*e.ids, end] for e in tokenizer.encode_batch(world)), ([*tokenizer.encode(text).ids, end] for text in stream))
     stage.progress(3)
@@ -110,14 +110,14 @@ def data(run: Run, config: Recipe) -> None:
 
 
 def narrow(numbers: np.ndarray, count: int, *kinds: type) -> np.ndarray:
-    """Numbers below `count` in the first of `kinds` that holds them all."""
+    """Numbers below `count`, in the first dtype of `kinds` that can hold them all."""
     return numbers.astype(next(kind for kind in kinds if count - 1 <= np.iinfo(kind).max))
 
 
 def code_pieces(tokenizer, files: Iterable[str], tokens: float, length: int, end: int, rng: random.Random) -> list[list[int]]:
-    """Shuffled pieces of at most `length` tokens, `tokens` in all, from the beginnings of files in the order given; fewer where
-    the files hold fewer. No file gives more than 64 pieces, for a large table or a manual of one project would otherwise be a
-    phase's whole diet; twice as many where that leaves too little, and so on."""
+    """Shuffled pieces of at most `length` tokens, `tokens` in total, from the beginnings of files in the given order; fewer if
+    the files have fewer. A file gives at most 64 pieces; otherwise a single large table or manual could fill a complete phase.
+    If that leaves too little, the limit doubles, and so on."""
     most, cut = 64, True
     while cut:
         pieces: list[list[int]] = []
@@ -137,14 +137,14 @@ def code_pieces(tokenizer, files: Iterable[str], tokens: float, length: int, end
 
 
 def again(pieces: list[list[int]], rng: random.Random) -> Iterator[list[int]]:
-    """The pieces in their order, then shuffled anew, without end."""
+    """The pieces in order, then reshuffled, endlessly."""
     while pieces:
         yield from pieces
         pieces = rng.sample(pieces, len(pieces))
 
 
 def take(pieces: Iterable[list[int]], tokens: float) -> Iterable[list[int]]:
-    """Documents until they hold `tokens` tokens."""
+    """Documents until they have `tokens` tokens."""
     for piece in pieces:
         if tokens <= 0:
             return
@@ -160,19 +160,19 @@ def shown_episodes(config: Recipe) -> Iterable[tuple[Task, list[str]]]:
 
 
 def keep(held: cpt.Corpus, path: Path) -> None:
-    """Writes what `heldout_codebase` reads: a file a line. JSON escapes all but ASCII, so that nothing in a name or a text, were it a byte
-    that is no UTF-8, can break a line or be changed by one."""
+    """Writes what `heldout_codebase` reads: one file per line. JSON escapes everything but ASCII, so no name or text can break a line or be
+    changed, not even by bytes that are not UTF-8."""
     path.write_text("".join(json.dumps({"name": n, "text": text}) + "\n" for n, text in held.files.items()), encoding="ascii")
 
 
 def heldout_file(root: Path) -> Path:
-    """Where the run folder `root` holds what was held out."""
+    """Path of the held-out codebase in the run folder `root`."""
     path = root / "data" / HELDOUT
     return path if path.exists() else path.with_suffix(".txt")  # as earlier versions wrote it
 
 
 def heldout_codebase(root: Path) -> cpt.Corpus:
-    """What the run folder `root` held out, name for name and character for character as it was read."""
+    """The held-out codebase of the run folder `root`, with exactly the names and characters that were read."""
     path = heldout_file(root)
     if path.name == HELDOUT:
         files = map(json.loads, path.read_text(encoding="ascii").splitlines())

@@ -1,13 +1,13 @@
-"""Chains of contexts in the small world, and the scripted agent that shows summaries.
+"""Chains of contexts in the small world, and the scripted agent that demonstrates summaries.
 
-A context that has reached its trigger goes on like this (`ref/self_summary.py`):
+A context that has reached its trigger continues like this (`ref/self_summary.py`):
 
     … <|env|> answer <|agent|> <|env|> note <|agent|> summary <|env|>                   the request, on the running context
     <|env|> prompt <|agent|> summary <|env|> <|agent|> turn <|env|> …                   how the next context begins
     instruction <|env|> prompt <|agent|> turn … <|env|> note <|agent|> summary <|env|>  a compaction in a separate call
 
-Demonstrations are played through the same `rollout_chains` as the policy's chains, with a teacher in the sampler's place, so that
-what the policy is shown and what it meets are the same tokens.
+Demonstrations use the same `rollout_chains` as the policy's chains, with a teacher in place of the sampler, so training and sampling use
+the same tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ from sims.recipe.settings import Memory, Recipe
 __all__ = ["Lesson", "chaining", "context", "lessons", "taught", "unlimited"]
 
 LONGEST = 256
-"""Tokens of a context "without limit": what the recipe's long-context phase trained on."""
+"""Tokens of a context "without limit": the length of the recipe's long-context phase."""
 INSTRUCTION = "a repo was worked on; note what is needed to fix it"
 
 
@@ -39,7 +39,7 @@ def chaining(
     max_segments: int = 8,
     join: Literal["self", "separate", "truncate", "none"] = "self",
 ) -> Chaining:
-    """The chain's settings in this agent's tokens."""
+    """The chain's settings, in this agent's tokens."""
     env, agent = language.env, language.agent
     return Chaining(
         trigger, longest_summary, room, (env, *language.encode("note"), agent), (agent,), (env, *language.encode(INSTRUCTION)), max_segments, join
@@ -47,7 +47,7 @@ def chaining(
 
 
 def context(language: Language, config: Recipe) -> Chaining:
-    """How the recipe's agent works in its contexts."""
+    """The chain settings of the recipe's agent."""
     c = config.context
     if c.join == "none":
         return single(config.rl.max_len)
@@ -55,18 +55,18 @@ def context(language: Language, config: Recipe) -> Chaining:
 
 
 def unlimited(how: Chaining) -> Chaining:
-    """One context of `LONGEST` tokens, or of as many as `how` allows if those are more."""
+    """A single context of `LONGEST` tokens, or as many as `how` allows if that is more."""
     return replace(how, join="none", trigger=max(how.trigger, LONGEST - (how.limit - how.trigger)))
 
 
 class Lesson(Episode):
-    """The scripted agent at work: says a demonstration's turns, and when asked a summary of what it knows."""
+    """The scripted agent: plays the turns of a demonstration and, on request, summarises what it knows."""
 
     def __init__(self, language: Language, task: Task, turns: Sequence[str], rng: Random, memory: Memory):
         super().__init__(language, Session(task))
         self.task, self.turns, self.rng, self.memory = task, list(turns), rng, memory
         self.known: list[str] = []  # files whose text is in the context
-        self.state = ""  # of the body: what the last write or test said
+        self.state = ""  # the result of the last write or test of the body
 
     def turn(self) -> str:
         return self.turns.pop(0)
@@ -85,7 +85,7 @@ class Lesson(Episode):
         return answer
 
     def summary(self) -> str:
-        """What the context knows in few words; what it leaves out is from now on unknown."""
+        """A short summary of the context; facts that it leaves out are unknown from now on."""
         wordy, forgetful = (self.rng.random() < p for p in (self.memory.wordy, self.memory.forgetful))
         needed = [] if self.state == "passed" else [n for n in self.known if n == self.task.target or n in self.task.helpers]
         lost = self.rng.choice(needed) if forgetful and needed else None
@@ -108,7 +108,7 @@ class Lesson(Episode):
 
 
 class Teacher(Sampler):
-    """Stands in the sampler's place without any weights, and lets every lesson speak for itself."""
+    """Replaces the sampler, without weights: each lesson provides its own tokens."""
 
     def __init__(self, language: Language, request: tuple[int, ...]):
         self.language, self.request = language, list(request)
@@ -138,7 +138,7 @@ def lessons(config: Recipe, language: Language, how: Chaining, noise: NoiseConfi
 
 
 def taught(tasks: Iterable[Task], language: Language, how: Chaining, noise: NoiseConfig, memory: Memory, rng: Random) -> Iterator[Lesson]:
-    """The scripted agent on tasks, its chains finished; those that a limit cut are left out."""
+    """Finished chains of the scripted agent on tasks, without those that a limit truncated."""
     teacher = Teacher(language, how.request)
     memory = replace(memory, longest=min(memory.longest, how.longest_summary - 1))
     for task in tasks:

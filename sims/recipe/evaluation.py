@@ -88,7 +88,7 @@ def compare(before: dict[str, Any], after: dict[str, Any], resamples: int) -> di
 
 
 WAYS = {"plain": (False, 0, False), "mtp": (True, 0, False), "mtp+recall": (True, 4, False), "mtp+recall+ahead": (True, 4, True)}
-"""Ways of decoding: (drafts of the MTP layers, drafts recalled at a turn's beginning, turns handed over
+"""Decoding methods: (drafts by the MTP layers, drafts recalled at the beginning of a turn, turns executed
 before they are verified)."""
 FULL = "mtp+recall+ahead"
 
@@ -100,16 +100,15 @@ ROUNDS = 5
 def measure_decoding(
     model: Transformer, mtp: MTP, language: Language, tasks: list[Task], config: Recipe, rounds: int = ROUNDS, progress=lambda n: None
 ) -> dict:
-    """Speculative against plain decoding of the agent's own rollouts at batch 1, greedy, so that all decode the
-    same tokens. In a round each of `WAYS` plays all tasks, one way after the other, in an order that turns from
-    round to round: an engine has its weights in the cache, and four that took turns by the task would push each
-    other's out.
+    """Speculative and plain decoding of the agent's own rollouts at batch size 1, greedy, so all methods decode
+    the same tokens. In a round, each of `WAYS` plays all tasks, in an order that rotates from round to round. An
+    engine keeps its weights in the cache; four engines that alternated by task would evict each other's.
 
-    `identical`: share of tasks whose tokens are plain decoding's in full. The speed of a round is its tokens
-    over the decoder's seconds, which include prompts, observations and turns taken back;
-    `speedup_with_environment` is by the clock around the episodes, to which environment and forks add.
-    `retracted`: share of the turns carried out that were taken back. What a decoder recalls it saw earlier in
-    the same round, in other tasks or in this one. At the top level stand the figures of the fullest way."""
+    `identical`: share of tasks with exactly the tokens of plain decoding. The speed of a round is its tokens
+    over the decoder's seconds, which include prompts, observations and retracted turns;
+    `speedup_with_environment` uses the time of complete episodes, including environment and forks.
+    `retracted`: share of executed turns that were taken back. A decoder recalls what it saw earlier in the same
+    round, in this task or others. The top level has the numbers of the method with all features."""
     how = context(language, config)
     decoders = {name: Decoder(model, mtp if drafts else None, max_len=how.limit, recall=recall) for name, (drafts, recall, _) in WAYS.items()}
 
@@ -173,12 +172,12 @@ def measure_decoding(
 
 
 def decode_checkpoint(root: Path, config: Recipe, progress) -> dict:
-    """`measure_decoding` of the policy that a run ended with."""
+    """`measure_decoding` for the final policy of a run."""
     dtype = getattr(torch, config.training.dtype)
     model, mtp = load_checkpoint(root, config, "final")
     assert mtp is not None
     tasks = list(itertools.islice(task_stream(config, "evaluation"), config.evaluation.decode_tasks))
-    with one_thread():  # products of one token are too small for two
+    with one_thread():  # products for one token are too small for two threads
         return measure_decoding(model.to(dtype), mtp.to(dtype), language_of(root), tasks, config, progress=progress)
 
 

@@ -1,4 +1,4 @@
-"""Weights on their way through the recipe: masters, optimisers, checkpoints, and one loop for every supervised phase."""
+"""Training state of the recipe: master weights, optimisers, checkpoints, and one loop for all supervised phases."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ __all__ = ["Learner", "checkpoint", "language_of", "load_checkpoint", "packed_ro
 
 
 class Learner:
-    """Trunk and MTP layers with their float32 masters and optimisers, and the state that a resumed stage needs."""
+    """Trunk and MTP layers with their float32 master weights and optimisers, and the state for resuming a stage."""
 
     def __init__(self, config: Recipe, model: Transformer, mtp: MTP | None, muon_lr: float, adamw_lr: float):
         t = config.training
@@ -41,7 +41,7 @@ class Learner:
         return [*self.optimizers, *self.mtp_optimizers]
 
     def schedule(self, factor: float) -> None:
-        """Scale every learning rate by `factor`."""
+        """Scales every learning rate by `factor`."""
         for optimizer, rates in zip(self.all_optimizers, self.rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
@@ -56,7 +56,7 @@ class Learner:
         }
 
     def restore(self, state: dict) -> int:
-        """Take over a saved state; returns its step."""
+        """Loads a saved state; returns its step."""
         self.trunk.masters.load_state_dict(state["trunk"])
         self.trunk.copy_down()
         if self.mtp:
@@ -68,9 +68,9 @@ class Learner:
 
 
 def checkpoint(run: Run, name: str, trunk: Transformer, mtp: MTP | None, root: Path | None = None) -> list[Path]:
-    """Writes checkpoints/NAME as a Hugging Face folder, with the tokenizer of the run folder `root` (by default this run's) and all that
-    others need to read and sample it (`ref.network.release`); MTP layers lie in mtp/. Returns its files, but for the model card: that is the
-    user's to edit."""
+    """Writes checkpoints/NAME as a Hugging Face folder, with the tokenizer of the run folder `root` (by default this run's) and all
+    that others need to read and sample it (`ref.network.release`); MTP layers go to mtp/. Returns its files except the model card, which
+    users may edit."""
     root, path = root or run.root, run.path("checkpoints", name)
     extra = {f"mtp.{key}": x for key, x in mtp.state_dict().items()} if mtp is not None else None
     card = about(run, root, name, trunk.config, mtp is not None)
@@ -95,21 +95,21 @@ def language_of(root: Path) -> Language:
 
 
 def packed_rows(root: Path, phase: str) -> tuple[np.ndarray, np.ndarray]:
-    """ids and doc [rows, T] that the run folder `root` holds for a phase. RunError where they are none."""
+    """ids and doc [rows, T] of a phase in the run folder `root`. Raises RunError if they are invalid."""
     path = root / "data" / f"{phase}.npz"
     try:
         with np.load(path) as packed:
             ids, doc = packed["ids"], packed["doc"]
         if not (ids.ndim == 2 and ids.shape == doc.shape and ids.dtype.kind in "iu" and doc.dtype.kind in "iu"):
-            raise ValueError("ids and doc are not two tables of whole numbers, of one shape")
-    except Exception as error:  # objects among the numbers, or an archive damaged in any of many ways
+            raise ValueError("ids and doc are not two integer arrays of the same shape")
+    except Exception as error:  # Python objects in the array, or a damaged archive
         why = " ".join(str(error).split())
-        raise RunError(f"{path} holds no packed rows ({why}); delete {root / 'stages' / 'data.json'} to pack again") from None
+        raise RunError(f"{path} does not hold packed rows ({why}); delete {root / 'stages' / 'data.json'} to pack again") from None
     return ids, doc
 
 
 def rows_of(run: Run, phase: str) -> tuple[tuple[int, int], Callable[[np.ndarray], tuple[Tensor, Tensor, None]]]:
-    """[rows, T] of a phase, and a function from numbers of rows to ids, doc and weight."""
+    """[rows, T] of a phase, and a function from row indices to ids, doc and weight."""
     ids, doc = packed_rows(run.root, phase)
     return ids.shape, lambda rows: (torch.from_numpy(ids[rows].astype(np.int64)), torch.from_numpy(doc[rows].astype(np.int64)), None)
 
@@ -117,10 +117,10 @@ def rows_of(run: Run, phase: str) -> tuple[tuple[int, int], Callable[[np.ndarray
 def shown_rows(
     pieces: Sequence[tuple[Tensor, Tensor]], length: int, rows: int, seed: Sequence[int]
 ) -> tuple[int, Callable[[int], tuple[Tensor, Tensor, Tensor]]]:
-    """Contexts shown in SFT, each tokens [T] and which of them are the agent's own [T], packed into rows of `length` tokens:
-    steps per epoch, and a function from step to a batch of `rows` rows (fewer if there are no more), ids [B, length], documents
-    [B, length] and loss weights [B, length], 1 on the agent's own. `seed` and the epoch decide the order."""
-    # Token and "is it the agent's own" travel through the packer as one number.
+    """Contexts for SFT, each with tokens [T] and a mask of the agent's own tokens [T], packed into rows of `length` tokens. Returns
+    steps per epoch, and a function from step to a batch of at most `rows` rows: ids [B, length], documents [B, length] and loss
+    weights [B, length], 1 on the agent's own tokens. The order depends on `seed` and the epoch."""
+    # The packer sees the token and its "agent's own" flag as one number.
     packed, doc = cpt.pack([(2 * tokens + own).tolist() for tokens, own in pieces], length, pad=0)
     B = min(rows, len(packed))
     per_epoch = len(packed) // B
@@ -145,8 +145,8 @@ def train(
     trunk: bool = True,
     look: Callable[[int], dict] | None = None,
 ) -> None:
-    """`steps` optimiser steps on `batches(step)` → ids, doc, weight [B, T]; trains the trunk, the MTP layers, or both. Of both, the layers'
-    loss reaches the trunk where `mtp.detach_trunk` is off."""
+    """`steps` optimiser steps on `batches(step)` → ids, doc, weight [B, T]; trains the trunk, the MTP layers, or both. If both, the
+    layers' loss reaches the trunk unless `mtp.detach_trunk` is set."""
     state = stage.restore()
     first = learner.restore(state) if state else 0
     seen = state["seen"] if state else 0
@@ -183,7 +183,7 @@ def train(
 
 
 def perplexity_look(run: Run, config: Recipe, learner: Learner, steps: int) -> Callable[[int], dict]:
-    """Codebase perplexity of the beginning of the held-out codebase, every so many steps and at the last."""
+    """Perplexity on the beginning of the held-out codebase, every few steps and at the last."""
     language, codebase, t = language_of(run.root), heldout_codebase(run.root), config.training
 
     def look(step: int) -> dict:

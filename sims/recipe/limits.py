@@ -1,4 +1,4 @@
-"""What a dataclass of settings refuses."""
+"""Checks for dataclasses of settings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ __all__ = ["within"]
 
 
 def within(config: Any, least: Mapping[str, float] = {}, shares: Sequence[str] = (), mixes: Sequence[str] = ()) -> None:
-    """ValueError, beginning with the name of the field at fault, unless every field of `least` is at least its number, `shares` lie
+    """Raises ValueError, starting with the name of the invalid field, unless every field of `least` is at least its number, `shares` are
     between 0 and 1, and `mixes` hold shares that are not all zero."""
     for name, smallest in least.items():
         if getattr(config, name) < smallest:
@@ -18,4 +18,4 @@ def within(config: Any, least: Mapping[str, float] = {}, shares: Sequence[str] =
     for name in mixes:
         values = getattr(config, name)
         if min(values) < 0 or sum(values) <= 0:
-            raise ValueError(f"{name} must not be negative, nor zero everywhere, got {values}")
+            raise ValueError(f"{name} must not be negative or all zero, got {values}")

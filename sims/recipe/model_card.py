@@ -1,4 +1,4 @@
-"""The model cards of the recipe's checkpoints: what each is, what it learned from, and what was measured when it was written."""
+"""The model cards of the recipe's checkpoints: what each one is, what it was trained on, and what was measured when it was written."""
 
 import json
 import sysconfig
@@ -12,25 +12,25 @@ __all__ = ["about"]
 
 OPENING = "repo m0 m1 m5 m9 fix m0"
 CHECKPOINTS = {
-    "mid-cpt": ("cpt", "A small language model in the middle of continued pretraining, after its short rows."),
-    "mtp": ("mtp", "The network of `mid-cpt`, and draft layers distilled from it."),
-    "cpt": ("long", "A small language model at the end of continued pretraining, after its phase of longer rows."),
-    "sft": ("sft", "A small coding agent, fine-tuned on imperfect demonstrations of repairs in a world of tiny programs."),
+    "mid-cpt": ("cpt", "A small language model in the middle of continued pretraining, after the short-context phase."),
+    "mtp": ("mtp", "The network of `mid-cpt`, with draft layers distilled from it."),
+    "cpt": ("long", "A small language model at the end of continued pretraining, after the long-context phase."),
+    "sft": ("sft", "A small coding agent, fine-tuned on imperfect demonstrations of repairing tiny programs."),
     "final": ("rl", "A small coding agent, after reinforcement learning (Dr. GRPO) in a world of tiny programs."),
 }
-"""Checkpoint → the stage that leaves it, and what it is."""
+"""Checkpoint → the stage that writes it, and what it is."""
 TEXT = {
-    "codebase_ppl": "perplexity, a part of the held-out codebase",
+    "codebase_ppl": "perplexity on part of the held-out codebase",
     "codebase_bpb": "bits per byte there",
-    "loss": "loss of the last step",
-    "mtp_loss": "draft layers' loss of the last step, nats",
+    "loss": "loss in the last step",
+    "mtp_loss": "loss of the draft layers in the last step, nats",
 }
 PLAY = {"success": "success, tasks of the last step", "reward": "reward there", "turns": "turns there", "tokens": "tokens of a rollout there"}
-"""Metric → how the card calls it."""
+"""Metric → its name on the card."""
 
 
 def about(run: Run, root: Path, name: str, config: Config, drafts: bool) -> str:
-    """The card of the checkpoint `name` of a run whose data lie in the run folder `root`."""
+    """The card of the checkpoint `name` of a run with data in the run folder `root`."""
     stage, what = CHECKPOINTS.get(name, (name, f"A small coding agent from the experiment {run.technique}."))
     agent = name not in ("mid-cpt", "mtp", "cpt")
     facts = {"data": data(root), "stage": stage}
@@ -41,7 +41,7 @@ def about(run: Run, root: Path, name: str, config: Config, drafts: bool) -> str:
 
 
 def data(root: Path) -> str:
-    """What was read, in words."""
+    """The training data, in words."""
     try:
         corpus = json.loads((root / "config.json").read_text(encoding="utf-8"))["config"]["data"]["corpus"]
         found = json.loads((root / "stages" / "data.json").read_text(encoding="utf-8"))["result"]
@@ -50,5 +50,5 @@ def data(root: Path) -> str:
             f"{found['tokens']:,} tokens: {found['files']:,} {source}, without its held-out part {found['heldout']['name']}, and "
             f"{found['world_documents']:,} generated modules"
         )
-    except (OSError, ValueError, KeyError, TypeError):  # an experiment's run, that took them from elsewhere
+    except (OSError, ValueError, KeyError, TypeError):  # the run of an experiment that took its data from elsewhere
         return "rows of another run"

@@ -1,6 +1,6 @@
 """RL on the small world: rollouts of fresh tasks with the newest weights, one policy-gradient step on them, again.
 
-The loop that `sims/recipe/stages.py` plays once and the experiments play under changed settings.
+`sims/recipe/stages.py` runs this loop once; the experiments run it with other settings.
 """
 
 import itertools
@@ -47,11 +47,11 @@ def learn(
 ) -> tuple[Learner, dict[str, int]]:
     """Dr. GRPO: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam step on them.
     A rollout is a chain of contexts under `how`, by default the recipe's. In the later steps (`rl.later`) harder tasks are
-    upsampled: kinds of tasks are the world's depths, and which are hard the rollouts so far say (`kept`).
+    upsampled: the kinds of tasks are the world's depths, and the rollouts so far tell which are hard (`kept`).
 
-    model and mtp begin where SFT ended; `reference` prices drift; `look(step, learner, sampler)` is called before the first
-    step and after each, and what it returns is logged with the step's figures. Resumes from the stage's state. Returns the
-    learner and what was consumed. RunError where the policy succeeds too rarely to begin with (`rl.gate`)."""
+    model and mtp start from the end of SFT; `reference` prices drift; `look(step, learner, sampler)` is called before the first
+    step and after each, and its result is logged with the metrics of the step. Resumes from the stage's state. Returns the
+    learner and what was consumed. Raises RunError if the policy's success is too low at the start (`rl.gate`)."""
     r, t, how = config.rl, config.training, how or context(language, config)
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
@@ -98,8 +98,8 @@ def learn(
 
 
 def kept(played: np.ndarray, power: float) -> np.ndarray:
-    """The chance with which a task of each kind is kept, 1 for the hardest. How hard a kind is, its rollouts say (§4.1: "number of
-    turns, thinking tokens"): their turns and tokens over those of all kinds, the two averaged.
+    """The probability of keeping a task of each kind, 1 for the hardest. The difficulty of a kind follows from its rollouts (§4.1: "number of
+    turns, thinking tokens"): their turns and tokens relative to those of all kinds, averaged over the two.
 
     played: [kinds, (rollouts, turns, tokens)], sums. A kind that was never played is kept."""
     known = played[:, 0] > 0
@@ -113,7 +113,7 @@ def kept(played: np.ndarray, power: float) -> np.ndarray:
 
 
 def choose(tasks: Iterator[Task], n: int, keep: np.ndarray, rng: random.Random) -> tuple[list[Task], int]:
-    """The next n tasks, each kept with the chance of its kind, and how many were passed over for good."""
+    """The next n tasks, each kept with the probability of its kind, and the number of dropped tasks."""
     chosen, passed = [], 0
     while len(chosen) < n:
         task = next(tasks)
@@ -125,7 +125,7 @@ def choose(tasks: Iterator[Task], n: int, keep: np.ndarray, rng: random.Random) 
 
 
 def gate(config: Recipe, sampler: Sampler, language: Language, how: Chaining) -> float:
-    """Sampled success on 64 training tasks that RL will not use."""
+    """Sampled success on 64 training tasks that RL does not use."""
     tasks = list(itertools.islice(task_stream(config, "gate"), 64))
     generator = torch.Generator().manual_seed(hash_seed(config.seed, "gate"))
     episodes = play(sampler, language, tasks, 4, how, config.rl.max_turns, generator)
@@ -133,15 +133,15 @@ def gate(config: Recipe, sampler: Sampler, language: Language, how: Chaining) ->
 
 
 def settings(r: Rl) -> Settings:
-    """What a step is told of the recipe's settings: those of the same names, and the price of drift."""
+    """The settings of an RL step: the recipe's settings of the same names, and the price of drift."""
     return Settings(**{f.name: getattr(r, f.name) for f in fields(Settings) if f.name != "kl"}, kl=r.payment.kl)
 
 
-@one_thread()  # what is left between the processes takes a moment, in which two threads would wait for each other beside other programs
+@one_thread()  # the work between the processes is short; with other programs running, two threads would mostly wait for each other
 def advance(config: Recipe, learner: Learner, reference: Transformer, episodes: list[Episode], step: int) -> dict[str, float]:
-    """One policy-gradient step (`ref.rl.improve`) on a batch of finished episodes, computed on all cores; returns the figures of the
-    batch. `kl` is the policy's drift from the reference, `engine_kl` what its sampler computes otherwise, nats a rollout; `dropped`, of
-    the replayed experts, what the filter took."""
+    """One policy-gradient step (`ref.rl.improve`) on a batch of finished episodes, computed on all cores; returns the metrics of the
+    batch. `kl` is the policy's drift from the reference and `engine_kl` the difference to its sampler, in nats per rollout; `dropped` is
+    the share of replayed experts that the filter removed."""
     r = config.rl
     G, N = r.prompts, r.rollouts
     paid, chains = [pay(e, r.payment) for e in episodes], [e.chain for e in episodes]

@@ -1,14 +1,14 @@
-"""The whole recipe, small: data → continued pretraining → multi-token prediction → long context → SFT → RL → evaluation.
+"""The complete recipe at small scale: data → continued pretraining → multi-token prediction → long context → SFT → RL → evaluation.
 
 The order is the report's (Composer 2, §3–§5): the MTP layers are cut from the middle of pretraining and then trained jointly
-in the long-context and SFT phases; RL follows SFT; every number of the evaluation is taken before and after RL on tasks whose
-target and helper functions no training ever saw. From SFT on the agent works in short contexts joined by its own summaries
+in the long-context and SFT phases; RL follows SFT; every number of the evaluation is measured before and after RL, on tasks whose
+target and helper functions are not in any training data. From SFT on, the agent works in short contexts joined by its own summaries
 (§4.1); RL's sampler and trainer compute in different dtypes, and the trainer replays the sampler's experts (§6.2).
 
     etude run recipe --scale small --out runs/small
 
-Each stage is a function of the configuration and of what earlier stages left on disk. All randomness comes from generators
-seeded by (seed, stage, step): a resumed run repeats the dead one bit for bit, and a state is only weights, moments and a step.
+Each stage is a function of the configuration and of the files of earlier stages. All randomness comes from generators
+seeded by (seed, stage, step): a resumed run repeats the killed one bit for bit, and a checkpoint only needs weights, moments and a step.
 """
 
 import itertools
@@ -31,7 +31,7 @@ __all__ = ["run"]
 
 
 def run(run: Run, config: Recipe) -> None:
-    """All stages in order; those that an earlier process finished are passed over."""
+    """Runs all stages in order, and skips those that an earlier process finished."""
     torch.set_num_threads(config.training.threads)
     data(run, config)
     pretrain(run, config)
@@ -76,7 +76,7 @@ def pretrain(run: Run, config: Recipe) -> None:
 
 
 def distil(run: Run, config: Recipe) -> None:
-    """MTP layers from scratch atop the frozen mid-CPT trunk, on the same data."""
+    """MTP layers from scratch on the frozen mid-CPT trunk, on the same data."""
     t = config.training
     (rows, length), read = rows_of(run, "short")
     B = max(1, t.batch_tokens // length)
@@ -104,7 +104,7 @@ def distil(run: Run, config: Recipe) -> None:
 
 def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
     """Long-context phase from the checkpoint `start`, trunk and MTP layers together; the learning rate decays. From "mid-cpt",
-    without `distil`, this and the phases after it train the trunk alone, the same trunk: none of its gradient is the layers'."""
+    without `distil`, this phase and the next ones train only the trunk, with the same result, because the layers give it no gradient."""
     t = config.training
     (rows, length), read = rows_of(run, "long")
     B = max(1, t.batch_tokens // length)
@@ -128,7 +128,7 @@ def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
 
 
 def finetune(run: Run, config: Recipe) -> None:
-    """SFT on demonstrations, summaries among them, loss on the agent's own tokens; MTP layers go along."""
+    """SFT on demonstrations, including summaries, with the loss on the agent's own tokens; trains the MTP layers, too."""
     s = config.sft
     language, length = language_of(run.root), config.training.long_length
     shown = itertools.islice(lessons(config, language, context(language, config), s.noise, config.context.memory), s.demonstrations)
@@ -146,8 +146,8 @@ def finetune(run: Run, config: Recipe) -> None:
 
 
 def reinforce(run: Run, config: Recipe) -> None:
-    """RL from the end of SFT. The MTP layers keep learning from the policy's own rollouts, so that drafts follow it where
-    it goes (ours: the report trains them in the long-context and SFT phases only)."""
+    """RL from the end of SFT. The MTP layers keep learning from the policy's own rollouts, so their drafts follow its changes
+    (our choice: the report trains them only in the long-context and SFT phases)."""
     stage = run.stage("rl", total=max(config.rl.steps, 1), unit="tokens")
     if stage.finished:
         return

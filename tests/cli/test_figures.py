@@ -172,10 +172,10 @@ def test_tables_say_the_interval_and_the_unit(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rule": {"kind": "true"}}, "a rule is one of above, below"),
-        ({"rule": {"kind": "above", "null": 0.0}}, "with what belongs to it"),
-        ({"rule": above(1.0, 0.5)}, "amount must lie on the claim's side of null"),
-        ({"measured": None, "interval": (0.0, 1.0)}, "belong to a measured number"),
+        ({"rule": {"kind": "true"}}, "a rule must be one of above, below"),
+        ({"rule": {"kind": "above", "null": 0.0}}, "with its own fields"),
+        ({"rule": above(1.0, 0.5)}, "amount must be on the claim's side of null"),
+        ({"measured": None, "interval": (0.0, 1.0)}, "needs a measured number"),
         ({"measured": math.nan}, "measured must be finite"),
         ({"interval": (2.0, 1.0)}, "interval must be"),
         ({"interval": (0.0, math.inf)}, "interval must be"),
@@ -360,7 +360,7 @@ def test_bad_words_cost_one_line(ask, tmp_path):
     code, _, error = ask("figure", "kl-varience", "--out", tmp_path / "x")
     assert code == 2 and error.count("\n") == 1 and "did you mean kl-variance" in error
     code, _, error = ask("figure", "kl-variance", "--set", "run=/nowhere", "--out", tmp_path / "x")
-    assert code == 2 and "is no run of the recipe" in error and error.count("\n") == 1
+    assert code == 2 and "is not a run of the recipe" in error and error.count("\n") == 1
     assert not (tmp_path / "x").exists()
     code, out, _ = ask("figure")
     assert code == 0 and all(entry.name in out for entry in catalog.EXPERIMENTS)

@@ -173,7 +173,7 @@ def test_the_whole_report(tmp_path):
     assert cells["mtp+recall+ahead"][1:4] == ["2.05 [1.90,\u00a02.10]", "3.10", "0.93 / 0.85 / 0.72"]
     assert cells["mtp+recall+ahead"][5:] == ["8.7%", "100.0%"]
     assert "skipped: 3 binary, 9 empty" in text
-    assert "Not finished" not in text
+    assert "Unfinished" not in text
 
 
 def test_the_page_stands_alone_and_escapes(tmp_path):
@@ -199,7 +199,7 @@ def test_half_a_run_has_half_a_report(tmp_path, missing):
             path.unlink()
     page, data = report.write(root)
     record = json.loads(data.read_text())
-    assert ("Not finished" in page.read_text()) == (missing != "timings")
+    assert ("Unfinished" in page.read_text()) == (missing != "timings")
     assert bool(report.before_after(record)) == (missing not in ("eval", "all"))
 
 

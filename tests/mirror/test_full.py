@@ -275,7 +275,7 @@ def test_reinforcement_learning_from_the_command_line(given, tmp_path):
         ("cpt", ["checkpoint={given}/yarn"], "config.json.*rope_scaling"),
         ("dr-grpo", ["checkpoint={given}/tied"], "config.json.*tie_word_embeddings"),
         ("router-replay", ["checkpoint={given}/dense"], "needs a network with experts, and .* has none"),
-        ("dr-grpo", ["max_len=2", "length=8"], "a prompt has .* tokens or so, and contexts of 2 leave nothing to write"),
+        ("dr-grpo", ["max_len=2", "length=8"], "a prompt has about .* tokens, and contexts of 2 leave no room for an answer"),
         ("cpt", ["corpus=/nowhere"], "corpus /nowhere is not a folder"),
         ("cpt", ["vocab_size=100"], "vocab_size must be at least"),
     ],

@@ -149,7 +149,7 @@ def test_a_damaged_shard_is_named_and_the_one_before_still_loads(start, how, tmp
     assert Checkpoints(tmp_path).steps() == [2, 4]
     shard = next((tmp_path / "step-00000004").glob("__1_*.distcp"))
     damage(shard, how)
-    with pytest.raises(RuntimeError, match=rf"{shard}.*(missing|damaged).*before is of step 2"):
+    with pytest.raises(RuntimeError, match=rf"{shard}.*(missing|damaged).*previous checkpoint is of step 2"):
         play(layout, calls.read_back, CONFIG, tmp_path)
     step, found = play(layout, calls.read_back, CONFIG, tmp_path, 2)
     assert step == 2 and all(torch.equal(found[name], wanted[name]) for name in state)
@@ -252,10 +252,10 @@ def of_one_rank(path, mark):
 
 ELSEWHERE = filesystem._StorageInfo("../../elsewhere.distcp", 0, 10)
 CRAFTED = {
-    "a payload": (lambda path, mark: (path / ".metadata").write_bytes(pickle.dumps(Payload(mark))), "asks for '.*', which describes no"),
-    "a payload in the planner's data": (description(lambda found, mark: found.planner_data.update(y=Payload(mark))), "asks for"),
-    "a payload as a name": (description(lambda found, mark: found.storage_data.update({Payload(mark): 1})), "asks for"),
-    "bytes, not tensors": (bytes_that_dcp_would_unpickle, "asks for 'torch.distributed.checkpoint.metadata.BytesStorageMetadata'"),
+    "a payload": (lambda path, mark: (path / ".metadata").write_bytes(pickle.dumps(Payload(mark))), "refers to '.*', which does not describe a"),
+    "a payload in the planner's data": (description(lambda found, mark: found.planner_data.update(y=Payload(mark))), "refers to"),
+    "a payload as a name": (description(lambda found, mark: found.storage_data.update({Payload(mark): 1})), "refers to"),
+    "bytes, not tensors": (bytes_that_dcp_would_unpickle, "refers to 'torch.distributed.checkpoint.metadata.BytesStorageMetadata'"),
     "a payload in a shard": (in_the_shard, "cannot be read"),
     "another folder": (description(lambda found, _: found.storage_data.update({next(iter(found.storage_data)): ELSEWHERE})), "of its folder"),
     "a list": (lambda path, _: (path / ".metadata").write_bytes(pickle.dumps([1])), "describes something other than tensors"),

@@ -36,5 +36,5 @@ def test_students_interval_by_hand():
     assert found["value"] == 3 and found["high"] - 3 == pytest.approx(4.302653 * 7**0.5 / 3**0.5) == 3 - found["low"]
     draw = np.random.default_rng(0)
     assert 0.93 <= np.mean([(s := student(x))["low"] <= 0 <= s["high"] for x in draw.normal(size=(1000, 3))]) <= 0.97
-    with pytest.raises(ValueError, match="two numbers or more"):
+    with pytest.raises(ValueError, match="at least two numbers"):
         student([1.0])

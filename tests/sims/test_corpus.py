@@ -106,8 +106,8 @@ def test_pieces_are_what_is_asked_for_or_all_there_is(sizes, tokens, length):
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ({"a.py": "x = 1\n", "b.py": "y = 2\n"}, "tokens to learn from are fewer than a row of"),
-        ({"a.py": "x = 1\n" * 999, "b.py": "y"}, "what is held out is a single token"),
+        ({"a.py": "x = 1\n", "b.py": "y = 2\n"}, "training tokens are fewer than a row of"),
+        ({"a.py": "x = 1\n" * 999, "b.py": "y"}, "the held-out part is a single token"),
         ({"a.py": "x = 1\n"}, "the corpus has 1 usable text files; at least two"),
     ],
     ids=["row", "held", "files"],
@@ -131,7 +131,7 @@ def test_a_full_run_says_how_often_it_reads_a_small_corpus(tmp_path, capsys):
     full.prepare(settings, tmp_path / "out")
     said = capsys.readouterr().out
     there = (np.load(tmp_path / "out" / "data" / "doc.npy") >= 0).sum()
-    assert said.count("\n") == 1 and f"100 steps ask for 204,800 tokens and it has {there:,} to learn from" in said
+    assert said.count("\n") == 1 and f"100 steps need 204,800 tokens and it has {there:,} for training" in said
     full.prepare(settings, tmp_path / "out")
     assert capsys.readouterr().out == ""  # a run that goes on has been told
 

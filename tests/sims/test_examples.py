@@ -144,6 +144,6 @@ def test_a_chain_retold(tiny_run):
 
 
 def test_what_cannot_be_written_is_said_in_one_line(tmp_path):
-    with pytest.raises(RunError, match="no run of the recipe"):
+    with pytest.raises(RunError, match="not a run of the recipe"):
         examples.write(tmp_path / "nowhere", tmp_path)
     assert not list(tmp_path.iterdir())

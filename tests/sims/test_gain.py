@@ -70,9 +70,9 @@ def test_picture_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (lambda root: root.mkdir(), "is no finished run of the recipe"),
-        (lambda root: (finished_run(root, 0, 0.5) / "stages" / "eval.json").unlink(), "is no finished run"),
-        (lambda root: finished_run(root, 0, 0.5, shuffled=True), "give it with --control"),
+        (lambda root: root.mkdir(), "is not a finished run of the recipe"),
+        (lambda root: (finished_run(root, 0, 0.5) / "stages" / "eval.json").unlink(), "is not a finished run"),
+        (lambda root: finished_run(root, 0, 0.5, shuffled=True), "pass it with --control"),
     ],
     ids=["empty", "unfinished", "control among the runs"],
 )

@@ -119,7 +119,7 @@ def test_a_gap_is_paired_by_seed():
 
 def test_bad_settings():
     for wrong in ({"seeds": 1}, {"looks": 0}, {"looks": 9, "steps": 8}):
-        with pytest.raises(ValueError, match="seeds must be 2 or more, and looks lie in 1..steps"):
+        with pytest.raises(ValueError, match="seeds must be at least 2, and looks must be in 1..steps"):
             Experiment(**wrong)
 
 
