@@ -531,7 +531,7 @@ def _print_settings(entry: catalog.Technique, backend: str | None = None) -> Non
     if backend is not None:
         from etude import full
 
-        cls = full.settings_class(entry.name, backend)
+        cls = full.settings(entry.name, backend)
     else:
         cls = config_class(entry)
     for key, kind, default, doc in settings.describe(cls):

@@ -11,42 +11,44 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from etude import catalog
 from kit.disk import atomic_write
 from kit.runs import Run
 from kit.settings import RunError, fill
 
-PRETRAINING = {"cpt": {}, "muon": {"optimizer": "muon"}, "mtp": {}, "quant": {"experts": "nvfp4-token"}}
+PRETRAINING: dict[str, dict] = {"cpt": {}, "muon": {"optimizer": "muon"}, "mtp": {}, "quant": {"experts": "nvfp4-token"}}
 """Techniques that `scaled/pretrain.py` trains, and the defaults that each one changes."""
-RL = {
+RL: dict[str, dict] = {
     "dr-grpo": {},
     "packing": {},
-    "kl": {"kl": 0.005},
-    "length-penalty": {"effort_price": 0.0002, "invalid_call": 0.03},
+    "kl": {"rl": {"payment": {"kl": 0.005}}},
+    "length-penalty": {"rl": {"payment": {"effort_price": 0.0002, "invalid_call": 0.03}}},
     "self-summary": {"join": "self"},
-    "router-replay": {"replay": "filtered"},
+    "router-replay": {"rl": {"replay": "filtered"}},
 }
 """Techniques that `scaled/rl.py` trains: Dr. GRPO on packed rows, each with at most one more part of the recipe turned on."""
 FREE = ("cp", "ep", "timeout", "restarts", "checkpoint_every")
 """Settings that a resumed run may change, because they do not affect the trained weights."""
 
 
-def settings_class(name: str, backend: str) -> type:
-    """Settings of a technique's full run, or of its rehearsal on CPUs. Raises RunError if it has no full run."""
+def settings(name: str, backend: str, toml: dict | None = None, sets: Sequence[str | tuple[str, Any]] = ()) -> Any:
+    """Settings of a technique's full run, or of its rehearsal on CPUs. Raises RunError if it has none, and as `kit.settings.fill`."""
     from scaled import pretrain, rl
-    from scaled.optimise import changed
 
     if name not in PRETRAINING | RL:
         raise RunError(f"{name} has no full run; use --scale small. Techniques with a full run: {', '.join([*PRETRAINING, *RL])}")
-    cls = (pretrain if name in PRETRAINING else rl).Rehearsal if backend == "gloo" else pretrain.Full if name in PRETRAINING else rl.Rl
-    return changed(cls, cls.__name__, cls.__doc__ or "", **(PRETRAINING | RL)[name])
+    kind = pretrain.Full if name in PRETRAINING else rl.Rl
+    base = fill(kind, (PRETRAINING | RL)[name], base=kind.rehearsal() if backend == "gloo" else kind())
+    return fill(kind, toml, sets, base)
 
 
 def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[str, str]], resume: bool, nproc: int | None, backend: str) -> None:
     """The parent process. Raises RunError if the run cannot start or a rank fails."""
-    config = fill(settings_class(entry.name, backend), toml, sets)
+    config = settings(entry.name, backend, toml, sets)
     ranks = count(config, nproc, backend, entry.name)
     layout(config, ranks)
     if config.checkpoint is None and entry.name not in ("cpt", "muon", "quant"):
@@ -107,8 +109,8 @@ def check_work(config, name: str, ranks: int) -> None:
             matched(Path(config.checkpoint), shapes)
         if network.num_experts % config.ep:
             raise RunError(f"ep={config.ep} must divide the network's {network.num_experts} experts; see --set ep=…")
-        if not network.num_experts and (getattr(config, "replay", "none") != "none" or config.experts != "model"):
-            raise RunError(f"{name} needs a network with experts, and {config.checkpoint} has none; see --set replay=… and experts=…")
+        if not network.num_experts and (name in RL and config.rl.replay != "none" or config.experts != "model"):
+            raise RunError(f"{name} needs a network with experts, and {config.checkpoint} has none; see --set rl.replay=… and experts=…")
         if name in RL:
             from sims.microrepo.world import MicroWorld
 
@@ -196,8 +198,8 @@ def rank(out: Path, told: dict) -> None:
     from scaled.runtime.mesh import mesh
 
     backend, technique = told["backend"], told["technique"]
-    config = settings_class(technique, backend)(**told["config"])
-    line = Line(technique, config.steps)
+    config = settings(technique, backend, told["config"])
+    line = Line(technique, config.schedule.steps)
     progress, tokens = Progress(line), 0.0
 
     def log(step: int, steps: int, **metrics: float) -> None:

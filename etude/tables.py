@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from etude import catalog, full, planning
@@ -154,6 +155,15 @@ def plan() -> str:
     return "\n".join(lines)
 
 
+def flat(tree: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Dotted key and value of every setting in a tree."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
 def twins() -> str:
     """Technique by technique: reference, twin, the names that both have, and what its full run trains."""
     rows = ["| technique | reference | twin | names that both have | full run |", "|---|---|---|---|---|"]
@@ -163,6 +173,6 @@ def twins() -> str:
             names = ", ".join(f"`{name}`" for name in importlib.import_module(technique.module).__all__ if name not in ("Demo", "demo"))
             kind = "training on text" if technique.name in full.PRETRAINING else "RL in the small world"
             changed = (full.PRETRAINING | full.RL)[technique.name]
-            kind += "".join(f", `{name}={value}`" for name, value in changed.items())
+            kind += "".join(f", `{name}={value}`" for name, value in flat(changed))
             rows.append(f"| `{technique.name}` | {' | '.join(links)} | {names} | {kind} |")
     return "\n".join(rows)

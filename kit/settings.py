@@ -33,9 +33,9 @@ class Interrupted(Exception):
     """The user stopped a run; the message says how to continue. The command line exits with code 130."""
 
 
-def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] = ()) -> T:
+def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] = (), base: T | None = None) -> T:
     """An instance of the (nested) dataclass `cls` from a TOML table, overridden by `key.sub=value` strings. An item of `sets` may also be
-    a pair (key, value), whose value is not parsed: a path may be called none.
+    a pair (key, value), whose value is not parsed: a path may be called none. Defaults are those of `base`, or else of the class.
 
     Raises RunError for an unknown key (with close matches), for a value of the wrong type or outside a Literal,
     and for a ValueError from the dataclass's `__post_init__`.
@@ -57,15 +57,16 @@ def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] 
                 raise RunError(f"--set {key.strip()}: {group!r} is a value, not a group of keys")
         table[last] = value
     known = [key for key, *_ in describe(cls)]
-    return _build(cls, tree, "", None, known)
+    return _build(cls, tree, "", base, known)
 
 
-def describe(cls: type) -> list[tuple[str, str, Any, str]]:
-    """(dotted key, type, default, docstring) of every field of a nested dataclass, in order."""
+def describe(cls: Any) -> list[tuple[str, str, Any, str]]:
+    """(dotted key, type, default, docstring) of every field of a nested dataclass, in order. Given an instance, its values are the defaults."""
+    base, cls = (None, cls) if isinstance(cls, type) else (cls, type(cls))
     rows = []
     docs, hints = _field_docs(cls), typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        kind, default = hints[field.name], _default(field)
+        kind, default = hints[field.name], _default(field) if base is None else getattr(base, field.name)
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             for key, text, value, doc in describe(kind):
                 if default is not dataclasses.MISSING:

@@ -43,37 +43,86 @@ import torch
 from torch import Tensor
 
 from ref import dr_grpo, kl
+from ref.cpt import wsd
 from ref.engine.sampler import Rollout, Sampler
+from ref.length_penalty import EffortWeights
 from ref.mtp import MTP, mtp_loss
 from ref.network import Transformer
 from ref.router_replay import differing, replay
 from ref.self_summary import Chain, spread
 
-__all__ = ["Batch", "Played", "Settings", "Step", "World", "deal", "improve", "learn", "own_logp", "pad", "reference_kl", "routing"]
+__all__ = ["Batch", "Payment", "Played", "Settings", "Step", "World", "deal", "improve", "learn", "own_logp", "pad", "reference_kl", "routing"]
+
+
+@dataclass(frozen=True)
+class Payment:
+    """Terms of an episode's reward (report §4.2: tests, effort, behaviour)."""
+
+    effort_price: float = 0.0002
+    """Reward subtracted per unit of penalised effort."""
+    k: float = 0.01
+    """Curvature of the length penalty C_{k,q} per unit of effort."""
+    q: float = 0.5
+    """Exponent of the length penalty; 0 is linear, larger bends more."""
+    weights: EffortWeights = field(default_factory=lambda: EffortWeights(tool_call_tokens=1.0, tool_output_tokens=0.1, tool_calls=2.0, turns=4.0))
+    """Weights of tokens, calls and turns in units of effort."""
+    invalid_call: float = 0.03
+    """Reward subtracted for each invalid tool call."""
+    kl: float = 0.005
+    """β: reward subtracted per nat of k1 against the policy before RL, summed over the rollout. Placing k1 in the reward is our
+    choice: the report names the estimator but not its place."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a step."""
+    """Settings of RL. Small and full runs share them, with the same names and units; the defaults are for plain Dr. GRPO on a laptop."""
 
+    steps: int = 110
+    """Optimiser steps; 0 skips RL."""
     prompts: int = 16
-    """Groups per step (G)."""
+    """Groups per step (G); no prompt is used twice."""
     rollouts: int = 8
-    """Conversations per group (N)."""
+    """Rollouts per group (N)."""
+    lr: float = 1e-4
+    """Learning rate of Adam."""
+    warmup: int = 5
+    """Steps over which the learning rate rises."""
+    decay: int = 40
+    """Final steps over which the learning rate falls; at most half of all steps."""
+    max_len: int = 192
+    """Maximum tokens of a rollout in a single context: used with `join=none` and in experiments without summaries."""
     temperature: float = 1.0
-    """Temperature at which the tokens were sampled."""
-    budget_tokens: int = 40
-    """Constant in place of a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO does not divide by lengths)."""
+    """Sampling temperature, in training and in evaluation."""
     clip_low: float = 0.2
     """Where A < 0, the gradient stops once the ratio falls below 1 − clip_low."""
     clip_high: float = 0.2
     """Where A > 0, the gradient stops once the ratio rises above 1 + clip_high."""
-    kl: float = 0.0
-    """β: reward lost per nat of k1 against the policy before RL, summed over the conversation."""
+    budget_tokens: int = 40
+    """Constant that replaces a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO does not divide by length)."""
+    payment: Payment = field(default_factory=lambda: Payment(effort_price=0.0, invalid_call=0.0, kl=0.0))
+    """Prices of effort, of invalid calls and of drift from the policy before RL."""
     replay: Literal["none", "plain", "filtered"] = "none"
-    """Experts of the training pass: its own ("none"), the sampler's ("plain"), or the sampler's where plausible ("filtered")."""
+    """Router replay: experts used in the training pass (none: its own; plain: the sampler's; filtered: the sampler's if plausible)."""
     replay_alpha: float = 0.5
-    """Plausibility that filtered replay requires of an expert."""
+    """Plausibility that an expert needs in filtered replay."""
+
+    def __post_init__(self):
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are the same")
+        least = dict.fromkeys(("prompts", "max_len", "budget_tokens"), 1) | {"rollouts": 2}
+        least |= dict.fromkeys(("steps", "lr", "warmup", "decay", "clip_low", "clip_high"), 0)
+        for name, smallest in least.items():
+            if not getattr(self, name) >= smallest:
+                raise ValueError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
+        for name in ("effort_price", "invalid_call", "kl"):
+            if not getattr(self.payment, name) >= 0:
+                raise ValueError(f"payment.{name} must be at least 0, got {getattr(self.payment, name)}")
+        if not 0 <= self.replay_alpha <= 1:
+            raise ValueError(f"replay_alpha must lie between 0 and 1, got {self.replay_alpha}")
+
+    def rate(self, step: int) -> float:
+        """Share of the learning rate at a step: up, level, down."""
+        return wsd(step, self.steps, self.warmup, min(self.decay, self.steps // 2))
 
 
 @dataclass
@@ -149,20 +198,20 @@ def one_by_one(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
     return [function(part) for part in parts]
 
 
-def learn(
-    c: Settings, model: Transformer, sampler: Sampler, world: World, optimizer: torch.optim.Optimizer, steps: int, seed: int = 0
-) -> Iterator[Step]:
+def learn(c: Settings, model: Transformer, sampler: Sampler, world: World, seed: int = 0) -> Iterator[Step]:
     """The plain loop: each step runs G·N conversations with the newest weights, updates the weights once, and yields its result. Drift
-    is measured against the policy that was passed in. `sims/recipe/reinforcement.py` adds what a long run needs: saved states, a
-    learning-rate schedule, harder tasks in the second half, draft layers, and use of all cores."""
+    is measured against the policy that was passed in. `sims/recipe/reinforcement.py` adds what a long run needs: saved states, harder
+    tasks in the second half, draft layers, and use of all cores."""
     reference = copy.deepcopy(model).requires_grad_(False)
-    for step in range(steps):
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.95))
+    for step in range(c.steps):
         sampler.load(model, version=step)
         tasks = [step * c.prompts + n // c.rollouts for n in range(c.prompts * c.rollouts)]
         played = world.play(sampler, "rl", tasks, torch.Generator().manual_seed(seed + step))
         found = improve(c, model, reference, played)
         for p, gradient in zip(model.parameters(), found.gradients, strict=True):
             p.grad = None if gradient is None else gradient.to(p.dtype)
+        optimizer.param_groups[0]["lr"] = c.lr * c.rate(step)
         optimizer.step()
         optimizer.zero_grad()
         yield found
@@ -197,7 +246,7 @@ def improve(
         for batch, parts in zip(batches, each(drifted, batches), strict=True):
             for whole, part in zip((drift, engine), parts, strict=True):
                 whole.index_add_(0, batch.chain, part)
-    rewards = rearranged(torch.tensor([p.reward for p in played], dtype=behavior.dtype) - c.kl * drift)
+    rewards = rearranged(torch.tensor([p.reward for p in played], dtype=behavior.dtype) - c.payment.kl * drift)
 
     groups = dr_grpo.group_advantages(rewards.view(c.prompts, c.rollouts))
     advantages = spread(groups.flatten(), chains)

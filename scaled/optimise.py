@@ -8,32 +8,41 @@ A group that died resumes from its last checkpoint and repeats the same numbers,
 step depend only on the seed and the step number.
 """
 
-import dataclasses
 import json
 import os
-import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from kit.disk import atomic_write, read_lines
-from ref.cpt import wsd
-from scaled import muon
 from scaled.network import checkpoint
 from scaled.runtime import sharding
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.launch import Watch
 from scaled.runtime.mesh import computing
 
-__all__ = ["Log", "Ranks", "begun", "changed", "optimise", "told"]
+__all__ = ["Log", "Ranks", "Schedule", "begun", "optimise", "told"]
 
 Log = Callable[..., None]
+
+
+class Schedule(Protocol):
+    """What `optimise` needs of a training's own settings; `ref.rl.Settings` is one."""
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps."""
+        ...
+
+    def rate(self, step: int) -> float:
+        """Share of the learning rates at a step."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -42,26 +51,14 @@ class Ranks:
 
     checkpoint: str | None = None
     """Hugging Face folder to start from: weights and tokenizer.json."""
-    steps: int = 1000
-    """Optimiser steps."""
     length: int = 32_768
     """Tokens per row."""
     cp: int = 2
     """Ranks that split the tokens of each row."""
     ep: int = 8
     """Ranks that split the experts of each layer."""
-    optimizer: Literal["muon", "adamw"] = "adamw"
-    """Muon for matrices and AdamW for the rest, or AdamW for everything."""
-    muon_lr: float = 2e-3
-    """Learning rate of Muon."""
-    adamw_lr: float = 2e-5
-    """Learning rate of AdamW."""
     max_norm: float = 1.0
     """Maximum gradient norm over all weights together; 0 disables clipping."""
-    warmup: float = 0.02
-    """Share of the steps, at the start, over which learning rates rise."""
-    decay: float = 0.2
-    """Share of the steps, at the end, over which they fall."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Compute dtype; weights, gradient sums and moments are float32."""
     rematerialise: bool = True
@@ -80,13 +77,10 @@ class Ranks:
     """Seed of weights and of all other random numbers."""
 
     def __post_init__(self):
-        self.at_least(1, "steps", "length", "cp", "ep", "checkpoint_every")
-        self.at_least(1, "timeout")
-        self.at_least(0, "max_norm", "restarts", "muon_lr", "adamw_lr", "seed")
+        self.at_least(1, "length", "cp", "ep", "checkpoint_every", "timeout")
+        self.at_least(0, "max_norm", "restarts", "seed")
         if self.length % (2 * self.cp):
             raise ValueError(f"length must be a multiple of 2 · cp = {2 * self.cp}, got {self.length}")
-        if not (0 <= self.warmup and 0 <= self.decay and self.warmup + self.decay <= 1):
-            raise ValueError(f"warmup and decay must be shares of the steps that add up to at most 1; got {self.warmup} and {self.decay}")
 
     def at_least(self, least: float, *names: str) -> None:
         """Raises ValueError that names a setting below `least`."""
@@ -94,21 +88,21 @@ class Ranks:
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
+    @property
+    def schedule(self) -> "Schedule":
+        """How many steps, and how the learning rates run along them."""
+        raise NotImplementedError
+
+    def optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """The optimisers of the network, with their full learning rates."""
+        raise NotImplementedError
+
     def check(self, dp: int) -> None:
         """Raises ValueError if this many groups of ranks cannot split the work of a step."""
 
 
-CPU = {"length": 128, "cp": 1, "ep": 1, "dtype": "float32", "rematerialise": False, "checkpoint_every": 10, "timeout": 120.0, "steps": 40}
-"""Settings that a rehearsal on CPUs changes."""
-
-
-def changed(cls: type, name: str, doc: str, **defaults) -> type:
-    """The settings `cls` with other defaults."""
-    kinds = typing.get_type_hints(cls)
-    fields = [(key, kinds[key], dataclasses.field(default=value)) for key, value in defaults.items()]
-    made = dataclasses.make_dataclass(name, fields, bases=(cls,), frozen=True)
-    made.__doc__, made.__module__ = doc, cls.__module__
-    return made
+CPU: dict[str, Any] = {"cp": 1, "ep": 1, "dtype": "float32", "rematerialise": False, "checkpoint_every": 10, "timeout": 120.0}
+"""Settings of the ranks that a rehearsal on CPUs changes."""
 
 
 @contextmanager
@@ -126,7 +120,7 @@ def optimise(c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Cal
     """Runs all steps. `gradients(step)` leaves the gradients of a step in `model` and returns its metrics, the same on all ranks. `log(step,
     steps, **metrics)` is called on rank 0. Returns the metrics of the last step."""
     rank = dist.get_rank()
-    optimizers = muon.optimizers(model, c.muon_lr, c.adamw_lr, use_muon=c.optimizer == "muon")
+    steps, optimizers = c.schedule.steps, c.optimizers(model)
     base = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     shelf, first = Checkpoints(folder / "state"), 0
     if shelf.steps():
@@ -137,8 +131,8 @@ def optimise(c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Cal
         keep_lines(metrics, first)
     last = read_lines(metrics)[-1:] if rank == 0 else []
     with Watch(folder / "ranks", c.timeout) as watch:
-        for step in range(first, c.steps):
-            factor = wsd(step, c.steps, round(c.warmup * c.steps), round(c.decay * c.steps))
+        for step in range(first, steps):
+            factor = c.schedule.rate(step)
             for optimizer, rates in zip(optimizers, base, strict=True):
                 for group, lr in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = lr * factor
@@ -150,8 +144,8 @@ def optimise(c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Cal
             if rank == 0:
                 with open(metrics, "a") as file:
                     file.write(json.dumps({"step": step + 1, **shown}) + "\n")
-                log(step + 1, c.steps, **shown)
-            if (step + 1) % c.checkpoint_every == 0 or step + 1 == c.steps:
+                log(step + 1, steps, **shown)
+            if (step + 1) % c.checkpoint_every == 0 or step + 1 == steps:
                 shelf.save(step + 1, checkpoint.state(model, optimizers))
             watch.beat(step + 1)
         shelf.finish()
@@ -161,7 +155,7 @@ def optimise(c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Cal
 def told(technique: str, c: Ranks, found: dict[str, float]) -> dict[str, str]:
     """Text of the model card about a training run: how it ran, and what was measured."""
     begun = "/".join(Path(c.checkpoint).parts[-3:]) if c.checkpoint else "random weights"
-    return {"training": f"{technique}, {c.steps:,} steps from {begun}"} | {name: f"{value:.4g}" for name, value in found.items()}
+    return {"training": f"{technique}, {c.schedule.steps:,} steps from {begun}"} | {name: f"{value:.4g}" for name, value in found.items()}
 
 
 def keep_lines(path: Path, step: int) -> None:

@@ -20,31 +20,43 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ref.cpt import Corpus, load_tokenizer, read_library
 from ref.mtp import MTPConfig
 from ref.network import Config, release
-from scaled import cpt
+from scaled import cpt, muon
 from scaled.mtp import MTP, mtp_loss
 from scaled.network.model import Transformer, load_balancing_loss, load_hf, save_hf
-from scaled.optimise import CPU, Log, Ranks, begun, changed, optimise, told
+from scaled.optimise import CPU, Log, Ranks, begun, optimise, told
 from scaled.runtime import sharding
 from scaled.runtime.cut import cut
 from scaled.runtime.mesh import current
 
-__all__ = ["Full", "Rehearsal", "prepare", "train"]
+__all__ = ["Full", "prepare", "train"]
 
 
 @dataclass(frozen=True)
 class Full(Ranks):
     """Pretraining on a cluster; the defaults are the report's layout for continued pretraining (§6.1), with Qwen3-30B-A3B."""
 
+    steps: int = 1000
+    """Optimiser steps."""
+    optimizer: Literal["muon", "adamw"] = "adamw"
+    """Muon for matrices and AdamW for the rest, or AdamW for everything."""
+    muon_lr: float = 2e-3
+    """Learning rate of Muon."""
+    adamw_lr: float = 2e-5
+    """Learning rate of AdamW."""
+    warmup: int = 20
+    """Steps over which the learning rate rises."""
+    decay: int = 200
+    """Final steps over which the learning rate falls; at most half of all steps."""
     preset: Literal["qwen3_30b_a3b", "tiny"] = "qwen3_30b_a3b"
     """Shape of the network if there is no checkpoint."""
     corpus: str | None = None
@@ -53,17 +65,35 @@ class Full(Ranks):
     """Number of byte-level BPE tokens, if there is no checkpoint with a tokenizer."""
     rows: int = 64
     """Rows per step, on all ranks together."""
-    layers: int = 3
-    """Number of multi-token-prediction layers (mtp)."""
+    depth: int = 3
+    """Layers of multi-token prediction (mtp), one for each token after the next (K)."""
     perplexity_tokens: int = 65_536
     """Tokens of the held-out codebase to score at the end; 0 scores none."""
 
     def __post_init__(self):
         super().__post_init__()
-        self.at_least(1, "rows", "layers")
+        self.at_least(1, "steps", "rows", "depth")
+        self.at_least(0, "muon_lr", "adamw_lr", "warmup", "decay")
         self.at_least(len(cpt.SPECIAL_TOKENS) + 256, "vocab_size")
         if self.perplexity_tokens:
             self.at_least(2, "perplexity_tokens")
+
+    @classmethod
+    def rehearsal(cls) -> "Full":
+        """The same on CPUs, in a minute: the tiny network, short rows."""
+        tiny: dict[str, Any] = {"preset": "tiny", "vocab_size": 1024, "rows": 16, "length": 128, "perplexity_tokens": 8192}
+        return cls(**CPU, **tiny, steps=40, warmup=1, decay=8, optimizer="muon", muon_lr=0.02, adamw_lr=3e-3)
+
+    @property
+    def schedule(self) -> "Full":
+        return self
+
+    def rate(self, step: int) -> float:
+        """Share of the learning rates at a step: up, level, down."""
+        return cpt.wsd(step, self.steps, self.warmup, min(self.decay, self.steps // 2))
+
+    def optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        return muon.optimizers(model, self.muon_lr, self.adamw_lr, use_muon=self.optimizer == "muon")
 
     def check(self, dp: int) -> None:
         if self.rows % dp:
@@ -74,21 +104,6 @@ class Full(Ranks):
         if self.preset == "tiny":
             return Config.tiny(vocab)
         return Config.qwen3_30b_a3b()
-
-
-Rehearsal = changed(
-    Full,
-    "Rehearsal",
-    "The same on CPUs, in a minute: the tiny network, short rows.",
-    **CPU,
-    preset="tiny",
-    vocab_size=1024,
-    rows=16,
-    optimizer="muon",
-    muon_lr=0.02,
-    adamw_lr=3e-3,
-    perplexity_tokens=8192,
-)
 
 
 def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **__: None) -> dict[str, float]:
@@ -208,7 +223,7 @@ def pretrain(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: n
 
 def distil(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.ndarray, log: Log) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Trains multi-token-prediction layers on the frozen network; returns the metrics of the last step and the tensors of the layers."""
-    layers = MTP(model.config, MTPConfig(depth=c.layers, intermediate_size=2 * model.config.hidden_size))
+    layers = MTP(model.config, MTPConfig(depth=c.depth, intermediate_size=2 * model.config.hidden_size))
 
     def gradients(step: int) -> dict[str, float]:
         ids, documents = batch_of(c, rows, doc, step)

@@ -39,11 +39,12 @@ from ref import rl as ref_rl
 from ref.engine.sampler import Sampler
 from ref.network import fast as ref
 from ref.network import release
-from ref.rl import Played, World
+from ref.rl import Played, Settings, World
+from scaled import muon
 from scaled.dr_grpo import group_advantages, policy_loss
 from scaled.kl import token_kl
 from scaled.network.model import Transformer, load_hf, save_hf
-from scaled.optimise import CPU, Log, Ranks, begun, changed, optimise, told
+from scaled.optimise import CPU, Log, Ranks, begun, optimise, told
 from scaled.packing import Cost, balance, imbalance, lay, rows
 from scaled.router_replay import differing, mismatch, replay
 from scaled.runtime import sharding
@@ -52,7 +53,7 @@ from scaled.runtime.cut import ahead, places
 from scaled.runtime.exchange import exchange
 from scaled.runtime.mesh import current
 
-__all__ = ["Batch", "Played", "Rehearsal", "Rl", "Step", "World", "deal", "improve", "learn", "play_and_improve", "share"]
+__all__ = ["Batch", "Played", "Rl", "Step", "World", "deal", "improve", "learn", "play_and_improve", "share"]
 
 
 @dataclass(frozen=True)
@@ -61,40 +62,14 @@ class Rl(Ranks):
 
     cp: int = 8
     """Ranks that split the tokens of each row."""
-    adamw_lr: float = 1e-6
-    """Learning rate of AdamW."""
-    prompts: int = 64
-    """Groups per step (G)."""
-    rollouts: int = 16
-    """Rollouts per group (N)."""
-    max_len: int = 32_768
-    """Maximum tokens per context, if summaries do not join several contexts."""
-    micro_rows: int = 1
-    """Rows per dp rank in one forward pass."""
-    temperature: float = 1.0
-    """Sampling temperature."""
-    budget_tokens: int = 4096
-    """Constant that replaces a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO does not divide by length)."""
-    clip_low: float = 0.2
-    """For A < 0, ratios below 1 − clip_low get no gradient."""
-    clip_high: float = 0.2
-    """For A > 0, ratios above 1 + clip_high get no gradient."""
-    kl: float = 0.0
-    """β: reward subtracted per nat of k1 against the policy before RL, summed over the rollout; placing k1 in the reward is our choice."""
-    effort_price: float = 0.0
-    """Reward subtracted per unit of penalised effort."""
-    k: float = 0.01
-    """Curvature of the length penalty C_{k,q} per unit of effort."""
-    q: float = 0.5
-    """Exponent of the length penalty; 0 is linear, larger bends more."""
-    invalid_call: float = 0.0
-    """Reward subtracted for each invalid tool call."""
+    rl: Settings = field(
+        default_factory=lambda: Settings(steps=1000, prompts=64, rollouts=16, lr=1e-6, warmup=20, decay=200, max_len=32_768, budget_tokens=4096)
+    )
+    """What small runs are told as well."""
     join: Literal["self", "none"] = "none"
     """How contexts are joined: by self-summaries, or not at all, which leaves a single context."""
-    replay: Literal["none", "plain", "filtered"] = "none"
-    """Router replay: experts used in the training pass (none: its own; plain: the sampler's; filtered: the sampler's if plausible)."""
-    replay_alpha: float = 0.5
-    """Plausibility that an expert needs in filtered replay."""
+    micro_rows: int = 1
+    """Rows per dp rank in one forward pass."""
     sampler_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the sampler's copy of the weights."""
     heldout: int = 128
@@ -102,38 +77,31 @@ class Rl(Ranks):
 
     def __post_init__(self):
         super().__post_init__()
-        self.at_least(1, "prompts", "max_len", "micro_rows", "budget_tokens")
-        self.at_least(2, "rollouts")
-        self.at_least(0, "kl", "effort_price", "invalid_call", "heldout", "clip_low", "clip_high")
-        if self.max_len > self.length:
-            raise ValueError(f"length must hold a context of max_len = {self.max_len} tokens, got {self.length}")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are identical")
-        if not 0 <= self.replay_alpha <= 1:
-            raise ValueError(f"replay_alpha must lie between 0 and 1, got {self.replay_alpha}")
+        self.at_least(1, "micro_rows")
+        self.at_least(0, "heldout")
+        if self.rl.steps < 1:
+            raise ValueError(f"rl.steps must be at least 1, got {self.rl.steps}")
+        if self.rl.max_len > self.length:
+            raise ValueError(f"length must hold a context of rl.max_len = {self.rl.max_len} tokens, got {self.length}")
+
+    @classmethod
+    def rehearsal(cls) -> "Rl":
+        """The same on CPUs, in the small world."""
+        few = Settings(steps=20, warmup=2, decay=4)
+        return cls(**CPU, rl=few, length=256, micro_rows=32, heldout=64, checkpoint="runs/small/checkpoints/sft")
+
+    @property
+    def schedule(self) -> Settings:
+        return self.rl
+
+    def optimizers(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        return muon.optimizers(model, 0.0, self.rl.lr, use_muon=False)
 
     def check(self, dp: int) -> None:
         ranks = dp * self.cp
-        for name, n in (("prompts · rollouts", self.prompts * self.rollouts), ("heldout", self.heldout or ranks)):
+        for name, n in (("rl.prompts · rl.rollouts", self.rl.prompts * self.rl.rollouts), ("heldout", self.heldout or ranks)):
             if n < ranks:
                 raise ValueError(f"{name} must be at least the number of ranks, {ranks}, to give each rank a conversation; got {n}")
-
-
-Rehearsal = changed(
-    Rl,
-    "Rehearsal",
-    "The same on CPUs, in the small world.",
-    **CPU | {"length": 256, "steps": 20},
-    prompts=16,
-    rollouts=8,
-    max_len=192,
-    micro_rows=32,
-    adamw_lr=1e-4,
-    warmup=0.1,
-    budget_tokens=40,
-    heldout=64,
-    checkpoint="runs/small/checkpoints/sft",
-)
 
 
 @dataclass
@@ -173,7 +141,7 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "RL starts from a policy"
     with begun(c, folder, rank):
-        model, reference = load_hf(c.checkpoint), load_hf(c.checkpoint) if c.kl else None
+        model, reference = load_hf(c.checkpoint), load_hf(c.checkpoint) if c.rl.payment.kl else None
         with torch.device("meta"):  # no memory is allocated before the dtype is known: `fetch` fills it
             sampler = Sampler(ref.Transformer(model.config), getattr(torch, c.sampler_dtype))
         sampler.model.to_empty(device=current().device)
@@ -196,9 +164,9 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
 
 def play_and_improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: Sampler, world: World, step: int) -> dict[str, float]:
     """Samples the conversations of a step, leaves their policy gradient in `model`, and returns the metrics of the step."""
-    numbers = share(c.prompts * c.rollouts).tolist()
+    numbers = share(c.rl.prompts * c.rl.rollouts).tolist()
     fetch(sampler, model, step)
-    played = world.play(sampler, "rl", [step * c.prompts + n // c.rollouts for n in numbers], generator(c.seed, "rl", step))
+    played = world.play(sampler, "rl", [step * c.rl.prompts + n // c.rl.rollouts for n in numbers], generator(c.seed, "rl", step))
     found = improve(c, model, reference, played)
     figures = {"loss": found.loss, "reward": found.rewards.mean().item()} | means(played)
     figures |= {"drift": found.drift.mean().item(), "engine_kl": found.engine.mean().item(), "imbalance": found.load}
@@ -208,7 +176,7 @@ def play_and_improve(c: Rl, model: Transformer, reference: Transformer | None, s
 
 def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Sequence[Played]) -> Step:
     """`ref.rl.improve` for the conversations of all ranks; `played` are this rank's (`share`). The gradient is in `model`, too."""
-    G, N = c.prompts, c.rollouts
+    G, N = c.rl.prompts, c.rl.rollouts
     numbers = share(G * N)
     batches, load = deal(c, model, played, numbers)
     device = batches[0].ids.device
@@ -218,28 +186,28 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Se
     if reference is not None:
         with torch.no_grad():
             for batch in batches:
-                now, before = (own_logp(network, batch, None, c.temperature)[0] for network in (model, reference))
+                now, before = (own_logp(network, batch, None, c.rl.temperature)[0] for network in (model, reference))
                 for whole, part in ((drift, token_kl(now, before, "k1")), (engine, batch.behavior - now)):
                     whole.index_add_(0, batch.conversation[batch.keep], part[batch.keep].double())
         drift, engine = summed(torch.stack((drift, engine))).unbind()
     # A dp rank has the conversations of its cp ranks; other dp ranks have the rest of their groups.
     mine = torch.cat(gathered(numbers.to(device), "cp"))
     here = torch.tensor([p.reward for p in played], dtype=torch.float64, device=device)
-    rewards = torch.cat(gathered(here, "cp")) - c.kl * drift[mine]
+    rewards = torch.cat(gathered(here, "cp")) - c.rl.payment.kl * drift[mine]
     advantages = torch.cat(gathered(group_advantages(rewards, groups=mine // N), "dp"))
 
     total, pairs, routed = 0.0, [], []
     for batch in batches:
-        logp, chosen = own_logp(model, batch, routing(c, batch), c.temperature)
+        logp, chosen = own_logp(model, batch, routing(c, batch), c.rl.temperature)
         # A packed row holds tokens of several rollouts, so each token is passed as its own row.
         loss = policy_loss(
             logp.reshape(-1, 1),
             batch.behavior.reshape(-1, 1),
             advantages[batch.conversation.flatten()],
             batch.keep.reshape(-1, 1),
-            budget=float(G * N * c.budget_tokens),
-            clip_low=c.clip_low,
-            clip_high=c.clip_high,
+            budget=float(G * N * c.rl.budget_tokens),
+            clip_low=c.rl.clip_low,
+            clip_high=c.rl.clip_high,
         )
         loss.backward()
         total += loss.item()
@@ -336,13 +304,13 @@ def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -
 
 def routing(c: Rl, batch: Batch) -> list | None:
     """The experts to use in the training pass, per layer."""
-    if c.replay == "none" or batch.experts is None:
+    if c.rl.replay == "none" or batch.experts is None:
         return None
     K = batch.experts.shape[-1]
     # Where the sampler did not run: K distinct experts; these positions have no gradient.
     known = batch.experts.where(batch.experts >= 0, torch.arange(K, device=batch.experts.device, dtype=batch.experts.dtype))
     layers = known.long().flatten(0, 1).unbind(1)
-    return list(layers) if c.replay == "plain" else [partial(replay, replayed=e, k=K, alpha=c.replay_alpha) for e in layers]
+    return list(layers) if c.rl.replay == "plain" else [partial(replay, replayed=e, k=K, alpha=c.rl.replay_alpha) for e in layers]
 
 
 def own_logp(model: Transformer, batch: Batch, experts: list | None, temperature: float) -> tuple[Tensor, list[Tensor]]:

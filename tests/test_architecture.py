@@ -415,3 +415,24 @@ def test_kernels_beside_transformers(order):
 def test_empty_memory_is_poisoned():
     assert torch.empty(1000).isnan().all()
     assert (torch.empty(10, dtype=torch.int64) == torch.iinfo(torch.int64).max).all()
+
+
+def test_settings_of_one_name_are_of_one_kind():
+    """Small and full runs share the settings of RL; elsewhere, too, a name stands for the same type and unit in both."""
+    from kit.settings import describe
+    from ref.rl import Settings
+    from scaled import pretrain, rl
+    from sims.recipe.settings import Recipe
+
+    shared = {f.name for f in dataclasses.fields(Settings)}
+    kinds: dict[str, set[tuple[str, str]]] = {}
+    told: dict[str, set[str]] = {}
+    for cls in (Recipe, pretrain.Full, rl.Rl):
+        for key, kind, _, doc in describe(cls):
+            name = key.rpartition(".")[2]
+            kinds.setdefault(name, set()).add((kind, re.sub(r"^rl\.", "", key) if key.startswith("rl.") else name))
+            if key.startswith("rl.") and key.split(".")[1] in shared:
+                told.setdefault(key, set()).add(doc)
+    assert {key for key in told if len(told[key]) > 1} == set()
+    assert {key.split(".")[1] for key in told} == shared
+    assert {name: found for name, found in kinds.items() if len({kind for kind, _ in found}) > 1} == {}

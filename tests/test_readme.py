@@ -123,7 +123,7 @@ def wrong(command: str) -> str | None:
         if (entry := find(name)) is None:
             return f"there is no {name}"
         if asked.get("scale") == "full":
-            kind = full.settings_class(entry.name, asked["backend"])
+            kind = full.settings(entry.name, asked["backend"])
         else:
             kind = cli.config_class(entry) if "technique" in asked else importlib.import_module(entry.module).Experiment
         known = {key for key, *_ in settings.describe(kind)}

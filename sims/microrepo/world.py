@@ -14,12 +14,12 @@ import torch
 from kit.settings import RunError, fill
 from ref.cpt import load_tokenizer
 from ref.engine.sampler import Sampler
-from ref.rl import Played
+from ref.rl import Played, Settings
 from sims.microrepo import Session, Task
 from sims.recipe.agent import Episode, Language, pay, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
-from sims.recipe.settings import Payment, Recipe
+from sims.recipe.settings import Recipe
 
 __all__ = ["MicroWorld"]
 
@@ -29,13 +29,8 @@ class Asked(Protocol):
 
     checkpoint: str | None
     length: int
-    max_len: int
     join: Any
-    temperature: float
-    effort_price: float
-    k: float
-    q: float
-    invalid_call: float
+    rl: Settings
 
 
 class MicroWorld:
@@ -54,16 +49,15 @@ class MicroWorld:
             )
         self.root, settings = origin(Path(c.checkpoint))
         self.recipe = fill(Recipe, settings)
-        rl = replace(self.recipe.rl, max_len=c.max_len)
+        rl = replace(self.recipe.rl, max_len=c.rl.max_len)
         self.how = context(self.language, replace(self.recipe, rl=rl, context=replace(self.recipe.context, join=c.join)))
         if self.how.limit > c.length:
             raise RunError(f"length must hold a context of {self.how.limit} tokens, got {c.length}; see --set length=…")
-        self.payment = Payment(effort_price=c.effort_price, k=c.k, q=c.q, invalid_call=c.invalid_call, kl=0.0)
-        self.temperature = c.temperature
+        self.payment, self.temperature = c.rl.payment, c.rl.temperature
         self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
         prompt = len(Episode(self.language, Session(self.task("rl", 0))).prompt)
         if prompt + 1 >= self.how.limit:
-            raise RunError(f"a prompt has about {prompt} tokens, and contexts of {self.how.limit} leave no room for an answer; see --set max_len=…")
+            raise RunError(f"a prompt has about {prompt} tokens; contexts of {self.how.limit} leave no room for an answer; see --set rl.max_len=…")
 
     def task(self, stream: str, number: int) -> Task:
         """A task of a stream. Generates all earlier tasks on the way, which costs nothing compared with playing one."""

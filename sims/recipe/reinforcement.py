@@ -6,7 +6,6 @@
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields
 
 import numpy as np
 import torch
@@ -15,21 +14,20 @@ from torch import Tensor
 from kit.process import on_cores, one_thread
 from kit.runs import Stage
 from kit.settings import RunError
-from ref import cpt
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network import Transformer
-from ref.rl import Played, Settings, improve
+from ref.rl import Played, improve
 from ref.self_summary import Chaining
 from sims.microrepo import Task
 from sims.recipe.agent import Episode, Language, hash_seed, pay, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.learner import Learner
-from sims.recipe.settings import Recipe, Rl
+from sims.recipe.settings import Recipe
 from sims.rounding import fp8_rows
 
-__all__ = ["advance", "choose", "gate", "kept", "learn", "settings"]
+__all__ = ["advance", "choose", "gate", "kept", "learn"]
 
 KINDS = 3
 """Kinds of tasks, by depth: how many helpers a task's docstring refers to."""
@@ -74,7 +72,7 @@ def learn(
             stage.log(0, **found)
     tasks = itertools.islice(task_stream(config, "rl"), consumed, None)
     for step in range(first, r.steps):
-        learner.schedule(cpt.wsd(step, r.steps, r.warmup, min(r.decay, r.steps // 2)))
+        learner.schedule(r.rate(step))
         sampler.load(learner.trunk.model, version=step)
         keep = kept(played, r.upsampling) if step >= r.steps * (1 - r.later) else np.ones(KINDS)
         chosen, passed = choose(tasks, r.prompts, keep, random.Random(hash_seed(config.seed, "harder", step)))
@@ -132,11 +130,6 @@ def gate(config: Recipe, sampler: Sampler, language: Language, how: Chaining) ->
     return float(np.mean([e.verdict.tests for e in episodes]))
 
 
-def settings(r: Rl) -> Settings:
-    """The settings of an RL step: the recipe's settings of the same names, and the price of drift."""
-    return Settings(**{f.name: getattr(r, f.name) for f in fields(Settings) if f.name != "kl"}, kl=r.payment.kl)
-
-
 @one_thread()  # the work between the processes is short; with other programs running, two threads would mostly wait for each other
 def advance(config: Recipe, learner: Learner, reference: Transformer, episodes: list[Episode], step: int) -> dict[str, float]:
     """One policy-gradient step (`ref.rl.improve`) on a batch of finished episodes, computed on all cores; returns the metrics of the
@@ -152,7 +145,7 @@ def advance(config: Recipe, learner: Learner, reference: Transformer, episodes: 
         return rewards[torch.randperm(len(rewards), generator=generator)]
 
     found = improve(
-        settings(r),
+        r,
         learner.trunk.model,
         reference,
         [Played(chain, p["reward"]) for chain, p in zip(chains, paid, strict=True)],

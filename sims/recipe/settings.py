@@ -3,32 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ref.length_penalty import EffortWeights
 from ref.mtp import MTPConfig
 from ref.network import Config
+from ref.rl import Payment, Settings
 from sims.microrepo import NoiseConfig, WorldConfig
 from sims.recipe.limits import within
 
 __all__ = ["Context", "Data", "Evaluation", "Memory", "Mtp", "Payment", "Recipe", "Rl", "Sft", "Training"]
-
-
-@dataclass(frozen=True)
-class Payment:
-    """Terms of an episode's reward (report §4.2: tests, effort, behaviour)."""
-
-    effort_price: float = 0.0002
-    """Reward subtracted per unit of penalised effort."""
-    k: float = 0.01
-    """Curvature of the length penalty C_{k,q} per unit of effort."""
-    q: float = 0.5
-    """Exponent of the length penalty; 0 is linear, larger bends more."""
-    weights: EffortWeights = field(default_factory=lambda: EffortWeights(tool_call_tokens=1.0, tool_output_tokens=0.1, tool_calls=2.0, turns=4.0))
-    """Weights of tokens, calls and turns in units of effort."""
-    invalid_call: float = 0.03
-    """Reward subtracted for each invalid tool call."""
-    kl: float = 0.005
-    """β: reward subtracted per nat of k1 against the policy before RL, summed over the rollout. Placing k1 in the reward is our
-    choice: the report names the estimator but not its place."""
 
 
 @dataclass(frozen=True)
@@ -167,53 +148,27 @@ class Mtp:
 
 
 @dataclass(frozen=True)
-class Rl:
-    """Dr. GRPO in the small world."""
+class Rl(Settings):
+    """Dr. GRPO in the small world. At lr = 1.5e-4 some policies unlearned testing; 1e-3 destroys the policy."""
 
-    steps: int = 110
-    """Optimiser steps; 0 skips RL."""
-    prompts: int = 16
-    """Groups per step (G); no prompt is used twice."""
-    rollouts: int = 8
-    """Rollouts per group (N)."""
-    lr: float = 1e-4
-    """Learning rate of Adam; at 1.5e-4 some policies unlearned testing, 1e-3 destroys the policy."""
-    warmup: int = 5
-    """Steps over which the learning rate rises."""
-    decay: int = 40
-    """Final steps over which the learning rate falls; at most half of all steps."""
-    max_len: int = 192
-    """Maximum tokens of a rollout in a single context: used with `context.join=none` and in experiments without summaries."""
-    max_turns: int = 10
-    """Maximum number of turns in an episode."""
-    temperature: float = 1.0
-    """Sampling temperature, in training and in evaluation."""
-    clip_low: float = 0.2
-    """PPO clip range below one."""
-    clip_high: float = 0.2
-    """PPO clip range above one."""
-    budget_tokens: int = 40
-    """Constant that replaces a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO does not divide by length)."""
     payment: Payment = field(default_factory=Payment)
     """Prices of effort, of invalid calls and of drift from the policy before RL."""
+    replay: Literal["none", "plain", "filtered"] = "filtered"
+    """Router replay: experts used in the training pass (none: its own; plain: the sampler's; filtered: the sampler's if plausible)."""
+    max_turns: int = 10
+    """Maximum number of turns in an episode."""
     later: float = 0.5
     """Share of the steps, at the end, that upsample harder tasks (report §4.1); earlier steps use the world's task mix."""
     upsampling: float = 1.0
     """Strength: tasks are kept in proportion to this power of the turns and tokens that their kind has needed so far; 0 keeps all alike."""
-    replay: Literal["none", "plain", "filtered"] = "filtered"
-    """Router replay: experts used in the training pass (none: its own; plain: the sampler's; filtered: the sampler's if plausible)."""
-    replay_alpha: float = 0.5
-    """Plausibility that an expert needs in filtered replay."""
     shuffle_rewards: bool = False
     """Control: permute the rewards over the batch, so they carry no information about their rollouts."""
     gate: float = 0.10
     """Minimum sampled success after SFT. Below it the run stops, because the penalties would only teach the agent to give up at once."""
 
     def __post_init__(self):
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are the same")
-        one = ("prompts", "max_len", "max_turns", "budget_tokens")
-        within(self, least=dict.fromkeys(one, 1) | {"rollouts": 2, "upsampling": 0}, shares=("later", "replay_alpha", "gate"))
+        super().__post_init__()
+        within(self, least={"max_turns": 1, "upsampling": 0}, shares=("later", "gate"))
 
 
 @dataclass(frozen=True)

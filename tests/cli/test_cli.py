@@ -64,7 +64,7 @@ BAD = [
     (["run", "cpt", "--scale", "full", "--backend", "gloo", "--seed", "-3"], "seed must be at least 0, got -3"),
     (["run", "cpt", "--scale", "full", "--backend", "gloo", "--seed", f"{2**64}"], "seed must lie between"),
     (["run", "cpt", "--set", "steps=-5"], "steps must not be negative"),
-    (["run", "recipe", "--set", "rl.steps=-4"], "rl.steps must not be negative"),
+    (["run", "recipe", "--set", "rl.steps=-4"], "rl.steps must be at least 0, got -4"),
     (["run", "recipe", "--set", "rl.rollouts=1"], "error: rl.rollouts must be at least 2"),
     (["run", "recipe", "--set", "rl.gate=1.5"], "rl.gate must lie between 0 and 1"),
     (["run", "recipe", "--set", "sft.depth_mix=0,0,0"], "sft.depth_mix must not be"),
@@ -144,9 +144,7 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
     told = []
     monkeypatch.setattr(cli, "play_technique", lambda entry, out, toml, sets, *_: told.append((out, fill(cli.config_class(entry), toml, sets))))
     monkeypatch.setattr(
-        full,
-        "run",
-        lambda entry, out, toml, sets, resume, nproc, backend: told.append((out, fill(full.settings_class(entry.name, backend), toml, sets))),
+        full, "run", lambda entry, out, toml, sets, resume, nproc, backend: told.append((out, full.settings(entry.name, backend, toml, sets)))
     )
     words = ("--corpus", name, "--out", name, "--config", f"{name}.toml", "--set", "corpus=elsewhere")
     for technique, *more in (

@@ -7,7 +7,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from etude import full as full_run
-from kit.settings import fill
 from ref import muon as ref_muon
 from ref.engine.sampler import Sampler
 from ref.network import Config
@@ -373,7 +372,7 @@ def cut_rows(x):
 
 def training(technique, sets, folder):
     """A whole training on these ranks, as `etude run TECHNIQUE --scale full` has its own ranks play it."""
-    c = fill(full_run.settings_class(technique, "gloo"), {}, sets)
+    c = full_run.settings(technique, "gloo", {}, sets)
     return rl.learn(technique, c, folder, MicroWorld(c)) if isinstance(c, rl.Rl) else pretrain.train(technique, c, folder)
 
 
@@ -441,7 +440,7 @@ def rl_step(settings, config, state, before, chains, rewards):
     model, reference = given(config, state), given(config, before)
     sampler = Sampler(ref_model.Transformer(config), torch.float64)
     script = Script(chains, rewards)
-    figures = rl.play_and_improve(settings, model, reference if settings.kl else None, sampler, script, 2)
+    figures = rl.play_and_improve(settings, model, reference if settings.rl.payment.kl else None, sampler, script, 2)
     norm = sharding.clip(model, 0.0)
     # Whole weights have come to the sampler.
     arrived = all(torch.equal(p, state[name]) for name, p in sampler.model.named_parameters())

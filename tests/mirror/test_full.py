@@ -19,7 +19,7 @@ import torch
 from etude import catalog, full
 from kit.disk import read_lines
 from kit.runs import Run
-from kit.settings import RunError, fill
+from kit.settings import RunError
 from ref.cpt import read_corpus, train_tokenizer
 from ref.network import Config, Transformer, load_hf, save_hf
 from scaled.runtime import launch
@@ -194,7 +194,7 @@ def test_layers_are_distilled(given, tmp_path):
         f"steps={STEPS}",
         "rows=4",
         "length=32",
-        "layers=2",
+        "depth=2",
         "dtype=bfloat16",
         "rematerialise=true",
         "dispatch=fp8",
@@ -212,12 +212,21 @@ def test_layers_are_distilled(given, tmp_path):
     elsewhere.check(final, drafts=True)
 
 
-FEW = ("prompts=2", "rollouts=4", "length=256", "max_len=256", "micro_rows=2", "heldout=4", "checkpoint_every=1", "effort_price=0.01")
+FEW = (
+    "rl.prompts=2",
+    "rl.rollouts=4",
+    "length=256",
+    "rl.max_len=256",
+    "micro_rows=2",
+    "heldout=4",
+    "checkpoint_every=1",
+    "rl.payment.effort_price=0.01",
+)
 
 
 def test_reinforcement_learning_in_the_small_world(given, tmp_path):
     """Two ranks share every row and the experts; what is played again is the same, to the last bit."""
-    few = (*FEW, f"steps={RL_STEPS}", f"checkpoint={given / 'net'}")
+    few = (*FEW, f"rl.steps={RL_STEPS}", f"checkpoint={given / 'net'}")
     found = on_two("length-penalty", tmp_path, *few)
     steps = lines(tmp_path)
     assert [step["step"] for step in steps] == [1, 2, 3] and {"heldout_before", "heldout_after"} <= found.keys()
@@ -236,7 +245,7 @@ def test_tasks_are_those_of_the_run_that_a_checkpoint_goes_back_to(given, tmp_pa
     """Its own, or that of the checkpoint from which its full run began."""
 
     def settings(checkpoint):
-        return fill(full.settings_class("dr-grpo", "gloo"), {}, [f"checkpoint={checkpoint}", "length=256", "max_len=256"])
+        return full.settings("dr-grpo", "gloo", {}, [f"checkpoint={checkpoint}", "length=256", "rl.max_len=256"])
 
     def run(name, technique, config):
         shutil.copytree(given / "net", tmp_path / name / "checkpoints" / "final")
@@ -256,7 +265,7 @@ def test_tasks_are_those_of_the_run_that_a_checkpoint_goes_back_to(given, tmp_pa
 
 
 def test_reinforcement_learning_from_the_command_line(given, tmp_path):
-    sets = [word for one in (*FEW, "steps=1", "cp=2", "ep=2", f"checkpoint={given / 'net'}") for word in ("--set", one)]
+    sets = [word for one in (*FEW, "rl.steps=1", "cp=2", "ep=2", f"checkpoint={given / 'net'}") for word in ("--set", one)]
     command = ["run", "self-summary", "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", tmp_path / "run", *sets]
     said = forks.play(*command, said=tmp_path / "said")
     assert "the recipe's defaults" in said and "heldout_after" in said and [step["step"] for step in lines(tmp_path / "run")] == [1]
@@ -266,23 +275,23 @@ def test_reinforcement_learning_from_the_command_line(given, tmp_path):
     ("technique", "sets", "says"),
     [
         ("dr-grpo", ["checkpoint=nowhere"], "is not a folder with config.json, weights and tokenizer.json"),
-        ("kl", ["rollouts=1"], "rollouts must be at least 2"),
-        ("self-summary", ["length=64", "max_len=64"], "length must hold a context of"),
-        ("packing", ["prompts=1", "rollouts=2", "heldout=1"], "number of ranks, 2"),
+        ("kl", ["rl.rollouts=1"], "rl.rollouts must be at least 2"),
+        ("self-summary", ["length=64", "rl.max_len=64"], "length must hold a context of"),
+        ("packing", ["rl.prompts=1", "rl.rollouts=2", "heldout=1"], "number of ranks, 2"),
         ("recipe", [], "recipe has no full run; use --scale small"),
         ("dr-grpo", ["ep=3"], "ep=3 must divide the number of ranks"),
         ("dr-grpo", ["checkpoint={given}/bare"], "config.json"),
         ("cpt", ["checkpoint={given}/yarn"], "config.json.*rope_scaling"),
         ("dr-grpo", ["checkpoint={given}/tied"], "config.json.*tie_word_embeddings"),
         ("router-replay", ["checkpoint={given}/dense"], "needs a network with experts, and .* has none"),
-        ("dr-grpo", ["max_len=2", "length=8"], "a prompt has about .* tokens, and contexts of 2 leave no room for an answer"),
+        ("dr-grpo", ["rl.max_len=2", "length=8"], "a prompt has about .* tokens; contexts of 2 leave no room for an answer"),
         ("cpt", ["corpus=/nowhere"], "corpus /nowhere is not a folder"),
         ("cpt", ["vocab_size=100"], "vocab_size must be at least"),
     ],
     ids=lambda x: str(x)[:30],
 )
 def test_what_cannot_be_played_is_said_in_one_line(given, tmp_path, technique, sets, says):
-    rl = ["rollouts=4", "prompts=2", "length=256", "max_len=256", f"checkpoint={given / 'net'}"] if technique in full.RL else []
+    rl = ["rl.rollouts=4", "rl.prompts=2", "length=256", "rl.max_len=256", f"checkpoint={given / 'net'}"] if technique in full.RL else []
     few = [*rl, *(one.format(given=given) for one in sets)]
     with pytest.raises(RunError, match=says) as error:
         full.run(catalog.find(technique), tmp_path / "run", {}, few, False, 2, "gloo")
@@ -321,7 +330,7 @@ def test_a_crafted_run_folder_runs_nothing(given, tmp_path, ask, monkeypatch, cr
     """`--resume` in a folder that someone sent: refused before any rank begins."""
     out, words = tmp_path / "run", [str(word) for word in command(given, tmp_path / "run")]
     monkeypatch.setattr(launch, "start", lambda *_: pytest.fail("ranks are started"))
-    Run.open(out, "cpt full", fill(full.settings_class("cpt", "gloo"), {}, [f"corpus={given / 'code'}", *settings(given)])).close()
+    Run.open(out, "cpt full", full.settings("cpt", "gloo", {}, [f"corpus={given / 'code'}", *settings(given)])).close()
     craft(out, tmp_path / "mark")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     code, _, error = ask(*words, "--resume")
@@ -343,6 +352,6 @@ def test_a_crafted_network_runs_nothing(given, tmp_path, ask, monkeypatch, name)
 
 
 def test_one_rank_is_told_what_it_cannot_do(given, tmp_path):
-    one = [f"checkpoint={given / 'net'}", "rollouts=4", "prompts=2", "length=256", "max_len=256", "dtype=bfloat16"]
+    one = [f"checkpoint={given / 'net'}", "rl.rollouts=4", "rl.prompts=2", "length=256", "rl.max_len=256", "dtype=bfloat16"]
     with pytest.raises(RunError, match="dtype=bfloat16 applies to gathered weights.*--set dtype=float32"):
         full.run(catalog.find("dr-grpo"), tmp_path / "run", {}, one, False, 1, "gloo")

@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 
 from ref import packing, rl
 from ref.self_summary import Chain
-from scaled.rl import Rehearsal
+from scaled.rl import Rl
 from tests.contexts import CONFIG, LENGTH, network, policy, segment
 from tests.mirror import calls
 from tests.mirror.layouts import close, layouts, play, seeds
 
 G, N = 3, 3
-ASKED = Rehearsal(prompts=G, rollouts=N, length=LENGTH, max_len=LENGTH, budget_tokens=5, heldout=0)
+SMALL = rl.Settings(prompts=G, rollouts=N, max_len=LENGTH, budget_tokens=5)
+ASKED = dataclasses.replace(Rl.rehearsal(), rl=SMALL, length=LENGTH, heldout=0)
 
 
-def on_one(c: Rehearsal, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor) -> tuple[rl.Step, dict]:
+def on_one(c: Rl, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor) -> tuple[rl.Step, dict]:
     """The step of `ref.rl`, and its gradients by name."""
-    told = rl.Settings(**{f.name: getattr(c, f.name) for f in dataclasses.fields(rl.Settings)})
     model, played = policy(state), [rl.Played(chain, float(r)) for chain, r in zip(chains, rewards, strict=True)]
-    found = rl.improve(told, model, policy(before) if c.kl else None, played)
+    found = rl.improve(c.rl, model, policy(before) if c.rl.payment.kl else None, played)
     return found, {name: g for (name, _), g in zip(model.named_parameters(), found.gradients, strict=True)}
 
 
@@ -45,7 +45,8 @@ def test_a_step(layout, seed, replay, beta, longest, micro, length, temperature)
     mine = policy(state)
     chains = [Chain([segment(g, mine) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
     rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
-    c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], replay=replay, kl=beta, micro_rows=micro, length=length, temperature=temperature)
+    small = dataclasses.replace(SMALL, replay=replay, payment=rl.Payment(kl=beta), temperature=temperature)
+    c = dataclasses.replace(ASKED, rl=small, cp=layout["cp"], ep=layout["ep"], micro_rows=micro, length=length)
     figures, grads, asked, arrived = play(layout, calls.rl_step, c, CONFIG, state, before, chains, rewards)
     found, wanted = on_one(c, state, before, chains, rewards)
     close(figures["loss"], found.loss)
@@ -80,7 +81,7 @@ def test_engines_that_differ_are_no_drift():
         ]
     apart = [((c.segments[0].logp[1:] - logp) * c.segments[0].sampled[1:]).sum() for c, logp in zip(chains, own, strict=True)]
     for layout in (dict(dp=1, cp=1, ep=1), dict(dp=2, cp=2, ep=2)):
-        c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], kl=0.3)
+        c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], rl=dataclasses.replace(SMALL, payment=rl.Payment(kl=0.3)))
         figures = play(layout, calls.rl_step, c, CONFIG, state, state, chains, rewards)[0]
         assert figures["drift"] == 0
         close(figures["engine_kl"], float(sum(apart) / len(apart)))
@@ -126,13 +127,18 @@ def test_clipping(layout):
 def test_settings_that_cannot_be():
     for wrong, name in (
         (dict(rollouts=1), "rollouts"),
-        (dict(max_len=999), "max_len"),
         (dict(replay_alpha=1.5), "replay_alpha"),
-        (dict(kl=-1.0), "kl"),
+        (dict(payment=rl.Payment(kl=-1.0)), "payment.kl"),
         (dict(temperature=0.0), "temperature"),
+        (dict(warmup=-1), "warmup"),
+        (dict(lr=float("nan")), "lr"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} must"):
+            dataclasses.replace(SMALL, **wrong)
+    for wrong, name in (
+        (dict(rl=dataclasses.replace(SMALL, max_len=999)), "length must hold a context of rl.max_len"),
         (dict(seed=-1), "seed"),
         (dict(timeout=0), "timeout"),
-        (dict(warmup=0.9), "warmup"),
         (dict(max_norm=float("nan")), "max_norm"),
     ):
         with pytest.raises(ValueError, match=name):

@@ -18,6 +18,10 @@ TINY = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_
 G, N = 3, 3
 
 
+def asked(**more) -> rl.Settings:
+    return rl.Settings(prompts=G, rollouts=N, budget_tokens=5, **more)
+
+
 def conversations(seed: int, model: Transformer, longest: int = 2) -> list[rl.Played]:
     g = torch.Generator().manual_seed(seed)
     chains = [Chain([segment(g, model) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
@@ -33,11 +37,11 @@ def written_out(c: rl.Settings, model: Transformer, reference: Transformer, play
         return network.logprob(hidden[0, :-1] / c.temperature, s.tokens[1:])[None]
 
     drift = torch.zeros(len(chains), dtype=torch.float64)
-    for n, chain in enumerate(chains if c.kl else ()):
+    for n, chain in enumerate(chains if c.payment.kl else ()):
         for s in chain.segments:
             with torch.no_grad():
                 drift[n] += (kl.token_kl(logp_of(model, s), logp_of(reference, s), "k1") * s.sampled[None, 1:]).sum()
-    rewards = torch.tensor([p.reward for p in played], dtype=torch.float64) - c.kl * drift
+    rewards = torch.tensor([p.reward for p in played], dtype=torch.float64) - c.payment.kl * drift
     advantages = (rewards.view(G, N) - rewards.view(G, N).mean(1, keepdim=True)).flatten()
     loss = 0.0
     for s, a in zip([s for chain in chains for s in chain.segments], spread(advantages, chains), strict=True):
@@ -65,7 +69,7 @@ def test_a_step_is_the_one_written_out_context_by_context(seed, replay, beta, lo
     """However micro-batches are cut, and in whatever order they are computed."""
     model, reference = policy(network(seed % 5)), policy(network(seed % 5 + 1))
     played = conversations(seed, model, longest)
-    c = rl.Settings(G, N, temperature, budget_tokens=5, kl=beta, replay=replay)
+    c = asked(temperature=temperature, payment=rl.Payment(kl=beta), replay=replay)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rl, "ROWS", rows)
         found = rl.improve(c, model, reference, played, each=lambda f, parts: [f(part) for part in parts[::-1]][::-1])
@@ -104,7 +108,7 @@ def test_a_batch_holds_every_context_once_with_what_belongs_to_it():
 def test_equal_rewards_teach_nothing_and_a_control_may_permute_them():
     model = policy(network(0))
     played = conversations(0, model)
-    c = rl.Settings(G, N, budget_tokens=5)
+    c = asked()
     same = rl.improve(c, model, None, [rl.Played(p.chain, 1.0) for p in played])
     assert same.loss == 0 and all(not g.any() for g in same.gradients if g is not None)
     turned = rl.improve(c, model, None, played, rearranged=lambda rewards: rewards.roll(1))
@@ -114,7 +118,7 @@ def test_equal_rewards_teach_nothing_and_a_control_may_permute_them():
 
 def test_draft_layers_learn_beside_and_the_trunk_has_none_of_it():
     model, layers = policy(network(0)), MTP(CONFIG).double()
-    played, c = conversations(0, model), rl.Settings(G, N, budget_tokens=5)
+    played, c = conversations(0, model), asked()
     alone, beside = rl.improve(c, model, None, played), rl.improve(c, model, None, played, mtp=layers, mtp_weight=2.0)
     assert all(torch.equal(a, b) for a, b in zip(alone.gradients, beside.gradients, strict=True))
     assert beside.mtp_loss > 0 and any(g is not None and g.any() for g in beside.mtp_gradients) and alone.mtp_loss is None
@@ -163,7 +167,6 @@ def test_the_loop_learns():
     torch.manual_seed(0)
     model = Transformer(Config.tiny(10, **TINY, num_experts=0, intermediate_size=16))
     assert isinstance(Even(), rl.World)
-    c = rl.Settings(prompts=4, rollouts=8, budget_tokens=1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    rewards = [step.rewards.mean().item() for step in rl.learn(c, model, Sampler(model, torch.float32), Even(), optimizer, steps=30)]
+    c = rl.Settings(steps=30, prompts=4, rollouts=8, lr=0.01, warmup=0, decay=0, budget_tokens=1)
+    rewards = [step.rewards.mean().item() for step in rl.learn(c, model, Sampler(model, torch.float32), Even())]
     assert sum(rewards[:3]) / 3 < 0.75 and sum(rewards[-3:]) / 3 > 0.95, rewards

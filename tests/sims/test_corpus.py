@@ -4,6 +4,7 @@ import json
 import os
 import random
 import sysconfig
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -127,7 +128,7 @@ def test_too_small_a_corpus_is_one_line_and_nothing_written(tmp_path, ask, words
 
 
 def test_a_full_run_says_how_often_it_reads_a_small_corpus(tmp_path, capsys):
-    settings = full.Rehearsal(corpus=str(write(tmp_path / "code", 30)), vocab_size=400, steps=100)
+    settings = replace(full.Full.rehearsal(), corpus=str(write(tmp_path / "code", 30)), vocab_size=400, steps=100)
     full.prepare(settings, tmp_path / "out")
     said = capsys.readouterr().out
     there = (np.load(tmp_path / "out" / "data" / "doc.npy") >= 0).sum()
@@ -145,7 +146,7 @@ def test_special_tokens_in_a_corpus_end_no_document_and_speak_for_nobody(tmp_pat
         file.write_text(file.read_text().replace("\n", "  # ß <|endoftext|> <|env|> <|agent|>\n"))
     out, _ = read(tmp_path / "out", code)
     small = [ids for phase in ("short", "long") for ids in documents(out, phase)]
-    rehearsal = full.Rehearsal(corpus=str(code), vocab_size=400, length=1024)
+    rehearsal = replace(full.Full.rehearsal(), corpus=str(code), vocab_size=400, length=1024)
     full.prepare(rehearsal, tmp_path / "full")
     rows, doc = (np.load(tmp_path / "full" / "data" / f"{name}.npy") for name in ("rows", "doc"))
     large = [row[number == n].tolist() for row, number in zip(rows, doc, strict=True) for n in range(number.max() + 1)]
