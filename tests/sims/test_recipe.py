@@ -73,7 +73,8 @@ def test_the_final_checkpoint_opens_in_transformers_with_the_same_logits(tiny_ru
 def test_transformers_reads_and_plays_every_checkpoint_as_we_do(tiny_run, name):
     elsewhere.check(tiny_run / "checkpoints" / name, drafts=name != "mid-cpt")
     card = (tiny_run / "checkpoints" / name / "README.md").read_text(encoding="utf-8")
-    assert "held-out part" in card and ("success, tasks of the last step" if name == "final" else "loss in the last step") in card
+    last = {"final": "success, tasks of the last step", "mtp": "loss of the draft layers in the last step"}.get(name, "loss in the last step")
+    assert "held-out part" in card and last in card
     recorded = {file for stage in (tiny_run / "stages").glob("*.json") for file in json.loads(stage.read_text())["files"]}
     assert f"checkpoints/{name}/tokenizer_config.json" in recorded and f"checkpoints/{name}/README.md" not in recorded
 
