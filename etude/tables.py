@@ -90,7 +90,8 @@ def decode() -> str:
 
 def bench() -> str:
     """Training step beside transformers, by machine."""
-    lines = ["| machine | dtype, batches | etude, tokens/s | transformers, tokens/s (its fastest setting) | ratio |", "|---|---|---|---|---|"]
+    lines = ["| machine | dtype, batches | etude, tokens/s | transformers, tokens/s (its fastest setting) | ratio | over our plain network |"]
+    lines.append("|---" * 6 + "|")
     for found in measured("model-*.json"):
         for x in found["results"]:
             rates, fastest = x["tokens_per_second"], x["their_fastest"]
@@ -98,7 +99,8 @@ def bench() -> str:
             lines.append(
                 f"| {found['machine']['cpu']}, {found['machine']['threads']} threads | {x['dtype']}, "
                 f"{'new ones' if x['batches'] == 'new' else 'always one'} | {rates['etude']['median']:,.0f} | "
-                f"{rates[fastest]['median']:,.0f} ({fastest.removeprefix('transformers, ')}) | {x['ratio']:.2f} [{low:.2f}, {high:.2f}] |"
+                f"{rates[fastest]['median']:,.0f} ({fastest.removeprefix('transformers, ')}) | {x['ratio']:.2f} [{low:.2f}, {high:.2f}] | "
+                + (f"{x['over_plain']:.2f} |" if "over_plain" in x else "– |")
             )
     return "\n".join(lines)
 

@@ -55,7 +55,25 @@ def tiny_run(tmp_path_factory):
     return folder / "recipe"
 
 
+LONG = (
+    "mirror/test_full.py",
+    "sims/test_recipe.py",
+    "cli/test_runs.py",
+    "mirror/test_training.py",
+    "app/test_browser.py",
+    "mirror/test_network.py",
+    "mirror/test_rl.py",
+    "sims/test_self_summary.py",
+    "sims/test_cpt_rl.py",
+    "sims/test_length_penalty.py",
+    "lessons/test_lessons.py",
+)
+"""Files that take a minute or more, the longest first: begun last, one of them would keep one core busy while the others idle."""
+
+
 def pytest_collection_modifyitems(items):
+    order = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get("/".join(item.path.parts[-2:]), len(LONG)))
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
