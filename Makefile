@@ -8,8 +8,6 @@
 
 PY ?= python3
 BIN := .venv/bin
-# One more than cores: tests often wait, for ranks, for a browser, for a run that is killed.
-WORKERS ?= $(shell $(PY) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
 .PHONY: small check test mutants explore lessons .venv
 .DEFAULT_GOAL := small
@@ -24,7 +22,7 @@ check: .venv/.has-test,dev
 	$(BIN)/python -m pytest -n logical --dist worksteal tests/test_architecture.py tests/test_readme.py tests/test_mutants.py tests/ref
 
 test: .venv/.has-test,dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
+	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder --durations=10
 
 mutants: .venv/.has-test,dev
 	$(BIN)/python -m tests.mutants

@@ -21,6 +21,7 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 WIDTHS = (1200, 390)
 SLOW = 60_000
 """Milliseconds that anything may take at most."""
+expect.set_options(timeout=SLOW)
 
 
 @pytest.fixture(scope="module")
