@@ -10,6 +10,7 @@ step depend only on the seed and the step number.
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,8 +47,8 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """Settings of every full run."""
+class Ranks(ABC):
+    """Settings of every full run; what is trained, a subclass says."""
 
     checkpoint: str | None = None
     """Hugging Face folder to start from: weights and tokenizer.json."""
@@ -89,14 +90,15 @@ class Ranks:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     @property
-    def schedule(self) -> "Schedule":
+    @abstractmethod
+    def schedule(self) -> Schedule:
         """How many steps, and how the learning rates run along them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """The optimisers of the network, with their full learning rates."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, dp: int) -> None:
         """Raises ValueError if this many groups of ranks cannot split the work of a step."""
 

@@ -151,10 +151,9 @@ class Mtp:
 class Rl(Settings):
     """Dr. GRPO in the small world. At lr = 1.5e-4 some policies unlearned testing; 1e-3 destroys the policy."""
 
+    # What `Settings` says of these holds; only the defaults are others.
     payment: Payment = field(default_factory=Payment)
-    """Prices of effort, of invalid calls and of drift from the policy before RL."""
     replay: Literal["none", "plain", "filtered"] = "filtered"
-    """Router replay: experts used in the training pass (none: its own; plain: the sampler's; filtered: the sampler's if plausible)."""
     max_turns: int = 10
     """Maximum number of turns in an episode."""
     later: float = 0.5
