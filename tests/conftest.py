@@ -1,7 +1,11 @@
 """Runtime shape checking, deterministic kernels, and memory that is NaN until it is written."""
 
+import fcntl
 import os
 import sys
+
+# Two threads that wait for each other sleep: where they spin instead, beside other workers, each takes the time that the other waits for.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
 
 import hypothesis
 import jaxtyping
@@ -51,11 +55,17 @@ def ask(capsys):
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory):
-    """A finished run of the recipe at its smallest, seed 0. For all tests together: who changes it copies it first."""
+    """A finished run of the recipe at its smallest, seed 0. For all tests of all workers together: who changes it copies it first."""
     from tests import forks
 
-    folder = tmp_path_factory.mktemp("tiny")
-    forks.play(*forks.smallest(folder / "recipe"), said=folder / "said")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker plays it; another that comes meanwhile waits
+        if not (folder / "done").exists():
+            forks.play(*forks.smallest(folder / "recipe"), said=folder / "said")
+            (folder / "done").touch()
     return folder / "recipe"
 
 

@@ -93,12 +93,8 @@ before they are verified)."""
 FULL = "mtp+recall+ahead"
 
 
-ROUNDS = 5
-"""In which decoding is timed."""
-
-
 def measure_decoding(
-    model: Transformer, mtp: MTP, language: Language, tasks: list[Task], config: Recipe, rounds: int = ROUNDS, progress=lambda n: None
+    model: Transformer, mtp: MTP, language: Language, tasks: list[Task], config: Recipe, rounds: int, progress=lambda n: None
 ) -> dict:
     """Speculative and plain decoding of the agent's own rollouts at batch size 1, greedy, so all methods decode
     the same tokens. In a round, each of `WAYS` plays all tasks, in an order that rotates from round to round. An
@@ -178,7 +174,7 @@ def decode_checkpoint(root: Path, config: Recipe, progress) -> dict:
     assert mtp is not None
     tasks = list(itertools.islice(task_stream(config, "evaluation"), config.evaluation.decode_tasks))
     with one_thread():  # products for one token are too small for two threads
-        return measure_decoding(model.to(dtype), mtp.to(dtype), language_of(root), tasks, config, progress=progress)
+        return measure_decoding(model.to(dtype), mtp.to(dtype), language_of(root), tasks, config, config.evaluation.decode_rounds, progress)
 
 
 def evaluate(run: Run, config: Recipe, tasks: Iterable[Task]) -> None:
@@ -218,7 +214,7 @@ def evaluate(run: Run, config: Recipe, tasks: Iterable[Task]) -> None:
                 ],
             }
         )
-    stage = run.stage("decode", total=ROUNDS * len(WAYS) * e.decode_tasks, unit="tasks")
+    stage = run.stage("decode", total=e.decode_rounds * len(WAYS) * e.decode_tasks, unit="tasks")
     if not stage.finished:
         stage.restore()
         found = in_fresh_process(decode_checkpoint, run.root, config, progress=stage.progress)

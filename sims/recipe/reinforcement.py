@@ -62,8 +62,7 @@ def learn(
     first = learner.restore(state) if state else 0
     seen, consumed, played = (state[name] for name in ("seen", "consumed", "played")) if state else (0, 0, np.zeros((KINDS, 3)))
     if not state:
-        success = gate(config, sampler, language, how)
-        if success < r.gate:
+        if r.gate and (success := gate(config, sampler, language, how)) < r.gate:
             raise RunError(
                 f"sampled success after SFT is {success:.3f}, below rl.gate={r.gate}: penalties would only teach the "
                 "policy to stop; train longer (--set training.tokens=…) or lower --set rl.gate=…"

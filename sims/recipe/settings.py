@@ -163,7 +163,8 @@ class Rl(Settings):
     shuffle_rewards: bool = False
     """Control: permute the rewards over the batch, so they carry no information about their rollouts."""
     gate: float = 0.10
-    """Minimum sampled success after SFT. Below it the run stops, because the penalties would only teach the agent to give up at once."""
+    """Minimum sampled success after SFT. Below it the run stops, because the penalties would only teach the agent to give up at once. 0: no
+    minimum."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -180,11 +181,13 @@ class Evaluation:
     """Rollouts per task (best-of-8)."""
     decode_tasks: int = 24
     """Tasks used to time speculative and plain decoding, at batch size 1."""
+    decode_rounds: int = 5
+    """How often each decoding method plays those tasks. Its speed is the median."""
     resamples: int = 2000
     """Bootstrap resamples, over tasks."""
 
     def __post_init__(self):
-        within(self, least=dict.fromkeys(("tasks", "samples", "decode_tasks", "resamples"), 1))
+        within(self, least=dict.fromkeys(("tasks", "samples", "decode_tasks", "decode_rounds", "resamples"), 1))
 
 
 @dataclass(frozen=True)
