@@ -6,6 +6,7 @@
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -150,7 +151,7 @@ def advance(config: Recipe, learner: Learner, reference: Transformer, episodes: 
         [Played(chain, p["reward"]) for chain, p in zip(chains, paid, strict=True)],
         mtp=mtp.model if mtp else None,
         mtp_weight=config.mtp.weight,
-        each=on_cores,
+        each=partial(on_cores, each=2),  # next to two busy programs, four processes get two thirds of two cores; two get half
         **({"rearranged": shuffled} if r.shuffle_rewards else {}),
     )
     norm = learner.trunk.step(learner.optimizers, gradients=found.gradients)

@@ -135,7 +135,7 @@ def test_every_page_opens_without_an_error(browser, address):
 def fits(tab, page, width):
     """Fails if the page, once it is drawn at this width, is wider, or a wide picture too small."""
     if width < 640:  # the sidebar goes, and takes its time
-        expect(tab.get_by_test_id("stSidebar")).to_have_attribute("aria-expanded", "false")
+        expect(tab.get_by_test_id("stSidebar")).to_have_attribute("data-collapsed", "true")
     wide = tab.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
     assert wide <= width, f"{page.name} is {wide} pixels wide on a screen of {width}"
     for picture in tab.locator('[class*="st-key-wide-"] img').all()[:1]:
