@@ -27,7 +27,7 @@ SMOKE = {
     "context": {"trigger": 80, "room": 30, "longest_summary": 40, "max_segments": 2},
     "sft": {"demonstrations": 24, "epochs": 2, "rows": 4},
     "rl": {"steps": 4, "prompts": 4, "rollouts": 2, "max_len": 64, "gate": 0.0},
-    "evaluation": {"tasks": 4, "samples": 2, "decode_tasks": 1, "decode_rounds": 2, "resamples": 50},
+    "evaluation": {"tasks": 4, "samples": 2, "decode_tasks": 1, "decode_rounds": 1, "resamples": 50},
 }
 """Settings with which the recipe ends in seconds and its agent learns nothing: for --quick."""
 

@@ -14,7 +14,9 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["begin", "end", "play", "start"]
+__all__ = ["CORPUS", "begin", "end", "play", "smallest", "start"]
+
+CORPUS = Path(__file__).resolve().parents[1] / "ref"
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -33,12 +35,12 @@ CONTEXT.set_forkserver_preload(
 
 
 def smallest(out: Path, *more: object) -> tuple:
-    """The words of `etude run recipe` at its smallest."""
+    """The words of `etude run recipe` at its smallest, on the source of `ref`: the standard library takes seconds to read and to score."""
     from kit.runs import flatten
     from sims.policies import SMOKE
 
     sets = (f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in flatten(SMOKE).items())
-    return "run", "recipe", "--out", out, *(word for one in sets for word in ("--set", one)), *more
+    return "run", "recipe", "--out", out, "--corpus", CORPUS, *(word for one in sets for word in ("--set", one)), *more
 
 
 def begin(function, *arguments: object, said: Path | str = os.devnull):
