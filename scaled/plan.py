@@ -164,7 +164,7 @@ def plan(
         gradients=held * kept,
         moments=held * 8,
         gathered=(2 * largest + blocks["root"]) * computed,
-        activations=saved(config, B * T, remake, computed, ep),
+        activations=saved(config, B * T, remake, computed, ep, layout.cp),
         fsdp=fsdp,
         attention=attention,
         experts=experts,
@@ -174,13 +174,14 @@ def plan(
     )
 
 
-def saved(config: Config, tokens: int, remake: bool, size: int, ep: int = 1) -> int:
+def saved(config: Config, tokens: int, remake: bool, size: int, ep: int = 1, cp: int = 1) -> int:
     """Bytes kept from the forward to the backward pass for this many tokens, with flash attention: the input of every block, and what the
     products and norms read in each block (with `remake`: only in the current one). `size`: bytes per value. Does not include the head,
     the loss or the allocator's rounding."""
     D, d, H, G = config.hidden_size, config.head_dim, config.num_attention_heads, config.num_key_value_heads
     E, K, L = config.num_experts, config.num_experts_per_tok, config.num_hidden_layers
-    heads = (4 * H + 4 * G) * d  # outputs of the projections; queries, keys, values; the output of attention, twice
+    # Outputs of the projections; queries; keys and values of the complete row; the output of attention, twice.
+    heads = (4 * H + 2 * G + 2 * G * cp) * d
     block = tokens * size * (3 * D + heads + (H + G)) + tokens * 4 * (2 + H) + D * (H + 2 * G) * d * size
     if E:
         pad = 2 ** max(4, (tokens * K * ep // E // 16).bit_length() - 1)

@@ -341,6 +341,16 @@ MUTANTS: list[Mutant] = [
         ("if T == 1:", "if start:"),
         test="ref/test_fast",
     ),
+    *of(
+        "network/documents",
+        ("[*triangle, (slice(run.keys.start, middle), False)]", "triangle"),
+        ("torch.logaddexp(l, weight)", "torch.maximum(l, weight)"),
+        ("(start[:, 1:] != start[:, :-1]) | ", ""),
+        ("whole[run.rows, :, keys] += part", "whole[run.rows, :, keys] = part"),
+        ("where[query] >= key) & ", "where[query] >= key) | "),
+        ("return None", "pass"),
+        test="ref/test_documents",
+    ),
     *of("network/model", ("experts(scores.detach())", "experts(-scores)"), test="ref/test_router_replay"),
     *of(
         "network/gradients",

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ref.network import model
+from ref.network.documents import BlockMask, Documents, attend_blocks, attend_documents, blocks, documents
 from ref.network.gradients import attend, chunked_logprob, experts_swiglu, rms_norm, turned_heads
 from ref.network.model import Config, KVCache, visible
 
@@ -34,6 +35,10 @@ EXPLICIT_ATTENTION = 512 * 512
 """On a CPU, up to this many query-key pairs per head, attention is two plain products and stores its weights: at T = 128, forward and
 backward take a fifth of the flash kernel's time. The query heads of a group are stacked and share one product with their keys, so that
 grouped-query attention repeats nothing."""
+
+
+Mask = Tensor | Documents | BlockMask | None
+"""Who may look at whom, in the form that `Attention.product` wants."""
 
 
 class RMSNorm(model.RMSNorm):
@@ -56,10 +61,14 @@ class Attention(model.Attention):
             k, v = cache.append(layer, k, v)
         return self.o_proj(self.product(q, k, v, mask, cache is None))
 
-    def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, causal: bool) -> Tensor:
         """Attention of the queries q [B, G, H/G, T, d] to k and v [B, G, S, d] → [B, T, H·d]. `causal` promises that no query sees a key
         behind its own."""
         H, G, T = self.heads, self.kv_heads, q.shape[3]
+        if isinstance(mask, Documents):
+            return attend_documents(q.flatten(1, 2), k, v, mask).transpose(1, 2).flatten(2)
+        if isinstance(mask, BlockMask):
+            return attend_blocks(q.flatten(1, 2), k, v, mask).transpose(1, 2).flatten(2)
         if mask is not None and mask.dtype == torch.bool or T > 1 and mask is None:
             y = F.scaled_dot_product_attention(q.flatten(1, 2), k, v, mask, is_causal=mask is None, scale=1.0, enable_gqa=H != G)
             return y.transpose(1, 2).flatten(2)
@@ -92,7 +101,7 @@ class Transformer(model.Transformer):
 
     Block = Block
 
-    def mask(self, T: int, start: int, doc: Tensor | None, x: Tensor) -> Tensor | None:
+    def mask(self, T: int, start: int, doc: Tensor | None, x: Tensor) -> Mask:
         return attention_mask(self.config, T, start, doc, x)
 
     def logprob(self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, " N"], chunk: int = 2048) -> Float[Tensor, " N"]:
@@ -104,16 +113,29 @@ class Transformer(model.Transformer):
         return chunked_logprob(hidden, table.weight, targets, chunk)[:N]
 
 
-def attention_mask(config: Config, T: int, start: int, doc: Tensor | None, like: Tensor) -> Tensor | None:
-    """`visible`, in the form that `Attention.product` wants. An additive bias [1 or B·G, H/G·T, S] where the product is explicit. Otherwise a
-    Boolean mask [B, 1, T, S], or None where plain causal attention is left to the library. None also for one query, which sees all keys."""
+def attention_mask(config: Config, T: int, start: int, doc: Tensor | None, like: Tensor) -> Mask:
+    """`visible`, in the form that `Attention.product` wants. An additive bias [1 or B·G, H/G·T, S] where the product is explicit. In longer
+    rows None where plain causal attention is left to the library; for packed ones the documents, which take no T² bytes; behind a cache, or
+    if a document lies in several pieces, a Boolean mask [B, 1, T, S]. None also for one query, which sees all keys."""
     explicit = T * (start + T) <= EXPLICIT_ATTENTION and not like.is_cuda
+    if start == 0 and not explicit:
+        return None if doc is None else seen_in(doc)
     seen = visible(T, start, doc, like.device)
     if seen is None or not explicit:
-        return None if doc is None and start == 0 else seen
+        return seen
     bias = torch.zeros(seen[:, 0].shape, dtype=like.dtype).masked_fill_(~seen[:, 0], float("-inf"))
     bias = bias.repeat(1, config.num_attention_heads // config.num_key_value_heads, 1)
     return bias if doc is None else bias.repeat_interleave(config.num_key_value_heads, 0)
+
+
+def seen_in(doc: Int[Tensor, "B T"], where: Int[Tensor, " Q"] | None = None) -> Mask:
+    """What queries at the places `where` of the row see in the documents of packed rows."""
+    if doc.is_cuda:
+        return blocks(doc, where)
+    if (runs := documents(doc, where)) is not None:
+        return runs
+    seen = visible(doc.shape[1], 0, doc, doc.device)
+    return seen if seen is None or where is None else seen[:, :, where]
 
 
 def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:

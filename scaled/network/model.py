@@ -55,7 +55,7 @@ __all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transform
 class Attention(ref.Attention):
     """Queries of this rank's tokens, keys and values of all."""
 
-    def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def product(self, q: Tensor, k: Tensor, v: Tensor, mask: ref.Mask, causal: bool) -> Tensor:
         cp = current().group("cp")
         if cp.size == 1:
             return super().product(q, k, v, mask, causal)
@@ -63,7 +63,7 @@ class Attention(ref.Attention):
         k, v = both.chunk(2, 1)
         if mask is not None:
             return super().product(q, k, v, mask, causal=False)
-        # A chunk sees the keys up to its own end: two products of a flash kernel, no mask in memory.
+        # On a GPU, a chunk sees the keys up to its own end: two products of a flash kernel, no mask in memory.
         size, outs = q.shape[3] // 2, []
         for part, chunk in zip(q.flatten(1, 2).chunk(2, 2), (cp.rank, 2 * cp.size - 1 - cp.rank), strict=True):
             end = (chunk + 1) * size
@@ -161,18 +161,19 @@ class Transformer(ref.Transformer):
         return Output(self.head(hidden) if logits else None, hidden, x, router_logits, chosen)
 
 
-def attention_mask(config: Config, where: Tensor, doc: Tensor | None, like: Tensor) -> Tensor | None:
-    """`ref.network.fast.attention_mask` for queries at positions `where` of a row and keys from the complete row: an additive bias for the
-    explicit product, None if the library does plain causal attention, else a Boolean mask [B, 1, T/cp, T]."""
+def attention_mask(config: Config, where: Tensor, doc: Tensor | None, like: Tensor) -> ref.Mask:
+    """`ref.network.fast.attention_mask` for queries at positions `where` of a row and keys from the complete row. On a GPU, None stands for
+    plain causal attention; on a CPU, a row without documents is one document."""
     Tl, T = len(where), len(where) * current().group("cp").size
     explicit = Tl * T <= ref.EXPLICIT_ATTENTION and not like.is_cuda
-    if doc is None and not explicit:
+    if doc is None and like.is_cuda:
         return None
-    seen = (where[:, None] >= torch.arange(T, device=where.device))[None]
-    if doc is not None:
-        seen = seen & (doc[:, :, None] == full(doc)[:, None, :])
+    whole = torch.zeros(1, T, dtype=torch.long) if doc is None else full(doc)
     if not explicit:
-        return seen[:, None]
+        return ref.seen_in(whole, where)
+    seen = (where[:, None] >= torch.arange(T))[None]
+    if doc is not None:
+        seen = seen & (doc[:, :, None] == whole[:, None, :])
     bias = torch.zeros(seen.shape, dtype=like.dtype).masked_fill_(~seen, float("-inf"))
     bias = bias.repeat(1, config.num_attention_heads // config.num_key_value_heads, 1)
     return bias if doc is None else bias.repeat_interleave(config.num_key_value_heads, 0)

@@ -1,6 +1,8 @@
 """What ranks are asked to do. Every call gets the whole problem, cuts this rank's part, and returns whole results, float64."""
 
 import time
+from pathlib import Path
+from unittest import mock
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -180,10 +182,11 @@ def gradients(model) -> dict:
     return {name: x.view_as(parts[name]) for name, x in zip(parts, together.split([x.numel() for x in parts.values()]), strict=True)}
 
 
-def forward(config, state, ids, doc, experts, remake):
-    """Logits, a loss over them with the balance loss, gradients; experts replayed where given."""
+def forward(config, state, ids, doc, experts, remake, explicit=True):
+    """Logits, a loss over them with the balance loss, gradients; experts replayed where given. `explicit=False`: as in rows too long for an
+    explicit product."""
     model = given(config, state)
-    with computing(rematerialise=remake):
+    with computing(rematerialise=remake), mock.patch.object(ref_model, "EXPLICIT_ATTENTION", 512 * 512 if explicit else 0):
         chosen = None if experts is None else [cut(layer).flatten(0, 1) for layer in experts]
         out = model(cut(ids), doc=None if doc is None else cut(doc), experts=chosen)
         loss = total((out.logits * out.logits.sin()).sum())
@@ -317,8 +320,9 @@ def held(config):
     return [int(n) for n in gathered(torch.tensor([mine]))]
 
 
-def kept(config, ids, remake):
-    """Bytes on each rank at the peak of a step: weights, gradients, moments, and what autograd keeps from the forward pass."""
+def kept(config, ids, remake, doc=None):
+    """Bytes on each rank at the peak of a step: weights, gradients, moments; what autograd keeps from the forward pass; and by how much the
+    process grows during both passes."""
     model = network.Transformer(config)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     seen: dict[int, int] = {}
@@ -331,13 +335,22 @@ def kept(config, ids, remake):
         return x
 
     alive: list = []
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     with computing(rematerialise=remake), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        out = model(cut(ids), logits=False)
+        out = model(cut(ids), doc=None if doc is None else cut(doc), logits=False)
     total(out.hidden.square().sum()).backward()
+    grown = resident("VmHWM") - before
     optimizer.step()
     state = [x for p in model.parameters() for x in (p, p.grad, *(v for v in optimizer.state[p].values() if v.ndim))]
     local = sum((x.to_local() if isinstance(x, DTensor) else x).numel() * 4 for x in state)
-    return [(int(a), int(b)) for a, b in torch.stack(gathered(torch.tensor([[local, sum(seen.values())]]))).view(-1, 2)]
+    return [tuple(map(int, one)) for one in torch.cat(gathered(torch.tensor([[local, sum(seen.values()), grown]])))]
+
+
+def resident(what):
+    """Bytes of memory of this process: now (VmRSS) or at its peak (VmHWM)."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)]
+    return 1024 * int(line.split()[1])
 
 
 def quantised(x, gates, w13, w2, experts, up, forward, backward):

@@ -65,10 +65,12 @@ def same_gradients(found: dict, model) -> None:
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
     st.sampled_from([shape(8, 2, 2, True), shape(4, 3, 1, False), shape(4, 1, 4, True), shape(0, 1, 2, True)]),
 )
-def test_forward_and_backward(layout, seed, n, size, packed, replayed, remake, config):
-    """Logits, balance loss, chosen experts and every gradient; experts replayed or not, activations kept or made again."""
+def test_forward_and_backward(layout, seed, n, size, packed, replayed, remake, explicit, config):
+    """Logits, balance loss, chosen experts and every gradient; experts replayed or not, activations kept or made again, attention as in short
+    rows or as in long ones."""
     model, state = made(config, seed)
     ids, doc = rows(layout, seed, n, size, packed)
     experts = None
@@ -76,7 +78,7 @@ def test_forward_and_backward(layout, seed, n, size, packed, replayed, remake, c
         g = torch.Generator().manual_seed(seed)
         draw = torch.rand(2, *ids.shape, config.num_experts, generator=g)
         experts = list(draw.argsort(-1)[..., : config.num_experts_per_tok])
-    logits, loss, picks, grads = play(layout, calls.forward, config, state, ids, doc, experts, remake)
+    logits, loss, picks, grads = play(layout, calls.forward, config, state, ids, doc, experts, remake, explicit)
     out = model(ids, doc=doc, experts=None if experts is None else [layer.flatten(0, 1) for layer in experts])
     wanted = (out.logits * out.logits.sin()).sum()
     if config.num_experts:

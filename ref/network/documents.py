@@ -1,0 +1,165 @@
+"""Causal attention inside the documents of packed rows, without a mask: memory and time follow the documents' lengths, not T².
+
+A packed row holds several documents, and a token sees only its own (`ref/packing.py`). A Boolean mask that says so takes T² bytes for each
+row: 17 GB at T = 131,072. But the queries of a document follow each other, and so do its keys. n queries see a triangle, which is plain
+causal attention, and everything of their document before them. There is something before them only where a rank holds a part of a row
+(context parallelism) and the document began in another part.
+
+    keys      start · · · · · · end − n · · · · · · end
+    queries         all n see these        triangle
+
+Both are calls of a flash kernel without a mask. Their outputs are weighted means over different keys, and each call also returns the
+logarithm of the sum of its weights, so that the mean over all keys is
+
+    o = e^(l₁ − l) · o₁ + e^(l₂ − l) · o₂,    l = log(e^l₁ + e^l₂)
+
+Source: FlashAttention (arXiv:2205.14135), §3.1, algorithm 1. Its backward pass (§B.2) takes from the forward pass only o and l. Given those
+of all keys, each call's backward pass therefore yields its own part of the gradient, as in ring attention (arXiv:2310.01889).
+
+On a GPU, FlexAttention (arXiv:2412.05496) skips the blocks in which no query sees a key: `blocks` and `attend_blocks`. No GPU has run them
+yet; a test compares what its mask says.
+
+The trap: a document number that returns later in a row. Such a document does not lie in one piece, and `documents` returns None: only a mask
+describes that row.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+__all__ = ["BlockMask", "Documents", "Run", "attend_blocks", "attend_documents", "blocks", "documents"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive queries of one document, and the keys that the last of them sees. The first sees all but the last n − 1."""
+
+    rows: slice
+    queries: slice
+    """Places among the queries that are given, n of them."""
+    keys: slice
+    """Places in the complete row."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Who sees whom, as runs: each query is in one run for its row."""
+
+    runs: tuple[Run, ...]
+
+
+def documents(doc: Tensor, where: Tensor | None = None) -> Documents | None:
+    """The runs of rows whose tokens belong to the documents doc [B, T] (int64; padding counts as a document). `where` [T'] holds the places of
+    the queries in the row, in rising order within each chunk; by default there is a query for every token. A `doc` of one row stands for
+    all rows of the batch. None if a document does not lie in one piece."""
+    T = doc.shape[1]
+    place = torch.arange(T, device=doc.device)
+    where = place if where is None else where.to(doc.device)
+    first = torch.ones_like(doc, dtype=torch.bool)
+    first[:, 1:] = doc[:, 1:] != doc[:, :-1]
+    distinct = (doc.sort(1).values.diff(dim=1) != 0).sum(1) + 1
+    start = torch.where(first, place, 0).cummax(1).values[:, where]
+    begins = torch.ones_like(start, dtype=torch.bool)
+    begins[:, 1:] = (start[:, 1:] != start[:, :-1]) | (where[1:] != where[:-1] + 1)
+    row, at = begins.nonzero(as_tuple=True)
+    end = torch.cat((at[1:], at.new_zeros(1)))
+    end = torch.where(end > 0, end, len(where))  # the next run of the row, or the row's end
+    table = torch.stack((row, at, end, start[row, at], where[end - 1] + 1), 1)
+    broken = (distinct != first.sum(1)).any()
+    *found, [one, *_] = torch.cat((table, broken.long().expand(1, 5))).tolist()  # one wait for the device, not two
+    if one:
+        return None
+    rows = (lambda b: slice(None)) if len(doc) == 1 else (lambda b: slice(b, b + 1))
+    return Documents(tuple(Run(rows(b), slice(q0, q1), slice(k0, k1)) for b, q0, q1, k0, k1 in found))
+
+
+def attend_documents(q: Tensor, k: Tensor, v: Tensor, seen: Documents) -> Tensor:
+    """softmax(q kᵀ) v of queries q [B, H, T', d] (scaled already) over the keys that `seen` allows them: k and v [B, G, T, d], where each key
+    head serves H/G consecutive query heads → [B, H, T', d]. On a CPU."""
+    return AttendDocuments.apply(q, k, v, seen.runs)
+
+
+FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class AttendDocuments(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, runs: tuple[Run, ...]) -> Tensor:
+        out = torch.empty_like(q)
+        total = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+        for run in runs:
+            mine = q[run.rows, :, run.queries]
+            (o, l), *rest = (
+                FORWARD(mine, heads(k, run.rows, keys, q), heads(v, run.rows, keys, q), is_causal=causal, scale=1.0) for keys, causal in parts(run)
+            )
+            for other, weight in rest:
+                both = torch.logaddexp(l, weight)
+                o = (o * (l - both).exp()[..., None] + other * (weight - both).exp()[..., None]).to(o.dtype)
+                l = both
+            out[run.rows, :, run.queries], total[run.rows, :, run.queries] = o, l
+        ctx.runs = runs
+        ctx.save_for_backward(q, k, v, out, total)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, out, total = ctx.saved_tensors
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        group = q.shape[1] // k.shape[1]
+        for run in ctx.runs:
+            at = (run.rows, slice(None), run.queries)
+            for keys, causal in parts(run):
+                found = BACKWARD(
+                    grads[0][at], q[at], heads(k, run.rows, keys, q), heads(v, run.rows, keys, q), out[at], total[at], 0.0, causal, scale=1.0
+                )
+                dq[at] += found[0]
+                for whole, part in zip((dk, dv), found[1:], strict=True):
+                    whole[run.rows, :, keys] += part.unflatten(1, (-1, group)).sum(2)
+        return dq, dk, dv, None
+
+
+def parts(run: Run) -> list[tuple[slice, bool]]:
+    """The keys of the triangle, and, if there are any, those before it that every query sees; whether each is causal."""
+    middle = run.keys.stop - (run.queries.stop - run.queries.start)
+    triangle = [(slice(middle, run.keys.stop), True)]
+    return triangle if middle == run.keys.start else [*triangle, (slice(run.keys.start, middle), False)]
+
+
+def heads(x: Tensor, rows: slice, keys: slice, q: Tensor) -> Tensor:
+    """Those rows and keys of x [B, G, T, d], each head as often as query heads share it."""
+    return x[rows, :, keys].repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def blocks(doc: Tensor, where: Tensor | None = None) -> BlockMask:
+    """The same as `documents` for FlexAttention: blocks of 128 × 128 query-key pairs that hold anything to be seen, in T²/128² bits. Documents
+    may lie in several pieces."""
+    T = doc.shape[1]
+    where = torch.arange(T, device=doc.device) if where is None else where.to(doc.device)
+    at = doc[:, where]
+    return create_block_mask(
+        lambda b, _, query, key: (where[query] >= key) & (at[b, query] == doc[b, key]),
+        len(doc),
+        None,
+        len(where),
+        T,
+        device=doc.device,
+        _compile=doc.is_cuda,
+    )
+
+
+def attend_blocks(q: Tensor, k: Tensor, v: Tensor, seen: BlockMask) -> Tensor:
+    """`attend_documents` on a GPU."""
+    attend = compiled() if q.is_cuda else flex_attention
+    found = attend(q, k, v, block_mask=seen, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
+    assert isinstance(found, Tensor)
+    return found
+
+
+@cache
+def compiled() -> Any:
+    return torch.compile(flex_attention, dynamic=False)
