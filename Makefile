@@ -1,6 +1,7 @@
 # make small   plays the whole recipe here, into runs/small (again after an interruption: goes on)
 # make check   lint, format, types, the architecture, README and docs, tests/ref: what one runs before every commit
 # make test    runs every test, files side by side on all cores; one file or test alone: .venv/bin/python -m pytest FILE
+# make test-big reads and writes a folder of 4 GB on two ranks, and says how much memory that took
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
 # make lessons executes the notebooks of the lessons that have changed; LESSONS chooses, for instance: make lessons LESSONS="5 9"
@@ -9,7 +10,7 @@
 PY ?= python3
 BIN := .venv/bin
 
-.PHONY: small check test mutants explore lessons .venv
+.PHONY: small check test test-big mutants explore lessons .venv
 .DEFAULT_GOAL := small
 
 small: .venv/.has-core
@@ -23,6 +24,9 @@ check: .venv/.has-test,dev
 
 test: .venv/.has-test,dev
 	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder --durations=10
+
+test-big: .venv/.has-test,dev
+	ETUDE_TEST_GB=4 $(BIN)/python -m pytest -s tests/mirror/test_big.py
 
 mutants: .venv/.has-test,dev
 	$(BIN)/python -m tests.mutants

@@ -3,20 +3,25 @@
     state(model, optimizers)      every tensor of a training run by name, as slices with their positions: for `runtime/checkpoint.py`
     load_folder, save_folder      `ref.network.model.load_hf` and `save_hf`, each rank reading or writing its own part
 
-A folder has the format of `ref/network/checkpoint.py`. When loading, a rank reads the experts that it owns and one other tensor at a time.
-When saving, the tensors of each layer are gathered on the ranks in turn, one tensor at a time, and every rank writes its own files.
-Besides its own part, a rank never holds more than one file (`max_shard_bytes`).
+A folder has the format of `ref/network/checkpoint.py`. When loading, a rank reads from each tensor on disk its own slice. When saving, it
+writes the experts that it holds, and other tensors are gathered one at a time, for the ranks in turn. Each rank writes its own files, tensor
+by tensor. Besides its own part of the network, a rank never holds more than one tensor of the folder.
 """
 
+import json
+import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from ref.network import Config
@@ -67,29 +72,144 @@ def begun(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], names: 
 
 
 def load_folder(model: nn.Module, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-    """Loads this rank's part of a Hugging Face folder into a sharded network. Raises CheckpointError as `ref.network.model.load_hf`."""
-    folder, names = Path(folder), dict(model.named_parameters())
-    shapes = {name: sharding.whole_shape(name, p) for name, p in names.items()}
-    files, places, tied = ref.matched(folder, shapes)
-    ep, parts = current().group("ep"), {}
+    """Loads this rank's part of a Hugging Face folder into a sharded network, and reads nothing else. All ranks call it together. Raises
+    CheckpointError on every rank, as `ref.network.model.load_hf`."""
+    folder, wrong = Path(folder), None
+    try:
+        read(model, folder, dtype)
+    except ref.CheckpointError as error:  # another rank may have read its part without one
+        wrong = str(error)
+    told: list = [None] * dist.get_world_size()
+    dist.all_gather_object(told, wrong)
+    if found := [one for one in told if one]:
+        raise ref.CheckpointError(found[0])
+
+
+@torch.no_grad()
+def read(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
+    names = dict(model.named_parameters())
+    files, places, tied = ref.matched(folder, {name: sharding.whole_shape(name, p) for name, p in names.items()})
     for there, (name, index) in places.items():
-        parts.setdefault(name, []).append((there, index))
-    for name, p in names.items():
-        shape, mine = shapes[name], sharding.owned(name)
-        own = shape[0] // ep.size if mine else shape[0]
-        first = ep.rank * own if mine else 0
-        part = torch.empty(own, *shape[1:], dtype=dtype)
-        for there, index in parts[name]:
-            if mine and index:  # one expert's matrix
-                if not first <= index[0] < first + own:
-                    continue
-                index = (index[0] - first, *index[1:])
-            [(_, tensor)] = ref.read_file(folder / files[there], [there])
-            whole = mine and not index  # all experts in one tensor
-            ref.fit(part[index], tensor[first : first + own] if whole else tensor, folder / files[there], there)
+        whole = sharding.whole_shape(name, names[name])
+        first, mine = sharding.slice_of(name, names[name])
+        # Per dimension of the parameter: what this tensor on disk covers of it, and what of that is this rank's.
+        covers = [(i, i + 1) if type(i) is int else (i.start or 0, i.stop or n) for i, n in zip((*index, *[slice(None)] * len(whole)), whole)]
+        own = [(max(a, f), min(b, f + n)) for (a, b), f, n in zip(covers, first, mine.shape)]
+        if any(a >= b for a, b in own):
+            continue
+        shape = [b - a for i, (a, b) in enumerate(covers) if i >= len(index) or type(index[i]) is not int]
+        inside = [slice(a - c, b - c) for i, ((a, b), (c, _)) in enumerate(zip(own, covers)) if i >= len(index) or type(index[i]) is not int]
+        target = mine[tuple(slice(a - f, b - f) for (a, b), f in zip(own, first))]
+        found = part_of(folder / files[there], there, shape, inside).to(dtype)
+        target.copy_(found.view(target.shape))
         if tied and name == "embed_tokens.weight":
-            ref.check_tied(folder, files, part)
-        sharding.place(name, p, part)
+            head = part_of(folder / files["lm_head.weight"], "lm_head.weight", shape, inside)
+            if not torch.equal(head.to(dtype), found):
+                ref.check_tied(folder, files, torch.empty(0))
+
+
+def part_of(path: Path, name: str, shape: list[int], inside: list[slice]) -> Tensor:
+    """A part of a tensor on disk, of which nothing else is read. Raises CheckpointError unless the tensor holds floats of this shape."""
+    with ref.opened(path) as file:
+        if name in file.keys():
+            there = file.get_slice(name)
+            if list(there.get_shape()) == shape and there.get_dtype() in DTYPES.values():
+                return there[tuple(inside)]
+    [(_, tensor)] = ref.read_file(path, [name])  # says what is wrong with it
+    ref.fit(torch.empty(shape, device="meta"), tensor, path, name)
+    return tensor[tuple(inside)]
+
+
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""How safetensors calls them."""
+
+
+@dataclass
+class Piece:
+    """A tensor of the folder that this rank writes, or helps to gather."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    mine: bool
+    """Whether this rank writes it."""
+    make: Callable[[], Tensor]
+    """The tensor. The ranks that hold parts of it call this together."""
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def pieces(model: nn.Module) -> Iterator[Piece]:
+    """Every tensor that this rank has to do with, in the same order on all ranks that gather it together. An expert whose matrices one rank
+    holds is written there; all other tensors are gathered one at a time, for the ranks in turn."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for number, (name, p) in enumerate(model.named_parameters()):
+        x, whole = p.detach(), sharding.whole_shape(name, p)
+        parts = ref.tensor_parts(name, whole)
+        if len(parts) == 1:
+            [part] = parts
+            yield Piece(part, whole, x.dtype, rank == number % ranks, lambda x=x: x.full_tensor() if isinstance(x, DTensor) else x)
+            continue
+        first, mine = sharding.slice_of(name, x)
+        for part, (e, *rows) in parts.items():
+            if not first[0] <= e < first[0] + len(mine):
+                continue
+            shape = (len(range(*rows[0].indices(whole[1]))) if rows else whole[1], *whole[2:])
+            expert, at = mine[e - first[0]], tuple(rows)
+            if not isinstance(x, DTensor) or x.placements[0] == Shard(0):
+                yield Piece(part, shape, x.dtype, True, lambda expert=expert, at=at: expert[at])
+            else:  # every rank of the mesh has some rows of the expert
+                mesh = x.device_mesh
+                yield Piece(part, shape, x.dtype, mesh.get_local_rank() == e % mesh.size(), partial(joined_rows, expert, mesh, at))
+
+
+def joined_rows(part: Tensor, mesh: DeviceMesh, at: tuple[slice, ...]) -> Tensor:
+    """Some rows of a matrix whose rows are split over a mesh."""
+    x = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
+    assert isinstance(x, DTensor)
+    return x.full_tensor()[at]
+
+
+class Files:
+    """This rank's files of a folder. A file's header is written first, from names and shapes; then the tensors, one at a time."""
+
+    def __init__(self, folder: Path, stem: str, wanted: Iterable[Piece], max_bytes: int):
+        self.files: list[tuple[str, list[Piece]]] = []
+        room = 0
+        for piece in wanted:
+            if not self.files or piece.bytes > room:
+                self.files.append((f"{stem}-{len(self.files)}.safetensors", []))
+                room = max_bytes
+            self.files[-1][1].append(piece)
+            room -= piece.bytes
+        self.folder, self.coming = folder, [(name, i, piece) for name, some in self.files for i, piece in enumerate(some)]
+        self.open: BinaryIO | None = None
+
+    def header(self, name: str) -> bytes:
+        record: dict = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for piece in dict(self.files)[name]:
+            record[piece.name] = {"dtype": DTYPES[piece.dtype], "shape": piece.shape, "data_offsets": [end, end := end + piece.bytes]}
+        text = json.dumps(record).encode()
+        text += b" " * (-len(text) % 8)
+        return struct.pack("<Q", len(text)) + text
+
+    def write(self, piece: Piece, x: Tensor) -> None:
+        """The next tensor."""
+        name, number, wanted = self.coming.pop(0)
+        assert piece is wanted and x.shape == piece.shape and x.dtype == piece.dtype, piece.name
+        if number == 0:
+            self.close()
+            self.open = open(self.folder / name, "xb")
+            self.open.write(self.header(name))
+        assert self.open is not None
+        self.open.write(x.contiguous().cpu().view(torch.uint8).numpy().data)
+
+    def close(self) -> None:
+        if self.open is not None:
+            self.open.close()
 
 
 def save_folder(
@@ -114,35 +234,16 @@ def save_folder(
     if isinstance(told[0], str):
         raise ref.CheckpointError(told[0])
     target, fresh = told[0]
-    ep, efsdp = current().group("ep"), current().group("efsdp")
-    held: dict[str, Tensor] = {}
-    written: list[tuple[str, dict[str, int]]] = []
-
-    def write() -> None:
-        if held:
-            name = f"part-{rank}-{len(written)}.safetensors"
-            save_file({part: x.contiguous().cpu() for part, x in held.items()}, fresh / name, metadata={"format": "pt"})
-            written.append((name, {part: x.nbytes for part, x in held.items()}))
-            held.clear()
-
-    for number, (name, p) in enumerate(model.named_parameters()):
-        x = p.detach()
-        x = x.full_tensor() if isinstance(x, DTensor) else x  # over all ranks, or over those that own these experts
-        if sharding.owned(name):
-            mine, first = efsdp.rank == number % efsdp.size, ep.rank * len(x)
-        else:
-            mine, first = rank == number % ranks, 0
-        for part, index in ref.tensor_parts(name, sharding.whole_shape(name, p)).items() if mine else ():
-            if sharding.owned(name):
-                if not first <= index[0] < first + len(x):
-                    continue
-                index = (index[0] - first, *index[1:])
-            if sum(y.nbytes for y in held.values()) + x[index].nbytes > max_shard_bytes:
-                write()
-            held[part] = x[index].clone()
-    write()
+    todo = list(pieces(model))
+    out = Files(fresh, f"part-{rank}", (piece for piece in todo if piece.mine), max_shard_bytes)
+    for piece in todo:
+        x = piece.make()
+        if piece.mine:
+            out.write(piece, x)
+        del x
+    out.close()
     every: list = [None] * ranks
-    dist.all_gather_object(every, written)
+    dist.all_gather_object(every, [(name, {piece.name: piece.bytes for piece in some}) for name, some in out.files])
     if rank == 0:
         files = [one for some in every for one in some]
         index, total = {}, 0

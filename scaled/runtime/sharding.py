@@ -3,8 +3,8 @@
     weights outside the experts    FSDP2 over all ranks, along the first dimension
     experts                        complete experts to the ranks of an ep group in order, then FSDP2 over efsdp for each
 
-On different ranks of an ep group, expert parameters of the same name are different tensors: `owned` tells which parameters these are,
-`whole_shape` gives the full shape, and `put` and `wholes` convert from the full tensor to the part and back.
+On different ranks of an ep group, expert parameters of the same name are different tensors: `owned` tells which parameters these are.
+`whole_shape` gives the full shape, `slice_of` a rank's part and its place. `put` and `wholes` convert from the full tensor to the part and back.
 """
 
 import math
@@ -16,13 +16,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ref.network import Config
 from ref.network.model import initial_std
 from scaled.runtime.comm import summed
 from scaled.runtime.mesh import current
 
-__all__ = ["EXPERTS", "clip", "initialise", "owned", "place", "put", "rest", "shard", "whole_shape", "wholes"]
+__all__ = ["EXPERTS", "clip", "initialise", "owned", "place", "put", "rest", "shard", "slice_of", "whole_shape", "wholes"]
 
 EXPERTS = ("gate_up_proj", "down_proj")
 """Parameters of a mixture of experts that belong to experts."""
@@ -90,6 +91,16 @@ def owned(name: str) -> bool:
 def whole_shape(name: str, p: Tensor) -> tuple[int, ...]:
     """Shape of a parameter over all ranks."""
     return (p.shape[0] * current().layout.ep, *p.shape[1:]) if owned(name) else tuple(p.shape)
+
+
+def slice_of(name: str, p: Tensor) -> tuple[list[int], Tensor]:
+    """This rank's part of a parameter, and where it begins in the tensor over all ranks, per dimension."""
+    first = [0] * p.ndim
+    if isinstance(p, DTensor):
+        first = list(compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)[1])
+    if owned(name):
+        first[0] += current().group("ep").rank * len(p)
+    return first, p.to_local() if isinstance(p, DTensor) else p
 
 
 def put(name: str, p: Tensor, whole: Tensor) -> None:

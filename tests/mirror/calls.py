@@ -1,5 +1,6 @@
 """What ranks are asked to do. Every call gets the whole problem, cuts this rank's part, and returns whole results, float64."""
 
+import gc
 import time
 from pathlib import Path
 from unittest import mock
@@ -283,6 +284,23 @@ def through_a_folder(path, out, dtype):
     model = network.load_hf(path, dtype)
     network.save_hf(model, out, max_shard_bytes=20_000)
     return dict(sharding.wholes(model))
+
+
+def grown(call):
+    """What a call returns, and by how many bytes this process grows meanwhile, at its peak."""
+    gc.collect()
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    found = call()
+    return found, resident("VmHWM") - before
+
+
+def big_folder(path, out, shard):
+    """A Hugging Face folder read and written again: bytes of this rank's part of the network, and by how much the process grows beyond it."""
+    model, read = grown(lambda: network.load_hf(path, torch.float32))
+    mine = sum((p.to_local() if isinstance(p, DTensor) else p).nbytes for p in model.parameters())
+    _, written = grown(lambda: network.save_hf(model, out, max_shard_bytes=shard))
+    return [tuple(map(int, one)) for one in torch.stack(gathered(torch.tensor([mine, read - mine, written])))]
 
 
 def drawn(config, seed):

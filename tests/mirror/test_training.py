@@ -303,7 +303,9 @@ def test_no_checkpoint(tmp_path):
         Checkpoints(tmp_path).load({})
 
 
-@pytest.mark.parametrize("layout", [dict(dp=4, cp=1, ep=4), dict(dp=2, cp=2, ep=2), dict(dp=2, cp=1, ep=1), dict(dp=1, cp=1, ep=1)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [dict(dp=4, cp=1, ep=4), dict(dp=2, cp=2, ep=2), dict(dp=4, cp=1, ep=2), dict(dp=2, cp=1, ep=1), dict(dp=1, cp=1, ep=1)], ids=str
+)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_hugging_face_folders(layout, tied, tmp_path):
     """Read by many ranks and written by them again, in files of at most 20 kB: the same bits, and transformers opens it."""
