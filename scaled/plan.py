@@ -181,7 +181,7 @@ def saved(config: Config, tokens: int, remake: bool, size: int, ep: int = 1) -> 
     D, d, H, G = config.hidden_size, config.head_dim, config.num_attention_heads, config.num_key_value_heads
     E, K, L = config.num_experts, config.num_experts_per_tok, config.num_hidden_layers
     heads = (4 * H + 4 * G) * d  # outputs of the projections; queries, keys, values; the output of attention, twice
-    block = tokens * size * (3 * D + heads + (H + G)) + tokens * 4 * (2 + H) + D * (H + 2 * G) * d * size
+    block = tokens * size * (3 * D + heads + (H + G if config.qk_norm else 0)) + tokens * 4 * (2 + H) + D * (H + 2 * G) * d * size
     if E:
         pad = 2 ** max(4, (tokens * K * ep // E // 16).bit_length() - 1)
         rows = tokens * K + E // ep * pad // 2  # groups are padded to multiples of pad, half of it on average
