@@ -13,6 +13,7 @@
 """
 
 from ref.network.fast import Transformer, load_hf
-from ref.network.model import CheckpointError, Config, KVCache, Output, RopeScaling, load_balancing_loss, load_extra, save_hf
+from ref.network.model import CheckpointError, Config, KVCache, Output, load_balancing_loss, load_extra, save_hf
+from ref.network.rope import RopeScaling
 
 __all__ = ["CheckpointError", "Config", "KVCache", "Output", "RopeScaling", "Transformer", "load_balancing_loss", "load_extra", "load_hf", "save_hf"]

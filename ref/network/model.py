@@ -49,19 +49,7 @@ from torch import Tensor, nn
 from ref.network.checkpoint import CheckpointError, family, load_extra, read_config, read_tensors, write_checkpoint
 from ref.network.rope import RopeScaling, frequencies
 
-__all__ = [
-    "Block",
-    "CheckpointError",
-    "Config",
-    "KVCache",
-    "Output",
-    "RopeScaling",
-    "Transformer",
-    "load_balancing_loss",
-    "load_extra",
-    "load_hf",
-    "save_hf",
-]
+__all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss", "load_extra", "load_hf", "save_hf"]
 
 
 @dataclass(frozen=True)
