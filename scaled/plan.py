@@ -182,7 +182,7 @@ def saved(config: Config, tokens: int, remake: bool, size: int, ep: int = 1, cp:
     E, K, L = config.num_experts, config.num_experts_per_tok, config.num_hidden_layers
     # Outputs of the projections; queries; keys and values of the complete row; the output of attention, twice.
     heads = (4 * H + 2 * G + 2 * G * cp) * d
-    block = tokens * size * (3 * D + heads + (H + G)) + tokens * 4 * (2 + H) + D * (H + 2 * G) * d * size
+    block = tokens * size * (3 * D + heads + (H + G if config.qk_norm else 0)) + tokens * 4 * (2 + H) + D * (H + 2 * G) * d * size
     if E:
         pad = 2 ** max(4, (tokens * K * ep // E // 16).bit_length() - 1)
         rows = tokens * K + E // ep * pad // 2  # groups are padded to multiples of pad, half of it on average

@@ -2,8 +2,8 @@
 around it); `Rows` decodes one row of each of many contexts (`ref/engine/sampler.py`).
 
 `Stack` agrees with `Transformer.forward` within 1e-5 in float32. It differs in five ways:
-1. Norm weights are folded into the products after them, 1/√d into the query norm, and QK-norm weights into the
-   rotary tables. All weights are laid out in the order that is fastest for the products.
+1. Norm weights are folded into the products after them, and QK-norm weights, where there are any, and the scores'
+   1/√d into the rotary tables. All weights are laid out in the order that is fastest for the products.
 2. Rotary tables and the causal mask are computed once for `max_len` positions.
 3. Keys and values of a layer share one cache: one copy per pass.
 4. All experts are multiplied, with a gate of zero for those not chosen, as `ref.network.model` does for a few rows.
@@ -37,15 +37,22 @@ def copied(weight: Tensor, dtype: torch.dtype, device: torch.device | str = "cpu
     return weight.detach().to(device, dtype).clone(memory_format=torch.contiguous_format)
 
 
-def entrance(block: Block, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def entrance(block: Block, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
     """A block's attention weights in the dtype of the rotary tables `rope`: the QKV projection with the norm before it
-    folded in [(H+2G)d, D], and the tables with QK-norm weights and the scores' 1/√d folded in [2, max_len, H+G, d]."""
+    folded in [(H+2G)d, D], its bias [(H+2G)d] if there is one, and the tables with QK-norm weights, if there are any,
+    and the scores' 1/√d folded in [2, max_len, H+G, d]."""
     a, (cos, sin) = block.self_attn, rope
     qkv = torch.cat((a.q_proj.weight, a.k_proj.weight, a.v_proj.weight)).to(cos.dtype)
-    q_norm, k_norm = a.q_norm.weight.to(cos.dtype) * a.head_dim**-0.5, a.k_norm.weight.to(cos.dtype)
-    scale = torch.cat((q_norm.expand(a.heads, -1), k_norm.expand(a.kv_heads, -1)))
+    bias = None if a.q_proj.bias is None else torch.cat((a.q_proj.bias, a.k_proj.bias, a.v_proj.bias)).to(cos.dtype)
+    q_norm, k_norm = (cos.new_ones(a.head_dim) if norm is None else norm.weight.to(cos.dtype) for norm in (a.q_norm, a.k_norm))
+    scale = torch.cat(((q_norm * a.head_dim**-0.5).expand(a.heads, -1), k_norm.expand(a.kv_heads, -1)))
     table = torch.stack((scale * cos, scale.roll(a.head_dim // 2, -1) * sin))
-    return qkv * block.input_layernorm.weight.to(cos.dtype), table
+    return qkv * block.input_layernorm.weight.to(cos.dtype), bias, table
+
+
+def projected(x: Float[Tensor, "N D"], qkv: Float[Tensor, "D HGGd"], bias: Tensor | None) -> Float[Tensor, "N HGGd"]:
+    """Queries, keys and values of some rows."""
+    return torch.mm(x, qkv) if bias is None else torch.addmm(bias, x, qkv)
 
 
 class Stack:
@@ -55,13 +62,13 @@ class Stack:
         H, G, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self.heads, self.kv_heads, self.head_dim = H, G, d
         self.experts, self.top_k = config.num_experts, config.num_experts_per_tok
-        self.normalise = config.norm_topk_prob
+        self.normalise, self.qk_norm = config.norm_topk_prob, config.qk_norm
         rope = rope_table(config, torch.arange(max_len), torch.float32)
         self.weights, tables = [], []
         with torch.no_grad():
             for block in blocks:
                 mlp, after = block.mlp, block.post_attention_layernorm.weight.float()
-                qkv, table = entrance(block, rope)
+                qkv, bias, table = entrance(block, rope)
                 tables.append(table)
                 if not isinstance(mlp, MLP):
                     gate_up = mlp.gate_up_proj.unflatten(1, (2, -1)).transpose(0, 1).flatten(1, 2)
@@ -71,7 +78,7 @@ class Stack:
                     gate_up = torch.stack((mlp.gate_proj.weight, mlp.up_proj.weight))
                     router, down = None, mlp.down_proj.weight
                 gate_up = (gate_up.float() * after).transpose(1, 2)
-                laid_out = (qkv.t(), block.self_attn.o_proj.weight.t(), router, gate_up, down)
+                laid_out = (qkv.t(), bias, block.self_attn.o_proj.weight.t(), router, gate_up, down)
                 self.weights.append([None if w is None else copied(w, dtype) for w in laid_out])
         self.tables = torch.stack(tables).to(dtype)  # L 2 max_len H+G d
         self.kv = torch.zeros(len(blocks), max_len, 2 * G, d, dtype=dtype)
@@ -95,10 +102,10 @@ class Stack:
         """Run rows through some blocks of a frame. The cache entries at these rows are overwritten, and entries
         after a frame's rows are never read: to forget tokens, start the next frame earlier."""
         N, H, G, d = len(x), self.heads, self.kv_heads, self.head_dim
-        for (qkv, o, router, gate_up, down), cos, sin, fresh, k, v in blocks:
-            heads = torch.mm(unit(x, self.eps), qkv).view(N, H + 2 * G, d)
+        for (qkv, bias, o, router, gate_up, down), cos, sin, fresh, k, v in blocks:
+            heads = projected(unit(x, self.eps), qkv, bias).view(N, H + 2 * G, d)
             qk = heads[:, : H + G]
-            y = unit(qk, self.eps)
+            y = unit(qk, self.eps) if self.qk_norm else qk
             torch.addcmul(y * cos, y.roll(d // 2, -1), sin, out=qk)
             fresh.copy_(heads[:, H:])
             q = heads[:, :H].view(N, G, -1, d).transpose(0, 1).reshape(G, -1, d)
@@ -131,8 +138,9 @@ class Rows:
         rope = rope_table(model.config, torch.arange(max_len, device=device), wide)
         with torch.no_grad():
             laid_out = [entrance(block, rope) for block in model.layers]
-            self.qkv = [copied(qkv.t(), dtype, device) for qkv, _ in laid_out]
-            self.tables = [copied(table, dtype, device).unbind() for _, table in laid_out]
+            self.qkv = [copied(qkv.t(), dtype, device) for qkv, _, _ in laid_out]
+            self.bias = [None if bias is None else copied(bias, dtype, device) for _, bias, _ in laid_out]
+            self.tables = [copied(table, dtype, device).unbind() for _, _, table in laid_out]
         self.eps = torch.tensor(model.config.rms_norm_eps, dtype=dtype, device=device)
 
     def step(self, ids: Int[Tensor, " B"], cache: KVCache) -> tuple[Float[Tensor, "B D"], list[Tensor]]:
@@ -143,9 +151,9 @@ class Rows:
         for layer, block in enumerate(self.model.layers):
             a, (cos, sin) = block.self_attn, self.tables[layer]
             H, G, d = a.heads, a.kv_heads, a.head_dim
-            heads = torch.mm(unit(x, self.eps), self.qkv[layer]).view(B, H + 2 * G, d)
+            heads = projected(unit(x, self.eps), self.qkv[layer], self.bias[layer]).view(B, H + 2 * G, d)
             qk = heads[:, : H + G]
-            y = unit(qk, self.eps)
+            y = unit(qk, self.eps) if a.q_norm is not None else qk
             torch.addcmul(y * cos[t], y.roll(d // 2, -1), sin[t], out=qk)
             k, v = cache.append(layer, heads[:, H : H + G, None], heads[:, H + G :, None])
             q = heads[:, :H].reshape(B, G, H // G, d)

@@ -1,9 +1,9 @@
 """Checkpoints as Hugging Face folders, so that `AutoModelForCausalLM.from_pretrained` opens the result of a
 run.
 
-    config.json               Qwen3-MoE (model_type qwen3_moe), or Qwen3 if the network is dense
+    config.json               of Qwen3-MoE, Qwen3, Qwen2 or Llama (`FAMILIES`)
     model.safetensors         or model-00001-of-0000N.safetensors, ... and model.safetensors.index.json
-    mtp/model.safetensors     tensors of a run that are not part of Qwen3: multi-token-prediction layers. They need
+    mtp/model.safetensors     tensors of a run that are no part of the family: multi-token-prediction layers. They need
                               their own folder: vLLM loads every *.safetensors next to the weights into the network
     tokenizer.json, ...       all other files of the folder are kept when it is overwritten
 
@@ -14,12 +14,14 @@ files. The network itself is in `ref/network/model.py`; use its `load_hf` and `s
 
 import ctypes
 import json
+import math
 import os
 import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,20 +37,67 @@ class CheckpointError(ValueError):
 
 # ----------------------------------------------------------------------------------------- config.json
 
+
+class Family(NamedTuple):
+    """What sets a `model_type` apart."""
+
+    architecture: str
+    """The class of transformers."""
+    moe: bool
+    """Its layers are mixtures of experts."""
+    qk_norm: bool
+    """Queries and keys have a norm."""
+    attention_bias: bool
+    """Queries, keys and values have a bias."""
+
+
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", False, False, False),
+    "qwen2": Family("Qwen2ForCausalLM", False, False, True),
+    "qwen3": Family("Qwen3ForCausalLM", False, True, False),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", True, True, False),
+}
+
+
+def family(fields: Mapping) -> str:
+    """The model_type of a network with these fields of `ref.network.model.Config`. Raises ValueError if no family is so."""
+    wanted = fields["num_experts"] > 0, fields["qk_norm"], fields["attention_bias"]
+    for model_type, (_, *found) in FAMILIES.items():
+        if tuple(found) == wanted:
+            return model_type
+    moe, qk_norm, bias = ("with" if has else "without" for has in wanted)
+    raise ValueError(f"qk_norm and attention_bias must fit a family: none is {moe} experts, {qk_norm} qk_norm and {bias} attention_bias")
+
+
 SHAPE_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 MOE_FIELDS = ("num_experts_per_tok", "moe_intermediate_size")
 OTHER_FIELDS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "tie_word_embeddings": False, "initializer_range": 0.02}
 MOE_OTHER_FIELDS = {"norm_topk_prob": False, "router_aux_loss_coef": 0.001}
+LLAMA_OTHER_FIELDS = {"max_position_embeddings": 2048}
 """Defaults of transformers for fields missing from config.json."""
+ROPE_NEEDS = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}
+"""Type of RoPE scaling → what transformers cannot do without."""
+ROPE_FIELDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate", "attention_factor"),
+}
+"""Type of RoPE scaling → fields of `ref.network.rope.RopeScaling` that it reads."""
 POSITIVE = (*SHAPE_FIELDS, *MOE_FIELDS, "head_dim", "intermediate_size", "max_position_embeddings", "sliding_window")
+POSITIVE += ("original_max_position_embeddings",)
+ROPE_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
 KINDS = {
     "a positive whole number": (POSITIVE, lambda x: type(x) is int and x > 0),
     "a whole number": (("num_experts", "num_local_experts", "max_window_layers", "decoder_sparse_step"), lambda x: type(x) is int and x >= 0),
     "a number": (
-        ("rms_norm_eps", "initializer_range", "router_aux_loss_coef", "rope_theta"),
+        ("rms_norm_eps", "initializer_range", "router_aux_loss_coef", "rope_theta", *ROPE_NUMBERS),
         lambda x: type(x) in (int, float) and 0 <= x < float("inf"),
     ),
-    "true or false": (("tie_word_embeddings", "norm_topk_prob", "attention_bias", "use_sliding_window"), lambda x: type(x) is bool),
+    "true or false": (
+        ("tie_word_embeddings", "norm_topk_prob", "attention_bias", "mlp_bias", "use_sliding_window", "truncate"),
+        lambda x: type(x) is bool,
+    ),
     "an object": (("rope_scaling", "rope_parameters"), lambda x: isinstance(x, dict)),
     "a list": (("layer_types", "mlp_only_layers"), lambda x: isinstance(x, list)),
 }
@@ -57,78 +106,121 @@ KINDS = {
 
 def write_config(fields: Mapping, dtype: torch.dtype) -> str:
     """The text of config.json for the fields of `ref.network.model.Config`."""
-    moe = fields["num_experts"] > 0
+    model_type, moe = family(fields), fields["num_experts"] > 0
     names = [*SHAPE_FIELDS, "head_dim", "intermediate_size", *OTHER_FIELDS]
     names += ["num_experts", *MOE_FIELDS, *MOE_OTHER_FIELDS] if moe else []
+    scaling = fields["rope_scaling"]
+    rope = {name: scaling[name] for name in ("rope_type", *ROPE_FIELDS[scaling["rope_type"]]) if scaling[name] is not None}
     record = {
-        "architectures": ["Qwen3MoeForCausalLM" if moe else "Qwen3ForCausalLM"],
-        "model_type": "qwen3_moe" if moe else "qwen3",
+        "architectures": [FAMILIES[model_type].architecture],
+        "model_type": model_type,
         "hidden_act": "silu",
-        "attention_bias": False,
+        "attention_bias": fields["attention_bias"],
         "use_sliding_window": False,
         # transformers 5 reads the first of each pair, transformers 4 the second.
-        "rope_parameters": {"rope_type": "default", "rope_theta": fields["rope_theta"]},
+        "rope_parameters": {**rope, "rope_theta": fields["rope_theta"]},
         "rope_theta": fields["rope_theta"],
         "dtype": str(dtype).removeprefix("torch."),
         "torch_dtype": str(dtype).removeprefix("torch."),
         **{name: fields[name] for name in names},
     }
+    if len(rope) > 1:
+        record |= {"rope_scaling": rope}
     if moe:
         record |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
     return json.dumps(record, indent=2, sort_keys=True) + "\n"
 
 
 def read_config(folder: Path) -> dict:
-    """The fields of `ref.network.model.Config` from a folder's config.json.
+    """The fields of `ref.network.model.Config` from a folder's config.json; `rope_scaling` as a mapping.
 
     Raises CheckpointError if there is no config.json, if a field that gives a shape is missing, if a field has
     the wrong kind of value, and if the checkpoint needs a feature that this network does not have."""
     path = Path(folder) / "config.json"
     record = read_json(path)
     kind = record.get("model_type")
-    if kind not in ("qwen3", "qwen3_moe"):
-        raise CheckpointError(f"{path}: model_type {kind!r} is not supported, only qwen3 and qwen3_moe")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise CheckpointError(f"{path}: model_type {kind!r} is not supported, only {', '.join(FAMILIES)}")
     check_kinds(path, record)
     refuse_unsupported(path, record)
+    if kind == "llama" and record.get("num_key_value_heads") is None:
+        record["num_key_value_heads"] = record.get("num_attention_heads")
     experts = record.get("num_experts", record.get("num_local_experts", 0)) or 0 if kind == "qwen3_moe" else 0
     required = [*SHAPE_FIELDS, *(MOE_FIELDS if experts else ["intermediate_size"])]
     if missing := [name for name in required if record.get(name) is None]:
         raise CheckpointError(f"{path}: {', '.join(missing)} missing")
-    rope = record.get("rope_parameters") or {}
-    head_dim = record.get("head_dim") or (record["hidden_size"] // record["num_attention_heads"])
     fields = {name: record[name] for name in required}
-    fields |= {"head_dim": head_dim, "num_experts": experts}
-    fields["rope_theta"] = float(rope.get("rope_theta") or record.get("rope_theta") or 10_000.0)
-    soft = OTHER_FIELDS | (MOE_OTHER_FIELDS if experts else {})
+    # Of all families, only Qwen3's heads have a default width.
+    heads = 128 if kind == "qwen3" and "head_dim" not in record else record["hidden_size"] // record["num_attention_heads"]
+    fields |= {"head_dim": record.get("head_dim") or heads, "num_experts": experts}
+    fields |= {"qk_norm": FAMILIES[kind].qk_norm, "attention_bias": FAMILIES[kind].attention_bias}
+    soft = OTHER_FIELDS | (MOE_OTHER_FIELDS if experts else {}) | (LLAMA_OTHER_FIELDS if kind == "llama" else {})
     if record.get("intermediate_size"):
         fields["intermediate_size"] = record["intermediate_size"]
-    return fields | {name: default if record.get(name) is None else record[name] for name, default in soft.items()}
+    fields |= {name: default if record.get(name) is None else record[name] for name, default in soft.items()}
+    fields["rope_theta"] = float(rope_of(record).get("rope_theta") or record.get("rope_theta") or 10_000.0)
+    return fields | {"rope_scaling": read_scaling(path, record, fields["max_position_embeddings"])}
+
+
+def rope_of(record: Mapping) -> dict:
+    """The settings of the rotary embedding. Where both spellings are there, transformers takes the older one."""
+    return record.get("rope_scaling") or record.get("rope_parameters") or {}
+
+
+def rope_type_of(rope: Mapping):
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def read_scaling(path: Path, record: Mapping, longest: int) -> dict:
+    """The fields of `ref.network.rope.RopeScaling`, with the defaults of transformers. `longest`: max_position_embeddings."""
+    rope = {name: value for name, value in rope_of(record).items() if value is not None}
+    kind = rope_type_of(rope)
+    held = rope_of(record) if kind == "yarn" else rope  # YaRN's factor may be null: it is the ratio of the two lengths then
+    if missing := [name for name in ROPE_NEEDS[kind] if name not in held]:
+        raise CheckpointError(f"{path}: {', '.join(missing)} missing from the rope scaling of type {kind!r}")
+    original = record.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or longest
+    if kind == "yarn":
+        factor = rope.setdefault("factor", longest / original)
+        scales = [rope[name] for name in ("mscale", "mscale_all_dim") if rope.get(name)]
+        if "attention_factor" not in rope and len(scales) == 2:  # DeepSeek's form of the same number
+            above, below = (0.1 * scale * math.log(max(factor, 1.0)) + 1.0 for scale in scales)
+            rope["attention_factor"] = above / below
+        for name in ("beta_fast", "beta_slow"):
+            if not rope.get(name):
+                rope.pop(name, None)
+        rope["truncate"] = bool(rope_of(record).get("truncate", True))
+    rope["original_max_position_embeddings"] = original
+    found = {name: rope[name] for name in ROPE_FIELDS[kind] if name in rope}
+    return {"rope_type": kind, **{name: float(value) if type(value) is int and name in ROPE_NUMBERS else value for name, value in found.items()}}
 
 
 def check_kinds(path: Path, record: Mapping) -> None:
     """Raise CheckpointError for the first field with the wrong kind of value: "false" in quotes would count as true."""
     for kind, (names, fits) in KINDS.items():
         for name in names:
-            for field, holder in ((name, record), (f"rope_parameters.{name}", record.get("rope_parameters"))):
+            for where in ("", "rope_parameters", "rope_scaling"):
+                holder = record.get(where) if where else record
                 value = holder.get(name) if isinstance(holder, dict) else None
                 if value is not None and not fits(value):
-                    raise CheckpointError(f"{path}: {field} must be {kind}; got {value!r}")
+                    raise CheckpointError(f"{path}: {where and where + '.'}{name} must be {kind}; got {value!r}")
 
 
 def refuse_unsupported(path: Path, record: Mapping) -> None:
     """Raise CheckpointError for a feature that would silently change the logits if it were ignored."""
-    rope = {**(record.get("rope_scaling") or {}), **(record.get("rope_parameters") or {})}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    rope, kind = rope_of(record), record["model_type"]
+    rope_type = rope_type_of(rope)
     layers = record.get("num_hidden_layers") or 0
     window = record.get("sliding_window") if record.get("use_sliding_window") else None
-    first_window = record.get("max_window_layers", 0) if record["model_type"] == "qwen3" else 0
+    first_window = record.get("max_window_layers", 0) if kind in ("qwen2", "qwen3") else 0
     sliding = window is not None and first_window < layers
     if "layer_types" in record and record["layer_types"] is not None:
         sliding = any(layer != "full_attention" for layer in record["layer_types"])
     found = {
-        f"rope scaling of type {rope_type!r}": rope_type != "default",
+        f"rope scaling of type {rope_type!r}": not isinstance(rope_type, str) or rope_type not in ROPE_FIELDS,
+        "a rotary embedding for each type of layer": any(isinstance(value, dict) for value in rope.values()),
         "partial rotary embedding": rope.get("partial_rotary_factor", record.get("partial_rotary_factor", 1)) not in (1, None),
-        "attention_bias": record.get("attention_bias"),
+        "attention_bias": kind != "qwen2" and record.get("attention_bias"),  # Qwen2 has its own, whatever this field says
+        "mlp_bias": record.get("mlp_bias"),
         "sliding-window attention": sliding,
         f"hidden_act {record.get('hidden_act')!r}": record.get("hidden_act", "silu") != "silu",
         "a quantized checkpoint": record.get("quantization_config"),

@@ -4,7 +4,8 @@ A small network spends its time between the matrix products. This file therefore
 The gradients are written out in `gradients.py`. Tests hold values and gradients equal to the definition's to float64 rounding;
 `etude bench model` measures what it saves.
 
-1. The three projections of attention are one product. The QK-norms of queries and keys are one norm over the heads of both.
+1. The three projections of attention are one product. The QK-norms of queries and keys, where there are any, are one norm over the heads of
+   both.
 2. Attention over short rows stores its weights and multiplies the query heads of a group with their shared keys in one product. Long rows
    are left to the library's flash kernel.
 3. Tokens are sorted by expert, and each expert multiplies its own rows. Nothing loops over tokens or experts. A handful of tokens (decoding)
@@ -47,16 +48,20 @@ class RMSNorm(model.RMSNorm):
 
 
 class Attention(model.Attention):
-    """With q, k, v, norms and rotary embedding in one product and one function."""
+    """With q, k, v, biases, norms and rotary embedding in one product and one function."""
 
     def forward(self, x, rope: tuple[Tensor, Tensor], mask, cache: KVCache | None, layer: int) -> Tensor:
         B, T, _ = x.shape
         H, G, d = self.heads, self.kv_heads, self.head_dim
         weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
-        qkv = F.linear(x, weight).view(B, T, H + 2 * G, d)
-        # The scores' factor 1/√d goes into the queries' norm.
-        norm = torch.cat((self.q_norm.weight.mul(d**-0.5).expand(H, d), self.k_norm.weight.expand(G, d)))
-        q, k, v = turned_heads(qkv, norm, *rope, G, self.q_norm.eps)
+        bias = None if self.q_proj.bias is None else torch.cat((self.q_proj.bias, self.k_proj.bias, self.v_proj.bias))
+        qkv = F.linear(x, weight, bias).view(B, T, H + 2 * G, d)
+        # The scores' factor 1/√d goes into the queries' norm, or stands in its place.
+        if self.q_norm is not None and self.k_norm is not None:
+            norm, eps = torch.cat((self.q_norm.weight.mul(d**-0.5).expand(H, d), self.k_norm.weight.expand(G, d))), self.q_norm.eps
+        else:
+            norm, eps = torch.cat((x.new_full((H, d), d**-0.5), x.new_ones(G, d))), None
+        q, k, v = turned_heads(qkv, norm, *rope, G, eps)
         if cache is not None:
             k, v = cache.append(layer, k, v)
         return self.o_proj(self.product(q, k, v, mask, cache is None))

@@ -9,7 +9,7 @@ All are exact: `gradcheck` in float64 holds every one to its definition, and tes
 | function | value | gradient |
 |---|---|---|
 | `rms_norm` | y = x̂·w, x̂ = x/√(mean x² + ε) | dx = r(ŷ − x̂·mean(ŷ·x̂)), ŷ = dy·w, r = 1/√(…); dw = Σ dy·x̂ |
-| `turned_heads` | R(x̂·w), R turns pairs by the position's angle | the same with dy ← R⁻¹ dy |
+| `turned_heads` | R(x̂·w), or R(x·w), R turns pairs by the position's angle | the same with dy ← Rᵀ dy |
 | `attend` | softmax(q kᵀ + bias) v, its weights p stored | ds = p∘(dp − Σ p∘dp), dp = dy vᵀ |
 | `experts_swiglu` | Σ_k g_k · W2_e(silu(W1_e x)·W3_e x) over a token's experts e | products grouped by expert (dgrad, wgrad) |
 | `chunked_logprob` | log softmax(W h)[t] | dh = (W[t] − Wᵀp)·g, dW = Σ g(1_t − p)hᵀ, p = softmax(W h) computed again |
@@ -60,7 +60,7 @@ class TurnedHeads(Function):
         C, G = len(weight), kv_heads
         q, k, v = (qkv.new_empty(B, G, n, T, d) for n in (C // G - 1, 1, 1))
         x = qkv[:, :, :C]
-        r = inverse_rms(x, eps).to(x.dtype)
+        r = x.new_ones(1, 1, C, 1) if eps is None else inverse_rms(x, eps).to(x.dtype)
         z = x * (cos * weight)
         z.addcmul_(x.roll(d // 2, -1), sin * weight.roll(d // 2, -1))
         for heads, some in ((slice(0, C - G), q), (slice(C - G, C), k)):
@@ -68,6 +68,7 @@ class TurnedHeads(Function):
             torch.mul(*by_group, out=some.permute(0, 3, 1, 2, 4))
         v.permute(0, 3, 1, 2, 4).copy_(qkv[:, :, C:].unsqueeze(3))
         ctx.save_for_backward(qkv, weight, cos, sin, r)
+        ctx.normed = eps is not None
         return q, k.squeeze(2), v.squeeze(2)
 
     @staticmethod
@@ -80,17 +81,21 @@ class TurnedHeads(Function):
             out = g[:, :, heads].unflatten(2, (G, -1))
             torch.mul(some.permute(0, 3, 1, 2, 4), r[:, :, heads].unflatten(2, (G, -1)), out=out)
         u = (g * cos).addcmul_(g.roll(d // 2, -1), sin.roll(d // 2, -1))
-        along = u * x
-        dw = along.flatten(0, 1).sum(0)
-        scale = (along * weight).sum(-1, keepdim=True).mul_(-1.0 / d).mul_(r.square())
-        torch.addcmul(u.mul_(weight), x, scale, out=d_qkv[:, :, :C])
+        if ctx.normed:
+            along = u * x
+            dw = along.flatten(0, 1).sum(0)
+            scale = (along * weight).sum(-1, keepdim=True).mul_(-1.0 / d).mul_(r.square())
+            torch.addcmul(u.mul_(weight), x, scale, out=d_qkv[:, :, :C])
+        else:
+            dw = (u * x).sum((0, 1)) if ctx.needs_input_grad[1] else None
+            torch.mul(u, weight, out=d_qkv[:, :, :C])
         d_qkv[:, :, C:].unsqueeze(3).copy_(dv.unsqueeze(2).permute(0, 3, 1, 2, 4))
         return d_qkv, dw, None, None, None, None
 
 
-def turned_heads(qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def turned_heads(qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, eps: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """QK-norm and rotary embedding, heads to the front: qkv [B, T, H + 2G, d] → q [B, G, H/G, T, d], k and v
-    [B, G, T, d].
+    [B, G, T, d]. Without `eps` there is no norm: x·w takes the place of x̂·w.
 
     weight [H + G, d] (any factor for the scores included), cos and sin [(B,) T, 1, d] as `rope_table` gives
     them: the sine's first half negated, so that turning is y·cos + swap(y)·sin, the swap being a roll by

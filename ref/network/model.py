@@ -1,18 +1,27 @@
-"""Qwen3-MoE, written to be read: one file from token ids to logits.
+"""Qwen3-MoE and its dense relatives, written to be read: one file from token ids to logits.
 
 The published scaling study of the recipe uses Qwen3-Coder-30B-A3B (Composer 2 report §3.1, Appendix B). Its architecture is that of
 Qwen3-30B-A3B (arXiv:2505.09388). This file defines the same network at any size: `Config.tiny()` trains on a laptop, and
 `Config.qwen3_30b_a3b()` has 30,532,122,624 parameters, of which one token uses 3,353,032,704.
 
-The logits match those of `transformers` (Qwen3Moe, Qwen3) within 1e-5 in float32. Everything here is plain PyTorch. `fast.py` computes the
-same network with fewer and larger operations and hand-written gradients; all other rooms use that one, as `ref.network.Transformer`. Tests
-hold the two equal to float64 rounding, in values and in gradients.
+The logits match those of `transformers` within 1e-5 in float32, for every family below. Everything here is plain PyTorch. `fast.py` computes
+the same network with fewer and larger operations and hand-written gradients; all other rooms use that one, as `ref.network.Transformer`.
+Tests hold the two equal to float64 rounding, in values and in gradients.
+
+| family (`Config.model_type`) | `num_experts` | `qk_norm` | `attention_bias` | published, for example |
+|---|---|---|---|---|
+| `qwen3_moe` | > 0 | yes | no | Qwen3-30B-A3B, Qwen3-Coder-30B-A3B |
+| `qwen3` | 0 | yes | no | Qwen3-0.6B to 32B |
+| `qwen2` | 0 | no | yes | Qwen2.5, Qwen2.5-Coder |
+| `llama` | 0 | no | no | Llama 3, SmolLM2 |
+
+Each of them may scale its rotary embedding (`rope.py`). What no family has, `Config` refuses.
 
 What this file adds to `transformers`
 1. Routing can be observed and overridden. Every forward pass returns router logits and chosen experts, and it accepts the experts of another
    engine (router replay, report §6.2). The gates are computed from this router's own scores, so the gradient still reaches the router.
 2. `doc` numbers the documents that are packed in a row. Attention stays inside a document.
-3. A dense model is the case `num_experts = 0` (it is saved and loaded as Qwen3).
+3. A dense model is the case `num_experts = 0`.
 
 | paper | here | shape |
 |---|---|---|
@@ -37,14 +46,15 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ref.network.checkpoint import CheckpointError, load_extra, read_config, read_tensors, write_checkpoint
+from ref.network.checkpoint import CheckpointError, family, load_extra, read_config, read_tensors, write_checkpoint
+from ref.network.rope import RopeScaling, frequencies
 
 __all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss", "load_extra", "load_hf", "save_hf"]
 
 
 @dataclass(frozen=True)
 class Config:
-    """Shape of the network. Field names are those of a Hugging Face `config.json`."""
+    """Shape of the network. Field names are those of a Hugging Face `config.json`; there, `qk_norm` and the biases follow from the family."""
 
     vocab_size: int = 1024
     """Tokens in the vocabulary (V)."""
@@ -58,6 +68,10 @@ class Config:
     """Key and value heads; each serves num_attention_heads / num_key_value_heads query heads (GQA)."""
     head_dim: int = 32
     """Width of one head (d)."""
+    qk_norm: bool = True
+    """A norm on the queries and keys of every head (Qwen3)."""
+    attention_bias: bool = False
+    """A bias on queries, keys and values (Qwen2)."""
     intermediate_size: int = 384
     """Width of the dense SwiGLU layer, used when num_experts is 0."""
     num_experts: int = 8
@@ -70,6 +84,8 @@ class Config:
     """Divide the gates by their sum over the top-k."""
     rope_theta: float = 10_000.0
     """Base of the rotary embedding's wavelengths."""
+    rope_scaling: RopeScaling = RopeScaling()
+    """How the rotary embedding is scaled for longer contexts."""
     rms_norm_eps: float = 1e-6
     """Added to the mean square in every RMSNorm."""
     max_position_embeddings: int = 512
@@ -94,6 +110,15 @@ class Config:
             raise ValueError("num_experts_per_tok must lie between 1 and num_experts")
         if self.head_dim % 2:
             raise ValueError("head_dim must be even: rotary embedding turns pairs")
+        if self.rope_scaling.rope_type == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta must be greater than 1 for yarn, got {self.rope_theta}")
+        if self.model_type == "llama" and self.hidden_size % self.num_attention_heads:
+            raise ValueError("hidden_size must be a multiple of num_attention_heads in a Llama network: transformers reads no other")
+
+    @property
+    def model_type(self) -> str:
+        """The family, as Hugging Face names it; it follows from `num_experts`, `qk_norm` and `attention_bias`."""
+        return family(vars(self))
 
     @classmethod
     def tiny(cls, vocab_size: int = 1024, **changes) -> "Config":
@@ -125,7 +150,9 @@ class Config:
         """Parameters in all, or (active) those that one token's forward pass uses, embedding table
         included."""
         D, d = self.hidden_size, self.head_dim
-        attention = 2 * D * d * (self.num_attention_heads + self.num_key_value_heads) + 2 * d
+        attention = 2 * D * d * (self.num_attention_heads + self.num_key_value_heads) + (2 * d if self.qk_norm else 0)
+        if self.attention_bias:
+            attention += d * (self.num_attention_heads + 2 * self.num_key_value_heads)
         if self.num_experts:
             used = self.num_experts_per_tok if active else self.num_experts
             mlp = 3 * D * self.moe_intermediate_size * used + D * self.num_experts
@@ -181,16 +208,16 @@ class RMSNorm(nn.Module):
 
 
 def rope_table(config: Config, positions: Int[Tensor, "*B T"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [*B, T, 1, d] of position · theta^(−2i/d) (RoFormer, arXiv:2104.09864), the i-th pair being
-    (i, i + d/2).
+    """cos and sin [*B, T, 1, d] of position · θ_i (RoFormer, arXiv:2104.09864; `rope.py` has the θ), the i-th pair
+    being (i, i + d/2). Under YaRN both are multiplied by its attention factor.
 
     The sine of the first half carries the minus sign of the rotation, so that turning is `x·cos +
     swap(x)·sin`.
     """
     wide = torch.promote_types(dtype, torch.float32)
-    i = torch.arange(0, config.head_dim, 2, dtype=wide, device=positions.device)
-    angle = positions[..., None, None].to(wide) * (1.0 / config.rope_theta ** (i / config.head_dim))
-    cos, sin = angle.cos(), angle.sin()
+    frequency, factor = frequencies(config.head_dim, config.rope_theta, config.rope_scaling, wide, positions.device)
+    angle = positions[..., None, None].to(wide) * frequency
+    cos, sin = angle.cos() * factor, angle.sin() * factor
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
@@ -201,20 +228,24 @@ def turned(x: Float[Tensor, "B T H d"], rope: tuple[Tensor, Tensor]) -> Float[Te
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with a norm on queries and keys (QK-norm) and rotary embedding."""
+    """Grouped-query attention with rotary embedding; Qwen3 has a norm on queries and keys (QK-norm), and Qwen2 a bias on queries, keys and
+    values."""
 
     def __init__(self, c: Config):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        self.q_proj = nn.Linear(c.hidden_size, self.heads * c.head_dim, bias=False)
-        self.k_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=False)
-        self.v_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=False)
+        self.q_proj = nn.Linear(c.hidden_size, self.heads * c.head_dim, bias=c.attention_bias)
+        self.k_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=c.attention_bias)
+        self.v_proj = nn.Linear(c.hidden_size, self.kv_heads * c.head_dim, bias=c.attention_bias)
         self.o_proj = nn.Linear(self.heads * c.head_dim, c.hidden_size, bias=False)
-        self.q_norm, self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps), RMSNorm(c.head_dim, c.rms_norm_eps)
+        self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
 
     def forward(self, x, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None, layer: int) -> Tensor:
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))  # B T H d
-        q, k = turned(self.q_norm(q), rope), turned(self.k_norm(k), rope)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = turned(q, rope), turned(k, rope)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(layer, k, v)
@@ -399,10 +430,14 @@ def visible(T: int, start: int, doc: Int[Tensor, "B T"] | None, device: torch.de
 @torch.no_grad()
 def initialise(module: nn.Module, config: Config) -> None:
     """Normal weights; the two outputs into the residual stream are scaled by 1/sqrt(2 L) so that depth keeps
-    its variance."""
+    its variance. Biases are zero, and norms keep their ones."""
     for name, p in module.named_parameters():
-        if not p.is_meta and p.ndim >= 2:
+        if p.is_meta:
+            continue
+        if p.ndim >= 2:
             p.normal_(0.0, initial_std(name, config))
+        elif name.endswith(".bias"):
+            p.zero_()
 
 
 def initial_std(name: str, config: Config) -> float:
@@ -430,7 +465,7 @@ def config_of(path: str | Path) -> Config:
     real = {field.name for field in fields_of(Config) if field.type in (float, "float")}
     fields |= {name: float(value) for name, value in fields.items() if name in real and type(value) is int}  # JSON's 1 is 1.0
     try:
-        return Config(**fields)
+        return Config(**fields | {"rope_scaling": RopeScaling(**fields["rope_scaling"])})
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{Path(path) / 'config.json'}: {error}") from None
 
@@ -449,7 +484,7 @@ def loaded(kind: type[Network], path: str | Path, dtype: torch.dtype) -> Network
 
 
 def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:
-    """The network in a Hugging Face folder of a Qwen3-MoE or Qwen3 model, its weights converted to `dtype`.
+    """The network in a Hugging Face folder of one of the families above, its weights converted to `dtype`.
 
     Raises CheckpointError (a ValueError): one line that names the file or tensor at fault."""
     return loaded(Transformer, path, dtype)

@@ -72,9 +72,9 @@ def card(name: str, what: str, config: Config, facts: Mapping[str, str], opening
     """The model card in Markdown: `what` the model is in a sentence or two, `facts` about data and results, and how to sample it.
     `opening`: the environment's first text, for a network that has learned the agent's turns. `drafts`: whether there are
     multi-token-prediction layers."""
-    kind = "Qwen3, dense"
+    kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3, dense", "qwen3_moe": "Qwen3-MoE"}[config.model_type]
     if config.num_experts:
-        kind = f"Qwen3-MoE, {config.num_experts} experts per layer, {config.num_experts_per_tok} per token"
+        kind += f", {config.num_experts} experts per layer, {config.num_experts_per_tok} per token"
     rows = {
         "network": f"{kind}; {config.num_hidden_layers} layers of width {config.hidden_size}",
         "parameters": f"{config.parameters():,}, of which a token uses {config.parameters(active=True):,}",

@@ -1,4 +1,4 @@
-"""Qwen3-MoE on many ranks: `ref/network/fast.py` under FSDP2, expert parallelism and context parallelism.
+"""The network on many ranks: `ref/network/fast.py` under FSDP2, expert parallelism and context parallelism.
 
 The layout is that of the Composer 2 technical report, §6.1 (see `runtime/mesh.py` and `runtime/cut.py` for what each rank holds):
 

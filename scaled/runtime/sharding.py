@@ -63,7 +63,7 @@ def initialise(module: nn.Module, config: Config) -> None:
     for name, p in module.named_parameters():
         whole = torch.empty(whole_shape(name, p), device=current().device)
         if p.ndim < 2:
-            whole.fill_(1.0)
+            whole.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
             whole.normal_(0.0, initial_std(name, config))
         put(name, p, whole)

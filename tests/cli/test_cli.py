@@ -322,6 +322,17 @@ def test_plan_of_a_small_network(tmp_path, ask):
     assert json.loads((tmp_path / "plan" / "plan.json").read_text())[0]["length"] == 256
 
 
+@pytest.mark.parametrize("bias", [False, True], ids=["llama", "qwen2"])
+def test_plan_of_another_family(tmp_path, ask, bias):
+    from ref.network import Config, RopeScaling, Transformer, save_hf
+
+    config = Config.tiny(400, num_experts=0, qk_norm=False, attention_bias=bias, rope_scaling=RopeScaling("yarn", 4.0, 128))
+    save_hf(Transformer(config), tmp_path / "net")
+    assert ask("plan", "--model", tmp_path / "net", "--gpus", 4, "--out", tmp_path / "plan")[0] == 0
+    [found] = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert found["parameters"] == found["active"] == config.parameters()
+
+
 @pytest.mark.parametrize(
     ("values", "unit", "digits", "shown"),
     [

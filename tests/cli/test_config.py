@@ -1,12 +1,14 @@
 """Settings: filling a nested dataclass from TOML and --set, and saying what is wrong with them."""
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from kit.settings import RunError, describe, fill
+from ref.network import Config, RopeScaling
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,23 @@ def test_what_is_wrong_is_said_in_one_line(toml, sets, says):
     with pytest.raises(RunError) as raised:
         fill(Settings, toml, sets)
     assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_the_network_of_another_family():
+    """Its nested settings are typed like all others, and what no family has is refused in one line."""
+    sets = ["num_experts=0", "qk_norm=no", "attention_bias=yes", "rope_scaling.rope_type=yarn", "rope_scaling.factor=4", "rope_theta=1e6"]
+    filled = fill(Config, {"rope_scaling": {"original_max_position_embeddings": 256}}, sets)
+    assert (filled.model_type, filled.rope_theta) == ("qwen2", 1e6) and filled.rope_scaling == RopeScaling("yarn", 4.0, 256)
+    assert fill(Config, json.loads(json.dumps(asdict(filled)))) == filled, "as a run that goes on reads its own settings"
+    for wrong, says in (
+        ("qk_norm=no", "qk_norm and attention_bias must fit a family: none is with experts, without qk_norm and without attention_bias"),
+        ("rope_scaling.rope_type=dynamic", "rope_scaling.rope_type expects default or linear or llama3 or yarn, got 'dynamic'"),
+        ("rope_scaling.factor=0.5", "rope_scaling.factor must be at least 1 and finite; got 0.5"),
+        ("rope_scaling=yarn", "rope_scaling is a group of keys"),
+    ):
+        with pytest.raises(RunError) as raised:
+            fill(Config, None, [wrong])
+        assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_describe():

@@ -1,6 +1,7 @@
 """scaled = ref for the network and what is trained with it, on every layout: values and the gradient of every parameter, float64."""
 
 import string
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ref import cpt, mtp, quant
-from ref.network import Config, Transformer, load_balancing_loss
+from ref.network import Config, Transformer, load_balancing_loss, load_hf, save_hf
 from ref.network.gradients import experts_swiglu
 from tests.mirror import calls
 from tests.mirror.layouts import EVERY, NAMES, close, layouts, play, seeds
+from tests.networks import SCALINGS, scramble
 
 few = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 size = st.integers(1, 3)
@@ -104,6 +106,56 @@ def test_one_expert_takes_all_and_others_none(layout):
     same_gradients(grads, model)
 
 
+FAMILIES = {
+    "llama": replace(shape(0, 1, 2, True), qk_norm=False),
+    "qwen2": replace(shape(0, 1, 2, False), qk_norm=False, attention_bias=True, rope_scaling=SCALINGS["yarn"]),
+}
+DENSE = [layout for layout in EVERY if layout["dp"] * layout["cp"] > 1 and layout["ep"] == 1]
+dense = pytest.mark.parametrize("layout", DENSE, ids=lambda d: "-".join(map(str, d.values())))
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+@dense
+@families
+def test_other_families(layout, family):
+    """Without QK-norm, with biases that are not zero, and under YaRN, rows longer than the context of pretraining."""
+    config = FAMILIES[family]
+    torch.manual_seed(0)
+    model = scramble(Transformer(config)).double()
+    state = {name: p.detach() for name, p in model.named_parameters()}
+    ids, doc = rows(layout, 1, 1, 24 // (2 * layout["cp"]), packed=family == "llama")
+    logits, loss, _, grads = play(layout, calls.forward, config, state, ids, doc, None, True)
+    out = model(ids, doc=doc)
+    wanted = (out.logits * out.logits.sin()).sum()
+    wanted.backward()
+    close(logits, out.logits)
+    close(loss, wanted)
+    assert ("layers.1.self_attn.k_proj.bias" in grads) == (family == "qwen2")
+    same_gradients(grads, model)
+
+
+@pytest.mark.parametrize("layout", [dict(dp=2, cp=1, ep=1), dict(dp=2, cp=2, ep=1)], ids=str)
+@families
+def test_folders_of_other_families(layout, family, tmp_path):
+    """Read by many ranks and written by them again: the same bits, and the same shape."""
+    torch.manual_seed(0)
+    model = scramble(Transformer(FAMILIES[family]))
+    save_hf(model, tmp_path / "in", max_shard_bytes=5000)
+    found = play(layout, calls.through_a_folder, tmp_path / "in", tmp_path / "out", torch.float32)
+    again = load_hf(tmp_path / "out")
+    assert (again.config.model_type, again.config.rope_scaling) == (family, model.config.rope_scaling)
+    for name, p in model.named_parameters():
+        assert torch.equal(found[name], p) and torch.equal(again.get_parameter(name), p)
+
+
+@pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=1, ep=1)], ids=str)
+def test_new_biases_are_zero(layout):
+    found = play(layout, calls.drawn, FAMILIES["qwen2"], 0)
+    biases = [x for name, x in found.items() if name.endswith(".bias")]
+    assert len(biases) == 6 and not any(bool(x.any()) for x in biases)
+    assert all(bool((x == 1).all()) for name, x in found.items() if "norm" in name)
+
+
 @few
 @given(layouts, seeds, size, size, st.booleans(), st.sampled_from(["all", "some", "none", "shares"]))
 def test_next_token_loss(layout, seed, n, size, packed, weighed):
@@ -189,6 +241,20 @@ def test_mtp_loss(layout, seed, n, size, packed, weighed, kind, detached, share,
     same_gradients(grads, layers)
     if not detached:
         same_gradients(trunk, model)
+
+
+@pytest.mark.parametrize("layout", [dict(dp=1, cp=2, ep=1), dict(dp=2, cp=2, ep=1)], ids=str)
+def test_mtp_loss_of_another_family(layout):
+    config, heads = FAMILIES["qwen2"], mtp.MTPConfig(depth=2, intermediate_size=12)
+    torch.manual_seed(0)
+    model, layers = scramble(Transformer(config)).double(), scramble(mtp.MTP(config, heads)).double()
+    ids, _ = rows(layout, 0, 1, 24 // (2 * layout["cp"]), packed=False)
+    given = [{name: p.detach() for name, p in module.named_parameters()} for module in (model, layers)]
+    loss, _, _, grads, _ = play(layout, calls.distilled, config, given[0], heads, given[1], ids, None, None, {})
+    wanted, _, _ = mtp.mtp_loss(layers, model, model(ids, logits=False), ids)
+    wanted.backward()
+    close(loss, wanted)
+    same_gradients(grads, layers)
 
 
 def no_worse(found, ref, exact) -> bool:

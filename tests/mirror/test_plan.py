@@ -27,12 +27,24 @@ SHAPES = {
     "dense": Config.tiny(
         50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_experts=0, intermediate_size=24
     ),
+    "biases": Config.tiny(
+        50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_experts=0,
+        intermediate_size=24,
+        qk_norm=False,
+        attention_bias=True,
+    ),
     "wide": Config.tiny(50, hidden_size=128, num_hidden_layers=3),
 }
 
 
 @pytest.mark.parametrize("layout", EVERY, ids=NAMES)
-@pytest.mark.parametrize("shape", ["experts", "odd", "dense"])
+@pytest.mark.parametrize("shape", ["experts", "odd", "dense", "biases"])
 def test_bytes_sent(shape, layout):
     """Every byte of FSDP, context and expert parallelism, on every rank, to the last one: counted by what went through
     torch.distributed, with the routing that there was; activations kept, and made again."""
@@ -62,7 +74,7 @@ def test_parameters_held(layout):
 
 
 @pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=1, ep=1), dict(dp=2, cp=1, ep=2), dict(dp=4, cp=1, ep=4)], ids=str)
-@pytest.mark.parametrize("shape", ["experts", "dense", "wide"])
+@pytest.mark.parametrize("shape", ["experts", "dense", "biases", "wide"])
 def test_memory(shape, layout):
     """State to the byte (padding aside), and with what autograd keeps, within 10%. Rows are long enough for attention
     without stored weights."""

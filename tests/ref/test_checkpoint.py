@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from ref.network import CheckpointError, Config, Transformer, checkpoint, load_extra, load_hf, save_hf
-from ref.network.model import config_of
+from ref.network.model import config_of, rope_table
 
 C = Config.tiny(vocab_size=20, hidden_size=8, num_hidden_layers=2, head_dim=4, num_experts=3, moe_intermediate_size=6)
 
@@ -259,9 +259,9 @@ def test_a_file_in_the_way_is_not_touched(tmp_path, model):
 # ------------------------------------------------------------------------------ faults
 
 UNSUPPORTED = {
-    "other model": ({"model_type": "llama"}, "model_type 'llama' is not supported"),
-    "yarn": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope scaling of type 'yarn'"),
-    "old yarn": ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_parameters": None}, "rope scaling of type 'yarn'"),
+    "other model": ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
+    "yarn without a factor": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "factor missing from the rope scaling of type 'yarn'"),
+    "dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 4.0}, "rope_parameters": None}, "rope scaling of type 'dynamic'"),
     "part rotation": ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial rotary"),
     "bias": ({"attention_bias": True}, "attention_bias"),
     "window": ({"use_sliding_window": True, "sliding_window": 128}, "sliding-window attention"),
@@ -303,14 +303,23 @@ JSON = st.recursive(
     lambda one: st.lists(one, max_size=2) | st.dictionaries(st.sampled_from(["rope_type", "type", "rope_theta"]), one),
     max_leaves=3,
 )
+ROPES = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["default", "linear", "llama3", "yarn"]), "factor": st.integers(1, 8)},
+    optional={name: JSON for name in (*checkpoint.ROPE_NUMBERS[1:], "original_max_position_embeddings", "truncate", "rope_theta")},
+)
 FIELDS = sorted(json.loads(checkpoint.write_config(dataclasses.asdict(C), torch.float32)))
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.dictionaries(st.sampled_from([*FIELDS, "rope_scaling", "layer_types", "sliding_window"]), JSON, max_size=3))
-def test_whatever_a_config_holds_it_is_read_or_refused_in_one_line(changes):
+@given(
+    st.dictionaries(st.sampled_from([*FIELDS, "rope_scaling", "layer_types", "sliding_window"]), JSON, max_size=3),
+    st.none() | ROPES,
+    st.sampled_from(sorted(checkpoint.FAMILIES)),
+)
+def test_whatever_a_config_holds_it_is_read_or_refused_in_one_line(changes, rope, family):
     with tempfile.TemporaryDirectory() as folder:
-        record = json.loads(checkpoint.write_config(dataclasses.asdict(C), torch.float32)) | changes
+        changes = changes if rope is None else {"rope_scaling": rope} | changes
+        record = json.loads(checkpoint.write_config(dataclasses.asdict(C), torch.float32)) | {"model_type": family} | changes
         (Path(folder) / "config.json").write_text(json.dumps(record))
         try:
             config = config_of(folder)
@@ -319,6 +328,7 @@ def test_whatever_a_config_holds_it_is_read_or_refused_in_one_line(changes):
         else:
             assert type(config.tie_word_embeddings) is type(config.norm_topk_prob) is bool
             assert config.num_key_value_heads > 0 and type(config.hidden_size) is int
+            rope_table(config, torch.arange(3), torch.float32)  # nothing is left for it to stumble over
 
 
 @pytest.mark.parametrize(

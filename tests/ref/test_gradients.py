@@ -24,9 +24,9 @@ def plain_rms_norm(x, weight):
     return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)).to(weight.dtype) * weight
 
 
-def plain_turned_heads(qkv, weight, cos, sin, kv_heads):
+def plain_turned_heads(qkv, weight, cos, sin, kv_heads, normed=True):
     C = len(weight)
-    y = plain_rms_norm(qkv[:, :, :C], weight)
+    y = plain_rms_norm(qkv[:, :, :C], weight) if normed else qkv[:, :, :C] * weight
     a, b = y.chunk(2, -1)
     y = y * cos + torch.cat((b, a), -1) * sin
     q, k = y.transpose(1, 2).split((C - kv_heads, kv_heads), 1)
@@ -89,11 +89,12 @@ def norm(*shape, make=randn):
     return Case(lambda x, w: rms_norm(x, w, EPS), plain_rms_norm, lambda: (make(*shape), randn(shape[-1]) + 1))
 
 
-def rope(B, T, G, R, d, make=randn, per_row=False):
-    table = angles(*([B] if per_row else []), T, 1, d // 2)
+def rope(B, T, G, R, d, make=randn, per_row=False, normed=True):
+    """Cosine and sine are also multiplied by a number, as under YaRN, where there is no norm."""
+    table = tuple((1 if normed else 1.3) * part for part in angles(*([B] if per_row else []), T, 1, d // 2))
     return Case(
-        lambda x, w, c, s: turned_heads(x, w, c, s, G, EPS),
-        lambda x, w, c, s: plain_turned_heads(x, w, c, s, G),
+        lambda x, w, c, s: turned_heads(x, w, c, s, G, EPS if normed else None),
+        lambda x, w, c, s: plain_turned_heads(x, w, c, s, G, normed),
         lambda: (make(B, T, G * (R + 2), d), randn(G * (R + 1), d) + 1),
         lambda: table,
     )
@@ -132,6 +133,8 @@ CASES = {
     "heads, one": lambda: rope(1, 1, 1, 1, 2),
     "heads, positions by row": lambda: rope(2, 3, 1, 3, 4, per_row=True),
     "heads, turned": lambda: rope(2, 3, 2, 1, 2, make=turned),
+    "heads without a norm": lambda: rope(2, 3, 2, 2, 6, per_row=True, normed=False),
+    "heads without a norm, turned": lambda: rope(2, 3, 1, 3, 4, make=turned, normed=False),
     "attention": lambda: attention(2, 2, 2, 3, 4, 5),
     "attention, one": lambda: attention(1, 1, 1, 1, 1, 1),
     "attention, masks by row": lambda: attention(3, 2, 1, 2, 3, 4, per_row=True),
@@ -182,6 +185,7 @@ def test_equals_autograd_of_the_definition(case):
 WIDE = {
     "norm": lambda: norm(300, 128),
     "heads": lambda: rope(4, 33, 2, 2, 32),
+    "heads without a norm": lambda: rope(4, 33, 2, 2, 32, normed=False),
     "attention": lambda: attention(4, 2, 2, 33, 33, 32),
     "mixture": lambda: mixture(40, 2, 4, D=64, I=48),
     "head": lambda: head(96, 200, D=64, chunk=32),

@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import ref.network.fast
 from ref.engine.layout import Rows
-from ref.network import Config, KVCache, Transformer, load_balancing_loss, load_hf, save_hf
+from ref.network import Config, KVCache, RopeScaling, Transformer, load_balancing_loss, load_hf, save_hf
+from ref.network.checkpoint import ROPE_FIELDS
 from tests.networks import configs, same, scramble
 
 PLAIN_EXPERTS = {"experts_implementation": "eager"}
@@ -22,6 +23,7 @@ slow_to_draw = settings(max_examples=30, deadline=None, derandomize=True, suppre
 
 def theirs_of(c: Config) -> torch.nn.Module:
     """transformers' own network of the same shape, weights its own."""
+    scaling = {name: getattr(c.rope_scaling, name) for name in ("rope_type", *ROPE_FIELDS[c.rope_scaling.rope_type])}
     shape = dict(
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,
@@ -33,20 +35,17 @@ def theirs_of(c: Config) -> torch.nn.Module:
         rms_norm_eps=c.rms_norm_eps,
         tie_word_embeddings=c.tie_word_embeddings,
         max_position_embeddings=64,
-        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
+        rope_parameters={"rope_theta": c.rope_theta} | {name: value for name, value in scaling.items() if value is not None},
     )
-    if not c.num_experts:
-        return Qwen3ForCausalLM(Qwen3Config(**shape))
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            **shape,
+    if c.num_experts:
+        shape |= dict(
             num_experts=c.num_experts,
             num_experts_per_tok=c.num_experts_per_tok,
             moe_intermediate_size=c.moe_intermediate_size,
             norm_topk_prob=c.norm_topk_prob,
             **PLAIN_EXPERTS,
         )
-    )
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(c.model_type, **shape))
 
 
 def some_ids(c: Config, batch: int = 2, length: int = 9) -> torch.Tensor:
@@ -125,8 +124,15 @@ def counted(c: Config) -> int:
 
 @pytest.mark.parametrize(
     "c",
-    [Config.tiny(), Config.tiny(num_experts=0), Config.tiny(tie_word_embeddings=False), Config.qwen3_30b_a3b()],
-    ids=["tiny", "dense", "untied", "30b"],
+    [
+        Config.tiny(),
+        Config.tiny(num_experts=0),
+        Config.tiny(tie_word_embeddings=False),
+        Config.qwen3_30b_a3b(),
+        Config.tiny(num_experts=0, qk_norm=False, attention_bias=True),
+        Config.tiny(num_experts=0, qk_norm=False),
+    ],
+    ids=["tiny", "dense", "untied", "30b", "qwen2", "llama"],
 )
 def test_parameters(c):
     assert counted(c) == c.parameters()
@@ -152,6 +158,11 @@ def test_dense_uses_all_it_has():
         ({"num_experts_per_tok": 9}, "between 1 and num_experts"),
         ({"num_experts_per_tok": 0}, "between 1 and num_experts"),
         ({"head_dim": 7}, "even"),
+        ({"qk_norm": False}, "none is with experts, without qk_norm and without attention_bias"),
+        ({"attention_bias": True}, "none is with experts, with qk_norm and with attention_bias"),
+        ({"num_experts": 0, "attention_bias": True}, "none is without experts, with qk_norm and with attention_bias"),
+        ({"num_experts": 0, "qk_norm": False, "hidden_size": 30}, "hidden_size must be a multiple of num_attention_heads in a Llama"),
+        ({"rope_scaling": RopeScaling("yarn", 2.0), "rope_theta": 1.0}, "rope_theta must be greater than 1 for yarn"),
     ],
 )
 def test_impossible_shapes_are_refused(wrong, message):
@@ -380,13 +391,14 @@ def test_load_balancing_loss_pushes_towards_the_idle():
 # ------------------------------------------------------------------------------ initial weights
 
 
-@pytest.mark.parametrize("experts", [4, 0])
-def test_initial_weights_have_their_deviation_and_outputs_into_the_residual_stream_a_smaller_one(experts):
-    """σ, and σ/√(2L) for the two outputs of each of L layers; norms are ones."""
-    c = Config.tiny(vocab_size=200, num_hidden_layers=8, num_experts=experts, initializer_range=0.5, tie_word_embeddings=False)
+@pytest.mark.parametrize("experts, bias", [(4, False), (0, False), (0, True)], ids=["moe", "dense", "biases"])
+def test_initial_weights_have_their_deviation_and_outputs_into_the_residual_stream_a_smaller_one(experts, bias):
+    """σ, and σ/√(2L) for the two outputs of each of L layers; norms are ones, and biases zeros."""
+    family = dict(num_experts=experts, qk_norm=not bias, attention_bias=bias)
+    c = Config.tiny(vocab_size=200, num_hidden_layers=8, initializer_range=0.5, tie_word_embeddings=False, **family)
     for name, p in Transformer(c).named_parameters():
         if p.ndim == 1:
-            assert (p == 1).all(), name
+            assert (p == (0 if name.endswith(".bias") else 1)).all(), name
         else:
             wanted = 0.5 / 4 if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")) else 0.5
             sure = 5 * wanted / (2 * p.numel()) ** 0.5  # five standard errors of a standard deviation
