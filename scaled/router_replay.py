@@ -1,16 +1,9 @@
 """Router replay on many ranks: `ref/router_replay.py`, which has the rule and the glossary.
 
-<<<<<<< HEAD
 A token's experts are replayed on the rank of the token: indices are split like ids (`runtime/cut.py`), [B, T, K] per layer, and passed to
-this rank's forward pass, whose router scores the same tokens. The choice does not depend on which rank owns an expert, so `replay`,
-`gates` and `route` are those of `ref`. The statistics cover the tokens of all ranks, because the 99th percentile of one rank says
-nothing about that of the batch.
-=======
-A token's experts are replayed where the token is: indices are cut like ids (`runtime/cut.py`), [B, T, K] a layer, and given to this
-rank's forward pass, whose router scores the same tokens. Which rank owns an expert does not matter to who chooses it. So `replay`
-and `gates` are those of `ref`, and `route` is but for its kernel; the statistics are of all ranks' tokens together, because the 99th
-percentile of a rank says nothing about that of the batch.
->>>>>>> main
+this rank's forward pass, whose router scores the same tokens. The choice does not depend on which rank owns an expert, so `replay` and
+`gates` are those of `ref`, and `route` differs only in its kernel. The statistics cover the tokens of all ranks, because the 99th percentile
+of one rank says nothing about that of the batch.
 """
 
 from collections.abc import Sequence

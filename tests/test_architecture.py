@@ -436,3 +436,10 @@ def test_settings_of_one_name_are_of_one_kind():
     assert {key for key in told if len(told[key]) > 1} == set()
     assert {key.split(".")[1] for key in told} == shared
     assert {name: found for name, found in kinds.items() if len({kind for kind, _ in found}) > 1} == {}
+
+
+def test_no_merge_is_left_half_done():
+    """Its marks are no syntax error where they stand in a docstring."""
+    marks = re.compile(r"^(<<<<<<< |=======$|>>>>>>> )", re.MULTILINE)
+    texts = [*files(), *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "tests").rglob("*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]
+    assert [path.relative_to(ROOT).as_posix() for path in texts if marks.search(path.read_text(encoding="utf-8"))] == []
