@@ -2,9 +2,9 @@
 
 Every part runs in three ways, in alternation: alone; alone as it used to be, in one process with as many threads as cores, which wait
 for each other in every matrix product; and next to the busy programs. A busy program is a loop in its own session. Linux shares cores
-evenly between sessions, whatever their priority, as on a desktop. A part that fills all cores when alone gets half of them next to as
-many busy programs, so it takes at least twice as long. The last part, nothing but matrix products, shows how much the machine itself
-adds to that.
+evenly between sessions, whatever their priority, as on a desktop. A part with one process per core gets half of the cores next to as many
+busy programs, so it takes at least twice as long. A part with two processes per core gets two thirds, and takes at least 1.5 times as long.
+The last part, one process per core with nothing but matrix products, shows how much the machine itself adds to that.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def follow(tab, title):
     settled(tab)
     if tab.viewport_size["width"] < 800:
         tab.get_by_test_id("stExpandSidebarButton").click()
-    tab.get_by_role("link", name=title).click()
+    tab.get_by_role("link", name=title, exact=True).click()
 
 
 def cut_off(tab):
@@ -114,20 +114,24 @@ def cut_off(tab):
 
 
 def test_every_page_opens_without_an_error(browser, address):
-    """On a wide screen, which then becomes a narrow one: nothing is wider than the screen, no code is cut off, and a wide picture keeps a size
-    that can be read where there is no room for it."""
+    """One after the other by its link, on a wide screen, which then becomes a narrow one: nothing is wider than the screen, no code is cut off,
+    and a wide picture keeps a size that can be read where there is no room for it."""
     with opened(browser, WIDTHS[0]) as tab:
-        for place, page in [("", PAGES[0]), *((page.name, page) for page in PAGES)]:
+        tab.goto(address)
+        for page in PAGES:
             tab.set_viewport_size({"width": WIDTHS[0], "height": 900})
-            tab.goto(f"{address}/{place}")
-            settled(tab)
+            expect(tab.get_by_test_id("stSidebar")).not_to_have_attribute("data-collapsed", "true")
+            if page is not PAGES[0]:
+                follow(tab, page.title)
+                tab.wait_for_url(re.compile(rf"/{page.name}(\?|$)"))
             expect(tab.locator("h1").first).to_have_text(page.title)
+            settled(tab)
             assert tab.locator('[data-testid="stException"]').count() == 0, page.name
             expect(tab.locator("img").first).to_be_visible()
             for width in WIDTHS:
                 tab.set_viewport_size({"width": width, "height": 900})
                 fits(tab, page, width)
-                if place == "kl":  # all pages show their code in one way
+                if page.name == "kl":  # all pages show their code in one way
                     assert not cut_off(tab)
             assert not tab.errors, (page.name, tab.errors)
 
