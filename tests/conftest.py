@@ -4,9 +4,6 @@ import fcntl
 import os
 import sys
 
-# Two threads that wait for each other sleep: where they spin instead, beside other workers, each takes the time that the other waits for.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
-
 import hypothesis
 import jaxtyping
 import pytest

@@ -5,6 +5,7 @@
 | `model.py` | the transformer in plain PyTorch, to be read first |
 | `rope.py` | the frequencies of its rotary embedding, and how they are scaled for longer contexts |
 | `fast.py` | the same transformer, computed with fewer operations: `ref.network.Transformer` |
+| `documents.py` | attention inside the documents of packed rows, without a mask |
 | `gradients.py` | the five pieces of `fast.py` whose gradients are written out |
 | `linear_logprob.py` | log-probability, entropy and KL under the head: the definition that the kernel is held to |
 | `masters.py` | float32 masters under bfloat16 computation |

@@ -49,21 +49,23 @@ class Family(NamedTuple):
     """Queries and keys have a norm."""
     attention_bias: bool
     """Queries, keys and values have a bias."""
+    title: str
+    """What people call it."""
 
 
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", False, False, False),
-    "qwen2": Family("Qwen2ForCausalLM", False, False, True),
-    "qwen3": Family("Qwen3ForCausalLM", False, True, False),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", True, True, False),
+    "llama": Family("LlamaForCausalLM", False, False, False, "Llama"),
+    "qwen2": Family("Qwen2ForCausalLM", False, False, True, "Qwen2"),
+    "qwen3": Family("Qwen3ForCausalLM", False, True, False, "Qwen3, dense"),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", True, True, False, "Qwen3-MoE"),
 }
 
 
 def family(fields: Mapping) -> str:
     """The model_type of a network with these fields of `ref.network.model.Config`. Raises ValueError if no family is so."""
     wanted = fields["num_experts"] > 0, fields["qk_norm"], fields["attention_bias"]
-    for model_type, (_, *found) in FAMILIES.items():
-        if tuple(found) == wanted:
+    for model_type, found in FAMILIES.items():
+        if (found.moe, found.qk_norm, found.attention_bias) == wanted:
             return model_type
     moe, qk_norm, bias = ("with" if has else "without" for has in wanted)
     raise ValueError(f"qk_norm and attention_bias must fit a family: none is {moe} experts, {qk_norm} qk_norm and {bias} attention_bias")
@@ -282,7 +284,8 @@ def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: tor
             name, index = places[part]
             fit(state[name][index], tensor, folder / file, part)
     if tied:
-        check_tied(folder, files, state["embed_tokens.weight"])
+        [(_, head)] = read_file(folder / files["lm_head.weight"], ["lm_head.weight"])
+        check_tied(folder, head, state["embed_tokens.weight"])
     return state
 
 
@@ -313,9 +316,8 @@ def fit(target: Tensor, tensor: Tensor, path: Path, part: str) -> None:
     target.copy_(tensor)
 
 
-def check_tied(folder: Path, files: Mapping[str, str], embedding: Tensor) -> None:
-    """Raise CheckpointError unless the stored head equals the embedding that it is tied to."""
-    [(_, head)] = read_file(folder / files["lm_head.weight"], ["lm_head.weight"])
+def check_tied(folder: Path, head: Tensor, embedding: Tensor) -> None:
+    """Raise CheckpointError unless a stored head, or a part of it, equals that of the embedding that it is tied to."""
     if not torch.equal(head.to(embedding.dtype), embedding):
         raise CheckpointError(f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it")
 

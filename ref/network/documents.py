@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-__all__ = ["BlockMask", "Documents", "Run", "attend_blocks", "attend_documents", "blocks", "documents"]
+__all__ = ["BlockMask", "Run", "attend_blocks", "attend_documents", "blocks", "documents"]
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,17 @@ class Run:
     """Places in the complete row."""
 
 
-@dataclass(frozen=True)
-class Documents:
-    """Who sees whom, as runs: each query is in one run for its row."""
-
-    runs: tuple[Run, ...]
-
-
-def documents(doc: Tensor, where: Tensor | None = None) -> Documents | None:
-    """The runs of rows whose tokens belong to the documents doc [B, T] (int64; padding counts as a document). `where` [T'] holds the places of
-    the queries in the row, in rising order within each chunk; by default there is a query for every token. A `doc` of one row stands for
-    all rows of the batch. None if a document does not lie in one piece."""
-    T = doc.shape[1]
-    place = torch.arange(T, device=doc.device)
-    where = place if where is None else where.to(doc.device)
+def documents(doc: Tensor, where: Tensor | None = None) -> tuple[Run, ...] | None:
+    """Who sees whom in rows whose tokens belong to the documents doc [B, T] (int64; padding counts as a document): each query is in one run for
+    its row. `where` [T'] holds the places of the queries in the row, in rising order within each chunk; by default there is a query for
+    every token. A `doc` of one row stands for all rows of the batch. None if a document does not lie in one piece."""
+    place = torch.arange(doc.shape[1])
+    where = place if where is None else where
     first = torch.ones_like(doc, dtype=torch.bool)
     first[:, 1:] = doc[:, 1:] != doc[:, :-1]
     distinct = (doc.sort(1).values.diff(dim=1) != 0).sum(1) + 1
+    if (distinct != first.sum(1)).any():
+        return None
     start = torch.where(first, place, 0).cummax(1).values[:, where]
     begins = torch.ones_like(start, dtype=torch.bool)
     begins[:, 1:] = (start[:, 1:] != start[:, :-1]) | (where[1:] != where[:-1] + 1)
@@ -69,18 +63,14 @@ def documents(doc: Tensor, where: Tensor | None = None) -> Documents | None:
     end = torch.cat((at[1:], at.new_zeros(1)))
     end = torch.where(end > 0, end, len(where))  # the next run of the row, or the row's end
     table = torch.stack((row, at, end, start[row, at], where[end - 1] + 1), 1)
-    broken = (distinct != first.sum(1)).any()
-    *found, [one, *_] = torch.cat((table, broken.long().expand(1, 5))).tolist()  # one wait for the device, not two
-    if one:
-        return None
-    rows = (lambda b: slice(None)) if len(doc) == 1 else (lambda b: slice(b, b + 1))
-    return Documents(tuple(Run(rows(b), slice(q0, q1), slice(k0, k1)) for b, q0, q1, k0, k1 in found))
+    rows = [slice(None)] if len(doc) == 1 else [slice(b, b + 1) for b in range(len(doc))]
+    return tuple(Run(rows[b], slice(q0, q1), slice(k0, k1)) for b, q0, q1, k0, k1 in table.tolist())
 
 
-def attend_documents(q: Tensor, k: Tensor, v: Tensor, seen: Documents) -> Tensor:
-    """softmax(q kᵀ) v of queries q [B, H, T', d] (scaled already) over the keys that `seen` allows them: k and v [B, G, T, d], where each key
+def attend_documents(q: Tensor, k: Tensor, v: Tensor, runs: tuple[Run, ...]) -> Tensor:
+    """softmax(q kᵀ) v of queries q [B, H, T', d] (scaled already) over the keys that the runs allow them: k and v [B, G, T, d], where each key
     head serves H/G consecutive query heads → [B, H, T', d]. On a CPU."""
-    return AttendDocuments.apply(q, k, v, seen.runs)
+    return AttendDocuments.apply(q, k, v, runs)
 
 
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -136,7 +126,7 @@ def heads(x: Tensor, rows: slice, keys: slice, q: Tensor) -> Tensor:
 
 
 def blocks(doc: Tensor, where: Tensor | None = None) -> BlockMask:
-    """The same as `documents` for FlexAttention: blocks of 128 × 128 query-key pairs that hold anything to be seen, in T²/128² bits. Documents
+    """The same as `documents` for FlexAttention: blocks of 128 × 128 query-key pairs that hold anything to be seen, (T/128)² numbers a row. Documents
     may lie in several pieces."""
     T = doc.shape[1]
     where = torch.arange(T, device=doc.device) if where is None else where.to(doc.device)

@@ -7,7 +7,7 @@ The gradients are written out in `gradients.py`. Tests hold values and gradients
 1. The three projections of attention are one product. The QK-norms of queries and keys, where there are any, are one norm over the heads of
    both.
 2. Attention over short rows stores its weights and multiplies the query heads of a group with their shared keys in one product. Long rows
-   are left to the library's flash kernel.
+   are left to the library's flash kernel, packed ones document by document (`documents.py`).
 3. Tokens are sorted by expert, and each expert multiplies its own rows. Nothing loops over tokens or experts. A handful of tokens (decoding)
    goes through all experts in one batched product, with a gate of zero for those not chosen: sorting four rows costs more than multiplying
    them.
@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ref.network import model
-from ref.network.documents import BlockMask, Documents, attend_blocks, attend_documents, blocks, documents
+from ref.network.documents import BlockMask, Run, attend_blocks, attend_documents, blocks, documents
 from ref.network.gradients import attend, chunked_logprob, experts_swiglu, rms_norm, turned_heads
 from ref.network.model import Config, KVCache, visible
 
@@ -38,7 +38,7 @@ backward take a fifth of the flash kernel's time. The query heads of a group are
 grouped-query attention repeats nothing."""
 
 
-Mask = Tensor | Documents | BlockMask | None
+Mask = Tensor | tuple[Run, ...] | BlockMask | None
 """Who may look at whom, in the form that `Attention.product` wants."""
 
 
@@ -70,7 +70,7 @@ class Attention(model.Attention):
         """Attention of the queries q [B, G, H/G, T, d] to k and v [B, G, S, d] → [B, T, H·d]. `causal` promises that no query sees a key
         behind its own."""
         H, G, T = self.heads, self.kv_heads, q.shape[3]
-        if isinstance(mask, Documents):
+        if isinstance(mask, tuple):
             return attend_documents(q.flatten(1, 2), k, v, mask).transpose(1, 2).flatten(2)
         if isinstance(mask, BlockMask):
             return attend_blocks(q.flatten(1, 2), k, v, mask).transpose(1, 2).flatten(2)

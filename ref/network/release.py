@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ref.cpt import SPECIAL_TOKENS
+from ref.network.checkpoint import FAMILIES
 from ref.network.model import Config
 
 __all__ = ["beside", "card"]
@@ -72,7 +73,7 @@ def card(name: str, what: str, config: Config, facts: Mapping[str, str], opening
     """The model card in Markdown: `what` the model is in a sentence or two, `facts` about data and results, and how to sample it.
     `opening`: the environment's first text, for a network that has learned the agent's turns. `drafts`: whether there are
     multi-token-prediction layers."""
-    kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3, dense", "qwen3_moe": "Qwen3-MoE"}[config.model_type]
+    kind = FAMILIES[config.model_type].title
     if config.num_experts:
         kind += f", {config.num_experts} experts per layer, {config.num_experts_per_tok} per token"
     rows = {

@@ -87,6 +87,7 @@ def load_folder(model: nn.Module, folder: str | Path, dtype: torch.dtype = torch
 
 @torch.no_grad()
 def read(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
+    """This rank's part of `load_folder`."""
     names = dict(model.named_parameters())
     files, places, tied = ref.matched(folder, {name: sharding.whole_shape(name, p) for name, p in names.items()})
     for there, (name, index) in places.items():
@@ -97,15 +98,15 @@ def read(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
         own = [(max(a, f), min(b, f + n)) for (a, b), f, n in zip(covers, first, mine.shape)]
         if any(a >= b for a, b in own):
             continue
-        shape = [b - a for i, (a, b) in enumerate(covers) if i >= len(index) or type(index[i]) is not int]
-        inside = [slice(a - c, b - c) for i, ((a, b), (c, _)) in enumerate(zip(own, covers)) if i >= len(index) or type(index[i]) is not int]
+        there_too = [i for i in range(len(whole)) if i >= len(index) or type(index[i]) is not int]  # dimensions of the tensor on disk
+        shape = [covers[i][1] - covers[i][0] for i in there_too]
+        inside = [slice(own[i][0] - covers[i][0], own[i][1] - covers[i][0]) for i in there_too]
         target = mine[tuple(slice(a - f, b - f) for (a, b), f in zip(own, first))]
         found = part_of(folder / files[there], there, shape, inside).to(dtype)
         target.copy_(found.view(target.shape))
         if tied and name == "embed_tokens.weight":
             head = part_of(folder / files["lm_head.weight"], "lm_head.weight", shape, inside)
-            if not torch.equal(head.to(dtype), found):
-                ref.check_tied(folder, files, torch.empty(0))
+            ref.check_tied(folder, head, found)
 
 
 def part_of(path: Path, name: str, shape: list[int], inside: list[slice]) -> Tensor:

@@ -353,16 +353,17 @@ def kept(config, ids, remake, doc=None):
         return x
 
     alive: list = []
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    with computing(rematerialise=remake), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        out = model(cut(ids), doc=None if doc is None else cut(doc), logits=False)
-    total(out.hidden.square().sum()).backward()
-    grown = resident("VmHWM") - before
+
+    def passes():
+        with computing(rematerialise=remake), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            out = model(cut(ids), doc=None if doc is None else cut(doc), logits=False)
+        total(out.hidden.square().sum()).backward()
+
+    _, more = grown(passes)
     optimizer.step()
     state = [x for p in model.parameters() for x in (p, p.grad, *(v for v in optimizer.state[p].values() if v.ndim))]
     local = sum((x.to_local() if isinstance(x, DTensor) else x).numel() * 4 for x in state)
-    return [tuple(map(int, one)) for one in torch.cat(gathered(torch.tensor([[local, sum(seen.values()), grown]])))]
+    return [tuple(map(int, one)) for one in torch.cat(gathered(torch.tensor([[local, sum(seen.values()), more]])))]
 
 
 def resident(what):

@@ -1,7 +1,5 @@
-"""A folder that is larger than what a rank may hold: read and written slice by slice.
-
-make test-big        the same with 4 GB, and says what each rank's process grew by
-"""
+"""A folder that is larger than what a rank may hold: read and written slice by slice. `make test-big` plays the same with 4 GB, and
+says by how much each rank's process grew."""
 
 import os
 import shutil

@@ -45,7 +45,7 @@ def test_runs_say_what_the_mask_says(seed, rows, length):
     wanted = visible(length, 0, doc, doc.device)
     wanted = torch.ones(rows, 1, 1, 1, dtype=torch.bool) if wanted is None else wanted[:, :, where]
     seen = torch.zeros_like(wanted)
-    for run in found.runs:
+    for run in found:
         n = run.queries.stop - run.queries.start
         assert n > 0 and not seen[run.rows, 0, run.queries].any(), "a query is in one run"
         for i in range(n):
@@ -101,10 +101,10 @@ def test_what_is_computed_grows_with_the_documents_not_with_the_row():
     """Query-key pairs: Σ n² over documents."""
     for length in (1024, 8192):
         doc = (torch.arange(length) // 256)[None]
-        pairs = sum((r.queries.stop - r.queries.start) * (r.keys.stop - r.keys.start) for r in documents(doc).runs)
+        pairs = sum((r.queries.stop - r.queries.start) * (r.keys.stop - r.keys.start) for r in documents(doc))
         assert pairs == length * 256
     halves = documents(doc, torch.arange(length).view(4, -1)[[0, 3]].flatten())
-    assert len(halves.runs) == len(documents(doc).runs) // 2
+    assert len(halves) == len(documents(doc)) // 2
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -147,10 +147,10 @@ def test_either_spelling_of_the_rotary_embedding_is_enough(tmp_path, family, rop
 
 def config_like(family: str) -> Config:
     """Our shape of a family."""
-    _, moe, qk_norm, bias = checkpoint.FAMILIES[family]
-    experts = dict(num_experts=4, moe_intermediate_size=8) if moe else dict(num_experts=0, intermediate_size=40)
+    found = checkpoint.FAMILIES[family]
+    experts = dict(num_experts=4, moe_intermediate_size=8) if found.moe else dict(num_experts=0, intermediate_size=40)
     shape = dict(hidden_size=32, num_hidden_layers=2, head_dim=8, max_position_embeddings=128, tie_word_embeddings=False, initializer_range=0.3)
-    return Config.tiny(V, **shape, **experts, qk_norm=qk_norm, attention_bias=bias)
+    return Config.tiny(V, **shape, **experts, qk_norm=found.qk_norm, attention_bias=found.attention_bias)
 
 
 SILENT = ("max_position_embeddings", "rms_norm_eps", "initializer_range", "tie_word_embeddings")
