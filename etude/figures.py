@@ -146,11 +146,20 @@ def gather(folders: Iterable[Path], out: Path) -> list[dict]:
             "machine": {k: record["machine"][k] for k in ("cpu", "threads", "torch", "commit")},
             "seconds": round(sum(record["seconds"].values()), 1),
         }
-        claims += [claim | facts for claim in found]
+        claims += [rounded(claim | facts) for claim in found]
     order = list(known)
     claims.sort(key=lambda claim: order.index(claim["experiment"]) if claim["experiment"] in order else len(order))
     atomic_write(out, json.dumps(claims, indent=1, ensure_ascii=False) + "\n")
     return claims
+
+
+def rounded(value: Any) -> Any:
+    """The same with every number at ten digits. The last digits of a sum depend on the machine, and the ledger should not."""
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part) for part in value]
+    return float(f"{value:.10g}") if isinstance(value, float) else value
 
 
 def _claims_of(folder: Path, record: dict) -> list[dict]:

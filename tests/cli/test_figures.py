@@ -269,6 +269,12 @@ def test_no_committed_verdict_is_other_than_its_rule_makes_it():
         assert one["verdict"] in ("reproduced", "holds") or one["note"], f"{one['name']} does not say why"
 
 
+def test_a_ledger_s_numbers_are_the_same_on_every_machine():
+    """A sum in another order differs in its last digits: numpy's and LAPACK's order depends on the processor."""
+    here, there = ({"measured": -0.45494522518376 + off, "interval": [1e-9 * (1 + off), 2.0], "note": "0.1"} for off in (0.0, 3e-16))
+    assert here != there and figures.rounded(here) == figures.rounded(there) == {"measured": -0.4549452252, "interval": [1e-9, 2.0], "note": "0.1"}
+
+
 def test_the_committed_claims_are_made_of_the_committed_records(tmp_path):
     """etude claims results/figures, to the last byte: no figure and no verdict is written by hand."""
     figures.gather([RESULTS / "figures"], tmp_path / "claims.json")
