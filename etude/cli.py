@@ -56,6 +56,9 @@ def run_technique(
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
     corpus: Annotated[Path | None, typer.Option(help="Folder of code to train on.", readable=False, show_default="Python's standard library")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Hugging Face folder that a full run starts from.", readable=False, show_default="none", metavar="FOLDER")
+    ] = None,
     nproc: Annotated[int | None, typer.Option(help="Number of ranks in a full run.", show_default="every GPU here, or 2 with gloo")] = None,
     backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: rehearse a full run on CPUs.")] = "nccl",
     help: Annotated[bool, typer.Option("--help", help="Show this help and the settings of TECHNIQUE.")] = False,
@@ -88,12 +91,17 @@ def run_technique(
         _print_settings(entry, backend if scale == "full" else None)
         return
     if scale == "full":
-        _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend)
+        _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend)
         return
+    if checkpoint is not None:
+        raise RunError("--checkpoint is where a full run starts; a small one starts from random weights: leave it out, or add --scale full")
     if out is None:
         out = Path("runs") / entry.name
         out = out if resume or entry.name == "recipe" else _unused(out)  # a demonstration takes seconds, so just run it again
     wanted = _read_toml(config)
+    if entry.name == "recipe" and (left := sorted({"checkpoint", "cluster"} & wanted.keys())):
+        print(f"{config}: {' and '.join(left)} are of full runs; a small run leaves them out")
+        wanted = {key: value for key, value in wanted.items() if key not in left}
     given: list[Any] = list(sets or [])
     if seed is not None:
         given.append(f"seed={seed}")
@@ -379,14 +387,16 @@ def bench_explorer() -> None:
     importlib.import_module("etude.bench.explorer").bench()
 
 
-def _play_full(entry, out, config, sets, seed, corpus, resume, nproc, backend) -> None:
+def _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend) -> None:
     """Run the scaled path under torchrun."""
     from etude import full
 
     given: list[Any] = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
     if corpus is not None:
         _check_corpus(corpus)
-        given.append(("corpus", str(corpus.resolve())))
+        given.append(("data.corpus" if entry.name == "recipe" else "corpus", str(corpus.resolve())))
+    if checkpoint is not None:
+        given.append(("checkpoint", str(checkpoint.resolve())))
     out = out or Path("runs") / f"{entry.name}-full"
     toml = _read_toml(config)
     if resume:
@@ -426,8 +436,10 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
         assert entry.module is not None
         module = importlib.import_module(entry.module)
         if entry.name == "recipe":
+            from etude import outcome
+
             module.run(run, config)
-            _finish_recipe(run)
+            outcome.show(run.root)
         else:
             _finish_demo(run, _demo(run, module.demo, config))
 
@@ -503,24 +515,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(_cell(part) for part in value)
     return "–" if value is None else str(value)
-
-
-def _finish_recipe(run: Any) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from etude.report import page as report
-
-    html, record = report.write(run.root)
-    rows = report.before_after(json.loads(record.read_text()))
-    if rows:
-        table = Table("held-out tasks", "before RL", "after RL", "difference", box=None, header_style="bold")
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
-    print(f"report: {html} and {record}")
-    if (run.root / "checkpoints" / "final").is_dir():
-        print(f"model:  {run.root / 'checkpoints' / 'final'}")
 
 
 def _print_settings(entry: catalog.Technique, backend: str | None = None) -> None:

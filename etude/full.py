@@ -6,12 +6,13 @@ rank      joins the process group, sets the mesh, trains; rank 0 shows progress 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,12 @@ def settings(name: str, backend: str, toml: dict | None = None, sets: Sequence[s
     """Settings of a technique's full run, or of its rehearsal on CPUs. Raises RunError if it has none, and as `kit.settings.fill`."""
     from scaled import pretrain, rl
 
+    if name == "recipe":
+        from etude import chain
+
+        return fill(chain.Whole, toml, sets, chain.Whole.rehearsal() if backend == "gloo" else chain.Whole())
     if name not in PRETRAINING | RL:
-        raise RunError(f"{name} has no full run; use --scale small. Techniques with a full run: {', '.join([*PRETRAINING, *RL])}")
+        raise RunError(f"{name} has no full run; use --scale small. Techniques with a full run: {', '.join(['recipe', *PRETRAINING, *RL])}")
     kind = pretrain.Full if name in PRETRAINING else rl.Rl
     base = fill(kind, (PRETRAINING | RL)[name], base=kind.rehearsal() if backend == "gloo" else kind())
     return fill(kind, toml, sets, base)
@@ -49,6 +54,8 @@ def settings(name: str, backend: str, toml: dict | None = None, sets: Sequence[s
 def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[str, str]], resume: bool, nproc: int | None, backend: str) -> None:
     """The parent process. Raises RunError if the run cannot start or a rank fails."""
     config = settings(entry.name, backend, toml, sets)
+    if entry.name == "recipe":
+        return run_recipe(config, out, resume, nproc, backend)
     ranks = count(config, nproc, backend, entry.name)
     layout(config, ranks)
     if config.checkpoint is None and entry.name not in ("cpt", "muon", "quant"):
@@ -84,6 +91,33 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[
     if code:
         raise RunError(f"the ranks of {entry.name} failed; their errors are above. Continue with: {again}")
     show(out)
+
+
+def run_recipe(config, out: Path, resume: bool, nproc: int | None, backend: str) -> None:
+    """The parent process of all stages of the recipe. Raises RunError as `run`."""
+    from etude import chain, outcome
+    from scaled.runtime import launch
+
+    ranks = count(config.cluster, nproc, backend, "recipe")
+    try:
+        chain.check(config, ranks)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    again = f"etude run recipe --scale full --out {shlex.quote(str(out))} --resume" + (
+        f" --backend gloo --nproc {ranks}" if backend == "gloo" else ""
+    )
+    begun = config
+    if resume:
+        cluster = as_begun(config.cluster, out, chain.FREE, lambda config: config["cluster"])
+        begun = dataclasses.replace(config, cluster=cluster)
+    with Run.open(out, "recipe full", begun, resume) as opened:
+        with opened.told(again):
+            chain.prepare(opened, config)
+            told = json.dumps({"technique": "recipe", "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
+            code = launch.start("etude.full", [str(out.resolve()), told], ranks, config.cluster.restarts)
+        if code:
+            raise RunError(f"the ranks of the recipe failed; their errors are above. Continue with: {again}")
+        outcome.show(out)
 
 
 def check_work(config, name: str, ranks: int) -> None:
@@ -138,11 +172,11 @@ def check_left(out: Path) -> None:
         raise RunError(f"{error}; delete {shelf.path(shelf.steps()[-1])} to continue from the previous checkpoint, or choose another --out") from None
 
 
-def as_begun(config, out: Path):
-    """The settings with every field of FREE taken from the run in the folder."""
+def as_begun(config, out: Path, free: Sequence[str] = FREE, part: Callable[[dict], dict] = lambda config: config):
+    """The settings with every field of `free` taken from the run in the folder, from a part of its settings."""
     try:
-        before = json.loads((out / "config.json").read_text())["config"]
-        return dataclasses.replace(config, **{name: before[name] for name in FREE})
+        before = part(json.loads((out / "config.json").read_text())["config"])
+        return dataclasses.replace(config, **{name: before[name] for name in free})
     except (OSError, ValueError, KeyError, TypeError):
         return config  # Run.open says what is wrong with it
 
@@ -189,16 +223,43 @@ def show(out: Path) -> None:
 
 def rank(out: Path, told: dict) -> None:
     """One process of torchrun."""
+    from scaled.runtime import launch
+
+    config = settings(told["technique"], told["backend"], told["config"])
+    with launch.world(told["backend"], getattr(config, "cluster", config).timeout) as me, in_a_line(out):
+        if told["technique"] == "recipe":
+            from etude import chain
+
+            chain.play(out, config, told["ranks"])
+        else:
+            train(out, told, config, me)
+
+
+@contextlib.contextmanager
+def in_a_line(out: Path) -> Iterator[None]:
+    """Turns a bad checkpoint and a full disk into one line."""
     from kit.disk import NO_ROOM, refusal
+    from ref.network.checkpoint import CheckpointError
+
+    try:
+        yield
+    except (CheckpointError, RunError) as error:  # usually every rank raises it, but some files are read by one rank only
+        sys.exit(f"error: {error}")
+    except Exception as error:
+        refused = refusal(error)
+        if refused is None or refused.errno not in NO_ROOM:
+            raise
+        sys.exit(f"error: {refused.strerror}: {refused.filename or out}; free some space")
+
+
+def train(out: Path, told: dict, config, me: int) -> None:
+    """One technique, on this rank."""
     from kit.process import machine
     from kit.progress import Progress
-    from ref.network.checkpoint import CheckpointError
     from scaled import pretrain, rl
-    from scaled.runtime import launch
     from scaled.runtime.mesh import mesh
 
-    backend, technique = told["backend"], told["technique"]
-    config = settings(technique, backend, told["config"])
+    technique = told["technique"]
     line = Line(technique, config.schedule.steps)
     progress, tokens = Progress(line), 0.0
 
@@ -210,24 +271,16 @@ def rank(out: Path, told: dict) -> None:
             progress.last()
             progress.stop()
 
-    with launch.world(backend, config.timeout) as me, mesh(**layout(config, told["ranks"])):
-        try:
-            if technique in RL:
-                from sims.microrepo.world import MicroWorld
+    with mesh(**layout(config, told["ranks"])):
+        if technique in RL:
+            from sims.microrepo.world import MicroWorld
 
-                found = rl.learn(technique, config, out, MicroWorld(config), log)
-            else:
-                found = pretrain.train(technique, config, out, log)
-        except CheckpointError as error:  # usually every rank raises it, but some files are read by one rank only
-            sys.exit(f"error: {error}")
-        except Exception as error:
-            refused = refusal(error)
-            if refused is None or refused.errno not in NO_ROOM:
-                raise
-            sys.exit(f"error: {refused.strerror}: {refused.filename or out}; free some space")
-        if me == 0:
-            report = {"scale": "full", **told, "machine": machine(), "result": found}
-            atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")
+            found = rl.learn(technique, config, out, MicroWorld(config), log)
+        else:
+            found = pretrain.train(technique, config, out, log)
+    if me == 0:
+        report = {"scale": "full", **told, "machine": machine(), "result": found}
+        atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")
 
 
 class Line:

@@ -79,9 +79,9 @@ os.register_at_fork(after_in_child=_drop_locks_in_child)
 
 
 class Run:
-    """An open run folder. Use `Run.open`; close it, or use it in a `with` statement."""
+    """An open run folder. Use `Run.open`; close it, or use it in a `with` statement. One without a lock is for a process whose parent has it."""
 
-    def __init__(self, root: Path, technique: str, config: Any, lock: int, resumed: bool, cadence: float) -> None:
+    def __init__(self, root: Path, technique: str, config: Any, lock: int | None, resumed: bool, cadence: float) -> None:
         self.root, self.technique, self.config = root, technique, config
         self.resumed, self.checkpoint_seconds = resumed, cadence
         self._lock: int | None = lock

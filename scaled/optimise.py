@@ -118,10 +118,19 @@ def begun(c: Ranks, folder: Path, rank: int) -> Iterator[None]:
         yield
 
 
-def optimise(c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Callable[[int], dict[str, float]], log: Log) -> dict[str, float]:
-    """Runs all steps. `gradients(step)` leaves the gradients of a step in `model` and returns its metrics, the same on all ranks. `log(step,
-    steps, **metrics)` is called on rank 0. Returns the metrics of the last step."""
-    rank = dist.get_rank()
+def optimise(
+    c: Ranks,
+    folder: Path,
+    name: str,
+    model: nn.Module,
+    gradients: Callable[[int], dict[str, float]],
+    log: Log,
+    look: Callable[[int], dict[str, float]] = lambda step: {},
+) -> dict[str, float]:
+    """Runs all steps. `gradients(step)` leaves the gradients of a step in `model` and returns its metrics, the same on all ranks. The parts of
+    an nn.ModuleDict have their gradients clipped one by one; the first one's norm is logged. `look(step)` returns more metrics after that
+    many steps. `log(step, steps, **metrics)` is called on rank 0. Returns the metrics of the last step."""
+    rank, parts = dist.get_rank(), [*model.values()] if isinstance(model, nn.ModuleDict) else [model]
     steps, optimizers = c.schedule.steps, c.optimizers(model)
     base = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     shelf, first = Checkpoints(folder / "state"), 0
@@ -139,10 +148,13 @@ def optimise(c: Ranks, folder: Path, name: str, model: nn.Module, gradients: Cal
                 for group, lr in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = lr * factor
             shown = gradients(step)
-            shown["grad_norm"] = sharding.clip(model, c.max_norm)
+            shown["grad_norm"] = [sharding.clip(part, c.max_norm) for part in parts][0]
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
+            if more := look(step + 1):
+                shown |= more
+                sharding.rest(model)
             if rank == 0:
                 with open(metrics, "a") as file:
                     file.write(json.dumps({"step": step + 1, **shown}) + "\n")

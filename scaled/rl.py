@@ -38,7 +38,7 @@ from torch import Tensor
 from ref import rl as ref_rl
 from ref.engine.sampler import Sampler
 from ref.network import fast as ref
-from ref.network import release
+from ref.network import load_extra, release
 from ref.rl import Played, Settings, World
 from scaled import muon
 from scaled.dr_grpo import group_advantages, policy_loss
@@ -151,14 +151,16 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
         found |= optimise(c, folder, technique, model, partial(play_and_improve, c, model, reference, sampler, world), log)
         if c.heldout:
             found["heldout_after"] = heldout(c, model, sampler, world)
+        extra = load_extra(c.checkpoint) or None  # draft layers go along unchanged
         about = release.card(
             f"etude {technique}",
             "An agent after reinforcement learning (Dr. GRPO).",
             model.config,
             told(technique, c, found),
             opening="what the environment says first",
+            drafts=extra is not None,
         )
-        save_hf(model, folder / "checkpoints" / "final", beside=release.beside(c.checkpoint, model.config, about))
+        save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=release.beside(c.checkpoint, model.config, about))
         return found
 
 

@@ -4,7 +4,8 @@ Every part runs in three ways, in alternation: alone; alone as it used to be, in
 for each other in every matrix product; and next to the busy programs. A busy program is a loop in its own session. Linux shares cores
 evenly between sessions, whatever their priority, as on a desktop. A part with one process per core gets half of the cores next to as many
 busy programs, so it takes at least twice as long. A part with two processes per core gets two thirds, and takes at least 1.5 times as long.
-The last part, one process per core with nothing but matrix products, shows how much the machine itself adds to that.
+The last part, one process per core with nothing but matrix products, shows how much the machine itself adds to that. "quarters" is sampling in
+four batches instead of two, with two processes per core: a larger share, but slower in both states.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
 
 def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     """Name → function that runs that part of the run in `root` once, always the same."""
+    from unittest import mock
+
     import torch
 
     from ref.engine.sampler import Sampler
@@ -107,6 +110,11 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
         tasks = list(itertools.islice(task_stream(config, "rl"), conversations // r.rollouts))
         return agent.play(sampler, language, tasks, r.rollouts, how, r.max_turns, torch.Generator().manual_seed(1), r.temperature)
 
+    def quarters() -> list:
+        """Twice as many processes as cores would have a larger share next to busy programs, if smaller batches cost nothing."""
+        with mock.patch.multiple(agent, LEAST=1, MOST=ROLLOUTS["sampling"] // 4):  # `play` takes two processes per core where MOST is reached
+            return rollouts(ROLLOUTS["sampling"])
+
     def products(part: int) -> float:
         x, weight = torch.randn(64, 256), torch.randn(256, 256)
         for _ in range(PRODUCTS):
@@ -123,6 +131,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     return {
         "sampling": lambda: rollouts(ROLLOUTS["sampling"]),
+        "quarters": quarters,
         "step": lambda: advance(config, learner, reference, batch, 0),
         **({"decoding": decode} if decoded is not None else {}),
         "evaluation": lambda: rollouts(ROLLOUTS["evaluation"]),

@@ -79,7 +79,7 @@ def _page(record: dict, metrics: dict[str, list[dict]]) -> str:
 
 def _title(record: dict) -> str:
     name = html.escape(str(record.get("technique") or "run"))
-    return "The recipe at small scale" if name == "recipe" else name
+    return {"recipe": "The recipe at small scale", "recipe full": "The recipe at full scale"}.get(name, name)
 
 
 def _machine_words(record: dict) -> str:

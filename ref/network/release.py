@@ -25,14 +25,6 @@ from ref.network.model import Config
 __all__ = ["beside", "card"]
 
 END, ENV, AGENT = SPECIAL_TOKENS
-CHAT = (
-    "{%- set own = ['assistant', 'agent'] -%}"
-    "{%- for message in messages -%}"
-    f"{{{{- ('{AGENT}' if message['role'] in own else '{ENV}') + message['content'] -}}}}"
-    "{%- endfor -%}"
-    f"{{%- if add_generation_prompt -%}}{{{{- '{AGENT}' -}}}}"
-    f"{{%- elif messages[-1]['role'] in own -%}}{{{{- '{ENV}' -}}}}{{%- endif -%}}"
-)
 GIVEN = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -46,9 +38,22 @@ GIVEN = (
 """Files copied from the folder of the tokenizer."""
 
 
-def beside(source: str | Path, config: Config, about: str) -> dict[str, bytes]:
+def chat(env: str, agent: str) -> str:
+    """The chat template of an agent: the texts that its context consists of, each after the token of who says it."""
+    return (
+        "{%- set own = ['assistant', 'agent'] -%}"
+        "{%- for message in messages -%}"
+        f"{{{{- ('{agent}' if message['role'] in own else '{env}') + message['content'] -}}}}"
+        "{%- endfor -%}"
+        f"{{%- if add_generation_prompt -%}}{{{{- '{agent}' -}}}}"
+        f"{{%- elif messages[-1]['role'] in own -%}}{{{{- '{env}' -}}}}{{%- endif -%}}"
+    )
+
+
+def beside(source: str | Path, config: Config, about: str, speakers: tuple[str, str] = (ENV, AGENT)) -> dict[str, bytes]:
     """Name → content of the files that go with a network of shape `config`. The tokenizer and its settings are copied from
-    the folder `source`, which must have a tokenizer.json; missing settings are written here. `about`: the model card."""
+    the folder `source`, which must have a tokenizer.json; missing settings are written here. `about`: the model card. `speakers`: the tokens with
+    which environment and agent begin to speak; others than this project's own replace the chat template and the stop tokens that are there."""
     found = {name: (Path(source) / name).read_bytes() for name in GIVEN if (Path(source) / name).is_file()}
     ids = {token["content"]: token["id"] for token in json.loads(found["tokenizer.json"]).get("added_tokens", [])}
     reading = {
@@ -59,12 +64,15 @@ def beside(source: str | Path, config: Config, about: str) -> dict[str, bytes]:
     }
     if END in ids:
         reading |= {"eos_token": END, "pad_token": END}
-    if {ENV, AGENT} <= ids.keys():
-        reading["chat_template"] = CHAT
+    if {*speakers} <= ids.keys():
+        reading["chat_template"] = chat(*speakers)
     written = {"tokenizer_config.json": reading}
     if END in ids:
-        stops = [ids[token] for token in (END, ENV) if token in ids]
+        stops = [ids[token] for token in (END, speakers[0]) if token in ids]
         written["generation_config.json"] = {"eos_token_id": stops, "pad_token_id": ids[END]}
+    if speakers != (ENV, AGENT):
+        for name in (*written, "chat_template.jinja"):
+            found.pop(name, None)
     made = {name: (json.dumps(record, indent=2) + "\n").encode() for name, record in written.items()}
     return made | found | {"README.md": about.encode(errors="replace")}
 

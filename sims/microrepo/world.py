@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,28 +27,35 @@ __all__ = ["MicroWorld"]
 class Asked(Protocol):
     """The settings of a training run that the world needs."""
 
-    checkpoint: str | None
-    length: int
-    join: Any
-    rl: Settings
+    @property
+    def checkpoint(self) -> str | None: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def join(self) -> Any: ...
+
+    @property
+    def rl(self) -> Settings: ...
 
 
 class MicroWorld:
-    """Tasks of repairing tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in the run of the recipe that
-    the checkpoint comes from (`origin`), else the recipe's defaults. Raises RunError for a tokenizer without role tokens, or if `c.length`
-    is too short for a context."""
+    """Tasks of repairing tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in `recipe`; without it, as in the
+    run of the recipe that the checkpoint comes from (`origin`), else the recipe's defaults. Raises RunError for a tokenizer without role
+    tokens, or if `c.length` is too short for a context."""
 
-    def __init__(self, c: Asked):
+    def __init__(self, c: Asked, recipe: Recipe | None = None):
         assert c.checkpoint is not None
         path = Path(c.checkpoint) / "tokenizer.json"
         self.language = Language(load_tokenizer(path))
         if None in (self.language.env, self.language.agent):
             raise RunError(
-                f"{path} has no tokens <|env|> and <|agent|>: the small world needs a policy that was trained in it; "
+                f"{path} has no tokens <|env|> and <|agent|>, nor those of a chat: the small world needs a policy that was trained in it; "
                 "etude run recipe --scale small writes one to checkpoints/sft"
             )
         self.root, settings = origin(Path(c.checkpoint))
-        self.recipe = fill(Recipe, settings)
+        self.recipe = recipe or fill(Recipe, settings)
         rl = replace(self.recipe.rl, max_len=c.rl.max_len)
         self.how = context(self.language, replace(self.recipe, rl=rl, context=replace(self.recipe.context, join=c.join)))
         if self.how.limit > c.length:
@@ -94,8 +101,9 @@ def origin(checkpoint: Path) -> tuple[Path | None, dict]:
         seen.add(root)
         try:
             record = json.loads((root / "config.json").read_text(encoding="utf-8"))
-            if record["technique"] == "recipe":
-                return root, record["config"]
+            if record["technique"] in ("recipe", "recipe full"):
+                known = {field.name for field in fields(Recipe)}
+                return root, {name: value for name, value in record["config"].items() if name in known}
             checkpoint = Path(record["config"]["checkpoint"])
         except (OSError, ValueError, KeyError, TypeError):
             break

@@ -26,13 +26,26 @@ from sims.recipe.settings import Payment
 __all__ = ["Episode", "Language", "hash_seed", "parted", "pay", "play", "single"]
 
 
+SPEAKERS = (cpt.SPECIAL_TOKENS[1:], ("<|im_end|>", "<|im_start|>"), ("<|eot_id|>", "<|start_header_id|>"))
+"""Tokens with which the environment and the agent begin to speak: this project's own; for a network from elsewhere, those that end and begin a
+turn in the chats of Qwen and SmolLM2, or of Llama 3."""
+ENDS = (cpt.SPECIAL_TOKENS[0], "<|end_of_text|>", "</s>")
+"""Tokens that end a document."""
+
+
 class Language:
     """Texts to tokens and back, with the three special tokens by name; a text that spells a special token is encoded as plain text.
-    Caches the encodings of repeated texts."""
+    Caches the encodings of repeated texts. A tokenizer that has none of `SPEAKERS` has None in their place."""
+
+    end: int
+    env: int
+    agent: int
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer = cpt.as_text(tokenizer)
-        self.end, self.env, self.agent = map(tokenizer.token_to_id, ("<|endoftext|>", "<|env|>", "<|agent|>"))
+        self.speakers = next((pair for pair in SPEAKERS if None not in map(tokenizer.token_to_id, pair)), SPEAKERS[0])
+        end = next((name for name in ENDS if tokenizer.token_to_id(name) is not None), ENDS[0])
+        self.end, self.env, self.agent = map(tokenizer.token_to_id, (end, *self.speakers))
         self.encode = lru_cache(100_000)(lambda text: tuple(tokenizer.encode(text).ids))
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,9 @@ import numpy as np
 from kit.runs import Run
 from kit.settings import RunError
 from ref import cpt
+from ref.network.release import GIVEN
 from sims.microrepo import Task, demonstration, documents, generate, transcript
+from sims.recipe.agent import Language
 from sims.recipe.settings import Recipe
 
 __all__ = ["data", "heldout_codebase", "heldout_file", "shown_episodes", "task_stream"]
@@ -32,8 +35,8 @@ def task_stream(config: Recipe, use: str) -> Iterable[Task]:
             yield task
 
 
-def data(run: Run, config: Recipe) -> None:
-    """Reads the corpus, holds a codebase out, trains the tokenizer, packs both context lengths."""
+def data(run: Run, config: Recipe, tokenizer: Path | None = None) -> None:
+    """Reads the corpus, holds a codebase out, trains the tokenizer or takes the one in a tokenizer.json, packs both context lengths."""
     stage = run.stage("data", total=5, unit="steps")
     if stage.finished:
         return
@@ -56,31 +59,37 @@ def data(run: Run, config: Recipe) -> None:
     total = t.tokens + t.long_tokens
     stream = documents(rng, config.world)
     world = list(itertools.islice(stream, int(total * c.world_share / 55) + 64))
-    spoken = [text for task, turns in itertools.islice(shown_episodes(config), 300) for _, text in transcript(task, turns)]
-    tokenizer = cpt.train_tokenizer(itertools.chain((text[:20_000] for text in train.files.values()), world[:8000], spoken), c.vocab_size)
-    vocabulary = tokenizer.get_vocab_size()
+    if tokenizer is None:
+        spoken = [text for task, turns in itertools.islice(shown_episodes(config), 300) for _, text in transcript(task, turns)]
+        coder = cpt.train_tokenizer(itertools.chain((text[:20_000] for text in train.files.values()), world[:8000], spoken), c.vocab_size)
+    else:
+        coder = cpt.load_tokenizer(tokenizer)
+    vocabulary, end = coder.get_vocab_size(), Language(coder).end
     stage.progress(2, vocabulary=vocabulary)
 
-    end = tokenizer.token_to_id("<|endoftext|>")
-    assert end is not None
     files = list(train.files.values())
     rng.shuffle(files)
     wanted, row = total * (1 - c.world_share), max(t.length, t.long_length)
-    pieces = code_pieces(tokenizer, files, wanted, t.long_length, end, rng)
+    pieces = code_pieces(coder, files, wanted, t.long_length, end, rng)
     there = sum(map(len, pieces))
     if there < min(wanted, row):
         raise refused(f"{there:,} training tokens are fewer than a row of {row:,}")
-    if len(tokenizer.encode("\n".join(held.files.values())).ids) < 2:
+    if len(coder.encode("\n".join(held.files.values())).ids) < 2:
         raise refused("the held-out part is a single token, with no token before it")
     epochs = max(1.0, wanted / max(there, 1))
     if epochs > 1:
         print(f"corpus: the phases need {wanted:,.0f} tokens and it has {there:,} for training, so it is read {epochs:,.2f} times", flush=True)
     code = again(pieces, rng)
-    modules = itertools.chain(([*e.ids, end] for e in tokenizer.encode_batch(world)), ([*tokenizer.encode(text).ids, end] for text in stream))
+    modules = itertools.chain(([*e.ids, end] for e in coder.encode_batch(world)), ([*coder.encode(text).ids, end] for text in stream))
     stage.progress(3)
 
     paths, counts = [run.path("data", "tokenizer.json")], {}
-    paths[0].write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    if tokenizer is None:
+        paths[0].write_text(coder.to_str(pretty=True), encoding="utf-8")
+    else:  # with the files beside it, for `ref.network.release`
+        paths += [run.path("data", name) for name in GIVEN[1:] if (tokenizer.parent / name).is_file()]
+        for path in paths:
+            shutil.copyfile(tokenizer.parent / path.name, path)
     for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
         chosen = list(take(modules, tokens * c.world_share))
         chosen += take(code, tokens * (1 - c.world_share))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kit.process import in_fresh_process, one_thread
-from kit.runs import Run
+from kit.runs import Run, Stage
 from ref import cpt
 from ref.engine.decoder import Decoder, Generation
 from ref.engine.sampler import Sampler
@@ -25,7 +25,7 @@ from sims.recipe.learner import language_of, load_checkpoint
 from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap, pass_at_k
 
-__all__ = ["compare", "measure_decoding", "measure_policy", "summarise"]
+__all__ = ["FULL", "WAYS", "compare", "conclude", "decode_checkpoint", "measure_decoding", "measure_policy", "summarise"]
 
 FIGURES = ("success", "best", "greedy", "tokens", "turns", "invalid_calls")
 
@@ -177,6 +177,26 @@ def decode_checkpoint(root: Path, config: Recipe, progress) -> dict:
         return measure_decoding(model.to(dtype), mtp.to(dtype), language_of(root), tasks, config, config.evaluation.decode_rounds, progress)
 
 
+def conclude(stage: Stage, config: Recipe, tasks: list[Task], parts: dict[str, dict], codebase: list[dict]) -> None:
+    """Finishes the stage `eval` with what `measure_policy` found before and after RL, and the held-out codebase by checkpoint."""
+    before, after, e = parts["before"], parts["after"], config.evaluation
+    stage.log(1, **{f"{when}_{k}": float(parts[when][k].mean()) for when in parts for k in ("success", "greedy", "tokens")})
+    stage.finish(
+        {
+            "tasks": e.tasks,
+            "samples": e.samples,
+            "before": summarise(before, e.resamples),
+            "after": summarise(after, e.resamples),
+            "difference": compare(before, after, e.resamples),
+            "codebase": codebase,
+            "examples": [
+                {"prompt": t.prompt, "depth": t.depth, "transcript": text, "success": bool(ok)}
+                for t, text, ok in zip(tasks, after["example"], after["greedy"], strict=False)
+            ],
+        }
+    )
+
+
 def evaluate(run: Run, config: Recipe, tasks: Iterable[Task]) -> None:
     """The last stages: `eval` (deterministic) and `decode` (timed)."""
     e, language, dtype = config.evaluation, language_of(run.root), getattr(torch, config.training.dtype)
@@ -198,22 +218,7 @@ def evaluate(run: Run, config: Recipe, tasks: Iterable[Task]) -> None:
             model = load_checkpoint(run.root, config, name, with_mtp=False)[0].to(dtype)
             found = cpt.codebase_nll(model, language.tokenizer, codebase, config.training.long_length)
             results.append({"checkpoint": name, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte})
-        before, after = parts["before"], parts["after"]
-        stage.log(1, **{f"{when}_{k}": float(parts[when][k].mean()) for when in parts for k in ("success", "greedy", "tokens")})
-        stage.finish(
-            {
-                "tasks": e.tasks,
-                "samples": e.samples,
-                "before": summarise(before, e.resamples),
-                "after": summarise(after, e.resamples),
-                "difference": compare(before, after, e.resamples),
-                "codebase": results,
-                "examples": [
-                    {"prompt": t.prompt, "depth": t.depth, "transcript": text, "success": bool(ok)}
-                    for t, text, ok in zip(tasks, after["example"], after["greedy"], strict=False)
-                ],
-            }
-        )
+        conclude(stage, config, tasks, parts, results)
     stage = run.stage("decode", total=e.decode_rounds * len(WAYS) * e.decode_tasks, unit="tasks")
     if not stage.finished:
         stage.restore()

@@ -19,7 +19,16 @@ from sims.recipe.data import heldout_codebase
 from sims.recipe.model_card import about
 from sims.recipe.settings import Recipe
 
-__all__ = ["Learner", "checkpoint", "language_of", "load_checkpoint", "packed_rows", "perplexity_look", "rows_of", "shown_rows", "train"]
+__all__ = ["RATES", "Learner", "checkpoint", "language_of", "load_checkpoint", "packed_rows", "perplexity_look", "rows_of", "shown_rows", "train"]
+
+RATES: dict[str, Callable[[int, int], float]] = {
+    "cpt": lambda step, steps: cpt.wsd(step, 10 * steps, steps // 10, 0),
+    "mtp": lambda step, steps: cpt.wsd(step, steps, steps // 10, 0),
+    "long": lambda step, steps: cpt.wsd(step, steps, 5, steps),
+    "sft": lambda step, steps: cpt.wsd(step, steps, 5, steps // 2),
+}
+"""Share of the learning rates at a step of each supervised stage: a warm-up and the level part of one schedule, which ends with the long-context
+phase; layers are distilled at the level rate; SFT has a schedule of its own."""
 
 
 class Learner:
@@ -108,9 +117,9 @@ def packed_rows(root: Path, phase: str) -> tuple[np.ndarray, np.ndarray]:
     return ids, doc
 
 
-def rows_of(run: Run, phase: str) -> tuple[tuple[int, int], Callable[[np.ndarray], tuple[Tensor, Tensor, None]]]:
-    """[rows, T] of a phase, and a function from row indices to ids, doc and weight."""
-    ids, doc = packed_rows(run.root, phase)
+def rows_of(root: Path, phase: str) -> tuple[tuple[int, int], Callable[[np.ndarray], tuple[Tensor, Tensor, None]]]:
+    """[rows, T] of a phase in the run folder `root`, and a function from row indices to ids, doc and weight."""
+    ids, doc = packed_rows(root, phase)
     return ids.shape, lambda rows: (torch.from_numpy(ids[rows].astype(np.int64)), torch.from_numpy(doc[rows].astype(np.int64)), None)
 
 

@@ -1,10 +1,10 @@
 """All settings of the recipe: frozen dataclasses with one docstring per field, filled from TOML and `--set key=value`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ref.mtp import MTPConfig
-from ref.network import Config
+from ref.network import Config, RopeScaling
 from ref.rl import Payment, Settings
 from sims.microrepo import NoiseConfig, WorldConfig
 from sims.recipe.limits import within
@@ -53,6 +53,10 @@ class Training:
     """Tokens of the long-context phase."""
     long_length: int = 256
     """Context length of the long phase and of the rolling perplexity window."""
+    long_rope_theta: float = 0.0
+    """Base of the rotary embedding from the long-context phase on; 0 keeps the network's."""
+    long_yarn: float = 0.0
+    """Factor by which YaRN stretches the rotary embedding from the long-context phase on; 0 does not."""
     batch_tokens: int = 4096
     """Tokens per optimiser step."""
     optimizer: Literal["muon", "adamw"] = "muon"
@@ -79,7 +83,17 @@ class Training:
     def __post_init__(self):
         one = ("tokens", "long_tokens", "batch_tokens", "threads", "perplexity_every")
         two = ("length", "long_length", "perplexity_tokens")
-        within(self, least={name: 1 for name in one} | {name: 2 for name in two})
+        within(self, least={name: 1 for name in one} | {name: 2 for name in two} | {"long_rope_theta": 0, "long_yarn": 0})
+
+    def stretched(self, config: Config) -> Config:
+        """The shape of the network from the long-context phase on."""
+        if not (self.long_rope_theta or self.long_yarn):
+            return config
+        scaling = config.rope_scaling
+        if self.long_yarn:
+            scaling = RopeScaling("yarn", self.long_yarn, original_max_position_embeddings=config.max_position_embeddings)
+        longest = max(config.max_position_embeddings, self.long_length)
+        return replace(config, rope_theta=self.long_rope_theta or config.rope_theta, rope_scaling=scaling, max_position_embeddings=longest)
 
 
 @dataclass(frozen=True)

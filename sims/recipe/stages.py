@@ -18,13 +18,12 @@ import numpy as np
 import torch
 
 from kit.runs import Run
-from ref import cpt
 from ref.mtp import MTP
 from ref.network import Transformer
 from sims.recipe import evaluation, reinforcement
 from sims.recipe.data import data, task_stream
 from sims.recipe.demonstrations import context, lessons
-from sims.recipe.learner import Learner, checkpoint, language_of, load_checkpoint, perplexity_look, rows_of, shown_rows, train
+from sims.recipe.learner import RATES, Learner, checkpoint, language_of, load_checkpoint, perplexity_look, rows_of, shown_rows, train
 from sims.recipe.settings import Recipe
 
 __all__ = ["run"]
@@ -45,7 +44,7 @@ def run(run: Run, config: Recipe) -> None:
 def pretrain(run: Run, config: Recipe) -> None:
     """Short-context phase: warm-up and the stable part of the schedule; its end is "mid-CPT"."""
     t = config.training
-    (rows, length), read = rows_of(run, "short")
+    (rows, length), read = rows_of(run.root, "short")
     B = max(1, t.batch_tokens // length)
     steps = max(1, rows // B)
     stage = run.stage("cpt", total=steps)
@@ -60,7 +59,7 @@ def pretrain(run: Run, config: Recipe) -> None:
         learner,
         lambda step: read(np.arange(step * B, min((step + 1) * B, rows))),
         steps,
-        lambda step: cpt.wsd(step, 10 * steps, steps // 10, 0),
+        lambda step: RATES["cpt"](step, steps),
         "short",
         look=perplexity_look(run, config, learner, steps),
     )
@@ -78,7 +77,7 @@ def pretrain(run: Run, config: Recipe) -> None:
 def distil(run: Run, config: Recipe) -> None:
     """MTP layers from scratch on the frozen mid-CPT trunk, on the same data."""
     t = config.training
-    (rows, length), read = rows_of(run, "short")
+    (rows, length), read = rows_of(run.root, "short")
     B = max(1, t.batch_tokens // length)
     steps = max(1, min(rows // B, config.mtp.tokens // t.batch_tokens))
     stage = run.stage("mtp", total=steps)
@@ -93,7 +92,7 @@ def distil(run: Run, config: Recipe) -> None:
         learner,
         lambda step: read(np.arange(step * B, min((step + 1) * B, rows))),
         steps,
-        lambda step: cpt.wsd(step, steps, steps // 10, 0),
+        lambda step: RATES["mtp"](step, steps),
         "mtp",
         trunk=False,
     )
@@ -106,20 +105,23 @@ def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
     """Long-context phase from the checkpoint `start`, trunk and MTP layers together; the learning rate decays. From "mid-cpt",
     without `distil`, this phase and the next ones train only the trunk, with the same result, because the layers give it no gradient."""
     t = config.training
-    (rows, length), read = rows_of(run, "long")
+    (rows, length), read = rows_of(run.root, "long")
     B = max(1, t.batch_tokens // length)
     steps = max(1, rows // B)
     stage = run.stage("long", total=steps)
     if stage.finished:
         return
-    learner = Learner(config, *load_checkpoint(run.root, config, start), t.muon_lr, t.adamw_lr)
+    model, mtp = load_checkpoint(run.root, config, start)
+    for part in filter(None, (model, mtp)):
+        part.config = t.stretched(part.config)
+    learner = Learner(config, model, mtp, t.muon_lr, t.adamw_lr)
     train(
         stage,
         config,
         learner,
         lambda step: read(np.arange(step * B, min((step + 1) * B, rows))),
         steps,
-        lambda step: cpt.wsd(step, steps, 5, steps),
+        lambda step: RATES["long"](step, steps),
         "long",
         look=perplexity_look(run, config, learner, steps),
     )
@@ -140,7 +142,7 @@ def finetune(run: Run, config: Recipe) -> None:
         return
 
     learner = Learner(config, *load_checkpoint(run.root, config, "cpt"), s.muon_lr, s.adamw_lr)
-    train(stage, config, learner, batch, steps, lambda step: cpt.wsd(step, steps, 5, steps // 2), "sft")
+    train(stage, config, learner, batch, steps, lambda step: RATES["sft"](step, steps), "sft")
     files = checkpoint(run, "sft", learner.trunk.masters, learner.mtp and learner.mtp.masters)
     stage.finish({"steps": steps, "demonstrations": s.demonstrations}, files)
 

@@ -1,0 +1,423 @@
+"""`etude run recipe --scale full`: the stages of the recipe on many ranks, one after another, from a Hugging Face folder to an agent.
+
+    data    packed rows and the held-out codebase, written once, before the ranks start
+    cpt     short-context phase of continued pretraining; its end is mid-CPT
+    mtp     draft layers, distilled on the frozen mid-CPT network
+    long    long-context phase, network and layers together
+    sft     demonstrations, both together
+    rl      Dr. GRPO (`scaled/rl.py`); the layers stay as they are
+    eval    held-out tasks before and after RL, and the held-out codebase, on all ranks
+    decode  speculative decoding, timed on rank 0
+
+They are those of `sims/recipe/stages.py`, with the same settings, batches and schedules, and leave the same records in the run folder. One group
+of ranks plays them all. FOLDER/work/STAGE holds what a stage needs to resume: `scaled/optimise.py` says what. Rank 0 records a stage that is
+finished; a group that starts again skips it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import time
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from kit.disk import read_lines
+from kit.process import in_fresh_process
+from kit.runs import Run, Stage
+from kit.settings import RunError
+from ref.network import fast as ref
+from ref.network import load_extra, release
+from ref.network.model import config_of
+from ref.rl import Settings
+from scaled import cpt, rl, supervised
+from scaled.mtp import MTP
+from scaled.network.model import Transformer, load_hf, save_hf
+from scaled.optimise import begun
+from scaled.runtime import sharding
+from scaled.runtime.launch import Watch
+from scaled.runtime.mesh import current, mesh
+from sims.microrepo.world import MicroWorld
+from sims.recipe import evaluation
+from sims.recipe.agent import hash_seed
+from sims.recipe.data import data, heldout_codebase, task_stream
+from sims.recipe.demonstrations import context, lessons
+from sims.recipe.learner import RATES, language_of, rows_of, shown_rows
+from sims.recipe.limits import within
+from sims.recipe.model_card import about
+from sims.recipe.settings import Recipe, Training
+
+__all__ = ["FREE", "STAGES", "Cluster", "Whole", "check", "layout", "play", "prepare"]
+
+STAGES = ("cpt", "mtp", "long", "sft", "rl", "eval", "decode")
+"""Stages that the ranks play, in order."""
+CHECKPOINTS = {"cpt": "mid-cpt", "mtp": "mtp", "long": "cpt", "sft": "sft", "rl": "final"}
+"""Stage → the checkpoint that it writes."""
+UNITS = {"eval": "rollouts", "decode": "tasks"}
+"""Stage → what its speed counts, if not tokens."""
+STARTS: dict[str, str | None] = {"cpt": None, "mtp": "mid-cpt", "long": "mtp", "sft": "cpt", "rl": "sft"}
+"""Stage → the checkpoint that it begins from; None is the given one."""
+FREE = ("ep", "timeout", "restarts", "checkpoint_every")
+"""Settings of the cluster that a resumed run may change, because they do not affect the trained weights."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What only a full run has: the ranks."""
+
+    cp: int = 2
+    """Ranks that split the tokens of each row, before RL."""
+    rl_cp: int = 8
+    """Ranks that split the tokens of each row in RL."""
+    ep: int = 8
+    """Ranks that split the experts of each layer."""
+    micro_rows: int = 1
+    """Rows per dp rank in one forward pass."""
+    rematerialise: bool = True
+    """Recompute the activations of each block in the backward pass instead of keeping them."""
+    dispatch: Literal["model", "fp8"] = "model"
+    """Format of tokens sent to their experts: the dtype of training, or E4M3 with a scale per 128 values (the report: MXFP8, per 32)."""
+    experts: Literal["model", "mxfp8", "nvfp4-token"] = "model"
+    """Format of the experts' products: the dtype of training, or quantised (then MXFP8 in the backward pass, as in the report)."""
+    checkpoint_every: int = 50
+    """Steps between two checkpoints."""
+    timeout: float = 900.0
+    """Seconds that a step may take before the run stops and names the hanging rank."""
+    restarts: int = 3
+    """Number of restarts after a rank dies."""
+
+    def __post_init__(self):
+        within(self, least=dict.fromkeys(("cp", "rl_cp", "ep", "micro_rows", "checkpoint_every", "timeout"), 1) | {"restarts": 0})
+
+
+@dataclass(frozen=True)
+class Whole(Recipe):
+    """The recipe on ranks: the settings of the small recipe, from which `model` and `data.vocab_size` are not used, and two more."""
+
+    checkpoint: str | None = None
+    """Hugging Face folder to start from: weights, tokenizer and shape of the network."""
+    cluster: Cluster = field(default_factory=Cluster)
+    """The ranks."""
+
+    @classmethod
+    def rehearsal(cls) -> Whole:
+        """The same on CPUs."""
+        ranks = Cluster(cp=1, rl_cp=1, ep=1, micro_rows=32, rematerialise=False, checkpoint_every=10, timeout=120.0)
+        return cls(cluster=ranks, training=Training(dtype="float32"))
+
+    @property
+    def small(self) -> Recipe:
+        """The settings that the small recipe has, too."""
+        return Recipe(**{one.name: getattr(self, one.name) for one in fields(Recipe)})
+
+
+def layout(c: Whole, ranks: int, stage: str = "cpt") -> dict[str, int]:
+    """dp, cp and ep of a stage. Raises RunError if this number of ranks cannot be split so, or cannot split the stage's rows."""
+    cp, name = (c.cluster.rl_cp, "rl_cp") if stage == "rl" else (c.cluster.cp, "cp")
+    for axis, n in ((name, cp), ("ep", c.cluster.ep)):
+        if ranks % n:
+            raise RunError(f"cluster.{axis}={n} must divide the number of ranks, {ranks}; see --set cluster.{axis}=… and --nproc")
+    return {"dp": ranks // cp, "cp": cp, "ep": c.cluster.ep}
+
+
+def check(c: Whole, ranks: int) -> None:
+    """Raises RunError now for what the ranks would report later, sometimes after days."""
+    t, e, wrong = c.training, c.evaluation, []
+    if c.checkpoint is None:
+        raise RunError(
+            "a full run starts from a checkpoint: --checkpoint FOLDER, a Hugging Face folder, for example one that "
+            "`hf download Qwen/Qwen3-30B-A3B-Base --local-dir FOLDER` or `etude run recipe --scale small` (checkpoints/mid-cpt) writes"
+        )
+    path = Path(c.checkpoint)
+    if not (path / "tokenizer.json").is_file():
+        raise RunError(f"checkpoint {path} is not a folder with config.json, weights and tokenizer.json; choose another --checkpoint")
+    network = config_of(path)
+    if network.num_experts % c.cluster.ep:
+        wrong.append(f"cluster.ep={c.cluster.ep} must divide the network's {network.num_experts} experts")
+    if ranks == 1 and t.dtype != "float32":
+        wrong.append(f"training.dtype={t.dtype} applies to gathered weights, and a single rank gathers none; use float32 or more ranks (--nproc)")
+    dp, longest = layout(c, ranks)["dp"], t.stretched(network).max_position_embeddings
+    for name, length, cp in (("length", t.length, c.cluster.cp), ("long_length", t.long_length, max(c.cluster.cp, c.cluster.rl_cp))):
+        if length % (2 * cp):
+            wrong.append(f"training.{name}={length} must be a multiple of 2 · cp = {2 * cp}")
+        if length > (longest if name == "long_length" else network.max_position_embeddings):
+            more = ", training.long_rope_theta and training.long_yarn" if name == "long_length" else ""
+            wrong.append(f"training.{name}={length} is more than the network's {longest:,} positions; see --set training.{name}{more}")
+    for name, rows in (("training.batch_tokens / training.length", t.batch_tokens // t.length),
+                       ("training.batch_tokens / training.long_length", t.batch_tokens // t.long_length), ("sft.rows", c.sft.rows)):  # fmt: skip
+        if rows < dp or rows % dp:
+            wrong.append(f"{name} = {rows} rows per step must be a multiple of dp = {dp}")
+    for name, n in (("rl.prompts · rl.rollouts", c.rl.prompts * c.rl.rollouts), ("evaluation.tasks", e.tasks)):
+        if n < ranks:
+            wrong.append(f"{name} must be at least the number of ranks, {ranks}, to give each rank a conversation; got {n}")
+    layout(c, ranks, "rl")
+    if wrong:
+        raise RunError(wrong[0])
+    MicroWorld(policy(c, network.num_experts), c.small)
+
+
+def prepare(run: Run, c: Whole) -> None:
+    """Packs the rows, on this process, and says what the network has no use for."""
+    assert c.checkpoint is not None
+    if not config_of(c.checkpoint).num_experts and c.rl.replay != "none":
+        print(f"router replay: {c.checkpoint} has no experts, so there is nothing to replay", flush=True)
+    data(run, c.small, Path(c.checkpoint) / "tokenizer.json")
+
+
+def policy(c: Whole, experts: int, root: Path | None = None) -> rl.Rl:
+    """The settings of RL."""
+    start, shared = str(c.checkpoint) if root is None else str(root / "checkpoints" / "sft"), {one.name for one in fields(Settings)}
+    settings = Settings(**{name: getattr(c.rl, name) for name in shared})
+    return rl.Rl(
+        **ranks_of(c, c.training.long_length, c.cluster.rl_cp, checkpoint=start),
+        rl=settings if experts else replace(settings, replay="none"),
+        join=c.context.join,
+        micro_rows=c.cluster.micro_rows,
+        sampler_dtype=c.training.sampler_dtype,
+        heldout=0,
+    )
+
+
+def ranks_of(c: Whole, length: int, cp: int, **more: Any) -> dict[str, Any]:
+    """The fields of `scaled.optimise.Ranks`."""
+    shared = ("ep", "rematerialise", "dispatch", "experts", "checkpoint_every", "timeout", "restarts")
+    found: dict[str, Any] = {name: getattr(c.cluster, name) for name in shared}
+    return found | {"length": length, "cp": cp, "dtype": c.training.dtype, "seed": c.seed} | more
+
+
+# ------------------------------------------------------------------------------------------------ on every rank
+
+
+def play(out: Path, c: Whole, ranks: int) -> None:
+    """All stages on this rank, except those that an earlier group has finished."""
+    me = dist.get_rank()
+    run = Run(out, "recipe full", c, None, True, 20.0) if me == 0 else None
+    for stage in STAGES:
+        with mesh(**layout(c, ranks, stage)):
+            record = None if run is None else run.stage(stage, total=1, unit=UNITS.get(stage, "tokens"))  # its total follows
+            known = [record is not None and record.finished]
+            dist.broadcast_object_list(known, 0)
+            if known[0]:
+                continue
+            if stage == "eval":
+                evaluate(record, out, c)
+            elif stage == "decode":
+                decode(record, out, c)
+            else:
+                train(run, record, out, c, stage)
+            if run is not None:
+                shutil.rmtree(out / "work" / stage, ignore_errors=True)
+            dist.barrier()
+
+
+def train(run: Run | None, record: Stage | None, out: Path, c: Whole, stage: str) -> None:
+    """A stage that trains: from checkpoint to checkpoint."""
+    work, begins = out / "work" / stage, STARTS[stage]
+    note = Note(record, work, stage) if record is not None else None
+    start = Path(str(c.checkpoint)) if begins is None else out / "checkpoints" / begins
+    if stage == "rl":
+        found = reinforce(c, out, work, start, note)
+    else:
+        found = supervise(run, c, out, work, start, stage, note)
+    if note is not None:
+        note.finish(found, out / "checkpoints" / CHECKPOINTS[stage])
+
+
+def supervise(run: Run | None, c: Whole, out: Path, work: Path, start: Path, stage: str, note: Note | None) -> dict:
+    """cpt, mtp, long or sft."""
+    length, batches, steps = batches_of(c, out, stage)
+    phase = phase_of(c, stage, length, steps)
+    with begun(phase, work, dist.get_rank()):
+        model, layers = parts(c, start, stage)
+        look = partial(perplexity, c, out, model, steps) if stage in ("cpt", "long") else lambda step: {}
+        found = supervised.train(phase, work, model, layers, batches, note.log if note else quiet, trunk=stage != "mtp", look=look)
+        if note is not None:
+            note.catch_up(steps)
+        save(run, out, c, CHECKPOINTS[stage], model, layers)
+    return {"steps": steps, **({"parameters": model.config.parameters()} if stage == "cpt" else {}), **found}
+
+
+def phase_of(c: Whole, stage: str, length: int, steps: int) -> supervised.Phase:
+    """The settings of a supervised stage."""
+    s, t, m = c.sft, c.training, c.mtp
+    muon_lr, adamw_lr = (s.muon_lr, s.adamw_lr) if stage == "sft" else (t.muon_lr, t.adamw_lr)
+    return supervised.Phase(
+        **ranks_of(c, length, c.cluster.cp, seed=c.seed + (stage == "mtp")),  # the layers begin as the small recipe's
+        name=stage,
+        steps=steps,
+        factor=RATES[stage],
+        micro_rows=c.cluster.micro_rows,
+        muon=t.optimizer == "muon",
+        muon_lr=muon_lr,
+        adamw_lr=adamw_lr,
+        layers_muon_lr=m.muon_lr,
+        layers_adamw_lr=m.lr,
+        layers_weight=m.weight,
+        detach_trunk=m.detach_trunk,
+    )
+
+
+def batches_of(c: Whole, root: Path, stage: str) -> tuple[int, supervised.Batches, int]:
+    """Tokens per row, batches and number of steps of a supervised stage: those of the small recipe."""
+    t = c.training
+    if stage == "sft":
+        language = language_of(root)
+        shown = itertools.islice(lessons(c.small, language, context(language, c.small), c.sft.noise, c.context.memory), c.sft.demonstrations)
+        pieces = [(segment.tokens, segment.sampled) for lesson in shown for segment in lesson.chain.segments]
+        per_epoch, batch = shown_rows(pieces, t.long_length, c.sft.rows, [c.seed])
+        return t.long_length, batch, per_epoch * c.sft.epochs
+    (rows, length), read = rows_of(root, "long" if stage == "long" else "short")
+    B = t.batch_tokens // length
+    steps = max(1, rows // B)
+    if stage == "mtp":
+        steps = max(1, min(steps, c.mtp.tokens // t.batch_tokens))
+    return length, lambda step: read(np.arange(step * B, (step + 1) * B) % rows), steps
+
+
+def parts(c: Whole, start: Path, stage: str) -> tuple[Transformer, MTP | None]:
+    """Network and draft layers that a stage trains, from its checkpoint."""
+    model, extra = load_hf(start), load_extra(start)
+    if stage == "cpt":
+        return model, None
+    layers = MTP(model.config, c.mtp.layers)
+    with torch.no_grad():
+        for name, p in layers.named_parameters():
+            if stage != "mtp":
+                sharding.put(name, p, extra[f"mtp.{name}"])
+    if stage == "long":
+        for part in (model, layers):
+            part.config = c.training.stretched(part.config)
+    return model, layers
+
+
+def save(run: Run | None, out: Path, c: Whole, name: str, model: Transformer, layers: MTP | None) -> None:
+    """Writes a checkpoint of the run; all ranks call it together."""
+    extra = None if layers is None else {f"mtp.{key}": x.cpu() for key, x in sharding.wholes(layers)}
+    beside = None
+    if run is not None:
+        card = about(run, out, name, model.config, layers is not None).replace("A small ", "A ")
+        speakers = {"speakers": language_of(out).speakers} if name in ("sft", "final") else {}
+        beside = release.beside(out / "data", model.config, card, **speakers)
+    save_hf(model, out / "checkpoints" / name, extra=extra, beside=beside)
+
+
+def reinforce(c: Whole, out: Path, work: Path, start: Path, note: Note | None) -> dict:
+    """Dr. GRPO from the end of SFT; the draft layers go along unchanged."""
+    asked = policy(c, config_of(start).num_experts, out)
+    found = rl.learn("rl", asked, work, MicroWorld(asked, c.small), note.log if note else quiet)
+    if note is not None:
+        note.catch_up(c.rl.steps)
+        shutil.rmtree(out / "checkpoints" / "final", ignore_errors=True)
+        os.rename(work / "checkpoints" / "final", out / "checkpoints" / "final")
+    return {"steps": c.rl.steps, "prompts": c.rl.steps * c.rl.prompts, "rollouts": c.rl.steps * c.rl.prompts * c.rl.rollouts, **found}
+
+
+def perplexity(c: Whole, out: Path, model: Transformer, steps: int, step: int) -> dict[str, float]:
+    """Perplexity on the beginning of the held-out codebase, every few steps and at the last."""
+    t = c.training
+    if step % t.perplexity_every and step != steps:
+        return {}
+    found = cpt.codebase_nll(model, language_of(out).tokenizer, heldout_codebase(out), t.long_length, max_tokens=t.perplexity_tokens)
+    return {"codebase_ppl": found.perplexity, "codebase_bpb": found.bits_per_byte}
+
+
+def evaluate(stage: Stage | None, out: Path, c: Whole) -> None:
+    """Held-out tasks before and after RL, each rank with its share, and the held-out codebase after each stage."""
+    e, language = c.evaluation, language_of(out)
+    tasks = list(itertools.islice(task_stream(c.small, "evaluation"), e.tasks))
+    share = [tasks[i] for i in rl.share(len(tasks)).tolist()]
+    told: list = [{}]
+    if stage is not None:
+        stage.total, told = 2 * len(share) * e.samples, [(stage.restore() or {}).get("parts", {})]
+    dist.broadcast_object_list(told, 0)
+    found, results = told[0], []
+    shown = {name: getattr(torch, c.training.dtype) for name in ("mid-cpt", "cpt", "sft", "final")}
+    with Watch(out / "work" / "eval", c.cluster.timeout) as watch:
+
+        def beat(base: int, done: int) -> None:
+            watch.beat(base + done)
+            if stage is not None:
+                stage.progress(base + done)
+
+        for number, (when, name) in enumerate({"before": "sft", "after": "final"}.items()):
+            if when in found:
+                continue
+            model = gather(load_hf(out / "checkpoints" / name), shown[name])
+            seed = hash_seed(c.seed, "evaluation")
+            mine = evaluation.measure_policy(model, language, share, c.small, seed, partial(beat, number * len(share) * e.samples))
+            every: list = [None] * dist.get_world_size()
+            dist.all_gather_object(every, mine)
+            grids = {key: np.concatenate([one[key] for one in every]) for key in mine if key != "example"}
+            found[when] = grids | {"example": every[0]["example"]}  # of the first tasks
+            if stage is not None:
+                stage.save({"parts": found}, number + 1)
+        for number, name in enumerate(shown):
+            nll = cpt.codebase_nll(load_hf(out / "checkpoints" / name), language.tokenizer, heldout_codebase(out), c.training.long_length)
+            results.append({"checkpoint": name, "perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte})
+            watch.beat(number)
+    if stage is not None:
+        evaluation.conclude(stage, c.small, tasks, found, results)
+
+
+def gather(model: Transformer, dtype: torch.dtype) -> ref.Transformer:
+    """The complete network on every rank."""
+    with torch.device("meta"):
+        whole = ref.Transformer(model.config).to(dtype)
+    whole.to_empty(device=current().device)
+    with torch.no_grad():
+        for (_, x), mine in zip(sharding.wholes(model), whole.parameters(), strict=True):
+            mine.copy_(x)
+    return whole
+
+
+def decode(stage: Stage | None, out: Path, c: Whole) -> None:
+    """Speculative decoding, on rank 0; the others wait as long as it takes, which a collective would not."""
+    done, e = out / "stages" / "decode.json", c.evaluation
+    if stage is not None:
+        stage.total = e.decode_rounds * len(evaluation.WAYS) * e.decode_tasks
+        stage.restore()
+        found = in_fresh_process(evaluation.decode_checkpoint, out, c.small, progress=stage.progress)
+        counted = ("acceptance", "recall_acceptance", "tokens_per_cycle", "retracted")
+        stage.log(1, **{key: found["ways"][evaluation.FULL][key] for key in counted})
+        stage.finish(found)
+    while not done.exists():
+        time.sleep(0.1)
+
+
+def quiet(*_: object, **__: object) -> None:
+    """What the other ranks show."""
+
+
+class Note:
+    """What rank 0 records of a stage: the lines of `scaled/optimise.py`, in the run's own metrics, with tokens counted from the beginning."""
+
+    def __init__(self, stage: Stage, work: Path, name: str):
+        self.stage, self.work, self.name, self.step, self.tokens = stage, work / "metrics" / f"{name}.jsonl", name, 0, 0.0
+        self.stage.restore()  # an empty file of metrics: an interrupted stage's lines are noted again
+
+    def catch_up(self, step: int) -> None:
+        """Notes all lines up to a step."""
+        for line in read_lines(self.work):
+            if self.step < line["step"] <= step:
+                self.step, more = line["step"], {key: value for key, value in line.items() if key not in ("step", "tokens")}
+                self.tokens += line["tokens"]
+                rate = {"lr": RATES[self.name](line["step"] - 1, int(self.stage.total))} if self.name in RATES else {}
+                self.stage.log(line["step"], tokens=int(self.tokens), phase=self.name, **rate, **more)
+
+    def log(self, step: int, steps: int, **metrics: float) -> None:
+        """`scaled.optimise.Log`."""
+        self.stage.total = steps
+        self.catch_up(step)
+        names = ("reward", "success", "loss", "mtp_loss", "codebase_ppl")
+        self.stage.progress(step, self.tokens, **{name: metrics[name] for name in names if name in metrics})
+
+    def finish(self, found: dict, checkpoint: Path) -> None:
+        files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != "README.md"]
+        self.stage.finish(found, files)

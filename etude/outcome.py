@@ -1,0 +1,25 @@
+"""What a finished run of the recipe shows on the terminal."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from etude.report import page, record
+
+__all__ = ["show"]
+
+
+def show(root: Path) -> None:
+    """Writes the report of the run folder `root`, and prints held-out success before and after RL, and where the files are."""
+    html, written = page.write(root)
+    rows = record.before_after(json.loads(written.read_text()))
+    if rows:
+        table = Table("held-out tasks", "before RL", "after RL", "difference", box=None, header_style="bold")
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+    print(f"report: {html} and {written}")
+    if (root / "checkpoints" / "final").is_dir():
+        print(f"model:  {root / 'checkpoints' / 'final'}")
