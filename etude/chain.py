@@ -249,7 +249,7 @@ def phase_of(c: Whole, stage: str, length: int, steps: int) -> supervised.Phase:
     s, t, m = c.sft, c.training, c.mtp
     muon_lr, adamw_lr = (s.muon_lr, s.adamw_lr) if stage == "sft" else (t.muon_lr, t.adamw_lr)
     return supervised.Phase(
-        **ranks_of(c, length, c.cluster.cp, seed=c.seed + (stage == "mtp")),  # the layers begin as the small recipe's
+        **ranks_of(c, length, c.cluster.cp, seed=c.seed + (stage == "mtp")),
         name=stage,
         steps=steps,
         factor=RATES[stage],

@@ -100,7 +100,7 @@ def run_technique(
         out = out if resume or entry.name == "recipe" else _unused(out)  # a demonstration takes seconds, so just run it again
     wanted = _read_toml(config)
     if entry.name == "recipe" and (left := sorted({"checkpoint", "cluster"} & wanted.keys())):
-        print(f"{config}: {' and '.join(left)} are of full runs; a small run leaves them out")
+        print(f"{config}: a small run leaves out {' and '.join(left)}, which only full runs have")
         wanted = {key: value for key, value in wanted.items() if key not in left}
     given: list[Any] = list(sets or [])
     if seed is not None:

@@ -64,4 +64,4 @@ def check(path: Path, drafts: bool = False) -> None:
     said = io.StringIO()
     with contextlib.chdir(path), contextlib.redirect_stdout(said):
         exec(lines, {})
-    assert said.getvalue().startswith(("def ", "<|env|>"))
+    assert said.getvalue().startswith(("def ", language.speakers[0]))

@@ -437,7 +437,7 @@ MUTANTS: list[Mutant] = [
         ("            work.grad = None", "            pass"),
         ("for master, _ in used:  # a", "for master, _ in []:  # a"),
         ("m for m, _ in used], max_norm)", "m for m, _ in used], max_norm, 1.0)"),
-        ("self.masters = model.float()", "self.masters = model.to(dtype).float()"),
+        ("self.masters = model.to(torch", "self.masters = model.to(dtype).to(torch"),
     ),
     *of(
         "engine/sampler",

@@ -17,13 +17,13 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Masters(Generic[M]):
-    """Float32 masters for every parameter of `model`: `model` itself becomes the masters, and a copy in `dtype` runs.
+    """Float32 masters for every parameter of `model`: `model` itself becomes the masters, and a copy in `dtype` runs. Float64 has float64 masters.
 
     `masters` is a module of the same structure and names: give its parameters to the optimisers and save its state.
     """
 
     def __init__(self, model: M, dtype: torch.dtype = torch.bfloat16):
-        self.masters = model.float()
+        self.masters = model.to(torch.promote_types(dtype, torch.float32))
         self.model = copy.deepcopy(model).to(dtype)
         self.pairs = list(zip(self.masters.parameters(), self.model.parameters(), strict=True))
 
@@ -37,7 +37,7 @@ class Masters(Generic[M]):
             gradients = [work.grad for _, work in self.pairs]
         used = [(master, gradient) for (master, _), gradient in zip(self.pairs, gradients, strict=True) if gradient is not None]
         for master, gradient in used:
-            master.grad = gradient.to(torch.float32)
+            master.grad = gradient.to(master.dtype)
         for _, work in self.pairs:
             work.grad = None
         norm = nn.utils.clip_grad_norm_([m for m, _ in used], max_norm)

@@ -1,6 +1,9 @@
 """What ranks are asked to do. Every call gets the whole problem, cuts this rank's part, and returns whole results, float64."""
 
 import gc
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 from unittest import mock
@@ -9,13 +12,15 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from etude import chain
 from etude import full as full_run
+from kit.disk import read_lines
 from ref import muon as ref_muon
 from ref.engine.sampler import Sampler
 from ref.network import Config
 from ref.network import fast as ref_model
 from ref.network.gradients import experts_swiglu
-from scaled import cpt, dr_grpo, mtp, muon, packing, pretrain, quant, rl, router_replay, self_summary
+from scaled import cpt, dr_grpo, mtp, muon, packing, pretrain, quant, rl, router_replay, self_summary, supervised
 from scaled.network import checkpoint
 from scaled.network import model as network
 from scaled.network.dispatch import on_owners
@@ -118,7 +123,7 @@ def on_the_first(ours, theirs):
     return router_replay.differing(*([layer if first else layer[:0] for layer in layers] for layers in (ours, theirs)))
 
 
-def chain(segments: int) -> self_summary.Chain:
+def chain_of(segments: int) -> self_summary.Chain:
     """A chain of so many contexts of three tokens."""
     one = self_summary.Segment(
         torch.arange(3),
@@ -269,6 +274,57 @@ def trained(config, state, batches, dtype, use_muon, saves=None):
         shelf.save(until, checkpoint.state(model, steps), {"seen": until})
         shelf.finish()
     return torch.stack(losses) if losses else torch.empty(0), dict(sharding.wholes(model))
+
+
+def phase(c, config, stage, trunk, layers, batches, folder):
+    """A supervised stage of the full recipe on given batches, from given weights: the metrics of each step, and the weights after them."""
+    model, heads = given(config, trunk), None
+    if layers is not None:
+        heads = mtp.MTP(config, c.mtp.layers).double()
+        for name, p in heads.named_parameters():
+            sharding.put(name, p, layers[name])
+    found = chain.phase_of(c, stage, batches[0][0].shape[1], len(batches))
+    optimizers = muon.optimizers
+    with mock.patch.object(supervised.muon, "optimizers", lambda *args, **how: in_own_dtype(optimizers(*args, **how))):
+        supervised.train(found, folder, model, heads, batches.__getitem__, trunk=stage != "mtp")
+    lines = [{key: value for key, value in line.items() if key != "step"} for line in read_lines(folder / "metrics" / f"{stage}.jsonl")]
+    return lines, dict(sharding.wholes(model)), {} if heads is None else dict(sharding.wholes(heads))
+
+
+def whole(out, told, kill=None):
+    """All stages of the full recipe; both ranks die, as by SIGKILL, in the middle of the stage `kill`."""
+    marker, note, save = out / "dead", chain.Note.log, chain.Stage.save
+
+    def die() -> None:
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def follow() -> None:
+        while not marker.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def log(self, step, steps, **metrics) -> None:
+        note(self, step, steps, **metrics)
+        if self.name == kill and step == min(3, steps):
+            die()
+
+    def saved(self, *args) -> None:
+        save(self, *args)
+        if self.name == kill == "eval":
+            die()
+
+    def fresh(function, *args, progress):
+        return die() if kill == "decode" else function(*args, progress=progress)
+
+    if kill and current().group("all").rank:
+        threading.Thread(target=follow, daemon=True).start()
+    with (
+        mock.patch.object(chain.Note, "log", log),
+        mock.patch.object(chain.Stage, "save", saved),
+        mock.patch.object(chain, "in_fresh_process", fresh),
+    ):
+        chain.play(out, full_run.settings("recipe", "gloo", told["config"]), told["ranks"])
 
 
 def read_back(config, folder, step=None, dtype=torch.float32):

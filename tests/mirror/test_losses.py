@@ -127,7 +127,7 @@ def test_experts_of_ranks_without_a_token(layout):
 @given(layouts, seeds, st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_a_chain_weighs_the_same_wherever_its_segments_are(layout, seed, sizes):
     advantages = torch.randn(len(sizes), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    chains = [calls.chain(n) for n in sizes]
+    chains = [calls.chain_of(n) for n in sizes]
     found = play(layout, calls.chain_advantages, advantages, chains)
     wanted = self_summary.spread(advantages, chains).tolist()
     of = itertools.chain.from_iterable([c] * n for c, n in enumerate(sizes))
@@ -136,7 +136,7 @@ def test_a_chain_weighs_the_same_wherever_its_segments_are(layout, seed, sizes):
 
 def test_a_chain_without_segments_anywhere_is_refused():
     with pytest.raises(RuntimeError, match="chain 1 has none"):
-        play(dict(dp=2, cp=1), calls.chain_advantages, torch.zeros(2), [calls.chain(1), calls.chain(0)])
+        play(dict(dp=2, cp=1), calls.chain_advantages, torch.zeros(2), [calls.chain_of(1), calls.chain(0)])
 
 
 @some

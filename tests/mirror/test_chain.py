@@ -1,0 +1,147 @@
+"""`etude run recipe --scale full`: all stages, on two ranks that stay from test to test. The ranks of torchrun are tested in test_full.py."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from etude import chain
+from kit.disk import hash_file, read_lines
+from kit.runs import flatten
+from ref.network import Transformer, load_extra, load_hf, save_hf
+from ref.network.model import config_of
+from scaled.runtime import launch
+from sims.policies import SMOKE
+from tests import elsewhere, forks
+from tests.mirror import calls
+from tests.mirror.workers import ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+SETS = {
+    key: ",".join(map(str, value)) if isinstance(value, tuple) else value for key, value in flatten(SMOKE).items() if not key.startswith("model.")
+}
+CLUSTER = {"ep": 2, "micro_rows": 2, "checkpoint_every": 2}
+
+
+def words(out: Path, checkpoint: Path, *more: object) -> list[object]:
+    sets = (f"{key}={value}" for key, value in SETS.items())
+    start = ["run", "recipe", "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", out, "--checkpoint", checkpoint]
+    return [*start, "--corpus", forks.CORPUS, *(word for one in sets for word in ("--set", one)), *more]
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Ranks that are there already, instead of torchrun's; here.append(STAGE) makes the next ones die in it."""
+    kills: list[str] = []
+
+    def start(module: str, arguments: list[str], nproc: int, restarts: int) -> int:
+        try:
+            ranks(nproc).run(dict(dp=nproc, cp=1, ep=1), calls.whole, Path(arguments[0]), json.loads(arguments[1]), *kills[:1])
+        except RuntimeError as error:
+            if not kills:
+                raise
+            assert "the process ended" in str(error) and kills.pop(0)
+            (Path(arguments[0]) / "dead").unlink()
+            return 1
+        return 0
+
+    monkeypatch.setattr(launch, "start", start)
+    return kills
+
+
+def kept(out: Path) -> dict[str, str]:
+    """What must not depend on interruptions."""
+    files = [*out.glob("metrics/*.jsonl"), *out.glob("checkpoints/*/*.safetensors"), *out.glob("checkpoints/*/mtp/*"), out / "stages" / "eval.json"]
+    return {str(path.relative_to(out)): hash_file(path) for path in files if path.name != "decode.jsonl"}
+
+
+def test_every_stage_is_played_and_survives_sigkill(tiny_run, tmp_path, ask, here):
+    """From the checkpoint of a small run to a report; killed in each stage and resumed, the same figures and weights to the last bit."""
+    start, out, killed = tiny_run / "checkpoints" / "mid-cpt", tmp_path / "through", tmp_path / "killed"
+    code, said, error = ask(*words(out, start))
+    assert code == 0 and not error and f"report: {out / 'report.html'}" in said, error
+    record = json.loads((out / "report.json").read_text())
+    assert record["technique"] == "recipe full" and {"data", *chain.STAGES} <= record["stages"].keys()
+    assert "The recipe at full scale" in (out / "report.html").read_text() and "Unfinished" not in (out / "report.html").read_text()
+
+    shapes = config_of(start)
+    for name in ("mid-cpt", "mtp", "cpt", "sft", "final"):
+        assert config_of(out / "checkpoints" / name) == shapes and bool(load_extra(out / "checkpoints" / name)) == (name != "mid-cpt")
+    first, mid, last = (load_hf(path).state_dict() for path in (start, *(out / "checkpoints" / name for name in ("mid-cpt", "mtp"))))
+    assert any(not (mid[name] == x).all() for name, x in first.items()) and all((last[name] == x).all() for name, x in mid.items())
+    elsewhere.check(out / "checkpoints" / "final", drafts=True)
+    assert read_lines(out / "metrics" / "sft.jsonl")[-1]["tokens"] > 0 and not list((out / "work").iterdir())
+
+    here += chain.STAGES
+    for number, stage in enumerate(chain.STAGES):
+        code, _, error = ask(*words(killed, start), *(["--resume"] if number else []))
+        assert code == 2 and "Continue with: etude run recipe --scale full --out" in error and not (killed / "stages" / f"{stage}.json").exists()
+    assert ask(*words(killed, start), "--resume")[0] == 0
+    assert kept(killed) == kept(out) and len(kept(out)) >= 7 + 5 + 4 + 1
+
+    code, _, error = ask(*words(out, start))
+    assert code == 2 and "already holds a run; add --resume" in error
+    code, _, error = ask(*words(out, start, "--set", "rl.lr=0.5"), "--resume")
+    assert code == 2 and "was started with rl.lr" in error
+
+
+def test_a_network_from_elsewhere_speaks_with_the_tokens_of_its_chats(tiny_run, tmp_path, ask, here):
+    """A dense Llama whose tokenizer has ChatML's tokens: the agent's turns begin with them, in every stage and for transformers."""
+    start, out = tmp_path / "llama", tmp_path / "out"
+    shape = config_of(tiny_run / "checkpoints" / "mid-cpt")
+    dense = {"num_experts": 0, "intermediate_size": 32, "qk_norm": False, "rope_theta": 1e4}
+    save_hf(Transformer(type(shape)(**{**vars(shape), **dense})), start)
+    text = (tiny_run / "data" / "tokenizer.json").read_text(encoding="utf-8")
+    (start / "tokenizer.json").write_text(text.replace("<|env|>", "<|im_end|>").replace("<|agent|>", "<|im_start|>"), encoding="utf-8")
+    (start / "chat_template.jinja").write_text("{{ messages }}")
+    new = ("training.long_yarn=2", "training.long_length=512", "training.long_tokens=8192", "rl.steps=2", "cluster.ep=1", "cluster.rl_cp=2")
+    code, said, error = ask(*words(out, start, *(word for one in new for word in ("--set", one))))
+    assert code == 0, error
+    assert f"router replay: {start} has no experts, so there is nothing to replay" in said
+    assert (out / "checkpoints" / "mid-cpt" / "chat_template.jinja").exists() and not (out / "checkpoints" / "final" / "chat_template.jinja").exists()
+    elsewhere.check(out / "checkpoints" / "final", drafts=True)
+    stretched = [config_of(out / "checkpoints" / name).rope_scaling for name in ("mtp", "cpt", "final")]
+    assert [one.rope_type for one in stretched] == ["default", "yarn", "yarn"] and stretched[-1].original_max_position_embeddings == 512
+
+
+def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, monkeypatch):
+    monkeypatch.setattr(launch, "start", lambda *_: pytest.fail("ranks were started"))
+    start, out = tiny_run / "checkpoints" / "mid-cpt", tmp_path / "out"
+    bare = tmp_path / "bare"
+    shutil.copytree(start, bare)
+    text = (bare / "tokenizer.json").read_text(encoding="utf-8")
+    (bare / "tokenizer.json").write_text(text.replace("<|env|>", "<|a|>").replace("<|agent|>", "<|b|>"), encoding="utf-8")
+    for more, why in (
+        (["cluster.cp=3"], "cluster.cp=3 must divide the number of ranks, 2; see --set cluster.cp=… and --nproc"),
+        (["cluster.rl_cp=4"], "cluster.rl_cp=4 must divide the number of ranks, 2"),
+        (["sft.rows=3"], "sft.rows = 3 rows per step must be a multiple of dp = 2"),
+        (["training.length=2048"], "training.length=2048 is more than the network's 512 positions; see --set training.length"),
+        (["training.batch_tokens=100"], "training.batch_tokens / training.length = 0 rows per step must be a multiple of dp = 2"),
+        (["training.long_length=1024"], "training.long_length=1024 is more than the network's 512 positions; see --set training.long_length"),
+        (["training.length=127", "cluster.cp=2"], "training.length=127 must be a multiple of 2 · cp = 4"),
+        (["evaluation.tasks=1"], "evaluation.tasks must be at least the number of ranks, 2"),
+        (["rl.steps=0"], "rl.steps must be at least 1, got 0"),
+        (["cluster.ranks=2"], "cluster.ranks"),
+        (tmp_path / "nowhere", "nowhere is not a folder with config.json, weights and tokenizer.json"),
+        (bare, "has no tokens <|env|> and <|agent|>, nor those of a chat"),
+    ):
+        sets, other = ([], more) if isinstance(more, Path) else (more, start)
+        code, _, error = ask(*words(out, other), *(word for one in sets for word in ("--set", one)))
+        assert code == 2 and why in error and error.count("\n") == 1, (more, error)
+    given = [word for word in words(out, start) if word not in ("--checkpoint", start)]
+    code, _, error = ask(*given)
+    assert code == 2 and "a full run starts from a checkpoint: --checkpoint FOLDER" in error and error.count("\n") == 1
+    code, _, error = ask("run", "recipe", "--checkpoint", start, "--out", out)
+    assert code == 2 and "--checkpoint is where a full run starts" in error
+    assert not out.exists()
+
+
+def test_small_and_full_runs_read_one_toml(tmp_path, ask, monkeypatch):
+    """A small run leaves out what only ranks have, and says so."""
+    from etude import cli
+
+    monkeypatch.setattr(cli, "play_technique", lambda entry, out, toml, *_: print(sorted(toml)))
+    code, said, _ = ask("run", "recipe", "--config", ROOT / "examples" / "rehearsal.toml", "--out", tmp_path / "out")
+    assert code == 0 and "rehearsal.toml: a small run leaves out cluster, which only full runs have" in said
+    assert "'training'" in said and "'cluster'" not in said.splitlines()[-1]
