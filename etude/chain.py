@@ -73,9 +73,11 @@ class Cluster:
     """What only a full run has: the ranks."""
 
     cp: int = 2
-    """Ranks that split the tokens of each row, before RL."""
+    """Ranks that split the tokens of each row."""
+    long_cp: int = 8
+    """The same in the long-context phase and in SFT."""
     rl_cp: int = 8
-    """Ranks that split the tokens of each row in RL."""
+    """The same in RL."""
     ep: int = 8
     """Ranks that split the experts of each layer."""
     micro_rows: int = 1
@@ -94,7 +96,7 @@ class Cluster:
     """Number of restarts after a rank dies."""
 
     def __post_init__(self):
-        within(self, least=dict.fromkeys(("cp", "rl_cp", "ep", "micro_rows", "checkpoint_every", "timeout"), 1) | {"restarts": 0})
+        within(self, least=dict.fromkeys(("cp", "long_cp", "rl_cp", "ep", "micro_rows", "checkpoint_every", "timeout"), 1) | {"restarts": 0})
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Whole(Recipe):
     @classmethod
     def rehearsal(cls) -> Whole:
         """The same on CPUs."""
-        ranks = Cluster(cp=1, rl_cp=1, ep=1, micro_rows=32, rematerialise=False, checkpoint_every=10, timeout=120.0)
+        ranks = Cluster(cp=1, long_cp=1, rl_cp=1, ep=1, micro_rows=32, rematerialise=False, checkpoint_every=10, timeout=120.0)
         return cls(cluster=ranks, training=Training(dtype="float32"))
 
     @property
@@ -118,48 +120,52 @@ class Whole(Recipe):
         return Recipe(**{one.name: getattr(self, one.name) for one in fields(Recipe)})
 
 
-def layout(c: Whole, ranks: int, stage: str = "cpt") -> dict[str, int]:
-    """dp, cp and ep of a stage. Raises RunError if this number of ranks cannot be split so, or cannot split the stage's rows."""
-    cp, name = (c.cluster.rl_cp, "rl_cp") if stage == "rl" else (c.cluster.cp, "cp")
-    for axis, n in ((name, cp), ("ep", c.cluster.ep)):
-        if ranks % n:
-            raise RunError(f"cluster.{axis}={n} must divide the number of ranks, {ranks}; see --set cluster.{axis}=… and --nproc")
+CP = {"long": "long_cp", "sft": "long_cp", "rl": "rl_cp"}
+"""Stage → the setting of the cluster that is its cp, if not `cp`."""
+
+
+def layout(c: Whole, ranks: int, stage: str) -> dict[str, int]:
+    """dp, cp and ep of a stage. Raises RunError if this number of ranks cannot be split so."""
+    for name in (CP.get(stage, "cp"), "ep"):
+        if ranks % (n := getattr(c.cluster, name)):
+            raise RunError(f"cluster.{name}={n} must divide the number of ranks, {ranks}; see --set cluster.{name}=… and --nproc")
+    cp = getattr(c.cluster, CP.get(stage, "cp"))
     return {"dp": ranks // cp, "cp": cp, "ep": c.cluster.ep}
 
 
+def rows_of_step(c: Whole, stage: str) -> tuple[str, int, str, int]:
+    """Setting and number of the rows of a step in a supervised stage, and setting and number of their tokens."""
+    t, length = c.training, "long_length" if stage in ("long", "sft") else "length"
+    tokens: int = getattr(t, length)
+    name, rows = ("sft.rows", c.sft.rows) if stage == "sft" else (f"training.batch_tokens / training.{length}", t.batch_tokens // tokens)
+    return name, rows, f"training.{length}", tokens
+
+
 def check(c: Whole, ranks: int) -> None:
-    """Raises RunError now for what the ranks would report later, sometimes after days."""
-    t, e, wrong = c.training, c.evaluation, []
-    if c.checkpoint is None:
-        raise RunError(
-            "a full run starts from a checkpoint: --checkpoint FOLDER, a Hugging Face folder, for example one that "
-            "`hf download Qwen/Qwen3-30B-A3B-Base --local-dir FOLDER` or `etude run recipe --scale small` (checkpoints/mid-cpt) writes"
-        )
-    path = Path(c.checkpoint)
+    """Raises RunError, or a ValueError of one line, now for what the ranks would report later, sometimes after days."""
+    assert c.checkpoint is not None
+    path, t = Path(c.checkpoint), c.training
     if not (path / "tokenizer.json").is_file():
         raise RunError(f"checkpoint {path} is not a folder with config.json, weights and tokenizer.json; choose another --checkpoint")
     network = config_of(path)
     if network.num_experts % c.cluster.ep:
-        wrong.append(f"cluster.ep={c.cluster.ep} must divide the network's {network.num_experts} experts")
+        raise RunError(f"cluster.ep={c.cluster.ep} must divide the network's {network.num_experts} experts; see --set cluster.ep=…")
     if ranks == 1 and t.dtype != "float32":
-        wrong.append(f"training.dtype={t.dtype} applies to gathered weights, and a single rank gathers none; use float32 or more ranks (--nproc)")
-    dp, longest = layout(c, ranks)["dp"], t.stretched(network).max_position_embeddings
-    for name, length, cp in (("length", t.length, c.cluster.cp), ("long_length", t.long_length, max(c.cluster.cp, c.cluster.rl_cp))):
-        if length % (2 * cp):
-            wrong.append(f"training.{name}={length} must be a multiple of 2 · cp = {2 * cp}")
-        if length > (longest if name == "long_length" else network.max_position_embeddings):
-            more = ", training.long_rope_theta and training.long_yarn" if name == "long_length" else ""
-            wrong.append(f"training.{name}={length} is more than the network's {longest:,} positions; see --set training.{name}{more}")
-    for name, rows in (("training.batch_tokens / training.length", t.batch_tokens // t.length),
-                       ("training.batch_tokens / training.long_length", t.batch_tokens // t.long_length), ("sft.rows", c.sft.rows)):  # fmt: skip
-        if rows < dp or rows % dp:
-            wrong.append(f"{name} = {rows} rows per step must be a multiple of dp = {dp}")
-    for name, n in (("rl.prompts · rl.rollouts", c.rl.prompts * c.rl.rollouts), ("evaluation.tasks", e.tasks)):
+        raise RunError(f"training.dtype={t.dtype} applies to gathered weights, and a single rank gathers none; use float32 or more ranks (--nproc)")
+    for stage in ("cpt", "mtp", "long", "sft", "rl"):
+        split = layout(c, ranks, stage)
+        name, rows, length, tokens = rows_of_step(c, "long" if stage == "rl" else stage)
+        if tokens % (2 * split["cp"]):
+            raise RunError(f"{length}={tokens} must be a multiple of 2 · cp = {2 * split['cp']}; see --set {length}=…")
+        positions = (t.stretched(network) if length.endswith("long_length") else network).max_position_embeddings
+        if tokens > positions:
+            more = ", training.long_rope_theta and training.long_yarn" if length.endswith("long_length") else ""
+            raise RunError(f"{length}={tokens} is more than the network's {positions:,} positions; see --set {length}=…{more}")
+        if stage != "rl" and (rows < split["dp"] or rows % split["dp"]):
+            raise RunError(f"{name} = {rows} rows per step must be a multiple of dp = {split['dp']}")
+    for name, n in (("rl.prompts · rl.rollouts", c.rl.prompts * c.rl.rollouts), ("evaluation.tasks", c.evaluation.tasks)):
         if n < ranks:
-            wrong.append(f"{name} must be at least the number of ranks, {ranks}, to give each rank a conversation; got {n}")
-    layout(c, ranks, "rl")
-    if wrong:
-        raise RunError(wrong[0])
+            raise RunError(f"{name} must be at least the number of ranks, {ranks}, to give each rank a conversation; got {n}")
     MicroWorld(policy(c, network.num_experts), c.small)
 
 
@@ -249,7 +255,7 @@ def phase_of(c: Whole, stage: str, length: int, steps: int) -> supervised.Phase:
     s, t, m = c.sft, c.training, c.mtp
     muon_lr, adamw_lr = (s.muon_lr, s.adamw_lr) if stage == "sft" else (t.muon_lr, t.adamw_lr)
     return supervised.Phase(
-        **ranks_of(c, length, c.cluster.cp, seed=c.seed + (stage == "mtp")),
+        **ranks_of(c, length, getattr(c.cluster, CP.get(stage, "cp")), seed=c.seed + (stage == "mtp")),
         name=stage,
         steps=steps,
         factor=RATES[stage],

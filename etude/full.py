@@ -32,6 +32,10 @@ RL: dict[str, dict] = {
     "router-replay": {"rl": {"replay": "filtered"}},
 }
 """Techniques that `scaled/rl.py` trains: Dr. GRPO on packed rows, each with at most one more part of the recipe turned on."""
+WITHOUT = (
+    "a full run starts from a checkpoint: --checkpoint FOLDER, a Hugging Face folder. `hf download Qwen/Qwen3-30B-A3B-Base --local-dir FOLDER` gets "
+    "one; `etude run recipe --scale small` makes tiny ones, in checkpoints/"
+)
 FREE = ("cp", "ep", "timeout", "restarts", "checkpoint_every")
 """Settings that a resumed run may change, because they do not affect the trained weights."""
 
@@ -58,14 +62,11 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[
         return run_recipe(config, out, resume, nproc, backend)
     ranks = count(config, nproc, backend, entry.name)
     layout(config, ranks)
-    if config.checkpoint is None and entry.name not in ("cpt", "muon", "quant"):
-        left = "etude run cpt --scale full" if entry.name == "mtp" else "etude run recipe --scale small, in checkpoints/sft,"
-        raise RunError(f"{entry.name} needs a network to start from: --set checkpoint=FOLDER, a Hugging Face folder ({left} writes one)")
-    if config.checkpoint and not (Path(config.checkpoint) / "tokenizer.json").is_file():
-        raise RunError(
-            f"checkpoint {config.checkpoint} is not a folder with config.json, weights and tokenizer.json; see --set checkpoint=…"
-            + (" (make small writes runs/small/checkpoints/sft)" if entry.name in RL else "")
-        )
+    if config.checkpoint is None:
+        raise RunError(WITHOUT)
+    if not (Path(config.checkpoint) / "tokenizer.json").is_file():
+        makes = "make small writes runs/small/checkpoints/" + ("sft" if entry.name in RL else "mid-cpt")
+        raise RunError(f"checkpoint {config.checkpoint} is not a folder with config.json, weights and tokenizer.json; see --checkpoint ({makes})")
     check_work(config, entry.name, ranks)
     if entry.name in RL:
         from sims.microrepo.world import origin
@@ -99,6 +100,8 @@ def run_recipe(config, out: Path, resume: bool, nproc: int | None, backend: str)
     from scaled.runtime import launch
 
     ranks = count(config.cluster, nproc, backend, "recipe")
+    if config.checkpoint is None:
+        raise RunError(WITHOUT)
     try:
         chain.check(config, ranks)
     except ValueError as error:
@@ -136,11 +139,10 @@ def check_work(config, name: str, ranks: int) -> None:
             f"dtype={config.dtype} applies to gathered weights, and a single rank gathers none; use --set dtype=float32 or more ranks (--nproc)"
         )
     try:
-        network = config_of(config.checkpoint) if config.checkpoint else config.shape(config.vocab_size)
-        if config.checkpoint:
-            with torch.device("meta"):
-                shapes = {key: tuple(x.shape) for key, x in Transformer(network).state_dict().items()}
-            matched(Path(config.checkpoint), shapes)
+        network = config_of(config.checkpoint)
+        with torch.device("meta"):
+            shapes = {key: tuple(x.shape) for key, x in Transformer(network).state_dict().items()}
+        matched(Path(config.checkpoint), shapes)
         if network.num_experts % config.ep:
             raise RunError(f"ep={config.ep} must divide the network's {network.num_experts} experts; see --set ep=…")
         if not network.num_experts and (name in RL and config.rl.replay != "none" or config.experts != "model"):

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from ref.cpt import Corpus, load_tokenizer, read_library
 from ref.mtp import MTPConfig
-from ref.network import Config, release
+from ref.network import release
 from scaled import cpt, muon
 from scaled.mtp import MTP, mtp_loss
 from scaled.network.model import Transformer, load_balancing_loss, load_hf, save_hf
@@ -57,12 +57,8 @@ class Full(Ranks):
     """Steps over which the learning rate rises."""
     decay: int = 200
     """Final steps over which the learning rate falls; at most half of all steps."""
-    preset: Literal["qwen3_30b_a3b", "tiny"] = "qwen3_30b_a3b"
-    """Shape of the network if there is no checkpoint."""
     corpus: str | None = None
     """Folder of code; none means the source of the running Python's standard library."""
-    vocab_size: int = 32_768
-    """Number of byte-level BPE tokens, if there is no checkpoint with a tokenizer."""
     rows: int = 64
     """Rows per step, on all ranks together."""
     depth: int = 3
@@ -74,15 +70,14 @@ class Full(Ranks):
         super().__post_init__()
         self.at_least(1, "steps", "rows", "depth")
         self.at_least(0, "muon_lr", "adamw_lr", "warmup", "decay")
-        self.at_least(len(cpt.SPECIAL_TOKENS) + 256, "vocab_size")
         if self.perplexity_tokens:
             self.at_least(2, "perplexity_tokens")
 
     @classmethod
     def rehearsal(cls) -> "Full":
-        """The same on CPUs, in a minute: the tiny network, short rows."""
-        tiny: dict[str, Any] = {"preset": "tiny", "vocab_size": 1024, "rows": 16, "length": 128, "perplexity_tokens": 8192}
-        return cls(**CPU, **tiny, steps=40, warmup=1, decay=8, optimizer="muon", muon_lr=0.02, adamw_lr=3e-3)
+        """The same on CPUs, in a minute, from what a small run has left: short rows."""
+        short: dict[str, Any] = {"checkpoint": "runs/small/checkpoints/mid-cpt", "rows": 16, "length": 128, "perplexity_tokens": 8192}
+        return cls(**CPU, **short, steps=40, warmup=1, decay=8, optimizer="muon", muon_lr=0.02, adamw_lr=3e-3)
 
     @property
     def schedule(self) -> "Full":
@@ -99,19 +94,14 @@ class Full(Ranks):
         if self.rows % dp:
             raise ValueError(f"rows={self.rows} must be a multiple of dp = {dp}; see --set rows=…")
 
-    def shape(self, vocab: int) -> Config:
-        """The network of the preset."""
-        if self.preset == "tiny":
-            return Config.tiny(vocab)
-        return Config.qwen3_30b_a3b()
-
 
 def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **__: None) -> dict[str, float]:
     """The complete training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns the final measurements."""
     folder, rank = Path(folder), dist.get_rank()
+    assert c.checkpoint is not None, "no training starts from random weights"
     tokenizer, rows, doc, held = data(c, folder, rank)
     with begun(c, folder, rank):
-        model = load_hf(c.checkpoint) if c.checkpoint else Transformer(c.shape(tokenizer.get_vocab_size()))
+        model = load_hf(c.checkpoint)
         extra = None
         if technique == "mtp":
             found, extra = distil(c, folder, model, rows, doc, log)
@@ -124,7 +114,7 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
         facts = {"data": f"{len(rows):,} rows of {c.length:,} tokens from {read}, without its held-out part"} | told(technique, c, found)
         what = "A network with draft layers distilled from it." if extra else "A network after continued pretraining on code."
         about = release.card(f"etude {technique}", what, model.config, facts, drafts=bool(extra))
-        beside = release.beside(c.checkpoint or folder / "data", model.config, about)
+        beside = release.beside(c.checkpoint, model.config, about)
         save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=beside)
         return found
 
@@ -160,10 +150,8 @@ def prepare(c: Full, folder: Path) -> None:
         return
     learn, held = read(c)
     files = list(learn.files.values())
-    if c.checkpoint:
-        tokenizer = load_tokenizer(Path(c.checkpoint) / "tokenizer.json")
-    else:
-        tokenizer = cpt.train_tokenizer(files, c.vocab_size)
+    given = Path(str(c.checkpoint)) / "tokenizer.json"
+    tokenizer = load_tokenizer(given)
     end = tokenizer.token_to_id(cpt.SPECIAL_TOKENS[0]) or 0
     ids, doc = cpt.pack(([*one.ids, end] for one in tokenizer.encode_batch(files)), c.length)
     there, wanted = int((doc >= 0).sum()), c.steps * c.rows * c.length
@@ -182,10 +170,7 @@ def prepare(c: Full, folder: Path) -> None:
             flush=True,
         )
     at.mkdir(parents=True, exist_ok=True)
-    if c.checkpoint:
-        shutil.copyfile(Path(c.checkpoint) / "tokenizer.json", at / "tokenizer.json")
-    else:
-        (at / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    shutil.copyfile(given, at / "tokenizer.json")
     for name, array in (("rows.npy", ids), (".doc.npy", doc)):
         with open(at / name, "wb") as file:
             # With a real file, numpy bypasses Python and does not report a full disk.

@@ -134,6 +134,9 @@ def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, 
     assert code == 2 and "a full run starts from a checkpoint: --checkpoint FOLDER" in error and error.count("\n") == 1
     code, _, error = ask("run", "recipe", "--checkpoint", start, "--out", out)
     assert code == 2 and "--checkpoint is where a full run starts" in error
+    for more in ([], ["--resume"]):
+        code, _, error = ask(*words(start.parent, start, *more))
+        assert code == 2 and "is not empty and holds no run; choose another --out" in error
     assert not out.exists()
 
 

@@ -136,7 +136,7 @@ def test_a_chain_weighs_the_same_wherever_its_segments_are(layout, seed, sizes):
 
 def test_a_chain_without_segments_anywhere_is_refused():
     with pytest.raises(RuntimeError, match="chain 1 has none"):
-        play(dict(dp=2, cp=1), calls.chain_advantages, torch.zeros(2), [calls.chain_of(1), calls.chain(0)])
+        play(dict(dp=2, cp=1), calls.chain_advantages, torch.zeros(2), [calls.chain_of(1), calls.chain_of(0)])
 
 
 @some

@@ -54,7 +54,7 @@ def settings_of(detach: bool, micro_rows: int = 4) -> chain.Whole:
         training=Training(dtype="float64", muon_lr=0.01),  # type: ignore[arg-type]
         mtp=Mtp(layers=MTPConfig(depth=2, intermediate_size=12), weight=0.7, detach_trunk=detach, muon_lr=0.03),
         sft=Sft(muon_lr=0.004, adamw_lr=2e-3),
-        cluster=chain.Cluster(cp=1, rl_cp=1, ep=1, micro_rows=micro_rows, rematerialise=False),
+        cluster=chain.Cluster(cp=1, long_cp=1, rl_cp=1, ep=1, micro_rows=micro_rows, rematerialise=False),
     )
 
 
