@@ -80,6 +80,8 @@ class Cluster:
     """The same in RL."""
     ep: int = 8
     """Ranks that split the experts of each layer."""
+    agent_length: int = 0
+    """Tokens of a packed row in SFT and RL; 0 takes `training.long_length`."""
     micro_rows: int = 1
     """Rows per dp rank in one forward pass."""
     rematerialise: bool = True
@@ -96,7 +98,11 @@ class Cluster:
     """Number of restarts after a rank dies."""
 
     def __post_init__(self):
-        within(self, least=dict.fromkeys(("cp", "long_cp", "rl_cp", "ep", "micro_rows", "checkpoint_every", "timeout"), 1) | {"restarts": 0})
+        within(
+            self,
+            least=dict.fromkeys(("cp", "long_cp", "rl_cp", "ep", "micro_rows", "checkpoint_every", "timeout"), 1)
+            | {"restarts": 0, "agent_length": 0},
+        )
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,11 @@ class Whole(Recipe):
         """The same on CPUs."""
         ranks = Cluster(cp=1, long_cp=1, rl_cp=1, ep=1, micro_rows=32, rematerialise=False, checkpoint_every=10, timeout=120.0)
         return cls(cluster=ranks, training=Training(dtype="float32"))
+
+    @property
+    def agent_length(self) -> int:
+        """Tokens of a packed row in SFT and RL."""
+        return self.cluster.agent_length or self.training.long_length
 
     @property
     def small(self) -> Recipe:
@@ -135,10 +146,12 @@ def layout(c: Whole, ranks: int, stage: str) -> dict[str, int]:
 
 def rows_of_step(c: Whole, stage: str) -> tuple[str, int, str, int]:
     """Setting and number of the rows of a step in a supervised stage, and setting and number of their tokens."""
-    t, length = c.training, "long_length" if stage in ("long", "sft") else "length"
-    tokens: int = getattr(t, length)
-    name, rows = ("sft.rows", c.sft.rows) if stage == "sft" else (f"training.batch_tokens / training.{length}", t.batch_tokens // tokens)
-    return name, rows, f"training.{length}", tokens
+    t = c.training
+    if stage == "sft":
+        return "sft.rows", c.sft.rows, "cluster.agent_length" if c.cluster.agent_length else "training.long_length", c.agent_length
+    name = "long_length" if stage == "long" else "length"
+    tokens: int = getattr(t, name)
+    return f"training.batch_tokens / training.{name}", t.batch_tokens // tokens, f"training.{name}", tokens
 
 
 def check(c: Whole, ranks: int) -> None:
@@ -154,12 +167,13 @@ def check(c: Whole, ranks: int) -> None:
         raise RunError(f"training.dtype={t.dtype} applies to gathered weights, and a single rank gathers none; use float32 or more ranks (--nproc)")
     for stage in ("cpt", "mtp", "long", "sft", "rl"):
         split = layout(c, ranks, stage)
-        name, rows, length, tokens = rows_of_step(c, "long" if stage == "rl" else stage)
+        name, rows, length, tokens = rows_of_step(c, "sft" if stage == "rl" else stage)
         if tokens % (2 * split["cp"]):
             raise RunError(f"{length}={tokens} must be a multiple of 2 · cp = {2 * split['cp']}; see --set {length}=…")
-        positions = (t.stretched(network) if length.endswith("long_length") else network).max_position_embeddings
+        late = stage not in ("cpt", "mtp")
+        positions = (t.stretched(network) if late else network).max_position_embeddings
         if tokens > positions:
-            more = ", training.long_rope_theta and training.long_yarn" if length.endswith("long_length") else ""
+            more = ", training.long_rope_theta and training.long_yarn" if late else ""
             raise RunError(f"{length}={tokens} is more than the network's {positions:,} positions; see --set {length}=…{more}")
         if stage != "rl" and (rows < split["dp"] or rows % split["dp"]):
             raise RunError(f"{name} = {rows} rows per step must be a multiple of dp = {split['dp']}")
@@ -182,7 +196,7 @@ def policy(c: Whole, experts: int, root: Path | None = None) -> rl.Rl:
     start, shared = str(c.checkpoint) if root is None else str(root / "checkpoints" / "sft"), {one.name for one in fields(Settings)}
     settings = Settings(**{name: getattr(c.rl, name) for name in shared})
     return rl.Rl(
-        **ranks_of(c, c.training.long_length, c.cluster.rl_cp, checkpoint=start),
+        **ranks_of(c, c.agent_length, c.cluster.rl_cp, checkpoint=start),
         rl=settings if experts else replace(settings, replay="none"),
         join=c.context.join,
         micro_rows=c.cluster.micro_rows,
@@ -277,8 +291,8 @@ def batches_of(c: Whole, root: Path, stage: str) -> tuple[int, supervised.Batche
         language = language_of(root)
         shown = itertools.islice(lessons(c.small, language, context(language, c.small), c.sft.noise, c.context.memory), c.sft.demonstrations)
         pieces = [(segment.tokens, segment.sampled) for lesson in shown for segment in lesson.chain.segments]
-        per_epoch, batch = shown_rows(pieces, t.long_length, c.sft.rows, [c.seed])
-        return t.long_length, batch, per_epoch * c.sft.epochs
+        per_epoch, batch = shown_rows(pieces, c.agent_length, c.sft.rows, [c.seed])
+        return c.agent_length, batch, per_epoch * c.sft.epochs
     (rows, length), read = rows_of(root, "long" if stage == "long" else "short")
     B = t.batch_tokens // length
     steps = max(1, rows // B)

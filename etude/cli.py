@@ -118,6 +118,7 @@ def run_technique(
 
 @app.command("plan")
 def plan(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="qwen3_30b_a3b, tiny, or a Hugging Face folder.")] = "qwen3_30b_a3b",
     gpus: Annotated[list[int] | None, typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", min=1)] = None,
     cp: Annotated[int, typer.Option(help="Ranks that split the tokens of each row.", min=1)] = 2,
@@ -125,10 +126,29 @@ def plan(
     length: Annotated[int, typer.Option(help="Tokens per row; at most the network's max_position_embeddings.", min=1)] = 32_768,
     rows: Annotated[int, typer.Option(help="Rows per step for each group of cp ranks.", min=1)] = 1,
     hardware: Annotated[str, typer.Option(help="h200 or h100.")] = "h200",
-    out: Annotated[Path | None, typer.Option(help="Folder for plan.json and plan.png.", show_default="none")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="TOML file of a full recipe: prices all its stages instead of one step.", show_default="none", metavar="FILE")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="With --recipe: Hugging Face folder; config.json and tokenizer.json suffice.", show_default="none", metavar="FOLDER"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the plan as JSON, and the picture of a step.", show_default="none")] = None,
 ) -> None:
-    """Estimate the memory, traffic, time and price of one step of a full run on a given number of GPUs."""
+    """Estimate the memory, traffic, time and price of one step of a full run, or of all stages of the recipe, on a given number of GPUs."""
     from etude import planning
+    from kit.settings import RunError
+
+    given = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    if recipe is None and checkpoint is not None:
+        raise RunError("--checkpoint needs --recipe; for one step use --model FOLDER")
+    if recipe is not None:
+        if wrong := sorted(given & {"cp", "ep", "length", "rows"}):
+            raise RunError(f"--{wrong[0]} is for one step; the recipe's layouts and rows stand in {recipe}")
+        if checkpoint is not None and "model" in given:
+            raise RunError("--model and --checkpoint both name the network; leave one out")
+        _plan_recipe(recipe, str(checkpoint or model), gpus or [8, 64, 512], hardware, out)
+        return
 
     found = planning.plans(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
     if found[0]["length"] < length:
@@ -140,6 +160,19 @@ def plan(
     if out is not None:
         planning.write(found, out)
         print(f"plan: {out / 'plan.json'} and plan.png")
+
+
+def _plan_recipe(recipe: Path, model: str, gpus: list[int], hardware: str, out: Path | None) -> None:
+    from etude import full, planning, prices
+
+    machine, network = planning.hardware_of(hardware), planning.network_of(model)
+    config = full.settings("recipe", "nccl", _read_toml(recipe))
+    talk = prices.conversations(config, Path(model) if Path(model).is_dir() else None)
+    found = [prices.prices(config, network, n, machine, talk) for n in gpus]
+    prices.show(found, config, model, hardware, talk)
+    if out is not None:
+        prices.write(found, out)
+        print(f"plan: {out / 'recipe-plan.json'}")
 
 
 @app.command("results")

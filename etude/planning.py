@@ -14,7 +14,10 @@ from kit.settings import RunError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["ASSUMPTIONS", "cells", "picture", "plans", "show", "write"]
+    from ref.network import Config
+    from scaled.plan import Hardware
+
+__all__ = ["ASSUMPTIONS", "cells", "hardware_of", "network_of", "picture", "plans", "show", "write"]
 
 ASSUMPTIONS = (
     "Counted, and checked against measurements by tests: parameters, state, activations (flash attention, blocks recomputed in the backward "
@@ -41,28 +44,41 @@ def _scale(values: Iterable[float], digits: int = 2, sizes: Mapping[float, str] 
     return next((scale for scale in sizes if least >= 0.2 * scale * 10 ** (2 - digits)), min(sizes))
 
 
+def hardware_of(name: str) -> Hardware:
+    """Raises RunError for unknown names."""
+    from scaled.plan import HARDWARE
+
+    if name not in HARDWARE:
+        raise RunError(f"unknown hardware {name!r}; choose from {', '.join(HARDWARE)}")
+    return HARDWARE[name]
+
+
+def network_of(model: str) -> Config:
+    """The shape of a network: qwen3_30b_a3b, tiny, or that of a Hugging Face folder. Raises RunError for anything else."""
+    from ref.network import Config
+    from ref.network.model import config_of
+
+    if model in ("qwen3_30b_a3b", "tiny"):
+        return getattr(Config, model)()
+    try:
+        return config_of(model)
+    except ValueError as error:
+        raise RunError(f"--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder; {error}") from None
+
+
 def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int, hardware: str) -> list[dict]:
     """One record for each number of GPUs. Rows are at most as long as the network has positions. Raises RunError for unknown names and for
     sizes that do not divide evenly."""
-    from ref.network import Config
-    from ref.network.model import config_of
-    from scaled.plan import HARDWARE, plan
+    from scaled.plan import plan
     from scaled.runtime.mesh import Layout
 
-    if hardware not in HARDWARE:
-        raise RunError(f"unknown hardware {hardware!r}; choose from {', '.join(HARDWARE)}")
+    machine = hardware_of(hardware)
     if min(rows, length) < 1:
         raise RunError(f"--rows and --length must be at least 1, got {rows} and {length}")
-    if model in ("qwen3_30b_a3b", "tiny"):
-        config = getattr(Config, model)()
-    else:
-        try:
-            config = config_of(model)
-        except ValueError as error:
-            raise RunError(f"--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder; {error}") from None
+    config = network_of(model)
     if length > config.max_position_embeddings:  # rounded down to a multiple that cp ranks can split
         length = max(config.max_position_embeddings // (2 * cp), 1) * 2 * cp
-    machine, found = HARDWARE[hardware], []
+    found = []
     for n in gpus:
         if cp < 1 or n % cp:
             raise RunError(f"--cp must divide the number of GPUs: {cp} does not divide {n}")

@@ -40,6 +40,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "untested": _of_claims(figures.markdown_open),
     "twins": tables.twins,
     "plan-output": tables.plan_output,
+    "recipe-plan-output": tables.recipe_plan_output,
     "plan": tables.plan,
 }
 

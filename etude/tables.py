@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from etude import catalog, full, planning
 from kit.settings import RunError
 from sims import gain
 
-__all__ = ["bench", "by_depth", "crowded", "decode", "measured", "perplexity", "plan", "plan_output", "recipe", "twins"]
+__all__ = ["bench", "by_depth", "crowded", "decode", "measured", "perplexity", "plan", "plan_output", "recipe", "recipe_plan_output", "twins"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -137,6 +138,22 @@ def plan_output() -> str:
     found = planning.plans(model, [8, 64, 512], cp=2, ep=8, length=32_768, rows=1, hardware=hardware)
     planning.show(found, model, hardware, Console(file=text, width=110, color_system=None))
     return "\n".join(["```", "$ etude plan", *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"])
+
+
+def recipe_plan_output() -> str:
+    """What `etude plan --recipe` prints for the example without its tokenizer."""
+    from rich.console import Console
+
+    from etude import full, prices
+
+    model, hardware, text = "qwen3_30b_a3b", "h200", io.StringIO()
+    with open(ROOT / "examples" / "qwen3-30b-a3b.toml", "rb") as file:
+        config = full.settings("recipe", "nccl", tomllib.load(file))
+    talk = prices.conversations(config, None)
+    found = [prices.prices(config, planning.network_of(model), n, planning.hardware_of(hardware), talk) for n in (8, 64, 512)]
+    prices.show(found, config, model, hardware, talk, Console(file=text, width=110, color_system=None))
+    command = "$ etude plan --recipe examples/qwen3-30b-a3b.toml"
+    return "\n".join(["```", command, *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"])
 
 
 def plan() -> str:

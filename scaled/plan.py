@@ -21,6 +21,7 @@ with steps on CPUs, where the numbers can be measured (results/plan-*.json).
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -112,6 +113,13 @@ class Step:
         }
 
 
+@lru_cache(32)
+def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
+    """Parameter → its shape."""
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in Transformer(config).named_parameters()}
+
+
 def sliced(shape: tuple[int, ...], ranks: int, dim: int = 0) -> int:
     """Elements of a rank's slice of a parameter; short slices are padded as in FSDP."""
     return -(-shape[dim] // ranks) * (math.prod(shape) // shape[dim])
@@ -125,8 +133,7 @@ def plan(
     of a layer; default: balanced routing. Raises ValueError for rows or tokens that do not divide evenly."""
     if rows % layout.dp or length % (2 * layout.cp if layout.cp > 1 else 1):
         raise ValueError(f"rows must be a multiple of dp = {layout.dp} and length of 2 · cp = {2 * layout.cp}; got {rows} and {length}")
-    with torch.device("meta"):
-        shapes = {name: tuple(p.shape) for name, p in Transformer(config).named_parameters()}
+    shapes = shapes_of(config)
     n, ep, efsdp = layout.world, layout.ep, layout.efsdp
     held = fsdp = 0
     blocks: dict[str, int] = {}

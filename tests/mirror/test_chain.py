@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from etude import chain
+from etude import chain, prices
+from etude.full import settings
 from kit.disk import hash_file, read_lines
 from kit.runs import flatten
 from ref.network import Transformer, load_extra, load_hf, save_hf
 from ref.network.model import config_of
+from scaled.plan import HARDWARE
 from scaled.runtime import launch
 from sims.policies import SMOKE
 from tests import elsewhere, forks
@@ -72,6 +74,12 @@ def test_every_stage_is_played_and_survives_sigkill(tiny_run, tmp_path, ask, her
     assert any(not (mid[name] == x).all() for name, x in first.items()) and all((last[name] == x).all() for name, x in mid.items())
     elsewhere.check(out / "checkpoints" / "final", drafts=True)
     assert read_lines(out / "metrics" / "sft.jsonl")[-1]["tokens"] > 0 and not list((out / "work").iterdir())
+
+    config = settings("recipe", "gloo", record["config"])
+    talk = prices.conversations(config, out / "checkpoints" / "final")
+    for one in prices.prices(config, shapes, 2, HARDWARE["h200"], talk)[:5]:  # `etude plan --recipe` said how many
+        played = record["stages"][one.stage]["steps"]
+        assert abs(one.steps - played) <= 1 + played // 5, one
 
     here += chain.STAGES
     for number, stage in enumerate(chain.STAGES):
