@@ -20,6 +20,7 @@ import itertools
 import os
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -54,13 +55,15 @@ from sims.recipe.limits import within
 from sims.recipe.model_card import about
 from sims.recipe.settings import Recipe, Training
 
-__all__ = ["FREE", "STAGES", "Cluster", "Whole", "check", "layout", "play", "prepare"]
+__all__ = ["FREE", "STAGES", "Cluster", "Whole", "check", "gather", "layout", "play", "prepare", "trained"]
 
+TRAINED = ("cpt", "mtp", "long", "sft", "rl")
+"""Stages that train."""
 STAGES = ("cpt", "mtp", "long", "sft", "rl", "eval", "decode")
 """Stages that the ranks play, in order."""
 CHECKPOINTS = {"cpt": "mid-cpt", "mtp": "mtp", "long": "cpt", "sft": "sft", "rl": "final"}
 """Stage → the checkpoint that it writes."""
-UNITS = {"eval": "rollouts", "decode": "tasks"}
+UNITS = {"eval": "rollouts", "measure": "rollouts", "decode": "tasks"}
 """Stage → what its speed counts, if not tokens."""
 STARTS: dict[str, str | None] = {"cpt": None, "mtp": "mid-cpt", "long": "mtp", "sft": "cpt", "rl": "sft"}
 """Stage → the checkpoint that it begins from; None is the given one."""
@@ -80,6 +83,8 @@ class Cluster:
     """The same in RL."""
     ep: int = 8
     """Ranks that split the experts of each layer."""
+    drafts: bool = True
+    """Distil draft layers and train them along; without them the stages mtp and decode are left out."""
     agent_length: int = 0
     """Tokens of a packed row in SFT and RL; 0 takes `training.long_length`."""
     micro_rows: int = 1
@@ -144,6 +149,11 @@ def layout(c: Whole, ranks: int, stage: str) -> dict[str, int]:
     return {"dp": ranks // cp, "cp": cp, "ep": c.cluster.ep}
 
 
+def trained(c: Whole) -> tuple[str, ...]:
+    """The stages that train."""
+    return TRAINED if c.cluster.drafts else tuple(name for name in TRAINED if name != "mtp")
+
+
 def rows_of_step(c: Whole, stage: str) -> tuple[str, int, str, int]:
     """Setting and number of the rows of a step in a supervised stage, and setting and number of their tokens."""
     t = c.training
@@ -165,7 +175,7 @@ def check(c: Whole, ranks: int) -> None:
         raise RunError(f"cluster.ep={c.cluster.ep} must divide the network's {network.num_experts} experts; see --set cluster.ep=…")
     if ranks == 1 and t.dtype != "float32":
         raise RunError(f"training.dtype={t.dtype} applies to gathered weights, and a single rank gathers none; use float32 or more ranks (--nproc)")
-    for stage in ("cpt", "mtp", "long", "sft", "rl"):
+    for stage in trained(c):
         split = layout(c, ranks, stage)
         name, rows, length, tokens = rows_of_step(c, "sft" if stage == "rl" else stage)
         if tokens % (2 * split["cp"]):
@@ -215,21 +225,26 @@ def ranks_of(c: Whole, length: int, cp: int, **more: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ on every rank
 
 
-def play(out: Path, c: Whole, ranks: int) -> None:
-    """All stages on this rank, except those that an earlier group has finished."""
+Ends = Mapping[str, Callable[[Stage | None, Path, Whole], None]]
+"""Stage → what the ranks do in it; rank 0 has the stage's record."""
+
+
+def play(out: Path, c: Whole, ranks: int, ends: Ends | None = None) -> None:
+    """All stages on this rank, except those that an earlier group has finished: those that train, then `ends`, which are by default the
+    evaluation and the timed decoding."""
     me = dist.get_rank()
     run = Run(out, "recipe full", c, None, True, 20.0) if me == 0 else None
-    for stage in STAGES:
+    if ends is None:
+        ends = {"eval": evaluate} | ({"decode": decode} if c.cluster.drafts else {})
+    for stage in (*trained(c), *ends):
         with mesh(**layout(c, ranks, stage)):
             record = None if run is None else run.stage(stage, total=1, unit=UNITS.get(stage, "tokens"))  # its total follows
             known = [record is not None and record.finished]
             dist.broadcast_object_list(known, 0)
             if known[0]:
                 continue
-            if stage == "eval":
-                evaluate(record, out, c)
-            elif stage == "decode":
-                decode(record, out, c)
+            if stage in ends:
+                ends[stage](record, out, c)
             else:
                 train(run, record, out, c, stage)
             if run is not None:
@@ -240,6 +255,8 @@ def play(out: Path, c: Whole, ranks: int) -> None:
 def train(run: Run | None, record: Stage | None, out: Path, c: Whole, stage: str) -> None:
     """A stage that trains: from checkpoint to checkpoint."""
     work, begins = out / "work" / stage, STARTS[stage]
+    if begins == "mtp" and not c.cluster.drafts:
+        begins = "mid-cpt"
     note = Note(record, work, stage) if record is not None else None
     start = Path(str(c.checkpoint)) if begins is None else out / "checkpoints" / begins
     if stage == "rl":
@@ -304,15 +321,13 @@ def batches_of(c: Whole, root: Path, stage: str) -> tuple[int, supervised.Batche
 def parts(c: Whole, start: Path, stage: str) -> tuple[Transformer, MTP | None]:
     """Network and draft layers that a stage trains, from its checkpoint."""
     model, extra = load_hf(start), load_extra(start)
-    if stage == "cpt":
-        return model, None
-    layers = MTP(model.config, c.mtp.layers)
-    with torch.no_grad():
-        for name, p in layers.named_parameters():
-            if stage != "mtp":
+    layers = None if stage == "cpt" or not c.cluster.drafts else MTP(model.config, c.mtp.layers)
+    if layers is not None and stage != "mtp":
+        with torch.no_grad():
+            for name, p in layers.named_parameters():
                 sharding.put(name, p, extra[f"mtp.{name}"])
     if stage == "long":
-        for part in (model, layers):
+        for part in filter(None, (model, layers)):
             part.config = c.training.stretched(part.config)
     return model, layers
 

@@ -71,9 +71,12 @@ def run_technique(
         if not help:
             raise RunError("name a technique; `etude list` shows them")
         return
-    entry = catalog.find(technique)
+    entry: catalog.Technique | catalog.Experiment | None = catalog.find(technique)
+    shown = catalog.find_experiment(technique)
+    if shown is not None and shown.name == "cpt-rl" and scale == "full":
+        entry = shown
     if entry is None:
-        if shown := catalog.find_experiment(technique):
+        if shown is not None:
             about = [f"etude run {known.name}" for known in catalog.TECHNIQUES if known.sim == shown.sim]
             raise RunError(
                 f"{shown.name} is a figure: etude figure {shown.name}" + (f"; to run the technique behind it: {', '.join(about)}" if about else "")
@@ -93,15 +96,15 @@ def run_technique(
     if scale == "full":
         _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend)
         return
+    assert isinstance(entry, catalog.Technique)
     if checkpoint is not None:
         raise RunError("--checkpoint is where a full run starts; a small one starts from random weights: leave it out, or add --scale full")
     if out is None:
         out = Path("runs") / entry.name
         out = out if resume or entry.name == "recipe" else _unused(out)  # a demonstration takes seconds, so just run it again
     wanted = _read_toml(config)
-    if entry.name == "recipe" and (left := sorted({"checkpoint", "cluster"} & wanted.keys())):
-        print(f"{config}: a small run leaves out {' and '.join(left)}, which only full runs have")
-        wanted = {key: value for key, value in wanted.items() if key not in left}
+    if entry.name == "recipe":
+        wanted = _without(config, wanted, "a small run", "checkpoint", "cluster", "study")
     given: list[Any] = list(sets or [])
     if seed is not None:
         given.append(f"seed={seed}")
@@ -166,7 +169,7 @@ def _plan_recipe(recipe: Path, model: str, gpus: list[int], hardware: str, out: 
     from etude import full, planning, prices
 
     machine, network = planning.hardware_of(hardware), planning.network_of(model)
-    config = full.settings("recipe", "nccl", _read_toml(recipe))
+    config = full.settings("recipe", "nccl", _without(recipe, _read_toml(recipe), "the recipe", "study"))
     talk = prices.conversations(config, Path(model) if Path(model).is_dir() else None)
     found = [prices.prices(config, network, n, machine, talk) for n in gpus]
     prices.show(found, config, model, hardware, talk)
@@ -427,14 +430,23 @@ def _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc
     given: list[Any] = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
     if corpus is not None:
         _check_corpus(corpus)
-        given.append(("data.corpus" if entry.name == "recipe" else "corpus", str(corpus.resolve())))
+        given.append(("data.corpus" if entry.name in ("recipe", "cpt-rl") else "corpus", str(corpus.resolve())))
     if checkpoint is not None:
         given.append(("checkpoint", str(checkpoint.resolve())))
     out = out or Path("runs") / f"{entry.name}-full"
     toml = _read_toml(config)
+    if entry.name == "recipe":
+        toml = _without(config, toml, "the recipe", "study")
     if resume:
         toml = _merge(stored_config(out, f"{entry.name} full"), toml)
     full.run(entry, out, toml, given, resume, nproc, backend)
+
+
+def _without(config: Path | None, toml: dict, what: str, *names: str) -> dict:
+    """The settings of a file without those of other runs that share it; prints a line if there are any."""
+    if left := [name for name in names if name in toml]:
+        print(f"{config}: {what} leaves out {' and '.join(left)}, which other runs of this file have")
+    return {key: value for key, value in toml.items() if key not in left}
 
 
 def _unused(out: Path) -> Path:
@@ -550,7 +562,7 @@ def _cell(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def _print_settings(entry: catalog.Technique, backend: str | None = None) -> None:
+def _print_settings(entry: catalog.Technique | catalog.Experiment, backend: str | None = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -560,6 +572,7 @@ def _print_settings(entry: catalog.Technique, backend: str | None = None) -> Non
 
         cls = full.settings(entry.name, backend)
     else:
+        assert isinstance(entry, catalog.Technique)
         cls = config_class(entry)
     for key, kind, default, doc in settings.describe(cls):
         table.add_row(key, _cell(list(default) if isinstance(default, tuple) else default), doc or kind)

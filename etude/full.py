@@ -48,18 +48,30 @@ def settings(name: str, backend: str, toml: dict | None = None, sets: Sequence[s
         from etude import chain
 
         return fill(chain.Whole, toml, sets, chain.Whole.rehearsal() if backend == "gloo" else chain.Whole())
+    if name == "cpt-rl":
+        from etude import ladder
+
+        return fill(ladder.Ladder, toml, sets, ladder.Ladder.rehearsal() if backend == "gloo" else ladder.Ladder())
     if name not in PRETRAINING | RL:
-        raise RunError(f"{name} has no full run; use --scale small. Techniques with a full run: {', '.join(['recipe', *PRETRAINING, *RL])}")
+        raise RunError(f"{name} has no full run; use --scale small. Techniques with a full run: {', '.join(['recipe', 'cpt-rl', *PRETRAINING, *RL])}")
     kind = pretrain.Full if name in PRETRAINING else rl.Rl
     base = fill(kind, (PRETRAINING | RL)[name], base=kind.rehearsal() if backend == "gloo" else kind())
     return fill(kind, toml, sets, base)
 
 
-def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[str, str]], resume: bool, nproc: int | None, backend: str) -> None:
+def run(
+    entry: catalog.Technique | catalog.Experiment,
+    out: Path,
+    toml: dict,
+    sets: list[str | tuple[str, str]],
+    resume: bool,
+    nproc: int | None,
+    backend: str,
+) -> None:
     """The parent process. Raises RunError if the run cannot start or a rank fails."""
     config = settings(entry.name, backend, toml, sets)
-    if entry.name == "recipe":
-        return run_recipe(config, out, resume, nproc, backend)
+    if entry.name in ("recipe", "cpt-rl"):
+        return run_recipe(entry.name, config, out, resume, nproc, backend)
     ranks = count(config, nproc, backend, entry.name)
     layout(config, ranks)
     if config.checkpoint is None:
@@ -94,25 +106,27 @@ def run(entry: catalog.Technique, out: Path, toml: dict, sets: list[str | tuple[
     show(out)
 
 
-def run_recipe(config, out: Path, resume: bool, nproc: int | None, backend: str) -> None:
-    """The parent process of all stages of the recipe. Raises RunError as `run`."""
-    from etude import chain, outcome
+def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, backend: str) -> None:
+    """The parent process of all stages of the recipe, once or for several budgets. Raises RunError as `run`."""
+    from etude import chain, ladder, outcome
     from scaled.runtime import launch
 
-    ranks = count(config.cluster, nproc, backend, "recipe")
+    ranks = count(config.cluster, nproc, backend, name)
     if config.checkpoint is None:
         raise RunError(WITHOUT)
     try:
-        chain.check(config, ranks)
+        (chain if name == "recipe" else ladder).check(config, ranks)
     except ValueError as error:
         raise RunError(str(error)) from None
-    again = f"etude run recipe --scale full --out {shlex.quote(str(out))} --resume" + (
-        f" --backend gloo --nproc {ranks}" if backend == "gloo" else ""
-    )
     begun = config
     if resume:
         cluster = as_begun(config.cluster, out, chain.FREE, lambda config: config["cluster"])
         begun = dataclasses.replace(config, cluster=cluster)
+    if name == "cpt-rl":
+        return ladder.learn(begun, out, resume, ranks, backend, config.cluster)
+    again = f"etude run recipe --scale full --out {shlex.quote(str(out))} --resume" + (
+        f" --backend gloo --nproc {ranks}" if backend == "gloo" else ""
+    )
     with Run.open(out, "recipe full", begun, resume) as opened:
         with opened.told(again):
             chain.prepare(opened, config)
@@ -233,6 +247,10 @@ def rank(out: Path, told: dict) -> None:
             from etude import chain
 
             chain.play(out, config, told["ranks"])
+        elif told["technique"] == "cpt-rl":
+            from etude import ladder
+
+            ladder.play(out, config, told["ranks"], config.seed // 1000)
         else:
             train(out, told, config, me)
 

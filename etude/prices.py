@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from etude.chain import Whole, layout, rows_of_step
+from etude.chain import Whole, layout, rows_of_step, trained
 from etude.planning import COUNTS, cells
 from kit.disk import atomic_write
 from kit.settings import RunError
@@ -128,7 +128,7 @@ def prices(c: Whole, network: Config, gpus: int, hardware: Hardware, talk: Conve
         fits = memory <= 0.92 * hardware.memory
         found.append(Price(stage, gpus, where, steps, tokens, memory, fits, seconds, seconds / 3600 * gpus * hardware.price, raised))
 
-    for stage in ("cpt", "mtp", "long", "sft"):
+    for stage in trained(c)[:-1]:
         _, rows, _, length = rows_of_step(c, stage)
         where = Layout(**layout(c, gpus, stage))
         micros = max(1, -(-rows // (where.dp * c.cluster.micro_rows)))
@@ -137,7 +137,9 @@ def prices(c: Whole, network: Config, gpus: int, hardware: Hardware, talk: Conve
         micro = min(c.cluster.micro_rows, raised // where.dp)
         config = network if stage in ("cpt", "mtp") else stretched
         document = talk.tokens if stage == "sft" else length
-        memory, seconds = forward_backward(c, config, where, micro, length, document, hardware, trunk=stage != "mtp", drafts=stage != "cpt")
+        memory, seconds = forward_backward(
+            c, config, where, micro, length, document, hardware, trunk=stage != "mtp", drafts=stage != "cpt" and c.cluster.drafts
+        )
         tokens = raised * length
         if stage == "sft":
             in_all = c.sft.demonstrations * c.sft.epochs * talk.tokens / FULLNESS

@@ -148,7 +148,8 @@ def recipe_plan_output() -> str:
 
     model, hardware, text = "qwen3_30b_a3b", "h200", io.StringIO()
     with open(ROOT / "examples" / "qwen3-30b-a3b.toml", "rb") as file:
-        config = full.settings("recipe", "nccl", tomllib.load(file))
+        toml = tomllib.load(file)
+    config = full.settings("recipe", "nccl", {key: value for key, value in toml.items() if key != "study"})
     talk = prices.conversations(config, None)
     found = [prices.prices(config, planning.network_of(model), n, planning.hardware_of(hardware), talk) for n in (8, 64, 512)]
     prices.show(found, config, model, hardware, talk, Console(file=text, width=110, color_system=None))

@@ -208,8 +208,9 @@ class Run:
             self._lock = None
 
     def abandon(self) -> None:
-        """Removes the files of this run if it was new and has neither a finished stage nor a checkpoint."""
-        if self.resumed or any(self.root.glob("stages/*.json")) or any(self.root.glob("state/*.json")):
+        """Removes the files of this run if it was new and has neither a finished stage nor a checkpoint, nor a run inside."""
+        kept = ("stages/*.json", "state/*.json", "*/config.json", "*/*/config.json")
+        if self.resumed or any(path.is_file() for pattern in kept for path in self.root.glob(pattern)):
             return
         for stage in self._stages:
             stage.close()

@@ -18,6 +18,7 @@ from kit.runs import Run
 from kit.settings import fill
 from ref import cpt
 from ref.network import Transformer
+from ref.network.release import GIVEN
 from ref.rl import own_logp, pad
 from ref.self_summary import Chain
 from sims.microrepo import Task
@@ -30,7 +31,7 @@ from sims.recipe.evaluation import measure_policy
 from sims.recipe.learner import language_of, load_checkpoint, packed_rows
 from sims.recipe.settings import Recipe
 
-__all__ = ["Experiment", "cut", "demonstration_nll", "heldout", "settings", "training"]
+__all__ = ["Experiment", "cut", "demonstration_nll", "heldout", "settings", "told", "training"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
         return
     stage.restore()
     t, counts = config.training, {}
-    paths = [run.path("data", name) for name in ("tokenizer.json", heldout_file(corpus).name)]
+    given = [name for name in GIVEN if (corpus / "data" / name).is_file()]
+    paths = [run.path("data", name) for name in (*given, heldout_file(corpus).name)]
     for path in paths:
         shutil.copyfile(corpus / "data" / path.name, path)
     for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
@@ -133,10 +135,11 @@ def demonstration_nll(model: Transformer, chains: list[Chain], batch: int = 32) 
     segments = [s for chain in chains for s in chain.segments]
     owner = torch.tensor([c for c, chain in enumerate(chains) for _ in chain.segments])
     ids, mask, _ = pad(segments)
+    ids, mask = (x.to(model.embed_tokens.weight.device) for x in (ids, mask))
     found = torch.zeros(len(chains), 2, dtype=torch.float64)
     for rows in torch.arange(len(segments)).split(batch):
         logp = own_logp(model, model(ids[rows], logits=False).hidden, ids[rows], mask[rows])
-        found.index_add_(0, owner[rows], torch.stack((-logp.double().sum(1), mask[rows, 1:].sum(1).double()), 1))
+        found.index_add_(0, owner[rows], torch.stack((-logp.double().sum(1), mask[rows, 1:].sum(1).double()), 1).cpu())
     return found.tolist()
 
 
@@ -189,9 +192,16 @@ def training(run: Run, c: Experiment, corpus: Path, budget: int, number: int) ->
         recipe.finetune(inner, config)
         recipe.reinforce(inner, config)
         found = measure(inner, c, config)
+    found |= told(root, budget, number)
+    stage.log(1, success=float(np.mean(found["final"]["success"])))
+    return stage.finish(found)
+
+
+def told(root: Path, budget: int, number: int) -> dict:
+    """What the metrics of one training run say."""
     lines = {phase: read_lines(root / "metrics" / f"{phase}.jsonl") for phase in ("cpt", "long", "rl")}
-    short = lines["cpt"][-1]["tokens"]
-    found |= {
+    short, last = lines["cpt"][-1]["tokens"], lines["rl"][-1]
+    return {
         "budget": budget,
         "seed": number,
         "tokens": short + lines["long"][-1]["tokens"],
@@ -202,7 +212,5 @@ def training(run: Run, c: Experiment, corpus: Path, budget: int, number: int) ->
             if "codebase_ppl" in look
         ],
         "reward": [step["reward"] for step in lines["rl"]],
-        "kl": lines["rl"][-1]["kl"],
+        "kl": last["kl"] if "kl" in last else last["drift"],  # a full run calls it drift
     }
-    stage.log(1, success=float(np.mean(found["final"]["success"])))
-    return stage.finish(found)

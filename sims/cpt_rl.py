@@ -35,7 +35,7 @@ from sims.budgets import Experiment, settings, training
 from sims.experiment import above, below, claim
 from sims.recipe.data import data
 
-__all__ = ["Experiment", "experiment", "picture"]
+__all__ = ["Experiment", "concluded", "experiment", "picture"]
 
 
 def experiment(run: Run, config: Experiment) -> dict:
@@ -44,7 +44,11 @@ def experiment(run: Run, config: Experiment) -> dict:
     largest = settings(c, c.budgets[-1], 0)
     with Run.open(corpus, "recipe", largest, resume=corpus.exists(), checkpoint_seconds=run.checkpoint_seconds) as inner:
         data(inner, largest)
-    found = [training(run, c, corpus, budget, number) for budget in c.budgets for number in range(c.seeds)]
+    return concluded([training(run, c, corpus, budget, number) for budget in c.budgets for number in range(c.seeds)], c)
+
+
+def concluded(found: list[dict], c: Experiment) -> dict:
+    """Rows, verdicts and fits of the training runs, in the order of budgets and, in them, seeds."""
     fits = fitted(found, c)
     rows = [row(f, c) for f in found]
     rows += [{"part": "look", "budget": f["budget"], "seed": f["seed"], **look} for f in found for look in f["looks"]]
@@ -123,21 +127,16 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
 
     def log_linear(name: str, says: str, key: str, where: str) -> dict:
         fit = fits[key]
-        low, high = (v * tenfold for v in fit["slope_over_runs"])
-        bend = fit["curvature_over_runs"]
-        words = "the fall slows down" if bend[0] > 0 else "it quickens" if bend[1] < 0 else "no bend beyond the interval"
-        return claim(
-            name,
-            says,
-            "§3.1, Fig. 2 right",
-            fit["slope"] * tenfold,
-            below(),
-            (low, high),
-            "nats a token per tenfold tokens",
-            f"{where}; 95% bootstrap over {many}; R² of the line {fit['r2']:.3f}, of a power law {fit['r2_power_law']:.3f}; "
-            f"curvature {fit['curvature']:+.3f} [{bend[0]:+.3f}, {bend[1]:+.3f}] nats per squared factor e: {words}",
-            {"a line, R² ≥ 0.95": fit["r2"] >= 0.95},
-        )
+        note = f"{where}; 95% bootstrap over {many}; R² of the line {fit['r2']:.3f}, of a power law {fit['r2_power_law']:.3f}"
+        slope, bend, measured = fit["slope_over_runs"], fit["curvature_over_runs"], None
+        if slope is None:
+            note = f"{where}; {many} give no interval, slope {fit['slope'] * tenfold:.3g}; R² of the line {fit['r2']:.3f}"
+        else:
+            measured, slope = fit["slope"] * tenfold, (slope[0] * tenfold, slope[1] * tenfold)
+            words = "the fall slows down" if bend[0] > 0 else "it quickens" if bend[1] < 0 else "no bend beyond the interval"
+            note += f"; curvature {fit['curvature']:+.3f} [{bend[0]:+.3f}, {bend[1]:+.3f}] nats per squared factor e: {words}"
+        unit = "nats a token per tenfold tokens"
+        return claim(name, says, "§3.1, Fig. 2 right", measured, below(), slope, unit, note, {"a line, R² ≥ 0.95": fit["r2"] >= 0.95})
 
     def foretells(name: str, outcome: str, key: str, change: str) -> dict:
         fit = fits[key]
@@ -205,6 +204,10 @@ def picture(found: dict, path: Path) -> None:
     trainings, looks = ([row for row in rows if row["part"] == part] for part in ("training", "look"))
     budgets = sorted({row["budget"] for row in trainings})
     colours = dict(zip(budgets, itertools.cycle(COLOURS), strict=False))
+
+    def between(interval: list[float] | None, scale: float = 1.0) -> str:
+        return f"[{scale * interval[0]:.2f}, {scale * interval[1]:.2f}] " if interval else ""
+
     figure, (left, middle, right) = sheet(3, "More pretraining, loss after SFT, and the reward after the same RL", width=5)
     at = np.linspace(min(row["sft_loss"] for row in trainings), max(row["sft_loss"] for row in trainings), 2)
     for axis, key, name in ((left, "success", "success_after"), (middle, "reward", "reward_last")):
@@ -213,9 +216,8 @@ def picture(found: dict, path: Path) -> None:
             x, y = [r["sft_loss"] for r in some], [r[name] for r in some]
             axis.plot(x, y, "o", color=colours[budget], label=f"{budget:,} tokens")
         fit = fits[key]
-        low, high = fit["slope_over_seeds"] or (np.nan, np.nan)
         axis.plot(at, fit["intercept"] + fit["slope"] * at, color=dark, linewidth=1.5, zorder=1)
-        axis.set_title(f"slope {fit['slope']:.2f} [{low:.2f}, {high:.2f}] per nat, r = {fit['r']:.2f}")
+        axis.set_title(f"slope {fit['slope']:.2f} {between(fit['slope_over_seeds'])}per nat, r = {fit['r']:.2f}")
         axis.set_xlabel("loss after SFT on held-out demonstrations, nats a token")
     left.set_ylabel("success on held-out tasks after RL")
     middle.set_ylabel(f"mean training reward, last {found['config']['last']} RL steps")
@@ -231,14 +233,14 @@ def picture(found: dict, path: Path) -> None:
     for key, words, style, points in (("after", "at the end", "-", trainings), ("along", "along", ":", full)):
         span = np.geomspace(min(p["tokens"] for p in points), max(p["tokens"] for p in points), 2)
         fit = fits[key]
-        low, high = (v * np.log(10) for v in fit["slope_over_runs"])
+        tenfold = float(np.log(10))
         handles += right.plot(
             span,
             fit["intercept"] + fit["slope"] * np.log(span),
             style,
             color=dark,
             zorder=2,
-            label=f"{words}: {fit['slope'] * np.log(10):.2f} [{low:.2f}, {high:.2f}] nats per tenfold tokens",
+            label=f"{words}: {fit['slope'] * tenfold:.2f} {between(fit['slope_over_runs'], tenfold)}nats per tenfold tokens",
         )
     right.set(
         xscale="log",

@@ -81,7 +81,8 @@ def predicts(budgets: np.ndarray, nll: np.ndarray, outcome: np.ndarray, n: int, 
 
 def falls(budgets: np.ndarray, tokens: Sequence[np.ndarray], loss: Sequence[np.ndarray], n: int, seed: int) -> dict:
     """Loss as a line in the natural logarithm of the tokens, over training runs that give a point or a curve each: slope in nats
-    per factor e, R², the curvature that a line leaves out, and the R² of a power law, log loss in log tokens."""
+    per factor e, R², the curvature that a line leaves out, and the R² of a power law, log loss in log tokens. Intervals are None for three
+    training runs, of which only one draw has three budgets."""
 
     def fit(some: Sequence[int] | np.ndarray) -> tuple[float, float, float, float, float]:
         x, y = np.log(np.concatenate([tokens[i] for i in some])), np.concatenate([loss[i] for i in some])
@@ -90,15 +91,15 @@ def falls(budgets: np.ndarray, tokens: Sequence[np.ndarray], loss: Sequence[np.n
 
     slope, intercept, r2, bend, power = fit(range(len(budgets)))
     rng = np.random.default_rng(seed)
-    drawn = [fit(draw(rng, budgets)) for _ in range(n)]
+    drawn = [fit(draw(rng, budgets)) for _ in range(n if len(budgets) > 3 else 0)]
     return {
         "slope": slope,
         "intercept": intercept,
         "r2": r2,
         "curvature": bend,
         "r2_power_law": power,
-        "slope_over_runs": interval([d[0] for d in drawn]),
-        "curvature_over_runs": interval([d[3] for d in drawn]),
+        "slope_over_runs": interval([d[0] for d in drawn]) if drawn else None,
+        "curvature_over_runs": interval([d[3] for d in drawn]) if drawn else None,
     }
 
 

@@ -120,10 +120,10 @@ def wrong(command: str) -> str | None:
     name = asked.get("technique") or asked.get("name")
     if name and not name.isupper():
         find = catalog.find if "technique" in asked else catalog.find_experiment
-        if (entry := find(name)) is None:
-            return f"there is no {name}"
         if asked.get("scale") == "full":
-            kind = full.settings(entry.name, asked["backend"])
+            kind = full.settings(name, asked["backend"])
+        elif (entry := find(name)) is None:
+            return f"there is no {name}"
         else:
             kind = cli.config_class(entry) if "technique" in asked else importlib.import_module(entry.module).Experiment
         known = {key for key, *_ in settings.describe(kind)}

@@ -151,6 +151,11 @@ def test_abandon_leaves_nothing_of_a_run_that_came_to_nothing(tmp_path):
     run.abandon()
     run.close()
     assert (tmp_path / "a" / "stages" / "one.json").exists()
+    run, inner = Run.open(tmp_path / "c", "figure", Settings()), Run.open(tmp_path / "c" / "runs" / "1", "kl", Settings())
+    inner.close()
+    run.abandon()
+    run.close()
+    Run.open(tmp_path / "c", "figure", Settings(), resume=True).close()  # a run of runs, none of which has come to an end
 
 
 # --------------------------------------------------------------------------------------------------- kills

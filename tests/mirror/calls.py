@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from etude import chain
+from etude import chain, ladder
 from etude import full as full_run
 from kit.disk import read_lines
 from ref import muon as ref_muon
@@ -311,7 +311,7 @@ def whole(out, told, kill=None):
 
     def saved(self, *args) -> None:
         save(self, *args)
-        if self.name == kill == "eval":
+        if self.name == kill and kill in ("eval", "measure"):
             die()
 
     def fresh(function, *args, progress):
@@ -324,7 +324,11 @@ def whole(out, told, kill=None):
         mock.patch.object(chain.Stage, "save", saved),
         mock.patch.object(chain, "in_fresh_process", fresh),
     ):
-        chain.play(out, full_run.settings("recipe", "gloo", told["config"]), told["ranks"])
+        config = full_run.settings(told["technique"], "gloo", told["config"])
+        if told["technique"] == "cpt-rl":
+            ladder.play(out, config, told["ranks"], config.seed // 1000)
+        else:
+            chain.play(out, config, told["ranks"])
 
 
 def read_back(config, folder, step=None, dtype=torch.float32):

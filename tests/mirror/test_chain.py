@@ -9,47 +9,12 @@ import pytest
 from etude import chain, prices
 from etude.full import settings
 from kit.disk import hash_file, read_lines
-from kit.runs import flatten
 from ref.network import Transformer, load_extra, load_hf, save_hf
 from ref.network.model import config_of
 from scaled.plan import HARDWARE
 from scaled.runtime import launch
-from sims.policies import SMOKE
-from tests import elsewhere, forks
-from tests.mirror import calls
-from tests.mirror.workers import ranks
-
-ROOT = Path(__file__).resolve().parents[2]
-SETS = {
-    key: ",".join(map(str, value)) if isinstance(value, tuple) else value for key, value in flatten(SMOKE).items() if not key.startswith("model.")
-}
-CLUSTER = {"ep": 2, "micro_rows": 2, "checkpoint_every": 2}
-
-
-def words(out: Path, checkpoint: Path, *more: object) -> list[object]:
-    sets = (f"{key}={value}" for key, value in SETS.items())
-    start = ["run", "recipe", "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", out, "--checkpoint", checkpoint]
-    return [*start, "--corpus", forks.CORPUS, *(word for one in sets for word in ("--set", one)), *more]
-
-
-@pytest.fixture
-def here(monkeypatch):
-    """Ranks that are there already, instead of torchrun's; here.append(STAGE) makes the next ones die in it."""
-    kills: list[str] = []
-
-    def start(module: str, arguments: list[str], nproc: int, restarts: int) -> int:
-        try:
-            ranks(nproc).run(dict(dp=nproc, cp=1, ep=1), calls.whole, Path(arguments[0]), json.loads(arguments[1]), *kills[:1])
-        except RuntimeError as error:
-            if not kills:
-                raise
-            assert "the process ended" in str(error) and kills.pop(0)
-            (Path(arguments[0]) / "dead").unlink()
-            return 1
-        return 0
-
-    monkeypatch.setattr(launch, "start", start)
-    return kills
+from tests import elsewhere
+from tests.mirror.recipes import ROOT, words
 
 
 def kept(out: Path) -> dict[str, str]:
@@ -154,5 +119,5 @@ def test_small_and_full_runs_read_one_toml(tmp_path, ask, monkeypatch):
 
     monkeypatch.setattr(cli, "play_technique", lambda entry, out, toml, *_: print(sorted(toml)))
     code, said, _ = ask("run", "recipe", "--config", ROOT / "examples" / "rehearsal.toml", "--out", tmp_path / "out")
-    assert code == 0 and "rehearsal.toml: a small run leaves out cluster, which only full runs have" in said
+    assert code == 0 and "rehearsal.toml: a small run leaves out cluster and study, which other runs of this file have" in said
     assert "'training'" in said and "'cluster'" not in said.splitlines()[-1]

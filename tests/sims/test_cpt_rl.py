@@ -121,7 +121,10 @@ def test_curves_count_with_all_their_points():
     loss = [np.array([3.0]), np.array([3.0, 1.0]), np.array([3.0, 1.0, 2.0])]
     x, y = np.array([0, 0, 1, 0, 1, 2]), np.array([3, 3, 1, 3, 1, 2])
     dx = x - x.mean()
-    assert trends.falls(at, tokens, loss, 5, 0)["slope"] == pytest.approx(dx @ y / (dx @ dx))
+    found = trends.falls(at, tokens, loss, 5, 0)
+    assert found["slope"] == pytest.approx(dx @ y / (dx @ dx))
+    assert found["slope_over_runs"] is None and found["curvature_over_runs"] is None  # all draws would be the same three runs
+    assert trends.falls(np.append(at, 4), [*tokens, tokens[1]], [*loss, loss[1]], 5, 0)["slope_over_runs"] is not None
 
 
 def test_steps_are_paired_and_a_test_that_is_not_would_be_found_out():
