@@ -121,6 +121,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_cpt_rl.py",),
     ),
     Experiment(
+        name="cpt-real",
+        title="a real network goes on with a codebase newer than itself: loss against tokens, a control, forgetting",
+        source="§3.1",
+        sim="etude/real.py",
+        tests=("tests/mirror/test_real.py",),
+    ),
+    Experiment(
         name="low-precision",
         title="experts in MXFP8 and NVFP4: noise, what a scale per tensor leaks, fast division, training",
         source="§6.1, Kernels",

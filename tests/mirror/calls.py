@@ -327,6 +327,8 @@ def whole(out, told, kill=None):
         config = full_run.settings(told["technique"], "gloo", told["config"])
         if told["technique"] == "cpt-rl":
             ladder.play(out, config, told["ranks"], config.seed // 1000)
+        elif told["technique"] == "cpt":
+            full_run.train(out, told, config, current().group("all").rank)
         else:
             chain.play(out, config, told["ranks"])
 
