@@ -413,17 +413,29 @@ def gather(model: Transformer, dtype: torch.dtype) -> ref.Transformer:
 
 
 def decode(stage: Stage | None, out: Path, c: Whole) -> None:
-    """Speculative decoding, on rank 0; the others wait as long as it takes, which a collective would not."""
-    done, e = out / "stages" / "decode.json", c.evaluation
+    """Speculative decoding, on rank 0. The others wait as long as it goes on, which may be longer than a collective would."""
+    done, sign, e = out / "stages" / "decode.json", out / "work" / "decode" / "beat", c.evaluation
     if stage is not None:
+        record = stage
         stage.total = e.decode_rounds * len(evaluation.WAYS) * e.decode_tasks
         stage.restore()
-        found = in_fresh_process(evaluation.decode_checkpoint, out, c.small, progress=stage.progress)
+        sign.parent.mkdir(parents=True, exist_ok=True)
+
+        def beat(played: float) -> None:
+            record.progress(played)
+            sign.touch()
+
+        found = in_fresh_process(evaluation.decode_checkpoint, out, c.small, progress=beat)
         counted = ("acceptance", "recall_acceptance", "tokens_per_cycle", "retracted")
         stage.log(1, **{key: found["ways"][evaluation.FULL][key] for key in counted})
         stage.finish(found)
+    seen, since = 0.0, time.monotonic()
     while not done.exists():
         time.sleep(0.1)
+        if (now := sign.stat().st_mtime if sign.exists() else 0.0) != seen:
+            seen, since = now, time.monotonic()
+        if time.monotonic() - since > c.cluster.timeout:
+            raise RunError(f"no progress in {c.cluster.timeout:g} s: rank 0 hangs in the stage decode")
 
 
 def quiet(*_: object, **__: object) -> None:

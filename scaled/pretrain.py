@@ -36,6 +36,7 @@ from scaled.network.model import Transformer, load_balancing_loss, load_hf, save
 from scaled.optimise import CPU, Log, Ranks, begun, optimise, told
 from scaled.runtime import sharding
 from scaled.runtime.cut import cut
+from scaled.runtime.launch import Watch
 from scaled.runtime.mesh import current
 
 __all__ = ["Full", "prepare", "train"]
@@ -108,7 +109,8 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
         else:
             found = pretrain(c, folder, model, rows, doc, log)
             if c.perplexity_tokens:
-                nll = cpt.codebase_nll(model, tokenizer, held, min(c.length, 4096), max_tokens=c.perplexity_tokens)
+                with Watch(folder / "ranks", c.timeout):
+                    nll = cpt.codebase_nll(model, tokenizer, held, min(c.length, 4096), max_tokens=c.perplexity_tokens)
                 found |= {"codebase_perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte}
         read = Path(c.corpus).name if c.corpus else "the standard library of Python"
         facts = {"data": f"{len(rows):,} rows of {c.length:,} tokens from {read}, without its held-out part"} | told(technique, c, found)

@@ -51,6 +51,7 @@ from scaled.runtime import sharding
 from scaled.runtime.comm import gathered, most, summed
 from scaled.runtime.cut import ahead, places
 from scaled.runtime.exchange import exchange
+from scaled.runtime.launch import Watch
 from scaled.runtime.mesh import current
 
 __all__ = ["Batch", "Played", "Rl", "Step", "World", "deal", "improve", "learn", "play_and_improve", "share"]
@@ -147,10 +148,12 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
         sampler.model.to_empty(device=current().device)
         found = {}
         if c.heldout:
-            found["heldout_before"] = heldout(c, reference or model, sampler, world)
+            with Watch(folder / "ranks", c.timeout):
+                found["heldout_before"] = heldout(c, reference or model, sampler, world)
         found |= optimise(c, folder, technique, model, partial(play_and_improve, c, model, reference, sampler, world), log)
         if c.heldout:
-            found["heldout_after"] = heldout(c, model, sampler, world)
+            with Watch(folder / "ranks", c.timeout):
+                found["heldout_after"] = heldout(c, model, sampler, world)
         extra = load_extra(c.checkpoint) or None  # draft layers go along unchanged
         about = release.card(
             f"etude {technique}",

@@ -30,12 +30,13 @@ def on_owners(x: Tensor, gates: Tensor, experts: Tensor, num_experts: int, run: 
     ep, K = current().group("ep"), experts.shape[1]
     flat = experts.flatten()
     order = flat.argsort(stable=True)
-    load = flat.bincount(minlength=num_experts).view(ep.size, -1)  # rows for each expert of each rank
+    # Rows for each expert of each rank. On a GPU, bincount would make the host wait, and repeat_interleave without its size, too.
+    load = flat.new_zeros(num_experts).scatter_add_(0, flat, torch.ones_like(flat)).view(ep.size, -1)
     coming = torch.empty_like(load)
     torch.distributed.all_to_all_single(coming, load, group=ep.handle)
-    send, receive = load.sum(1).tolist(), coming.sum(1).tolist()
+    send, receive = torch.stack((load, coming)).sum(2).tolist()
     rows = dispatch(x[order // K], send, receive)
-    local = torch.arange(num_experts // ep.size, device=x.device).repeat(ep.size).repeat_interleave(coming.flatten())
+    local = torch.arange(num_experts // ep.size, device=x.device).repeat(ep.size).repeat_interleave(coming.flatten(), output_size=sum(receive))
     y = combine(run(rows, rows.new_ones(len(rows), 1), local[:, None]), receive, send)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=x.device)

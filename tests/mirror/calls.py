@@ -1,5 +1,6 @@
 """What ranks are asked to do. Every call gets the whole problem, cuts this rank's part, and returns whole results, float64."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -458,6 +459,24 @@ def of_the_first(x, gates, w13, w2, experts, how):
     return [torch.cat(gathered(part.detach())) for part in (y, mine.grad, mine_gates.grad)] + weights
 
 
+def waits_of_the_host(x, gates, experts, num_experts):
+    """How often the dispatch asks for numbers, and the operations among its own for which a GPU makes the host wait."""
+    asked, seen, tolist = [], [], torch.Tensor.tolist
+
+    class Look(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            name, known = str(function), kwargs or {}
+            if any(word in name for word in ("bincount", "_local_scalar", "nonzero", "unique")):
+                seen.append(name)
+            if "repeat_interleave" in name and known.get("output_size") is None:
+                seen.append(name)
+            return function(*args, **known)
+
+    with mock.patch.object(torch.Tensor, "tolist", lambda self: asked.append(1) or tolist(self)), Look():
+        on_owners(x, gates, experts, num_experts, lambda rows, ones, local: rows)
+    return len(asked), seen
+
+
 def cut_rows(x):
     """Rows over all ranks."""
     group = current().group("all")
@@ -487,6 +506,45 @@ def hung(folder, asynchronous):
         work = torch.distributed.all_reduce(torch.ones(1), async_op=asynchronous)
         while asynchronous and not work.is_completed():
             time.sleep(0.01)
+    return torch.distributed.get_rank(), heard
+
+
+def hung_outside(where, checkpoint, corpus, folder):
+    """The same where rank 1 dawdles outside the optimiser's loop: while held-out tasks are played, or a codebase is scored."""
+    heard: list[str] = []
+
+    class Told(launch.Watch):
+        GRACE = 1.0
+
+        def end(self, why, say):
+            heard.append(why if say else "")
+
+    def late(function):
+        def waits(*args, **kwargs):
+            if torch.distributed.get_rank() == 1:
+                dawdle(heard)
+            return function(*args, **kwargs)
+
+        return waits
+
+    technique = "dr-grpo" if where == "heldout" else "cpt"
+    more = ["heldout=2"] if where == "heldout" else [f"corpus={corpus}", "rows=2", "length=128", "perplexity_tokens=64"]
+    c = full_run.settings(technique, "gloo", {}, [f"checkpoint={checkpoint}", "timeout=1", *more])
+    with (
+        mock.patch.object(rl, "Watch", Told),
+        mock.patch.object(pretrain, "Watch", Told),
+        mock.patch.object(rl, "optimise", side_effect=InterruptedError),
+        mock.patch.object(pretrain, "optimise", return_value={}),
+        mock.patch.object(pretrain, "save_hf", side_effect=InterruptedError),
+        mock.patch.object(pretrain.cpt, "codebase_nll", late(pretrain.cpt.codebase_nll)),
+        contextlib.suppress(InterruptedError),
+    ):
+        if isinstance(c, rl.Rl):
+            script = Script([chain_of(1), chain_of(1)], [0.0, 1.0])
+            with mock.patch.object(script, "play", late(script.play)):
+                rl.learn(technique, c, folder, script)
+        else:
+            pretrain.train(technique, c, folder)
     return torch.distributed.get_rank(), heard
 
 

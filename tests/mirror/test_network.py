@@ -328,6 +328,11 @@ def test_dispatch_from_ranks_without_a_token(layout, dispatch, crowded):
         close(one, wanted)
 
 
+def test_the_host_waits_once_for_a_layers_dispatch():
+    x, gates, experts = torch.randn(6, 4), torch.rand(6, 2), torch.arange(12).view(6, 2) % 8
+    assert play(dict(dp=2, cp=1, ep=2), calls.waits_of_the_host, x, gates, experts, 8) == (1, [])
+
+
 @few
 @given(layouts, seeds, st.integers(1, 3), st.sampled_from(["nvfp4-token", "mxfp8", "fp8", "float32"]), st.sampled_from(["mxfp8", "fp8", "float32"]))
 def test_quantised_experts(layout, seed, n, forward, backward):

@@ -2,15 +2,20 @@
 
 import re
 import threading
+import time
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etude import chain
+from kit.settings import RunError
 from scaled.runtime import launch
 from scaled.runtime.cut import cut, places
 from scaled.runtime.mesh import AXES, Compute, Layout, computing, current, mesh
+from tests import forks
 from tests.mirror import calls, workers
 from tests.mirror.layouts import EVERY, close, layouts, play, seeds
 from tests.mirror.workers import Ranks, ranks
@@ -96,6 +101,32 @@ def test_who_hangs_is_named_with_its_line(tmp_path, asynchronous):
     found = dict(ranks(2).run(dict(dp=1, cp=2, ep=1), calls.hung, tmp_path, asynchronous))
     assert len(found[0]) == 1 and found[1] == [""]
     assert re.fullmatch(r"no step after step -1 in 1 s: rank 1 hangs in calls\.py:\d+ dawdle", found[0][0])
+
+
+@pytest.mark.parametrize("where", ["heldout", "perplexity"])
+def test_who_hangs_outside_of_the_steps_is_named_too(where, tiny_run, tmp_path):
+    found = dict(ranks(2).run(dict(dp=2, cp=1, ep=1), calls.hung_outside, where, tiny_run / "checkpoints" / "sft", forks.CORPUS, tmp_path))
+    assert len(found[0]) == 1 and found[1] == [""]
+    assert re.fullmatch(r"no step after step -1 in 1 s: rank 1 hangs in calls\.py:\d+ dawdle", found[0][0])
+
+
+def test_ranks_wait_for_rank_0_to_decode_as_long_as_it_goes_on(tmp_path):
+    c = replace(chain.Whole(), cluster=chain.Cluster(timeout=1))
+    with pytest.raises(RunError, match="no progress in 1 s: rank 0 hangs in the stage decode"):
+        chain.decode(None, tmp_path, c)
+    sign, done = tmp_path / "work" / "decode" / "beat", tmp_path / "stages" / "decode.json"
+
+    def work() -> None:
+        sign.parent.mkdir(parents=True)
+        for _ in range(20):
+            time.sleep(0.1)
+            sign.touch()
+        done.parent.mkdir()
+        done.touch()
+
+    threading.Thread(target=work).start()
+    chain.decode(None, tmp_path, c)  # two seconds, with a sign of life in each
+    assert done.exists()
 
 
 def test_ranks_that_still_compute_are_waited_for_and_ranks_that_only_wait_are_not(monkeypatch):
