@@ -172,7 +172,7 @@ def write(source: Path, fresh: Path) -> None:
 
 def cut(source: Path):
     """How text is cut before merging, where transformers does not read its name. None: as transformers has it."""
-    from gguf import GGUFReader
+    from gguf import GGUFReader  # pyright: ignore[reportMissingImports] (the extra `real`)
     from tokenizers import pre_tokenizers
 
     field = GGUFReader(source).fields.get("tokenizer.ggml.pre")
