@@ -190,7 +190,10 @@ def check(c: Whole, ranks: int) -> None:
     for name, n in (("rl.prompts · rl.rollouts", c.rl.prompts * c.rl.rollouts), ("evaluation.tasks", c.evaluation.tasks)):
         if n < ranks:
             raise RunError(f"{name} must be at least the number of ranks, {ranks}, to give each rank a conversation; got {n}")
-    MicroWorld(policy(c, network.num_experts), c.small)
+    name = rows_of_step(c, "sft")[2]
+    if c.rl.max_len > c.agent_length:
+        raise RunError(f"{name} must hold a context of rl.max_len = {c.rl.max_len} tokens, got {c.agent_length}; see --set {name}=…")
+    MicroWorld(policy(c, network.num_experts), c.small, name)
 
 
 def prepare(run: Run, c: Whole) -> None:

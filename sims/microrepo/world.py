@@ -43,9 +43,9 @@ class Asked(Protocol):
 class MicroWorld:
     """Tasks of repairing tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in `recipe`; without it, as in the
     run of the recipe that the checkpoint comes from (`origin`), else the recipe's defaults. Raises RunError for a tokenizer without role
-    tokens, or if `c.length` is too short for a context."""
+    tokens, or if `c.length` is too short for a context; `length` is what the user calls that setting."""
 
-    def __init__(self, c: Asked, recipe: Recipe | None = None):
+    def __init__(self, c: Asked, recipe: Recipe | None = None, length: str = "length"):
         assert c.checkpoint is not None
         path = Path(c.checkpoint) / "tokenizer.json"
         self.language = Language(load_tokenizer(path))
@@ -59,7 +59,7 @@ class MicroWorld:
         rl = replace(self.recipe.rl, max_len=c.rl.max_len)
         self.how = context(self.language, replace(self.recipe, rl=rl, context=replace(self.recipe.context, join=c.join)))
         if self.how.limit > c.length:
-            raise RunError(f"length must hold a context of {self.how.limit} tokens, got {c.length}; see --set length=…")
+            raise RunError(f"{length} must hold a context of {self.how.limit} tokens, got {c.length}; see --set {length}=…")
         self.payment, self.temperature = c.rl.payment, c.rl.temperature
         self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
         prompt = len(Episode(self.language, Session(self.task("rl", 0))).prompt)
