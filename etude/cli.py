@@ -119,6 +119,22 @@ def run_technique(
     play_technique(entry, out, wanted, given, resume, checkpoint_seconds)
 
 
+@app.command("data")
+def data(
+    config: Annotated[Path, typer.Argument(help="TOML file with [[source]] tables; examples/data.toml shows all settings.", metavar="FILE")],
+    out: Annotated[Path, typer.Option(help="Output folder; --corpus of a full run takes it.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json, or a checkpoint's folder.", show_default="that of FILE", metavar="FILE")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Number of processes.", show_default="one for each core", min=1)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue in the output folder.")] = False,
+) -> None:
+    """Prepare training data: read sources, drop duplicates and what nobody wrote, hold a codebase out, tokenise once."""
+    from etude import data
+
+    data.play(config, _read_toml(config), out, tokenizer, processes, resume)
+
+
 @app.command("plan")
 def plan(
     context: typer.Context,
