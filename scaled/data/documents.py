@@ -91,8 +91,7 @@ def read_lines(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad
                     return
                 at, row = at + sum(map(len, whole)), row + 1
                 line = whole[0]
-                if line.strip() or len(whole) > 1:
-                    yield Bad(row, "row too long") if len(whole) > 1 else row_of(row, line, source, most)
+                yield Bad(row, "row too long") if len(whole) > 1 else row_of(row, line, source, most)
     except DAMAGED as error:
         yield Bad(unit.label, f"damaged file: {said(error)}")
 
@@ -106,6 +105,8 @@ def pieces(file: Any, keep: int = 1 << 20) -> Iterable[bytes]:
 
 
 def row_of(row: int, line: bytes, source: Source, most: int) -> Document | Bad:
+    if not line.strip():
+        return Bad(row, "empty row")
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:

@@ -179,6 +179,8 @@ def build(run: Run, planned: Plan, settings: Settings, work: Path, dtype: str, p
 
     layouts: list[list[shards.Layout]] = []
     (run.root / "shards").mkdir(exist_ok=True)
+    for torn in (run.root / "shards").glob(".tmp-*"):  # what a kill left
+        torn.unlink()
     for number, source in enumerate(planned.sources):
         mine = [i for i, unit in enumerate(planned.units) if unit.source == number and kept[i]]
         lengths = [np.fromfile(work / f"{i:05d}.lengths", np.int64) for i in mine]
