@@ -83,8 +83,9 @@ def on_cores(
     processes: int | None = None,
 ) -> list:
     """[function(part) for part in parts], each with one torch thread. On Linux with several cores, it runs `each` forked processes per core,
-    or as many as `processes` says, and hands out the parts one by one. `progress` is called with the number of finished parts. Exceptions of `function` are raised here, and
-    RuntimeError if a process dies. The caller sees only return values, which must be picklable, and no other side effects.
+    or as many as `processes` says, and hands out the parts one by one. `progress` is called with the number of finished parts. Exceptions of
+    `function` are raised here, and RuntimeError if a process dies. The caller sees only return values, which must be picklable, and no other
+    side effects.
 
     Two threads wait for each other in every matrix product, and a product of a small network takes microseconds. Next to other busy programs,
     a wait lasts until the scheduler has run those: two threads were ten times slower that way. Two processes meet only at the end. Each is

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-from scaled.data.sources import Source, Unit, chosen, opened, parquet, remote
+from scaled.data.sources import ZIPS, Source, Unit, chosen, opened, parquet, remote
 
 __all__ = ["Bad", "Document", "read"]
 
@@ -179,8 +179,8 @@ def read_archive(unit: Unit, source: Source, most: int) -> Iterator[Document | B
     """Members in the order of the archive. A damaged archive gives what stands before the damage."""
     try:
         with opened(unit.address) as file:
-            if unit.address.endswith((".zip", ".whl")):
-                yield from read_zip(file, source, most)
+            if unit.address.endswith(ZIPS):
+                yield from read_zip(file, unit, source, most)
                 return
             magic = file.read(6)
             file.seek(0)
@@ -210,10 +210,11 @@ def named(name: str, found: Document | Bad) -> Document | Bad:
     return found
 
 
-def read_zip(file: BinaryIO, source: Source, most: int) -> Iterator[Document | Bad]:
+def read_zip(file: BinaryIO, unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
     left = UNPACKED
     with zipfile.ZipFile(file) as archive:
-        for member in archive.infolist():
+        every = archive.infolist()
+        for member in every[unit.begin : len(every) if unit.end < 0 else unit.end]:
             if member.is_dir() or not chosen(source, member.filename):
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):

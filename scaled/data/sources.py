@@ -4,6 +4,7 @@ one process reads at a time: some files, a range of bytes of a JSONL file, some 
 
 import glob
 import os
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from typing import Any, BinaryIO, Literal
 from kit.settings import RunError
 from ref.cpt import walk
 
-__all__ = ["INSTALL", "Source", "Unit", "chosen", "opened", "parquet", "remote", "units"]
+__all__ = ["INSTALL", "ZIPS", "Source", "Unit", "chosen", "opened", "parquet", "remote", "units"]
 
 INSTALL = "pip install -c constraints.txt -e '.[data]'"
-ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip", ".whl")
+ZIPS = (".zip", ".whl")
+ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", *ZIPS)
 LINES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 
 
@@ -68,7 +70,7 @@ class Unit:
     """Files below the folder, in order."""
     begin: int = 0
     end: int = -1
-    """First and last byte (lines), or row groups (rows); −1: to the end."""
+    """From which to which byte (lines), row group (rows) or member (zip files); −1: to the end."""
     first: int = 0
     """Number of rows before the unit (rows)."""
     bytes: int = 0
@@ -120,6 +122,8 @@ def units(source: Source, number: int, size: int) -> tuple[list[Unit], int, list
             found += [Unit(number, kind, name, label(source, name), begin=a, end=b, bytes=b - a) for a, b in zip(borders, borders[1:])]
         elif kind == "rows":
             found += row_groups(source, number, name, length, size)
+        elif name.endswith(ZIPS):
+            found += members(source, number, name, length, size)
         else:
             found.append(Unit(number, kind, name, label(source, name), bytes=length))
     if some and root is not None:
@@ -202,6 +206,22 @@ def row_groups(source: Source, number: int, name: str, length: int, size: int) -
         if held >= size or i == len(groups) - 1:
             yield Unit(number, "rows", name, label(source, name), (), begin, i + 1, first, held)
             begin, first, held = i + 1, rows, 0
+
+
+def members(source: Source, number: int, name: str, length: int, size: int) -> Iterator[Unit]:
+    """Members of a zip file, some to a unit. A damaged file is one unit, and reading it says so."""
+    try:
+        with opened(name) as file, zipfile.ZipFile(file) as archive:
+            sizes = [member.file_size if chosen(source, member.filename) else 0 for member in archive.infolist()]
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        yield Unit(number, "archive", name, label(source, name), bytes=length)
+        return
+    begin = held = 0
+    for i, bytes in enumerate(sizes):
+        held += bytes
+        if held >= size or i == len(sizes) - 1:
+            yield Unit(number, "archive", name, label(source, name), (), begin, i + 1, 0, held)
+            begin, held = i + 1, 0
 
 
 def parquet(source: Source) -> Any:

@@ -104,9 +104,9 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, prepared: Prep
     mixed = prepared.stream(t.long_length, config.seed, end) if prepared else None
     often = mixed.epochs(round(wanted / t.long_length)) if mixed else {"": wanted / max(there, 1)}
     epochs = max(1.0, *often.values())
-    for name, times in often.items():
+    for source, times in often.items():
         if times > 1:
-            of = f"source {name}" if name else "it"
+            of = f"source {source}" if source else "it"
             print(f"corpus: the phases need {wanted:,.0f} tokens and it has {there:,} for training, so {of} is read {times:,.2f} times", flush=True)
     code = mixed.pieces() if mixed else again(pieces, rng)
     modules = itertools.chain(([*e.ids, end] for e in coder.encode_batch(world)), ([*coder.encode(text).ids, end] for text in stream))

@@ -46,16 +46,8 @@ def words(tiny_run: Path) -> Path:
 
 
 def torch_net(path: Path, vocabulary: int) -> None:
-    shape = Config.tiny(
-        vocabulary,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        num_experts=4,
-        moe_intermediate_size=16,
-    )
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    shape = Config.tiny(vocabulary, **small, num_experts=4, moe_intermediate_size=16)
     save_hf(Transformer(shape), path)
 
 
@@ -143,7 +135,7 @@ def test_every_layout_of_ranks_sees_the_same_rows(made, tmp_path_factory, layout
 
 def test_a_run_trains_on_prepared_data(made, tmp_path, capsys):
     """Two ranks; the loss falls, the held-out codebase is scored, and the card says what was read."""
-    sets = [f"checkpoint={made / 'net'}", f"corpus={made / 'out'}", "rows=4", "length=32", "steps=60", "perplexity_tokens=300", "cp=2", "ep=2"]
+    sets = [f"checkpoint={made / 'net'}", f"corpus={made / 'out'}", "rows=4", "length=32", "steps=100", "perplexity_tokens=300", "cp=2", "ep=2"]
     out = tmp_path / "run"
     pretrain.prepare(full.settings("cpt", "gloo", {}, sets), out)
     assert "corpus: source b is read " in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """What is left out of training data: rules by hand, duplicates and what is near a held-out codebase by their definitions."""
 
 import random
-import re
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from ref import cpt
 from scaled.data.duplicates import digest, duplicates, jaccard, shingles, signature
 from scaled.data.holdout import ENOUGH, Index, choose, part_of
 from scaled.data.rules import Rules, body, licence, reason
-from tests.mirror.sources import code, mutated
+from tests.mirror.sources import code, mutated, similar
 
 PLAIN = "def area(width, height):\n    return width * height\n\n\nprint(area(3, 4), area(5, 6), area(7, 8))\n"
 MIT = "# Permission is hereby granted, free of charge, to any person obtaining a copy\n# of this software.\n\n"
@@ -77,16 +76,6 @@ def test_a_comment_without_a_licence_belongs_to_the_text():
     assert body("# what this file does\n" + PLAIN) == "# what this file does\n" + PLAIN
     assert digest(MIT + PLAIN) == digest(PLAIN.replace("\n", "  \n") + "\n\n") != digest(PLAIN.replace("3", "4"))
     assert not len(np.setxor1d(shingles(MIT + PLAIN), shingles(PLAIN)))
-
-
-def runs(text: str) -> set[tuple[str, ...]]:
-    """Shingles without hashes."""
-    words = re.findall(r"\w+", body(text))
-    return {tuple(words[i : i + 5]) for i in range(max(len(words) - 4, 1))} if words else set()
-
-
-def similar(a: str, b: str) -> float:
-    return len(runs(a) & runs(b)) / max(len(runs(a) | runs(b)), 1)
 
 
 def test_shingles_are_counted_by_hand():
