@@ -436,9 +436,9 @@ def bench_data(
     tokenizer: Annotated[Path, typer.Option(help="tokenizer.json, or a checkpoint's folder.", metavar="FILE")] = Path(
         "runs/small/checkpoints/mid-cpt"
     ),
-    archives: Annotated[Path, typer.Option(help="Folder for the sdists; those of the list that are missing are fetched.")] = Path("runs/sdists"),
+    archives: Annotated[Path, typer.Option(help="Folder for the ten wheels; pip downloads those that are missing.")] = Path("runs/wheels"),
 ) -> None:
-    """Prepare a million lines of ten sdists, on one process and on two, with planted duplicates."""
+    """Prepare a million lines of ten packages, on one process and on two, with planted duplicates."""
     importlib.import_module("etude.bench.data").bench(tokenizer, archives)
 
 

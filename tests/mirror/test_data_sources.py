@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -200,3 +201,13 @@ def test_an_address_of_fsspec(tmp_path, tokenizer):
         build(tmp_path / "none", [Source("memory://nowhere")], tokenizer)
     with pytest.raises(RunError, match="source etude-nothing://x"):
         build(tmp_path / "none", [Source("etude-nothing://x")], tokenizer)
+
+
+def test_what_is_not_installed_is_said_in_one_line(tmp_path, tokenizer, monkeypatch):
+    table(tmp_path / "a.parquet", {"content": GOOD})
+    for module, path in (("pyarrow.parquet", str(tmp_path / "a.parquet")), ("fsspec", f"file://{tmp_path}/a.parquet")):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            with pytest.raises(RunError, match=r"pip install -c constraints.txt -e '.\[data\]'"):
+                build(tmp_path / "out", [Source(path)], tokenizer)
+        assert not (tmp_path / "out").exists()
