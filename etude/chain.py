@@ -39,6 +39,7 @@ from ref.network import load_extra, release
 from ref.network.model import config_of
 from ref.rl import Settings
 from scaled import cpt, rl, supervised
+from scaled.data.read import Prepared, is_prepared
 from scaled.mtp import MTP
 from scaled.network.model import Transformer, load_hf, save_hf
 from scaled.optimise import begun
@@ -55,7 +56,7 @@ from sims.recipe.limits import within
 from sims.recipe.model_card import about
 from sims.recipe.settings import Recipe, Training
 
-__all__ = ["FREE", "STAGES", "Cluster", "Whole", "check", "gather", "layout", "play", "prepare", "trained"]
+__all__ = ["FREE", "STAGES", "Cluster", "Whole", "check", "gather", "layout", "play", "prepare", "prepared", "trained"]
 
 TRAINED = ("cpt", "mtp", "long", "sft", "rl")
 """Stages that train."""
@@ -201,7 +202,17 @@ def prepare(run: Run, c: Whole) -> None:
     assert c.checkpoint is not None
     if not config_of(c.checkpoint).num_experts and c.rl.replay != "none":
         print(f"router replay: {c.checkpoint} has no experts, so there is nothing to replay", flush=True)
-    data(run, c.small, Path(c.checkpoint) / "tokenizer.json")
+    tokenizer = Path(c.checkpoint) / "tokenizer.json"
+    data(run, c.small, tokenizer, prepared(c.data.corpus, tokenizer))
+
+
+def prepared(corpus: str | None, tokenizer: Path) -> Prepared | None:
+    """The corpus, if `etude data` prepared it. Raises RunError if it was for another tokenizer."""
+    if not is_prepared(corpus):
+        return None
+    found = Prepared(str(corpus))
+    found.check(tokenizer)
+    return found
 
 
 def policy(c: Whole, experts: int, root: Path | None = None) -> rl.Rl:

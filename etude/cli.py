@@ -54,7 +54,14 @@ def run_technique(
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
-    corpus: Annotated[Path | None, typer.Option(help="Folder of code to train on.", readable=False, show_default="Python's standard library")] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of code to train on; in a full run also what `etude data` prepared.",
+            readable=False,
+            show_default="Python's standard library",
+        ),
+    ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Hugging Face folder that a full run starts from.", readable=False, show_default="none", metavar="FOLDER")
@@ -117,6 +124,22 @@ def run_technique(
     if resume:
         wanted = _merge(stored_config(out, entry.name), wanted)
     play_technique(entry, out, wanted, given, resume, checkpoint_seconds)
+
+
+@app.command("data")
+def data(
+    config: Annotated[Path, typer.Argument(help="TOML file with [[source]] tables; examples/data.toml shows all settings.", metavar="FILE")],
+    out: Annotated[Path, typer.Option(help="Output folder; --corpus of a full run takes it.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json, or a checkpoint's folder.", show_default="that of FILE", metavar="FILE")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Number of processes.", show_default="one for each core", min=1)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue in the output folder.")] = False,
+) -> None:
+    """Prepare training data: read sources, drop duplicates and what nobody wrote, hold a codebase out, tokenise once."""
+    from etude import data
+
+    data.play(config, _read_toml(config), out, tokenizer, processes, resume)
 
 
 @app.command("plan")
@@ -408,6 +431,17 @@ def bench_plan() -> None:
     importlib.import_module("etude.bench.plan").bench()
 
 
+@bench_app.command("data")
+def bench_data(
+    tokenizer: Annotated[Path, typer.Option(help="tokenizer.json, or a checkpoint's folder.", metavar="FILE")] = Path(
+        "runs/small/checkpoints/mid-cpt"
+    ),
+    archives: Annotated[Path, typer.Option(help="Folder for the ten wheels; pip downloads those that are missing.")] = Path("runs/wheels"),
+) -> None:
+    """Prepare a million lines of ten packages, on one process and on two, with planted duplicates."""
+    importlib.import_module("etude.bench.data").bench(tokenizer, archives)
+
+
 @bench_app.command("crowded")
 def bench_crowded(
     run: Annotated[Path, typer.Argument(help="A small run of the recipe; the benchmark uses its policy after SFT.")] = Path("runs/small"),
@@ -475,6 +509,7 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
     from kit.runs import Run
 
     config = settings.fill(config_class(entry), toml, sets)
+    _check_unprepared(getattr(getattr(config, "data", config), "corpus", None))
     keep_freed_memory()
     again = f"etude run {entry.name} --out {shlex.quote(str(out))} --resume"
     with Run.open(out, entry.name, config, resume, cadence) as run, run.told(again):
@@ -616,6 +651,15 @@ def _check_corpus(path: Path) -> None:
         raise RunError(f"corpus {path} is not a folder; pass a folder of code with --corpus")
     if not os.access(path, os.R_OK | os.X_OK):
         raise RunError(f"corpus {path} cannot be read; change its permissions or choose another --corpus")
+
+
+def _check_unprepared(corpus: str | None) -> None:
+    """Raises RunError for a corpus that `etude data` has prepared."""
+    if corpus is not None and (Path(corpus) / "data.json").is_file():
+        from scaled.data.read import is_prepared
+
+        if is_prepared(corpus):
+            raise settings.RunError(f"corpus {corpus} is prepared for full runs (--scale full); a small run reads a folder of code")
 
 
 def _one_line(error: BaseException) -> str:

@@ -130,7 +130,8 @@ def learn(c: Ladder, out: Path, resume: bool, ranks: int, backend: str, cluster:
     with Run.open(out, "cpt-rl full", c, resume) as run, run.told(again):
         corpus = out / "corpus"
         with Run.open(corpus, "recipe", largest.small, resume=corpus.exists()) as inner:
-            data(inner, largest.small, Path(str(c.checkpoint)) / "tokenizer.json")
+            tokenizer = Path(str(c.checkpoint)) / "tokenizer.json"
+            data(inner, largest.small, tokenizer, chain.prepared(c.data.corpus, tokenizer))
         group = Group(ranks, backend, cluster, again)
         found = [trained(run, c, corpus, budget, number, group) for budget in e.budgets for number in range(e.seeds)]
         made = cpt_rl.concluded(found, e)

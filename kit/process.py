@@ -75,16 +75,24 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def on_cores(function: Callable[[Any], Any], parts: Sequence[Any], progress: Callable[[int], None] = lambda done: None, each: int = 1) -> list:
-    """[function(part) for part in parts], each with one torch thread. On Linux with several cores, it runs `each` forked processes per core
-    and hands out the parts one by one. `progress` is called with the number of finished parts. Exceptions of `function` are raised here, and
-    RuntimeError if a process dies. The caller sees only return values, which must be picklable, and no other side effects.
+def on_cores(
+    function: Callable[[Any], Any],
+    parts: Sequence[Any],
+    progress: Callable[[int], None] = lambda done: None,
+    each: int = 1,
+    processes: int | None = None,
+) -> list:
+    """[function(part) for part in parts], each with one torch thread. On Linux with several cores, it runs `each` forked processes per core,
+    or as many as `processes` says, and hands out the parts one by one. `progress` is called with the number of finished parts. Exceptions of
+    `function` are raised here, and RuntimeError if a process dies. The caller sees only return values, which must be picklable, and no other
+    side effects.
 
     Two threads wait for each other in every matrix product, and a product of a small network takes microseconds. Next to other busy programs,
     a wait lasts until the scheduler has run those: two threads were ten times slower that way. Two processes meet only at the end. Each is
     its own session, and Linux gives every session the same share of a core. Two processes per core therefore get twice the share next to
     other programs, and lose nothing on an idle machine if parts are large."""
-    workers = min(each * cores(), len(parts)) if sys.platform == "linux" and cores() > 1 else 1
+    wanted = (each * cores() if cores() > 1 else 1) if processes is None else processes
+    workers = min(wanted, len(parts)) if sys.platform == "linux" else 1
     if workers < 2:
         found = []
         with one_thread():

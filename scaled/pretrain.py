@@ -8,15 +8,18 @@ Inside torchrun, on every rank:
     with world(backend, timeout), mesh(dp, cp, ep):
         train("cpt", settings, folder, log)
 
-FOLDER/data/        tokenizer.json, rows.npy and doc.npy: packed once, by rank 0 or before the ranks start, and memory-mapped by all
+FOLDER/data/        tokenizer.json, rows.npy and doc.npy: packed once, by rank 0 or before the ranks start, and memory-mapped by all.
+                    A corpus that `etude data` prepared is not packed again: its shards are memory-mapped, and FOLDER/data/prepared.json names it
 FOLDER/checkpoints/final    the final network; other files: `scaled/optimise.py`
 
 The rows of a step depend only on seed and epoch, not on the layout.
 """
 
+import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,10 +30,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from kit.disk import atomic_write, hash_file
+from kit.settings import RunError
 from ref.cpt import Corpus, load_tokenizer, read_library
 from ref.mtp import MTPConfig
 from ref.network import release
 from scaled import cpt, muon
+from scaled.data.read import Prepared, Stream, is_prepared
 from scaled.mtp import MTP, mtp_loss
 from scaled.network.model import Transformer, load_balancing_loss, load_hf, save_hf
 from scaled.optimise import CPU, Log, Ranks, begun, optimise, told
@@ -39,7 +45,10 @@ from scaled.runtime.cut import cut
 from scaled.runtime.launch import Watch
 from scaled.runtime.mesh import current
 
-__all__ = ["Full", "prepare", "train"]
+__all__ = ["Full", "Rows", "prepare", "train"]
+
+Rows = Callable[[int], tuple[np.ndarray, np.ndarray]]
+"""Step → all rows of the step, the same on every rank: ids [rows, T] and doc [rows, T]."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Full(Ranks):
     decay: int = 200
     """Final steps over which the learning rate falls; at most half of all steps."""
     corpus: str | None = None
-    """Folder of code; none means the source of the running Python's standard library."""
+    """Folder of code, or one that `etude data` prepared; none means the source of the running Python's standard library."""
     rows: int = 64
     """Rows per step, on all ranks together."""
     depth: int = 3
@@ -100,20 +109,19 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
     """The complete training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns the final measurements."""
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "no training starts from random weights"
-    tokenizer, rows, doc, held = data(c, folder, rank)
+    tokenizer, rows, held, read = data(c, folder, rank)
     with begun(c, folder, rank):
         model = load_hf(c.checkpoint)
         extra = None
         if technique == "mtp":
-            found, extra = distil(c, folder, model, rows, doc, log)
+            found, extra = distil(c, folder, model, rows, log)
         else:
-            found = pretrain(c, folder, model, rows, doc, log)
+            found = pretrain(c, folder, model, rows, log)
             if c.perplexity_tokens:
                 with Watch(folder / "ranks", c.timeout):
                     nll = cpt.codebase_nll(model, tokenizer, held, min(c.length, 4096), max_tokens=c.perplexity_tokens)
                 found |= {"codebase_perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte}
-        read = Path(c.corpus).name if c.corpus else "the standard library of Python"
-        facts = {"data": f"{len(rows):,} rows of {c.length:,} tokens from {read}, without its held-out part"} | told(technique, c, found)
+        facts = {"data": f"{read}, without its held-out part"} | told(technique, c, found)
         what = "A network with draft layers distilled from it." if extra else "A network after continued pretraining on code."
         about = release.card(f"etude {technique}", what, model.config, facts, drafts=bool(extra))
         beside = release.beside(c.checkpoint, model.config, about)
@@ -121,15 +129,46 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
         return found
 
 
-def data(c: Full, folder: Path, rank: int):
-    """Tokenizer, packed rows and their documents [R, T], and the held-out codebase; packed by rank 0, the same on all."""
+def data(c: Full, folder: Path, rank: int) -> tuple[Any, Rows, Corpus, str]:
+    """Tokenizer, the rows of every step, the held-out codebase, and the rows in words; packed by rank 0, the same on all."""
+    if is_prepared(c.corpus):
+        made, stream = prepared(c)
+        what = f"{made.tokens:,} tokens of {made.folder.name} in rows of {c.length:,}"
+        return load_tokenizer(made.tokenizer), lambda step: stream.rows(step * c.rows, c.rows), made.held(), what
     at = folder / "data"
     if rank == 0:
         prepare(c, folder)
     while not (at / "doc.npy").exists():  # wait as long as rank 0 needs; a collective would time out
         time.sleep(0.1)
-    tokenizer = load_tokenizer(at / "tokenizer.json")
-    return tokenizer, np.load(at / "rows.npy", mmap_mode="r"), np.load(at / "doc.npy", mmap_mode="r"), read(c)[1]
+    packed = np.load(at / "rows.npy", mmap_mode="r"), np.load(at / "doc.npy", mmap_mode="r")
+    name = Path(c.corpus).name if c.corpus else "the standard library of Python"
+    what = f"{len(packed[0]):,} rows of {c.length:,} tokens from {name}"
+    return load_tokenizer(at / "tokenizer.json"), lambda step: of_step(c, *packed, step), read(c)[1], what
+
+
+def prepared(c: Full) -> tuple[Prepared, Stream]:
+    """The prepared corpus and its rows. Raises RunError if its tokenizer is not the checkpoint's."""
+    made, given = Prepared(str(c.corpus)), Path(str(c.checkpoint)) / "tokenizer.json"
+    made.check(given)
+    return made, made.stream(c.length, c.seed, load_tokenizer(given).token_to_id(cpt.SPECIAL_TOKENS[0]) or 0)
+
+
+def keep_prepared(c: Full, at: Path) -> None:
+    """Notes which data a run reads. Raises RunError, and writes nothing, if it is not the data that the run began with, and for a held-out
+    codebase that cannot be scored."""
+    made, stream = prepared(c)
+    note = {"data.json": hash_file(made.folder / "data.json")}
+    if (at / "prepared.json").exists():
+        if json.loads((at / "prepared.json").read_text(encoding="utf-8")) != note:
+            raise RunError(f"corpus {made.folder} was prepared again since this run began; choose another --out")
+        return
+    if c.perplexity_tokens and len(load_tokenizer(made.tokenizer).encode("\n".join(made.held().files.values())).ids) < 2:
+        raise RunError(f"{named(c)}: the held-out part is a single token, with no token before it; see --set perplexity_tokens=0")
+    often = {name: n for name, n in stream.epochs(c.steps * c.rows).items() if n > 1}
+    for name, n in often.items():
+        print(f"corpus: source {name} is read {n:,.2f} times in {c.steps:,} steps", flush=True)
+    at.mkdir(parents=True, exist_ok=True)
+    atomic_write(at / "prepared.json", json.dumps(note) + "\n")
 
 
 def read(c: Full) -> tuple[Corpus, Corpus]:
@@ -146,8 +185,10 @@ def named(c: Full) -> str:
 
 def prepare(c: Full, folder: Path) -> None:
     """Writes tokenizer and packed rows to FOLDER/data, unless they exist; prints a line if the steps read the corpus more than once.
-    Raises ValueError, and writes nothing, if the corpus has fewer tokens than a row."""
+    Raises ValueError, and writes nothing, if the corpus has fewer tokens than a row, and RunError for a prepared corpus that does not fit."""
     at = folder / "data"
+    if is_prepared(c.corpus):
+        return keep_prepared(c, at)
     if (at / "doc.npy").exists():
         return
     learn, held = read(c)
@@ -180,22 +221,27 @@ def prepare(c: Full, folder: Path) -> None:
     os.replace(at / ".doc.npy", at / "doc.npy")  # written last: if it exists, all files exist
 
 
-def batch_of(c: Full, rows: np.ndarray, doc: np.ndarray, step: int) -> tuple[Tensor, Tensor]:
-    """This rank's rows and documents of a step."""
+def of_step(c: Full, rows: np.ndarray, doc: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """The packed rows of a step."""
     epoch, at = divmod(step * c.rows, max(len(rows) // c.rows, 1) * c.rows)
     order = np.random.default_rng((c.seed, epoch)).permutation(len(rows))[at : at + c.rows]
     some = np.resize(order, c.rows)  # a corpus with fewer rows than a step is repeated
+    return rows[some], doc[some]
+
+
+def batch_of(rows: Rows, step: int) -> tuple[Tensor, Tensor]:
+    """This rank's rows and documents of a step."""
     device = current().device
-    ids, numbers = (cut(torch.from_numpy(x[some].astype(np.int64))).to(device) for x in (rows, doc))
+    ids, numbers = (cut(torch.from_numpy(x.astype(np.int64))).to(device) for x in rows(step))
     return ids, numbers
 
 
-def pretrain(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.ndarray, log: Log) -> dict[str, float]:
+def pretrain(c: Full, folder: Path, model: Transformer, rows: Rows, log: Log) -> dict[str, float]:
     """Next-token training of every weight."""
     weight = model.config.router_aux_loss_coef
 
     def gradients(step: int) -> dict[str, float]:
-        ids, documents = batch_of(c, rows, doc, step)
+        ids, documents = batch_of(rows, step)
         out = model(ids, doc=documents, logits=False)
         loss, count = cpt.next_token_loss(model, out.hidden, ids, documents)
         loss = loss / count
@@ -208,12 +254,12 @@ def pretrain(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: n
     return optimise(c, folder, "cpt", model, gradients, log)
 
 
-def distil(c: Full, folder: Path, model: Transformer, rows: np.ndarray, doc: np.ndarray, log: Log) -> tuple[dict[str, float], dict[str, Tensor]]:
+def distil(c: Full, folder: Path, model: Transformer, rows: Rows, log: Log) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Trains multi-token-prediction layers on the frozen network; returns the metrics of the last step and the tensors of the layers."""
     layers = MTP(model.config, MTPConfig(depth=c.depth, intermediate_size=2 * model.config.hidden_size))
 
     def gradients(step: int) -> dict[str, float]:
-        ids, documents = batch_of(c, rows, doc, step)
+        ids, documents = batch_of(rows, step)
         with torch.no_grad():
             out = model(ids, doc=documents, logits=False)
         loss, count, figures = mtp_loss(layers, model, out, ids, documents)

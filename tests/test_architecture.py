@@ -150,7 +150,8 @@ def parses_lines(source: str) -> bool:
 
 def test_lines_of_json_are_read_in_one_place():
     """A kill may tear the last one, and `kit.disk.read_lines` knows. What is held out (`sims/recipe/data.py`) is recorded with its hash: whole,
-    or refused, and no line of it may be passed over."""
+    or refused, and no line of it may be passed over. Rows of a user's corpus (`scaled/data/documents.py`) come from a stream, and each bad one is
+    named."""
     found = {path.relative_to(ROOT).as_posix() for path in [*files(), ROOT / "tests/mutants.py"] if parses_lines(path.read_text(encoding="utf-8"))}
     assert found == {"kit/disk.py", "sims/recipe/data.py"}
 

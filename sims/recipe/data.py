@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,9 +19,32 @@ from sims.microrepo import Task, demonstration, documents, generate, transcript
 from sims.recipe.agent import Language
 from sims.recipe.settings import Recipe
 
-__all__ = ["data", "heldout_codebase", "heldout_file", "shown_episodes", "task_stream"]
+__all__ = ["Prepared", "data", "heldout_codebase", "heldout_file", "shown_episodes", "task_stream"]
 
 HELDOUT = "heldout.jsonl"
+
+
+class Prepared(Protocol):
+    """A corpus that is tokenised already (`scaled.data.read.Prepared`); whoever plays the recipe hands it in."""
+
+    record: dict[str, Any]
+
+    @property
+    def documents(self) -> int: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def heldout(self) -> str: ...
+
+    def held(self) -> cpt.Corpus:
+        """The held-out codebase."""
+        ...
+
+    def stream(self, length: int, seed: int, end: int) -> Any:
+        """Rows: `pieces()` are their documents of at most `length` tokens, endlessly; `epochs(rows)` how often so many rows read each source."""
+        ...
 
 
 def task_stream(config: Recipe, use: str) -> Iterable[Task]:
@@ -35,14 +59,15 @@ def task_stream(config: Recipe, use: str) -> Iterable[Task]:
             yield task
 
 
-def data(run: Run, config: Recipe, tokenizer: Path | None = None) -> None:
-    """Reads the corpus, holds a codebase out, trains the tokenizer or takes the one in a tokenizer.json, packs both context lengths."""
+def data(run: Run, config: Recipe, tokenizer: Path | None = None, prepared: Prepared | None = None) -> None:
+    """Reads the corpus, holds a codebase out, trains the tokenizer or takes the one in a tokenizer.json, packs both context lengths.
+    A `prepared` corpus of that tokenizer is neither read nor tokenised again."""
     stage = run.stage("data", total=5, unit="steps")
     if stage.finished:
         return
     stage.restore()
     c, t = config.data, config.training
-    corpus = cpt.read_library() if c.corpus is None else cpt.read_corpus(c.corpus)
+    corpus = cpt.Corpus() if prepared else cpt.read_library() if c.corpus is None else cpt.read_corpus(c.corpus)
 
     def refused(why: object) -> RunError:
         skipped = ", ".join(f"{n} {reason}" for reason, n in sorted(corpus.skipped.items())) or "none"
@@ -50,10 +75,10 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None) -> None:
         return RunError(f"corpus {of}: {why} (skipped: {skipped}); choose another folder with --corpus")
 
     try:
-        name, train, held = cpt.hold_out_codebase(corpus, c.heldout_share)
+        name, train, held = (prepared.heldout, corpus, prepared.held()) if prepared else cpt.hold_out_codebase(corpus, c.heldout_share)
     except ValueError as error:
         raise refused(error) from None
-    stage.progress(1, files=len(corpus.files))
+    stage.progress(1, files=prepared.documents if prepared else len(corpus.files))
 
     rng = random.Random(f"{config.seed}-data")
     total = t.tokens + t.long_tokens
@@ -67,19 +92,23 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None) -> None:
     vocabulary, end = coder.get_vocab_size(), Language(coder).end
     stage.progress(2, vocabulary=vocabulary)
 
-    files = list(train.files.values())
-    rng.shuffle(files)
+    texts = list(train.files.values())
+    rng.shuffle(texts)
     wanted, row = total * (1 - c.world_share), max(t.length, t.long_length)
-    pieces = code_pieces(coder, files, wanted, t.long_length, end, rng)
-    there = sum(map(len, pieces))
+    pieces = [] if prepared else code_pieces(coder, texts, wanted, t.long_length, end, rng)
+    there = prepared.tokens if prepared else sum(map(len, pieces))
     if there < min(wanted, row):
         raise refused(f"{there:,} training tokens are fewer than a row of {row:,}")
     if len(coder.encode("\n".join(held.files.values())).ids) < 2:
         raise refused("the held-out part is a single token, with no token before it")
-    epochs = max(1.0, wanted / max(there, 1))
-    if epochs > 1:
-        print(f"corpus: the phases need {wanted:,.0f} tokens and it has {there:,} for training, so it is read {epochs:,.2f} times", flush=True)
-    code = again(pieces, rng)
+    mixed = prepared.stream(t.long_length, config.seed, end) if prepared else None
+    often = mixed.epochs(round(wanted / t.long_length)) if mixed else {"": wanted / max(there, 1)}
+    epochs = max(1.0, *often.values())
+    for source, times in often.items():
+        if times > 1:
+            of = f"source {source}" if source else "it"
+            print(f"corpus: the phases need {wanted:,.0f} tokens and it has {there:,} for training, so {of} is read {times:,.2f} times", flush=True)
+    code = mixed.pieces() if mixed else again(pieces, rng)
     modules = itertools.chain(([*e.ids, end] for e in coder.encode_batch(world)), ([*coder.encode(text).ids, end] for text in stream))
     stage.progress(3)
 
@@ -102,12 +131,17 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None) -> None:
         stage.progress(4, tokens=counts[phase])
     paths.append(run.path("data", HELDOUT))
     keep(held, paths[-1])
-    stage.log(1, files=len(corpus.files), bytes=corpus.bytes, **{f"{k}_tokens": v for k, v in counts.items()})
+    files, size, skipped = len(corpus.files), corpus.bytes, dict(sorted(corpus.skipped.items()))
+    if prepared:
+        files, size = prepared.documents, sum(one["kept"]["bytes"] for one in prepared.record["sources"])
+        dropped = [item for one in prepared.record["sources"] for item in one["dropped"].items()]
+        skipped = {why: sum(some["count"] for other, some in dropped if other == why) for why, _ in sorted(dropped)}
+    stage.log(1, files=files, bytes=size, **{f"{k}_tokens": v for k, v in counts.items()})
     stage.finish(
         {
-            "files": len(corpus.files),
-            "bytes": corpus.bytes,
-            "skipped": dict(sorted(corpus.skipped.items())),
+            "files": files,
+            "bytes": size,
+            "skipped": skipped,
             "tokens": sum(counts.values()),
             "vocab_size": vocabulary,
             "world_documents": len(world),

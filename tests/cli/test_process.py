@@ -107,6 +107,13 @@ def test_parts_are_dealt_to_processes_of_one_thread_in_sessions_of_their_own(two
     assert all(threads == 1 and session == pid for _, pid, threads, session in found)
 
 
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_as_many_processes_as_are_asked_for(two_cores, processes):
+    """Whatever the number of cores; one is this process itself. 0.05 s of waiting gives every process a part."""
+    found = on_cores(lambda part: (time.sleep(0.05), os.getpid())[1], range(6), processes=processes)
+    assert len(set(found)) == processes and (os.getpid() in found) == (processes == 1)
+
+
 def test_one_part_stays_here_and_takes_one_thread(two_cores):
     before = torch.get_num_threads()
     assert on_cores(whose, ["only"]) == [("only", os.getpid(), 1, os.getsid(0))]

@@ -489,6 +489,14 @@ def training(technique, sets, folder):
     return rl.learn(technique, c, folder, MicroWorld(c)) if isinstance(c, rl.Rl) else pretrain.train(technique, c, folder)
 
 
+def prepared_rows(sets, folder, step):
+    """The rows of a step of continued pretraining, put together from what each rank has of them."""
+    c = full_run.settings("cpt", "gloo", {}, sets)
+    _, rows, held, _ = pretrain.data(c, folder, torch.distributed.get_rank() if torch.distributed.is_initialized() else 0)
+    ids, doc = pretrain.batch_of(rows, step)
+    return joined(ids), joined(doc), sorted(held.files)
+
+
 def hung(folder, asynchronous):
     """What the watches say where rank 1 dawdles before a collective that the others wait in, or wait for somewhere else."""
     heard: list[str] = []

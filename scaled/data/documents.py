@@ -1,0 +1,235 @@
+"""The documents of a unit, and a `Bad` with a reason for everything that cannot be read. No bad row or file ends the reading of others.
+
+Nothing that a source holds is run, and no archive is unpacked: members are read as a stream, links are not followed, and sizes are bounded.
+"""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from scaled.data.sources import ZIPS, Source, Unit, chosen, opened, parquet, remote
+
+__all__ = ["Bad", "Document", "read"]
+
+UNPACKED = 8 << 30
+"""Most bytes that an archive may unpack to; what comes after them is left out and named."""
+LINE = 64 << 20
+"""Most bytes of a row of JSONL."""
+DAMAGED = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
+"""What the readers of archives raise."""
+
+
+class Document(NamedTuple):
+    """A text and its name in the source: a path, or the number of its row in the unit, counted from 1."""
+
+    name: str | int
+    text: str
+
+
+class Bad(NamedTuple):
+    """What cannot be read: a file, a member or a row, and why."""
+
+    name: str | int
+    why: str
+
+
+def read(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
+    """The documents of a unit, and what cannot be read. Texts have at most `most` bytes."""
+    way = {"files": read_files, "lines": read_lines, "rows": read_rows, "archive": read_archive}[unit.kind]
+    return way(unit, source, most)
+
+
+def text_of(name: str | int, data: bytes, most: int) -> Document | Bad:
+    """A document from the bytes of a file: UTF-8, no NUL, not empty; \\r\\n becomes \\n."""
+    if len(data) > most:
+        return Bad(name, "too large")
+    if not data.strip():
+        return Bad(name, "empty")
+    if b"\0" in data:
+        return Bad(name, "binary")
+    try:
+        return Document(name, data.decode("utf-8").replace("\r\n", "\n"))
+    except UnicodeDecodeError:
+        return Bad(name, "not UTF-8")
+
+
+def read_files(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
+    for name in unit.names or (unit.label,):
+        address = f"{unit.address.rstrip('/')}/{name}" if unit.names else unit.address
+        try:
+            with opened(address) as file:
+                if not remote(address) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    yield Bad(name, "unreadable")
+                    continue
+                data = file.read(most + 1)
+        except OSError:
+            yield Bad(name, "unreadable")
+            continue
+        yield text_of(name, data, most)
+
+
+def read_lines(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
+    """Rows of JSONL whose first byte lies in the unit."""
+    at, row = unit.begin, 0
+    try:
+        with opened(unit.address) as raw:
+            file: Any = gzip.GzipFile(fileobj=raw) if unit.address.endswith(".gz") else raw
+            if at:
+                file.seek(at - 1)
+                at += sum(map(len, pieces(file))) - 1  # the end of a row that began before
+            while unit.end < 0 or at < unit.end:
+                whole = list(pieces(file, keep=LINE))
+                if not whole:
+                    return
+                at, row = at + sum(map(len, whole)), row + 1
+                line = whole[0]
+                yield Bad(row, "row too long") if len(whole) > 1 else row_of(row, line, source, most)
+    except DAMAGED as error:
+        yield Bad(unit.label, f"damaged file: {said(error)}")
+
+
+def pieces(file: Any, keep: int = 1 << 20) -> Iterable[bytes]:
+    """One line in pieces of at most `keep` bytes."""
+    while block := file.readline(keep):
+        yield block
+        if block.endswith(b"\n"):
+            return
+
+
+def row_of(row: int, line: bytes, source: Source, most: int) -> Document | Bad:
+    if not line.strip():
+        return Bad(row, "empty row")
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        return Bad(row, "not UTF-8")
+    except (ValueError, RecursionError):
+        return Bad(row, "broken JSON")
+    if not isinstance(value, dict):
+        return Bad(row, "not an object")
+    return cell(row, value.get(source.text), value.get(source.title), source, most)
+
+
+def cell(row: int, text: Any, title: Any, source: Source, most: int) -> Document | Bad:
+    """A document from a column's value."""
+    name = title if isinstance(title, str) and title else row
+    if text is None:
+        return Bad(name, f"no {source.text}")
+    if not isinstance(text, str):
+        return Bad(name, f"{source.text} is no text")
+    try:
+        str(name).encode("utf-8")
+        return text_of(name, text.encode("utf-8"), most)
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        return Bad(row, "not UTF-8")
+
+
+def read_rows(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
+    row = 0
+    try:
+        with opened(unit.address) as file:
+            table = parquet(source).ParquetFile(file)
+            there = set(table.schema_arrow.names)
+            if source.text not in there:
+                yield Bad(unit.label, f"no column {source.text}")
+                return
+            columns = [source.text, *({source.title} & there - {source.text})]
+            groups = range(unit.begin, table.metadata.num_row_groups if unit.end < 0 else unit.end)
+            for batch in table.iter_batches(256, list(groups), columns, use_threads=False):
+                texts = batch.column(source.text)
+                titles = batch.column(source.title) if source.title in columns else None
+                for i in range(len(texts)):
+                    row += 1
+                    try:
+                        yield cell(row, texts[i].as_py(), titles[i].as_py() if titles is not None else None, source, most)
+                    except UnicodeDecodeError:
+                        yield Bad(row, "not UTF-8")
+    except (OSError, ValueError) as error:
+        yield Bad(unit.label, f"damaged file: {said(error)}")
+
+
+def said(error: BaseException) -> str:
+    """An error in a few words, without addresses that differ from run to run."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:80]
+
+
+class Bounded:
+    """A stream that ends with an error after `UNPACKED` bytes."""
+
+    def __init__(self, file: Any):
+        self.file, self.left = file, UNPACKED
+
+    def read(self, size: int = -1) -> bytes:
+        block = self.file.read(size)
+        self.left -= len(block)
+        if self.left < 0:
+            raise OSError("it unpacks to too many bytes")
+        return block
+
+
+def read_archive(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
+    """Members in the order of the archive. A damaged archive gives what stands before the damage."""
+    try:
+        with opened(unit.address) as file:
+            if unit.address.endswith(ZIPS):
+                yield from read_zip(file, unit, source, most)
+                return
+            magic = file.read(6)
+            file.seek(0)
+            ways: dict[bytes, Any] = {b"\x1f\x8b": gzip.GzipFile, b"BZ": bz2.BZ2File, b"\xfd7": lzma.LZMAFile}
+            way = ways.get(magic[:2], lambda file: file)
+            plain = way(fileobj=file) if way is gzip.GzipFile else way(file)
+            with tarfile.open(fileobj=Bounded(plain), mode="r|") as tar:  # pyright: ignore[reportArgumentType, reportCallIssue] (it only reads)
+                for member in tar:
+                    if member.isdir() or not chosen(source, member.name):
+                        continue
+                    if not member.isreg():
+                        yield Bad(member.name, "a link or device")
+                    elif member.size > most:
+                        yield Bad(member.name, "too large")
+                    elif (inside := tar.extractfile(member)) is not None:
+                        yield named(member.name, text_of(member.name, inside.read(most + 1), most))
+    except DAMAGED as error:
+        yield Bad(unit.label, f"damaged file: {said(error)}")
+
+
+def named(name: str, found: Document | Bad) -> Document | Bad:
+    """The same, if the name is text that files can hold."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return found._replace(name=os.fsencode(name).decode("utf-8", "replace"))
+    return found
+
+
+def read_zip(file: BinaryIO, unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
+    left = UNPACKED
+    with zipfile.ZipFile(file) as archive:
+        every = archive.infolist()
+        for member in every[unit.begin : len(every) if unit.end < 0 else unit.end]:
+            if member.is_dir() or not chosen(source, member.filename):
+                continue
+            if stat.S_ISLNK(member.external_attr >> 16):
+                yield Bad(member.filename, "a link or device")
+                continue
+            if member.file_size > most:
+                yield Bad(member.filename, "too large")
+                continue
+            try:
+                with archive.open(member) as inside:
+                    data = inside.read(most + 1)
+            except DAMAGED as error:
+                yield Bad(member.filename, f"damaged file: {said(error)}")
+                continue
+            left -= len(data)
+            if left < 0:
+                raise OSError("it unpacks to too many bytes")
+            yield named(member.filename, text_of(member.filename, data, most))
