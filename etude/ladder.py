@@ -105,6 +105,8 @@ def check(c: Ladder, ranks: int) -> None:
     for name in ("demonstrations", "tasks"):
         if (n := getattr(c.study, name)) < ranks:
             raise RunError(f"study.{name} must be at least the number of ranks, {ranks}, to give each rank one; got {n}")
+    if c.sft.conversations is not None:
+        raise RunError("cpt-rl measures the agent's own SFT, on demonstrations; leave out sft.conversations")
     chain.check(rung(c, e.budgets[-1], 0), ranks)
 
 
