@@ -50,7 +50,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -187,6 +187,7 @@ def call_of(one: Any) -> ToolCall:
     return ToolCall(function["name"], arguments, one.get("id") or "")
 
 
+@runtime_checkable
 class Render(Protocol):
     """A chat template."""
 
