@@ -108,9 +108,8 @@ def template_of(folder: str | Path, language: Language) -> Template:
     if not source and language.speakers == SPEAKERS[0]:
         source = release.chat(*language.speakers)
     if not isinstance(source, str) or not source:
-        raise RunError(
-            f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json), which sft.conversations needs"
-        )
+        where = "chat_template.jinja, or chat_template in tokenizer_config.json"
+        raise RunError(f"{folder} has no chat template, which sft.conversations needs: {where}")
     tokens = {name: settings[name] for name in CONTROL if settings.get(name)}
     tokens = {name: token["content"] if isinstance(token, dict) else str(token) for name, token in tokens.items()}
     try:

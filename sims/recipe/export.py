@@ -70,7 +70,7 @@ def pieces_of(ids: list[int], language: Language) -> list[tuple[bool, str, int]]
 
 def conversation_of(segment: Segment, session: Session, language: Language, numbers: Iterator[int]) -> dict[str, Any]:
     """A context as a conversation. Its turns are played in `session`, which earlier contexts have brought to its beginning: an answer does not
-    say which call gave which part of it."""
+    say which call gave which part of it. A turn that a limit cut off, without its end, is left out."""
     messages: list[dict[str, Any]] = []
     given: list[dict[str, Any]] = []  # answers to the last turn, one for each call
     for own, text, behind in pieces_of(segment.tokens.tolist(), language):
@@ -78,6 +78,8 @@ def conversation_of(segment: Segment, session: Session, language: Language, numb
             said = "\n".join(filter(None, (one["content"] for one in given)))
             messages += given if given and said == text else [{"role": "user", "content": text}]
             given = []
+        elif behind == len(segment.tokens):
+            continue
         elif not bool(segment.sampled[behind]):
             messages.append({"role": "assistant", "content": text, "weight": 0})
         elif bool(segment.summary[behind]):
