@@ -96,9 +96,12 @@ def template_of(folder: str | Path, language: Language) -> Template:
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             try:
-                settings |= json.loads((folder / name).read_text(encoding="utf-8"))
-            except (ValueError, TypeError) as error:
-                raise RunError(f"{folder / name} is not an object of JSON ({said(error)})") from None
+                record = json.loads((folder / name).read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise RunError(f"{folder / name} is not JSON ({said(error)})") from None
+            if not isinstance(record, dict):
+                raise RunError(f"{folder / name} is not an object of JSON")
+            settings |= record
     source = settings.get("chat_template")
     if isinstance(source, list):  # several by name
         named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
