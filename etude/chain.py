@@ -353,9 +353,20 @@ def reinforce(c: Whole, out: Path, work: Path, start: Path, note: Note | None) -
     found = rl.learn("rl", asked, work, MicroWorld(asked, c.small), note.log if note else quiet)
     if note is not None:
         note.catch_up(c.rl.steps)
+        if c.sft.conversations is not None:
+            speak(work / "checkpoints" / "final", language_of(out).speakers)
         shutil.rmtree(out / "checkpoints" / "final", ignore_errors=True)
         os.rename(work / "checkpoints" / "final", out / "checkpoints" / "final")
     return {"steps": c.rl.steps, "prompts": c.rl.steps * c.rl.prompts, "rollouts": c.rl.steps * c.rl.prompts * c.rl.rollouts, **found}
+
+
+def speak(folder: Path, speakers: tuple[str, str]) -> None:
+    """Replaces the chat template that conversations were trained in by that of the agent's turns, in which RL went on."""
+    made = release.beside(folder, config_of(folder), "", speakers)
+    for name in ("tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+        (folder / name).unlink(missing_ok=True)
+        if name in made:
+            (folder / name).write_bytes(made[name])
 
 
 def perplexity(c: Whole, out: Path, model: Transformer, steps: int, step: int) -> dict[str, float]:
