@@ -4,7 +4,7 @@
     cpt     short-context phase of continued pretraining; its end is mid-CPT
     mtp     draft layers, distilled on the frozen mid-CPT network
     long    long-context phase, network and layers together
-    sft     demonstrations, both together
+    sft     demonstrations or conversations, both together
     rl      Dr. GRPO (`scaled/rl.py`); the layers stay as they are
     eval    held-out tasks before and after RL, and the held-out codebase, on all ranks
     decode  speculative decoding, timed on rank 0
@@ -34,6 +34,7 @@ from kit.disk import read_lines
 from kit.process import in_fresh_process
 from kit.runs import Run, Stage
 from kit.settings import RunError
+from ref.cpt import load_tokenizer
 from ref.network import fast as ref
 from ref.network import load_extra, release
 from ref.network.model import config_of
@@ -48,10 +49,12 @@ from scaled.runtime.launch import Watch
 from scaled.runtime.mesh import current, mesh
 from sims.microrepo.world import MicroWorld
 from sims.recipe import evaluation
-from sims.recipe.agent import hash_seed
+from sims.recipe.agent import Language, hash_seed
+from sims.recipe.chat_template import template_of
+from sims.recipe.conversations import check_conversations
 from sims.recipe.data import data, heldout_codebase, task_stream
-from sims.recipe.demonstrations import context, lessons
-from sims.recipe.learner import RATES, language_of, rows_of, shown_rows
+from sims.recipe.demonstrations import sft_batches
+from sims.recipe.learner import RATES, language_of, rows_of
 from sims.recipe.limits import within
 from sims.recipe.model_card import about
 from sims.recipe.settings import Recipe, Training
@@ -171,6 +174,9 @@ def check(c: Whole, ranks: int) -> None:
     path, t = Path(c.checkpoint), c.training
     if not (path / "tokenizer.json").is_file():
         raise RunError(f"checkpoint {path} is not a folder with config.json, weights and tokenizer.json; choose another --checkpoint")
+    check_conversations(c.sft.conversations)
+    if c.sft.conversations is not None:
+        template_of(path, Language(load_tokenizer(path / "tokenizer.json")))
     network = config_of(path)
     if network.num_experts % c.cluster.ep:
         raise RunError(f"cluster.ep={c.cluster.ep} must divide the network's {network.num_experts} experts; see --set cluster.ep=…")
@@ -203,7 +209,7 @@ def prepare(run: Run, c: Whole) -> None:
     if not config_of(c.checkpoint).num_experts and c.rl.replay != "none":
         print(f"router replay: {c.checkpoint} has no experts, so there is nothing to replay", flush=True)
     tokenizer = Path(c.checkpoint) / "tokenizer.json"
-    data(run, c.small, tokenizer, prepared(c.data.corpus, tokenizer))
+    data(run, c.small, tokenizer, c.agent_length, prepared(c.data.corpus, tokenizer))
 
 
 def prepared(corpus: str | None, tokenizer: Path) -> Prepared | None:
@@ -319,10 +325,7 @@ def batches_of(c: Whole, root: Path, stage: str) -> tuple[int, supervised.Batche
     """Tokens per row, batches and number of steps of a supervised stage: those of the small recipe."""
     t = c.training
     if stage == "sft":
-        language = language_of(root)
-        shown = itertools.islice(lessons(c.small, language, context(language, c.small), c.sft.noise, c.context.memory), c.sft.demonstrations)
-        pieces = [(segment.tokens, segment.sampled) for lesson in shown for segment in lesson.chain.segments]
-        per_epoch, batch = shown_rows(pieces, c.agent_length, c.sft.rows, [c.seed])
+        per_epoch, batch = sft_batches(root, c.small, c.agent_length)
         return c.agent_length, batch, per_epoch * c.sft.epochs
     (rows, length), read = rows_of(root, "long" if stage == "long" else "short")
     B = t.batch_tokens // length
@@ -352,7 +355,8 @@ def save(run: Run | None, out: Path, c: Whole, name: str, model: Transformer, la
     beside = None
     if run is not None:
         card = about(run, out, name, model.config, layers is not None).replace("A small ", "A ")
-        speakers = {"speakers": language_of(out).speakers} if name in ("sft", "final") else {}
+        own = name == "final" or name == "sft" and c.sft.conversations is None  # the agent's turns, not the given template's
+        speakers = {"speakers": language_of(out).speakers} if own else {}
         beside = release.beside(out / "data", model.config, card, **speakers)
     save_hf(model, out / "checkpoints" / name, extra=extra, beside=beside)
 
@@ -363,9 +367,20 @@ def reinforce(c: Whole, out: Path, work: Path, start: Path, note: Note | None) -
     found = rl.learn("rl", asked, work, MicroWorld(asked, c.small), note.log if note else quiet)
     if note is not None:
         note.catch_up(c.rl.steps)
+        if c.sft.conversations is not None:
+            speak(work / "checkpoints" / "final", language_of(out).speakers)
         shutil.rmtree(out / "checkpoints" / "final", ignore_errors=True)
         os.rename(work / "checkpoints" / "final", out / "checkpoints" / "final")
     return {"steps": c.rl.steps, "prompts": c.rl.steps * c.rl.prompts, "rollouts": c.rl.steps * c.rl.prompts * c.rl.rollouts, **found}
+
+
+def speak(folder: Path, speakers: tuple[str, str]) -> None:
+    """Replaces the chat template that conversations were trained in by that of the agent's turns, in which RL went on."""
+    made = release.beside(folder, config_of(folder), "", speakers)
+    for name in ("tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+        (folder / name).unlink(missing_ok=True)
+        if name in made:
+            (folder / name).write_bytes(made[name])
 
 
 def perplexity(c: Whole, out: Path, model: Transformer, steps: int, step: int) -> dict[str, float]:

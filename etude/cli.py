@@ -219,6 +219,23 @@ def results(
     print(f"results: {out} and {out.with_suffix('.png').name}")
 
 
+@app.command("export-sft")
+def export_sft(
+    run: Annotated[Path, typer.Argument(help="A small run of the recipe, at least begun.")],
+    out: Annotated[Path, typer.Option(help="JSONL file to write.")],
+) -> None:
+    """Write a small run's SFT demonstrations as conversations: JSONL with `messages` and tool calls, as sft.conversations reads it."""
+    from kit.settings import RunError, fill
+    from sims.recipe.export import export
+    from sims.recipe.learner import language_of
+    from sims.recipe.settings import Recipe
+
+    if not (run / "data" / "tokenizer.json").is_file() or not (toml := stored_config(run, "recipe")):
+        raise RunError(f"{run} is not a small run of the recipe; make one with: etude run recipe --scale small --out FOLDER")
+    demonstrations, conversations = export(fill(Recipe, toml), language_of(run), out)
+    print(f"{demonstrations} demonstrations, {conversations} conversations: {out}")
+
+
 @app.command("figure")
 def figure(
     name: Annotated[str | None, typer.Argument(help="Name of an experiment; without it, list all experiments.")] = None,
@@ -510,6 +527,10 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
 
     config = settings.fill(config_class(entry), toml, sets)
     _check_unprepared(getattr(getattr(config, "data", config), "corpus", None))
+    if entry.name == "recipe":
+        from sims.recipe.conversations import check_conversations
+
+        check_conversations(config.sft.conversations)
     keep_freed_memory()
     again = f"etude run {entry.name} --out {shlex.quote(str(out))} --resume"
     with Run.open(out, entry.name, config, resume, cadence) as run, run.told(again):

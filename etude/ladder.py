@@ -105,6 +105,8 @@ def check(c: Ladder, ranks: int) -> None:
     for name in ("demonstrations", "tasks"):
         if (n := getattr(c.study, name)) < ranks:
             raise RunError(f"study.{name} must be at least the number of ranks, {ranks}, to give each rank one; got {n}")
+    if c.sft.conversations is not None:
+        raise RunError("cpt-rl measures the agent's own SFT, on demonstrations; leave out sft.conversations")
     chain.check(rung(c, e.budgets[-1], 0), ranks)
 
 
@@ -131,7 +133,7 @@ def learn(c: Ladder, out: Path, resume: bool, ranks: int, backend: str, cluster:
         corpus = out / "corpus"
         with Run.open(corpus, "recipe", largest.small, resume=corpus.exists()) as inner:
             tokenizer = Path(str(c.checkpoint)) / "tokenizer.json"
-            data(inner, largest.small, tokenizer, chain.prepared(c.data.corpus, tokenizer))
+            data(inner, largest.small, tokenizer, prepared=chain.prepared(c.data.corpus, tokenizer))
         group = Group(ranks, backend, cluster, again)
         found = [trained(run, c, corpus, budget, number, group) for budget in e.budgets for number in range(e.seeds)]
         made = cpt_rl.concluded(found, e)

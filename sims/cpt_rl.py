@@ -219,9 +219,9 @@ def perplexity_foretells(trainings: Sequence[dict]) -> list[dict]:
                 f"perplexity-{name}",
                 f"between pretraining budgets, lower codebase perplexity of the base goes with higher RL reward ({words})",
                 "§3.1, App. B",
-                over and over["value"],
+                None if over is None else over["value"],
                 below(),
-                over and (over["low"], over["high"]),
+                None if over is None else (over["low"], over["high"]),
                 "per nat a token of the codebase",
                 f"slope over the budgets of a seed, {len(trainings)} trainings: {', '.join(f'{v:.3g}' for v in each)}; 95% Student's t over seeds; "
                 f"correlation of the budgets' means {correlation('codebase_loss', outcome):.3f}, with the loss after SFT "

@@ -174,6 +174,17 @@ MUTANTS: list[Mutant] = [
         ("(a.unsqueeze(2) == b.unsqueeze(1)).any(2)", "(a == b)"),
     ),
     *of(
+        "sft",
+        ("turn = start, end_of_turn(text, start, end, control)", "turn = start, end"),
+        ("if found and text.startswith(found[-1][0])", "if found"),
+        ("token[0][0] + MARK + token[0][1:]", "token[0]"),
+        ("if not text.startswith(before)", "if False"),
+        ('if message.role != "assistant" or not message.learn', 'if message.role != "assistant"'),
+        ("places[min(first, len(places) - 1)]", "places[min(max(first, 1), len(places) - 1)]"),
+        ("(mask[:length] & ~mask[1 : length + 1])", "(mask[:length] & ~mask[:length].roll(-1))"),
+        ("nll / (n_tokens or 1.0)", "nll / (_ or 1.0)"),
+    ),
+    *of(
         "packing",
         ("left, at = min(fits)", "left, at = max(fits)"),
         ("(-lengths).argsort(stable=True)", "lengths.argsort(stable=True)"),

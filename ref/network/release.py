@@ -39,11 +39,20 @@ GIVEN = (
 
 
 def chat(env: str, agent: str) -> str:
-    """The chat template of an agent: the texts that its context consists of, each after the token of who says it."""
+    """The chat template of an agent: the texts that its context consists of, each after the token of who says it. A tool call is a line: its
+    name, the first argument behind it, and others on lines of their own. Answers to the calls of one turn are lines of one text."""
     return (
-        "{%- set own = ['assistant', 'agent'] -%}"
+        "{%- set own = ['assistant', 'agent'] -%}{%- set given = namespace(lines=false) -%}"
         "{%- for message in messages -%}"
-        f"{{{{- ('{agent}' if message['role'] in own else '{env}') + message['content'] -}}}}"
+        "{%- set text = message['content'] or '' -%}"
+        f"{{%- if message['role'] in own -%}}{{{{- '{agent}' + text -}}}}"
+        "{%- for call in message['tool_calls'] or [] -%}"
+        "{{- ('\\n' if text or not loop.first else '') + call['function']['name'] -}}"
+        "{%- for value in call['function']['arguments'].values() -%}{{- (' ' if loop.first else '\\n') ~ value -}}{%- endfor -%}"
+        "{%- endfor -%}"
+        "{%- elif message['role'] == 'tool' and loop.previtem is defined and loop.previtem['role'] == 'tool' -%}"
+        "{{- ('\\n' if given.lines and text else '') + text -}}{%- set given.lines = given.lines or text != '' -%}"
+        f"{{%- else -%}}{{{{- '{env}' + text -}}}}{{%- set given.lines = text != '' -%}}{{%- endif -%}}"
         "{%- endfor -%}"
         f"{{%- if add_generation_prompt -%}}{{{{- '{agent}' -}}}}"
         f"{{%- elif messages[-1]['role'] in own -%}}{{{{- '{env}' -}}}}{{%- endif -%}}"

@@ -168,6 +168,8 @@ def write(source: Path, fresh: Path) -> None:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     settings |= {key: getattr(tokenizer, key) for key in ("bos_token", "eos_token", "pad_token", "unk_token") if getattr(tokenizer, key)}
     (fresh / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    if isinstance(tokenizer.chat_template, str):
+        (fresh / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
 
 
 def cut(source: Path):

@@ -17,6 +17,8 @@ from ref import cpt
 from ref.network.release import GIVEN
 from sims.microrepo import Task, demonstration, documents, generate, transcript
 from sims.recipe.agent import Language
+from sims.recipe.chat_template import template_of
+from sims.recipe.conversations import ROWS, check_conversations, pack_conversations
 from sims.recipe.settings import Recipe
 
 __all__ = ["Prepared", "data", "heldout_codebase", "heldout_file", "shown_episodes", "task_stream"]
@@ -59,14 +61,16 @@ def task_stream(config: Recipe, use: str) -> Iterable[Task]:
             yield task
 
 
-def data(run: Run, config: Recipe, tokenizer: Path | None = None, prepared: Prepared | None = None) -> None:
-    """Reads the corpus, holds a codebase out, trains the tokenizer or takes the one in a tokenizer.json, packs both context lengths.
-    A `prepared` corpus of that tokenizer is neither read nor tokenised again."""
+def data(run: Run, config: Recipe, tokenizer: Path | None = None, agent_length: int | None = None, prepared: Prepared | None = None) -> None:
+    """Reads the corpus, holds a codebase out, trains the tokenizer or takes the one in a tokenizer.json, packs both context lengths, and the
+    conversations of `sft.conversations` in rows of `agent_length` tokens (by default those of the long phase). A `prepared` corpus of that
+    tokenizer is neither read nor tokenised again."""
     stage = run.stage("data", total=5, unit="steps")
     if stage.finished:
         return
     stage.restore()
-    c, t = config.data, config.training
+    c, t, file = config.data, config.training, config.sft.conversations
+    check_conversations(file)
     corpus = cpt.Corpus() if prepared else cpt.read_library() if c.corpus is None else cpt.read_corpus(c.corpus)
 
     def refused(why: object) -> RunError:
@@ -131,6 +135,18 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, prepared: Prep
         stage.progress(4, tokens=counts[phase])
     paths.append(run.path("data", HELDOUT))
     keep(held, paths[-1])
+    said: dict[str, Any] = {}
+    if file is not None:
+        language = Language(coder)
+        (ids, doc, weight), said["conversations"] = pack_conversations(
+            file,
+            template_of(run.root / "data", language),
+            language,
+            agent_length or t.long_length,
+            lambda done, total: stage.progress(4, conversations=done, of=total),
+        )
+        paths.append(run.path("data", ROWS))
+        np.savez(paths[-1], ids=ids, doc=doc, weight=weight)
     files, size, skipped = len(corpus.files), corpus.bytes, dict(sorted(corpus.skipped.items()))
     if prepared:
         files, size = prepared.documents, sum(one["kept"]["bytes"] for one in prepared.record["sources"])
@@ -147,6 +163,7 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, prepared: Prep
             "world_documents": len(world),
             "epochs": round(epochs, 2),
             "heldout": {"name": name, "files": len(held.files), "bytes": held.bytes},
+            **said,
         },
         paths,
     )

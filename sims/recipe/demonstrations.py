@@ -10,21 +10,26 @@ Demonstrations use the same `rollout_chains` as the policy's chains, with a teac
 the same tokens.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ref.engine.sampler import Rollout, Sampler
 from ref.self_summary import Chaining, rollout_chains
 from sims.microrepo import NoiseConfig, Session, Task, demonstration
 from sims.recipe.agent import Episode, Language, single
+from sims.recipe.conversations import batches, kept_rows
 from sims.recipe.data import task_stream
+from sims.recipe.learner import language_of, shown_rows
 from sims.recipe.settings import Memory, Recipe
 
-__all__ = ["Lesson", "chaining", "context", "lessons", "taught", "unlimited"]
+__all__ = ["Lesson", "chaining", "context", "lessons", "sft_batches", "shown", "taught", "unlimited"]
 
 LONGEST = 256
 """Tokens of a context "without limit": the length of the recipe's long-context phase."""
@@ -135,6 +140,22 @@ def lessons(config: Recipe, language: Language, how: Chaining, noise: NoiseConfi
     """Endless demonstrations for training, played under `how`."""
     rng = Random(f"{config.seed}-scripted-chains-{how.join}")
     return taught(task_stream(config, "demonstrations"), language, how, noise, memory, rng)
+
+
+def shown(config: Recipe, language: Language) -> Iterator[Lesson]:
+    """The demonstrations of the SFT stage."""
+    every = lessons(config, language, context(language, config), config.sft.noise, config.context.memory)
+    return itertools.islice(every, config.sft.demonstrations)
+
+
+def sft_batches(root: Path, config: Recipe, length: int) -> tuple[int, Callable[[int], tuple[Tensor, Tensor, Tensor]]]:
+    """Steps per epoch and batches (`sims.recipe.conversations.batches`) of the SFT stage in the run folder `root`: conversations, or demonstrations
+    in rows of `length` tokens."""
+    s = config.sft
+    if s.conversations is not None:
+        return batches(kept_rows(root), s.rows, [config.seed])
+    pieces = [(segment.tokens, segment.sampled) for lesson in shown(config, language_of(root)) for segment in lesson.chain.segments]
+    return shown_rows(pieces, length, s.rows, [config.seed])
 
 
 def taught(tasks: Iterable[Task], language: Language, how: Chaining, noise: NoiseConfig, memory: Memory, rng: Random) -> Iterator[Lesson]:

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from kit.runs import Run, Stage
 from kit.settings import RunError
-from ref import cpt
+from ref import cpt, sft
 from ref.mtp import MTP, mtp_loss
 from ref.muon import optimizers
 from ref.network import Transformer, load_balancing_loss, load_extra, load_hf, release, save_hf
 from ref.network.masters import Masters
 from sims.recipe.agent import Language
+from sims.recipe.conversations import batches
 from sims.recipe.data import heldout_codebase
 from sims.recipe.model_card import about
 from sims.recipe.settings import Recipe
@@ -126,21 +127,9 @@ def rows_of(root: Path, phase: str) -> tuple[tuple[int, int], Callable[[np.ndarr
 def shown_rows(
     pieces: Sequence[tuple[Tensor, Tensor]], length: int, rows: int, seed: Sequence[int]
 ) -> tuple[int, Callable[[int], tuple[Tensor, Tensor, Tensor]]]:
-    """Contexts for SFT, each with tokens [T] and a mask of the agent's own tokens [T], packed into rows of `length` tokens. Returns
-    steps per epoch, and a function from step to a batch of at most `rows` rows: ids [B, length], documents [B, length] and loss
-    weights [B, length], 1 on the agent's own tokens. The order depends on `seed` and the epoch."""
-    # The packer sees the token and its "agent's own" flag as one number.
-    packed, doc = cpt.pack([(2 * tokens + own).tolist() for tokens, own in pieces], length, pad=0)
-    B = min(rows, len(packed))
-    per_epoch = len(packed) // B
-
-    def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
-        order = np.random.default_rng([*seed, step // per_epoch]).permutation(len(packed))
-        some = order[step % per_epoch * B :][:B]
-        both = torch.from_numpy(packed[some].astype(np.int64))
-        return both // 2, torch.from_numpy(doc[some].astype(np.int64)), (both % 2).float()
-
-    return per_epoch, batch
+    """Contexts for SFT, each with tokens [T] and a mask of the agent's own tokens [T], packed into rows of `length` tokens: steps per epoch, and
+    batches (`sims.recipe.conversations.batches`)."""
+    return batches(sft.pack(pieces, length), rows, seed)
 
 
 def train(

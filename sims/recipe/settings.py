@@ -116,8 +116,10 @@ class Context:
 
 @dataclass(frozen=True)
 class Sft:
-    """Supervised fine-tuning on imperfect demonstrations."""
+    """Supervised fine-tuning, on imperfect demonstrations or on conversations."""
 
+    conversations: str | None = None
+    """JSONL file of conversations (`messages` with tool calls); none means demonstrations by the scripted agent."""
     demonstrations: int = 1400
     """Number of episodes by the scripted agent."""
     epochs: int = 5

@@ -11,7 +11,6 @@ Each stage is a function of the configuration and of the files of earlier stages
 seeded by (seed, stage, step): a resumed run repeats the killed one bit for bit, and a checkpoint only needs weights, moments and a step.
 """
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -22,8 +21,8 @@ from ref.mtp import MTP
 from ref.network import Transformer
 from sims.recipe import evaluation, reinforcement
 from sims.recipe.data import data, task_stream
-from sims.recipe.demonstrations import context, lessons
-from sims.recipe.learner import RATES, Learner, checkpoint, language_of, load_checkpoint, perplexity_look, rows_of, shown_rows, train
+from sims.recipe.demonstrations import sft_batches
+from sims.recipe.learner import RATES, Learner, checkpoint, language_of, load_checkpoint, perplexity_look, rows_of, train
 from sims.recipe.settings import Recipe
 
 __all__ = ["run"]
@@ -130,12 +129,9 @@ def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
 
 
 def finetune(run: Run, config: Recipe) -> None:
-    """SFT on demonstrations, including summaries, with the loss on the agent's own tokens; trains the MTP layers, too."""
+    """SFT on demonstrations, including summaries, or on conversations, with the loss on the agent's own tokens; trains the MTP layers, too."""
     s = config.sft
-    language, length = language_of(run.root), config.training.long_length
-    shown = itertools.islice(lessons(config, language, context(language, config), s.noise, config.context.memory), s.demonstrations)
-    pieces = [(segment.tokens, segment.sampled) for lesson in shown for segment in lesson.chain.segments]
-    per_epoch, batch = shown_rows(pieces, length, s.rows, [config.seed])
+    per_epoch, batch = sft_batches(run.root, config, config.training.long_length)
     steps = per_epoch * s.epochs
     stage = run.stage("sft", total=steps)
     if stage.finished:
@@ -144,7 +140,7 @@ def finetune(run: Run, config: Recipe) -> None:
     learner = Learner(config, *load_checkpoint(run.root, config, "cpt"), s.muon_lr, s.adamw_lr)
     train(stage, config, learner, batch, steps, lambda step: RATES["sft"](step, steps), "sft")
     files = checkpoint(run, "sft", learner.trunk.masters, learner.mtp and learner.mtp.masters)
-    stage.finish({"steps": steps, "demonstrations": s.demonstrations}, files)
+    stage.finish({"steps": steps} | ({} if s.conversations else {"demonstrations": s.demonstrations}), files)
 
 
 def reinforce(run: Run, config: Recipe) -> None:

@@ -21,7 +21,7 @@ from ref.engine.sampler import Sampler
 from ref.network import Config
 from ref.network import fast as ref_model
 from ref.network.gradients import experts_swiglu
-from scaled import cpt, dr_grpo, mtp, muon, packing, pretrain, quant, rl, router_replay, self_summary, supervised
+from scaled import cpt, dr_grpo, mtp, muon, packing, pretrain, quant, rl, router_replay, self_summary, sft, supervised
 from scaled.network import checkpoint
 from scaled.network import model as network
 from scaled.network.dispatch import on_owners
@@ -211,6 +211,23 @@ def next_token(config, state, ids, doc, weight):
     loss, count = cpt.next_token_loss(model, hidden, cut(ids), **part)
     loss.backward()
     return loss.detach(), count, gradients(model)
+
+
+def conversations(config, state, ids, doc, weight):
+    """The count, the loss and the balance loss of rows of conversations, and the gradients of both losses."""
+    model, part = given(config, state), [cut(x) for x in (ids, doc, weight)]
+    n_tokens = sft.scored(*part[1:])
+    loss, balance = sft.sft_loss(model, *part, n_tokens)
+    (loss + 0.5 * balance).backward()
+    return n_tokens, loss.detach(), balance.detach(), gradients(model)
+
+
+def taught(config, state, batches, micro_rows):
+    """Steps of SFT on batches of packed rows: figures and final weights."""
+    model = given(config, state)
+    steps = in_own_dtype(muon.optimizers(model, muon_lr=0.01, adamw_lr=1e-3))
+    found = [sft.step(model, steps, *map(cut, batch), micro_rows) for batch in batches]
+    return found, dict(sharding.wholes(model))
 
 
 def perplexity(config, state, tokenizer, corpus, how):

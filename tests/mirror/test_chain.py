@@ -13,7 +13,7 @@ from ref.network import Transformer, load_extra, load_hf, save_hf
 from ref.network.model import config_of
 from scaled.plan import HARDWARE
 from scaled.runtime import launch
-from tests import elsewhere
+from tests import chats, elsewhere
 from tests.mirror.recipes import ROOT, words
 
 
@@ -60,18 +60,27 @@ def test_every_stage_is_played_and_survives_sigkill(tiny_run, tmp_path, ask, her
 
 
 def test_a_network_from_elsewhere_speaks_with_the_tokens_of_its_chats(tiny_run, tmp_path, ask, here):
-    """A dense Llama whose tokenizer has ChatML's tokens: the agent's turns begin with them, in every stage and for transformers."""
+    """A dense Llama whose tokenizer has ChatML's tokens: SFT on conversations reads them in its own template, which goes with that checkpoint; the
+    agent's turns begin with them, in RL and for transformers."""
     start, out = tmp_path / "llama", tmp_path / "out"
     shape = config_of(tiny_run / "checkpoints" / "mid-cpt")
     dense = {"num_experts": 0, "intermediate_size": 32, "qk_norm": False, "rope_theta": 1e4}
     save_hf(Transformer(type(shape)(**{**vars(shape), **dense})), start)
     text = (tiny_run / "data" / "tokenizer.json").read_text(encoding="utf-8")
     (start / "tokenizer.json").write_text(text.replace("<|env|>", "<|im_end|>").replace("<|agent|>", "<|im_start|>"), encoding="utf-8")
-    (start / "chat_template.jinja").write_text("{{ messages }}")
-    new = ("training.long_yarn=2", "training.long_length=512", "training.long_tokens=8192", "rl.steps=2", "cluster.ep=1", "cluster.rl_cp=2")
+    (start / "chat_template.jinja").write_text(chats.CHATML)
+    asked = [{"role": "user", "content": "fix m0"}, {"role": "assistant", "content": "read m0"}]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": asked * n}) + "\n" for n in range(1, 60)) + "{\n")
+    file = f"sft.conversations={tmp_path / 'chats.jsonl'}"
+    new = (file, "training.long_yarn=2", "training.long_length=512", "training.long_tokens=8192", "rl.steps=2", "cluster.ep=1", "cluster.rl_cp=2")
     code, said, error = ask(*words(out, start, *(word for one in new for word in ("--set", one))))
     assert code == 0, error
     assert f"router replay: {start} has no experts, so there is nothing to replay" in said
+    assert f"skipped: {tmp_path / 'chats.jsonl'}:60: not a line of JSON" in said
+    told = json.loads((out / "stages" / "data.json").read_text())["result"]["conversations"]
+    assert told["conversations"] == 59 and told["skipped"] == 1 and told["learned"] > 0 and told["cut"] > 0
+    assert json.loads((out / "stages" / "sft.json").read_text())["result"]["steps"] == 2 * (told["rows"] // 4)
+    assert (out / "checkpoints" / "sft" / "chat_template.jinja").read_text() == chats.CHATML
     assert (out / "checkpoints" / "mid-cpt" / "chat_template.jinja").exists() and not (out / "checkpoints" / "final" / "chat_template.jinja").exists()
     elsewhere.check(out / "checkpoints" / "final", drafts=True)
     stretched = [config_of(out / "checkpoints" / name).rope_scaling for name in ("mtp", "cpt", "final")]
@@ -100,6 +109,7 @@ def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, 
         (["rl.steps=0"], "rl.steps must be at least 1, got 0"),
         (["cluster.ranks=2"], "cluster.ranks"),
         (tmp_path / "nowhere", "nowhere is not a folder with config.json, weights and tokenizer.json"),
+        ([f"sft.conversations={tmp_path / 'no'}"], "is not a file; name a JSONL file of conversations"),
         (bare, "has no tokens <|env|> and <|agent|>, nor those of a chat"),
     ):
         sets, other = ([], more) if isinstance(more, Path) else (more, start)

@@ -1,4 +1,5 @@
-"""Every technique of the catalogue: `scaled` has the names of `ref`, and their signatures; more only by keyword, with a default."""
+"""Every technique of the catalogue, and what else has a twin: `scaled` has the names of `ref`, and their signatures; more only by keyword, with
+a default."""
 
 import importlib
 import inspect
@@ -7,7 +8,8 @@ import pytest
 
 from etude import catalog
 
-TWINS = [(t.ref, t.scaled) for t in catalog.TECHNIQUES if t.scaled] + [("ref/network/model.py", "scaled/network/model.py")]
+BENEATH = ("network/model.py", "sft.py")
+TWINS = [(t.ref, t.scaled) for t in catalog.TECHNIQUES if t.scaled] + [(f"ref/{name}", f"scaled/{name}") for name in BENEATH]
 UNSCALED = {"recipe"}
 """What has no twin: the recipe is made of the others."""
 

@@ -1,0 +1,349 @@
+"""Supervised fine-tuning on conversations: which tokens are the assistant's, and the loss on them alone.
+
+Paper: Composer 2 technical report (arXiv:2603.24477v2), §3.1: after the long-context phase, a short SFT phase on targeted coding tasks.
+
+    conversations → text, by the checkpoint's chat template → tokens and a mask → packed rows → loss → step
+
+    L = −(1/n) Σ_{b,t} w_{b,t} log p(x_t | the tokens of its own context before it)      n = Σ w over the whole step
+
+w is 1 on what the assistant wrote, and 0 elsewhere: on system text, users, tools' answers, and the template's own words. A *context* is what
+the network saw when it wrote a turn. A chat usually is one context.
+
+The traps
+a. Where a turn stands in the text is only known from the template. Turn i is what rendering messages 0 … i adds to messages 0 … i−1 with
+   the generation prompt. That needs the second text to begin with the first, which is checked; a chat in which it does not is refused, by
+   the number of the message. A template that marks the assistant's text itself, with `{% generation %}`, is believed instead.
+b. Templates look ahead: Qwen3's drops the thinking of earlier turns as soon as a user speaks again. The text of the whole chat is then not
+   what the network saw at each turn. So a turn goes into the running context only if that is still the beginning of its text; otherwise it
+   begins another context. Every turn is learned once, under the text that sampling would have had before it.
+c. Tokens do not end where texts do: the newline of "assistant\\n" and one at the start of the content can be one token. A context is tokenised
+   as it will be read, not message by message, and a token belongs to whoever wrote its first character.
+d. The token that ends a turn is the assistant's. A policy that never learns it never stops. What a template writes behind it, a newline in
+   ChatML, is not the assistant's: sampling ends before it.
+e. A content that spells a control token (`<|im_end|>` in a file that the agent reads) is text. It may neither end a turn nor begin one.
+f. Only the count of the complete step may divide the loss; a micro-batch's own count gives tokens in sparse rows more weight.
+g. A context longer than a row is cut behind its last turn that fits, never inside one, and dropped if none fits. Both are counted.
+
+Where this file departs from the paper
+1. The report names neither the format of its data nor its mask. Ours is OpenAI's: lines of JSON with `messages`, `tools` and tool calls, and
+   `weight` 0 on an assistant message that gives context without being learned.
+2. Only text is read. Contents with pictures or sound, and the older `function_call`, are refused by line.
+3. Weights and optimisers are the recipe's (`ref/cpt.py`, `ref/muon.py`). The report trains MTP layers along in this phase; so does the recipe
+   (`sims/recipe/learner.py`), with the rows of this file.
+
+Run it
+    etude run recipe --scale small --set sft.conversations=FILE.jsonl       trains the SFT stage on a file
+    etude export-sft runs/small --out FILE.jsonl                            writes the small recipe's demonstrations to one
+    etude run recipe --scale full                                           scaled/sft.py, the same on many ranks
+
+Glossary
+    symbol      variable     shape      where
+    x           ids          [B, T]     token ids of packed rows
+    context     doc          [B, T]     numbered in each row, −1 for padding
+    w           weight       [B, T]     1 on the assistant's tokens
+    n           n_tokens     scalar     `scored`: of all micro-batches and ranks
+    –           mask         [T]        w of a single context
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ref.cpt import as_text, next_token_loss
+from ref.cpt import pack as pack_documents
+from ref.network import Transformer, load_balancing_loss
+
+__all__ = ["Chat", "Message", "Render", "ToolCall", "fitted", "pack", "read_conversations", "scored", "sft_loss", "step", "tokens_and_mask"]
+
+MARK = "\ufdd0"
+"""Stands inside control tokens that a text spells, while a template has it. Unicode reserves it for such uses; a chat that holds it is refused."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+KNOWN = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "weight")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one side says."""
+
+    role: str
+    content: str = ""
+    reasoning: str = ""
+    """What the assistant thinks before it speaks; templates know it as `reasoning_content`."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    """The call that a tool answers."""
+    name: str = ""
+    learn: bool = True
+    """False for an assistant's message that is only context, `"weight": 0` in the file."""
+
+    def plain(self) -> dict[str, Any]:
+        """As templates read it; what is empty is left out, except the content."""
+        calls = [{"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in self.tool_calls]
+        more = {"reasoning_content": self.reasoning, "tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
+        return {"role": self.role, "content": self.content} | {key: value for key, value in more.items() if value}
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    """JSON schemas of the tools that the assistant may call."""
+
+
+def read_conversations(path: str | Path) -> tuple[list[tuple[int, Chat]], list[str]]:
+    """The chats of a JSONL file with the numbers of their lines, and "FILE:LINE: why" for each line that is not one; blank lines are passed
+    over. Raises OSError if the file cannot be read."""
+    chats, refused = [], []
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                    json.dumps(record, ensure_ascii=False).encode()  # half a surrogate pair cannot be tokenised
+                    chats.append((number, chat_of(record)))
+                except (UnicodeError, json.JSONDecodeError, RecursionError) as error:
+                    refused.append(f"{path}:{number}: not a line of JSON in UTF-8 ({error})")
+                except ValueError as error:
+                    refused.append(f"{path}:{number}: {error}")
+    return chats, refused
+
+
+def chat_of(record: Any) -> Chat:
+    """A chat from its JSON. Raises ValueError that says which message is wrong, counted from 1, and why."""
+    messages = record.get("messages") if isinstance(record, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise ValueError('a conversation must be an object with a list "messages" that is not empty')
+    tools = record.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ValueError('"tools" must be a list of objects')
+    read, called = [], set()
+    for number, one in enumerate(messages, 1):
+        try:
+            message = message_of(one)
+            if message.tool_call_id and message.tool_call_id not in called:
+                raise ValueError(f"tool_call_id {message.tool_call_id!r} names no earlier call")
+        except ValueError as error:
+            raise ValueError(f"message {number}: {error}") from None
+        called |= {call.id for call in message.tool_calls}
+        read.append(message)
+    return Chat(tuple(read), tuple(tools))
+
+
+def message_of(one: Any) -> Message:
+    if not isinstance(one, dict) or one.get("role") not in ROLES:
+        raise ValueError(f"a message must be an object with a role, one of {', '.join(ROLES)}")
+    if odd := [key for key, value in one.items() if key not in KNOWN and value not in (None, "", [], {})]:
+        raise ValueError(f"{odd[0]!r} cannot be trained on")
+    content, calls, weight = one.get("content"), one.get("tool_calls") or [], one.get("weight", 1)
+    if isinstance(content, list):
+        if not all(isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content):
+            raise ValueError("every part of a content must be text")
+        content = "".join(part["text"] for part in content)
+    if content is None and not calls:
+        raise ValueError("a message without tool calls must have a content")
+    if not isinstance(content or "", str):
+        raise ValueError("the content must be text, a list of texts, or null")
+    if (calls or "weight" in one) and one["role"] != "assistant":
+        raise ValueError("only the assistant has tool calls and a weight")
+    if weight not in (0, 1) or not isinstance(calls, list):
+        raise ValueError("the weight must be 0 or 1, and tool_calls a list")
+    words = [one.get(key) or "" for key in ("reasoning_content", "tool_call_id", "name")]
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError("reasoning_content, tool_call_id and name must be text")
+    return Message(one["role"], content or "", words[0], tuple(map(call_of, calls)), words[1], words[2], bool(weight))
+
+
+def call_of(one: Any) -> ToolCall:
+    """The arguments may be an object, or a text that spells one, as OpenAI's are."""
+    function = one.get("function") if isinstance(one, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not isinstance(one.get("id") or "", str):
+        raise ValueError('a tool call must be an object with a "function" that has a name')
+    arguments = function.get("arguments") or {}
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ValueError(f"the arguments of {function['name']} must be a JSON object")
+    return ToolCall(function["name"], arguments, one.get("id") or "")
+
+
+@runtime_checkable
+class Render(Protocol):
+    """A chat template."""
+
+    def __call__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool) -> tuple[str, list[tuple[int, int]] | None]:
+        """The text of messages, with the generation prompt if `prompt`, and where in it the template marks the assistant's text; None if it
+        marks nothing. ValueError if it refuses them."""
+        ...
+
+
+def tokens_and_mask(chat: Chat, render: Render, tokenizer) -> list[tuple[Int[Tensor, " T"], Bool[Tensor, " T"]]]:
+    """The contexts of a chat, each with its tokens [T] and which of them the assistant has to learn [T]. There is none if it has no turn to
+    learn, and usually one. `tokenizer` as `ref.cpt.load_tokenizer` gives it. Raises ValueError, by the number of the message, where it cannot
+    be told what the assistant wrote."""
+    tokenizer = as_text(tokenizer)
+    names = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special and len(token.content) > 1]
+    if not names:
+        raise ValueError("the tokenizer must have control tokens, to end a turn")
+    control = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+    found = []
+    for text, turns in contexts(chat, render, control):
+        own = np.zeros(len(text), dtype=bool)
+        for start, end in turns:
+            own[start:end] = True
+        ids, mask = encode(text, own, tokenizer, control)
+        found.append((torch.tensor(ids), torch.tensor(mask)))
+    return found
+
+
+def contexts(chat: Chat, render: Render, control: re.Pattern) -> list[tuple[str, list[tuple[int, int]]]]:
+    """Texts in which every turn to learn stands once, under what sampling would have had before it, and the places of those turns. Control
+    tokens that a message spells hold a `MARK`."""
+    plain, tools = spelled([m.plain() for m in chat.messages], control), spelled(list(chat.tools), control)
+    found: list[tuple[str, list[tuple[int, int]]]] = []
+    for i, message in enumerate(chat.messages):
+        if message.role != "assistant" or not message.learn:
+            continue
+        try:
+            text, marked = render(plain[: i + 1], tools, False)
+            if marked is None:
+                if not i:
+                    raise ValueError("the assistant may not speak first, where nothing says how the template begins its turns")
+                before, _ = render(plain[:i], tools, True)
+                if not text.startswith(before):
+                    raise ValueError("the template writes the turn otherwise than its generation prompt begins it, and does not mark it")
+                start, end = len(before), len(text)
+            elif len(marked) != sum(m.role == "assistant" for m in chat.messages[: i + 1]):
+                raise ValueError("the template's {% generation %} marks are not one for each turn")
+            else:
+                start, end = marked[-1]
+            turn = start, end_of_turn(text, start, end, control)
+        except ValueError as error:
+            raise ValueError(f"message {i + 1}: {error}") from None
+        running = found.pop() if found and text.startswith(found[-1][0]) else ("", [])
+        found.append((text, [*running[1], turn]))
+    return found
+
+
+def spelled(value: Any, control: re.Pattern) -> Any:
+    """The same JSON, with a `MARK` inside every control token that a text in it spells."""
+    if isinstance(value, str):
+        if MARK in value:
+            raise ValueError("a text holds U+FDD0, which is no character")
+        return control.sub(lambda token: token[0][0] + MARK + token[0][1:], value)
+    if isinstance(value, dict):
+        return {spelled(key, control): spelled(one, control) for key, one in value.items()}
+    return [spelled(one, control) for one in value] if isinstance(value, list) else value
+
+
+def end_of_turn(text: str, start: int, end: int, control: re.Pattern) -> int:
+    """Behind the control token that ends the turn text[start:end], or that follows it where a template's mark leaves it out."""
+    last = [token.end() for token in control.finditer(text, start, end)][-1:]
+    if last and not text[last[0] : end].strip():
+        return last[0]
+    following = control.match(text, end)
+    if following is None:
+        raise ValueError("the template ends the turn without a control token, so the assistant would never learn to stop")
+    return following.end()
+
+
+def encode(text: str, own: Bool[np.ndarray, " C"], tokenizer, control: re.Pattern) -> tuple[list[int], list[bool]]:
+    """Ids of a text of C characters, and whether the first character of each is `own`. Control tokens separate what the tokenizer reads, as
+    they do inside of it; a spelled one is text."""
+    ids: list[int] = []
+    mask: list[bool] = []
+    at = 0
+    for token in [*control.finditer(text), None]:
+        stop = token.start() if token else len(text)
+        places = [place for place in range(at, stop) if text[place] != MARK]
+        if places:
+            read = tokenizer.encode(text[at:stop].replace(MARK, ""))
+            ids += read.ids
+            mask += [bool(own[places[min(first, len(places) - 1)]]) for first, _ in read.offsets]
+        if token:
+            ids.append(tokenizer.token_to_id(token[0]))
+            mask.append(bool(own[stop]))
+            at = token.end()
+    return ids, mask
+
+
+def fitted(contexts: Iterable[tuple[Tensor, Tensor]], length: int) -> tuple[list[tuple[Tensor, Tensor]], int, int]:
+    """Contexts of at most `length` tokens, and how many were cut, and how many dropped. A longer one is cut behind its last turn that fits; where
+    none does, it is dropped."""
+    kept, cut, dropped = [], 0, 0
+    for ids, mask in contexts:
+        if len(ids) > length:
+            ends = (mask[:length] & ~mask[1 : length + 1]).nonzero()[:, 0] + 1
+            if not len(ends):
+                dropped += 1
+                continue
+            cut += 1
+            ids, mask = ids[: int(ends[-1])], mask[: int(ends[-1])]
+        kept.append((ids, mask))
+    return kept, cut, dropped
+
+
+def pack(contexts: Iterable[tuple[Tensor, Tensor]], length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Packs contexts, tokens [T] and mask [T], into rows of `length` tokens: ids [R, length] int32, doc [R, length] int32 and weight
+    [R, length] bool. `fitted` comes first; what is longer than a row is cut here in pieces, as `ref.cpt.pack` does."""
+    both, doc = pack_documents([(2 * ids + mask).tolist() for ids, mask in contexts], length, pad=0)  # a token and its mask are one number
+    return both // 2, doc, both % 2 == 1
+
+
+def scored(doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"]) -> float:
+    """n: the weights of all tokens that have a token of their context before them, of the rows of a complete step."""
+    return (weight[:, 1:] * ((doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0))).sum(dtype=torch.float64).item()
+
+
+def sft_loss(
+    model: Transformer, ids: Int[Tensor, "B T"], doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"], n_tokens: float
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """L of a micro-batch, nats, and the balance loss of its experts, 0 for a dense network. `n_tokens`: of the complete step (`scored`); a
+    step without a token to learn has a loss of zero. Raises ValueError as `ref.cpt.next_token_loss`."""
+    out = model(ids, doc=doc, logits=False)
+    nll, _ = next_token_loss(model, out.hidden, ids, doc, weight)
+    balance = load_balancing_loss(out.router_logits, out.experts) if out.router_logits else torch.zeros((), device=nll.device)
+    return nll / (n_tokens or 1.0), balance
+
+
+def step(
+    model: Transformer,
+    optimizers: Sequence[torch.optim.Optimizer],
+    ids: Int[Tensor, "B T"],
+    doc: Int[Tensor, "B T"],
+    weight: Float[Tensor, "B T"],
+    micro_rows: int = 1,
+) -> dict[str, float]:
+    """One optimiser step on packed rows, `micro_rows` rows at a time: L in nats per token, and n. Gradients are zero before and after. The balance
+    loss is averaged over micro-batches."""
+    n_tokens, loss = scored(doc, weight), 0.0
+    parts = range(0, len(ids), micro_rows)
+    for first in parts:
+        some = slice(first, first + micro_rows)
+        part, balance = sft_loss(model, ids[some], doc[some], weight[some], n_tokens)
+        (part + model.config.router_aux_loss_coef * balance / len(parts)).backward()
+        loss += part.item()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"loss": loss, "n_tokens": n_tokens}

@@ -1,0 +1,119 @@
+"""The recipe's demonstrations as conversations in JSONL, in OpenAI's shape.
+
+    {"messages": [{"role": "user", "content": "repo m0 m3 fix m3"},
+                  {"role": "assistant", "content": null, "tool_calls": [{"id": "call_1", "type": "function",
+                      "function": {"name": "read", "arguments": "{\\"file\\": \\"m3\\"}"}}]},
+                  {"role": "tool", "tool_call_id": "call_1", "content": "def m3(a, b): …"}, …], "tools": […]}
+
+Each context of a chain is a conversation (`sims/recipe/demonstrations.py`). The summary with which a later one begins, and the empty turn
+before a request for one, are the assistant's words without being learned there: their weight is 0. The agent's own template
+(`ref.network.release.chat`) turns a line back into the context, token by token.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kit.disk import atomic_write
+from kit.settings import RunError
+from ref.self_summary import Segment
+from sims.microrepo import Session
+from sims.recipe.agent import Language
+from sims.recipe.demonstrations import Lesson, shown
+from sims.recipe.settings import Recipe
+
+__all__ = ["conversations_of", "export"]
+
+TOOLS = {
+    "read": ("Returns a file.", ("file",)),
+    "write": ("Replaces the body of the file to fix. Each line of the body begins with four spaces.", ("file", "body")),
+    "test": ("Runs the visible tests.", ()),
+    "done": ("Ends the episode.", ()),
+}
+"""The small world's calls: what they do, and their arguments."""
+
+
+def schema(name: str) -> dict[str, Any]:
+    about, keys = TOOLS[name]
+    parameters = {"type": "object", "properties": {key: {"type": "string"} for key in keys}, "required": list(keys)}
+    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
+
+
+def calls_of(turn: str) -> list[tuple[str, dict[str, str]]]:
+    """The calls of a turn, misspelled ones too: name and arguments. None if they would not be spelled as the turn is."""
+    found: list[tuple[str, dict[str, str]]] = []
+    for words in re.findall(r"[^\n]+(?:\n {4}[^\n]*)*", turn):
+        line, _, body = words.partition("\n")
+        name, _, file = line.partition(" ")
+        found.append((name, {key: value for key, value in (("file", file), ("body", body)) if value}))
+    return found if "\n".join(spoken(*call) for call in found) == turn else []
+
+
+def spoken(name: str, values: dict[str, str]) -> str:
+    """A call as the agent spells it, and as its template does."""
+    first, *others = [*values.values()] or [""]
+    return "\n".join([f"{name} {first}" if first else name, *others])
+
+
+def pieces_of(ids: list[int], language: Language) -> list[tuple[bool, str, int]]:
+    """A context as it was spoken: whether the agent speaks, the text, and the place of the token behind it."""
+    found, start = [], 0
+    for at in range(1, len(ids) + 1):
+        if at == len(ids) or ids[at] in (language.env, language.agent):
+            found.append((ids[start] == language.agent, language.decode(ids[start + 1 : at]), at))
+            start = at
+    return found[:-1] if found[-1][:2] == (False, "") else found  # the last token only ends the agent's turn
+
+
+def conversation_of(segment: Segment, session: Session, language: Language, numbers: Iterator[int]) -> dict[str, Any]:
+    """A context as a conversation. Its turns are played in `session`, which earlier contexts have brought to its beginning: an answer does not
+    say which call gave which part of it. A turn that a limit cut off, without its end, is left out."""
+    messages: list[dict[str, Any]] = []
+    given: list[dict[str, Any]] = []  # answers to the last turn, one for each call
+    for own, text, behind in pieces_of(segment.tokens.tolist(), language):
+        if not own:
+            said = "\n".join(filter(None, (one["content"] for one in given)))
+            messages += given if given and said == text else [{"role": "user", "content": text}]
+            given = []
+        elif behind == len(segment.tokens):
+            continue
+        elif not bool(segment.sampled[behind]):
+            messages.append({"role": "assistant", "content": text, "weight": 0})
+        elif bool(segment.summary[behind]):
+            messages.append({"role": "assistant", "content": text})
+        else:
+            calls, alone = calls_of(text), session.fork()
+            alone.max_turns += len(calls)
+            answers = ["" if alone.done else alone.step(spoken(*call)) for call in calls]
+            if calls and "\n".join(filter(None, answers)) == session.step(text):
+                ids = [f"call_{next(numbers)}" for _ in calls]
+                functions = [{"name": name, "arguments": json.dumps(values)} for name, values in calls]
+                asked = [{"id": i, "type": "function", "function": one} for i, one in zip(ids, functions)]
+                messages.append({"role": "assistant", "content": None, "tool_calls": asked})
+                given = [{"role": "tool", "tool_call_id": i, "content": answer} for i, answer in zip(ids, answers)]
+            else:
+                messages.append({"role": "assistant", "content": text})
+    return {"messages": messages, "tools": [schema(name) for name in TOOLS]}
+
+
+def conversations_of(lesson: Lesson, language: Language) -> Iterator[dict[str, Any]]:
+    """The contexts of a demonstration, in order."""
+    session, numbers = Session(lesson.task), itertools.count(1)
+    for segment in lesson.chain.segments:
+        yield conversation_of(segment, session, language, numbers)
+
+
+def export(config: Recipe, language: Language, out: Path) -> tuple[int, int]:
+    """Writes the demonstrations of a run to a JSONL file, all or none, and returns their number and that of the conversations. Raises RunError
+    if the file exists."""
+    if out.exists():
+        raise RunError(f"{out} exists already; name another file with --out")
+    lines, demonstrations = [], 0
+    for demonstrations, lesson in enumerate(shown(config, language), 1):
+        lines += [json.dumps(one, ensure_ascii=False) + "\n" for one in conversations_of(lesson, language)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(out, "".join(lines))
+    return demonstrations, len(lines)
