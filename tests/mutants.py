@@ -180,7 +180,7 @@ MUTANTS: list[Mutant] = [
         ("token[0][0] + MARK + token[0][1:]", "token[0]"),
         ("if not text.startswith(before)", "if False"),
         ('if message.role != "assistant" or not message.learn', 'if message.role != "assistant"'),
-        ("places[min(first, len(places) - 1)]", "places[min(max(first, 1), len(places) - 1)]"),
+        ("for first, _ in read.offsets", "for _, first in read.offsets"),
         ("(mask[:length] & ~mask[1 : length + 1])", "(mask[:length] & ~mask[:length].roll(-1))"),
         ("nll / (n_tokens or 1.0)", "nll / (_ or 1.0)"),
     ),

@@ -84,6 +84,7 @@ def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, 
         (["study.budgets=100,2000,4000"], "study.budgets: 100 tokens are no more than a long row"),
         (["study.tasks=1"], "study.tasks must be at least the number of ranks, 2"),
         (["study.demonstrations=1"], "study.demonstrations must be at least the number of ranks, 2"),
+        (["sft.conversations=chats.jsonl"], "cpt-rl measures the agent's own SFT, on demonstrations; leave out sft.conversations"),
         (["study.last=500"], "last must be in 1.."),
         (["cluster.rl_cp=4"], "cluster.rl_cp=4 must divide the number of ranks, 2"),
     ):
