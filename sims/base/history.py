@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from kit.settings import RunError
@@ -37,9 +38,17 @@ def git(repository: Path, *words: str) -> bytes:
     return done.stdout
 
 
-def from_history(repository: str | Path, counts: tuple[int, ...], per_count: int, size: int, commits: int = 2000) -> list[Chain]:
-    """Up to `per_count` chains for each number of diffs in `counts`, of at most `size` bytes, from consecutive versions of Python files in the last
-    `commits` first-parent commits of HEAD. A file gives one chain at most. Raises RunError for a folder without a repository, and if no chain fits."""
+def from_history(
+    repository: str | Path,
+    counts: tuple[int, ...],
+    per_count: int,
+    size: int,
+    fits: Callable[[Chain], bool] = lambda chain: True,
+    commits: int = 2000,
+) -> list[Chain]:
+    """Up to `per_count` chains for each number of diffs in `counts`, of at most `size` bytes and such that `fits` says so (a model's context), from
+    consecutive versions of Python files in the last `commits` first-parent commits of HEAD. A file gives one chain at most. Raises RunError for a
+    folder without a repository, and if no chain fits."""
     root = Path(repository)
     if not root.is_dir():
         raise RunError(f"repository {repository} is not a folder; pass a git repository")
@@ -60,7 +69,7 @@ def from_history(repository: str | Path, counts: tuple[int, ...], per_count: int
         for name in list(waiting):
             if made == per_count:
                 break
-            if (chain := fitting(root, name, versions[name], diffs, size)) is not None:
+            if (chain := fitting(root, name, versions[name], diffs, size, fits)) is not None:
                 found.append(chain)
                 waiting.remove(name)
                 made += 1
@@ -69,13 +78,13 @@ def from_history(repository: str | Path, counts: tuple[int, ...], per_count: int
     return sorted(found, key=lambda c: len(c.diffs))
 
 
-def fitting(root: Path, name: str, blobs: list[str], diffs: int, size: int) -> Chain | None:
+def fitting(root: Path, name: str, blobs: list[str], diffs: int, size: int, fits: Callable[[Chain], bool]) -> Chain | None:
     """The newest chain of so many diffs through these versions that fits."""
     for end in range(len(blobs), diffs, -1):
         texts = [git(root, "cat-file", "blob", blob) for blob in blobs[end - diffs - 1 : end]]
         if not all(text.isascii() and text.endswith(b"\n") and b"```" not in text and b"\r" not in text for text in texts):
             continue
         chain = chain_of(Path(name).name, [text.decode() for text in texts])
-        if chain.size <= size and chain.first != chain.final and len(chain.answer) > 100:
+        if chain.size <= size and chain.first != chain.final and len(chain.answer) > 100 and fits(chain):
             return chain
     return None

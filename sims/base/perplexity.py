@@ -30,7 +30,8 @@ __all__ = ["codebase", "file_nll", "summed"]
 
 def codebase(folder: str | Path | None, size: int) -> dict[str, str]:
     """Name → text of a folder's files in alphabetical order, whole files of at most `size` bytes together; a file that would go over is left out, and
-    smaller ones behind it may still come. None: the part of the standard library that the recipe's runs hold out. Raises RunError if nothing is left."""
+    smaller ones behind it may still come. None: the part of the standard library that the recipe's runs hold out. Raises RunError if nothing is
+    left."""
     corpus = cpt.hold_out_codebase(cpt.read_library())[2] if folder is None else cpt.read_corpus(folder)
     chosen, room = {}, size
     for name in sorted(corpus.files):
@@ -43,7 +44,7 @@ def codebase(folder: str | Path | None, size: int) -> dict[str, str]:
 
 
 def file_nll(
-    base: Base, texts: dict[str, str], window: int, stride: int | None = None, progress: Callable[[int], None] = lambda done: None
+    base: Base, texts: dict[str, str], window: int, stride: int | None = None, progress: Callable[[float], None] = lambda share: None
 ) -> list[tuple[float, int, int]]:
     """(nats, tokens, bytes) of each file. A window holds at most `window` tokens and moves by `stride` (default: half of it); a prefix of the
     tokenizer, if it has one, stands before every window. Without one, the first token of all has no context and is not scored.
@@ -65,7 +66,7 @@ def file_nll(
         firsts.append(done - start)
         places.append(range(done, start + width))
         done = start + width
-    found = base.log_probs(rows, firsts, progress)
+    found = base.log_probs(rows, firsts, lambda done: progress(done / len(rows)))
     nats, tokens = [0.0] * len(names), [0] * len(names)
     for place, scored in zip(places, found, strict=True):
         for at, logp in zip(place, scored.logp, strict=True):

@@ -21,7 +21,7 @@ import ast
 import difflib
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sims.base.distance import similarity
@@ -92,14 +92,16 @@ def pieces(texts: dict[str, str], least: int, most: int) -> list[tuple[str, str]
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.end_lineno:
                 text = "".join(lines[node.lineno - 1 : node.end_lineno])
-                if least <= len(text) <= most and text.isascii() and "```" not in text and "\t" not in text:
+                if least <= len(text) <= most and text.isascii() and not re.search("```|[\t\r\f]", text):
                     found.setdefault(text if text.endswith("\n") else text + "\n", f"{node.name.strip('_').lower() or 'piece'}.py")
     return [(name, text) for text, name in found.items()]
 
 
-def synthetic(texts: dict[str, str], counts: Sequence[int], per_count: int, size: int, seed: int) -> list[Chain]:
-    """`per_count` chains for each number of diffs in `counts`, of at most `size` bytes, every one from another piece of the files. Raises ValueError
-    if the files have too few pieces."""
+def synthetic(
+    texts: dict[str, str], counts: Sequence[int], per_count: int, size: int, seed: int, fits: Callable[[Chain], bool] = lambda chain: True
+) -> list[Chain]:
+    """`per_count` chains for each number of diffs in `counts`, of at most `size` bytes and such that `fits` says so (a model's context), every one
+    from another piece of the files. Raises ValueError if the files have too few pieces."""
     draw, found = random.Random(seed), []
     some = pieces(texts, 120, size // 4)
     draw.shuffle(some)
@@ -113,13 +115,13 @@ def synthetic(texts: dict[str, str], counts: Sequence[int], per_count: int, size
             if None in versions:
                 continue
             chain = chain_of(name, [v for v in versions if v is not None])
-            if chain.size <= size and chain.first != chain.final and len(chain.answer) > 100:
+            if chain.size <= size and chain.first != chain.final and len(chain.answer) > 100 and fits(chain):
                 found.append(chain)
                 made += 1
                 if made == per_count:
                     break
         if made < per_count:
-            raise ValueError(f"chains: the files give {made} of {per_count} chains of {diffs} diffs in {size} bytes; ask for fewer, or for longer ones")
+            raise ValueError(f"chains must be fewer, or longer: the files give {made} of {per_count} with {diffs} diffs in {size} bytes")
     return sorted(found, key=lambda c: len(c.diffs))
 
 
