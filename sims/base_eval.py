@@ -8,14 +8,17 @@ files. The real bases have surely read the standard library, which is asked abou
 
 Rules of the verdicts, fixed before the experiment ran:
 
-    exact-rejects     among written answers of similarity 98 or more, pooled over models, the share that exact match counts as wrong: the interval
+    exact-rejects     among written answers of similarity 95 or more, pooled over models, the share that exact match counts as wrong: the interval
                       over answers (bootstrap) is above 0
+    strict-tokens     the same where the model is told the true beginning: among files of which 95% of the tokens or more are its first choice, the
+                      share with a token that is not. Models of this size seldom write a file that is nearly right; told its beginning, they do
     one-character     a law: one wrong character, which takes exact match from 100 to 0, lowers the similarity by less than one point
     …-parts           the two real bases differ: the 95% interval of their paired difference, turned so that it is positive, is above 0. Further
                       condition: every real base differs from the small run's last checkpoint in the same way
 
 Power. 120 questions tell apart bases that differ by about 11 points; 48 chains those that differ by about 5 points of similarity, if single chains
-differ by 18; bits per byte are paired over files, and differences of a tenth show.
+differ by 18; bits per byte are paired over files, and differences of a tenth show. A pilot of 12 chains and 32 questions found the near answers few,
+and set 95 as the border.
 """
 
 from __future__ import annotations
@@ -87,18 +90,30 @@ def verdicts(found: Sequence[dict], rows: Sequence[dict], c: Experiment) -> list
     brittle = tracking.brittleness(written, c.seed)
     rejected = brittle["rejected"]
     share = bootstrap([100 * r for r in rejected], n=c.resamples, seed=c.seed) if len(rejected) > 1 else None
+    strict = [100.0 * (t["first_choices"] < 1) for model in found for t in model["tracking"] if t["first_choices"] >= tracking.NEAR / 100]
+    forced = bootstrap(strict, n=c.resamples, seed=c.seed) if len(strict) > 1 else None
     claims = [
         claim(
             "exact-rejects",
             "exact match rejects rebuilt files that are nearly right",
             "App. B",
-            share and share["value"],
+            share["value"] if share else None,
             above(),
-            share and (share["low"], share["high"]),
-            "% of the answers of similarity 98 or more",
+            (share["low"], share["high"]) if share else None,
+            "% of the answers of similarity 95 or more",
             f"{len(rejected)} of {len(written)} written files of {len(found)} models are that near; bootstrap over answers"
             if share
-            else f"only {len(rejected)} of {len(written)} written files are of similarity 98 or more; larger models rebuild more of them",
+            else f"only {len(rejected)} of {len(written)} written files are of similarity 95 or more; larger models rebuild more of them",
+        ),
+        claim(
+            "strict-tokens",
+            "told the true beginning, a strict count rejects files of which nearly every token is right",
+            "App. B",
+            forced["value"] if forced else None,
+            above(),
+            (forced["low"], forced["high"]) if forced else None,
+            "% of the files with 95% of the tokens right",
+            f"{len(strict)} of {len(written)} files of {len(found)} models have 95% of the tokens right; bootstrap over files",
         ),
         claim(
             "one-character",

@@ -36,6 +36,13 @@ from sims.base.isolated import PURE, called
 __all__ = ["KINDS", "Question", "chosen", "modules_of", "questions", "verified"]
 
 KINDS = ("signature", "default", "value", "error")
+SHOWN = {
+    "signature": "# copy\ndef deepcopy(x, memo=None, _nil=[]):\n\n",
+    "default": "# builtins.sorted: default of the parameter reverse\nreverse=False\n\n",
+    "value": ">>> len('abc')\n3\n",
+    "error": ">>> int('x')\nTraceback (most recent call last):\n  ...\nValueError\n",
+}
+"""One answered question of each kind stands before every question, so that a base knows the form of an answer."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +237,7 @@ def asked(facts: list[Fact], share: int, draw: random.Random) -> list[Question]:
             continue
         answers = [fact.answer, *wrong]
         draw.shuffle(answers)
-        found.append(Question(fact.kind, fact.subject, fact.prompt, tuple(answers), answers.index(fact.answer), fact.check))
+        found.append(Question(fact.kind, fact.subject, SHOWN[fact.kind] + fact.prompt, tuple(answers), answers.index(fact.answer), fact.check))
         used[fact.answer] += 1
         prompts.add(fact.prompt)
     return found

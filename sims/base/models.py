@@ -172,7 +172,7 @@ class Base:
         return self.log_probs([p + self.encode(a) for p, (_, a) in zip(prompts, pairs, strict=True)], [len(p) for p in prompts], progress)
 
     def continued(
-        self, prompts: Sequence[str], limits: Sequence[int], stop: str, progress: Progress = lambda done: None, batch: int = 16
+        self, prompts: Sequence[str], limits: Sequence[int], stop: str, progress: Progress = lambda done: None, batch: int = 4
     ) -> list[str]:
         """The greedy continuation of each prompt: its text before `stop`, or its first tokens, as many as its limit says. Raises ValueError for a
         prompt that leaves no room for its limit."""

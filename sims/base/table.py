@@ -70,8 +70,9 @@ class Settings:
 
 
 def measured(run: Run, names: Sequence[str], c: Settings) -> list[dict]:
-    """The three parts of each model, in order: [{model, title, knowledge: […], tracking: […], codebase: […]}, …], one record per question, chain
-    and file. Each part of each model is a stage of the run, and stages are resumable. Raises RunError as `opened` does, and for two models of one name."""
+    """The three parts of each model, in order: [{model, title, knowledge: […], tracking: […], codebase: […]}, …], one record per question,
+    chain and file. Each part of each model is a stage of the run, and stages are resumable. Raises RunError as `opened` does, and for two models
+    of one name."""
     if not names or len(set(names)) < len(names):
         raise RunError("name one or more checkpoints, each once; for example: etude eval base smollm2-135m")
 

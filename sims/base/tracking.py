@@ -26,12 +26,12 @@ from dataclasses import dataclass
 
 from sims.base.distance import similarity
 
-__all__ = ["FENCE", "Chain", "baselines", "brittleness", "chain_of", "edited", "pieces", "synthetic"]
+__all__ = ["FENCE", "NEAR", "Chain", "baselines", "brittleness", "chain_of", "edited", "pieces", "synthetic"]
 
 FENCE = "\n```"
 """What ends an answer."""
-NEAR = 98.0
-"""A similarity from which on an answer counts as nearly right: at most 2% of its characters are off."""
+NEAR = 95.0
+"""A similarity from which on an answer counts as nearly right: at most 5% of its characters are off."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def baselines(chains: Iterable[Chain]) -> list[dict[str, float]]:
 def brittleness(pairs: Sequence[tuple[str, str]], seed: int = 0) -> dict[str, list[float]]:
     """What exact match does to nearly right answers; pairs (written, wanted).
 
-    {rejected: for each answer of similarity 98 or more, 1 if exact match counts it as wrong, else 0; moved: for each wanted text, by how many
+    {rejected: for each answer of similarity 95 or more, 1 if exact match counts it as wrong, else 0; moved: for each wanted text, by how many
     points of 100 one wrong character in it lowers the similarity, where it lowers exact match from 100 to 0}."""
     draw, moved = random.Random(seed), []
     for _, wanted in pairs:
