@@ -171,9 +171,25 @@ ROWS: dict[str, Row | None] = {
 """By experiment and claim; None for a claim that no source makes, or that is said twice."""
 
 
+def _perplexity(record: dict) -> list[dict]:
+    from sims.cpt_rl import perplexity_foretells
+
+    return perplexity_foretells([row for row in record["rows"] if row["part"] == "training"])
+
+
+def _transplanted(record: dict) -> list[dict]:
+    from sims.joint_mtp import transplanted
+
+    return transplanted(record["rows"])
+
+
+LATER = {"cpt-rl": _perplexity, "mtp": _transplanted}
+"""Experiment → claims that came after its record, from what the record measured."""
+
+
 def claims_of(record: dict) -> list[dict]:
-    """The claims of a record with rules and verdicts: its own, or those of ROWS for a record without rules. Raises KeyError for a claim
-    without a rule that is not in ROWS."""
+    """The claims of a record with rules and verdicts: its own, those of ROWS for a record without rules, and those of LATER that it does not have.
+    Raises KeyError for a claim without a rule that is not in ROWS."""
     found = []
     for one in record["claims"]:
         if "rule" in one:
@@ -183,4 +199,7 @@ def claims_of(record: dict) -> list[dict]:
             new |= row.again(record, one) if row.again else {}
             new["note"] = "; ".join(filter(None, (row.why, new["note"])))
             found.append(claim(one["name"], row.says or one["claim"], row.source or one["source"], rule=row.rule, **new))
+    known = {one["name"] for one in record["claims"]}
+    if record["experiment"] in LATER and not record["quick"]:
+        found += [one for one in LATER[record["experiment"]](record) if one["name"] not in known]
     return found

@@ -18,6 +18,7 @@ from typing import Any
 
 from etude import catalog
 from kit.disk import atomic_write
+from kit.process import keep_freed_memory
 from kit.runs import Run
 from kit.settings import RunError, fill
 
@@ -241,6 +242,8 @@ def rank(out: Path, told: dict) -> None:
     """One process of torchrun."""
     from scaled.runtime import launch
 
+    if told["backend"] == "gloo":  # gathered weights, sent and freed again and again, else come as new pages each time
+        keep_freed_memory()
     config = settings(told["technique"], told["backend"], told["config"])
     with launch.world(told["backend"], getattr(config, "cluster", config).timeout) as me, in_a_line(out):
         if told["technique"] == "recipe":

@@ -57,7 +57,12 @@ PRETRAINING = (
         _in("cpt-rl", "loss-success", "loss-reward"),
     ),
     Statement("more-compute-more-reward", "§3.1, Fig. 2", "a larger pretraining budget ends in a higher RL reward", _in("cpt-rl", "budget-order")),
-    Statement("perplexity-foretells-reward", "§3.1, App. B", "codebase perplexity predicts the reward of RL", why=HERE),
+    Statement(
+        "perplexity-foretells-reward",
+        "§3.1, App. B",
+        "codebase perplexity predicts the reward of RL",
+        _in("cpt-rl", "perplexity-success", "perplexity-reward"),
+    ),
     Statement("mxfp8-trains", "§3.1", "continued pretraining in MXFP8 trains as in BF16", why=HERE),
     Statement("benchmarks-foretell-less", "App. B", "agent benchmarks of a base say less about the end of RL than base evaluations do", why=CLUSTER),
     Statement(
@@ -104,7 +109,12 @@ DRAFTS = (
         "accept and reject leave the distribution of samples as it is",
         why="held exactly by tests/ref/test_mtp.py; no experiment plays it",
     ),
-    Statement("drafts-from-mid-cpt", "§3.1", "MTP layers begun on a checkpoint from the middle of pretraining serve the final model", why=HERE),
+    Statement(
+        "drafts-from-mid-cpt",
+        "§3.1",
+        "MTP layers begun on a checkpoint from the middle of pretraining serve the final model",
+        _in("mtp", "transplant-text", "transplant-demonstrations"),
+    ),
     Statement(
         "joint-training",
         "§3.1",

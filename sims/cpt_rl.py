@@ -17,7 +17,8 @@ strong ones, although penalties may teach them little but to stop.
 Rules of the verdicts, fixed before the experiment ran: a loss falls log-linearly if the interval of the slope is below 0 and the
 line explains 95% of the variance; a loss predicts the reward, between budgets, if the interval of the slope over seeds is below 0,
 and the interval over tasks, too; budgets order the reward if every step to the next budget adds success beyond its interval, and the
-training rewards come in the same order.
+training rewards come in the same order. Perplexity on the codebase predicts the reward by the same rule over seeds; this one was added
+after the experiment ran.
 
 Power. A seed gives one slope over its four budgets, and three seeds decide. The success of a training run varies by 0.03 by chance and
 the losses span 0.09 nats, so a slope varies by 0.4 per nat. Three seeds resolve 1: a tenth of success from the smallest to the largest
@@ -25,6 +26,7 @@ budget.
 """
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +36,9 @@ from sims import trends
 from sims.budgets import Experiment, settings, training
 from sims.experiment import above, below, claim
 from sims.recipe.data import data
+from sims.statistics import student
 
-__all__ = ["Experiment", "concluded", "experiment", "picture"]
+__all__ = ["Experiment", "concluded", "experiment", "perplexity_foretells", "picture"]
 
 
 def experiment(run: Run, config: Experiment) -> dict:
@@ -177,6 +180,7 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
             "reward",
             f"reward by budget {listed['reward_first']} in the first {c.last} steps, {listed['reward_last']} in the last",
         ),
+        *perplexity_foretells(trainings),
         claim(
             "budget-order",
             "a larger pretraining budget gives a higher RL reward",
@@ -191,6 +195,40 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
             {"so does training reward": rewarded},
         ),
     ]
+
+
+def perplexity_foretells(trainings: Sequence[dict]) -> list[dict]:
+    """Claims on rows of training runs: between the budgets of a seed, does the codebase loss of the base predict the two rewards after RL? The note
+    has the correlation of the budgets' means, and that of the loss after SFT."""
+    seeds, found = sorted({row["seed"] for row in trainings}), []
+    budgets = sorted({row["budget"] for row in trainings})
+
+    def slope(outcome: str, seed: int) -> float:
+        some = [row for row in trainings if row["seed"] == seed]
+        return trends.line(*(np.array([row[key] for row in some]) for key in ("codebase_loss", outcome)))[0]
+
+    def correlation(loss: str, outcome: str) -> float:
+        means = [[np.mean([row[key] for row in trainings if row["budget"] == budget]) for budget in budgets] for key in (loss, outcome)]
+        return trends.line(*map(np.array, means))[2]
+
+    for name, outcome, words in (("success", "success_after", "success on held-out tasks"), ("reward", "reward_last", "training reward at the end")):
+        each = [slope(outcome, seed) for seed in seeds]
+        over = student(each) if len(each) > 1 else None
+        found.append(
+            claim(
+                f"perplexity-{name}",
+                f"between pretraining budgets, lower codebase perplexity of the base goes with higher RL reward ({words})",
+                "§3.1, App. B",
+                over and over["value"],
+                below(),
+                over and (over["low"], over["high"]),
+                "per nat a token of the codebase",
+                f"slope over the budgets of a seed, {len(trainings)} trainings: {', '.join(f'{v:.3g}' for v in each)}; 95% Student's t over seeds; "
+                f"correlation of the budgets' means {correlation('codebase_loss', outcome):.3f}, with the loss after SFT "
+                f"{correlation('sft_loss', outcome):.3f}",
+            )
+        )
+    return found
 
 
 def picture(found: dict, path: Path) -> None:

@@ -172,7 +172,8 @@ def experiment(run: Run, config: Experiment) -> dict:
         stage.finish(in_fresh_process(decode, root, recipe, c, progress=stage.progress))
     speeds = speed_rows(c, stage.result())
     rows = training_rows(c, counts, tokens, world) + joint_mtp.joint_rows(c, joint) + speeds
-    return {"rows": rows, "claims": learning_verdicts(c, counts, tokens) + joint_mtp.joint_verdicts(c, joint) + speed_verdicts(rows)}
+    claims = learning_verdicts(c, counts, tokens) + joint_mtp.joint_verdicts(c, joint) + joint_mtp.transplanted(rows) + speed_verdicts(rows)
+    return {"rows": rows, "claims": claims}
 
 
 def training_rows(c: Experiment, counts: np.ndarray, tokens: np.ndarray, world: np.ndarray) -> list[dict]:

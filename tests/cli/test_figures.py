@@ -325,6 +325,14 @@ def test_rules_for_earlier_records_are_for_those_that_are_there():
     assert set(earlier.ROWS) == old
 
 
+def test_claims_that_came_after_a_record_are_made_of_its_rows_and_never_twice():
+    record = json.loads((RESULTS / "figures" / "cpt-rl.json").read_text())
+    found = earlier.claims_of(record)
+    later = [one for one in found if one["name"].startswith("perplexity-")]
+    assert len(later) == 2 and len(found) == len(record["claims"]) + 2
+    assert [one["name"] for one in earlier.claims_of(record | {"claims": [*record["claims"], *later]})] == [one["name"] for one in found]
+
+
 def test_every_claim_hangs_on_a_statement_and_every_statement_says_what_tests_it():
     named = [name for statement in statements.STATEMENTS for name in statement.tests]
     assert sorted(named) == sorted(ids(figures.load(RESULTS / "claims.json")))  # once each

@@ -355,3 +355,14 @@ def test_one_rank_is_told_what_it_cannot_do(given, tmp_path):
     one = [f"checkpoint={given / 'net'}", "rl.rollouts=4", "rl.prompts=2", "length=256", "rl.max_len=256", "dtype=bfloat16"]
     with pytest.raises(RunError, match="dtype=bfloat16 applies to gathered weights.*--set dtype=float32"):
         full.run(catalog.find("dr-grpo"), tmp_path / "run", {}, one, False, 1, "gloo")
+
+
+def test_ranks_on_cpus_keep_what_they_have_freed(monkeypatch):
+    """Each gathered weight would come as new pages otherwise, which the system clears one by one. On GPUs weights are not there."""
+    kept = []
+    monkeypatch.setattr(full, "keep_freed_memory", lambda: kept.append(backend))
+    monkeypatch.setattr(launch, "world", lambda backend, timeout: pytest.fail(backend))
+    for backend in ("nccl", "gloo"):
+        with pytest.raises(pytest.fail.Exception, match=backend):
+            full.rank(Path("run"), {"technique": "cpt", "backend": backend, "config": {}})
+    assert kept == ["gloo"]

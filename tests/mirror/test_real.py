@@ -1,7 +1,8 @@
-"""`etude figure cpt-real`: training on two ranks that stay, measurements, and what its verdicts say of made-up numbers."""
+"""Real networks on two ranks: `etude figure cpt-real`, what its verdicts say of made-up numbers, and the full recipe from SmolLM2."""
 
 import io
 import json
+import os
 import subprocess
 import zipfile
 from dataclasses import replace
@@ -12,12 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from etude import catalog, figures
+from etude import catalog, chain, figures
 from kit.settings import RunError
 from ref import cpt
 from ref.network import load_hf
+from ref.network.model import config_of
 from sims import cpt_real
+from sims.base import packages
 from sims.cpt_real import Experiment, concluded, corpus_of, losses, texts
+from tests import elsewhere
+from tests.mirror.recipes import words
 
 SMALL = Experiment(budgets=(512, 1024, 2048), rows=2, length=128, windows=5, window=64, seeds=2, resamples=20, dtype="float32")
 
@@ -150,3 +155,20 @@ def test_settings_that_cannot_work(changed, why):
 def test_a_model_that_is_none(tmp_path, ask):
     code, _, error = ask("figure", "cpt-real", "--out", tmp_path / "out", "--set", f"model={tmp_path}")
     assert code == 2 and "is neither one of smollm2-135m" in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.real
+def test_the_full_recipe_from_smollm2(tmp_path, ask, here):
+    """Every stage, a few steps each: 135 million weights, a tokenizer and a chat of somebody else's."""
+    start, out = packages.folder_of("smollm2-135m", os.environ.get("ETUDE_MODELS") or tmp_path), tmp_path / "out"
+    few = (
+        "training.tokens=2048", "training.long_tokens=2048", "training.long_length=256", "mtp.tokens=1024", "mtp.layers.intermediate_size=256",
+        "sft.demonstrations=8", "sft.epochs=1", "rl.steps=1", "rl.prompts=2", "rl.max_len=160", "context.trigger=200", "evaluation.tasks=2",
+        "cluster.ep=1", "cluster.rl_cp=2", "cluster.timeout=900",
+    )  # fmt: skip
+    code, said, error = ask(*words(out, start, *(word for one in few for word in ("--set", one))))
+    assert code == 0 and f"report: {out / 'report.html'}" in said, error
+    record = json.loads((out / "report.json").read_text())
+    assert {"data", *chain.STAGES} <= record["stages"].keys() and "Unfinished" not in (out / "report.html").read_text()
+    assert config_of(out / "checkpoints" / "final") == config_of(start)
+    elsewhere.check(out / "checkpoints" / "final", drafts=True)

@@ -176,17 +176,20 @@ def decided(found: list[dict]) -> dict[str, dict]:
 def test_a_world_as_in_the_figure():
     """Looks off the full learning rate are outliers here: counted, they would spoil the fit along training."""
     claims = decided(made_up())
-    assert {c["verdict"] for c in claims.values()} == {"reproduced"} and len(claims) == 5
+    assert {c["verdict"] for c in claims.values()} == {"reproduced"} and len(claims) == 7
     assert claims["codebase-loss"]["measured"] == pytest.approx(-0.3 * np.log(10), abs=0.01)
     assert claims["codebase-loss-along"]["measured"] == pytest.approx(-0.3 * np.log(10), rel=1e-6)
     # A tenfold budget takes 0.3·ln 10/4 nats a token and gives 0.1 of success.
     assert claims["loss-success"]["measured"] == pytest.approx(-0.1 / (0.075 * np.log(10)), rel=0.05)
     assert claims["budget-order"]["measured"] == pytest.approx(0.1) and "no success" not in claims["budget-order"]["note"]
+    # … 0.3·ln 10 nats of the codebase.
+    assert claims["perplexity-success"]["measured"] == pytest.approx(-0.1 / (0.3 * np.log(10)), rel=0.02)
+    assert "correlation of the budgets' means -1.000, with the loss after SFT -1.000" in claims["perplexity-reward"]["note"]
 
 
 def test_a_world_without_any_of_it():
     claims = decided(made_up(loss=lambda b: 5 + 0.1 * np.log(b), success=lambda b: 0.1 * np.log10(b) - 0.25))
-    assert claims["codebase-loss"]["verdict"] == claims["loss-success"]["verdict"] == "contradicted"
+    assert {claims[name]["verdict"] for name in ("codebase-loss", "loss-success", "perplexity-success")} == {"contradicted"}
     assert claims["budget-order"]["verdict"] == "reproduced"  # success still rises with the budget, only not with the loss
     assert "RL adds no success at 1,000, 10,000 tokens" in claims["budget-order"]["note"]
 
@@ -209,6 +212,16 @@ def test_noise_is_not_taken_for_foresight():
     rng = np.random.default_rng(1)
     claim = decided(made_up(success=lambda b: rng.normal(0.5, 0.1)))["loss-success"]
     assert claim["verdict"] != "reproduced" and claim["interval"][0] < 0 < claim["interval"][1]
+
+
+def test_perplexity_of_a_single_seed_decides_nothing():
+    """Nor do trainings of one budget count, however much they differ: slopes are those between the budgets of a seed."""
+    rows = [cpt_rl.row(f, MADE_UP) for f in made_up()]
+    alone = cpt_rl.perplexity_foretells([row for row in rows if row["seed"] == 0])
+    assert {one["verdict"] for one in alone} == {"not tested"}
+    shifted = [row | {"success_after": row["success_after"] + row["seed"], "codebase_loss": row["codebase_loss"] + 5 * row["seed"]} for row in rows]
+    for before, after in zip(cpt_rl.perplexity_foretells(rows), cpt_rl.perplexity_foretells(shifted), strict=True):
+        assert after["measured"] == pytest.approx(before["measured"]) and after["interval"] == pytest.approx(before["interval"])
 
 
 @pytest.mark.parametrize("wrong", [{"budgets": (1, 2)}, {"budgets": (1, 3, 2)}, {"seeds": 0}, {"steps": 5, "last": 6}])

@@ -12,7 +12,7 @@ from ref import cpt
 from ref.mtp import mtp_loss
 from ref.network.masters import Masters
 from sims import joint_mtp
-from sims.joint_mtp import ARMS, LEFT, joint_rows, joint_verdicts, training
+from sims.joint_mtp import ARMS, LEFT, joint_rows, joint_verdicts, training, transplanted
 from sims.mtp_distillation import Experiment, heldout
 from sims.policies import read_config
 from sims.recipe import learner
@@ -125,6 +125,14 @@ def test_rows_say_what_was_counted():
     assert rows["through 1", "text"]["loss"] - rows["beside", "text"]["loss"] == pytest.approx(0.05, abs=0.003)
     assert rows[LEFT, "text"]["accepted"] == pytest.approx(0.5, abs=0.003)
     assert rows[LEFT, "text"]["accepted_least"] <= rows[LEFT, "text"]["accepted"] <= rows[LEFT, "text"]["accepted_most"]
+
+
+@pytest.mark.parametrize("gain, verdict", [(0.1, "reproduced"), (0.3, "not at this scale"), (0.5, "contradicted")])
+def test_layers_of_mid_cpt_serve_if_they_keep_half_of_what_is_accepted(gain, verdict):
+    found = transplanted(joint_rows(Experiment(resamples=50), made(gain, 0.0)))
+    assert [one["name"] for one in found] == ["transplant-text", "transplant-demonstrations"] and {one["verdict"] for one in found} == {verdict}
+    for one in found:
+        assert one["measured"] == pytest.approx((0.6 - gain) / 0.6, abs=0.01) and one["interval"][0] < one["measured"] < one["interval"][1]
 
 
 def test_a_killed_training_goes_on_the_same(tiny_run, tmp_path, monkeypatch):
