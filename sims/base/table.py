@@ -134,13 +134,13 @@ class Items:
 
     @classmethod
     def made(cls, bases: Sequence[Base], c: Settings, progress: Callable[[int], None] = lambda done: None) -> Items:
-        def fits(prompt: str, answers: Sequence[str], more: int) -> bool:
-            return all(joined(base, prompt, answer) + more <= base.network.context for base in bases for answer in answers)
+        def question_fits(question: knowledge.Question) -> bool:
+            return all(joined(base, question.prompt, "") + line(base, question) <= base.network.context for base in bases)
 
         def chain_fits(chain: tracking.Chain) -> bool:
             return all(joined(base, chain.prompt, "") + room(base, chain) <= base.network.context for base in bases)
 
-        some = [q for q in knowledge.questions(c.package, c.questions, c.seed) if fits(q.prompt, q.answers, ROOM)]
+        some = [question for question in knowledge.questions(c.package, c.questions, c.seed) if question_fits(question)]
         if not all(knowledge.verified(some)) or not some:
             raise RunError("questions whose answers cannot be verified, or that fit no context; choose another --set package=…")
         progress(1)
@@ -161,8 +161,9 @@ class Items:
         return {"knowledge": 5 * len(self.questions), "tracking": 2 * len(self.chains), "codebase": 1}[part]
 
 
-ROOM = 24
-"""Tokens that a model may write for the answer of a question."""
+def line(base: Base, question: knowledge.Question) -> int:
+    """Tokens that a model may write for the answer of a question: a few more than its longest answer has."""
+    return max(len(base.encode(answer + "\n")) for answer in question.answers) + 4
 
 
 def room(base: Base, chain: tracking.Chain) -> int:
@@ -192,7 +193,8 @@ def know(stage: Any, base: Base, asked: Items) -> list[dict]:
     def play(some: Sequence[knowledge.Question], before: int) -> list[dict]:
         pairs = [(question.prompt, answer + "\n") for question in some for answer in question.answers]
         logp = iter(base.scored(pairs, lambda done: stage.progress(5 * before + done)))
-        written = base.continued([q.prompt for q in some], [ROOM] * len(some), "\n", lambda done: stage.progress(5 * before + 4 * len(some) + done))
+        limits = [line(base, question) for question in some]
+        written = base.continued([q.prompt for q in some], limits, "\n", lambda done: stage.progress(5 * before + 4 * len(some) + done))
         found = []
         for question, text in zip(some, written, strict=True):
             right, choice = question.answers[question.right], knowledge.chosen([next(logp).total for _ in question.answers], question.answers)

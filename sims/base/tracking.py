@@ -109,7 +109,7 @@ def synthetic(
     for diffs in sorted(counts, reverse=True):  # long chains first: they fit fewer pieces
         made = 0
         for name, text in waiting:
-            versions = [text]
+            versions: list[str | None] = [text]
             for _ in range(diffs):
                 versions.append(edited(versions[-1], draw))
             if None in versions:
