@@ -1,4 +1,4 @@
-"""Base evaluations: models with known log-probs get known scores, two loaders agree, a killed run ends as an uninterrupted one, bad input is one line."""
+"""Base evaluations: models with known log-probs get known scores, two loaders agree, a killed run ends as one that was not."""
 
 import json
 import math
@@ -90,8 +90,7 @@ def test_who_knows_every_answer_gets_100_and_who_knows_nothing_gets_chance(lette
     many = Items(knowledge.questions(None, 120, 5, tries=20), [], {}, 64)
     blank = Base("blank", "blank", Known(letters), letters)
     right = sum(one["right"] for one in table.know(Stage(), blank, many))
-    assert abs(right - 30) < 4 * math.sqrt(120 * 0.25 * 0.75)  # four standard deviations
-    assert right == sum(q.right == 0 for q in many.questions)  # bytes are tokens: all rates are equal, and the first answer is taken
+    assert abs(right - 30) < 4 * math.sqrt(120 * 0.25 * 0.75)  # four standard deviations: bytes are tokens, and all rates are equal
 
 
 def test_a_uniform_network_needs_the_logarithm_of_its_vocabulary(letters, items):
