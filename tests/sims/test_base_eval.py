@@ -20,7 +20,31 @@ from sims.base import knowledge, perplexity, table, tracking
 from sims.base.models import Base, HuggingFace, Reference, network_of, opened
 from sims.base.table import Items, Settings
 
-SMALL = Settings(codebase_bytes=4000, window=64, diffs=(1, 2), chains=3, chain_bytes=700, questions=16, resamples=50)
+WORK = """def work_{0}(items, limit):
+    total = {0}
+    for item in items:
+        total += item * {0}
+    return total, limit
+
+
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Settings on a folder of a few files: the standard library takes seconds to read."""
+    code = tmp_path_factory.mktemp("code")
+    for n in range(4):
+        (code / f"m{n}.py").write_text("".join(WORK.format(10 * n + k) for k in range(5 + n)))
+    asked = {"codebase": str(code), "chains_from": str(code), "package": "kit"}
+    return Settings(codebase_bytes=3000, window=64, diffs=(1, 2), chains=3, chain_bytes=900, questions=12, resamples=50, **asked)
+
+
+@pytest.fixture(scope="module")
+def sets(small):
+    """The same for the command line, smaller."""
+    same = {key: getattr(small, key) for key in ("codebase", "chains_from", "package", "codebase_bytes", "chain_bytes")} | {"questions": 8, "chains": 2}
+    return [f"{key}={value}" for key, value in same.items()]
 
 
 class Known:
@@ -76,8 +100,8 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def items(letters):
-    return Items.made([Base("any", "any", Known(letters), letters)], SMALL)
+def items(letters, small):
+    return Items.made([Base("any", "any", Known(letters), letters)], small)
 
 
 def test_who_knows_every_answer_gets_100_and_who_knows_nothing_gets_chance(letters, items):
@@ -156,11 +180,11 @@ def test_a_prefix_is_put_before_every_row_and_not_scored(letters):
     assert (tokens, size) == (2, 2) and nats == pytest.approx(0, abs=1e-6)
 
 
-def test_a_run_that_was_killed_ends_as_one_that_was_not(checkpoint, tmp_path, monkeypatch):
+def test_a_run_that_was_killed_ends_as_one_that_was_not(checkpoint, small, tmp_path, monkeypatch):
     monkeypatch.setattr(table, "CHUNK", 2)
     names = [str(checkpoint)]
-    with Run.open(tmp_path / "whole", "x", SMALL) as run:
-        whole = table.measured(run, names, SMALL)
+    with Run.open(tmp_path / "whole", "x", small) as run:
+        whole = table.measured(run, names, small)
     right, calls = table.similarity, []
 
     def dying(*pair):
@@ -170,14 +194,14 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(checkpoint, tmp_path, mo
         return right(*pair)
 
     monkeypatch.setattr(table, "similarity", dying)
-    with pytest.raises(KeyboardInterrupt), Run.open(tmp_path / "cut", "x", SMALL, checkpoint_seconds=0) as run:
-        table.measured(run, names, SMALL)
-    with Run.open(tmp_path / "cut", "x", SMALL, resume=True) as run:
-        assert table.measured(run, names, SMALL) == whole
+    with pytest.raises(KeyboardInterrupt), Run.open(tmp_path / "cut", "x", small, checkpoint_seconds=0) as run:
+        table.measured(run, names, small)
+    with Run.open(tmp_path / "cut", "x", small, resume=True) as run:
+        assert table.measured(run, names, small) == whole
     assert len(calls) == 5 + 2  # the third chunk of two chains alone was played again
-    with Run.open(tmp_path / "cut", "x", SMALL, resume=True) as run:
+    with Run.open(tmp_path / "cut", "x", small, resume=True) as run:
         monkeypatch.setattr(table, "opened", None)  # nothing is opened for what is finished
-        assert table.measured(run, names, SMALL) == whole
+        assert table.measured(run, names, small) == whole
 
 
 def made_up(title, right, similarity, first_choices, nats):
@@ -213,16 +237,16 @@ def test_verdicts_on_made_up_numbers():
     assert [one["verdict"] for one in alike][3:] == ["not at this scale"] * 3 and alike[0]["verdict"] == "not tested"
 
 
-def test_the_figure_plays_on_a_run_of_the_recipe(play_figure, tmp_path):
-    record = play_figure("base-eval", tmp_path / "out")
+def test_the_figure_plays_on_a_run_of_the_recipe(play_figure, sets, tmp_path):
+    record = play_figure("base-eval", tmp_path / "out", *sets)
     assert [row["model"] for row in record["rows"]][:2] == ["small run, cpt", "small run, final"] and len(record["rows"]) == 5
     assert (tmp_path / "out" / "base-eval.png").stat().st_size > 10_000
     lines = (tmp_path / "out" / "data" / "questions.jsonl").read_text().splitlines()
     assert all(knowledge.verified([knowledge.Question(**json.loads(line))])[0] for line in lines)
 
 
-def test_eval_base_writes_a_table_a_picture_and_what_was_asked(ask, checkpoint, tmp_path):
-    words = ("eval", "base", checkpoint, "--quick", "--set", "questions=8", "--set", "chains=1", "--out", tmp_path / "out")
+def test_eval_base_writes_a_table_a_picture_and_what_was_asked(ask, checkpoint, sets, tmp_path):
+    words = ("eval", "base", checkpoint, "--quick", *(word for one in sets for word in ("--set", one)), "--out", tmp_path / "out")
     code, said, _ = ask(*words)
     record = json.loads((tmp_path / "out" / "base.json").read_text())
     assert code == 0 and "copies the" in said and [row["model"] for row in record["rows"]][0] == "final"
@@ -235,7 +259,7 @@ def test_eval_base_writes_a_table_a_picture_and_what_was_asked(ask, checkpoint, 
     assert json.loads((tmp_path / "out" / "base.json").read_text())["rows"] == record["rows"]
 
 
-def test_bad_checkpoints_are_one_line_and_leave_nothing(ask, checkpoint, tmp_path):
+def test_bad_checkpoints_are_one_line_and_leave_nothing(ask, checkpoint, sets, tmp_path):
     bare, strange, small = tmp_path / "bare", tmp_path / "strange", tmp_path / "small"
     for folder in (bare, strange):
         shutil.copytree(checkpoint, folder)
@@ -254,8 +278,9 @@ def test_bad_checkpoints_are_one_line_and_leave_nothing(ask, checkpoint, tmp_pat
         ((checkpoint, "--set", "chain_bytes=500", "--set", "chains=4000"), "chains must be fewer, or longer"),
         ((checkpoint, "--repository", tmp_path / "none"), "pass a git repository"),
     )
+    few = [word for one in sets for word in ("--set", one)]
     for words, says in cases:
-        code, _, error = ask("eval", "base", *words, "--out", tmp_path / "out")
+        code, _, error = ask("eval", "base", *few, *words, "--out", tmp_path / "out")
         assert code == 2 and says in error and error.count("\n") == 1, (words, error)
         assert not (tmp_path / "out").exists()
 
