@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_lines
 from kit.runs import Run
 from kit.settings import RunError
 from ref import cpt
@@ -97,8 +97,7 @@ def measured(run: Run, names: Sequence[str], c: Settings) -> list[dict]:
 
 def asked_chains(run: Run) -> list[tracking.Chain]:
     """The chains of a run that `measured` has played."""
-    lines = (run.root / "data" / "chains.jsonl").read_text(encoding="utf-8").splitlines()
-    return [tracking.Chain(**one | {"diffs": tuple(one["diffs"])}) for one in map(json.loads, lines)]
+    return [tracking.Chain(**one | {"diffs": tuple(one["diffs"])}) for one in read_lines(run.root / "data" / "chains.jsonl")]
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class Items:
             for path, some in zip(places, lines, strict=True):
                 atomic_write(path, "".join(json.dumps(line) + "\n" for line in some))
             stage.finish({"window": made.window}, places)
-        asked, files = ([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] for path in places[::2])
+        asked, files = (read_lines(path) for path in places[::2])
         return cls(
             [knowledge.Question(**one | {"answers": tuple(one["answers"]), "check": tuple(one["check"])}) for one in asked],
             asked_chains(run),

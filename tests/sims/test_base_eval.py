@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from etude import evaluation
+from kit.disk import read_lines
 from kit.runs import Run
 from kit.settings import RunError
 from ref import cpt
@@ -24,6 +25,7 @@ WORK = """def work_{0}(items, limit):
     total = {0}
     for item in items:
         total += item * {0}
+        print(item, total)
     return total, limit
 
 
@@ -43,7 +45,8 @@ def small(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sets(small):
     """The same for the command line, smaller."""
-    same = {key: getattr(small, key) for key in ("codebase", "chains_from", "package", "codebase_bytes", "chain_bytes")} | {"questions": 8, "chains": 2}
+    same = {key: getattr(small, key) for key in ("codebase", "chains_from", "package", "codebase_bytes", "chain_bytes")}
+    same |= {"questions": 8, "chains": 2}
     return [f"{key}={value}" for key, value in same.items()]
 
 
@@ -241,8 +244,8 @@ def test_the_figure_plays_on_a_run_of_the_recipe(play_figure, sets, tmp_path):
     record = play_figure("base-eval", tmp_path / "out", *sets)
     assert [row["model"] for row in record["rows"]][:2] == ["small run, cpt", "small run, final"] and len(record["rows"]) == 5
     assert (tmp_path / "out" / "base-eval.png").stat().st_size > 10_000
-    lines = (tmp_path / "out" / "data" / "questions.jsonl").read_text().splitlines()
-    assert all(knowledge.verified([knowledge.Question(**json.loads(line))])[0] for line in lines)
+    lines = read_lines(tmp_path / "out" / "data" / "questions.jsonl")
+    assert len(lines) == 8 and all(knowledge.verified([knowledge.Question(**line) for line in lines]))
 
 
 def test_eval_base_writes_a_table_a_picture_and_what_was_asked(ask, checkpoint, sets, tmp_path):
