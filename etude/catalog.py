@@ -128,6 +128,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/mirror/test_real.py",),
     ),
     Experiment(
+        name="base-eval",
+        title="small open bases and the small run's checkpoints: coding knowledge, state tracking, codebase NLL",
+        source="App. B, Table 2",
+        sim="sims/base_eval.py",
+        tests=("tests/sims/test_base_eval.py", "tests/sims/test_base_tracking.py", "tests/sims/test_base_knowledge.py"),
+    ),
+    Experiment(
         name="low-precision",
         title="experts in MXFP8 and NVFP4: noise, what a scale per tensor leaks, fast division, training",
         source="§6.1, Kernels",

@@ -65,12 +65,30 @@ PRETRAINING = (
     ),
     Statement("mxfp8-trains", "§3.1", "continued pretraining in MXFP8 trains as in BF16", why=HERE),
     Statement("benchmarks-foretell-less", "App. B", "agent benchmarks of a base say less about the end of RL than base evaluations do", why=CLUSTER),
-    Statement("strict-accuracy-brittle", "App. B", "strict accuracy in state tracking is brittle to single characters, a distance is not", why=HERE),
-    Statement("state-tracking-parts", "App. B, Table 2", "rebuilding a file after many diffs tells bases apart: 66, 86 and 92", why=CLUSTER),
     Statement(
-        "knowledge-parts", "App. B, Table 2", "questions from turns that had to look something up tell bases apart: 68.9%, 83.2%, 79.2%", why=CLUSTER
+        "strict-accuracy-brittle",
+        "App. B",
+        "strict accuracy in state tracking is brittle to single characters, a distance is not",
+        _in("base-eval", "exact-rejects", "strict-tokens", "one-character"),
     ),
-    Statement("codebase-nll-parts", "App. B, Table 2", "codebase perplexity tells bases apart: 11.75, 13.81 and 14.11 million nats", why=CLUSTER),
+    Statement(
+        "state-tracking-parts",
+        "App. B, Table 2",
+        "rebuilding a file after many diffs tells bases apart: 66, 86 and 92",
+        _in("base-eval", "tracking-parts"),
+    ),
+    Statement(
+        "knowledge-parts",
+        "App. B, Table 2",
+        "questions from turns that had to look something up tell bases apart: 68.9%, 83.2%, 79.2%",
+        _in("base-eval", "knowledge-parts"),
+    ),
+    Statement(
+        "codebase-nll-parts",
+        "App. B, Table 2",
+        "codebase perplexity tells bases apart: 11.75, 13.81 and 14.11 million nats",
+        _in("base-eval", "codebase-parts"),
+    ),
 )
 
 DRAFTS = (

