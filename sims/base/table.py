@@ -97,7 +97,7 @@ def measured(run: Run, names: Sequence[str], c: Settings) -> list[dict]:
 
 def asked_chains(run: Run) -> list[tracking.Chain]:
     """The chains of a run that `measured` has played."""
-    return [tracking.Chain(**one | {"diffs": tuple(one["diffs"])}) for one in read_lines(run.root / "data" / "chains.jsonl")]
+    return [tracking.Chain(**{**one, "diffs": tuple(one["diffs"])}) for one in read_lines(run.root / "data" / "chains.jsonl")]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Items:
             stage.finish({"window": made.window}, places)
         asked, files = (read_lines(path) for path in places[::2])
         return cls(
-            [knowledge.Question(**one | {"answers": tuple(one["answers"]), "check": tuple(one["check"])}) for one in asked],
+            [knowledge.Question(**{**one, "answers": tuple(one["answers"]), "check": tuple(one["check"])}) for one in asked],
             asked_chains(run),
             {one["name"]: one["text"] for one in files},
             stage.result()["window"],

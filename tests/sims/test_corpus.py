@@ -127,8 +127,9 @@ def test_too_small_a_corpus_is_one_line_and_nothing_written(tmp_path, ask, words
     assert not (tmp_path / "new").exists()
 
 
-def test_a_full_run_says_how_often_it_reads_a_small_corpus(tmp_path, capsys):
-    settings = replace(full.Full.rehearsal(), corpus=str(write(tmp_path / "code", 30)), vocab_size=400, steps=100)
+def test_a_full_run_says_how_often_it_reads_a_small_corpus(tiny_run, tmp_path, capsys):
+    start = str(tiny_run / "checkpoints" / "mid-cpt")
+    settings = replace(full.Full.rehearsal(), corpus=str(write(tmp_path / "code", 30)), checkpoint=start, steps=100)
     full.prepare(settings, tmp_path / "out")
     said = capsys.readouterr().out
     there = (np.load(tmp_path / "out" / "data" / "doc.npy") >= 0).sum()
@@ -140,13 +141,13 @@ def test_a_full_run_says_how_often_it_reads_a_small_corpus(tmp_path, capsys):
 # ------------------------------------------------------------------------------------------------ text is text
 
 
-def test_special_tokens_in_a_corpus_end_no_document_and_speak_for_nobody(tmp_path):
+def test_special_tokens_in_a_corpus_end_no_document_and_speak_for_nobody(tiny_run, tmp_path):
     code = write(tmp_path / "code", 40)
     for file in code.rglob("*.py"):
         file.write_text(file.read_text().replace("\n", "  # ß <|endoftext|> <|env|> <|agent|>\n"))
     out, _ = read(tmp_path / "out", code)
     small = [ids for phase in ("short", "long") for ids in documents(out, phase)]
-    rehearsal = replace(full.Full.rehearsal(), corpus=str(code), vocab_size=400, length=1024)
+    rehearsal = replace(full.Full.rehearsal(), corpus=str(code), checkpoint=str(tiny_run / "checkpoints" / "mid-cpt"), length=1024)
     full.prepare(rehearsal, tmp_path / "full")
     rows, doc = (np.load(tmp_path / "full" / "data" / f"{name}.npy") for name in ("rows", "doc"))
     large = [row[number == n].tolist() for row, number in zip(rows, doc, strict=True) for n in range(number.max() + 1)]
