@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def file_nll(
     return list(zip(nats, tokens, sizes, strict=True))
 
 
-def summed(files: Sequence[Sequence[float]], resamples: int, seed: int = 0) -> dict[str, float | list[float]]:
+def summed(files: Sequence[Sequence[float]], resamples: int, seed: int = 0) -> dict[str, Any]:
     """{nats, nats_interval, tokens, bytes, bits_per_byte, bits_interval, perplexity} of [(nats, tokens, bytes), …]; 95% intervals by a bootstrap over
     files. That of the sum is that of bits per byte, for the same bytes."""
     values = np.array(files, dtype=float)

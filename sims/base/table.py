@@ -97,7 +97,7 @@ def measured(run: Run, names: Sequence[str], c: Settings) -> list[dict]:
 
 def asked_chains(run: Run) -> list[tracking.Chain]:
     """The chains of a run that `measured` has played."""
-    return [tracking.Chain(**{**one, "diffs": tuple(one["diffs"])}) for one in read_lines(run.root / "data" / "chains.jsonl")]
+    return [dataclasses.replace(tracking.Chain(**one), diffs=tuple(one["diffs"])) for one in read_lines(run.root / "data" / "chains.jsonl")]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Items:
             stage.finish({"window": made.window}, places)
         asked, files = (read_lines(path) for path in places[::2])
         return cls(
-            [knowledge.Question(**{**one, "answers": tuple(one["answers"]), "check": tuple(one["check"])}) for one in asked],
+            [dataclasses.replace(knowledge.Question(**one), answers=tuple(one["answers"]), check=tuple(one["check"])) for one in asked],
             asked_chains(run),
             {one["name"]: one["text"] for one in files},
             stage.result()["window"],
@@ -254,8 +254,8 @@ def rows_of(found: Sequence[dict], chains: Sequence[dict[str, float]], c: Settin
             | interval("tracking", [t["similarity"] for t in one["tracking"]])
             | interval("tracking_exact", [100.0 * t["exact"] for t in one["tracking"]])
             | {"tracking_first_choices": 100 * float(np.mean([t["first_choices"] for t in one["tracking"]])), "tracking_bits_per_byte": float(bits)}
-            | {"nats": total["nats"], "nats_low": low[0], "nats_high": low[1]}  # pyright: ignore[reportIndexIssue]
-            | {"bits_per_byte": total["bits_per_byte"], "bits_low": high[0], "bits_high": high[1]}  # pyright: ignore[reportIndexIssue]
+            | {"nats": total["nats"], "nats_low": low[0], "nats_high": low[1]}
+            | {"bits_per_byte": total["bits_per_byte"], "bits_low": high[0], "bits_high": high[1]}
             | {"perplexity": total["perplexity"], "tokens": total["tokens"], "bytes": total["bytes"]}
         )
     rows.append({"model": "chance", "knowledge": 25.0})

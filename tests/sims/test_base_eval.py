@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def small(tmp_path_factory):
     code = tmp_path_factory.mktemp("code")
     for n in range(4):
         (code / f"m{n}.py").write_text("".join(WORK.format(10 * n + k) for k in range(5 + n)))
-    asked = {"codebase": str(code), "chains_from": str(code), "package": "kit"}
+    asked: dict[str, Any] = {"codebase": str(code), "chains_from": str(code), "package": "kit"}
     return Settings(codebase_bytes=3000, window=64, diffs=(1, 2), chains=3, chain_bytes=900, questions=12, resamples=50, **asked)
 
 
@@ -306,7 +307,11 @@ def test_a_folder_without_text_is_one_line(tmp_path):
 
 
 def test_settings_are_refused_in_words():
-    for changes, words in (({"window": 3}, "window must be at least 4"), ({"diffs": (2, 2)}, "diffs must be different numbers")):
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"window": 3}, "window must be at least 4"),
+        ({"diffs": (2, 2)}, "diffs must be different numbers"),
+    )
+    for changes, words in refused:
         with pytest.raises(ValueError, match=words):
             Settings(**changes)
     with pytest.raises(ValueError, match="models and checkpoints must be two or more together"):
