@@ -57,7 +57,7 @@ def trained(root: Path, c: Experiment, arm: str, start: Path, corpus: Path, budg
     settings = {
         "checkpoint": str(start.resolve()), "corpus": str(corpus.resolve()) if arm == "package" else None, "rows": c.rows, "length": c.length,
         "steps": steps, "warmup": -(-steps // 10), "decay": steps // 2, "optimizer": "adamw", "adamw_lr": c.lr, "perplexity_tokens": 0,
-        "seed": 1000 * c.seed + number, "dtype": c.dtype, "cp": 1, "ep": 1, "checkpoint_every": 25,
+        "seed": 1000 * c.seed + number, "dtype": c.dtype, "cp": 1, "ep": 1, "checkpoint_every": 25, "timeout": 900.0,
     }  # fmt: skip
     backend = "nccl" if torch.cuda.device_count() >= c.ranks else "gloo"
     config = full.settings("cpt", backend, settings)
