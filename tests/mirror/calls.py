@@ -216,7 +216,7 @@ def next_token(config, state, ids, doc, weight):
 def conversations(config, state, ids, doc, weight):
     """The count, the loss and the balance loss of rows of conversations, and the gradients of both losses."""
     model, part = given(config, state), [cut(x) for x in (ids, doc, weight)]
-    n_tokens = sft.scored(*part[1:])
+    n_tokens = sft.count_learned(*part[1:])
     loss, balance = sft.sft_loss(model, *part, n_tokens)
     (loss + 0.5 * balance).backward()
     return n_tokens, loss.detach(), balance.detach(), gradients(model)
@@ -226,7 +226,7 @@ def taught(config, state, batches, micro_rows):
     """Steps of SFT on batches of packed rows: figures and final weights."""
     model = given(config, state)
     steps = in_own_dtype(muon.optimizers(model, muon_lr=0.01, adamw_lr=1e-3))
-    found = [sft.step(model, steps, *map(cut, batch), micro_rows) for batch in batches]
+    found = [sft.sft_step(model, steps, *map(cut, batch), micro_rows) for batch in batches]
     return found, dict(sharding.wholes(model))
 
 

@@ -185,7 +185,7 @@ def test_the_recipe_takes_prepared_data(made, tiny_run, tmp_path):
     given_ = chain.prepared(config.data.corpus, tokenizer)
     assert given_ is not None and chain.prepared(str(made / "a"), tokenizer) is None and chain.prepared(None, tokenizer) is None
     with Run.open(tmp_path / "run", "recipe", config) as run:
-        recipe_data.data(run, config, tokenizer, given_)
+        recipe_data.data(run, config, tokenizer, prepared=given_)
     result = json.loads((tmp_path / "run" / "stages" / "data.json").read_text())["result"]
     assert result["heldout"] == {"name": "c", "files": 3, "bytes": sum(p.stat().st_size for p in (made / "c").rglob("*.py"))}
     assert result["files"] == 15 and result["epochs"] > 1 and result["skipped"] == {}

@@ -19,6 +19,7 @@ from sims.recipe.agent import Language
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = tomllib.loads((ROOT / "examples" / "qwen3-30b-a3b.toml").read_text())
+EXAMPLE.pop("study")  # of `cpt-rl`; the command leaves it out, too
 QWEN, H200 = Config.qwen3_30b_a3b(), HARDWARE["h200"]
 TALK = prices.Conversations(tokens=100.0, longest=50.0, counted=1, measured=False)
 

@@ -33,7 +33,7 @@ def test_loss_and_gradient(layout, seed, n, width, packed, share, bare):
     if bare:
         doc[0], weight[-1] = -1, 0.0
     n_tokens, loss, balance, grads = play(layout, calls.conversations, config, state, ids, doc, weight)
-    assert n_tokens == sft.scored(doc, weight)
+    assert n_tokens == sft.count_learned(doc, weight)
     wanted, even = sft.sft_loss(model, ids, doc, weight, n_tokens)
     (wanted + 0.5 * even).backward()
     close(loss, wanted)
@@ -65,7 +65,7 @@ def test_three_steps(batches):
     model, shared = made(config, 0)
     state = {name: p.clone() for name, p in shared.items()}  # the model is trained in place
     optimizers = calls.in_own_dtype(muon.optimizers(model, muon_lr=0.01, adamw_lr=1e-3))
-    wanted = [sft.step(model, optimizers, *batch, micro_rows=4) for batch in some]
+    wanted = [sft.sft_step(model, optimizers, *batch, micro_rows=4) for batch in some]
     final = dict(model.named_parameters())
     assert all(not torch.equal(p, state[name]) for name, p in final.items())
     for layout in LAYOUTS:
@@ -83,7 +83,7 @@ def test_both_loops_of_the_recipe_have_this_loss(batches, tmp_path):
     config = replace(shape(4, 2, 2, True), vocab_size=264)
     model, shared = made(config, 0)
     state = {name: p.clone() for name, p in shared.items()}  # the model is trained in place
-    loss, _ = sft.sft_loss(model, *some[0], sft.scored(*some[0][1:]))
+    loss, _ = sft.sft_loss(model, *some[0], sft.count_learned(*some[0][1:]))
     c, silent = settings_of(detach=True), Silent()
     learner.train(silent, c, learner.Learner(c, model, None, 0.01, 1e-3), some.__getitem__, 1, lambda step: 1.0, "sft")
     close(silent.lines[0]["loss"], loss)

@@ -289,14 +289,14 @@ def rows_of(*lengths: int, width: int = 8):
 def test_n_counts_tokens_that_have_one_of_their_context_before_them():
     """Weights at 1, 3, 5; the context that begins at 3 does not predict its first token."""
     _, doc, weight = rows_of(3, 3)
-    assert weight[0].tolist() == [0, 1, 0, 1, 0, 1, 0, 0] and sft.scored(doc, weight) == 2.0
+    assert weight[0].tolist() == [0, 1, 0, 1, 0, 1, 0, 0] and sft.count_learned(doc, weight) == 2.0
 
 
 def test_an_even_network_pays_the_logarithm_of_its_vocabulary():
     model = Transformer(replace(CONFIG, tie_word_embeddings=False))
     torch.nn.init.zeros_(model.lm_head.weight)
     ids, doc, weight = rows_of(8)
-    loss, balance = sft.sft_loss(model, ids, doc, weight, sft.scored(doc, weight))
+    loss, balance = sft.sft_loss(model, ids, doc, weight, sft.count_learned(doc, weight))
     assert loss.item() == pytest.approx(math.log(300)) and not balance
 
 
@@ -308,7 +308,7 @@ def test_only_the_assistant_s_tokens_are_learned():
     with torch.no_grad():
         logits = model(ids, doc=doc).logits.log_softmax(-1)[0]
         by_hand = -sum(logits[t - 1, ids[0, t]].item() for t in (1, 3, 5, 7)) / 4
-    found = sft.step(model, [torch.optim.SGD(model.parameters(), lr=0.1)], ids, doc, weight)
+    found = sft.sft_step(model, [torch.optim.SGD(model.parameters(), lr=0.1)], ids, doc, weight)
     assert found == {"loss": pytest.approx(by_hand, rel=1e-5), "n_tokens": 4.0}
     assert sft.sft_loss(model, ids, doc, weight, 4.0)[0] < by_hand and all(p.grad is None for p in model.parameters())
 
@@ -322,7 +322,7 @@ def test_micro_batches_divide_by_the_count_of_the_step():
     for micro_rows in (1, 2, 3):
         model = Transformer(CONFIG).double()
         model.load_state_dict(first.state_dict())
-        found = sft.step(model, [torch.optim.SGD(model.parameters(), lr=0.1)], ids, doc, weight, micro_rows)
+        found = sft.sft_step(model, [torch.optim.SGD(model.parameters(), lr=0.1)], ids, doc, weight, micro_rows)
         weights.append((torch.tensor(found["loss"]), *model.state_dict().values()))
     for other in weights[1:]:
         for a, b in zip(weights[0], other):
@@ -334,5 +334,5 @@ def test_a_step_without_a_token_to_learn_changes_nothing():
     model = Transformer(CONFIG)
     before = {name: p.clone() for name, p in model.state_dict().items()}
     ids, doc, weight = rows_of(8)
-    assert sft.step(model, [torch.optim.SGD(model.parameters(), lr=0.1)], ids, doc, 0 * weight) == {"loss": 0.0, "n_tokens": 0.0}
+    assert sft.sft_step(model, [torch.optim.SGD(model.parameters(), lr=0.1)], ids, doc, 0 * weight) == {"loss": 0.0, "n_tokens": 0.0}
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())

@@ -322,7 +322,7 @@ def test_rows_of_a_quick_run(played):
         tokens = [r["tokens"] for r in looks]
         assert len(looks) >= c.looks and tokens == sorted(tokens) and tokens[-1] == row["tokens"] <= 1.1 * row["budget"]
         assert row["codebase_ppl"] == pytest.approx(np.exp(row["codebase_loss"])) and 0 < row["sft_loss"] < 7
-    assert len(record["claims"]) == 5 and (out / "cpt-rl.png").stat().st_size > 20_000
+    assert len(record["claims"]) == 7 and (out / "cpt-rl.png").stat().st_size > 20_000
     assert len((out / "cpt-rl.csv").read_text().splitlines()) == len(record["rows"]) + 1
 
 

@@ -230,7 +230,7 @@ def quick(tmp_path_factory, play_figure):
 def test_a_quick_run(quick):
     out, record = quick
     verdicts = {claim["name"]: claim["verdict"] for claim in record["claims"]}
-    assert verdicts["identical"] == "holds" and len(verdicts) == 7
+    assert verdicts["identical"] == "holds" and len(verdicts) == 9
     joint = {(row["arm"], row["text"]): row for row in record["rows"] if row["part"] == "joint"}
     assert len(joint) == 8 and all(0 < row["accepted"] < 1 < row["loss"] for row in joint.values())
     assert all(joint["left", text]["loss"] == joint["beside", text]["loss"] for text in ("text", "demonstrations"))
