@@ -118,8 +118,9 @@ def test_pieces_are_what_is_asked_for_or_all_there_is(sizes, tokens, length):
     [("recipe", "--set", "training.tokens=2000", "--set", "training.long_tokens=2000"), ("cpt", "--scale", "full", "--backend", "gloo")],
     ids=["small", "full"],
 )
-def test_too_small_a_corpus_is_one_line_and_nothing_written(tmp_path, ask, words, code, says):
+def test_too_small_a_corpus_is_one_line_and_nothing_written(tiny_run, tmp_path, ask, words, code, says):
     (tmp_path / "code").mkdir()
+    words += ("--checkpoint", tiny_run / "checkpoints" / "mid-cpt") if "full" in words else ()
     for name, text in code.items():
         (tmp_path / "code" / name).write_text(text)
     exit_code, _, error = ask("run", *words, "--corpus", tmp_path / "code", "--out", tmp_path / "new" / "out")
