@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
+from kit.settings import RunError
 from scaled.data.sources import ZIPS, Source, Unit, chosen, opened, parquet, remote
 
 __all__ = ["Bad", "Document", "read"]
@@ -23,8 +24,8 @@ UNPACKED = 8 << 30
 """Most bytes that an archive may unpack to; what comes after them is left out and named."""
 LINE = 64 << 20
 """Most bytes of a row of JSONL."""
-DAMAGED = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
-"""What the readers of archives raise."""
+DAMAGED = (OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
+"""What the readers of archives raise for what they cannot read; RuntimeError for an encrypted member, and for an unknown way of packing."""
 
 
 class Document(NamedTuple):
@@ -70,7 +71,8 @@ def read_files(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad
                     yield Bad(name, "unreadable")
                     continue
                 data = file.read(most + 1)
-        except OSError:
+        except OSError as error:
+            refuse_broken(unit, error)
             yield Bad(name, "unreadable")
             continue
         yield text_of(name, data, most)
@@ -92,8 +94,8 @@ def read_lines(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad
                 at, row = at + sum(map(len, whole)), row + 1
                 line = whole[0]
                 yield Bad(row, "row too long") if len(whole) > 1 else row_of(row, line, source, most)
-    except DAMAGED as error:
-        yield Bad(unit.label, f"damaged file: {said(error)}")
+    except (OSError, EOFError, zlib.error) as error:
+        yield Bad(unit.label, damage(unit, error))
 
 
 def pieces(file: Any, keep: int = 1 << 20) -> Iterable[bytes]:
@@ -152,13 +154,20 @@ def read_rows(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]
                         yield cell(row, texts[i].as_py(), titles[i].as_py() if titles is not None else None, source, most)
                     except UnicodeDecodeError:
                         yield Bad(row, "not UTF-8")
-    except (OSError, ValueError) as error:
-        yield Bad(unit.label, f"damaged file: {said(error)}")
+    except (OSError, ValueError, NotImplementedError) as error:  # the last for a codec that pyarrow was built without
+        yield Bad(unit.label, damage(unit, error))
 
 
-def said(error: BaseException) -> str:
-    """An error in a few words, without addresses that differ from run to run."""
-    return (" ".join(str(error).split()) or type(error).__name__)[:80]
+def damage(unit: Unit, error: BaseException) -> str:
+    """What is wrong with a file, in a few words that are the same in every run. Raises RunError as `refuse_broken`."""
+    refuse_broken(unit, error)
+    return f"damaged file: {(' '.join(str(error).split()) or type(error).__name__)[:80]}"
+
+
+def refuse_broken(unit: Unit, error: BaseException) -> None:
+    """Raises RunError for a connection that broke. Its file is not damaged: skipped now, it would be there the next time."""
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        raise RunError(f"source {unit.address}: the connection broke ({' '.join(str(error).split()) or type(error).__name__})") from None
 
 
 class Bounded:
@@ -198,7 +207,7 @@ def read_archive(unit: Unit, source: Source, most: int) -> Iterator[Document | B
                     elif (inside := tar.extractfile(member)) is not None:
                         yield named(member.name, text_of(member.name, inside.read(most + 1), most))
     except DAMAGED as error:
-        yield Bad(unit.label, f"damaged file: {said(error)}")
+        yield Bad(unit.label, damage(unit, error))
 
 
 def named(name: str, found: Document | Bad) -> Document | Bad:
@@ -227,7 +236,7 @@ def read_zip(file: BinaryIO, unit: Unit, source: Source, most: int) -> Iterator[
                 with archive.open(member) as inside:
                     data = inside.read(most + 1)
             except DAMAGED as error:
-                yield Bad(member.filename, f"damaged file: {said(error)}")
+                yield Bad(member.filename, damage(unit, error))
                 continue
             left -= len(data)
             if left < 0:

@@ -197,7 +197,7 @@ def row_groups(source: Source, number: int, name: str, length: int, size: int) -
         with opened(name) as file:
             metadata = parquet(source).ParquetFile(file).metadata
         groups = [(metadata.row_group(i).num_rows, metadata.row_group(i).total_byte_size) for i in range(metadata.num_row_groups)]
-    except (OSError, ValueError):
+    except (OSError, ValueError, NotImplementedError):
         yield Unit(number, "rows", name, label(source, name), bytes=length)
         return
     begin = first = rows = held = 0

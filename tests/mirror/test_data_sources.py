@@ -188,6 +188,56 @@ def test_a_bomb_is_left_out(tmp_path, monkeypatch):
         assert last == Bad(name, "damaged file: it unpacks to too many bytes") and 1 < len(good) < 399 and all(isinstance(x, Document) for x in good)
 
 
+@pytest.mark.parametrize(
+    ("at", "byte", "why"),
+    [(8, b"\x01", "is encrypt"), (6, b"\xff", "zip file version")],  # flags, and version needed, of the member's entry in the directory
+    ids=["encrypted", "newer"],
+)
+def test_a_zip_file_that_cannot_be_unpacked_is_named(tmp_path, at, byte, why):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in ("p/a.py", "p/b.py"):
+            archive.writestr(name, GOOD[0])
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    entry = data.rindex(b"PK\x01\x02") + at
+    data[entry : entry + 1] = byte
+    (tmp_path / "a.zip").write_bytes(data)
+    source = Source(str(tmp_path / "a.zip"))
+    *good, last = [one for unit in sources.units(source, 0, 1 << 20)[0] for one in read(unit, source, 1 << 20)]
+    assert isinstance(last, Bad) and last.why.startswith("damaged file: ") and why in last.why and len(good) == (at == 8)
+
+
+def test_a_parquet_file_of_an_unknown_codec_is_named(tmp_path, monkeypatch):
+    table(tmp_path / "a.parquet", {"content": GOOD})
+    source = Source(str(tmp_path / "a.parquet"))
+
+    def unknown(*_: object) -> None:
+        raise pa.ArrowNotImplementedError("Codec type LZO not supported")
+
+    monkeypatch.setattr(pq, "ParquetFile", unknown)
+    (unit,) = sources.units(source, 0, 1 << 20)[0]
+    assert [*read(unit, source, 1 << 20)] == [Bad("a.parquet", "damaged file: Codec type LZO not supported")]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "a.parquet", "code.tar.gz", "code.whl", "tree"])
+@pytest.mark.parametrize("error", [ConnectionResetError("reset by peer"), TimeoutError()], ids=["reset", "timeout"])
+def test_a_connection_that_breaks_ends_the_build_and_loses_nothing(tmp_path, tokenizer, monkeypatch, name, error):
+    """The files behind it are whole. Skipped as damaged, they would be missing from the data, and only from this build of it."""
+    bad_rows(tmp_path)
+    source = [Source(str(tmp_path / name), name="given")]
+    build(tmp_path / "whole", source, tokenizer)
+
+    def broken(address: str) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(documents, "opened", broken)
+        with pytest.raises(RunError, match="the connection broke"):
+            build(tmp_path / "out", source, tokenizer)
+    assert not (tmp_path / "out" / "data.json").exists()
+    build(tmp_path / "out", source, tokenizer, resume=True)
+    assert everything(tmp_path / "out") == everything(tmp_path / "whole")
+
+
 def test_an_address_of_fsspec(tmp_path, tokenizer):
     """A folder, a glob and a Parquet file at an address are what they are on the disk."""
     given = folder(tmp_path / "code")
