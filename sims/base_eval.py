@@ -9,7 +9,7 @@ files. The real bases have surely read the standard library, which is asked abou
 Rules of the verdicts, fixed before the experiment ran:
 
     exact-rejects     among written answers of similarity 95 or more, pooled over models, the share that exact match counts as wrong: the interval
-                      over answers (bootstrap) is above 0
+                      over answers (exact binomial; a bootstrap of answers that are all alike has no width) is above 0
     strict-tokens     the same where the model is told the true beginning: among files of which 95% of the tokens or more are its first choice, the
                       share with a token that is not. Models of this size seldom write a file that is nearly right; told its beginning, they do
     one-character     a law: one wrong character, which takes exact match from 100 to 0, lowers the similarity by less than one point
@@ -37,7 +37,7 @@ from kit.settings import RunError
 from sims.base import table, tracking
 from sims.experiment import above, at_most, claim
 from sims.policies import agent
-from sims.statistics import bootstrap
+from sims.statistics import share
 
 __all__ = ["Experiment", "experiment", "picture", "verdicts"]
 
@@ -92,33 +92,23 @@ def experiment(run: Run, config: Experiment) -> dict:
 def verdicts(found: Sequence[dict], rows: Sequence[dict], c: Experiment) -> list[dict]:
     """Claims by the rules at the top of this file."""
     written = [(one["written"], one["wanted"]) for model in found for one in model["tracking"]]
-    brittle = tracking.brittleness(written, c.seed)
-    rejected = brittle["rejected"]
-    share = bootstrap([100 * r for r in rejected], n=c.resamples, seed=c.seed) if len(rejected) > 1 else None
-    strict = [100.0 * (t["first_choices"] < 1) for model in found for t in model["tracking"] if t["first_choices"] >= tracking.NEAR / 100]
-    forced = bootstrap(strict, n=c.resamples, seed=c.seed) if len(strict) > 1 else None
+    brittle, many = tracking.brittleness(written, c.seed), f"of {len(written)} written files of {len(found)} models"
+    strict = [t["first_choices"] < 1 for model in found for t in model["tracking"] if t["first_choices"] >= tracking.NEAR / 100]
+
+    def rejected(name: str, says: str, near: str, some: Sequence[bool]) -> dict:
+        over = {key: 100 * value for key, value in share(some).items()} if len(some) > 1 else None
+        measured, interval = (None, None) if over is None else (over["value"], (over["low"], over["high"]))
+        note = f"{len(some)} {many} are that near; none of {len(written)} is exactly right" if not exact else f"{len(some)} {many} are that near"
+        return claim(name, says, "App. B", measured, above(), interval, f"% of the files {near}", f"{note}; exact binomial interval")
+
+    exact = sum(a == b for a, b in written)
     claims = [
-        claim(
-            "exact-rejects",
-            "exact match rejects rebuilt files that are nearly right",
-            "App. B",
-            share["value"] if share else None,
-            above(),
-            (share["low"], share["high"]) if share else None,
-            "% of the answers of similarity 95 or more",
-            f"{len(rejected)} of {len(written)} written files of {len(found)} models are that near; bootstrap over answers"
-            if share
-            else f"only {len(rejected)} of {len(written)} written files are of similarity 95 or more; larger models rebuild more of them",
-        ),
-        claim(
+        rejected("exact-rejects", "exact match rejects rebuilt files that are nearly right", "of similarity 95 or more", brittle["rejected"]),
+        rejected(
             "strict-tokens",
             "told the true beginning, a strict count rejects files of which nearly every token is right",
-            "App. B",
-            forced["value"] if forced else None,
-            above(),
-            (forced["low"], forced["high"]) if forced else None,
-            "% of the files with 95% of the tokens right",
-            f"{len(strict)} of {len(written)} files of {len(found)} models have 95% of the tokens right; bootstrap over files",
+            "with 95% of the tokens right",
+            strict,
         ),
         claim(
             "one-character",

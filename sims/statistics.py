@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-__all__ = ["bootstrap", "pass_at_k", "student"]
+__all__ = ["bootstrap", "pass_at_k", "share", "student"]
 
 
 def bootstrap(values: Any, statistic: Callable[[np.ndarray], float] = np.mean, n: int = 2000, seed: int = 0, level: float = 0.95) -> dict[str, float]:
@@ -32,6 +32,16 @@ def student(values: Any, level: float = 0.95) -> dict[str, float]:
         raise ValueError(f"student needs at least two numbers, got {values.tolist()}")
     half = stats.t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
     return {"value": float(values.mean()), "low": float(values.mean() - half), "high": float(values.mean() + half)}
+
+
+def share(some: Any, level: float = 0.95) -> dict[str, float]:
+    """The share of true values among independent ones, with Clopper and Pearson's exact interval: {value, low, high}. Where all are alike, a
+    bootstrap would give an interval of length zero, however few they are. Raises ValueError if there are none."""
+    values = np.asarray(some, dtype=bool)
+    if values.ndim != 1 or len(values) == 0:
+        raise ValueError(f"share needs at least one value, got {values.tolist()}")
+    found = stats.binomtest(int(values.sum()), len(values)).proportion_ci(level)
+    return {"value": float(values.mean()), "low": float(found.low), "high": float(found.high)}
 
 
 def pass_at_k(successes: Any, n: int, k: int) -> np.ndarray:

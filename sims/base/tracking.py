@@ -177,14 +177,14 @@ def baselines(chains: Iterable[Chain]) -> list[dict[str, float]]:
     return found
 
 
-def brittleness(pairs: Sequence[tuple[str, str]], seed: int = 0) -> dict[str, list[float]]:
+def brittleness(pairs: Sequence[tuple[str, str]], seed: int = 0) -> dict[str, list]:
     """What exact match does to nearly right answers; pairs (written, wanted).
 
-    {rejected: for each answer of similarity 95 or more, 1 if exact match counts it as wrong, else 0; moved: for each wanted text, by how many
+    {rejected: for each answer of similarity 95 or more, whether exact match counts it as wrong; moved: for each wanted text, by how many
     points of 100 one wrong character in it lowers the similarity, where it lowers exact match from 100 to 0}."""
     draw, moved = random.Random(seed), []
     for _, wanted in pairs:
         at = draw.randrange(len(wanted))
         letter = draw.choice([c for c in "abcxyz01_ " if c != wanted[at]])
         moved.append(100.0 - similarity(wanted[:at] + letter + wanted[at + 1 :], wanted))
-    return {"rejected": [float(written != wanted) for written, wanted in pairs if similarity(written, wanted) >= NEAR], "moved": moved}
+    return {"rejected": [written != wanted for written, wanted in pairs if similarity(written, wanted) >= NEAR], "moved": moved}

@@ -237,6 +237,10 @@ def test_verdicts_on_made_up_numbers():
     assert claims["knowledge-parts"]["measured"] == 40 and claims["tracking-parts"]["measured"] == 37 and claims["one-character"]["measured"] == 0.5
     assert claims["codebase-parts"]["measured"] == pytest.approx(0.2 / math.log(2))
     assert claims["exact-rejects"]["measured"] == 100 and "10 of 30" in claims["exact-rejects"]["note"]
+    assert (
+        claims["exact-rejects"]["interval"] == pytest.approx([100 * 0.025**0.1, 100])
+        and "none of 30 is exactly right" in claims["exact-rejects"]["note"]
+    )
     alike = base_eval.verdicts([found[0], found[0], found[2]], rows, c)
     assert [one["verdict"] for one in alike][3:] == ["not at this scale"] * 3 and alike[0]["verdict"] == "not tested"
 

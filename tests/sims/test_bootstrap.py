@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sims.statistics import bootstrap, student
+from sims.statistics import bootstrap, share, student
 
 
 def test_bootstrap_covers_the_truth():
@@ -38,3 +38,21 @@ def test_students_interval_by_hand():
     assert 0.93 <= np.mean([(s := student(x))["low"] <= 0 <= s["high"] for x in draw.normal(size=(1000, 3))]) <= 0.97
     with pytest.raises(ValueError, match="at least two numbers"):
         student([1.0])
+
+
+def test_a_share_by_hand():
+    """All of six: the smallest share under which that still happens once in forty times, 0.025^(1/6)."""
+    assert share([True] * 6) == pytest.approx({"value": 1.0, "low": 0.025 ** (1 / 6), "high": 1.0})
+    assert share([0, 0, 0]) == pytest.approx({"value": 0.0, "low": 0.0, "high": 1 - 0.025 ** (1 / 3)})
+    assert share([True, False])["value"] == 0.5
+    with pytest.raises(ValueError, match="at least one value"):
+        share([])
+
+
+@pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.95])
+def test_the_interval_of_a_share_holds_the_truth_often_enough(p):
+    """Exactly computed: the probability, over all numbers of successes of 12, that the interval holds p."""
+    from scipy import stats
+
+    holds = [share([True] * k + [False] * (12 - k)) for k in range(13)]
+    assert sum(stats.binom.pmf(k, 12, p) for k, one in enumerate(holds) if one["low"] <= p <= one["high"]) >= 0.95
