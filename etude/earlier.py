@@ -200,6 +200,6 @@ def claims_of(record: dict) -> list[dict]:
             new["note"] = "; ".join(filter(None, (row.why, new["note"])))
             found.append(claim(one["name"], row.says or one["claim"], row.source or one["source"], rule=row.rule, **new))
     known = {one["name"] for one in record["claims"]}
-    if record["experiment"] in LATER and not record["quick"]:
+    if record["experiment"] in LATER:
         found += [one for one in LATER[record["experiment"]](record) if one["name"] not in known]
     return found

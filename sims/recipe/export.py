@@ -43,7 +43,7 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def calls_of(turn: str) -> list[tuple[str, dict[str, str]]]:
-    """The calls of a turn, misspelled ones too: name and arguments. None if they would not be spelled as the turn is."""
+    """The calls of a turn, misspelled ones too: name and arguments. Empty if they would not be spelled as the turn is."""
     found: list[tuple[str, dict[str, str]]] = []
     for words in re.findall(r"[^\n]+(?:\n {4}[^\n]*)*", turn):
         line, _, body = words.partition("\n")
