@@ -59,7 +59,7 @@ def base(names: Sequence[str], out: Path, toml: dict, sets: Iterable[Any], quick
 
 
 def show(rows: Sequence[dict]) -> None:
-    """Prints the table: value and 95% interval; exact match behind it."""
+    """Prints the table: value and 95% interval; behind knowledge, what is right without the question; exact match."""
     from rich.console import Console
     from rich.table import Table
 
@@ -70,10 +70,20 @@ def show(rows: Sequence[dict]) -> None:
         return f"{row[name]:{form}}" + ("" if low is None else f" [{low:{form}}, {row[f'{stem or name}_high']:{form}}]")
 
     shown = Table(
-        "model", "knowledge, %", "exact", "state tracking", "exact", "NLL, nats", "bits per byte", box=None, header_style="bold", pad_edge=False
+        "model",
+        "knowledge, %",
+        "without question",
+        "exact",
+        "state tracking",
+        "exact",
+        "NLL, nats",
+        "bits per byte",
+        box=None,
+        header_style="bold",
+        pad_edge=False,
     )
     for row in rows:
-        exact = [f"{row[name]:.0f}%" if name in row else "" for name in ("knowledge_exact", "tracking_exact")]
+        form, *exact = [f"{row[name]:.0f}%" if name in row else "" for name in ("knowledge_form", "knowledge_exact", "tracking_exact")]
         nll, bits = cell(row, "nats", form=",.0f"), cell(row, "bits_per_byte", "bits", ".3f")
-        shown.add_row(row["model"], cell(row, "knowledge"), exact[0], cell(row, "tracking"), exact[1], nll, bits)
+        shown.add_row(row["model"], cell(row, "knowledge"), form, exact[0], cell(row, "tracking"), exact[1], nll, bits)
     Console().print(shown)

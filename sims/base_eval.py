@@ -14,7 +14,12 @@ Rules of the verdicts, fixed before the experiment ran:
                       share with a token that is not. Models of this size seldom write a file that is nearly right; told its beginning, they do
     one-character     a law: one wrong character, which takes exact match from 100 to 0, lowers the similarity by less than one point
     …-parts           the two real bases differ: the 95% interval of their paired difference, turned so that it is positive, is above 0. Further
-                      condition: every real base differs from the small run's last checkpoint in the same way
+                      condition: every real base differs from the small run's last checkpoint in the same way. Of knowledge, too: every real base
+                      chooses more right answers with the question than without it
+
+After the first play the rules became stricter. It had no exact answer and no file of which every token was right, so a strict score had no room to
+fall: that some are right is now a condition of the two claims on exact match. And the small run's networks, which write no right answer, had chosen
+43 to 50% right of four: hence the choice without the question, and the condition above.
 
 Power. 120 questions tell apart bases that differ by about 11 points; 48 chains those that differ by about 5 points of similarity, if single chains
 differ by 18; bits per byte are paired over files, and differences of a tenth show.
@@ -98,10 +103,10 @@ def verdicts(found: Sequence[dict], rows: Sequence[dict], c: Experiment) -> list
     def rejected(name: str, says: str, near: str, some: Sequence[bool]) -> dict:
         over = {key: 100 * value for key, value in share(some).items()} if len(some) > 1 else None
         measured, interval = (None, None) if over is None else (over["value"], (over["low"], over["high"]))
-        note = f"{len(some)} {many} are that near; none of {len(written)} is exactly right" if not exact else f"{len(some)} {many} are that near"
-        return claim(name, says, "App. B", measured, above(), interval, f"% of the files {near}", f"{note}; exact binomial interval")
+        note = f"{len(some)} {many} are that near, and {len(some) - sum(some)} of these are right; exact binomial interval"
+        needs = {"some are right, so a strict score has room to fall": not all(some)}
+        return claim(name, says, "App. B", measured, above(), interval, f"% of the files {near}", note, needs)
 
-    exact = sum(a == b for a, b in written)
     claims = [
         rejected("exact-rejects", "exact match rejects rebuilt files that are nearly right", "of similarity 95 or more", brittle["rejected"]),
         rejected(
@@ -131,6 +136,10 @@ def verdicts(found: Sequence[dict], rows: Sequence[dict], c: Experiment) -> list
         far = [turned(table.difference(found, part, n, last, c)) for n in reals if n != last]
         key = {"knowledge": "knowledge", "tracking": "tracking", "codebase": "bits_per_byte"}[part]
         listed = ", ".join(f"{row['model']} {row[key]:.3g}" for row in rows if key in row)
+        needs = {"both differ from the small run's last checkpoint": bool(far) and all(d["low"] > 0 for d in far)}
+        if part == "knowledge":
+            needs["both choose better with the question than without"] = all(table.gained(found[n], c)["low"] > 0 for n in reals)
+            listed += "; without the question: " + ", ".join(f"{row['knowledge_form']:.3g}" for row in rows if "knowledge_form" in row)
         claims.append(
             claim(
                 f"{part}-parts",
@@ -141,7 +150,7 @@ def verdicts(found: Sequence[dict], rows: Sequence[dict], c: Experiment) -> list
                 (one["low"], one["high"]),
                 unit,
                 f"{found[0]['title']} against {found[1]['title']}, 95% interval, paired, turned to be positive; all: {listed}",
-                {"both differ from the small run's last checkpoint": bool(far) and all(d["low"] > 0 for d in far)},
+                needs,
             )
         )
     return claims

@@ -12,8 +12,11 @@ Values and errors come from calls on random literals, in a process that can do n
 
 Each question has four answers. The three wrong ones are right answers of other questions of the same kind, or results of the same function on
 other arguments. An answer may be right in at most a quarter of a kind's questions, or else naming None every time would pay. The model's choice
-is the answer with the highest log-prob *per byte*: without that division the shortest answer wins too often. Chance is 25%. The model also
-writes an answer itself, greedily, up to the end of the line: `exact`.
+is the answer with the highest log-prob *per byte*: without that division the shortest answer wins too often. The model also writes an answer
+itself, greedily, up to the end of the line: `exact`.
+
+Chance is 25%, and says little: some answers look right whatever was asked. So every model also chooses without the question, after the worked
+example alone (`unasked`). What it gets right then, it owes to the form of the answers.
 
 The trap: a base that saw the library while training knows it. The same holds for the report's bases, and it is what is measured.
 """
@@ -60,6 +63,11 @@ class Question:
     """Index of the right one."""
     check: tuple[str, ...] = ()
     """What verifies it: the header of the function, or module, function and arguments of a call."""
+
+    @property
+    def unasked(self) -> str:
+        """The prompt without the question: the worked example alone."""
+        return SHOWN[self.kind]
 
 
 @dataclass(frozen=True)

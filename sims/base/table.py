@@ -29,7 +29,7 @@ from sims.base.history import from_history
 from sims.base.models import Base, joined, opened
 from sims.statistics import bootstrap
 
-__all__ = ["Settings", "asked_chains", "difference", "measured", "picture", "rows_of"]
+__all__ = ["Settings", "asked_chains", "difference", "gained", "measured", "picture", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Items:
 
     def total(self, part: str) -> float:
         """Steps of a part's progress."""
-        return {"knowledge": 5 * len(self.questions), "tracking": 2 * len(self.chains), "codebase": 1}[part]
+        return {"knowledge": 9 * len(self.questions), "tracking": 2 * len(self.chains), "codebase": 1}[part]
 
 
 def line(base: Base, question: knowledge.Question) -> int:
@@ -187,19 +187,18 @@ def in_chunks(stage: Any, some: Sequence[Any], play: Callable[[Sequence[Any], in
 
 
 def know(stage: Any, base: Base, asked: Items) -> list[dict]:
-    """One record per question: which answer the model prefers, and what it writes."""
+    """One record per question: which answer the model prefers, which it prefers without the question, and what it writes."""
 
     def play(some: Sequence[knowledge.Question], before: int) -> list[dict]:
-        pairs = [(question.prompt, answer + "\n") for question in some for answer in question.answers]
-        logp = iter(base.scored(pairs, lambda done: stage.progress(5 * before + done)))
+        pairs = [(prompt, answer + "\n") for question in some for prompt in (question.prompt, question.unasked) for answer in question.answers]
+        logp = iter(base.scored(pairs, lambda done: stage.progress(9 * before + done)))
         limits = [line(base, question) for question in some]
-        written = base.continued([q.prompt for q in some], limits, "\n", lambda done: stage.progress(5 * before + 4 * len(some) + done))
+        written = base.continued([q.prompt for q in some], limits, "\n", lambda done: stage.progress(9 * before + 8 * len(some) + done))
         found = []
         for question, text in zip(some, written, strict=True):
-            right, choice = question.answers[question.right], knowledge.chosen([next(logp).total for _ in question.answers], question.answers)
-            found.append(
-                {"kind": question.kind, "chosen": choice, "right": choice == question.right, "written": text, "exact": text.strip() == right}
-            )
+            asked, unasked = (knowledge.chosen([next(logp).total for _ in question.answers], question.answers) for _ in range(2))
+            right, exact = question.right, text.strip() == question.answers[question.right]
+            found.append({"kind": question.kind, "chosen": asked, "right": asked == right, "form": unasked == right, "written": text, "exact": exact})
         return found
 
     return in_chunks(stage, asked.questions, play)
@@ -235,6 +234,11 @@ def read(stage: Any, base: Base, asked: Items) -> list[list[float]]:
     return [list(one) for one in perplexity.file_nll(base, asked.texts, asked.window, progress=stage.progress)]
 
 
+def gained(one: dict, c: Settings) -> dict[str, float]:
+    """{value, low, high}: by how many points of % more right answers a model chooses with the question than without it, paired over questions."""
+    return bootstrap([100.0 * (q["right"] - q["form"]) for q in one["knowledge"]], n=c.resamples, seed=c.seed)
+
+
 def rows_of(found: Sequence[dict], chains: Sequence[dict[str, float]], c: Settings) -> list[dict]:
     """One flat row per model, then one per baseline: chance, who copies the first version, who copies the last hunk."""
 
@@ -250,6 +254,7 @@ def rows_of(found: Sequence[dict], chains: Sequence[dict[str, float]], c: Settin
         rows.append(
             {"model": one["title"]}
             | interval("knowledge", [100.0 * q["right"] for q in one["knowledge"]])
+            | interval("knowledge_form", [100.0 * q["form"] for q in one["knowledge"]])
             | interval("knowledge_exact", [100.0 * q["exact"] for q in one["knowledge"]])
             | interval("tracking", [t["similarity"] for t in one["tracking"]])
             | interval("tracking_exact", [100.0 * t["exact"] for t in one["tracking"]])
@@ -294,11 +299,13 @@ def picture(rows: Sequence[dict], path: Path) -> None:
             panel.errorbar(row[name], at, xerr=[[max(0.0, row[name] - low)], [max(0.0, high - row[name])]], color="black", capsize=3, fmt="none")
             if name != "bits_per_byte":
                 panel.plot(row[f"{name}_exact"], at, "o", color=COLOURS[1], label="exact match" if at == 0 else None)
+            if name == "knowledge":
+                panel.plot(row["knowledge_form"], at, "D", color="white", markeredgecolor="black", label="without the question" if at == 0 else None)
         for colour, row in zip((GREY, COLOURS[2]), [r for r in rows if "nats" not in r and name in r and name != "bits_per_byte"], strict=False):
             panel.axvline(row[name], color=colour, linestyle="--", linewidth=1, label=row["model"])
         panel.set_yticks(range(len(models)), [row["model"] for row in models] if panel is panels[0] else [""] * len(models))
         panel.invert_yaxis()
         panel.set(xlabel=label)
         if panel.get_legend_handles_labels()[1]:
-            panel.legend(frameon=False, fontsize=8)
+            panel.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, columnspacing=1.0, handletextpad=0.3)
     save(figure, path)

@@ -1,5 +1,6 @@
 """Base evaluations: models with known log-probs get known scores, two loaders agree, a killed run ends as one that was not."""
 
+import dataclasses
 import json
 import math
 import os
@@ -208,14 +209,15 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(checkpoint, small, tmp_p
         assert table.measured(run, names, small) == whole
 
 
-def made_up(title, right, similarity, first_choices, nats):
-    """A model's records: 40 questions, 10 chains and 6 files."""
+def made_up(title, right, similarity, first_choices, nats, form=10, exact=0):
+    """A model's records: 40 questions, 10 chains, of which the last are exactly right, and 6 files."""
     return {
         "title": title,
-        "knowledge": [{"right": n < right, "exact": False} for n in range(40)],
+        "knowledge": [{"right": n < right, "form": n < form, "exact": False} for n in range(40)],
         "tracking": [
-            {"similarity": similarity + n % 2, "exact": False, "nats": 10.0, "bytes": 200, "first_choices": first_choices, "wanted": "x" * 200,
-             "written": "y" * (200 - 2 * similarity) + "x" * (2 * similarity)} for n in range(10)
+            {"similarity": similarity + n % 2, "exact": n >= 10 - exact, "nats": 10.0, "bytes": 200, "wanted": "x" * 200,
+             "first_choices": 1.0 if n >= 10 - exact else first_choices,
+             "written": "x" * 200 if n >= 10 - exact else "y" * (200 - 2 * similarity) + "x" * (2 * similarity)} for n in range(10)
         ],
         "codebase": [[nats * (100 + n), 60, 100 + n] for n in range(6)],
     }  # fmt: skip
@@ -223,7 +225,7 @@ def made_up(title, right, similarity, first_choices, nats):
 
 def test_verdicts_on_made_up_numbers():
     c = base_eval.Experiment(models=("a", "b"), checkpoints=("final",), resamples=200)
-    found = [made_up("a", 20, 60, 0.9, 0.8), made_up("b", 36, 97, 0.97, 0.6), made_up("small", 9, 20, 0.3, 2.0)]
+    found = [made_up("a", 20, 60, 0.9, 0.8), made_up("b", 36, 97, 0.97, 0.6, exact=1), made_up("small", 9, 20, 0.3, 2.0)]
     rows = table.rows_of(found, [{"first": 80.0, "hunk": 40.0}], c)
     claims = {one["name"]: one for one in base_eval.verdicts(found, rows, c)}
     assert {name: one["verdict"] for name, one in claims.items()} == {
@@ -236,13 +238,32 @@ def test_verdicts_on_made_up_numbers():
     }
     assert claims["knowledge-parts"]["measured"] == 40 and claims["tracking-parts"]["measured"] == 37 and claims["one-character"]["measured"] == 0.5
     assert claims["codebase-parts"]["measured"] == pytest.approx(0.2 / math.log(2))
-    assert claims["exact-rejects"]["measured"] == 100 and "10 of 30" in claims["exact-rejects"]["note"]
-    assert (
-        claims["exact-rejects"]["interval"] == pytest.approx([100 * 0.025**0.1, 100])
-        and "none of 30 is exactly right" in claims["exact-rejects"]["note"]
-    )
+    assert claims["exact-rejects"]["measured"] == 90 and "10 of 30" in claims["exact-rejects"]["note"]
+    assert claims["exact-rejects"]["interval"] == pytest.approx([55.5, 99.7], abs=0.1)  # Clopper and Pearson's of 9 in 10
     alike = base_eval.verdicts([found[0], found[0], found[2]], rows, c)
     assert [one["verdict"] for one in alike][3:] == ["not at this scale"] * 3 and alike[0]["verdict"] == "not tested"
+
+
+def test_a_score_at_its_floor_and_answers_that_give_themselves_away_are_partly():
+    """Of all that is nearly right nothing is right: a strict score had no room to fall. And who chooses as well without the question knew nothing."""
+    c = base_eval.Experiment(models=("a", "b"), checkpoints=("final",), resamples=200)
+    found = [made_up("a", 20, 60, 0.9, 0.8, form=20), made_up("b", 36, 97, 0.97, 0.6), made_up("small", 9, 20, 0.3, 2.0)]
+    claims = {one["name"]: one for one in base_eval.verdicts(found, table.rows_of(found, [{"first": 80.0, "hunk": 40.0}], c), c)}
+    assert [claims[name]["verdict"] for name in ("exact-rejects", "strict-tokens", "knowledge-parts")] == ["partly"] * 3
+    assert claims["exact-rejects"]["interval"] == pytest.approx([100 * 0.025**0.1, 100]) and claims["tracking-parts"]["verdict"] == "reproduced"
+    assert "without the question: 50, 25, 25" in claims["knowledge-parts"]["note"]
+
+
+def test_without_the_question_the_form_of_the_answers_alone_is_heard(letters):
+    """A network that loves long runs of one letter prefers such an answer, asked or not; one that knows the answer is right only when asked."""
+    question = knowledge.Question("value", "f()", knowledge.SHOWN["value"] + ">>> f()\n", ("1", "aaaa", "2", "3"), 0)
+    asked = Items([question], [], {}, 64)
+    loves = Base("loves", "loves", Known(letters, [question.unasked + "aaaa\n", question.prompt + "aaaa\n"]), letters)
+    knows = Base("knows", "knows", Known(letters, [question.unasked + "aaaa\n", question.prompt + "1\n"]), letters)
+    ((by_form,), (by_heart,)) = (table.know(Stage(), base, asked) for base in (loves, knows))
+    assert (by_form["right"], by_form["form"], by_heart["right"], by_heart["form"]) == (False, False, True, False)
+    long = dataclasses.replace(question, right=1)
+    assert [table.know(Stage(), loves, Items([long], [], {}, 64))[0][key] for key in ("right", "form")] == [True, True]
 
 
 def test_the_figure_plays_on_a_run_of_the_recipe(play_figure, sets, tmp_path):
