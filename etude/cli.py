@@ -498,6 +498,14 @@ def bench_crowded(
     importlib.import_module("etude.bench.crowded").bench(run)
 
 
+@bench_app.command("engine")
+def bench_engine(
+    run: Annotated[Path, typer.Argument(help="A small run of the recipe; the benchmark uses its policy after SFT.")] = Path("runs/small"),
+) -> None:
+    """Sampled tokens per second of two samplers: all rows at one position, and continuous batching."""
+    importlib.import_module("etude.bench.engine").bench(run)
+
+
 @bench_app.command("explorer")
 def bench_explorer() -> None:
     """Redraw time of every slider in the explorer."""

@@ -47,6 +47,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -225,9 +226,10 @@ def rollout_chains(
     temperature: float = 1.0,
     generator: torch.Generator | Sequence[torch.Generator] | None = None,
 ) -> list[Chain]:
-    """Run every conversation until it or its chain ends; chains are returned in the order given. All first
-    segments are one batch, all second ones the next, and so on. No context is longer than `how.limit` tokens.
-    `generator`: one for all, or one for each conversation, as in `sampler.rollout`.
+    """Run every conversation until it or its chain ends; chains are returned in the order given. A `Sampler` plays all
+    first segments as one batch, all second ones as the next, and so on; a `ContinuousSampler` does not wait. No
+    context is longer than `how.limit` tokens. `generator`: one for all, or one for each conversation, as in
+    `sampler.rollout`.
 
     A conversation that ends below the trigger gives one segment, the rollout of `sampler.rollout`. Raises
     ValueError if there are no conversations, for given tokens outside the vocabulary, an empty prompt, an invalid
@@ -247,13 +249,15 @@ def rollout_chains(
             f"trigger must exceed the longest prompt plus longest_summary plus resume, {opening} tokens in total, "
             f"or no turn fits in a context that starts with a summary; got {how.trigger}"
         )
-    links = live = [Link(c, how) for c in conversations]
-    own = dict(zip(links, generator, strict=True)) if isinstance(generator, Sequence) else None
-    while live:
-        rollouts = sampler.rollout(live, how.limit, temperature, [own[link] for link in live] if own else generator)
-        if not all(bool(rollout.logp.isfinite().all()) for rollout in rollouts):
+    links = [Link(c, how) for c in conversations]
+
+    def follow(number: int, rollout: Rollout) -> Link | None:
+        if not bool(rollout.logp.isfinite().all()):
             raise ValueError("sampler must give finite log-probs, but its policy gave others")
-        live = [link for link, rollout in zip(live, rollouts, strict=True) if link.take(rollout)]
+        return links[number] if links[number].take(rollout) else None
+
+    play = getattr(sampler, "follow", None) or partial(Sampler.follow, sampler)
+    play(links, how.limit, follow, temperature, generator)
     return [link.chain for link in links]
 
 

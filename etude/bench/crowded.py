@@ -77,6 +77,18 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
     }
 
 
+def after_sft(root: Path) -> tuple:
+    """Settings, policy and MTP layers that the run in `root` has after SFT. Raises RunError if there are none."""
+    from sims.recipe.learner import load_checkpoint
+    from sims.recipe.settings import Recipe
+
+    try:
+        config = fill(Recipe, json.loads((root / "config.json").read_text())["config"])
+        return config, *load_checkpoint(root, config, "sft")
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{root} holds no run with a policy after SFT; make one (make small), or pass another folder") from error
+
+
 def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     """Name → function that runs that part of the run in `root` once, always the same."""
     from unittest import mock
@@ -89,15 +101,8 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     from sims.recipe.demonstrations import context
     from sims.recipe.learner import Learner, language_of, load_checkpoint
     from sims.recipe.reinforcement import advance
-    from sims.recipe.settings import Recipe
 
-    try:
-        config = fill(Recipe, json.loads((root / "config.json").read_text())["config"])
-        model, mtp = load_checkpoint(root, config, "sft")
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(
-            f"{root} holds no run with a policy after SFT; make one (make small), or pass another folder: etude bench crowded RUN"
-        ) from error
+    config, model, mtp = after_sft(root)
     language, r, dtype = language_of(root), config.rl, getattr(torch, config.training.dtype)
     how, sampler_dtype = context(language, config), getattr(torch, config.training.sampler_dtype)
     reference, layers = load_checkpoint(root, config, "sft")

@@ -131,6 +131,14 @@ class Sampler:
             mine.copy_(theirs if coarse is None else coarse(theirs))
         self.version = version
 
+    def check(self, conversations: Sequence[Conversation], max_len: int, temperature: float) -> None:
+        """What `rollout` refuses before it starts."""
+        check_temperature(temperature)
+        if max_len < 1:
+            raise ValueError(f"max_len must be at least 1; got {max_len}")
+        for n, c in enumerate(conversations):
+            check_tokens(f"prompt of conversation {n}", c.prompt, self.model.config.vocab_size, least=1)
+
     @torch.inference_mode()
     def rollout(
         self,
@@ -144,11 +152,7 @@ class Sampler:
         any conversation starts, for max_len < 1, a temperature that `sample` refuses, and a prompt that is empty or holds tokens
         outside the vocabulary; later for a model that gives no distribution (NaN among its weights)."""
         B, config, device = len(conversations), self.model.config, self.model.embed_tokens.weight.device
-        check_temperature(temperature)
-        if max_len < 1:
-            raise ValueError(f"max_len must be at least 1; got {max_len}")
-        for n, c in enumerate(conversations):
-            check_tokens(f"prompt of conversation {n}", c.prompt, config.vocab_size, least=1)
+        self.check(conversations, max_len, temperature)
         known = torch.tensor([min(len(c.prompt), max_len) for c in conversations])  # number of known tokens in each row
         tokens = torch.zeros(B, max_len, dtype=torch.long)
         for row, c in enumerate(conversations):
@@ -199,3 +203,20 @@ class Sampler:
             Rollout(tokens[b, :k], sampled[b, :k], logp[b, :k], version[b, :k], experts[b, : k - 1], finished[b])
             for b, k in enumerate(known.tolist())
         ]
+
+    def follow(
+        self,
+        conversations: Sequence[Conversation],
+        max_len: int,
+        after: Callable[[int, Rollout], Conversation | None],
+        temperature: float = 1.0,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+    ) -> None:
+        """Run conversations that have several contexts. `after` receives the number of a conversation and the rollout of its context, once
+        that is over, and returns the next one, or None. All first contexts are one batch, all second ones the next, and so on."""
+        live = list(enumerate(conversations))
+        while live:
+            own = [generator[n] for n, _ in live] if isinstance(generator, Sequence) else generator
+            rollouts = self.rollout([c for _, c in live], max_len, temperature, own)
+            following = ((n, after(n, rollout)) for (n, _), rollout in zip(live, rollouts, strict=True))
+            live = [(n, c) for n, c in following if c is not None]

@@ -1,0 +1,252 @@
+"""Continuous batching samples what one conversation alone would, whoever joins, leaves, waits, or changes the weights beside it."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ref.engine.continuous import ContinuousSampler, Engine
+from ref.engine.sampler import Sampler, sample
+from ref.network import Config, KVCache, Transformer
+from ref.self_summary import Chaining, rollout_chains
+
+SHAPE = Config.tiny(
+    9,
+    hidden_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    num_experts=5,
+    num_experts_per_tok=2,
+    moe_intermediate_size=12,
+    intermediate_size=20,
+    initializer_range=0.4,
+)
+STOP = 0
+
+
+def network(seed=0, **changes):
+    torch.manual_seed(seed)
+    return Transformer(Config(**{**vars(SHAPE), **changes})).double().requires_grad_(False)
+
+
+MODELS = [network(seed) for seed in range(3)]
+DENSE = network(7, num_experts=0)
+
+
+@dataclass
+class Talk:
+    """Answers `turns` − 1 turns with some tokens, none at times, and remembers what it heard."""
+
+    prompt: list[int]
+    turns: int
+    size: int
+    stop: int = STOP
+    heard: list = field(default_factory=list)
+
+    def reply(self, turn):
+        self.heard.append(turn)
+        return [1 + (len(self.heard) + n) % 8 for n in range((self.size * len(self.heard)) % 12)] if len(self.heard) < self.turns else None
+
+
+def talks(rng, number):
+    return [Talk([rng.randrange(9) for _ in range(rng.randint(1, 9))], rng.randint(1, 4), rng.randint(0, 7)) for _ in range(number)]
+
+
+def generators(number):
+    return [torch.Generator().manual_seed(seed) for seed in range(number)]
+
+
+def alike(a, b):
+    """Tokens, versions and experts to the last bit, log-probs to rounding."""
+    assert a.tokens.equal(b.tokens) and a.sampled.equal(b.sampled) and a.version.equal(b.version) and a.finished == b.finished
+    assert a.experts.equal(b.experts)
+    assert torch.allclose(a.logp, b.logp, rtol=0, atol=1e-6)  # stored in float32
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(1, 14), st.integers(1, 50), st.sampled_from([0.0, 0.7, 1.0]), st.booleans())
+@example(0, 3, 2, 1, 1.0, False)
+@example(0, 3, 2, 2, 1.0, False)
+def test_the_same_tokens_as_one_by_one(seed, number, slots, max_len, temperature, dense):
+    model = DENSE if dense else MODELS[0]
+    one, many = talks(random.Random(seed), number), talks(random.Random(seed), number)
+    alone = [Sampler(model, torch.float64, 4).rollout([talk], max_len, temperature, [g])[0] for talk, g in zip(one, generators(number), strict=True)]
+    sampler = ContinuousSampler(model, torch.float64, 4)
+    sampler.slots = slots
+    for a, b in zip(alone, sampler.rollout(many, max_len, temperature, generators(number)), strict=True):
+        alike(a, b)
+    assert [talk.heard for talk in one] == [talk.heard for talk in many]
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 2**32), st.sampled_from(["self", "separate", "truncate", "none"]), st.integers(1, 6))
+def test_chains_do_not_wait_and_are_the_same(seed, join, slots):
+    how = Chaining(24, 9, room=6, request=(3,), resume=(4,), instruction=(5, 6), max_segments=3, join=join)
+    one, many = talks(random.Random(seed), 5), talks(random.Random(seed), 5)
+    waves = rollout_chains(Sampler(MODELS[0], torch.float64), one, how, 1.0, generators(5))
+    sampler = ContinuousSampler(MODELS[0], torch.float64)
+    sampler.slots = slots
+    for a, b in zip(waves, rollout_chains(sampler, many, how, 1.0, generators(5)), strict=True):
+        assert a.finished == b.finished and a.saved == b.saved and len(a.segments) == len(b.segments)
+        for x, y in zip(a.segments, b.segments, strict=True):
+            alike(x, y)
+            assert x.summary.equal(y.summary)
+
+
+class Written:
+    """Notes, beside an engine, which version read which position of which seat, again and again where contexts are read again."""
+
+    def __init__(self, engine):
+        self.engine, self.reader, inner = engine, {}, engine.ragged.step
+
+        def step(ids, row, position, rows):
+            for r, t in zip(row.tolist(), position.tolist(), strict=True):
+                self.reader.setdefault(engine.seats[r], {})[t] = engine.sampler.version
+            return inner(ids, row, position, rows)
+
+        engine.ragged.step = step
+
+
+def by_hand(rollout, readers, draws, temperature):
+    """Tokens and log-probs of one context whose position t was read with the weights of version readers[t], one token after the other."""
+    cache = KVCache(SHAPE, 1, len(draws), torch.float64)
+    assert not rollout.sampled[len(readers) + 1 :].any() and sorted(readers) == [*range(len(readers))]
+    for t in range(min(len(readers), len(rollout.tokens) - 1)):
+        out = MODELS[readers[t] % 3](rollout.tokens[None, t : t + 1], cache=cache)
+        if rollout.sampled[t + 1]:
+            assert int(rollout.version[t + 1]) == readers[t]
+            token, logp = sample(out.logits[:, -1], temperature, draws[None, t + 1])
+            assert int(token) == int(rollout.tokens[t + 1])
+            assert float(logp) == pytest.approx(float(rollout.logp[t + 1]), abs=1e-6)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 20))
+def test_swaps_joins_waits_and_leaves(seed, slots, budget):
+    """An engine is driven at random. Every context, finished or taken out, is what its own tokens, draws and weights give, one by one."""
+    rng, max_len = random.Random(seed), 30
+    engine = Engine(Sampler(MODELS[0], torch.float64), slots, max_len, budget=budget)
+    notes, held, left, over = Written(engine), {}, 0, set()
+    for _ in range(60):
+        move = rng.choice(["step"] * 6 + ["join", "join", "answer", "answer", "leave", "load"])
+        if move == "join" and engine.free:
+            (talk,) = talks(rng, 1)
+            draws = torch.rand(max_len, dtype=torch.float64, generator=torch.Generator().manual_seed(rng.randrange(2**32)))
+            seat = engine.join(talk.prompt, STOP, draws)
+            notes.reader.pop(seat, None)
+            held[seat] = talk, draws
+        elif move == "step":
+            over |= set(engine.step())
+        elif move == "answer" and over:
+            seat = over.pop()
+            turn = engine.turn(seat)
+            answer = None if turn is None else held[seat][0].reply(turn)
+            if answer is not None:
+                engine.answer(seat, answer)
+                continue
+            by_hand(engine.leave(seat, turn is not None), notes.reader.get(seat, {}), held.pop(seat)[1], 1.0)
+            left += 1
+        elif move == "leave" and held and rng.random() < 0.3:
+            seat = rng.choice(sorted(held))
+            over.discard(seat)
+            by_hand(engine.leave(seat, False), notes.reader.get(seat, {}), held.pop(seat)[1], 1.0)
+        elif move == "load":
+            engine.load(MODELS[(engine.sampler.version + 1) % 3], engine.sampler.version + 1)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32), st.integers(2, 5))
+def test_recomputed_contexts_are_the_new_weights_alone(seed, steps):
+    """After "recompute", the next token is what the new weights give for the whole context; "keep" gives something else."""
+    rng = random.Random(seed)
+    talk, draws = talks(rng, 1)[0], torch.rand(30, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    logps = {}
+    for cache in ("keep", "recompute"):
+        engine = Engine(Sampler(MODELS[0], torch.float64), 3, 30)
+        seat = engine.join(talk.prompt, 99, draws)  # no token ends its turn
+        for _ in range(steps):
+            engine.step()
+        before = engine.leave(seat)  # freed and taken anew, to read what it holds
+        seat = engine.join(before.tokens.tolist(), 99, draws)
+        engine.sampler.load(MODELS[0], 0)
+        engine.step()
+        engine.load(MODELS[1], 1, cache)
+        engine.step()
+        after = engine.leave(seat)
+        tokens = after.tokens[:-1]
+        logits = MODELS[1](tokens[None]).logits[:, -1]
+        token, logp = sample(logits, 1.0, draws[None, len(tokens)])
+        logps[cache] = float(after.logp[-1]) - float(logp) if int(token) == int(after.tokens[-1]) else 1.0
+        assert after.version[-2:].tolist() == [0, 1]
+        old = MODELS[0](tokens[None]).experts
+        assert after.experts[: len(tokens) - 1].equal(torch.stack(old, 1).to(torch.int16)[: len(tokens) - 1])
+    assert abs(logps["recompute"]) < 1e-6 < abs(logps["keep"])
+
+
+def read(engine):
+    """A list that grows by the number of tokens that each step of the engine reads."""
+    sizes, inner = [], engine.ragged.step
+
+    def step(ids, row, position, rows):
+        sizes.append(len(ids))
+        return inner(ids, row, position, rows)
+
+    engine.ragged.step = step
+    return sizes
+
+
+def test_a_waiting_context_costs_nothing_and_a_prompt_one_step():
+    """Tokens that the network reads: each once; a prompt in one step, next to other contexts' single tokens."""
+    engine = Engine(Sampler(MODELS[0], torch.float64), 4, 40, budget=100)
+    sizes = read(engine)
+    draws = torch.full((40,), 0.5, dtype=torch.float64)
+    engine.join([1, 2, 3], 99, draws)
+    engine.step()
+    engine.join([4] * 10, 99, draws)
+    engine.step()
+    engine.step()
+    assert sizes == [3, 11, 2]
+    while not (over := engine.step()):
+        pass
+    assert over == [1] and engine.turn(1) is None  # cut off by max_len
+    sizes.clear()
+    engine.step()
+    assert sizes == [1]
+
+
+def test_a_budget_bounds_a_step():
+    engine = Engine(Sampler(MODELS[0], torch.float64), 3, 40, budget=5)
+    sizes = read(engine)
+    for _ in range(3):
+        engine.join([1] * 20, 99, torch.full((40,), 0.5, dtype=torch.float64))
+    for _ in range(12):
+        engine.step()
+    assert max(sizes) <= 3 + 5 and sum(sizes[:8]) >= 8 * 6
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="slots must be at least 1; got 0"):
+        Engine(Sampler(MODELS[0], torch.float64), 0, 10)
+    with pytest.raises(ValueError, match="temperature must be"):
+        Engine(Sampler(MODELS[0], torch.float64), 1, 10, temperature=-1.0)
+    engine = Engine(Sampler(MODELS[0], torch.float64), 1, 10)
+    draws = torch.rand(10, dtype=torch.float64)
+    for prompt in ([], [9], [-1]):
+        with pytest.raises(ValueError, match="prompt must hold tokens 0 to 8"):
+            engine.join(prompt, STOP, draws)
+    with pytest.raises(ValueError, match="draws must be 10 numbers"):
+        engine.join([1], STOP)
+    seat = engine.join([1], STOP, draws)
+    with pytest.raises(ValueError, match="all 1 seats are taken"):
+        engine.join([1], STOP, draws)
+    with pytest.raises(ValueError, match="seat 0 is ready, not over"):
+        engine.answer(seat, [1])
+    engine.leave(seat)
+    with pytest.raises(ValueError, match="seat 0 is free"):
+        engine.leave(seat)
+    assert engine.step() == []
