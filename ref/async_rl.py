@@ -1,0 +1,504 @@
+"""Asynchronous RL: sampling and training at the same time, with a bound on how old a token may be when it is trained on.
+
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §4.1 and §6.2; in-flight updates: PipelineRL (arXiv:2509.19128); admission: AReaL
+(arXiv:2505.24298); truncated importance weights: IMPALA (arXiv:1802.01561).
+
+In a synchronous loop the trainer waits for the slowest rollout and the sampler waits for the trainer. Services that do not wait for each other
+sample with weights that are some updates old. v counts the updates that were made. A token that was sampled by version u and is trained on at
+version v has age v − u, and a group of rollouts has the age of its oldest token.
+
+    admission      a group may start while  trained + ready + running < (S + v + 1) · G                             (1)
+    hard bound     a group whose age exceeds S when a step takes it is dropped, and another one takes its place     (2)
+    loss           ρ_t = π(o_t) / μ(o_t), where μ is what the token was drawn from, whatever version that was       (3)
+
+S is the staleness, G the groups of a step. S = 0 is the synchronous loop.
+
+The trap is to believe that (1) bounds the age. It bounds how many groups run ahead, but a slow group may start at version 0 and end when the
+trainer is at version 9: others overtake it. Hence (2). A drop is not free of bias: what is dropped is slow, and slow rollouts are long. In-flight
+updates make later tokens of a slow rollout fresh, but its first token keeps its version, and so the group keeps its age.
+
+What (3) needs is the log-probability that was recorded when the token was drawn, not one that is computed afterwards with the weights of that
+version: after an update in flight, keys and values of older weights are part of what the token was drawn from. Versions only keep accounts.
+
+What a stale token does to the loss
+a. PPO's clip (`ref/dr_grpo.py`): a token whose ratio has left [1 − ε, 1 + ε] on its own side has no gradient. Biased, never large.
+b. `token_weights`: the gradient of log π is weighted by min(ρ, cap), a constant. Biased only where the cap acts; each token for itself.
+c. `sequence_mask`: a rollout counts only if the geometric mean of its ratios lies between two bounds. Then a or b.
+All of them take the other tokens' ratios as one: the exact weight of a token is the product of the ratios of all tokens up to it, which has
+a variance that nobody can pay for.
+
+`Life` is what becomes of each group: generate → score → ready → train. It is a fold over a journal of events, so a service that dies is rebuilt
+from its journal. `simulate` plays services on a virtual clock with the same `Life`. `scaled/async_rl` plays them with processes.
+
+Where this file departs from the papers
+1. The report does not give its bound, nor what it does with what is too old. The hard bound by dropping is our choice; AReaL interrupts.
+2. A slot holds one rollout until its end, also while a tool runs. The report parks environments.
+3. The virtual clock takes decoding as a flow: a rollout's tokens come at one rate as long as nobody joins, leaves or waits.
+
+Run it
+    python -m ref.async_rl        four ways to run the same services, a second
+
+Glossary
+    symbol   variable            unit
+    v        life.version        updates
+    u        oldest, version     updates
+    S        rules.staleness     updates
+    G        rules.groups        groups per step
+    log ρ    log_ratio           nats, [B, T]
+"""
+
+import heapq
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ref.checks import expect
+
+__all__ = ["Event", "Life", "Load", "Outcome", "Rules", "Span", "demo", "sequence_mask", "simulate", "token_weights"]
+
+State = Literal["running", "ready", "trained", "dropped"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How far sampling may run ahead of training. Raises ValueError for numbers that make no sense."""
+
+    groups: int = 16
+    """Groups that a step trains on."""
+    staleness: int = 2
+    """Oldest age, in updates, at which a group may be trained on; 0: the synchronous loop."""
+    steps: int = 100
+    """Number of steps after which the run is over. No group starts that no step needs."""
+
+    def __post_init__(self):
+        for name, least in (("groups", 1), ("staleness", 0), ("steps", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the journal."""
+
+    kind: Literal["start", "ready", "drop", "train"]
+    """A group starts; it is sampled and scored; it is given up; a step on some groups is done and the version rises by one."""
+    groups: tuple[int, ...]
+    """The groups concerned, by their number; exactly `rules.groups` for "train", otherwise one."""
+    version: int
+    """Of "start" and "train": the number of updates before it. Of "ready": the version of the group's oldest token. Of "drop": the version at
+    which it happened."""
+
+
+class Life:
+    """What became of every group, as a fold over events. `apply` refuses an event that contradicts those before it, and then changes nothing."""
+
+    def __init__(self, rules: Rules, journal: Iterable[Event] = ()):
+        self.rules, self.version, self.journal = rules, 0, []
+        self.state: dict[int, State] = {}
+        self.oldest: dict[int, int] = {}
+        for event in journal:
+            self.apply(event)
+
+    def count(self, *states: State) -> int:
+        """Number of groups in any of these states."""
+        return sum(state in states for state in self.state.values())
+
+    @property
+    def admissible(self) -> int:
+        """How many groups may start now, (1)."""
+        G = self.rules.groups
+        ahead = min((self.rules.staleness + self.version + 1) * G, self.rules.steps * G)
+        return max(0, ahead - self.count("running", "ready", "trained"))
+
+    @property
+    def over(self) -> bool:
+        """Whether all steps are done."""
+        return self.version >= self.rules.steps
+
+    def start(self) -> int:
+        """Begin the next group and return its number. Raises ValueError if none may start."""
+        number = len(self.state)
+        self.apply(Event("start", (number,), self.version))
+        return number
+
+    def finish(self, group: int, oldest: int) -> None:
+        """All rollouts of a running group are sampled and scored; `oldest` is the version of its oldest token."""
+        self.apply(Event("ready", (group,), oldest))
+
+    def drop(self, group: int) -> None:
+        """Give up a group that runs or is ready."""
+        self.apply(Event("drop", (group,), self.version))
+
+    def take(self) -> tuple[int, ...] | None:
+        """The groups of the next step, those that started first, or None if too few are ready. Groups beyond the bound are dropped, (2)."""
+        ready = [group for group, state in self.state.items() if state == "ready"]
+        for group in ready:
+            if self.version - self.oldest[group] > self.rules.staleness:
+                self.drop(group)
+        young = [group for group in ready if self.state[group] == "ready"]
+        return tuple(young[: self.rules.groups]) if len(young) >= self.rules.groups and not self.over else None
+
+    def train(self, groups: Sequence[int]) -> None:
+        """A step on these groups is done."""
+        self.apply(Event("train", tuple(groups), self.version))
+
+    def apply(self, event: Event) -> None:
+        """Take one event. Raises ValueError for one that cannot follow."""
+        kind, groups = event.kind, event.groups
+        if kind not in ("start", "ready", "drop", "train"):
+            raise ValueError(f"kind must be start, ready, drop or train; got {kind!r}")
+        if len(groups) != (self.rules.groups if kind == "train" else 1) or len(set(groups)) != len(groups):
+            raise ValueError(f"{kind} must name {self.rules.groups if kind == 'train' else 1} groups, each once; got {list(groups)}")
+        if kind == "start":
+            if groups[0] != len(self.state) or event.version != self.version:
+                raise ValueError(f"group {len(self.state)} starts next, at version {self.version}; got group {groups[0]} at {event.version}")
+            if not self.admissible:
+                raise ValueError(f"no group may start: {self.count('running', 'ready', 'trained')} have, at version {self.version}")
+            self.state[groups[0]] = "running"
+        else:
+            wanted = {"ready": ("running",), "drop": ("running", "ready"), "train": ("ready",)}[kind]
+            for group in groups:
+                if self.state.get(group) not in wanted:
+                    raise ValueError(f"{kind}: group {group} must be {' or '.join(wanted)}; it is {self.state.get(group, 'unknown')}")
+            if kind == "ready":
+                if not 0 <= event.version <= self.version:
+                    raise ValueError(f"the oldest version of group {groups[0]} must lie between 0 and {self.version}; got {event.version}")
+                self.oldest[groups[0]] = event.version
+            elif event.version != self.version:
+                raise ValueError(f"{kind} must happen at version {self.version}; got {event.version}")
+            if kind == "train":
+                if self.over:
+                    raise ValueError(f"all {self.rules.steps} steps are done")
+                late = [group for group in groups if self.version - self.oldest[group] > self.rules.staleness]
+                if late:
+                    raise ValueError(f"group {late[0]} is {self.version - self.oldest[late[0]]} updates old; at most {self.rules.staleness} may be")
+                self.version += 1
+            after: dict[str, State] = {"ready": "ready", "drop": "dropped", "train": "trained"}
+            for group in groups:
+                self.state[group] = after[kind]
+        self.journal.append(event)
+
+
+def token_weights(log_ratio: Float[Tensor, "B T"], cap: float = 2.0) -> Float[Tensor, "B T"]:
+    """min(ρ, cap), detached: what the gradient of log π of a stale token is weighted with. log_ratio: log π − log μ, nats. Raises ValueError
+    unless cap > 0 and log ratios are numbers."""
+    expect("log_ratio", log_ratio, "float", "B", "T")
+    if not cap > 0 or bool(log_ratio.isnan().any()):
+        raise ValueError(f"cap must be positive, and log_ratio must not be NaN; got cap {cap}")
+    return log_ratio.detach().clamp(max=math.log(cap)).exp()
+
+
+def sequence_mask(log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], low: float = 0.5, high: float = 2.0) -> Bool[Tensor, "B T"]:
+    """`mask` where the geometric mean of a row's ratios over its masked tokens lies in [low, high], False in other rows. A row without a
+    masked token stays as it is. Raises ValueError unless 0 ≤ low ≤ high."""
+    expect("log_ratio", log_ratio, "float", "B", "T")
+    if not 0 <= low <= high:
+        raise ValueError(f"low and high must satisfy 0 ≤ low ≤ high; got {low} and {high}")
+    total = torch.where(mask, log_ratio.detach(), 0.0).sum(1)
+    mean = (total / mask.sum(1).clamp(min=1)).exp()
+    return mask & ((mean >= low) & (mean <= high))[:, None]
+
+
+# The virtual clock.
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the services have to do, and how long it takes on a virtual clock, in seconds."""
+
+    turns: Callable[[int, int], Sequence[tuple[int, float]]]
+    """Group and rollout → its turns: tokens to sample, and seconds in the environment afterwards."""
+    rollouts: int = 8
+    """Rollouts of a group."""
+    slots: int = 128
+    """Rollouts that may run or wait for a tool at a time, over all workers."""
+    workers: int = 1
+    """Engines, each with its part of the slots."""
+    token_s: Callable[[int], float] = lambda rows: 0.002 + 0.00005 * rows
+    """Rows that decode in an engine → time of a step, in which each of them samples a token."""
+    train_s: float = 3.0
+    """Time of an optimiser step."""
+    publish_s: float = 0.0
+    """Time from the end of a step until an engine can load its weights. It blocks nobody."""
+    swap_s: float = 0.02
+    """Pause of an engine that loads weights."""
+    score_s: float = 0.0
+    """Time from a group's last token to its score."""
+    shared: float = 1.0
+    """Speed of engines and trainer while both compute, 1.0 if they do not share processors."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of somebody's time."""
+
+    who: str
+    """ "trainer", or "worker N"."""
+    what: Literal["train", "decode", "idle", "swap"]
+    start: float
+    end: float
+    version: int
+    """Of the weights that are trained, used or loaded."""
+
+
+@dataclass
+class Outcome:
+    """What `simulate` saw, in virtual seconds."""
+
+    seconds: float = 0.0
+    """Until the last step is done."""
+    steps: list[float] = field(default_factory=list)
+    """When each step was done."""
+    trained: int = 0
+    dropped: int = 0
+    token_ages: Counter[int] = field(default_factory=Counter)
+    """Age → number of tokens that were trained on at that age."""
+    group_ages: Counter[int] = field(default_factory=Counter)
+    spans: list[Span] = field(default_factory=list)
+    journal: list[Event] = field(default_factory=list)
+
+    @property
+    def trainer_idle(self) -> float:
+        """Share of the time in which the trainer waits."""
+        busy = sum(span.end - span.start for span in self.spans if span.what == "train")
+        return 1 - busy / self.seconds if self.seconds else 0.0
+
+    @property
+    def sampler_idle(self) -> float:
+        """Share of the engines' time in which they decode nothing: they wait for tools, for the trainer, or load weights."""
+        workers = {span.who for span in self.spans if span.who != "trainer"}
+        busy = sum(span.end - span.start for span in self.spans if span.what == "decode")
+        return 1 - busy / (self.seconds * len(workers)) if workers and self.seconds else 0.0
+
+    @property
+    def mean_age(self) -> float:
+        """Of the tokens that were trained on, in updates."""
+        return sum(age * n for age, n in self.token_ages.items()) / max(1, self.token_ages.total())
+
+
+Mode = Literal["synchronous", "one-step-off", "asynchronous", "in-flight"]
+
+
+def simulate(mode: Mode, rules: Rules, load: Load) -> Outcome:
+    """Play sampler, environments, scorer and trainer on a virtual clock, the same way every time.
+
+    synchronous     a step's groups are sampled with its weights, and nothing else happens meanwhile: S = 0
+    one-step-off    the next step's groups are sampled while a step is trained, and both wait for each other: S = 1
+    asynchronous    nobody waits, within `rules`. An engine loads new weights once its running rollouts have ended; none starts before that
+    in-flight       the same, but an engine loads new weights between two tokens
+
+    Raises ValueError for another mode, and if a rollout has no turns."""
+    if mode not in ("synchronous", "one-step-off", "asynchronous", "in-flight"):
+        raise ValueError(f"mode must be synchronous, one-step-off, asynchronous or in-flight; got {mode!r}")
+    if load.slots < load.workers or load.workers < 1:
+        raise ValueError(f"each of the {load.workers} workers must have a slot; got {load.slots} slots")
+    return _Clock(mode, replace(rules, staleness={"synchronous": 0, "one-step-off": 1}.get(mode, rules.staleness)), load).play()
+
+
+@dataclass
+class _Rollout:
+    group: int
+    turns: list[tuple[int, float]]
+    left: float = 0.0  # tokens of the current turn that are still to come
+    tokens: Counter = field(default_factory=Counter)  # version → tokens
+
+
+class _Engine:
+    def __init__(self, name: str, slots: int):
+        self.name, self.slots, self.version, self.active, self.waiting = name, slots, 0, [], 0
+        self.until = 0.0  # it loads weights until then
+
+    @property
+    def free(self) -> int:
+        return self.slots - len(self.active) - self.waiting
+
+
+class _Clock:
+    """The services of `simulate`. Decoding is a flow: between two events every active rollout of an engine gains the same number of tokens."""
+
+    def __init__(self, mode: str, rules: Rules, load: Load):
+        self.mode, self.load, self.life, self.now, self.out = mode, load, Life(rules), 0.0, Outcome()
+        parts = [load.slots // load.workers + (n < load.slots % load.workers) for n in range(load.workers)]
+        self.engines = [_Engine(f"worker {n}", slots) for n, slots in enumerate(parts)]
+        self.queue: list[_Rollout] = []  # rollouts of started groups that have no slot yet
+        self.left: Counter[int] = Counter()  # group → rollouts that have not ended
+        self.tokens: dict[int, Counter] = {}
+        self.later: list[tuple[float, int, Callable[[], None]]] = []  # what happens at a fixed time
+        self.order = itertools.count()
+        self.training: tuple[int, ...] | None = None
+        self.work = self.began = 0.0  # seconds of the step that are still to do, and when it began
+        self.newest = 0  # the version that engines can load
+
+    def at(self, seconds: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self.later, (self.now + seconds, next(self.order), what))
+
+    def play(self) -> Outcome:
+        self.dispatch()
+        while not self.life.over:
+            self.advance(self.until_next())
+            while self.later and self.later[0][0] <= self.now:
+                heapq.heappop(self.later)[2]()
+            for engine in self.engines:
+                for rollout in [r for r in engine.active if r.left <= 1e-9]:
+                    self.end_turn(engine, rollout)
+            if self.training is not None and self.work <= 1e-12:
+                self.end_step()
+            self.dispatch()
+        self.out.seconds, self.out.journal = self.now, self.life.journal
+        self.out.trained, self.out.dropped = self.life.count("trained"), self.life.count("dropped")
+        return self.out
+
+    def decoding(self, engine: _Engine) -> bool:
+        return bool(engine.active) and engine.until <= self.now
+
+    def speeds(self) -> tuple[float, float]:
+        """Of engines and of the trainer."""
+        both = self.training is not None and any(self.decoding(engine) for engine in self.engines)
+        return (self.load.shared, self.load.shared) if both else (1.0, 1.0)
+
+    def until_next(self) -> float:
+        sampler, trainer = self.speeds()
+        times = [self.later[0][0] - self.now] if self.later else []
+        times += [engine.until - self.now for engine in self.engines if engine.until > self.now]
+        for engine in self.engines:
+            if self.decoding(engine):
+                times.append(min(r.left for r in engine.active) * self.load.token_s(len(engine.active)) / sampler)
+        if self.training is not None:
+            times.append(self.work / trainer)
+        if not times:
+            raise ValueError("nothing can happen any more: are there slots, and does every rollout have a turn?")
+        return max(0.0, min(times))
+
+    def advance(self, seconds: float) -> None:
+        sampler, trainer = self.speeds()
+        for engine in self.engines:
+            what = "swap" if engine.until > self.now else "decode" if engine.active else "idle"
+            self.note(engine.name, what, seconds, engine.version)
+            if what == "decode":
+                tokens = seconds * sampler / self.load.token_s(len(engine.active))
+                for rollout in engine.active:
+                    rollout.left -= tokens
+                    rollout.tokens[engine.version] += tokens
+        if self.training is not None:
+            self.work -= seconds * trainer
+        self.now += seconds
+
+    def note(self, who: str, what, seconds: float, version: int) -> None:
+        if seconds <= 0:
+            return
+        last = next((span for span in reversed(self.out.spans[-2 * len(self.engines) - 2 :]) if span.who == who), None)
+        if last is not None and (last.what, last.version) == (what, version) and last.end == self.now:
+            self.out.spans[self.out.spans.index(last, -2 * len(self.engines) - 2)] = replace(last, end=self.now + seconds)
+        else:
+            self.out.spans.append(Span(who, what, self.now, self.now + seconds, version))
+
+    def end_turn(self, engine: _Engine, rollout: _Rollout) -> None:
+        engine.active.remove(rollout)
+        wait = rollout.turns.pop(0)[1]
+        if rollout.turns:
+            engine.waiting += 1
+            self.at(wait, lambda: self.resume(engine, rollout))
+            return
+        self.tokens[rollout.group] += rollout.tokens
+        self.left[rollout.group] -= 1
+        if not self.left[rollout.group]:
+            self.at(wait + self.load.score_s, lambda: self.life.finish(rollout.group, min(self.tokens[rollout.group])))
+
+    def resume(self, engine: _Engine, rollout: _Rollout) -> None:
+        engine.waiting -= 1
+        rollout.left = float(rollout.turns[0][0])
+        engine.active.append(rollout)
+
+    def end_step(self) -> None:
+        assert self.training is not None
+        for group in self.training:
+            for version, tokens in self.tokens.pop(group).items():
+                self.out.token_ages[self.life.version - version] += round(tokens)
+            self.out.group_ages[self.life.version - self.life.oldest[group]] += 1
+        self.out.spans.append(Span("trainer", "train", self.began, self.now, self.life.version))
+        self.life.train(self.training)
+        self.out.steps.append(self.now)
+        self.training, version = None, self.life.version
+
+        def publish() -> None:
+            self.newest = version
+
+        self.at(self.load.publish_s, publish)
+
+    def dispatch(self) -> None:
+        for engine in self.engines:
+            # Without updates in flight an engine must be empty before it loads.
+            if engine.version < self.newest and engine.until <= self.now and (self.mode == "in-flight" or not engine.active and not engine.waiting):
+                engine.version, engine.until = self.newest, self.now + self.load.swap_s
+        if self.training is None and (groups := self.life.take()) is not None:
+            self.training, self.work, self.began = groups, self.load.train_s, self.now
+        # In step, the next groups start only when all before them have been sampled, and with the weights of the last finished step.
+        in_step = self.mode in ("synchronous", "one-step-off")
+        if not in_step or not self.life.count("running") and self.newest == self.life.version and not (self.mode == "one-step-off" and self.late()):
+            for _ in range(self.life.admissible if not in_step else min(self.life.admissible, self.life.rules.groups)):
+                self.begin(self.life.start())
+        for engine in sorted(self.engines, key=lambda engine: -engine.free):
+            drains = engine.version < self.newest and self.mode != "in-flight"
+            # What starts with weights that are too old already would be dropped in the end.
+            old = engine.version < self.life.version - self.life.rules.staleness
+            while self.queue and engine.free and engine.until <= self.now and not drains and not old:
+                engine.active.append(self.queue.pop(0))
+
+    def late(self) -> bool:
+        """One-step-off: whether a step could begin but has not, because the one before is not done."""
+        return self.life.count("ready") - (len(self.training) if self.training else 0) >= self.life.rules.groups
+
+    def begin(self, group: int) -> None:
+        self.left[group], self.tokens[group] = self.load.rollouts, Counter()
+        for number in range(self.load.rollouts):
+            turns = [(int(tokens), float(wait)) for tokens, wait in self.load.turns(group, number)]
+            if not turns or min(tokens for tokens, _ in turns) < 1 or min(wait for _, wait in turns) < 0:
+                raise ValueError(f"rollout {number} of group {group} must have turns of at least one token and no negative wait")
+            self.queue.append(_Rollout(group, turns, float(turns[0][0])))
+
+
+def heavy_tailed(latency: float, seed: int = 0, turns: int = 4, tokens: int = 20) -> Callable[[int, int], list[tuple[int, float]]]:
+    """Turns whose tools take a log-normal time with mean `latency` seconds and σ = 1; numbers of turns and tokens vary by a half."""
+
+    def draw(group: int, rollout: int) -> list[tuple[int, float]]:
+        rng = random.Random(f"{seed}-{group}-{rollout}")
+        number = rng.randint(max(1, turns // 2), turns + turns // 2)
+        return [
+            (rng.randint(max(1, tokens // 2), tokens + tokens // 2), latency * rng.lognormvariate(-0.5, 1.0) if latency else 0.0)
+            for _ in range(number)
+        ]
+
+    return draw
+
+
+def demo(latencies: Sequence[float] = (0.0, 0.2, 0.5), steps: int = 20) -> list[dict[str, float | str]]:
+    """The four modes at some mean tool latencies, in seconds: steps per minute, idle shares, mean age of tokens, dropped groups."""
+    rows: list[dict[str, float | str]] = []
+    for latency in latencies:
+        for mode in ("synchronous", "one-step-off", "asynchronous", "in-flight"):
+            out = simulate(mode, Rules(steps=steps), Load(heavy_tailed(latency)))
+            rows.append(
+                {
+                    "latency": latency,
+                    "mode": mode,
+                    "steps_per_minute": 60 * steps / out.seconds,
+                    "trainer_idle": out.trainer_idle,
+                    "sampler_idle": out.sampler_idle,
+                    "mean_age": out.mean_age,
+                    "dropped": out.dropped,
+                }
+            )
+    return rows
+
+
+if __name__ == "__main__":
+    for one in demo():
+        print("  ".join(f"{name} {value:.2f}" if isinstance(value, float) else f"{value:>12}" for name, value in one.items()))
