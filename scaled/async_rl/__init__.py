@@ -1,0 +1,7 @@
+"""The services of asynchronous RL (`ref/async_rl.py`), which share nothing but messages, a journal and a store.
+
+| file | what |
+|---|---|
+| `messages.py` | what the services say to each other: frozen dataclasses, as JSON |
+| `reconciler.py` | who does what: leases, deadlines, epochs, and the journal that all of it is rebuilt from |
+"""

@@ -1,0 +1,177 @@
+"""What the services of asynchronous RL say to each other.
+
+A message is a frozen dataclass of numbers, words and tuples of numbers. It travels as JSON, so reading one runs nothing. Rollouts and weights do
+not travel in messages: they lie in a store, and a message names their key and digest.
+
+Every client has an epoch, which whoever starts processes raises each time. A message of an earlier epoch than the last one seen is from a
+process that was given up: it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+__all__ = [
+    "KINDS",
+    "Batch",
+    "Beat",
+    "Done",
+    "Forget",
+    "Hello",
+    "Loaded",
+    "Message",
+    "Ready",
+    "Refused",
+    "Stop",
+    "Trained",
+    "Update",
+    "Work",
+    "decode",
+    "encode",
+]
+
+
+@dataclass(frozen=True)
+class Message:
+    """The fields that all messages to the reconciler have."""
+
+    sender: str
+    """ "trainer", or the name of a worker."""
+    epoch: int
+    """How many times a process of this name was started before."""
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """A worker that connects, again or for the first time."""
+
+    groups: int
+    """How many groups it can play at a time."""
+    version: int
+    """The weights it holds; −1 for none."""
+    running: tuple[int, ...] = ()
+    """The groups that it plays, or has played since it last heard of the reconciler."""
+    oldest: tuple[int, ...] = ()
+    """For each of them the version of its oldest token."""
+
+
+@dataclass(frozen=True)
+class Beat(Message):
+    """A worker is alive."""
+
+
+@dataclass(frozen=True)
+class Loaded(Message):
+    """A worker holds new weights."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """A group is sampled, scored and stored."""
+
+    group: int
+    oldest: int
+    """The version of its oldest token."""
+    key: str
+    """Where its rollouts lie."""
+    digest: str
+    """SHA-256 of what lies there."""
+
+
+@dataclass(frozen=True)
+class Ready(Message):
+    """The trainer has nothing to do."""
+
+    version: int
+    """Steps that it has done; these weights are published."""
+    groups: tuple[int, ...] = ()
+    """The groups of its last step; empty before the first."""
+
+
+@dataclass(frozen=True)
+class Trained(Message):
+    """A step is done, saved and published."""
+
+    version: int
+    """The number of steps before it."""
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """To a worker: play these groups."""
+
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Forget:
+    """To a worker: give these groups up. They are too old, or another worker plays them."""
+
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """To a worker: this version is published."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """To the trainer: take a step on these groups."""
+
+    version: int
+    groups: tuple[int, ...]
+    keys: tuple[str, ...]
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """To whoever just spoke: it was given up, or says what cannot be. It should end."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """To everyone: all steps are done."""
+
+
+KINDS = {kind.__name__: kind for kind in (Hello, Beat, Loaded, Done, Ready, Trained, Work, Forget, Update, Batch, Refused, Stop)}
+
+
+def encode(message: object) -> bytes:
+    """A message as JSON."""
+    return json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()  # pyright: ignore[reportArgumentType]
+
+
+def decode(data: bytes):
+    """The message that `encode` made `data` of. Raises ValueError for anything else."""
+    try:
+        found = json.loads(data)
+        kind = KINDS[found.pop("kind")]
+        names = {field.name: str(field.type) for field in fields(kind)}
+        if not set(found) <= set(names):
+            raise ValueError(f"{kind.__name__} has no field {min(set(found) - set(names))}")
+        given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+        made = kind(**given)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a message: {error}") from None
+    for name, wanted in names.items():
+        if not fits(getattr(made, name), wanted):
+            raise ValueError(f"{kind.__name__}.{name} must be {wanted}; got {getattr(made, name)!r:.60}")
+    return made
+
+
+def fits(value: object, wanted: str) -> bool:
+    if wanted.startswith("tuple"):
+        each = int if "int" in wanted else str
+        return isinstance(value, tuple) and all(type(one) is each for one in value)
+    return type(value) is {"int": int, "str": str}[wanted]

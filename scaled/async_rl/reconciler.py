@@ -1,0 +1,220 @@
+"""Who plays which group, and what a step trains on: the reconciler of asynchronous RL, without processes and clocks.
+
+`Reconciler.handle(message, now)` and `tick(now)` return what is to be sent to whom. Whatever must not be forgotten is written by `write` before
+they return: an event of `ref.async_rl.Life`, with the key and digest of a group that is ready. A reconciler that dies is made anew from these
+lines, and its clients say hello again. All else it works out from what they say:
+
+    a worker is silent       after `timeout` its groups go to others; what it says later is refused, because its epoch is over
+    a worker is replaced     hello with a higher epoch: the groups of the one before go to others, or back to it
+    the trainer is replaced  it says how many steps it has done, and on which groups it did the last one; that step is noted if it was not
+    the reconciler died      workers say what they play; what nobody claims within `timeout` is played anew
+
+A group that is played anew keeps its number, and with it its task and its random numbers.
+
+With S = 0 group g always goes to the same one of n workers, in n equal blocks of a step. The rollouts of a step are then the same whoever is quick
+or dies, and the run is the synchronous loop whose conversations are played in n shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ref.async_rl import Event, Life, Rules
+from scaled.async_rl.messages import Batch, Beat, Done, Forget, Hello, Loaded, Ready, Refused, Stop, Trained, Update, Work
+
+__all__ = ["Reconciler"]
+
+Sent = list[tuple[str, object]]
+"""Receivers and what they are told, in order."""
+
+
+@dataclass
+class Worker:
+    """What is known of a worker."""
+
+    epoch: int
+    groups: int
+    version: int
+    seen: float
+    running: set[int] = field(default_factory=set)
+
+
+class Reconciler:
+    """Raises ValueError if a line of the journal cannot follow the ones before it. `names`: the workers that there are to be, in order."""
+
+    def __init__(
+        self, rules: Rules, names: Iterable[str], write: Callable[[dict], None], lines: Iterable[dict] = (), timeout: float = 10.0, now: float = 0.0
+    ):
+        self.rules, self.names, self.write, self.timeout, self.began = rules, tuple(names), write, timeout, now
+        self.life, self.records = Life(rules), {}
+        for line in lines:
+            self.life.apply(Event(line["kind"], tuple(line["groups"]), line["version"]))
+            if line["kind"] == "ready":
+                self.records[line["groups"][0]] = line["key"], line["digest"]
+        self.workers: dict[str, Worker] = {}
+        self.epochs: dict[str, int] = {}
+        self.since: dict[int, int] = {}  # the weights with which a group's first token may have been sampled
+        # Somebody may still play what ran when the reconciler before this one died.
+        self.unclaimed = {group for group, state in self.life.state.items() if state == "running"}
+        self.queue: list[int] = []  # groups that have started and that nobody plays
+        self.waits, self.batch = False, None  # whether the trainer waits; what it was given at this version
+
+    def handle(self, message, now: float) -> Sent:
+        """Take a message. Returns what is to be sent."""
+        sender, epoch = message.sender, message.epoch
+        if epoch < self.epochs.get(sender, 0):
+            return [(sender, Refused(f"epoch {epoch} of {sender} is over: {self.epochs[sender]} has begun"))]
+        sent: Sent = []
+        if epoch > self.epochs.get(sender, 0) and sender in self.workers:
+            self._lose(sender)
+        self.epochs[sender] = epoch
+        if isinstance(message, (Ready, Trained)):
+            sent += self._trainer(message)
+        elif isinstance(message, Hello):
+            sent += self._hello(message, now)
+        elif sender not in self.workers:
+            return [(sender, Refused(f"{sender} must say hello first"))]
+        else:
+            self.workers[sender].seen = now
+            if isinstance(message, Loaded):
+                self.workers[sender].version = max(self.workers[sender].version, message.version)
+            elif isinstance(message, Done):
+                sent += self._done(message)
+            else:
+                assert isinstance(message, Beat)
+        return sent + self._go_on()
+
+    def tick(self, now: float) -> Sent:
+        """Give up who was silent for too long. To be called several times in each `timeout`."""
+        for name, worker in list(self.workers.items()):
+            if now - worker.seen > self.timeout:
+                self._lose(name)
+                self.epochs[name] += 1  # whatever it says later comes from an epoch that is over
+        if self.unclaimed and now - self.began > self.timeout:
+            self.queue += sorted(self.unclaimed)
+            self.unclaimed = set()
+        return self._go_on()
+
+    def _note(self, event: Event, **more: str) -> None:
+        """Apply and write an event, in this order: what cannot follow is not written."""
+        self.life.apply(event)
+        self.write({"kind": event.kind, "groups": list(event.groups), "version": event.version, **more})
+
+    def _lose(self, name: str) -> None:
+        self.queue += sorted(self.workers.pop(name).running)
+
+    def _hello(self, message: Hello, now: float) -> Sent:
+        before = self.workers.get(message.sender)
+        claimed = set(message.running)
+        mine = {g for g in claimed if g in self.unclaimed or g in self.queue or before is not None and g in before.running}
+        if before is not None:
+            self.queue += sorted(before.running - mine)
+        self.unclaimed -= mine
+        self.queue = [group for group in self.queue if group not in mine]
+        self.workers[message.sender] = Worker(message.epoch, message.groups, message.version, now, mine)
+        self.since |= {group: oldest for group, oldest in zip(message.running, message.oldest, strict=True) if group in mine}
+        sent: Sent = [(message.sender, Forget(tuple(sorted(claimed - mine))))] if claimed - mine else []
+        return [*sent, (message.sender, Update(self.life.version))]
+
+    def _done(self, message: Done) -> Sent:
+        worker, group = self.workers[message.sender], message.group
+        if group not in worker.running:
+            return []  # it was taken away from this worker, or is said twice
+        try:
+            self._note(Event("ready", (group,), message.oldest), key=message.key, digest=message.digest)
+        except ValueError as error:
+            return [(message.sender, Refused(str(error)))]
+        worker.running.discard(group)
+        self.records[group] = message.key, message.digest
+        return []
+
+    def _trainer(self, message: Ready | Trained) -> Sent:
+        behind = isinstance(message, Ready) and message.version == self.life.version + 1
+        if isinstance(message, Trained) and message.version == self.life.version or behind:
+            try:
+                self._note(Event("train", message.groups, self.life.version))
+            except ValueError as error:
+                return [("trainer", Refused(str(error)))]
+            self.batch = None
+            told: Sent = [(name, Update(self.life.version)) for name in self.workers]
+        elif isinstance(message, Trained) and message.version == self.life.version - 1:
+            told = []  # said twice
+        elif isinstance(message, Trained) or message.version != self.life.version:
+            return [("trainer", Refused(f"the journal has {self.life.version} steps, the trainer {message.version}; is this its folder?"))]
+        else:
+            told = []
+        self.waits = self.waits or isinstance(message, Ready)
+        return told
+
+    def _go_on(self) -> Sent:
+        sent: Sent = []
+        if self.life.over:
+            stopped, self.waits = [*self.workers, *(["trainer"] if self.waits else [])], False
+            return [(name, Stop()) for name in stopped]
+        sent += self._drop_old()
+        if self.waits:
+            if self.batch is None and (taken := self._take()) is not None:
+                self.batch = taken
+            if self.batch is not None:
+                keys, digests = zip(*(self.records[group] for group in self.batch), strict=True)
+                sent.append(("trainer", Batch(self.life.version, self.batch, keys, digests)))
+                self.waits = False
+        return sent + self._assign()
+
+    def _take(self) -> tuple[int, ...] | None:
+        before = len(self.life.journal)
+        taken = self.life.take()
+        for event in self.life.journal[before:]:  # groups that were too old
+            self.write({"kind": event.kind, "groups": list(event.groups), "version": event.version})
+        return taken
+
+    def _drop_old(self) -> Sent:
+        """Groups whose first token will be too old at the next step are not played to their end."""
+        sent: Sent = []
+        for name, worker in self.workers.items():
+            late = sorted(group for group in worker.running if self.life.version - self.since[group] > self.rules.staleness)
+            for group in late:
+                self._note(Event("drop", (group,), self.life.version))
+                worker.running.discard(group)
+            if late:
+                sent.append((name, Forget(tuple(late))))
+        return sent
+
+    def _assign(self) -> Sent:
+        given: dict[str, list[int]] = {}
+        while True:
+            group = self.queue[0] if self.queue else len(self.life.state) if self.life.admissible else None
+            if group is None:
+                break
+            name = self._player(group)
+            if name is None and self.rules.staleness == 0 and self.queue:
+                # Another worker's block may still have someone who plays it.
+                group = next((g for g in self.queue if self._player(g) is not None), None)
+                name = None if group is None else self._player(group)
+            if name is None or group is None:
+                break
+            if group in self.queue:
+                self.queue.remove(group)
+            else:
+                self._note(Event("start", (group,), self.life.version))
+            worker = self.workers[name]
+            worker.running.add(group)
+            self.since[group] = worker.version
+            given.setdefault(name, []).append(group)
+        return [(name, Work(tuple(groups))) for name, groups in given.items()]
+
+    def _player(self, group: int) -> str | None:
+        """The worker that is to play a group: one with room and with weights that are young enough, the least busy one."""
+        names = self.names
+        if self.rules.staleness == 0:
+            names = (names[group % self.rules.groups * len(names) // self.rules.groups],)
+        able = []
+        for name in names:
+            worker = self.workers.get(name)
+            if worker is None or len(worker.running) >= worker.groups or worker.version < self.life.version - self.rules.staleness:
+                continue
+            if worker.version < 0:
+                continue
+            able.append((len(worker.running) / worker.groups, name))
+        return min(able)[1] if able else None

@@ -1,0 +1,346 @@
+"""The reconciler in virtual time: workers, trainer and the reconciler itself die, freeze and come back at any moment, and messages are lost
+with them. No group older than the bound is trained on, none twice, none is lost, and the run ends."""
+
+import heapq
+import itertools
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ref.async_rl import Rules
+from scaled.async_rl.messages import KINDS, Batch, Beat, Done, Forget, Hello, Loaded, Ready, Refused, Stop, Trained, Update, Work, decode, encode
+from scaled.async_rl.reconciler import Reconciler
+from tests.ref.test_async_rl import audit
+
+TIMEOUT = 5.0
+
+
+class Clock:
+    def __init__(self):
+        self.now, self.heap, self.order = 0.0, [], itertools.count()
+
+    def at(self, delay, what):
+        heapq.heappush(self.heap, (self.now + delay, next(self.order), what))
+
+
+class Client:
+    """A process with a first-in first-out connection each way. `alive` processes hear; frozen ones hear and speak later."""
+
+    def __init__(self, town, name, epoch):
+        self.town, self.name, self.epoch, self.alive, self.frozen, self.last = town, name, epoch, True, 0.0, 0.0
+
+    def later(self, delay, what):
+        """Do something unless this process is dead by then; a frozen one does it when it wakes up."""
+
+        def run():
+            if not self.alive:
+                return
+            if self.frozen > self.town.clock.now:
+                self.town.clock.at(self.frozen - self.town.clock.now, run)
+                return
+            what()
+
+        self.town.clock.at(delay, run)
+
+    def say(self, message):
+        self.last = max(self.last, self.town.clock.now + self.town.rng.random() * 0.1)
+        self.town.clock.at(self.last - self.town.clock.now, lambda generation=self.town.generation: self.town.hear(self, message, generation))
+
+
+class Player(Client):
+    def __init__(self, town, name, epoch):
+        super().__init__(town, name, epoch)
+        self.version, self.running, self.done = -1, {}, {}
+        self.connect()
+        self.beat()
+
+    def connect(self):
+        groups = {**self.running, **{group: done.oldest for group, done in self.done.items()}}
+        self.say(Hello(self.name, self.epoch, self.town.room, self.version, tuple(groups), tuple(groups.values())))
+        for done in self.done.values():
+            self.say(done)
+
+    def beat(self):
+        self.say(Beat(self.name, self.epoch))
+        self.later(1.0, self.beat)
+
+    def hear(self, message):
+        if isinstance(message, Work):
+            for group in message.groups:
+                assert self.version >= 0 and group not in self.running
+                self.running[group] = self.version
+                self.done.pop(group, None)
+                self.later(self.town.rng.lognormvariate(0.0, 1.2), lambda group=group: self.finish(group))
+        elif isinstance(message, Forget):
+            for group in message.groups:
+                self.running.pop(group, None)
+                self.done.pop(group, None)
+        elif isinstance(message, Update) and message.version > self.version:
+            self.later(self.town.rng.random(), lambda: self.load(message.version))
+        elif isinstance(message, Refused):
+            self.town.kill(self)
+        elif isinstance(message, Stop):
+            self.town.stopped.add(self.name)
+
+    def load(self, version):
+        assert version <= self.town.saved[0]  # only what is published can be loaded
+        if version > self.version:
+            self.version = version
+            self.say(Loaded(self.name, self.epoch, version))
+
+    def finish(self, group):
+        if group in self.running:
+            oldest = self.running.pop(group)
+            self.done[group] = Done(self.name, self.epoch, group, oldest, f"{group}-{self.name}-{self.epoch}", "")
+            self.say(self.done[group])
+
+
+class Learner(Client):
+    def __init__(self, town, name, epoch):
+        super().__init__(town, name, epoch)
+        self.busy = False
+        self.connect()
+
+    def connect(self):
+        if not self.busy:
+            self.say(Ready(self.name, self.epoch, *self.town.saved))
+
+    def hear(self, message):
+        if isinstance(message, Batch) and not self.busy and message.version == self.town.saved[0]:
+            self.busy = True
+            assert all(int(key.split("-")[0]) == group for key, group in zip(message.keys, message.groups, strict=True))
+            self.later(self.town.rng.random() * 2, lambda: self.save(message))
+        elif isinstance(message, Refused):
+            self.town.kill(self)
+        elif isinstance(message, Stop):
+            self.town.stopped.add(self.name)
+
+    def save(self, batch):
+        self.town.saved = batch.version + 1, batch.groups
+        self.town.steps.append(batch.groups)
+        self.later(self.town.rng.random() * 0.2, lambda: self.tell(batch))
+
+    def tell(self, batch):
+        self.busy = False
+        self.say(Trained(self.name, self.epoch, batch.version, batch.groups))
+        self.connect()
+
+
+class Town:
+    """Everyone, and a supervisor that starts anew whoever ended, with the next epoch."""
+
+    def __init__(self, rules, workers, room, seed, faults):
+        self.rules, self.room, self.rng, self.clock, self.faults = rules, room, random.Random(seed), Clock(), faults
+        self.names = [f"worker-{n}" for n in range(workers)]
+        self.lines, self.saved, self.steps, self.stopped, self.generation = [], (0, ()), [], set(), 0
+        self.epochs, self.clients, self.lines_to, self.reconciler = Counter(), {}, {}, None
+        self.rise()
+        for name in [*self.names, "trainer"]:
+            self.start(name)
+
+    def start(self, name):
+        self.clients[name] = (Learner if name == "trainer" else Player)(self, name, self.epochs[name])
+        self.epochs[name] += 1
+
+    def kill(self, client):
+        if client.alive:
+            client.alive = False
+            if self.clients[client.name] is client:
+                self.clock.at(self.rng.random() * 3, lambda: self.start(client.name))
+
+    def rise(self):
+        self.reconciler = Reconciler(self.rules, self.names, self.lines.append, [dict(line) for line in self.lines], TIMEOUT, self.clock.now)
+        self.generation += 1
+        for client in self.clients.values():
+            client.later(self.rng.random(), lambda client=client: client.connect())
+        self.tick(self.reconciler)
+
+    def tick(self, mine):
+        if self.reconciler is mine:
+            self.send(mine.tick(self.clock.now))
+            self.clock.at(TIMEOUT / 4, lambda: self.tick(mine))
+
+    def hear(self, client, message, generation):
+        if self.reconciler is not None and generation == self.generation:
+            if isinstance(message, (Hello, Ready)) and client.epoch >= self.reconciler.epochs.get(client.name, 0):
+                self.lines_to[client.name] = client  # answers go to whoever spoke last, as along a connection
+            self.send(self.reconciler.handle(decode(encode(message)), self.clock.now), client)
+
+    def send(self, sent, speaker=None):
+        for name, message in sent:
+            client = speaker if isinstance(message, Refused) else self.lines_to[name]
+            delay = max(client.__dict__.get("heard", 0.0), self.clock.now + self.rng.random() * 0.1)
+            client.heard = delay
+            client.later(delay - self.clock.now, lambda client=client, message=message: client.hear(decode(encode(message))))
+
+    def fault(self):
+        kind = self.rng.choice(["worker", "worker", "trainer", "reconciler", "freeze", "all workers"])
+        if kind == "reconciler" and self.reconciler is not None:
+            self.reconciler = None
+            self.clock.at(self.rng.random() * 8, self.rise)
+        elif kind == "freeze":
+            client = self.clients[self.rng.choice(self.names)]
+            client.frozen = self.clock.now + self.rng.random() * 4 * TIMEOUT
+        elif kind == "all workers":
+            for name in self.names:
+                self.kill(self.clients[name])
+        elif kind != "reconciler":
+            self.kill(self.clients["trainer" if kind == "trainer" else self.rng.choice(self.names)])
+
+    def play(self, most=4000.0):
+        for _ in range(self.faults):
+            self.clock.at(self.rng.random() * 60, self.fault)
+        everyone = {*self.names, "trainer"}
+        while self.clock.heap and not (self.saved[0] == self.rules.steps and self.stopped >= everyone):
+            self.clock.now, _, what = heapq.heappop(self.clock.heap)
+            assert self.clock.now < most, "the run does not end"
+            what()
+        return self
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 3), st.integers(1, 6), st.integers(1, 3), st.integers(1, 5), st.integers(0, 12))
+@example(0, 2, 0, 3, 2, 2, 0)
+def test_whatever_dies(seed, groups, staleness, steps, workers, room, faults):
+    rules = Rules(groups, staleness, steps)
+    town = Town(rules, workers, room, seed, faults).play()
+    events = Reconciler(rules, town.names, list().append, town.lines).life.journal
+    counts, version = audit(rules, events)
+    assert version == steps == len(town.steps) and counts["trained"] == steps * groups
+    assert counts["running"] == counts["ready"] == 0 and set(counts) <= {"trained", "dropped"}
+    # The journal's steps are the trainer's, and no group was trained on twice.
+    assert [event.groups for event in events if event.kind == "train"] == town.steps
+    assert len(set(itertools.chain(*town.steps))) == steps * groups
+
+
+def test_without_staleness_each_worker_has_its_block():
+    """S = 0, two workers, four groups: two each, in every step, in one message, and none before the new weights are there."""
+    rules, lines = Rules(4, 0, 2), []
+    r = Reconciler(rules, ["a", "b"], lines.append)
+    r.handle(Ready("trainer", 0, 0), 0.0)
+    for name in "ab":
+        r.handle(Hello(name, 0, 4, -1), 0.0)
+    assert r.handle(Loaded("a", 0, 0), 0.0) == [("a", Work((0, 1)))]
+    assert r.handle(Loaded("b", 0, 0), 0.0) == [("b", Work((2, 3)))]
+    for name, group in zip("bbaa", (3, 2, 1, 0), strict=True):
+        sent = r.handle(Done(name, 0, group, 0, f"k{group}", "d"), 1.0)
+    assert sent == [("trainer", Batch(0, (0, 1, 2, 3), ("k0", "k1", "k2", "k3"), ("d",) * 4))]
+    sent = r.handle(Trained("trainer", 0, 0, (0, 1, 2, 3)), 2.0)
+    assert sent == [("a", Update(1)), ("b", Update(1))]
+    assert r.handle(Loaded("a", 0, 1), 3.0) == [("a", Work((4, 5)))]
+    assert r.handle(Loaded("b", 0, 1), 3.0) == [("b", Work((6, 7)))]
+
+
+def test_a_zombie_is_refused_and_its_groups_are_played_by_others():
+    lines = []
+    r = Reconciler(Rules(2, 1, 2), ["a", "b"], lines.append, timeout=5.0)
+    r.handle(Hello("a", 0, 4, 0), 0.0)
+    assert r.life.count("running") == 4 and r.workers["a"].running == {0, 1, 2, 3}
+    r.handle(Hello("b", 0, 4, 0), 4.0)
+    sent = r.tick(6.0)
+    assert sent == [("b", Work((0, 1, 2, 3)))]
+    ((name, refused),) = r.handle(Done("a", 0, 0, 0, "k", "d"), 6.0)
+    assert isinstance(refused, Refused) and name == "a" and "epoch 0 of a is over" in refused.why
+    assert [line["kind"] for line in lines] == ["start"] * 4  # nothing was lost, and nothing started twice
+    assert r.handle(Done("b", 0, 0, 0, "k", "d"), 6.0) == [] and r.life.state[0] == "ready"
+    assert r.handle(Done("b", 0, 0, 0, "k", "d"), 6.0) == []  # said twice
+
+
+def test_a_step_that_was_saved_but_not_told_is_noted():
+    lines = []
+    r = Reconciler(Rules(1, 0, 3), ["a"], lines.append)
+    r.handle(Hello("a", 0, 1, 0), 0.0)
+    r.handle(Done("a", 0, 0, 0, "k", "d"), 0.0)
+    assert r.handle(Ready("trainer", 0, 0), 0.0) == [("trainer", Batch(0, (0,), ("k",), ("d",)))]
+    again = Reconciler(Rules(1, 0, 3), ["a"], lines.append, list(lines))
+    assert again.handle(Ready("trainer", 1, 1, (0,)), 0.0) == [] and again.life.version == 1
+    ((_, refused),) = again.handle(Ready("trainer", 1, 5, (0,)), 0.0)
+    assert isinstance(refused, Refused) and "the journal has 1 steps, the trainer 5" in refused.why
+    assert again.handle(Trained("trainer", 1, 0, (0,)), 0.0) == []  # said late
+
+
+def test_after_the_last_step_everyone_is_stopped():
+    r = Reconciler(Rules(1, 2, 1), ["a"], list().append)
+    r.handle(Hello("a", 0, 9, 0), 0.0)
+    assert r.life.count("running") == 1  # no group that no step needs
+    r.handle(Done("a", 0, 0, 0, "k", "d"), 0.0)
+    r.handle(Ready("trainer", 0, 0), 0.0)
+    assert ("a", Stop()) in r.handle(Trained("trainer", 0, 0, (0,)), 0.0)
+    assert r.handle(Ready("trainer", 0, 1, (0,)), 0.0) == [("a", Stop()), ("trainer", Stop())]
+
+
+@given(st.sampled_from(sorted(KINDS)), st.data())
+def test_messages_travel(kind, data):
+    from dataclasses import fields
+
+    some = {"str": st.text(), "int": st.integers(-1, 2**63), "tuple[int, ...]": st.lists(st.integers(0, 99)).map(tuple)}
+    some["tuple[str, ...]"] = st.lists(st.text()).map(tuple)
+    message = KINDS[kind](**{field.name: data.draw(some[str(field.type)]) for field in fields(KINDS[kind])})
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"kind": "Nothing"}',
+        b'{"kind": "Update"}',
+        b'{"kind": "Update", "version": "1"}',
+        b'{"kind": "Update", "version": true}',
+        b'{"kind": "Update", "version": 1, "more": 2}',
+        b'{"kind": "Work", "groups": [1, "2"]}',
+        b'{"kind": ["Work"]}',
+    ],
+)
+def test_what_is_no_message(data):
+    with pytest.raises(ValueError):
+        decode(data)
+
+
+def test_a_journal_that_contradicts_itself_is_refused():
+    with pytest.raises(ValueError, match="group 0 must be running; it is unknown"):
+        Reconciler(Rules(), ["a"], list().append, [{"kind": "ready", "groups": [0], "version": 0, "key": "k", "digest": "d"}])
+
+
+def test_what_a_worker_says_that_another_has_taken_over_it_forgets():
+    lines = []
+    r = Reconciler(Rules(2, 0, 1), ["a", "b"], lines.append)
+    r.handle(Hello("a", 0, 2, 0), 0.0)
+    r.handle(Done("a", 0, 0, 0, "k", "d"), 0.0)
+    again = Reconciler(Rules(2, 0, 1), ["a", "b"], lines.append, list(lines))
+    assert again.handle(Hello("a", 0, 2, 0, (0,), (0,)), 0.0) == [("a", Forget((0,))), ("a", Update(0))]
+
+
+def test_what_will_be_too_old_is_not_played_to_its_end():
+    r = Reconciler(Rules(1, 1, 5), ["a", "b"], list().append)
+    r.handle(Hello("a", 0, 1, 0), 0.0)
+    r.handle(Hello("b", 0, 1, 0), 0.0)
+    assert r.since == {0: 0, 1: 0}
+    r.handle(Ready("trainer", 0, 0), 0.0)
+    for step, group in enumerate((1, 2)):
+        sent = r.handle(Done("b", 0, group, step, f"k{group}", "d"), 0.0)
+        assert sent[0] == ("trainer", Batch(step, (group,), (f"k{group}",), ("d",)))
+        sent = r.handle(Trained("trainer", 0, step, (group,)), 0.0)
+        r.handle(Loaded("b", 0, step + 1), 0.0)
+        r.handle(Ready("trainer", 0, step + 1, (group,)), 0.0)
+    assert ("a", Forget((0,))) in sent and r.life.state[0] == "dropped" and 0 not in r.workers["a"].running
+
+
+def test_the_trainer_waits_until_it_has_a_batch_and_has_it_once():
+    r = Reconciler(Rules(1, 1, 3), ["a"], list().append)
+    r.handle(Hello("a", 0, 4, 0), 0.0)
+    r.handle(Done("a", 0, 0, 0, "k0", "d"), 0.0)
+    r.handle(Ready("trainer", 0, 0), 0.0)
+    r.handle(Trained("trainer", 0, 0, (0,)), 0.0)
+    r.handle(Ready("trainer", 0, 1, (0,)), 0.0)
+    r.handle(Trained("trainer", 0, 0, (0,)), 0.0)  # said late
+    assert r.handle(Done("a", 0, 1, 0, "k1", "d"), 0.0) == [("trainer", Batch(1, (1,), ("k1",), ("d",)))]
+    assert r.handle(Beat("a", 0), 0.0) == []
+    assert r.handle(Ready("trainer", 0, 1, (0,)), 0.0) == [("trainer", Batch(1, (1,), ("k1",), ("d",)))]  # asked again: the same
