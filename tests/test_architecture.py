@@ -239,9 +239,9 @@ def test_a_private_name_of_another_file_is_seen(source, found):
     assert trespasses(source, ("ref",), {"_other"}) == found
 
 
-HELPERS = {"bits", "cost", "gate", "launch", "ptx", "ptx_arithmetic"}
+HELPERS = {"bits", "cost", "gate", "launch", "ptx", "ptx_floats", "ptx_integers"}
 """Files of kernels/ that replace nothing."""
-JUDGES = {"cost", "gate", "ptx", "ptx_arithmetic"}
+JUDGES = {"cost", "gate", "ptx", "ptx_floats", "ptx_integers"}
 """Files of kernels/ that tell about kernels: no part of a run calls them."""
 PARTS = {"gemm": "quant", "grouped_gemm": "quant", "experts": "quant"}
 """Files of kernels/ that replace functions of a `ref` file that has more of them than one file should hold."""
