@@ -44,6 +44,9 @@ def floats(bits: np.ndarray, kind: str) -> np.ndarray:
     """Bits of one number per element as floats that hold it exactly: float32 for f32, float64 for the 16-bit formats."""
     if kind == "f32":
         return bits.view(np.float32)
+    if kind == "f64":  # float32, widened
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            return bits.view(np.float32).astype(np.float64)
     if kind == "f16":
         return bits.view(np.float16).astype(np.float64)
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
@@ -196,13 +199,13 @@ def conversion(words: list[str], to: str, of: str) -> Operation | None:
     if to == "f32" and of in ("bf16", "f16") and not words:
         return Operation(32, (16,), lambda a: bits_of(floats(a, of).astype(np.float32), "f32"))
     if of == "f32" and to in ("bf16", "f16") and rounding == {"rn"}:
-        return Operation(16, (32,), lambda a: encode(floats(a, "f32").astype(np.float64), to))
+        return Operation(16, (32,), lambda a: encode(floats(a, "f64"), to))
     pairs = {"bf16x2": ("bf16", 16, {"rn"}), "f16x2": ("f16", 16, {"rn"}), "e4m3x2": ("e4m3", 8, {"rn", "satfinite"})}
     if of == "f32" and to in pairs and rounding == pairs[to][2]:
         small, bits, _ = pairs[to]
 
         def pack(high, low):
-            codes = [encode(floats(v, "f32").astype(np.float64), small).astype(UNSIGNED[2 * bits]) for v in (high, low)]
+            codes = [encode(floats(v, "f64"), small).astype(UNSIGNED[2 * bits]) for v in (high, low)]
             return (codes[0] << UNSIGNED[2 * bits](bits)) | codes[1]
 
         return Operation(2 * bits, (32, 32), pack)

@@ -10,6 +10,7 @@ is an error, unless the second writes what is there.
 
 import numpy as np
 
+from .ptx_floats import NAN, operation
 from .ptx_integers import SIGNED, UNSIGNED
 
 __all__ = ["Fault", "Memory", "Shared", "reduced", "shuffle"]
@@ -46,10 +47,10 @@ class Memory:
         at = addresses.astype(np.int64) - BASE
         inside = (at >= 0) & (at + size <= len(self.mapped))
         inside &= self.mapped[np.where(inside, at, 0)] & self.mapped[np.where(inside, at + size - 1, 0)] if len(self.mapped) else False
-        if not inside.all():
-            raise Fault(f"{size} bytes at {int(addresses[~inside][0]):#x} are not in any array")
         if (at % size).any():
             raise Fault(f"{int(addresses[at % size != 0][0]):#x} is not a multiple of {size}")
+        if not inside.all():
+            raise Fault(f"{size} bytes at {int(addresses[~inside][0]):#x} are not in any array")
         return (at // (width // 8))[:, None] + np.arange(parts)
 
     def load(self, addresses: np.ndarray, width: int, parts: int) -> np.ndarray:
@@ -122,9 +123,18 @@ def shuffle(mode: str, value: np.ndarray, by: np.ndarray, limits: np.ndarray) ->
     return np.take_along_axis(value, np.broadcast_to(partner, value.shape), 1), partner
 
 
-def reduced(name: str, kind: str, value: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """redux for whole warps: value [warps, 32] over the lanes that each lane's mask names."""
+def reduced(name: str, kind: str, value: np.ndarray, members: np.ndarray, nan: bool = False) -> np.ndarray:
+    """redux for whole warps: value [warps, 32] over the lanes that each lane's mask names. Of floats, NaN counts if `nan`, or if all are NaN."""
     inside = (members[:, :, None] >> np.arange(32, dtype=np.uint32)) & np.uint32(1) == 1
+    if kind == "f32":
+        found = np.full(value.shape, NAN, np.uint32)
+        pick = operation(f"{name}.NaN.f32" if nan else f"{name}.f32").compute
+        for lane in range(32):
+            here = inside[..., lane]
+            other = np.broadcast_to(value[:, lane, None], found.shape)
+            first = here & ~inside[..., :lane].any(-1)
+            found = np.where(first, other, np.where(here, pick(found, other), found))
+        return found
     x = value.view((SIGNED if kind[0] == "s" else UNSIGNED)[32])
     info = np.iinfo(x.dtype)
     function, nothing = {

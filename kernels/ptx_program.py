@@ -84,6 +84,9 @@ OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
 ADDRESS = re.compile(r"\[\s*([%$\w]+)\s*(?:([+-])\s*(-?\w+)\s*)?\]")
 
 
+REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]*);")
+
+
 def operand(text: str) -> Operand:
     if text[0] == "{":
         parts = tuple(operand(part) for part in OPERAND.findall(text[1:-1]))
@@ -114,12 +117,10 @@ def parse(text: str) -> Program:
     threads = re.search(r"\.reqntid\s+(\d+)", head)
     registers, instructions, labels, depth, waiting = {}, [], {}, 1, ""
     for line in rest.splitlines():
-        line = line.strip()
-        if register := re.fullmatch(r"\.reg\s+\.(\w+)\s+(.*);", line):
-            width = 1 if register[1] == "pred" else int(register[1][1:])
-            for name in register[2].split(","):
-                registers[re.sub(r"<\d+>$", "*", name.strip())] = width
-            continue
+        for kind, several in REGISTERS.findall(line):
+            for name in several.split(","):
+                registers[re.sub(r"<\d+>$", "*", name.strip())] = 1 if kind == "pred" else int(kind[1:])
+        line = REGISTERS.sub("", line).strip()
         if not waiting and line in ("{", "}"):
             depth += 1 if line == "{" else -1
             if not depth:

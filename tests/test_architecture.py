@@ -239,10 +239,10 @@ def test_a_private_name_of_another_file_is_seen(source, found):
     assert trespasses(source, ("ref",), {"_other"}) == found
 
 
-HELPERS = {"bits", "cost", "gate", "launch", "ptx", "ptx_floats", "ptx_integers"}
-"""Files of kernels/ that replace nothing."""
-JUDGES = {"cost", "gate", "ptx", "ptx_floats", "ptx_integers"}
+JUDGES = {"cost", "gate", *(f"ptx{part}" for part in ("", "_floats", "_integers", "_memory", "_program", "_steps"))}
 """Files of kernels/ that tell about kernels: no part of a run calls them."""
+HELPERS = {"bits", "launch", *JUDGES}
+"""Files of kernels/ that replace nothing."""
 PARTS = {"gemm": "quant", "grouped_gemm": "quant", "experts": "quant"}
 """Files of kernels/ that replace functions of a `ref` file that has more of them than one file should hold."""
 
