@@ -1,16 +1,16 @@
 """What kernels cost before any GPU has run them: launches with their bytes and FLOPs, and a floor of their time on four GPUs.
 
-    Launch        one launch of one kernel: bytes read and written once, FLOPs, the format of the product's operands
-    GPU, GPUS     peaks of H100, H200, B200 and B300 from public data sheets, dense
-    quantised     a matrix in one orientation or in both, as one pass over it
-    product       one product of two quantised matrices
-    linear        both operands quantised, then their product
-    moe           the launches of a layer of experts, forward and backward, with quantisers fused into what comes before them, or apart
-    floor         seconds: for each launch the longer of its bytes over the bandwidth and its FLOPs over the peak
+    Launch               one launch of one kernel: bytes read and written once, FLOPs, the format of the product's operands
+    GPU, GPUS            peaks of H100, H200, B200 and B300 from public data sheets, dense
+    quantised            a matrix in one orientation or in both, as one pass over it
+    product              one product of two quantised matrices
+    quantised_product    both operands quantised, then their product
+    moe                  the launches of a layer of experts, forward and backward, with quantisers fused into what comes before them, or apart
+    floor                seconds: for each launch the longer of its bytes over the bandwidth and its FLOPs over the peak
 
-A floor is a lower bound. Every launch reads each of its inputs once and writes each of its outputs once; a gather reads a row each time
-that it is named. Launches follow one another. What a floor leaves out: the time to start a launch, caches, tiles that are not full, uneven
-experts, and clocks below their peak. Every count is a plain sum, so that it can be checked with a pencil.
+A floor is what launches take at least that follow one another and meet only in memory. Every launch reads each of its inputs once and writes each
+of its outputs once; a gather reads a row each time that it is named, though a cache may serve some. A floor leaves out the time to start a launch,
+tiles that are not full, uneven experts, and clocks below their peak. Every count is a plain sum, so that it can be checked with a pencil.
 
 Without torch and Triton: `etude plan --kernels` computes on any machine.
 """
@@ -18,7 +18,7 @@ Without torch and Triton: `etude plan --kernels` computes on any machine.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["BYTES", "GPU", "GPUS", "QUANTISERS", "Launch", "floor", "linear", "moe", "product", "quantised", "share_of_quantisers"]
+__all__ = ["BYTES", "GPU", "GPUS", "QUANTISERS", "Launch", "floor", "moe", "product", "quantised", "quantised_product", "share_of_quantisers"]
 
 BYTES = {"bfloat16": 2.0, "fp8": 1 + 4 / 128, "mxfp8": 1 + 1 / 32, "nvfp4-token": 1 / 2 + 1 / 16}
 """Bytes per number with the scales of its block, by the names of `kernels.gemm.FORMS`. NVFP4's float32 scale per token comes on top."""
@@ -127,7 +127,7 @@ def weight_gradient(name: str, rows: float, N: float, K: float, form: str, exper
     return Launch(name, rows * (N + K) * BYTES[form], experts * N * K * out, 2 * rows * N * K, form)
 
 
-def linear(M: int, N: int, K: int, form: str) -> list[Launch]:
+def quantised_product(M: int, N: int, K: int, form: str) -> list[Launch]:
     """Quantise both operands, and multiply them."""
     return [*quantised("x", M, K, form), *quantised("weight", N, K, form), product("product", M, N, K, form)]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.cost import BYTES, GPUS, Launch, floor, linear, moe, product, quantised, share_of_quantisers
+from kernels.cost import BYTES, GPUS, Launch, floor, moe, product, quantised, quantised_product, share_of_quantisers
 
 QWEN = dict(tokens=32_768, hidden=2048, width=768, experts=128, top=8)
 FORMS = [("bfloat16", "bfloat16"), ("mxfp8", "mxfp8"), ("nvfp4-token", "mxfp8"), ("fp8", "fp8")]
@@ -81,8 +81,8 @@ def test_laws_of_a_floor(sizes, experts, top, forms, fused, name):
 
 
 @given(st.integers(1, 8192), st.integers(1, 8192), st.integers(1, 8192), st.sampled_from(sorted(BYTES)))
-def test_a_linear_layer_is_its_parts(M, N, K, form):
-    launches = linear(M, N, K, form)
+def test_a_quantised_product_is_its_parts(M, N, K, form):
+    launches = quantised_product(M, N, K, form)
     assert len(launches) == (1 if form == "bfloat16" else 3)
     assert sum(one.flops for one in launches) == 2 * M * N * K
     # What quantisers write the product reads, but for NVFP4's scales of tokens.
