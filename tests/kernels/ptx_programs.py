@@ -102,7 +102,7 @@ PROGRAMS = {
     ),
     "nvfp4 swiglu": nvfp4("bf16", (2, 1024), swiglu=True, aligned=True),
 }
-ONLY = {"mxfp8 fusion": ["sm_90"], "nvfp4 swiglu": ["sm_90"]}
+ONLY = {"mxfp8 eight warps": ["sm_100"], "mxfp8 fusion": ["sm_90"], "nvfp4 swiglu": ["sm_90"]}
 """What one GPU is enough for."""
 
 

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import ptx_floats
+from kernels import quant as quantisers
 from kernels.gate import same_bits
-from kernels.ptx import Fault, Memory, UnknownInstruction, parse, run
+from kernels.ptx import Fault, Memory, UnknownInstruction, parse, ptx, run
 from kernels.ptx_program import contracted, contractions, open_roundings
 from ref import delta, expert_rows, quant, router_replay
 from ref.formats import E2M1, e4m3_decode
@@ -300,6 +301,13 @@ def test_one_rounding_is_not_two():
         go = Play(program)
         found += go.run((1,), go.take((1,), torch.float32))
     assert [x.item() for x in found] == [0.0, 2.0**-24]
+
+
+def test_under_the_interpreter_nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr("kernels.ptx.INTERPRETED", True)
+    one = PROGRAMS["largest float32"]
+    with pytest.raises(RuntimeError, match="kernels cannot be compiled with TRITON_INTERPRET=1 in the environment; compile them in a process without"):
+        ptx(quantisers.largest_kernel, one.signature, one.constants, 90)
 
 
 def test_activations_are_refused(programs):
