@@ -155,27 +155,30 @@ def open_roundings(program: Program) -> list[Instruction]:
 
 def contractions(program: Program) -> dict[int, tuple[int, int]]:
     """Index of each addition → which of its operands is the result, or the size of the result, of which multiplication, where both leave their
-    rounding open and are of single numbers. Registers with one writer are followed; what went through a selection cannot be fused."""
+    rounding open. Registers with one writer are followed, also into pairs and out of them; what went through a selection cannot be fused."""
     writers: dict[str, list[int]] = {}
     for i, one in enumerate(program.instructions):
         for part in one.operands[0].parts if one.operands and isinstance(one.operands[0], Vector) else one.operands[:1]:
             writers.setdefault(getattr(part, "name", ""), []).append(i)
 
     def source(value: Operand) -> int | None:
+        if isinstance(value, Vector):
+            return next((at for part in value.parts if (at := source(part)) is not None), None)
         found = writers.get(getattr(value, "name", ""), ())
         if len(found) != 1:
             return None
         one = program.instructions[found[0]]
-        if one.opcode == "mul.f32":
+        if one.opcode in ("mul.f32", "mul.f32x2"):
             return found[0]
-        return source(one.operands[1]) if one.opcode in ("abs.f32", "mov.b32") else None
+        return source(one.operands[1]) if one.opcode in ("abs.f32", "neg.f32", "mov.b32", "mov.b64") else None
 
-    adds = [(i, one) for i, one in enumerate(program.instructions) if one.opcode == "add.f32"]
+    adds = [(i, one) for i, one in enumerate(program.instructions) if one.opcode in OPEN and not one.opcode.startswith("mul")]
     return {i: (place, at) for i, one in adds for place in (1, 2) if (at := source(one.operands[place])) is not None}
 
 
 def contracted(program: Program) -> Program:
-    """Each addition of `contractions` as one fused multiply-add: a·b + c, or |a|·|b| + c if the addition takes the product's size."""
+    """Each addition of `contractions` as one fused multiply-add: a·b + c, or |a|·|b| + c if the addition takes the product's size. Raises
+    ValueError for pairs, subtractions and what takes another way."""
     found, out, moved = contractions(program), [], []
     a, b = Register("%fused_a"), Register("%fused_b")
     for i, one in enumerate(program.instructions):
@@ -183,7 +186,13 @@ def contracted(program: Program) -> Program:
         if i in found:
             place, at = found[i]
             multiply, other = program.instructions[at], one.operands[3 - place]
-            way = "mov.b32" if one.operands[place] == multiply.operands[0] else "abs.f32"
+            straight = one.operands[place] == multiply.operands[0]
+            size = Instruction("abs.f32", (one.operands[place], multiply.operands[0]))
+            if (one.opcode, multiply.opcode) != ("add.f32", "mul.f32") or not (
+                straight or any((step.opcode, step.operands) == (size.opcode, size.operands) for step in program.instructions)
+            ):
+                raise ValueError(f"cannot fuse {multiply.text} into {one.text}")
+            way = "mov.b32" if straight else "abs.f32"
             out += [Instruction(way, (name, value), one.guard, one.negated) for name, value in zip((a, b), multiply.operands[1:], strict=True)]
             one = replace(one, opcode="fma.rn.f32", operands=(one.operands[0], a, b, other), text=f"{multiply.text}; {one.text}")
         out.append(one)

@@ -57,11 +57,11 @@ def nvfp4(number: str, tile: tuple[int, int], tensor=False, fast=False, aligned=
     return Compiled("quant.nvfp4_kernel", types, constants, aligned, {"enable_fp_fusion": fusion})
 
 
-def fp8(number: str, block: tuple[int, int], native=True, aligned=False) -> Compiled:
+def fp8(number: str, block: tuple[int, int], native=True, aligned=False, fusion=False) -> Compiled:
     types = {"x": f"*{number}", "codes": "*u8", "scales": "*fp32", **{name: "i32" for name in ("M", "N", "sb", "sm", "sn")}}
     wide = [1 << (size - 1).bit_length() for size in block]
     constants = dict(BM=block[0], BN=block[1], RM=max(1, 32 // wide[0]), NATIVE=native, SWIGLU=False, PM=wide[0], PN=wide[1])
-    return Compiled("quant.fp8_kernel", types, constants, aligned, {"enable_fp_fusion": False})
+    return Compiled("quant.fp8_kernel", types, constants, aligned, {"enable_fp_fusion": fusion})
 
 
 def plain(kernel: str, types: dict[str, str], aligned: bool = True, **constants: object) -> Compiled:
@@ -82,6 +82,9 @@ PROGRAMS = {
     "nvfp4 fast": nvfp4("bf16", (2, 1024), fast=True, aligned=True),
     "nvfp4 tensor": nvfp4("fp32", (2, 1024), tensor=True),
     "nvfp4 tensor fast": nvfp4("bf16", (1, 2048), tensor=True, fast=True, aligned=True),
+    "nvfp4 token fusion": nvfp4("bf16", (2, 1024), aligned=True, fusion=True),
+    "nvfp4 fast fusion": nvfp4("bf16", (2, 1024), fast=True, aligned=True, fusion=True),
+    "fp8 fusion": fp8("bf16", (1, 128), native=False, aligned=True, fusion=True),
     "fp8 1x128": fp8("bf16", (1, 128), aligned=True),
     "fp8 128x128": fp8("fp32", (128, 128)),
     "fp8 3x20": fp8("fp32", (3, 20)),
@@ -103,6 +106,7 @@ PROGRAMS = {
     "nvfp4 swiglu": nvfp4("bf16", (2, 1024), swiglu=True, aligned=True),
 }
 ONLY = {"mxfp8 eight warps": ["sm_100"], "mxfp8 fusion": ["sm_90"], "nvfp4 swiglu": ["sm_90"]}
+ONLY |= {name: ["sm_100"] for name in ("nvfp4 token fusion", "nvfp4 fast fusion", "fp8 fusion")}
 """What one GPU is enough for."""
 
 
