@@ -161,6 +161,9 @@ def plan(
         Path | None,
         typer.Option(help="With --recipe: Hugging Face folder; config.json and tokenizer.json suffice.", show_default="none", metavar="FOLDER"),
     ] = None,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Launches of quantised products and experts: bytes, FLOPs, floors on four GPUs.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the plan as JSON, and the picture of a step.", show_default="none")] = None,
 ) -> None:
     """Estimate the memory, traffic, time and price of one step of a full run, or of all stages of the recipe, on a given number of GPUs."""
@@ -168,6 +171,16 @@ def plan(
     from kit.settings import RunError
 
     given = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    if kernels:
+        if wrong := sorted(given - {"kernels", "out"}):
+            raise RunError(f"--{wrong[0]} is not for --kernels, whose shapes and GPUs are fixed; leave one of the two out")
+        from etude import kernel_costs
+
+        kernel_costs.show()
+        if out is not None:
+            kernel_costs.write(out)
+            print(f"plan: {out / 'kernels-plan.json'}")
+        return
     if recipe is None and checkpoint is not None:
         raise RunError("--checkpoint needs --recipe; for one step use --model FOLDER")
     if recipe is not None:

@@ -41,6 +41,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "twins": tables.twins,
     "plan-output": tables.plan_output,
     "recipe-plan-output": tables.recipe_plan_output,
+    "kernels-plan-output": tables.kernels_plan_output,
     "plan": tables.plan,
 }
 

@@ -157,6 +157,17 @@ def recipe_plan_output() -> str:
     return "\n".join(["```", command, *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"])
 
 
+def kernels_plan_output() -> str:
+    """What `etude plan --kernels` prints."""
+    from rich.console import Console
+
+    from etude import kernel_costs
+
+    text = io.StringIO()
+    kernel_costs.show(Console(file=text, width=110, color_system=None))
+    return "\n".join(["```", "$ etude plan --kernels", *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"])
+
+
 def plan() -> str:
     """What the plan says a step takes, beside what it took, by network and layout."""
     (found,) = measured("plan-*.json")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STDLIB = set(sys.stdlib_module_names)
 ROOMS = {"kit", "ref", "kernels", "scaled", "sims", "lessons", "etude", "app"}
 # What the two strict rooms may import beside the standard library, and which rooms each may know.
-LIBRARIES = {"ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "tokenizers"}, "kernels": {"torch", "triton", "jaxtyping"}}
+LIBRARIES = {"ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "tokenizers"}, "kernels": {"torch", "triton", "jaxtyping", "numpy"}}
 MAY = {
     "ref": {"ref"},
     "kernels": {"kernels", "ref"},
@@ -239,7 +239,9 @@ def test_a_private_name_of_another_file_is_seen(source, found):
     assert trespasses(source, ("ref",), {"_other"}) == found
 
 
-HELPERS = {"bits", "gate", "launch"}
+JUDGES = {"cost", "gate", *(f"ptx{part}" for part in ("", "_floats", "_integers", "_memory", "_program", "_steps"))}
+"""Files of kernels/ that tell about kernels: no part of a run calls them."""
+HELPERS = {"bits", "launch", *JUDGES}
 """Files of kernels/ that replace nothing."""
 PARTS = {"gemm": "quant", "grouped_gemm": "quant", "experts": "quant"}
 """Files of kernels/ that replace functions of a `ref` file that has more of them than one file should hold."""
@@ -283,7 +285,7 @@ def called(rooms: set[str]) -> set[str]:
 def test_kernels_have_the_callers_that_the_catalogue_promises():
     """`scaled` calls every kernel but those of which kernels/README.md says that nothing does, and no technique names one of those."""
     told = re.findall(r"Nothing calls `(\w+)` yet", (ROOT / "kernels" / "README.md").read_text(encoding="utf-8"))
-    assert {path.stem for path in kernel_files()} - {"gate"} - called({"scaled"}) == set(told)
+    assert {path.stem for path in kernel_files()} - JUDGES - called({"scaled"}) == set(told)
     named = {Path(technique.kernel).stem for technique in catalog.TECHNIQUES if technique.kernel}
     assert named <= called({"scaled"})
 
