@@ -3,5 +3,7 @@
 | file | what |
 |---|---|
 | `messages.py` | what the services say to each other: frozen dataclasses, as JSON |
+| `player.py` | groups of conversations played by one engine, with slow tools and weights in flight |
+| `records.py` | a finished group as bytes |
 | `reconciler.py` | who does what: leases, deadlines, epochs, and the journal that all of it is rebuilt from |
 """

@@ -1,9 +1,11 @@
-"""The small world as the environment of a full run of RL (`ref.rl.World`): connects `scaled/rl.py` with `sims/microrepo/`."""
+"""The small world as the environment of a full run of RL: a `ref.rl.World` for `scaled/rl.py`, which plays batches, and a
+`scaled.async_rl.player.Scene`, which is asked for one conversation at a time."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from kit.settings import RunError, fill
 from ref.cpt import load_tokenizer
 from ref.engine.sampler import Sampler
 from ref.rl import Played, Settings
+from ref.self_summary import Chain
 from sims.microrepo import Session, Task
 from sims.recipe.agent import Episode, Language, pay, play
 from sims.recipe.data import task_stream
@@ -43,10 +46,12 @@ class Asked(Protocol):
 class MicroWorld:
     """Tasks of repairing tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in `recipe`; without it, as in the
     run of the recipe that the checkpoint comes from (`origin`), else the recipe's defaults. Raises RunError for a tokenizer without role
-    tokens, or if `c.length` is too short for a context; `length` is what the user calls that setting."""
+    tokens, or if `c.length` is too short for a context; `length` is what the user calls that setting. `tool_s`: mean time of a tool in seconds,
+    log-normal with σ = 1, for runs that do not wait for each other; a tool of the small world itself takes microseconds."""
 
-    def __init__(self, c: Asked, recipe: Recipe | None = None, length: str = "length"):
+    def __init__(self, c: Asked, recipe: Recipe | None = None, length: str = "length", tool_s: float = 0.0):
         assert c.checkpoint is not None
+        self.tool_s = tool_s
         path = Path(c.checkpoint) / "tokenizer.json"
         self.language = Language(load_tokenizer(path))
         if None in (self.language.env, self.language.agent):
@@ -78,6 +83,19 @@ class MicroWorld:
         chosen = [self.task(stream, n) for n in tasks]
         episodes = play(sampler, self.language, chosen, 1, self.how, self.recipe.rl.max_turns, generator, self.temperature)
         return [Played(e.chain, pay(e, self.payment)["reward"], figures(e)) for e in episodes]
+
+    def open(self, stream: str, task: int) -> Episode:
+        """`scaled.async_rl.player.Scene`."""
+        return Episode(self.language, Session(self.task(stream, task), self.recipe.rl.max_turns))
+
+    def latency(self, stream: str, task: int, rollout: int, turn: int) -> float:
+        """`scaled.async_rl.player.Scene`."""
+        return self.tool_s * random.Random(f"{stream}-{task}-{rollout}-{turn}").lognormvariate(-0.5, 1.0)
+
+    def settle(self, conversation: Episode, chain: Chain) -> Played:
+        """`scaled.async_rl.player.Scene`."""
+        conversation.take(chain)
+        return Played(chain, pay(conversation, self.payment)["reward"], figures(conversation))
 
 
 def figures(episode) -> dict[str, float]:

@@ -1,0 +1,158 @@
+"""Plays groups of conversations with one engine, as many at a time as it has seats, and takes new weights between two tokens.
+
+No process, no clock: `tick(now)` makes one step of the engine. A worker calls it in a loop, and tests call it in virtual time. A tool that takes a
+while occupies its seat, but the engine goes on without it.
+
+What a rollout samples depends on its group, its number and the weights, not on what else is played: its random numbers are its own. So a group
+that is played anew, by whomever, is the same group if the weights are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
+
+import torch
+
+from ref.engine.continuous import Engine
+from ref.engine.sampler import Conversation, Sampler, uniform
+from ref.network import Transformer
+from ref.rl import Played
+from ref.self_summary import Chain, Chaining, Link
+
+__all__ = ["Player", "Scene"]
+
+C = TypeVar("C", bound=Conversation)
+
+
+class Scene(Protocol[C]):
+    """The environment, one conversation at a time. `ref.rl.World` plays whole batches instead."""
+
+    how: Chaining
+    """How contexts are joined."""
+
+    def open(self, stream: str, task: int) -> C:
+        """A new conversation about a task of a stream."""
+        ...
+
+    def latency(self, stream: str, task: int, rollout: int, turn: int) -> float:
+        """Seconds that the environment takes for its answer to a turn; the same whenever it is asked."""
+        ...
+
+    def settle(self, conversation: C, chain: Chain) -> Played:
+        """What a finished conversation earned."""
+        ...
+
+
+@dataclass(eq=False)
+class Rollout(Generic[C]):
+    """A rollout under way."""
+
+    group: int
+    number: int
+    conversation: C
+    link: Link
+    draws: torch.Generator
+    turns: int = 0
+    seat: int = -1
+
+
+class Player(Generic[C]):
+    """`rollouts`: conversations of a group. Task g of the stream is group g's."""
+
+    def __init__(
+        self, sampler: Sampler, scene: Scene[C], slots: int, rollouts: int, seed: int, temperature: float = 1.0, stream: str = "rl", budget: int = 512
+    ):
+        self.scene, self.rollouts, self.seed, self.stream = scene, rollouts, seed, stream
+        self.engine = Engine(sampler, slots, scene.how.limit, temperature, budget)
+        self.waiting: list[Rollout[C]] = []  # without a seat
+        self.seated: dict[int, Rollout[C]] = {}
+        self.due: list[tuple[float, int, Rollout[C], list[int]]] = []  # answers that come later
+        self.order = itertools.count()
+        self.played: dict[int, dict[int, Played]] = {}
+
+    @property
+    def version(self) -> int:
+        """Of the weights."""
+        return self.engine.sampler.version
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The groups under way."""
+        return tuple(self.played)
+
+    def give(self, groups: Sequence[int]) -> None:
+        """Begin some groups. Raises ValueError for one that is under way."""
+        for group in groups:
+            if group in self.played:
+                raise ValueError(f"group {group} is under way")
+            self.played[group] = {}
+            for number in range(self.rollouts):
+                conversation = self.scene.open(self.stream, group)
+                draws = torch.Generator().manual_seed(seed_of(self.seed, self.stream, group, number))
+                self.waiting.append(Rollout(group, number, conversation, Link(conversation, self.scene.how), draws))
+
+    def forget(self, groups: Sequence[int]) -> None:
+        """Give groups up; those that are not under way are none of its business."""
+        for group in groups:
+            self.played.pop(group, None)
+        self.waiting = [r for r in self.waiting if r.group in self.played]
+        self.due = [one for one in self.due if one[2].group in self.played]
+        heapq.heapify(self.due)
+        for seat, rollout in list(self.seated.items()):
+            if rollout.group not in self.played:
+                self.engine.leave(seat)
+                del self.seated[seat]
+
+    def load(self, model: Transformer, version: int, cache: Literal["keep", "recompute"] = "keep") -> None:
+        """New weights, in the middle of whatever is under way."""
+        self.engine.load(model, version, cache)
+
+    def idle(self, now: float) -> float:
+        """Seconds until there is something to do; 0 if there is something, infinity if nothing is under way."""
+        if self.engine.full or any(state == "ready" for state in self.engine.state) or self.waiting and self.engine.free:
+            return 0.0
+        return max(0.0, self.due[0][0] - now) if self.due else float("inf")
+
+    def tick(self, now: float) -> dict[int, list[Played]]:
+        """One step. Returns the groups that are now finished, each with its rollouts in order."""
+        while self.due and self.due[0][0] <= now:
+            _, _, rollout, answer = heapq.heappop(self.due)
+            self.engine.answer(rollout.seat, answer)
+        while self.waiting and self.engine.free:
+            rollout = self.waiting.pop(0)
+            draws = uniform([rollout.draws], 1, self.engine.max_len)[0]
+            rollout.seat = self.engine.join(rollout.link.prompt, rollout.link.stop, draws)
+            self.seated[rollout.seat] = rollout
+        finished = {}
+        for seat in self.engine.step():
+            rollout = self.seated[seat]
+            turn = self.engine.turn(seat)
+            answer = None if turn is None else rollout.link.reply(turn)
+            if answer is not None:
+                seconds = self.scene.latency(self.stream, rollout.group, rollout.number, rollout.turns)
+                rollout.turns += 1
+                if seconds > 0:
+                    heapq.heappush(self.due, (now + seconds, next(self.order), rollout, answer))
+                else:
+                    self.engine.answer(seat, answer)
+                continue
+            del self.seated[seat]
+            if rollout.link.take(self.engine.leave(seat, finished=turn is not None)):
+                self.waiting.insert(0, rollout)
+                continue
+            of_group = self.played[rollout.group]
+            of_group[rollout.number] = self.scene.settle(rollout.conversation, rollout.link.chain)
+            if len(of_group) == self.rollouts:
+                finished[rollout.group] = [of_group[number] for number in range(self.rollouts)]
+                del self.played[rollout.group]
+        return finished
+
+
+def seed_of(*parts: object) -> int:
+    """A 63-bit seed from words and numbers, the same in every process."""
+    return int.from_bytes(hashlib.sha256("-".join(map(str, parts)).encode()).digest()[:8], "little") >> 1
