@@ -103,9 +103,14 @@ class Engine:
 
     def load(self, model: Transformer, version: int, cache: Literal["keep", "recompute"] = "keep") -> None:
         """New weights for all tokens from the next step on. `cache`: what becomes of the keys and values of what was read before."""
+        self.sampler.load(model, version)
+        self.renewed(version, cache)
+
+    def renewed(self, version: int, cache: Literal["keep", "recompute"] = "keep") -> None:
+        """The same, after somebody has written new weights into `sampler.model`."""
         if cache not in ("keep", "recompute"):
             raise ValueError(f'cache must be "keep" or "recompute"; got {cache!r}')
-        self.sampler.load(model, version)
+        self.sampler.version = version
         self.ragged.copy()
         if cache == "recompute":
             self.read = [0] * len(self.read)

@@ -112,6 +112,10 @@ class Player(Generic[C]):
         """New weights, in the middle of whatever is under way."""
         self.engine.load(model, version, cache)
 
+    def renewed(self, version: int, cache: Literal["keep", "recompute"] = "keep") -> None:
+        """The same, after somebody has written new weights into the sampler's network."""
+        self.engine.renewed(version, cache)
+
     def idle(self, now: float) -> float:
         """Seconds until there is something to do; 0 if there is something, infinity if nothing is under way."""
         if self.engine.full or any(state == "ready" for state in self.engine.state) or self.waiting and self.engine.free:
