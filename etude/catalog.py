@@ -141,6 +141,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/low_precision.py",
         tests=("tests/sims/test_low_precision.py",),
     ),
+    Experiment(
+        name="weight-sync",
+        title="which weights RL changes, what a lossless difference costs, and a chain of versions, bit for bit",
+        source="§6.2; arXiv:2602.03839",
+        sim="sims/weight_sync.py",
+        tests=("tests/sims/test_weight_sync.py",),
+    ),
 )
 
 
