@@ -1,16 +1,20 @@
 """What ranks are asked to do with weights in a store. Every call gets whole versions, and publishes or fills this rank's rows."""
 
+from pathlib import Path
+
 import torch
 
 from ref import weight_sync as ref
+from ref.engine.sampler import Sampler
 from ref.network import Config
 from ref.network import fast as whole_network
-from scaled import weight_sync
+from ref.rl import Settings
+from scaled import rl, weight_sync
 from scaled.network import model as network
 from scaled.runtime import sharding
 from scaled.runtime.store import open_store
 
-__all__ = ["Parted", "encoded", "failing", "follow", "publish", "rows_of", "tried", "versions"]
+__all__ = ["Parted", "encoded", "failing", "follow", "loaded", "publish", "rows_of", "tried", "versions"]
 
 
 class Parted:
@@ -90,6 +94,19 @@ def tried(address: str, config: Config, have: int, want: int) -> tuple[int | Non
     except weight_sync.SyncError:
         pass
     return reader.version, here.state()
+
+
+def loaded(folder: str, config: Config, seed: int, n: int) -> tuple[list[float], bool, list[str]]:
+    """What RL does where `sync` is set: after each version, whether this rank's sampler has the network's weights, rounded."""
+    here, exact, sizes = Parted(config), True, []
+    sampler = Sampler(whole_network.Transformer(config), torch.bfloat16)
+    load = rl.synced(rl.Rl(sync="weights", length=128, cp=1, ep=1, rl=Settings(max_len=64)), Path(folder), sampler, here.model)
+    for version, state in enumerate(versions(config, seed, n)):
+        here.put(state)
+        sizes.append(load(version)["sync_bytes"])
+        mine = {name: p.detach().bfloat16().view(torch.int16) for name, p in sampler.model.named_parameters()}
+        exact &= sampler.version == version and all(torch.equal(mine[name], x) for name, x in here.state().items())
+    return sizes, exact, sorted({key.partition("/")[0] for key in open_store(str(Path(folder) / "weights"))})
 
 
 def rows_of(config: Config) -> list[tuple[str, int, int]]:

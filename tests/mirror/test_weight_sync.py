@@ -130,6 +130,14 @@ def test_a_resumed_trainer_publishes_the_same_again(tmp_path):
     assert served == [3, 5] and same(state, bits(syncing.versions(shape, 3, 6)[5]))
 
 
+@pytest.mark.parametrize(("layout", "n"), [(dict(dp=1, cp=1, ep=1), 27), (dict(dp=2, cp=2, ep=2), 4)], ids=str)
+def test_rl_reads_its_samplers_weights_from_the_store(tmp_path, layout, n):
+    """After the first version only differences travel; and what lies behind the last anchor goes."""
+    sizes, exact, left = play(layout, syncing.loaded, str(tmp_path), config(4), 5, n)
+    assert exact and max(sizes[1:]) < 0.5 * sizes[0]
+    assert left == (["00000025", "00000026", "readers"] if n > 25 else [*(f"{version:08d}" for version in range(n)), "readers"])
+
+
 # Stores.
 
 
