@@ -49,12 +49,12 @@ def apply_delta(old: Shaped[Tensor, "*shape"], positions: Int[Tensor, " C"], ste
     """The new version, bit for bit; `old` is not changed. Raises ValueError for positions that are out of range or do not ascend, for steps
     of another dtype or length, and for steps that leave the line of floats: then `old` is not the base."""
     check_delta(old, positions, steps)
-    new = old.flatten().clone()
+    positions, new = positions.long(), old.flatten().clone()
     bits = new.view(torch.int16)  # floating-point hardware may change a NaN's payload; a copy of bits does not
-    there = ordered(bits[positions]).int() + steps
+    there = ordered(bits.index_select(0, positions)).int() + steps
     if not old.is_cuda and bool((there != there.short()).any()):
         raise ValueError("steps lead beyond the last float; old is not the version that the delta was made from")
-    bits[positions] = ordered(there.short())
+    bits.scatter_(0, positions, ordered(there.short()))
     return new.view(old.shape)
 
 
@@ -94,8 +94,9 @@ KINDS = ("gap", "mask", "full")
 
 def varint(values: np.ndarray) -> np.ndarray:
     """Whole numbers as bytes of seven bits each, the lowest first; the highest bit says that more follow."""
-    shifts = 7 * np.arange(max(1, -(-int(values.max(initial=0)).bit_length() // 7)), dtype=np.uint64)
-    values = values.astype(np.uint64)[:, None] >> shifts
+    length = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
+    wide = np.uint16 if length < 3 else np.uint64
+    values = values.astype(wide)[:, None] >> (7 * np.arange(length)).astype(wide)
     values, used = values.astype(np.uint8), values > 0
     used[:, :1] = True
     values |= 0x80
@@ -160,7 +161,7 @@ def unpack(blob: bytes, size: int) -> tuple[Int[Tensor, " C"], Int[Tensor, " C"]
         where = np.flatnonzero(np.unpackbits(first, count=size))
     else:
         raise SyncError(f"these bytes are no delta of {size} weights")
-    if not len(where) == len(far) == count or count and not (0 <= where.min() and where[-1] < size and (np.diff(where) > 0).all()):
+    if not len(where) == len(far) == count or count and not (0 <= where[0] and where[-1] < size and (where[1:] > where[:-1]).all()):
         raise SyncError(f"these bytes are no delta of {size} weights")
     if count and np.abs(far).max() > 0xFFFF:
         raise SyncError("a step in the delta is longer than the line of floats")

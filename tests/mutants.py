@@ -427,7 +427,7 @@ MUTANTS: list[Mutant] = [
     *of(
         "weight_codec",
         ("positions = (a != b).nonzero()[:, 0]", "positions = (old.flatten() != new.flatten()).nonzero()[:, 0]"),
-        ("new = old.flatten().clone()", "new = old.flatten()"),
+        ("positions, new = positions.long(), old.flatten().clone()", "positions, new = positions.long(), old.flatten()"),
         ("return bits ^ ((bits >> 15) & 0x7FFF)", "return bits"),
         ("return positions[steps != 0], steps[steps != 0]", "return positions, steps"),
         ("values[:, :-1][~used[:, 1:]] &= 0x7F", "pass"),

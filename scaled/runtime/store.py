@@ -90,7 +90,7 @@ class Remote(MutableMapping[str, bytes]):
             from fsspec.core import url_to_fs
         except ImportError:
             raise RunError(f"the store {address} needs fsspec: pip install 'etude[cluster]'; or name a folder") from None
-        self.address, self.attempts = address, attempts
+        self.address, self.timeout, self.attempts = address, timeout, attempts
         options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
         if address.startswith(("s3://", "s3a://")):
             config = {"connect_timeout": timeout, "read_timeout": timeout, "retries": {"max_attempts": 0}}
@@ -124,12 +124,17 @@ class Remote(MutableMapping[str, bytes]):
         return self.asked(lambda: self.fs.cat_file(self.at(key)), key)
 
     def __setitem__(self, key: str, value: bytes) -> None:
-        self.asked(lambda: self.fs.pipe_file(self.at(key), value), key)
+        self.asked(lambda: self.fs.pipe_file(self.at(key), value, **self.deadline(value)), key)
+
+    def deadline(self, value: bytes) -> dict[str, float]:
+        """How long a write may take: a server that does not answer before it has all bytes is not bound by the time-outs of the connection. A
+        megabyte a second is the least that a store must take."""
+        return {"timeout": 2 * self.timeout + len(value) / 1e6} if getattr(self.fs, "async_impl", False) else {}
 
     def setdefault(self, key: str, default: bytes = b"") -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride] – values are never None
         """Creates the key unless it exists; returns its value. An attempt whose answer was lost counts: what lies there then is its value."""
         try:
-            self.asked(lambda: self.fs.pipe_file(self.at(key), default, mode="create"), key)
+            self.asked(lambda: self.fs.pipe_file(self.at(key), default, mode="create", **self.deadline(default)), key)
         except FileExistsError:
             return self[key]
         return default

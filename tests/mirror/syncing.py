@@ -1,5 +1,6 @@
 """What ranks are asked to do with weights in a store. Every call gets whole versions, and publishes or fills this rank's rows."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from scaled.network import model as network
 from scaled.runtime import sharding
 from scaled.runtime.store import open_store
 
-__all__ = ["Parted", "encoded", "failing", "follow", "loaded", "publish", "rows_of", "tried", "versions"]
+__all__ = ["Parted", "elsewhere", "encoded", "failing", "follow", "loaded", "publish", "rows_of", "tried", "versions"]
 
 
 class Parted:
@@ -107,6 +108,12 @@ def loaded(folder: str, config: Config, seed: int, n: int) -> tuple[list[float],
         mine = {name: p.detach().bfloat16().view(torch.int16) for name, p in sampler.model.named_parameters()}
         exact &= sampler.version == version and all(torch.equal(mine[name], x) for name, x in here.state().items())
     return sizes, exact, sorted({key.partition("/")[0] for key in open_store(str(Path(folder) / "weights"))})
+
+
+def elsewhere(environment: dict, call, *args):
+    """call(*args), with these variables in the environment of this rank."""
+    os.environ.update(environment)
+    return call(*args)
 
 
 def rows_of(config: Config) -> list[tuple[str, int, int]]:
