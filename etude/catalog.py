@@ -256,6 +256,18 @@ TECHNIQUES: tuple[Technique, ...] = (
         tests=("tests/ref/test_router_replay.py",),
     ),
     Technique(
+        name="weight-sync",
+        title="weight sync: lossless differences of bfloat16 weights, a chain with anchors, shards in object storage",
+        source="§4.1, §6.2; arXiv:2602.03839",
+        ref="ref/weight_sync.py",
+        scaled="scaled/weight_sync.py",
+        kernel="kernels/weight_sync.py",
+        sim="sims/weight_sync.py",
+        lesson="lessons/13_weight_sync.py",
+        figure="results/figures/weight-sync.png",
+        tests=("tests/ref/test_weight_sync.py", "tests/ref/test_weight_codec.py"),
+    ),
+    Technique(
         name="packing",
         title="global sequence packing: quadratic cost dealt evenly to ranks, sequences laid in rows",
         source="§6.1",

@@ -97,11 +97,9 @@ def varint(values: np.ndarray) -> np.ndarray:
     length = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
     wide = np.uint16 if length < 3 else np.uint64
     values = values.astype(wide)[:, None] >> (7 * np.arange(length)).astype(wide)
-    values, used = values.astype(np.uint8), values > 0
+    used, values = values > 0, (values & 0x7F).astype(np.uint8)
     used[:, :1] = True
-    values |= 0x80
-    values[:, :-1][~used[:, 1:]] &= 0x7F
-    values[:, -1] &= 0x7F
+    values[:, :-1] |= used[:, 1:] * np.uint8(0x80)
     return values[used]
 
 

@@ -39,13 +39,16 @@ def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     if new.is_cuda:
         return ref.encode_delta(old, new)
     a, b = (x.flatten().view(torch.int16) for x in (old, new))
-    x, y = a.numpy(), b.numpy()
-    whole = len(x) // 4 * 4
-    words = np.flatnonzero(x[:whole].view(np.int64) != y[:whole].view(np.int64))
-    lanes = np.flatnonzero(x[:whole].reshape(-1, 4)[words] != y[:whole].reshape(-1, 4)[words])
-    rest = whole + np.flatnonzero(x[whole:] != y[whole:])
-    positions = torch.from_numpy(np.concatenate((4 * words[lanes // 4] + lanes % 4, rest)))
-    return positions, ordered(b[positions]).int() - ordered(a[positions]).int()
+    whole = len(a) // 4 * 4
+    x, y = (v.numpy()[:whole].view(np.int64) for v in (a, b))
+    words = np.flatnonzero(x != y)
+    x, y = x[words], y[words]
+    lanes = np.flatnonzero((x ^ y).view(np.int16) != 0)
+    near = torch.from_numpy(4 * words[lanes >> 2] + (lanes & 3)), *(torch.from_numpy(v.view(np.int16)[lanes]) for v in (x, y))
+    last, _ = ref.encode_delta(old.flatten()[whole:], new.flatten()[whole:])
+    positions = torch.cat((near[0], whole + last))
+    before, after = (torch.cat((v, some[whole:][last])) for v, some in zip(near[1:], (a, b)))
+    return positions, ordered(after).int() - ordered(before).int()
 
 
 def apply_delta(old: Tensor, positions: Tensor, steps: Tensor) -> Tensor:

@@ -430,7 +430,7 @@ MUTANTS: list[Mutant] = [
         ("positions, new = positions.long(), old.flatten().clone()", "positions, new = positions.long(), old.flatten()"),
         ("return bits ^ ((bits >> 15) & 0x7FFF)", "return bits"),
         ("return positions[steps != 0], steps[steps != 0]", "return positions, steps"),
-        ("values[:, :-1][~used[:, 1:]] &= 0x7F", "pass"),
+        ("values[:, :-1] |= used[:, 1:] * np.uint8(0x80)", "pass"),
         ("np.diff(where, prepend=-1) - 1", "np.diff(where, prepend=0)"),
         ("return min(found, key=len)", "return found[-1]"),
     ),
