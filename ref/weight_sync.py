@@ -203,7 +203,7 @@ class Writer(Alone):
             where = [part.place() for part in parts]
             shards = [(kind, base, self.put(f"{version:08d}/{kind}-{self.rank}", blob) | {"parts": where}) for kind, base, blob in links]
             told = self.together((None, shards, [(part.place(), digest(part)) for part in parts], {part.name: part.shape for part in parts}))
-        except (OSError, KeyError) as error:
+        except Exception as error:  # whatever it is: the other ranks must hear of it, or they would wait forever
             told = self.together((f"{type(error).__name__}: {error}", [], [], {}))
         for rank, (wrong, *_) in enumerate(told):
             if wrong:
@@ -323,8 +323,8 @@ class Reader(Alone):
                     done += 1
                 made = [replace(part, weights=x.view(part.weights.shape)) for part, x in zip(self.parts, shadow)]
                 sums = [(part.place(), digest(part)) for part in made]
-            except ValueError as error:
-                failed = str(error)
+            except Exception as error:
+                failed = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             told = self.together((failed, done, sums))
             stops = [(step, text) for text, step, _ in told if text]
             if not stops:
