@@ -132,6 +132,20 @@ def test_order_and_place_count():
     assert digest(Part("a", (7, 5), 0, x[:3])) != digest(Part("a", (7, 5), 1, x[:3]))
 
 
+def test_digests_of_ranks_are_put_together():
+    """Two rows each, by hand. A part that two ranks hold counts once, and must be the same for both; a writer's must not be there twice."""
+    a, b, shapes = ("w", 0, 2), ("w", 2, 2), {"w": [4]}
+    assert weight_sync.combined([(b, 5), (a, 7)], shapes) == {"w": f"{12:032x}"} == weight_sync.combined([(a, 7), (b, 5), (a, 7)], shapes)
+    assert weight_sync.combined([(a, 2**128 - 1), (b, 3)], shapes) == {"w": f"{2:032x}"}
+    with pytest.raises(SyncError, match="two ranks hold other bits in rows 0 to 2 of w"):
+        weight_sync.combined([(a, 7), (b, 5), (a, 8)], shapes)
+    with pytest.raises(SyncError, match="rows 0 to 2 of w are published by two ranks"):
+        weight_sync.combined([(a, 7), (b, 5), (a, 7)], shapes, twice=False)
+    for some in ([(b, 5)], [(a, 7)], [(a, 7), (("w", 1, 3), 5)], [(a, 7), (b, 5), (("w", 4, 1), 5)]):
+        with pytest.raises(SyncError, match="held"):
+            weight_sync.combined(some, shapes)
+
+
 # The chain.
 
 
