@@ -168,7 +168,7 @@ def unpack(blob: bytes, size: int) -> tuple[Int[Tensor, " C"], Int[Tensor, " C"]
 
 def pack_full(rows: Sequence[Tensor], level: int) -> bytes:
     """All bits, high bytes before low ones: alike ones together compress better."""
-    flat = torch.cat(list(rows)).cpu().view(torch.int16).numpy().view(np.uint8).reshape(-1, 2)
+    flat = torch.cat([torch.zeros(0, dtype=torch.bfloat16), *(x.cpu() for x in rows)]).view(torch.int16).numpy().view(np.uint8).reshape(-1, 2)
     return sealed("full", len(flat), level, flat[:, 1], flat[:, 0])
 
 

@@ -202,10 +202,10 @@ class Writer(Alone):
                 links.append(("anchor", None, pack_full(new, self.level)))
             where = [part.place() for part in parts]
             shards = [(kind, base, self.put(f"{version:08d}/{kind}-{self.rank}", blob) | {"parts": where}) for kind, base, blob in links]
-            told = self.together((None, shards, [(part.place(), digest(part)) for part in parts], {part.name: part.shape for part in parts}))
+            mine = None, shards, [(part.place(), digest(part)) for part in parts], {part.name: part.shape for part in parts}
         except Exception as error:  # whatever it is: the other ranks must hear of it, or they would wait forever
-            told = self.together((f"{type(error).__name__}: {error}", [], [], {}))
-        for rank, (wrong, *_) in enumerate(told):
+            mine = f"{type(error).__name__}: {error}", [], [], {}
+        for rank, (wrong, *_) in enumerate(told := self.together(mine)):
             if wrong:
                 raise SyncError(f"version {version} was not published: rank {rank} could not write its rows ({wrong})")
         manifest = self.commit(version, told)
@@ -215,10 +215,10 @@ class Writer(Alone):
 
     def difference(self, new: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Delta of all rows, laid behind each other."""
-        found, at = [], 0
+        found, at = [(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32))], 0
         for a, b in zip(self.held, new, strict=True):
             positions, steps = self.encode(a, b)
-            found.append((positions + at, steps))
+            found.append((positions.cpu() + at, steps.cpu()))
             at += len(b)
         return torch.cat([where for where, _ in found]), torch.cat([steps for _, steps in found])
 
@@ -243,7 +243,7 @@ class Writer(Alone):
                 manifest = read_manifest(self.store.setdefault(f"{version:08d}/manifest", data))
                 if manifest["digests"] != digests:
                     wrong = "another writer has published it, with other bits"
-            except (OSError, SyncError) as error:
+            except Exception as error:
                 wrong = str(error)
         wrong, manifest = self.together((wrong, manifest))[0]
         if wrong:

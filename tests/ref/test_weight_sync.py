@@ -192,6 +192,9 @@ def test_nothing_is_served_before_the_swap():
 def test_a_reader_of_some_rows_fetches_only_their_shards():
     """Two writers' shards by hand: a reader of rows in the second one does not touch the first."""
     x, told, store, second = weights(0)["a"], [], {}, {}
+    none = Writer({})
+    none.publish(0, [])
+    none.publish(1, [])  # a rank without rows has empty shards
     other = Writer(second)
     other.rank, other.together = 1, lambda mine: told.append(mine) or [mine]
     other.publish(0, [Part("a", (7, 5), 4, x[4:])])
