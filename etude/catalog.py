@@ -141,6 +141,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/low_precision.py",
         tests=("tests/sims/test_low_precision.py",),
     ),
+    Experiment(
+        name="weight-sync",
+        title="which weights RL changes, what a lossless difference costs, and a chain of versions, bit for bit",
+        source="§6.2; arXiv:2602.03839",
+        sim="sims/weight_sync.py",
+        tests=("tests/sims/test_weight_sync.py",),
+    ),
 )
 
 
@@ -247,6 +254,18 @@ TECHNIQUES: tuple[Technique, ...] = (
         page="replay",
         figure="results/figures/router-mismatch.png",
         tests=("tests/ref/test_router_replay.py",),
+    ),
+    Technique(
+        name="weight-sync",
+        title="weight sync: lossless differences of bfloat16 weights, a chain with anchors, shards in object storage",
+        source="§4.1, §6.2; arXiv:2602.03839",
+        ref="ref/weight_sync.py",
+        scaled="scaled/weight_sync.py",
+        kernel="kernels/weight_sync.py",
+        sim="sims/weight_sync.py",
+        lesson="lessons/13_weight_sync.py",
+        figure="results/figures/weight-sync.png",
+        tests=("tests/ref/test_weight_sync.py", "tests/ref/test_weight_codec.py"),
     ),
     Technique(
         name="packing",

@@ -503,6 +503,12 @@ def bench_data(
     importlib.import_module("etude.bench.data").bench(tokenizer, archives)
 
 
+@bench_app.command("delta")
+def bench_delta() -> None:
+    """Encode and decode weight deltas on one core, beside zstd level 1 on the same bytes."""
+    importlib.import_module("etude.bench.delta").bench()
+
+
 @bench_app.command("crowded")
 def bench_crowded(
     run: Annotated[Path, typer.Argument(help="A small run of the recipe; the benchmark uses its policy after SFT.")] = Path("runs/small"),

@@ -31,6 +31,7 @@ RL: dict[str, dict] = {
     "length-penalty": {"rl": {"payment": {"effort_price": 0.0002, "invalid_call": 0.03}}},
     "self-summary": {"join": "self"},
     "router-replay": {"rl": {"replay": "filtered"}},
+    "weight-sync": {"sync": "weights"},
 }
 """Techniques that `scaled/rl.py` trains: Dr. GRPO on packed rows, each with at most one more part of the recipe turned on."""
 WITHOUT = (

@@ -34,6 +34,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "decode": tables.decode,
     "bench": tables.bench,
     "crowded": tables.crowded,
+    "delta": tables.delta,
     "covered": _of_claims(figures.covered),
     "claims": _of_claims(figures.markdown),
     "laws": _of_claims(figures.markdown_laws),

@@ -294,14 +294,19 @@ SYNC = (
     Statement("groups-restored", "§6.2", "a restart loads ready groups instead of sampling them again", why=SERVICES),
     Statement("environment-snapshots", "§6.2", "memory snapshots carry rollouts over a restart and to verifiers", why=REAL),
     Statement("live-code", "§6.2", "actors are drained and replaced, so that code changes in a run that goes on", why=SERVICES),
-    Statement("weights-mostly-equal", "§6.2; arXiv:2602.03839", "98–99% of bfloat16 weights are the same bits after a step of RL", why=HERE),
-    Statement("delta-size", "§6.2; arXiv:2602.03839", "a difference is a fiftieth of the weights: 20.3 of 1,024 GiB, 20–35 MB of 1.2 GB", why=HERE),
     Statement(
-        "delta-lossless",
-        "§6.2",
-        "weights rebuilt from differences are the trainer's, bit for bit",
-        why="held exactly by tests/kernels/test_delta.py; no sync sends them yet",
+        "weights-mostly-equal",
+        "§6.2; arXiv:2602.03839",
+        "98–99% of bfloat16 weights are the same bits after a step of RL",
+        _in("weight-sync", "unchanged", "law"),
     ),
+    Statement(
+        "delta-size",
+        "§6.2; arXiv:2602.03839",
+        "a difference is a fiftieth of the weights: 20.3 of 1,024 GiB, 20–35 MB of 1.2 GB",
+        _in("weight-sync", "fiftieth", "bits", "xor", "merged"),
+    ),
+    Statement("delta-lossless", "§6.2", "weights rebuilt from differences are the trainer's, bit for bit", _in("weight-sync", "chain")),
     Statement(
         "sync-in-background", "§6.2", "compression, upload and hot-load are pipelined, so that a sync every step costs training little", why=SERVICES
     ),

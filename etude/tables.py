@@ -13,7 +13,20 @@ from etude import catalog, full, planning
 from kit.settings import RunError
 from sims import gain
 
-__all__ = ["bench", "by_depth", "crowded", "decode", "measured", "perplexity", "plan", "plan_output", "recipe", "recipe_plan_output", "twins"]
+__all__ = [
+    "bench",
+    "by_depth",
+    "crowded",
+    "decode",
+    "delta",
+    "measured",
+    "perplexity",
+    "plan",
+    "plan_output",
+    "recipe",
+    "recipe_plan_output",
+    "twins",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -127,6 +140,30 @@ def crowded() -> str:
                 f"| {words[name]} | {one['alone_s']:.1f} s | {one['threads_s']:.1f} s, {one['faster_than_threads']:.2f} × | "
                 f"{one['crowded_s']:.1f} s, {one['slower_in_a_crowd']:.2f} × |"
             )
+    return "\n".join(lines)
+
+
+def delta() -> str:
+    """How fast one core encodes and decodes differences of weights, by machine."""
+    lines = []
+    for found in measured("delta-*.json"):
+        lines += [
+            f"| {found['machine']['cpu']}, one core, median of {found['rounds']} | changed | times smaller | encode, GB/s | of XOR's | "
+            "decode, GB/s | of XOR's |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        names = {"gap + step": "gap + step", "XOR": "XOR, zstd 1", "all": "all weights, zstd 1"}
+        for row in found["rows"]:
+            lines.append(
+                f"| {names[row['way']]} | {100 * row['share']:.1f}% | {row['times_smaller']:.1f} | {row['encode_gb_s']:.2f} | "
+                f"{row['encode_of_XOR']:.2f} | {row['decode_gb_s']:.2f} | {row['decode_of_XOR']:.2f} |"
+            )
+        loads = sorted(found["load"])
+        lines += [
+            "",
+            f"Digests of the result go at {found['digest_gb_s']:.2f} GB/s. The least ratio to zstd level 1 up to 2% changed is "
+            f"{found['least_ratio']:.2f}; the aim was {found['target']}. The machine's load was {loads[0]:.1f} to {loads[-1]:.1f}.",
+        ]
     return "\n".join(lines)
 
 

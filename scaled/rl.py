@@ -1,5 +1,5 @@
-"""Reinforcement learning on many ranks: what `etude run dr-grpo --scale full` runs. kl, length-penalty, self-summary and router-replay turn
-on one more part each.
+"""Reinforcement learning on many ranks: what `etude run dr-grpo --scale full` runs. kl, length-penalty, self-summary, router-replay and
+weight-sync turn on one more part each.
 
 One step (Composer 2 technical report, §4.1, §6.1, §6.2):
 
@@ -25,7 +25,7 @@ The caller provides the environment: a `World` plays conversations and scores th
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,8 @@ from ref.engine.sampler import Sampler
 from ref.network import fast as ref
 from ref.network import load_extra, release
 from ref.rl import Played, Settings, World
-from scaled import muon
+from ref.weight_sync import parts as whole_parts
+from scaled import muon, weight_sync
 from scaled.dr_grpo import group_advantages, policy_loss
 from scaled.kl import token_kl
 from scaled.network.model import Transformer, load_hf, save_hf
@@ -53,6 +54,7 @@ from scaled.runtime.cut import ahead, places
 from scaled.runtime.exchange import exchange
 from scaled.runtime.launch import Watch
 from scaled.runtime.mesh import current
+from scaled.runtime.store import open_store
 
 __all__ = ["Batch", "Played", "Rl", "Step", "World", "deal", "improve", "learn", "play_and_improve", "share"]
 
@@ -73,6 +75,9 @@ class Rl(Ranks):
     """Rows per dp rank in one forward pass."""
     sampler_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the sampler's copy of the weights."""
+    sync: str = ""
+    """Store to which the weights of every step are published, and from which every sampler reads them: a folder, or an address of fsspec
+    such as s3://bucket/run. A relative folder lies in that of the run. Empty: samplers gather the weights from the ranks."""
     heldout: int = 128
     """Held-out tasks for the evaluation before and after training; 0 skips it."""
 
@@ -150,7 +155,8 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
         if c.heldout:
             with Watch(folder / "ranks", c.timeout):
                 found["heldout_before"] = heldout(c, reference or model, sampler, world)
-        found |= optimise(c, folder, technique, model, partial(play_and_improve, c, model, reference, sampler, world), log)
+        load = synced(c, folder, sampler, model) if c.sync else partial(fetch, sampler, model)
+        found |= optimise(c, folder, technique, model, partial(play_and_improve, c, model, reference, sampler, world, load=load), log)
         if c.heldout:
             with Watch(folder / "ranks", c.timeout):
                 found["heldout_after"] = heldout(c, model, sampler, world)
@@ -167,15 +173,24 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
         return found
 
 
-def play_and_improve(c: Rl, model: Transformer, reference: Transformer | None, sampler: Sampler, world: World, step: int) -> dict[str, float]:
-    """Samples the conversations of a step, leaves their policy gradient in `model`, and returns the metrics of the step."""
+def play_and_improve(
+    c: Rl,
+    model: Transformer,
+    reference: Transformer | None,
+    sampler: Sampler,
+    world: World,
+    step: int,
+    load: Callable[[int], dict[str, float]] | None = None,
+) -> dict[str, float]:
+    """Samples the conversations of a step, leaves their policy gradient in `model`, and returns the metrics of the step. load(step) gives the
+    sampler its weights, and returns metrics; by default it gathers them."""
     numbers = share(c.rl.prompts * c.rl.rollouts).tolist()
-    fetch(sampler, model, step)
+    sent = (load or partial(fetch, sampler, model))(step)
     played = world.play(sampler, "rl", [step * c.rl.prompts + n // c.rl.rollouts for n in numbers], generator(c.seed, "rl", step))
     found = improve(c, model, reference, played)
     figures = {"loss": found.loss, "reward": found.rewards.mean().item()} | means(played)
     figures |= {"drift": found.drift.mean().item(), "engine_kl": found.engine.mean().item(), "imbalance": found.load}
-    figures |= {"mismatch": found.mismatch["p50"], "mismatch_p99": found.mismatch["p99"], "tokens": float(found.tokens)}
+    figures |= sent | {"mismatch": found.mismatch["p50"], "mismatch_p99": found.mismatch["p99"], "tokens": float(found.tokens)}
     return figures | ({} if found.differs is None else {"routing_differs": found.differs})
 
 
@@ -253,12 +268,31 @@ def generator(seed: int, *what: object) -> torch.Generator:
     return torch.Generator(current().device).manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
 
 
-def fetch(sampler: Sampler, model: Transformer, version: int) -> None:
-    """Gathers the newest weights into this rank's sampler; all ranks call it together."""
+def fetch(sampler: Sampler, model: Transformer, version: int) -> dict[str, float]:
+    """Gathers the newest weights into this rank's sampler; all ranks call it together. It has no metrics."""
     with torch.no_grad():
         for (_, whole), mine in zip(sharding.wholes(model), sampler.model.parameters(), strict=True):
             mine.copy_(whole)
     sampler.version = version
+    return {}
+
+
+def synced(c: Rl, folder: Path, sampler: Sampler, model: Transformer) -> Callable[[int], dict[str, float]]:
+    """A function that publishes a version to the store of the run, and loads it into this rank's sampler from there; all ranks call it together.
+    The sampler's weights are then those that any engine beside the store has: rounded to bfloat16. `sync_bytes` is the size of what was
+    read: a difference, but for the first version after a start and every 25th."""
+    writer = weight_sync.Writer(store := open_store(c.sync if "://" in c.sync else str(folder / c.sync)))
+    reader = weight_sync.Reader(store, whole_parts(sampler.model), "samplers")
+
+    def load(version: int) -> dict[str, float]:
+        manifest = writer.publish(version, weight_sync.parts(model))
+        reader.fetch(version)
+        sampler.version = reader.swap() or 0
+        sizes = {link["base"]: sum(shard["bytes"] for shard in link["shards"]) for link in manifest["links"]}
+        weight_sync.prune(store)
+        return {"sync_bytes": float(sizes.get(version - 1, sizes.get(None, 0)))}
+
+    return load
 
 
 def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -> tuple[list[Batch], float]:

@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 STDLIB = set(sys.stdlib_module_names)
 ROOMS = {"kit", "ref", "kernels", "scaled", "sims", "lessons", "etude", "app"}
 # What the two strict rooms may import beside the standard library, and which rooms each may know.
-LIBRARIES = {"ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "tokenizers"}, "kernels": {"torch", "triton", "jaxtyping", "numpy"}}
+LIBRARIES = {
+    "ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "tokenizers", "zstandard"},
+    "kernels": {"torch", "triton", "jaxtyping", "numpy"},
+}
 MAY = {
     "ref": {"ref"},
     "kernels": {"kernels", "ref"},

@@ -112,3 +112,22 @@ def test_a_select_slider_says_its_options_as_text():
     from etude.bench.explorer import number
 
     assert [number(text) for text in ("3", "0.5", "1e-06", "all")] == [3, 0.5, 1e-6, "all"]
+
+
+def test_bench_delta_times_three_ways_that_give_the_weights_back(tmp_path, capsys):
+    from etude.bench import delta
+
+    record = delta.bench(tmp_path, weights=2**14, rounds=2)
+    assert capsys.readouterr().out.count("gap + step") == len(delta.SHARES) and len(record["rows"]) == 3 * len(delta.SHARES)
+    assert all(row["encode_gb_s"] > 0 and row["decode_of_all"] > 0 for row in record["rows"])
+    smaller = {row["way"]: row["times_smaller"] for row in record["rows"] if row["share"] == 0.012}
+    assert smaller["gap + step"] > smaller["XOR"] > smaller["all"] > 1
+
+
+def test_bench_delta_shows_no_speed_of_a_codec_that_changes_a_bit(monkeypatch):
+    from etude.bench import delta
+    from kit.settings import RunError
+
+    monkeypatch.setattr(delta, "unpack", lambda blob, size: (torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)))
+    with pytest.raises(RunError, match="gap . step does not give the weights back"):
+        delta.bench(None, weights=2**12, rounds=1)

@@ -14,14 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ref import delta as ref_delta
 from ref import muon as ref_muon
 from ref import quant as ref_quant
 from ref import router_replay as ref_router_replay
+from ref import weight_sync as ref_weight_sync
 from ref.network import linear_logprob as ref_logprob
 from scaled.runtime import engine
 
-delta = engine.kernel("delta")
 expert_rows = engine.kernel("expert_rows")
 experts = engine.kernel("experts")
 gemm = engine.kernel("gemm")
@@ -30,6 +29,7 @@ linear_logprob = engine.kernel("linear_logprob")
 muon = engine.kernel("muon")
 quant = engine.kernel("quant")
 router_replay = engine.kernel("router_replay")
+weight_sync = engine.kernel("weight_sync")
 excess, same_bits = engine.kernel("gate").excess, engine.kernel("gate").same_bits
 
 COPY = "copy"
@@ -361,23 +361,23 @@ def deltas(on: str, tiny: bool) -> Iterator[Case]:
     where = torch.randperm(n, device=on)[: n // 100] if tiny else torch.randint(n, (n // 100,), device=on)
     new[where] = -new[where]
     new[:3] = torch.tensor([float("nan"), -0.0, 0.0], dtype=torch.bfloat16)
-    positions, values = delta.encode_delta(old, new)
+    positions, steps = weight_sync.encode_delta(old, new)
 
     def gate() -> str | None:
-        if not torch.equal(delta.apply_delta(old, positions, values).view(torch.int16), new.view(torch.int16)):
+        if not torch.equal(weight_sync.apply_delta(old, positions, steps).view(torch.int16), new.view(torch.int16)):
             return "applying the delta does not give the new version"
         few = slice(0, min(n, 2**20))
-        if not same_bits(delta.encode_delta(old[few], new[few]), ref_delta.encode_delta(old[few].cpu(), new[few].cpu())):
+        if not same_bits(weight_sync.encode_delta(old[few], new[few]), ref_weight_sync.encode_delta(old[few].cpu(), new[few].cpu())):
             return "encode_delta differs from the reference"
         return None
 
-    size = 4 * n + 10 * len(positions)
+    size = 4 * n + 12 * len(positions)
     yield Case(
         "delta, encode",
         f"{n} weights, 1% changed",
         gate,
-        {"kernel": partial(delta.encode_delta, old, new)},
-        {"torch.nonzero": partial(ref_delta.encode_delta, old, new), COPY: copy_of(size, on)},
+        {"kernel": partial(weight_sync.encode_delta, old, new)},
+        {"torch.nonzero": partial(ref_weight_sync.encode_delta, old, new), COPY: copy_of(size, on)},
         size,
     )
 

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import bits, delta, expert_rows, experts, gemm, grouped_gemm, linear_logprob, muon, quant, router_replay
+from kernels import bits, expert_rows, experts, gemm, grouped_gemm, linear_logprob, muon, quant, router_replay, weight_sync
 from ref import formats
 
 pytestmark = pytest.mark.gpu
@@ -89,7 +89,7 @@ def test_ten_runs_give_the_same_bits():
         "sort": lambda: expert_rows.sort_by_expert(chosen, 128),
         "permute": lambda: (expert_rows.permute(few, order, place),),
         "unpermute": lambda: (expert_rows.unpermute(rows, order, place, gates),),
-        "delta": lambda: delta.encode_delta(old, new),
+        "delta": lambda: weight_sync.encode_delta(old, new),
         "newton-schulz": lambda: (muon.newton_schulz(matrices, dtype=torch.bfloat16),),
     }
     for form in ("bfloat16", "fp8", "mxfp8", "nvfp4-token"):

@@ -1,4 +1,4 @@
-"""Triton kernels behind `ref/delta.py`: compare, count, write the differences in order; and apply them.
+"""Triton kernels behind `ref/weight_sync.py`: compare, count, write positions and steps in order; and apply them.
 
 Both versions are read once to count changes per block and once to write them, 8 bytes per weight, because the position of a block's
 changes is known only after all earlier blocks are counted. The host waits only for the number of changes, the size of the result.
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ref.delta import check_delta, check_versions
+from ref.weight_codec import check_delta, check_versions
 
 from .launch import INTERPRETED, need
 
@@ -26,24 +26,33 @@ def count_kernel(old, new, counts, total, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def write_kernel(old, new, first, positions, values, total, BLOCK: tl.constexpr):
+def ordered(bits):
+    """int16 bit patterns of floats as places on one line, int32, and back."""
+    wide = bits.to(tl.int32)
+    return tl.where(wide < 0, wide ^ 0x7FFF, wide)
+
+
+@triton.jit
+def write_kernel(old, new, first, positions, steps, total, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     a, b = tl.load(old + i, i < total, other=0), tl.load(new + i, i < total, other=0)
     changed = a != b
     to = tl.load(first + tl.program_id(0)) + tl.cumsum(changed.to(tl.int32), 0) - 1
     tl.store(positions + to, i, changed)
-    tl.store(values + to, b, changed)
+    tl.store(steps + to, ordered(b) - ordered(a), changed)
 
 
 @triton.jit
-def scatter_kernel(new, positions, values, changes, BLOCK: tl.constexpr):
+def scatter_kernel(new, positions, steps, changes, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = i < changes
-    tl.store(new + tl.load(positions + i, here, other=0), tl.load(values + i, here, other=0), here)
+    at = new + tl.load(positions + i, here, other=0)
+    there = ordered(tl.load(at, here, other=0)) + tl.load(steps + i, here, other=0)
+    tl.store(at, ordered(there).to(tl.int16), here)
 
 
 def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-    """Same as `ref.delta.encode_delta`."""
+    """Same as `ref.weight_sync.encode_delta`."""
     check_versions(old, new)
     need(new)
     a, b = (t.contiguous().view(torch.int16).flatten() for t in (old, new))
@@ -54,19 +63,19 @@ def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     behind = counts.cumsum(0)
     changes = int(behind[-1]) if programs else 0
     positions = torch.empty(changes, dtype=torch.int64, device=b.device)
-    values = torch.empty(changes, dtype=torch.int16, device=b.device)
+    steps = torch.empty(changes, dtype=torch.int32, device=b.device)
     if changes:
-        write_kernel[(programs,)](a, b, behind - counts, positions, values, b.numel(), BLOCK=BLOCK)
-    return positions, values.view(new.dtype)
+        write_kernel[(programs,)](a, b, behind - counts, positions, steps, b.numel(), BLOCK=BLOCK)
+    return positions, steps
 
 
-def apply_delta(old: Tensor, positions: Tensor, values: Tensor) -> Tensor:
-    """Same as `ref.delta.apply_delta`. That positions exist is checked only on the CPU, to avoid waiting for a GPU."""
-    check_delta(old, positions, values)
+def apply_delta(old: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
+    """Same as `ref.weight_sync.apply_delta`. Positions are checked only on the CPU, to avoid waiting for a GPU; where steps lead, nowhere."""
+    check_delta(old, positions, steps)
     need(old)
     new = old.contiguous().clone()
     if len(positions):
         scatter_kernel[(triton.cdiv(len(positions), BLOCK),)](
-            new.view(torch.int16).flatten(), positions.contiguous(), values.contiguous().view(torch.int16), len(positions), BLOCK=BLOCK
+            new.view(torch.int16).flatten(), positions.contiguous(), steps.contiguous(), len(positions), BLOCK=BLOCK
         )
     return new

@@ -1,0 +1,179 @@
+"""The codec beneath `ref/weight_sync.py`: where bits differ and how far, and that as bytes.
+
+A delta of n weights, C of which have other bits, is two streams, each under zstd:
+
+    gap     unchanged weights since the last changed one, as a varint       1 or 2 bytes, before zstd
+    step    new − old, counted in bfloat16 numbers, zig-zag, as a varint    1 byte: nine of ten steps are ±1
+
+Where many weights change, a bitmask takes less than the gaps: without zstd from one weight in eight on, since a gap takes a byte and the mask an
+eighth of one for each weight; under zstd from about one in six. `pack` tries both there and keeps the shorter.
+"""
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import zstandard
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from ref.checks import expect
+
+__all__ = ["SyncError", "apply_delta", "check_delta", "check_versions", "encode_delta", "merge_deltas", "ordered", "pack", "pack_full", "unpack"]
+__all__ += ["unpack_full"]
+
+
+class SyncError(ValueError):
+    """A version cannot be published or read: damaged, cut short, missing, pruned, or out of order. The version held before stays."""
+
+
+# Where bits differ, and how far.
+
+
+def ordered(bits: Tensor) -> Tensor:
+    """int16 bit patterns of floats as places on one line, and back: negative ones run downwards from −0 at −1."""
+    return bits ^ ((bits >> 15) & 0x7FFF)
+
+
+def encode_delta(old: Shaped[Tensor, "*shape"], new: Shaped[Tensor, "*shape"]) -> tuple[Int[Tensor, " C"], Int[Tensor, " C"]]:
+    """Where the bits of `new` differ from those of `old`: positions in the flattened tensor, ascending, int64, and steps along the line of
+    all floats, int32. Raises ValueError if shapes or dtypes differ, and for dtypes other than bfloat16 and float16."""
+    check_versions(old, new)
+    a, b = (x.flatten().view(torch.int16) for x in (old, new))
+    positions = (a != b).nonzero()[:, 0]
+    return positions, ordered(b[positions]).int() - ordered(a[positions]).int()
+
+
+def apply_delta(old: Shaped[Tensor, "*shape"], positions: Int[Tensor, " C"], steps: Int[Tensor, " C"]) -> Shaped[Tensor, "*shape"]:
+    """The new version, bit for bit; `old` is not changed. Raises ValueError for positions that are out of range or do not ascend, for steps
+    of another dtype or length, and for steps that leave the line of floats: then `old` is not the base."""
+    check_delta(old, positions, steps)
+    positions, new = positions.long(), old.flatten().clone()
+    bits = new.view(torch.int16)  # floating-point hardware may change a NaN's payload; a copy of bits does not
+    there = ordered(bits.index_select(0, positions)).int() + steps
+    if not old.is_cuda and bool((there != there.short()).any()):
+        raise ValueError("steps lead beyond the last float; old is not the version that the delta was made from")
+    bits.scatter_(0, positions, ordered(there.short()))
+    return new.view(old.shape)
+
+
+def merge_deltas(deltas: Sequence[tuple[Int[Tensor, " _"], Int[Tensor, " _"]]]) -> tuple[Int[Tensor, " C"], Int[Tensor, " C"]]:
+    """One delta that does what these, one or more, do in turn: steps at the same position add up, and those that cancel are gone."""
+    positions, at = torch.cat([where for where, _ in deltas]).unique(return_inverse=True)
+    steps = torch.zeros(len(positions), dtype=torch.int32, device=positions.device)
+    steps.index_add_(0, at, torch.cat([steps for _, steps in deltas]))
+    return positions[steps != 0], steps[steps != 0]
+
+
+def check_versions(old: Tensor, new: Tensor) -> None:
+    if old.shape != new.shape or old.dtype != new.dtype or old.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"old and new must be bfloat16 or float16 of the same shape; got {old.dtype} {list(old.shape)} and {new.dtype} {list(new.shape)}"
+        )
+
+
+def check_delta(old: Tensor, positions: Tensor, steps: Tensor) -> None:
+    """Positions are checked only on the CPU: checking them on a GPU would wait for it, and the GPU raises by itself."""
+    expect("positions", positions, "int", "C")
+    if steps.dtype != torch.int32 or steps.shape != positions.shape:
+        raise ValueError(f"steps must be torch.int32 of shape {list(positions.shape)}; got {steps.dtype} of shape {list(steps.shape)}")
+    if old.is_cuda or not len(positions):
+        return
+    if bool((positions[1:] <= positions[:-1]).any()):
+        raise ValueError("positions must ascend, each one named once")
+    if not 0 <= int(positions[0]) <= int(positions[-1]) < old.numel():
+        raise ValueError(f"positions must lie in the {old.numel()} weights; got {int(positions[0])} to {int(positions[-1])}")
+
+
+# Bytes.
+
+HEAD = struct.Struct("<4sBBQQQ")
+KINDS = ("gap", "mask", "full")
+
+
+def varint(values: np.ndarray) -> np.ndarray:
+    """Whole numbers as bytes of seven bits each, the lowest first; the highest bit says that more follow."""
+    length = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
+    wide = np.uint16 if length < 3 else np.uint64
+    values = values.astype(wide)[:, None] >> (7 * np.arange(length)).astype(wide)
+    used, values = values > 0, (values & 0x7F).astype(np.uint8)
+    used[:, :1] = True
+    values[:, :-1] |= used[:, 1:] * np.uint8(0x80)
+    return values[used]
+
+
+def unvarint(raw: np.ndarray) -> np.ndarray:
+    """The numbers that `varint` wrote, uint64. Raises SyncError where the last one is cut, or one has more than 63 bits."""
+    if not len(raw) or raw.max() < 0x80:
+        return raw.astype(np.uint64)
+    ends = np.flatnonzero(raw < 0x80)
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    if not len(ends) or ends[-1] != len(raw) - 1 or (ends - starts).max() > 8:
+        raise SyncError("a number in the delta is cut short, or too long")
+    place = np.arange(len(raw)) - np.repeat(starts, ends - starts + 1)
+    return np.add.reduceat((raw & 0x7F).astype(np.uint64) << (7 * place).astype(np.uint64), starts)
+
+
+def pack(positions: Int[Tensor, " C"], steps: Int[Tensor, " C"], size: int, level: int = 1) -> bytes:
+    """A delta of `size` weights as bytes: gaps or a bitmask, whichever is shorter, then steps. level: that of zstd; 0 does not compress."""
+    where, far = positions.cpu().numpy(), steps.cpu().numpy().astype(np.int64)
+    second = varint((far << 1) ^ (far >> 63))
+    found = [sealed("gap", len(where), level, varint(np.diff(where, prepend=-1) - 1), second)]
+    if 16 * len(where) > size:
+        mask = np.zeros(size, dtype=bool)
+        mask[where] = True
+        found.append(sealed("mask", len(where), level, np.packbits(mask), second))
+    return min(found, key=len)
+
+
+def sealed(kind: str, count: int, level: int, *streams: np.ndarray) -> bytes:
+    data = [np.ascontiguousarray(x).tobytes() for x in streams]
+    if level:
+        data = [zstandard.ZstdCompressor(level=level).compress(x) for x in data]
+    return HEAD.pack(b"SYNC", KINDS.index(kind), level > 0, count, *map(len, data)) + b"".join(data)
+
+
+def opened(blob: bytes) -> tuple[str, int, list[np.ndarray]]:
+    """Kind, count and streams of what `sealed` made. Raises SyncError for anything else."""
+    try:
+        magic, kind, compressed, count, *sizes = HEAD.unpack_from(blob)
+        if magic != b"SYNC" or kind >= len(KINDS) or compressed > 1 or len(blob) != HEAD.size + sum(sizes):
+            raise SyncError("these bytes are no delta, or are cut short")
+        data = [blob[HEAD.size : HEAD.size + sizes[0]], blob[HEAD.size + sizes[0] :]]
+        if compressed:
+            data = [zstandard.ZstdDecompressor().decompress(x) for x in data]
+    except (struct.error, zstandard.ZstdError, MemoryError) as error:
+        raise SyncError(f"these bytes are no delta ({error})") from None
+    return KINDS[kind], count, [np.frombuffer(x, dtype=np.uint8) for x in data]
+
+
+def unpack(blob: bytes, size: int) -> tuple[Int[Tensor, " C"], Int[Tensor, " C"]]:
+    """The delta that `pack` wrote. Raises SyncError for bytes that are no delta of `size` weights."""
+    kind, count, (first, second) = opened(blob)
+    far = unvarint(second).astype(np.int64)
+    far = (far >> 1) ^ -(far & 1)
+    if kind == "gap":
+        where = np.cumsum(unvarint(first).astype(np.int64) + 1) - 1
+    elif kind == "mask" and len(first) == -(-size // 8):
+        where = np.flatnonzero(np.unpackbits(first, count=size))
+    else:
+        raise SyncError(f"these bytes are no delta of {size} weights")
+    if not len(where) == len(far) == count or count and not (0 <= where[0] and where[-1] < size and (where[1:] > where[:-1]).all()):
+        raise SyncError(f"these bytes are no delta of {size} weights")
+    if count and np.abs(far).max() > 0xFFFF:
+        raise SyncError("a step in the delta is longer than the line of floats")
+    return torch.from_numpy(where), torch.from_numpy(far.astype(np.int32))
+
+
+def pack_full(rows: Sequence[Tensor], level: int) -> bytes:
+    """All bits, high bytes before low ones: alike ones together compress better."""
+    flat = torch.cat([torch.zeros(0, dtype=torch.bfloat16), *(x.cpu() for x in rows)]).view(torch.int16).numpy().view(np.uint8).reshape(-1, 2)
+    return sealed("full", len(flat), level, flat[:, 1], flat[:, 0])
+
+
+def unpack_full(blob: bytes, size: int) -> Tensor:
+    kind, count, (high, low) = opened(blob)
+    if kind != "full" or not count == size == len(high) == len(low):
+        raise SyncError(f"these bytes are no anchor of {size} weights")
+    return torch.from_numpy(np.stack((low, high), 1).view(np.int16)[:, 0].copy()).view(torch.bfloat16)

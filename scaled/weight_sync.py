@@ -1,0 +1,165 @@
+"""Weight sync on many ranks: every rank publishes its own rows, and a reader with any layout fetches the shards that it needs.
+
+    local to a rank      `parts`, the difference of its rows, its shard of every version, the digest of its rows
+    known to all         the manifest, which rank 0 creates last; digests of whole tensors; the way that readers take to a version
+
+Rows have the names and shapes of a Hugging Face folder, whatever the layout (`scaled/network/checkpoint.py`), so a manifest says the same
+for 1, 2 and 4 ranks, but for the shards. All ranks of a writer call `publish` together, and all ranks of a reader `fetch`, `swap`. A rank
+that fails says so to the others, and all of them raise.
+
+On a GPU `kernels/weight_sync.py` compares and applies. On a CPU words of four weights are compared: in a step at a learning rate near 1e-6,
+99 in a hundred are equal.
+"""
+
+import threading
+from collections.abc import MutableMapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ref import weight_sync as ref
+from ref.network.checkpoint import tensor_parts
+from ref.weight_codec import check_delta, check_versions, ordered
+from ref.weight_sync import Demo, Part, SyncError, changed_share, demo, digest, merge_deltas, pack, ulp, unpack
+from scaled.runtime import sharding
+from scaled.runtime.engine import fast, kernel
+
+__all__ = ["Demo", "Part", "Reader", "SyncError", "Writer", "apply_delta", "changed_share", "demo", "digest", "encode_delta", "merge_deltas", "pack"]
+__all__ += ["parts", "prune", "ulp", "unpack"]
+
+
+def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """`ref.weight_sync.encode_delta` of this rank's rows."""
+    if fast(new):
+        return kernel("weight_sync").encode_delta(old, new)
+    check_versions(old, new)
+    if new.is_cuda:
+        return ref.encode_delta(old, new)
+    a, b = (x.flatten().view(torch.int16) for x in (old, new))
+    whole = len(a) // 4 * 4
+    x, y = (v.numpy()[:whole].view(np.int64) for v in (a, b))
+    words = np.flatnonzero(x != y)
+    x, y = x[words], y[words]
+    lanes = np.flatnonzero((x ^ y).view(np.int16) != 0)
+    near = torch.from_numpy(4 * words[lanes >> 2] + (lanes & 3)), *(torch.from_numpy(v.view(np.int16)[lanes]) for v in (x, y))
+    last, _ = ref.encode_delta(old.flatten()[whole:], new.flatten()[whole:])
+    positions = torch.cat((near[0], whole + last))
+    before, after = (torch.cat((v, some[whole:][last])) for v, some in zip(near[1:], (a, b)))
+    return positions, ordered(after).int() - ordered(before).int()
+
+
+def apply_delta(old: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
+    """`ref.weight_sync.apply_delta` of this rank's rows."""
+    if fast(old):
+        check_delta(old, positions, steps)
+        return kernel("weight_sync").apply_delta(old, positions, steps)
+    return ref.apply_delta(old, positions, steps)
+
+
+def parts(model: nn.Module) -> list[Part]:
+    """This rank's rows of every tensor of a sharded network. Raises SyncError for a tensor that is not split by rows."""
+    found = []
+    sharding.rest(model)
+    for name, p in model.named_parameters():
+        whole = sharding.whole_shape(name, p)
+        first, mine = sharding.slice_of(name, p.detach())
+        for part, index in tensor_parts(name, whole).items():
+            # Per dimension of the parameter: what this tensor covers of it, and what of that this rank holds.
+            covers = [(i, i + 1) if type(i) is int else (i.start or 0, i.stop or n) for i, n in zip((*index, *[slice(None)] * len(whole)), whole)]
+            own = [(max(a, f), min(b, f + n)) for (a, b), f, n in zip(covers, first, mine.shape)]
+            if any(a >= b for a, b in own):
+                continue
+            kept = [i for i in range(len(whole)) if i >= len(index) or type(index[i]) is not int]
+            shape = tuple(covers[i][1] - covers[i][0] for i in kept)
+            if any(own[i] != covers[i] for i in kept[1:]):
+                raise SyncError(f"{part} is split along another dimension than its first; a shard holds rows")
+            rows = mine[tuple(slice(a - f, b - f) for (a, b), f in zip(own, first))].view([own[i][1] - own[i][0] for i in kept])
+            found.append(Part(part, shape, own[kept[0]][0] - covers[kept[0]][0] if kept else 0, rows))
+    return found
+
+
+class Many:
+    """The ranks of this process, which call everything together, in a group of their own: so a thread may do it while training goes on."""
+
+    encode, apply = staticmethod(encode_delta), staticmethod(apply_delta)
+    many = False
+    group: dist.ProcessGroup | None = None
+
+    def join(self) -> None:
+        self.many = dist.is_initialized() and dist.get_world_size() > 1
+        group = dist.new_group(backend="gloo") if self.many else None
+        assert not isinstance(group, int)  # every rank is a member
+        self.group = group
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank() if self.many else 0
+
+    def together(self, mine):
+        """What every rank said, by rank."""
+        if not self.many:
+            return [mine]
+        told: list = [None] * dist.get_world_size()
+        dist.all_gather_object(told, mine, group=self.group)
+        return told
+
+
+class Writer(Many, ref.Writer):
+    """`ref.weight_sync.Writer`, every rank with its own rows. `publish` returns once the version is visible; `start` returns once the rows are
+    copied, and `finish` waits for the rest."""
+
+    def __init__(self, store: MutableMapping[str, bytes], anchor_every: int = 25, merge_every: int = 8, level: int = 1):
+        """As `ref.weight_sync.Writer`; all ranks call it together."""
+        super().__init__(store, anchor_every, merge_every, level)
+        self.thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+        self.join()
+
+    def start(self, version: int, parts: Sequence[Part]) -> None:
+        """Publishes in the background, after the version before. All ranks call it together. Raises the error of the version before, if any."""
+        self.finish()
+        copies = [replace(part, weights=part.weights.detach().to(torch.bfloat16, copy=True)) for part in parts]
+        self.thread = threading.Thread(target=self.work, args=(version, copies))
+        self.thread.start()
+
+    def work(self, version: int, parts: Sequence[Part]) -> None:
+        try:
+            self.publish(version, parts)
+        except BaseException as error:
+            self.failure = error
+
+    def finish(self) -> None:
+        """Waits until the version that was started is visible; raises its error, if any."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+
+
+class Reader(Many, ref.Reader):
+    """`ref.weight_sync.Reader`, every rank with its own rows. The ranks take the same way to a version, and check its digest together."""
+
+    def __init__(self, store: MutableMapping[str, bytes], parts: Sequence[Part], name: str = "reader"):
+        """As `ref.weight_sync.Reader`; all ranks call it together."""
+        super().__init__(store, parts, name)
+        self.join()
+
+
+def prune(store: MutableMapping[str, bytes]) -> int:
+    """`ref.weight_sync.prune`, done by rank 0; all ranks call it together."""
+    told: list = [None, None]
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            told = [ref.prune(store), None]
+        except (OSError, SyncError) as error:  # the others would wait forever
+            told = [0, str(error)]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(told, 0)
+    if told[1]:
+        raise SyncError(told[1])
+    return told[0]
