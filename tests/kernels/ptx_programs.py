@@ -90,9 +90,11 @@ PROGRAMS = {
     "fp8 3x20": fp8("fp32", (3, 20)),
     "largest bfloat16": plain("quant.largest_kernel", {"x": "*bf16", "parts": "*i32", "total": "i32"}, BLOCK=16384),
     "largest float32": plain("quant.largest_kernel", {"x": "*fp32", "parts": "*i32", "total": "i32"}, False, BLOCK=4096),
-    "delta count": plain("delta.count_kernel", {**DELTA, "counts": "*i32", "total": "i32"}, BLOCK=2048),
-    "delta write": plain("delta.write_kernel", {**DELTA, "first": "*i64", "positions": "*i64", "values": "*i16", "total": "i32"}, False, BLOCK=2048),
-    "delta scatter": plain("delta.scatter_kernel", {"new": "*i16", "positions": "*i64", "values": "*i16", "changes": "i32"}, False, BLOCK=2048),
+    "delta count": plain("weight_sync.count_kernel", {**DELTA, "counts": "*i32", "total": "i32"}, BLOCK=2048),
+    "delta write": plain(
+        "weight_sync.write_kernel", {**DELTA, "first": "*i64", "positions": "*i64", "steps": "*i32", "total": "i32"}, False, BLOCK=2048
+    ),
+    "delta scatter": plain("weight_sync.scatter_kernel", {"new": "*i16", "positions": "*i64", "steps": "*i32", "changes": "i32"}, False, BLOCK=2048),
     "experts count": plain("expert_rows.count_kernel", {"experts": "*i64", "counts": "*i32", "total": "i32"}, False, EP=16, BLOCK=128),
     "experts place": plain(
         "expert_rows.place_kernel", {"experts": "*i64", "first": "*i64", "order": "*i64", "place": "*i64", "total": "i32"}, False, EP=16, BLOCK=128
