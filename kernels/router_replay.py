@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import INTERPRETED, need
+from .launch import EXACT, INTERPRETED, need
 
 __all__ = ["route"]
 
@@ -108,6 +108,7 @@ class Route(torch.autograd.Function):
                 REPLAY=replayed is not None,
                 FILTER=replayed is not None and alpha > 0,
                 NORMALISE=normalise,
+                **EXACT,
             )
         ctx.save_for_backward(scores, gates, experts)
         ctx.normalise = normalise
