@@ -56,7 +56,7 @@ def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     positions = torch.empty(changes, dtype=torch.int64, device=b.device)
     values = torch.empty(changes, dtype=torch.int16, device=b.device)
     if changes:
-        write_kernel[(programs,)](a, b, behind - counts, positions, values, b.numel(), BLOCK=BLOCK, **EXACT)
+        write_kernel[(programs,)](a, b, behind - counts, positions, values, b.numel(), BLOCK=BLOCK, num_warps=8, **EXACT)
     return positions, values.view(new.dtype)
 
 

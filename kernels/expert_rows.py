@@ -57,7 +57,7 @@ def sort_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, T
     ends = counts.sum(0).cumsum(0)
     if total:
         before = counts.cumsum(0) - counts + (ends - counts.sum(0))
-        place_kernel[(programs,)](flat, before, order, place, total, EP=EP, BLOCK=BLOCK, **EXACT)
+        place_kernel[(programs,)](flat, before, order, place, total, EP=EP, BLOCK=BLOCK, num_warps=8, **EXACT)
     return order, place.view(experts.shape), ends[:num_experts]
 
 

@@ -91,7 +91,7 @@ class Route(torch.autograd.Function):
         experts = torch.empty(N, k, dtype=torch.int64, device=scores.device)
         gates = torch.empty(N, k, dtype=torch.float32, device=scores.device)
         EP, KP = triton.next_power_of_2(E), triton.next_power_of_2(k)
-        BM = 32 if INTERPRETED else max(1, min(16, 2048 // EP))
+        BM = 32 if INTERPRETED else max(1, min(16, 1024 // EP))
         if N:
             route_kernel[(triton.cdiv(N, BM),)](
                 scores,
