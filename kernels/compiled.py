@@ -148,13 +148,17 @@ class Record:
 
 
 def jobs() -> list[Job]:
-    """Every launch × configuration × target."""
-    return [Job(launch, tile, target) for launch in registered() for tile in launch.tiles for target in ARCHITECTURES]
+    """Every launch × target × configuration; what one use launches may hang on the target."""
+    every: dict[tuple[str, str], list[Job]] = {}
+    for target, architecture in ARCHITECTURES.items():
+        for launch in registered((10, 0) if architecture.columns else (9, 0)):
+            every.setdefault((launch.name, launch.use), []).extend(Job(launch, tile, target) for tile in launch.tiles)
+    return [job for group in every.values() for job in group]
 
 
 @cache
-def registered() -> list[Launch]:
-    return launches()
+def registered(capability: tuple[int, int]) -> list[Launch]:
+    return launches(capability)
 
 
 @cache

@@ -76,9 +76,9 @@ class Launch:
         return repr((self.name, self.signature, self.constants, self.options))
 
 
-def launches() -> list[Launch]:
-    """Every use, in the order of `uses`; what compiles to the same code is there once. Needs a process without
-    TRITON_INTERPRET."""
+def launches(capability: tuple[int, int] = (9, 0)) -> list[Launch]:
+    """Every use on a GPU of this compute capability, in the order of `uses`; what compiles to the same code is there once. Needs a process
+    without TRITON_INTERPRET."""
     found: dict[str, Launch] = {}
     for use, call in uses():
 
@@ -87,7 +87,7 @@ def launches() -> list[Launch]:
             launch = described(f"{use}, {alike + 1}" if alike else use, kernel, form, tiles, arguments, grid)
             found.setdefault(launch.key(), launch)
 
-        with OnGpu(), recorded(note):
+        with OnGpu(), recorded(note, capability):
             call()
     return list(found.values())
 
@@ -104,9 +104,9 @@ class OnGpu(TorchFunctionMode):
 
 
 @contextmanager
-def recorded(note: Callable) -> Iterator[None]:
-    """Inside, launches are noted instead of started."""
-    before = JITFunction.run, Autotuner.run
+def recorded(note: Callable, capability: tuple[int, int]) -> Iterator[None]:
+    """Inside, launches are noted instead of started, and every GPU is of this compute capability."""
+    before = JITFunction.run, Autotuner.run, torch.cuda.get_device_capability
 
     def run(self, *args, grid, warmup, **kwargs):
         only = triton.Config({}, num_warps=kwargs.pop("num_warps", 4))
@@ -118,11 +118,11 @@ def recorded(note: Callable) -> Iterator[None]:
         tiles = self.configs.candidates(first(given).dtype) if fitted else self.configs.large
         note(self.fn, prune.form(given) if fitted else "", tuple(tiles), given, grid)
 
-    JITFunction.run, Autotuner.run = run, choose
+    JITFunction.run, Autotuner.run, torch.cuda.get_device_capability = run, choose, lambda device=None: capability
     try:
         yield
     finally:
-        JITFunction.run, Autotuner.run = before
+        JITFunction.run, Autotuner.run, torch.cuda.get_device_capability = before
 
 
 def described(use: str, kernel: JITFunction, form: str, tiles: tuple, arguments: dict[str, Any], grid: Any) -> Launch:

@@ -8,12 +8,12 @@ __all__ = ["UNFIT"]
 
 # fmt: off
 UNFIT: dict[tuple[str, str, str], tuple[str, ...]] = {
-    ("gemm.matmul_kernel", "gfx950", "bfloat16 FORM 0 BBLOCK 1"): (
-        "BM 128 BN 128 BK 128, 8 warps, 3 stages",
-    ),
     ("gemm.matmul_kernel", "sm_100", "bfloat16 FORM 0 BBLOCK 1"): (
         "BM 64 BN 64 BK 64, 4 warps, 3 stages",
         "BM 128 BN 128 BK 64, 4 warps, 4 stages",
+    ),
+    ("gemm.matmul_kernel", "gfx950", "bfloat16 FORM 0 BBLOCK 1"): (
+        "BM 128 BN 128 BK 128, 8 warps, 3 stages",
     ),
     ("gemm.matmul_kernel", "sm_90", "uint8 FORM 1 BBLOCK 128"): (
         "BM 128 BN 128 BK 64, 4 warps, 4 stages",
@@ -137,13 +137,13 @@ UNFIT: dict[tuple[str, str, str], tuple[str, ...]] = {
         "BM 64 BN 128 BK 64, 4 warps, 4 stages",
         "BM 128 BN 128 BK 128, 8 warps, 3 stages",
     ),
+    ("linear_logprob.forward_kernel", "sm_90", "bfloat16 KL 0"): (
+        "BM 64 BV 256 BK 64, 8 warps, 3 stages",
+    ),
     ("linear_logprob.forward_kernel", "sm_100", "bfloat16 KL 0"): (
         "BM 128 BV 128 BK 64, 8 warps, 3 stages",
         "BM 64 BV 256 BK 64, 8 warps, 3 stages",
         "BM 64 BV 128 BK 64, 4 warps, 4 stages",
-    ),
-    ("linear_logprob.forward_kernel", "sm_90", "bfloat16 KL 0"): (
-        "BM 64 BV 256 BK 64, 8 warps, 3 stages",
     ),
     ("linear_logprob.forward_kernel", "sm_90", "bfloat16 KL 1"): (
         "BM 128 BV 128 BK 64, 8 warps, 3 stages",
