@@ -97,7 +97,7 @@ class OnGpu(TorchFunctionMode):
     is asked whether something is so (whether a gradient overflows) says no."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        for asked, answer in ((torch.Tensor.is_cuda.__get__, True), (torch.Tensor.__int__, 2**20), (torch.Tensor.__bool__, False)):  # pyright: ignore
+        for asked, answer in ((torch.Tensor.is_cuda.__get__, True), (torch.Tensor.__int__, 2**20), (torch.Tensor.__bool__, False)):
             if func == asked:
                 return answer
         return func(*args, **(kwargs or {}))
