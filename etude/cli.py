@@ -465,6 +465,19 @@ def eval_base(
     evaluation.base(checkpoints, out, toml, given, quick, resume, checkpoint_seconds)
 
 
+@app.command("kernels")
+def kernels(
+    name: Annotated[str | None, typer.Argument(help="Part of the name of a kernel or of its use.", show_default="all")] = None,
+    target: Annotated[str | None, typer.Option(help="sm_90, sm_100 or gfx950.", show_default="all")] = None,
+    show: Annotated[str | None, typer.Option(help="Print code instead: ptx or sass; amdgcn for gfx950.", show_default="the table")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the complete table as JSON.", show_default="results")] = None,
+) -> None:
+    """Compile the GPU kernels without a GPU: instructions, registers, spills, shared memory, occupancy and the roofline's floor."""
+    from etude import kernels
+
+    kernels.play(name, target, show, out)
+
+
 @bench_app.callback()
 def bench() -> None:
     """Measure speed; results go to results/."""

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .bits import round_bfloat16
-from .launch import INTERPRETED, need
+from .launch import EXACT, INTERPRETED, need
 
 __all__ = ["permute", "sort_by_expert", "unpermute"]
 
@@ -53,11 +53,11 @@ def sort_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, T
     order, place = (torch.empty(total, dtype=torch.int64, device=flat.device) for _ in range(2))
     counts = torch.zeros(programs, EP, dtype=torch.int32, device=flat.device)
     if total:
-        count_kernel[(programs,)](flat, counts, total, EP=EP, BLOCK=BLOCK)
+        count_kernel[(programs,)](flat, counts, total, EP=EP, BLOCK=BLOCK, **EXACT)
     ends = counts.sum(0).cumsum(0)
     if total:
         before = counts.cumsum(0) - counts + (ends - counts.sum(0))
-        place_kernel[(programs,)](flat, before, order, place, total, EP=EP, BLOCK=BLOCK)
+        place_kernel[(programs,)](flat, before, order, place, total, EP=EP, BLOCK=BLOCK, num_warps=8, **EXACT)
     return order, place.view(experts.shape), ends[:num_experts]
 
 
@@ -93,7 +93,8 @@ def gather(x: Tensor, index: Tensor, K: int) -> Tensor:
     x, out = x.contiguous(), torch.empty(len(index), x.shape[1], dtype=x.dtype, device=x.device)
     if out.numel():
         BM, BD = (32, 64) if INTERPRETED else (4, 1024)
-        gather_kernel[(triton.cdiv(len(index), BM), triton.cdiv(x.shape[1], BD))](x, index, out, len(index), x.shape[1], K=K, BM=BM, BD=BD)
+        grid = triton.cdiv(len(index), BM), triton.cdiv(x.shape[1], BD)
+        gather_kernel[grid](x, index, out, len(index), x.shape[1], K=K, BM=BM, BD=BD, **EXACT)
     return out
 
 

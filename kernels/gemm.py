@@ -21,7 +21,7 @@ from torch import Tensor
 from ref.checks import expect
 
 from .bits import decode_e2m1, decode_e4m3, power_of_two, round_bfloat16
-from .launch import INTERPRETED, configs, need
+from .launch import INTERPRETED, configs, fitting, need
 from .quant import blockwise_fp8_quantize, mxfp8_quantize, nvfp4_quantize
 
 __all__ = ["FORMS", "Operand", "linear", "matmul", "operand"]
@@ -39,15 +39,18 @@ def operand_tile(data, scales, row, here, k, inside, stride, step, scale_stride,
         byte = tl.load(data + row[:, None] * stride + (k // 2)[None, :], mask, other=0).to(tl.int32)
         scale = decode_e4m3(tl.load(scales + row[:, None] * scale_stride + (k // 16)[None, :], mask, other=0))
         value = decode_e2m1((byte >> (4 * (k % 2))[None, :]) & 15) * scale
-        return value if UPCAST else value.to(tl.bfloat16)
-    if FORM == 2:
+        tile = value if UPCAST else value.to(tl.bfloat16)
+    elif FORM == 2:
         byte = tl.load(scales + row[:, None] * scale_stride + (k // 32)[None, :], mask, other=127).to(tl.int32)
         value = decode_e4m3(tl.load(data + row[:, None] * stride + k[None, :], mask, other=0)) * power_of_two(byte - 127)
-        return value if UPCAST else value.to(tl.bfloat16)
-    value = tl.load(data + row[:, None] * stride + k[None, :] * step, mask, other=0)
-    if FORM == 1:
-        return decode_e4m3(value) if UPCAST else value.to(tl.float8e4nv, bitcast=True)
-    return value.to(tl.float32) if UPCAST else value
+        tile = value if UPCAST else value.to(tl.bfloat16)
+    else:
+        value = tl.load(data + row[:, None] * stride + k[None, :] * step, mask, other=0)
+        if FORM == 1:
+            tile = decode_e4m3(value) if UPCAST else value.to(tl.float8e4nv, bitcast=True)
+        else:
+            tile = value.to(tl.float32) if UPCAST else value
+    return tile  # only one return: a kernel's returns must agree in type, also those that no form reaches
 
 
 @triton.jit
@@ -110,10 +113,18 @@ def store_tile(out, y, a_whole, b_whole, m, m_here, n, n_here, N, FORM: tl.const
         {"BM": 64, "BN": 64, "BK": 128},
         *(
             ({"BM": m, "BN": n, "BK": k}, w, s)
-            for m, n, k, w, s in ((128, 128, 64, 4, 4), (128, 128, 128, 8, 3), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4), (64, 64, 128, 4, 3))
+            for m, n, k, w, s in (
+                (128, 128, 64, 4, 4),
+                (128, 128, 128, 8, 3),
+                (128, 128, 64, 8, 3),
+                (64, 128, 64, 4, 4),
+                (128, 64, 64, 4, 4),
+                (64, 64, 64, 4, 3),
+            )
         ),
     ),
     key=["M", "N", "K", "FORM"],
+    prune_configs_by=fitting("gemm.matmul_kernel", "FORM", "BBLOCK"),
 )
 @triton.jit
 def matmul_kernel(

@@ -17,7 +17,7 @@ from torch import Tensor
 from ref.checks import expect
 
 from .gemm import FORMS, Operand, check_forms, operand, product, store_tile
-from .launch import INTERPRETED, configs, need
+from .launch import INTERPRETED, configs, fitting, need
 
 __all__ = ["expert_rows", "expert_weights", "grouped_linear"]
 
@@ -27,10 +27,15 @@ TILES = (
     ({"BM": 128, "BN": 256, "BK": 64}, 8, 3),
     ({"BM": 64, "BN": 128, "BK": 64}, 4, 4),
     ({"BM": 128, "BN": 128, "BK": 128}, 8, 3),
+    ({"BM": 64, "BN": 64, "BK": 64}, 4, 3),
+    ({"BM": 64, "BN": 64, "BK": 32}, 4, 3),
 )
+PLAIN = ({"BM": 64, "BN": 64, "BK": 32}, 4, 3), ({"BM": 32, "BN": 32, "BK": 32}, 4, 3)
 
 
-@triton.autotune(configs=configs(*TILES), key=["N", "O", "K", "FORM"])
+@triton.autotune(
+    configs=configs(*TILES, plain=PLAIN), key=["N", "O", "K", "FORM"], prune_configs_by=fitting("grouped_gemm.rows_kernel", "FORM", "BBLOCK")
+)
 @triton.jit
 def rows_kernel(
     a,
@@ -104,7 +109,7 @@ def rows_kernel(
         store_tile(out, y, a_whole, b_whole + expert * O, r, r < last, o, o < O, O, FORM, UPCAST)
 
 
-@triton.autotune(configs=configs(*TILES), key=["O", "D", "FORM"])
+@triton.autotune(configs=configs(*TILES, plain=PLAIN), key=["O", "D", "FORM"], prune_configs_by=fitting("grouped_gemm.weights_kernel", "FORM"))
 @triton.jit
 def weights_kernel(
     a,

@@ -5,15 +5,21 @@ import os
 import torch
 from torch import Tensor
 
+from .unfit import UNFIT
+
 try:
     import triton
 except ImportError:  # Triton exists only for Linux, and only the scaled path needs it
     triton = None
 
-__all__ = ["INTERPRETED", "available", "configs", "need"]
+__all__ = ["EXACT", "INTERPRETED", "Configurations", "Fitting", "available", "configs", "fitting", "need", "tile"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 """Set by TRITON_INTERPRET=1 in the environment, before the first kernel is imported."""
+
+EXACT = {"enable_fp_fusion": False}
+"""The launch option of every kernel that promises bits. Triton fuses a multiplication and an addition unless it is told not to, and a fused
+pair rounds once where `ref` rounds twice. The interpreter never fuses, so it cannot show the difference."""
 
 
 def available(x: Tensor) -> bool:
@@ -29,9 +35,59 @@ def need(x: Tensor) -> None:
         raise RuntimeError(f"kernels run on CUDA, or on the CPU with TRITON_INTERPRET=1 in the environment; this tensor is on {x.device}")
 
 
-def configs(small: dict, *large: tuple[dict, int, int]) -> list:
+class Configurations(list):
+    """What the autotuner chooses from in this process; `large` and `plain` hold what it chooses from on a GPU, also where there is none."""
+
+    def __init__(self, here: list, large: list, plain: list):
+        super().__init__(here)
+        self.large, self.plain = large, plain
+
+    def candidates(self, dtype: torch.dtype) -> list:
+        """`plain` for float32, if there are any: no tensor core multiplies float32 exactly, and tiles that suit one overflow the registers."""
+        return self.plain if dtype == torch.float32 and self.plain else self.large
+
+
+def configs(small: dict, *large: tuple[dict, int, int], plain: tuple[tuple[dict, int, int], ...] = ()) -> Configurations:
     """The configurations to autotune over: one small tile under the interpreter, which cannot measure time; on a GPU all of `large`
-    (tile, warps, stages)."""
-    if INTERPRETED or not torch.cuda.is_available():
-        return [triton.Config(small)]
-    return [triton.Config(tile, num_warps=warps, num_stages=stages) for tile, warps, stages in large]
+    (tile, warps, stages), or `plain` for float32 where `fitting` is asked."""
+    wide, narrow = ([triton.Config(tile, num_warps=warps, num_stages=stages) for tile, warps, stages in some] for some in (large, plain))
+    return Configurations(wide + narrow if torch.cuda.is_available() and not INTERPRETED else [triton.Config(small)], wide, narrow)
+
+
+class Fitting:
+    """Leaves out configurations that spill registers or exceed shared memory on this GPU (kernels/unfit.py)."""
+
+    def __init__(self, kernel: str, *constants: str):
+        self.kernel, self.constants = kernel, constants
+
+    def form(self, arguments: dict) -> str:
+        """What a launch's registers hang on: the dtype of its first tensor, and some constants: "uint8 FORM 1 BBLOCK 128"."""
+        return " ".join([str(first(arguments).dtype).removeprefix("torch."), *(f"{name} {int(arguments[name])}" for name in self.constants)])
+
+    def __call__(self, offered: Configurations, arguments: dict, **constants) -> list:
+        unfit = UNFIT.get((self.kernel, architecture(first(arguments)), self.form({**arguments, **constants})), ())
+        return [one for one in offered.candidates(first(arguments).dtype) if tile(one) not in unfit]
+
+
+def fitting(kernel: str, *constants: str) -> dict[str, Fitting]:
+    """For `prune_configs_by` of triton.autotune. kernel: its file and name; constants: those that change how many registers it needs."""
+    return {"early_config_prune": Fitting(kernel, *constants)}
+
+
+def first(arguments: dict) -> Tensor:
+    """The first tensor among a launch's arguments."""
+    return next(value for value in arguments.values() if isinstance(value, Tensor))
+
+
+def tile(config: "triton.Config") -> str:
+    """A configuration in words: "BM 64 BN 128, 4 warps, 3 stages"."""
+    sizes = " ".join(f"{name} {size}" for name, size in config.kwargs.items())
+    return f"{sizes or 'fixed'}, {config.num_warps} warps, {config.num_stages} stages"
+
+
+def architecture(x: Tensor) -> str:
+    """sm_90, sm_100, gfx950: the GPU that this tensor lies on."""
+    if torch.version.hip is not None:
+        return torch.cuda.get_device_properties(x.device).gcnArchName.partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(x.device)
+    return f"sm_{major}{minor}"

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .bits import round_bfloat16
-from .launch import INTERPRETED, configs, need
+from .launch import INTERPRETED, configs, fitting, need
 
 __all__ = ["linear_kl", "linear_logprob"]
 
@@ -55,14 +55,15 @@ def running(z, other, m, l, s, OWN: tl.constexpr):
 TILES = (
     {"BM": 32, "BV": 64, "BK": 32},
     ({"BM": 128, "BV": 128, "BK": 64}, 8, 3),
-    ({"BM": 128, "BV": 256, "BK": 64}, 8, 3),
     ({"BM": 64, "BV": 256, "BK": 64}, 8, 3),
-    ({"BM": 256, "BV": 128, "BK": 64}, 8, 3),
+    ({"BM": 64, "BV": 128, "BK": 64}, 8, 3),
     ({"BM": 64, "BV": 128, "BK": 64}, 4, 4),
+    ({"BM": 64, "BV": 64, "BK": 64}, 4, 4),
 )
+PLAIN = ({"BM": 64, "BV": 64, "BK": 32}, 4, 3), ({"BM": 32, "BV": 64, "BK": 32}, 4, 3)
 
 
-@triton.autotune(configs=configs(*TILES), key=["N", "V", "D", "C"])
+@triton.autotune(configs=configs(*TILES, plain=PLAIN), key=["N", "V", "D", "C"], prune_configs_by=fitting("linear_logprob.forward_kernel", "KL"))
 @triton.jit
 def forward_kernel(
     hidden,
@@ -112,7 +113,7 @@ def forward_kernel(
         tl.store(to + 5 * N, s2, n < N)
 
 
-@triton.autotune(configs=configs(*TILES), key=["N", "V", "D", "C"])
+@triton.autotune(configs=configs(*TILES, plain=PLAIN), key=["N", "V", "D", "C"], prune_configs_by=fitting("linear_logprob.backward_kernel", "MODE"))
 @triton.jit
 def backward_kernel(
     hidden,

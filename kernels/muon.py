@@ -13,7 +13,7 @@ from torch import Tensor
 from ref.muon import COEFFICIENTS, normalised
 
 from .bits import round_bfloat16
-from .launch import INTERPRETED, configs, need
+from .launch import INTERPRETED, configs, fitting, need
 
 __all__ = ["newton_schulz", "symmetric_product"]
 
@@ -24,9 +24,10 @@ TILES = (
     ({"BM": 128, "BK": 32}, 8, 4),
     ({"BM": 64, "BK": 128}, 4, 3),
 )
+PLAIN = ({"BM": 64, "BK": 32}, 4, 3), ({"BM": 32, "BK": 32}, 4, 3)
 
 
-@triton.autotune(configs=configs(*TILES), key=["M", "K", "ADD"])
+@triton.autotune(configs=configs(*TILES, plain=PLAIN), key=["M", "K", "ADD"], prune_configs_by=fitting("muon.symmetric_kernel", "ADD"))
 @triton.jit
 def symmetric_kernel(a, c, out, M, K, sb, sm, sk, alpha, beta, ADD: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
     """out [B, M, M] = alpha · A Aᵀ (+ beta · C), A's element (b, m, k) at b·sb + m·sm + k·sk; C and out contiguous."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from ref.quant import MODES, check_blocks, check_mxfp8, check_nvfp4
 
 from .bits import decode_e4m3, encode_e2m1, encode_e4m3, power_of_two, size_bits
-from .launch import INTERPRETED, configs, need
+from .launch import EXACT, INTERPRETED, configs, fitting, need
 
 __all__ = ["blockwise_fp8_quantize", "mxfp8_quantize", "mxfp8_quantize_both", "nvfp4_quantize"]
 
@@ -60,6 +60,7 @@ def load_numbers(x, at, apart, inside, SWIGLU: tl.constexpr):
         {"BM": 32, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (32, 256, 4)))
     ),
     key=["M", "N", "ROWS", "COLS"],
+    prune_configs_by=fitting("quant.mxfp8_kernel", "ROWS", "COLS", "SWIGLU"),
 )
 @triton.jit
 def mxfp8_kernel(
@@ -114,7 +115,8 @@ def mxfp8_matrix(x: Tensor, rows: bool, cols: bool, mode: str = "rceil", swiglu:
     out = room(rows, M, N), room(rows, M, -(-N // 32)), room(cols, N, M), room(cols, N, -(-M // 32))
     if x.numel():
         grid = lambda tile: (triton.cdiv(M, tile["BM"]), triton.cdiv(N, tile["BN"]))
-        mxfp8_kernel[grid](x, *out, M, N, *x.stride(), ROWS=rows, COLS=cols, MODE=MODES.index(mode), NATIVE=not INTERPRETED, SWIGLU=swiglu)
+        mode_number, native = MODES.index(mode), not INTERPRETED
+        mxfp8_kernel[grid](x, *out, M, N, *x.stride(), ROWS=rows, COLS=cols, MODE=mode_number, NATIVE=native, SWIGLU=swiglu, **EXACT)
     return out[0], out[1], *(t.T if cols else t for t in out[2:])
 
 
@@ -182,8 +184,7 @@ def nvfp4_kernel(
         top = tl.max(most, 1)
     s = tl.div_rn(top.to(tl.float32, bitcast=True), 2688.0)
     s = tl.where(top >= 0x7F800000, 0x7FC00000, s.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
-    if not TENSOR:
-        tl.store(scales + row, s, here)
+    tl.store(scales + row, s, here & (row == 0) if TENSOR else here)
     for start in range(0, N, BN):
         inside = here[:, None] & (start + n < N)[None, :]
         v = load_numbers(x, row[:, None] * sm + (start + n).to(tl.int64)[None, :] * sn, N * sn, inside, SWIGLU)
@@ -229,16 +230,13 @@ def nvfp4_rows(x: Tensor, tensor: bool = False, fast: bool = False, swiglu: bool
     if tensor and x.numel():
         whole = x.contiguous()
         parts = torch.empty(triton.cdiv(x.numel(), 16384), dtype=torch.int32, device=x.device)
-        largest_kernel[(len(parts),)](whole, parts, x.numel(), BLOCK=16384)
-        top = parts.max().view(1)
-        # A scale that is not finite becomes NaN. The kernel divides by 2688 too; this repeats it to give the same bits.
-        value = top.view(torch.float32) / 2688
-        scales = torch.where(value.isfinite(), value, torch.nan)
+        largest_kernel[(len(parts),)](whole, parts, x.numel(), BLOCK=16384, **EXACT)
+        top = parts.max().view(1)  # the kernel divides it by 2688: on a GPU, torch would multiply by a rounded 1/2688
     if rows:
         BN = min(max(triton.next_power_of_2(N), 16), 1024 if INTERPRETED else 4096)
         BM = max(1, (8192 if INTERPRETED else 2048) // BN)
         nvfp4_kernel[(triton.cdiv(rows, BM),)](
-            flat, packed, blocks, scales, top, rows, N, half, *flat.stride(), TENSOR=tensor, FAST=fast, SWIGLU=swiglu, BM=BM, BN=BN
+            flat, packed, blocks, scales, top, rows, N, half, *flat.stride(), TENSOR=tensor, FAST=fast, SWIGLU=swiglu, BM=BM, BN=BN, **EXACT
         )
     shape = x.shape[:-1]
     return packed.view(*shape, half), blocks.view(*shape, -(-N // 16)), scales.view(()) if tensor else scales.view(*shape, 1)
@@ -302,6 +300,6 @@ def fp8_blocks(x: Tensor, block: tuple[int, int] = (1, 128), swiglu: bool = Fals
         PM, PN = triton.next_power_of_2(BM), triton.next_power_of_2(BN)
         RM = max(1, 32 // PM)
         fp8_kernel[(triton.cdiv(down, RM), across, len(flat))](
-            flat, codes, scales, M, N, *flat.stride(), BM, BN, RM, NATIVE=not INTERPRETED, SWIGLU=swiglu, PM=PM, PN=PN
+            flat, codes, scales, M, N, *flat.stride(), BM, BN, RM, NATIVE=not INTERPRETED, SWIGLU=swiglu, PM=PM, PN=PN, **EXACT
         )
     return codes, scales

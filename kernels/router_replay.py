@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import INTERPRETED, need
+from .launch import EXACT, INTERPRETED, need
 
 __all__ = ["route"]
 
@@ -91,7 +91,7 @@ class Route(torch.autograd.Function):
         experts = torch.empty(N, k, dtype=torch.int64, device=scores.device)
         gates = torch.empty(N, k, dtype=torch.float32, device=scores.device)
         EP, KP = triton.next_power_of_2(E), triton.next_power_of_2(k)
-        BM = 32 if INTERPRETED else max(1, min(16, 2048 // EP))
+        BM = 32 if INTERPRETED else max(1, min(16, 1024 // EP))
         if N:
             route_kernel[(triton.cdiv(N, BM),)](
                 scores,
@@ -108,6 +108,7 @@ class Route(torch.autograd.Function):
                 REPLAY=replayed is not None,
                 FILTER=replayed is not None and alpha > 0,
                 NORMALISE=normalise,
+                **EXACT,
             )
         ctx.save_for_backward(scores, gates, experts)
         ctx.normalise = normalise

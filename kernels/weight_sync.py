@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ref.weight_codec import check_delta, check_versions
 
-from .launch import INTERPRETED, need
+from .launch import EXACT, INTERPRETED, need
 
 __all__ = ["apply_delta", "encode_delta"]
 
@@ -59,13 +59,13 @@ def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     programs = triton.cdiv(b.numel(), BLOCK)
     counts = torch.zeros(programs, dtype=torch.int32, device=b.device)
     if programs:
-        count_kernel[(programs,)](a, b, counts, b.numel(), BLOCK=BLOCK)
+        count_kernel[(programs,)](a, b, counts, b.numel(), BLOCK=BLOCK, **EXACT)
     behind = counts.cumsum(0)
     changes = int(behind[-1]) if programs else 0
     positions = torch.empty(changes, dtype=torch.int64, device=b.device)
     steps = torch.empty(changes, dtype=torch.int32, device=b.device)
     if changes:
-        write_kernel[(programs,)](a, b, behind - counts, positions, steps, b.numel(), BLOCK=BLOCK)
+        write_kernel[(programs,)](a, b, behind - counts, positions, steps, b.numel(), BLOCK=BLOCK, num_warps=8, **EXACT)
     return positions, steps
 
 
@@ -76,6 +76,6 @@ def apply_delta(old: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
     new = old.contiguous().clone()
     if len(positions):
         scatter_kernel[(triton.cdiv(len(positions), BLOCK),)](
-            new.view(torch.int16).flatten(), positions.contiguous(), steps.contiguous(), len(positions), BLOCK=BLOCK
+            new.view(torch.int16).flatten(), positions.contiguous(), steps.contiguous(), len(positions), BLOCK=BLOCK, **EXACT
         )
     return new

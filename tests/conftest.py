@@ -74,6 +74,7 @@ LONG = (
     "app/test_browser.py",
     "mirror/test_network.py",
     "mirror/test_rl.py",
+    "kernels/test_compiled.py",
     "sims/test_self_summary.py",
     "sims/test_cpt_rl.py",
     "sims/test_length_penalty.py",

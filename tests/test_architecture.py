@@ -242,9 +242,9 @@ def test_a_private_name_of_another_file_is_seen(source, found):
     assert trespasses(source, ("ref",), {"_other"}) == found
 
 
-JUDGES = {"cost", "gate", *(f"ptx{part}" for part in ("", "_floats", "_integers", "_memory", "_program", "_steps"))}
+JUDGES = {"compiled", "cost", "gate", "registry", "work", *(f"ptx{part}" for part in ("", "_floats", "_integers", "_memory", "_program", "_steps"))}
 """Files of kernels/ that tell about kernels: no part of a run calls them."""
-HELPERS = {"bits", "launch", *JUDGES}
+HELPERS = {"bits", "launch", "unfit", *JUDGES}
 """Files of kernels/ that replace nothing."""
 PARTS = {"gemm": "quant", "grouped_gemm": "quant", "experts": "quant"}
 """Files of kernels/ that replace functions of a `ref` file that has more of them than one file should hold."""

@@ -1,0 +1,289 @@
+"""`etude kernels`: every kernel, compiled for GPUs that are not here, and what the compiler says of it.
+
+kernels/compiled.py compiles one; this file asks several processes of it at a time, shows a table, and keeps it in results/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from kit.disk import atomic_write
+from kit.process import cores, machine
+from kit.settings import RunError
+from scaled.runtime import engine
+
+__all__ = ["TARGETS", "Compiler", "code", "compile_all", "compiler", "play", "show", "unfit", "unfit_file", "write"]
+
+TARGETS = ("sm_90", "sm_100", "gfx950")
+"""Hopper, Blackwell, CDNA 4."""
+FILE = "kernels-compiled.json"
+SHOWN = {"ptx": "NVIDIA", "sass": "NVIDIA", "amdgcn": "AMD"}
+
+
+class Compiler:
+    """A process that compiles: kernels/compiled.py, without the interpreter, which would replace every kernel."""
+
+    def __init__(self, errors: IO[str]):
+        module = engine.kernel("compiled")
+        root, environment = Path(str(module.__file__)).parents[1], {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [environment.get("PYTHONPATH")])])
+        self.errors = errors
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module.__name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        )
+        first = self.answer()
+        self.jobs: list[dict[str, Any]] = first["jobs"]
+        self.versions: dict[str, str] = first["versions"]
+
+    def ask(self, number: int, what: str = "") -> dict[str, Any]:
+        """The record of a job, or {"text": …}, its code. Raises RunError if the process has died."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{number} {what}\n")
+            self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        if not said:
+            self.errors.seek(0)
+            last = (self.errors.read().strip().splitlines() or ["it said nothing"])[-1]
+            raise RunError(f"the process that compiles kernels died: {last}")
+        return json.loads(said)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def compiler() -> Iterator[Compiler]:
+    """A process that compiles, killed at the end."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        raise RunError("etude kernels needs Triton: pip install triton (Linux)") from None
+    with tempfile.TemporaryFile("w+") as errors:
+        one = Compiler(errors)
+        try:
+            yield one
+        finally:
+            one.stop()
+
+
+def matches(job: dict[str, Any], name: str | None, target: str | None) -> bool:
+    """Whether a job's kernel or use contains the name, in small or capital letters."""
+    asked = (name or "").lower()
+    return (asked in job["kernel"].lower() or asked in job["use"].lower()) and target in (None, job["target"])
+
+
+def compile_all(
+    name: str | None = None,
+    target: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    choose: Callable[[list[dict]], list[dict]] = lambda jobs: jobs,
+) -> tuple[list[dict], dict[str, str]]:
+    """Records of all jobs that match, in the order of the registry, and the versions of the compilers. As many processes as cores; `choose`
+    may leave jobs out. Raises RunError if nothing matches, or if a process dies."""
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(compiler())
+        chosen = {job["key"] for job in choose([job for job in first.jobs if matches(job, name, target)])}
+        wanted = [number for number, job in enumerate(first.jobs) if job["key"] in chosen]
+        if not wanted:
+            raise RunError(f"no kernel or use is called {name!r}; there are: {', '.join(sorted({job['kernel'] for job in first.jobs}))}")
+        found: dict[int, dict] = {}
+        waiting, failed, lock = wanted[::-1], [], threading.Lock()
+
+        def work(one: Compiler | None) -> None:
+            try:
+                with contextlib.ExitStack() as own:
+                    one = one or own.enter_context(compiler())
+                    while not failed:
+                        with lock:
+                            if not waiting:
+                                return
+                            number = waiting.pop()
+                        record = one.ask(number)
+                        with lock:
+                            found[number] = record
+                            progress(len(found), len(wanted))
+            except Exception as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work, args=(one,)) for one in [first, *[None] * (min(cores(), len(wanted)) - 1)]]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:
+            failed.append(KeyboardInterrupt())
+            raise
+        if failed:
+            raise failed[0]
+        return [found[number] for number in wanted], first.versions
+
+
+def code(name: str, target: str, what: str) -> tuple[dict[str, Any], str, int]:
+    """The first matching job, its PTX, SASS or AMD assembly, and how many other jobs match."""
+    with compiler() as one:
+        wanted = [number for number, job in enumerate(one.jobs) if matches(job, name, target)]
+        if not wanted:
+            raise RunError(f"no kernel or use is called {name!r}; there are: {', '.join(sorted({job['kernel'] for job in one.jobs}))}")
+        return one.jobs[wanted[0]], one.ask(wanted[0], what)["text"], len(wanted) - 1
+
+
+def play(name: str | None, target: str | None, what: str | None, out: Path | None) -> None:
+    """The command: a table, or the code of one kernel. The complete table is written to out/kernels-compiled.json."""
+    if target is not None and target not in TARGETS:
+        raise RunError(f"--target expects {', '.join(TARGETS)}, got {target!r}")
+    if what is not None:
+        maker = "AMD" if target == "gfx950" else "NVIDIA"
+        if SHOWN.get(what) != maker:
+            raise RunError(f"--show expects {', '.join(w for w, m in SHOWN.items() if m == maker)} for {target or 'sm_90'}, got {what!r}")
+        if name is None:
+            raise RunError("--show needs the NAME of a kernel or of a use; `etude kernels` lists them")
+        job, text, others = code(name, target or "sm_90", what)
+        print(text)
+        print(f"{job['kernel']}, {job['use']}, {job['target']}, {job['tile']}; {others} other jobs match {name!r}", file=sys.stderr)
+        return
+    part = name is not None or target is not None
+    if part and out is not None:
+        raise RunError("--out takes the complete table: leave out NAME and --target")
+    with progress_line() as progress:
+        found, versions = compile_all(name, target, progress)
+    show(found, versions, each=name is not None)
+    if not part:
+        print(f"written: {write(found, versions, out or Path('results'))}")
+
+
+@contextlib.contextmanager
+def progress_line() -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; elsewhere a plain line every few seconds."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console, last = Console(stderr=True), time.monotonic()
+    if console.is_terminal:
+        with Progress(TextColumn("compiling"), BarColumn(16), MofNCompleteColumn(), TimeRemainingColumn(), console=console) as bar:
+            task = bar.add_task("")
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+
+    def line(done: int, total: int) -> None:
+        nonlocal last
+        if done == total or time.monotonic() - last >= 5:
+            last = time.monotonic()
+            print(f"compiling {done}/{total}", file=sys.stderr, flush=True)
+
+    yield line
+
+
+def show(found: list[dict], versions: dict[str, str], each: bool = False) -> None:
+    """Prints the table: a line for each use and target, with the range over configurations; with `each`, a line for each configuration."""
+    from rich.console import Console
+    from rich.table import Table
+
+    groups: dict[tuple[str, ...], list[dict]] = {}
+    for one in found:
+        groups.setdefault((one["kernel"], one["use"], one["target"], *([one["tile"]] if each else [])), []).append(one)
+    titles = ("tensor core", "registers", "spilled", "shared", "occupancy", "FLOPs/byte", "floor")
+    table = Table("kernel", "use", "target", "tile" if each else "fit", *titles, box=None, header_style="bold", pad_edge=False)
+    for (kernel, use, target, *tile), group in groups.items():
+        good = [one for one in group if one["failed"] is None]
+        fits = sum(one["fits"] for one in group)
+        names = sorted({name for one in good for name in one["instructions"]})
+        table.add_row(
+            kernel,
+            use,
+            target,
+            *(tile or [f"{fits} of {len(group)}"]),
+            ", ".join(sorted({short(name) for name in names})) or ("–" if good else group[0]["failed"]),
+            *(span([one[key] / by for one in good], unit) for key, by, unit in COLUMNS),
+        )
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(table, highlight=False)
+    print(
+        f"Triton {versions['triton']}, ptxas {versions['ptxas']}. Registers and spilled bytes are per thread, shared memory per block. "
+        "FLOPs and bytes are a program's.\nThe floor is the roofline's on H200, B200 and MI355X at the registry's sizes. No GPU has run any of it."
+    )
+
+
+COLUMNS = (("registers", 1, ""), ("spilled", 1, ""), ("shared", 1024, " KB"), ("occupancy", 0.01, "%"), ("intensity", 1, ""), ("floor_us", 1, " µs"))
+
+
+def span(values: list[float], unit: str) -> str:
+    """The smallest to the largest: "64–128 KB"."""
+    if not values:
+        return "–"
+    low, high = (f"{value:.0f}" for value in (min(values), max(values)))
+    return f"{low}{unit}" if low == high else f"{low}–{high}{unit}"
+
+
+def short(instruction: str) -> str:
+    """wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 → wgmma e4m3.e4m3; tcgen05.mma.cta_group::1.kind::f16 → tcgen05 f16."""
+    head, *parts = instruction.split(".")
+    if head == "tcgen05":
+        return " ".join([head, *(part.removeprefix("kind::") for part in parts if re.search("kind::|block|scale_vec", part))])
+    if head in ("wgmma", "mma"):
+        types = [part for part in parts if part in ("f16", "bf16", "tf32", "e4m3", "e5m2", "f32", "f64")]
+        return f"{head} {'.'.join(types[1:3])}"
+    return instruction
+
+
+def write(found: list[dict], versions: dict[str, str], out: Path) -> Path:
+    """Writes out/kernels-compiled.json, one line for each configuration, and returns its path."""
+    record = {
+        "what": "kernels compiled ahead of time: what the compiler says of them; no GPU has run them",
+        "command": "etude kernels",
+        "versions": versions,
+        "machine": machine(),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    head = json.dumps(record, indent=1, ensure_ascii=False)[:-2]
+    lines = ",\n".join(f"  {json.dumps(one, ensure_ascii=False)}" for one in found)
+    atomic_write(out / FILE, f'{head},\n "results": [\n{lines}\n ]\n}}\n')
+    return out / FILE
+
+
+def unfit(found: list[dict]) -> dict[tuple[str, str, str], tuple[str, ...]]:
+    """What kernels/unfit.py has to say: (kernel, target, form) → the configurations that no autotuner should be offered."""
+    bad: dict[tuple[str, str, str], dict[str, None]] = {}
+    for one in found:
+        if one["form"] and not one["fits"]:
+            bad.setdefault((one["kernel"], one["target"], one["form"]), {})[one["tile"]] = None
+    return {key: tuple(tiles) for key, tiles in bad.items()}
+
+
+def unfit_file(found: list[dict]) -> str:
+    """The text of kernels/unfit.py."""
+    module = engine.kernel("unfit")
+    lines = [f"    {key}: (\n" + "".join(f"        {tile!r},\n" for tile in tiles) + "    ),\n" for key, tiles in unfit(found).items()]
+    lines = [line.replace("'", '"') for line in lines]
+    return f'''"""{module.__doc__}"""
+
+__all__ = ["UNFIT"]
+
+# fmt: off
+UNFIT: dict[tuple[str, str, str], tuple[str, ...]] = {{
+{"".join(lines)}}}
+'''
+
+
+if __name__ == "__main__":
+    table = Path(__file__).resolve().parents[1] / "results" / FILE
+    target = Path(str(engine.kernel("unfit").__file__))
+    atomic_write(target, unfit_file(json.loads(table.read_text(encoding="utf-8"))["results"]))
+    print(f"written: {target}")
