@@ -28,24 +28,26 @@ __all__ = ["matmul", "rows_of_experts", "weights_of_experts"]
 
 BM = 128
 """Rows of a tile: those of a tile of scales, and of the tensor core."""
-# BN, BK; warps; stages.
+# BN, and BK in bytes; warps; stages. With BN = 256, Triton 3.9 would lay two tiles of scales out in shared memory such that they had to pass
+# through registers.
 TILES = (
     {"BN": 128, "BK": 128},
     ({"BN": 128, "BK": 128}, 4, 4),
-    ({"BN": 256, "BK": 128}, 4, 3),
+    ({"BN": 128, "BK": 128}, 8, 4),
     ({"BN": 128, "BK": 256}, 4, 3),
 )
 
 
 @triton.jit
-def scale_tiles(scales, first, last, k, last_k, across, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """[128 · ROWS, 4 · WIDE] scales of the tiles from (first, k) on. Beyond the last tile it is read again: there, codes are 0 or nobody stores."""
+def scale_tiles(scales, first, last, k, last_k, across, NONE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
+    """[128 · ROWS, 4 · WIDE] scales of the tiles from (first, k) on, NONE (a zero of their type) beyond last_k. Beyond the last row of tiles it is read again: nobody stores
+    what it scales. The compiler copies them to tensor memory as they are (`tcgen05.cp`) if they are loaded like this: two axes, whole tiles along
+    the inner one, and then named again in this order."""
     i = tl.minimum(first + tl.arange(0, ROWS), last).to(tl.int64)
-    j = tl.minimum(k + tl.arange(0, WIDE), last_k)
-    begin = (i[:, None] * across + j[None, :]) * 512
-    within = tl.arange(0, 32)[:, None, None] * 16 + tl.arange(0, 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-    found = tl.load(scales + begin[:, :, None, None, None] + within[None, None, :, :, :])
-    return tl.reshape(tl.trans(found, 0, 3, 2, 1, 4), (ROWS * 128, WIDE * 4))
+    within = tl.arange(0, WIDE * 512)
+    inside = within < (last_k + 1 - k) * 512
+    found = tl.load(scales + (i[:, None] * across + k) * 512 + within[None, :], tl.broadcast_to(inside[None, :], (ROWS, WIDE * 512)), other=NONE)
+    return tl.reshape(tl.trans(tl.reshape(found, (ROWS, WIDE, 32, 4, 4)), 0, 3, 2, 1, 4), (ROWS * 128, WIDE * 4))
 
 
 @triton.jit
@@ -73,24 +75,24 @@ def scaled_product(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """float32 [BM, BN]: Σ a[m, k] b[n, k] over begin ≤ k < end, begin a multiple of 128. Rows and columns begin at tiles of scales first_m and
-    first_n; last_m and last_n are the last ones."""
-    BLOCK: tl.constexpr = 16 if FORM == 3 else 32
-    PACK: tl.constexpr = 2 if FORM == 3 else 1
-    WIDE: tl.constexpr = BK // BLOCK // 4
-    last_k = (end + 4 * BLOCK - 1) // (4 * BLOCK) - 1
+    """float32 [BM, BN]: Σ over bytes begin ≤ k < end of the rows of a and b, begin a multiple of 128; a byte is one number of MXFP8, or two of
+    NVFP4, and BK counts bytes. Rows and columns begin at tiles of scales first_m and first_n; last_m and last_n are the last ones."""
+    TILE: tl.constexpr = 32 if FORM == 3 else 128  # bytes whose scales are in one tile
+    CODE: tl.constexpr = 0 if FORM == 3 else 0.0  # zeros of the types that are loaded
+    SCALE: tl.constexpr = 0.0 if FORM == 3 else 0
     y = tl.zeros((BM, BN), tl.float32)
+    last_k = tl.cdiv(end, TILE) - 1
     for start in range(begin, end, BK):
-        k = start // PACK + tl.arange(0, BK // PACK)
-        inside = k < (end + PACK - 1) // PACK
-        x = tl.load(a + m[:, None] * a_stride + k[None, :], m_here[:, None] & inside[None, :], other=0)
-        z = tl.load(b + n[None, :] * b_stride + k[:, None], n_here[None, :] & inside[:, None], other=0)
-        s = scale_tiles(a_scales, first_m, last_m, start // (4 * BLOCK), last_k, a_across, BM // 128, WIDE)
-        t = scale_tiles(b_scales, first_n, last_n, start // (4 * BLOCK), last_k, b_across, BN // 128, WIDE)
+        k = start + tl.arange(0, BK)
+        inside = k < end
+        x = tl.load(a + m[:, None] * a_stride + k[None, :], m_here[:, None] & inside[None, :], other=CODE)
+        z = tl.load(b + n[None, :] * b_stride + k[:, None], n_here[None, :] & inside[:, None], other=CODE)
+        s = scale_tiles(a_scales, first_m, last_m, start // TILE, last_k, a_across, SCALE, BM // 128, BK // TILE)
+        t = scale_tiles(b_scales, first_n, last_n, start // TILE, last_k, b_across, SCALE, BN // 128, BK // TILE)
         if FORM == 3:
-            y = tl.dot_scaled(x, s.to(tl.float8e4nv, bitcast=True), "e2m1", z, t.to(tl.float8e4nv, bitcast=True), "e2m1", y)
+            y = tl.dot_scaled(x, s, "e2m1", z, t, "e2m1", y)
         else:
-            y = tl.dot_scaled(x.to(tl.float8e4nv, bitcast=True), s, "e4m3", z.to(tl.float8e4nv, bitcast=True), t, "e4m3", y)
+            y = tl.dot_scaled(x, s, "e4m3", z, t, "e4m3", y)
     return y
 
 
@@ -213,7 +215,7 @@ def scaled_rows_kernel(
         store_tile(out, y, a_whole, b_whole + expert * O, m, r, r < tl.load(out_ends + expert), n, n < O, O, FORM, UPCAST)
 
 
-@triton.autotune(configs=configs(TILES[0], *TILES[1:3]), key=["O", "D", "FORM"])
+@triton.autotune(configs=configs(*TILES), key=["O", "D", "FORM"])
 @triton.jit
 def scaled_weights_kernel(
     a,
@@ -252,8 +254,8 @@ def scaled_weights_kernel(
         (O + 127) // 128 - 1,
         column * (BN // 128),
         (D + 127) // 128 - 1,
-        tl.load(bounds + e).to(tl.int32),
-        tl.load(bounds + e + 1).to(tl.int32),
+        tl.multiple_of(tl.load(bounds + e).to(tl.int32), 128),
+        tl.multiple_of(tl.load(bounds + e + 1).to(tl.int32), 128),
         a_stride,
         b_stride,
         a_across,
@@ -266,6 +268,14 @@ def scaled_weights_kernel(
     store_tile(out + e * O * D, y, a, b, m, m, m < O, n, n < D, D, FORM, UPCAST)
 
 
+def typed(one: Operand) -> tuple[Tensor, Tensor, Tensor]:
+    """An operand's tensors as their formats: the tensor core takes a tile from shared memory only if nothing reinterprets it on the way."""
+    data, scales, whole = one.tensors()
+    if one.whole is not None:
+        return data, scales.view(torch.float8_e4m3fn), whole
+    return data.view(torch.float8_e4m3fn), scales, whole
+
+
 def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     """A Bᵀ of two operands with swizzled scales, [M, K] and [N, K] → [M, N]."""
     M, N = len(a.data), len(b.data)
@@ -273,7 +283,7 @@ def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     if out.numel():
         grid = lambda tile: (triton.cdiv(M, BM) * triton.cdiv(N, tile["BN"]),)
         strides = a.data.stride(0), b.data.stride(0), a.across(), b.across()
-        scaled_matmul_kernel[grid](*a.tensors(), *b.tensors(), out, M, N, a.size, *strides, FORM=3 if a.whole is not None else 2, UPCAST=INTERPRETED, BM=BM)
+        scaled_matmul_kernel[grid](*typed(a), *typed(b), out, M, N, a.data.shape[1], *strides, FORM=3 if a.whole is not None else 2, UPCAST=INTERPRETED, BM=BM)
     return out
 
 
@@ -285,14 +295,14 @@ def rows_of_experts(a: Operand, b: Operand, ends: Tensor, out_ends: Tensor, rows
         assert b.scales is not None
         grid = lambda tile: (P // BM * triton.cdiv(O, tile["BN"]),)
         scaled_rows_kernel[grid](
-            *a.tensors(),
-            *b.tensors(),
+            *typed(a),
+            *typed(b),
             ends,
             out_ends,
             out,
             P,
             O,
-            a.size,
+            a.data.shape[1],
             E,
             b.data.stride(0),
             b.scales.stride(0),
@@ -315,5 +325,5 @@ def weights_of_experts(a: Operand, b: Operand, bounds: Tensor, dtype: torch.dtyp
     if out.numel():
         grid = lambda tile: (E * triton.cdiv(O, BM) * triton.cdiv(D, tile["BN"]),)
         strides = a.data.stride(0), b.data.stride(0), a.across(), b.across()
-        scaled_weights_kernel[grid](*a.tensors()[:2], *b.tensors()[:2], bounds, out, O, D, *strides, FORM=2, UPCAST=INTERPRETED, BM=BM)
+        scaled_weights_kernel[grid](*typed(a)[:2], *typed(b)[:2], bounds, out, O, D, *strides, FORM=2, UPCAST=INTERPRETED, BM=BM)
     return out

@@ -33,11 +33,12 @@ from torch import Tensor
 
 from ref.checks import expect
 
+from . import launch
 from .bits import round_bfloat16
 from .expert_rows import aligned, combine, gate_gradient, gather
 from .gemm import check_forms
 from .grouped_gemm import expert_rows, weights_product
-from .launch import INTERPRETED, need, path
+from .launch import INTERPRETED, need
 from .operands import SCALED, Operand, both, operand, paired, restored, saved, shaped
 from .orientations import quantise_swiglu_gradient
 from .quant import fp8_blocks
@@ -142,7 +143,7 @@ def swiglu_gradient(h: Tensor, d: Tensor, form: str, limit: Tensor) -> tuple[Ope
     if form != "mxfp8":
         act, dh = swiglu(h, d)
         return *both(dh, form, form), operand(act, form, -2)  # pyright: ignore[reportReturnType]
-    swizzled = path(h) == "native"
+    swizzled = launch.path(h) == "native"
     found = quantise_swiglu_gradient(h, d, limit, swizzled)
     sizes = h.shape[1], len(h), len(h)
     return tuple(shaped(form, size, one, torch.Size(), swizzled) for size, one in zip(sizes, found, strict=True))  # pyright: ignore[reportReturnType]

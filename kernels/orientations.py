@@ -39,7 +39,7 @@ def piece(x, index, gates, m, n, M, N, K, sm, sn, SOURCE: tl.constexpr):
         inside = inside & (place >= 0)[:, None]
         token = tl.where(place >= 0, place // K, 0)[:, None]
         byte = tl.load(gates + token * ((N + 31) // 32) + (n // 32)[None, :], inside, other=127).to(tl.int32)
-        value = decode_e4m3(tl.load(x + token * N + n[None, :], inside, other=0))
+        value = decode_e4m3(tl.load(x + token * sm + n[None, :] * sn, inside, other=0))
         return tl.where(byte == 255, float("nan"), value * power_of_two(tl.minimum(byte, 254) - 127))
     if SOURCE == 1 or SOURCE == 2:
         place = tl.load(index + m, m < M, other=-1)
@@ -69,13 +69,13 @@ def store_mx_rows(v, codes, scales, first_m, first_n, M, N, NATIVE: tl.constexpr
 
 
 @triton.jit
-def copy_mx_rows(x, given, index, codes, scales, first_m, first_n, M, N, K, SWIZZLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def copy_mx_rows(x, given, index, codes, scales, first_m, first_n, M, N, K, sm, sn, SWIZZLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Codes and scales of CODES, in their rows' places."""
     m, n, b = first_m + tl.arange(0, BM), first_n + tl.arange(0, BN), first_n // 32 + tl.arange(0, BN // 32)
     place = tl.load(index + m, m < M, other=-1)
     real, token = (place >= 0)[:, None], tl.where(place >= 0, place // K, 0)[:, None]
     inside = (m < M)[:, None] & (n < N)[None, :]
-    tl.store(codes + m[:, None] * N + n[None, :], tl.load(x + token * N + n[None, :], inside & real, other=0), inside)
+    tl.store(codes + m[:, None] * N + n[None, :], tl.load(x + token * sm + n[None, :] * sn, inside & real, other=0), inside)
     blocks = (N + 31) // 32
     wide = (blocks + 3) // 4 * 4 if SWIZZLE else blocks
     at = scale_at(m[:, None], b[None, :], wide // 4) if SWIZZLE else m[:, None] * blocks + b[None, :]
@@ -184,7 +184,7 @@ def both_kernel(
             first_n = tl.cast(start, tl.int64)
             v = piece(x, index, gates, m, first_n + tl.arange(0, BN), M, N, K, sm, sn, SOURCE)
             if ROWS == 2 and SOURCE == 4:
-                copy_mx_rows(x, gates, index, row_codes, row_scales, first_m, first_n, M, N, K, SWIZZLE, BM, BN)
+                copy_mx_rows(x, gates, index, row_codes, row_scales, first_m, first_n, M, N, K, sm, sn, SWIZZLE, BM, BN)
             if ROWS == 2 and SOURCE != 4:
                 store_mx_rows(v, row_codes, row_scales, first_m, first_n, M, N, NATIVE, SWIZZLE, BM, BN)
             if ROWS == 3:
