@@ -161,6 +161,10 @@ def plan(
         Path | None,
         typer.Option(help="With --recipe: Hugging Face folder; config.json and tokenizer.json suffice.", show_default="none", metavar="FOLDER"),
     ] = None,
+    launches: Annotated[
+        str | None,
+        typer.Option(help="nvfp4-token, mxfp8 or bfloat16: lists the kernels of one MoE layer instead.", show_default="none", metavar="FORMAT"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the plan as JSON, and the picture of a step.", show_default="none")] = None,
 ) -> None:
     """Estimate the memory, traffic, time and price of one step of a full run, or of all stages of the recipe, on a given number of GPUs."""
@@ -168,6 +172,11 @@ def plan(
     from kit.settings import RunError
 
     given = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    if launches is not None:
+        if wrong := sorted(given - {"launches", "model", "length", "rows"}):
+            raise RunError(f"--{wrong[0]} has no part in the list of launches, which is that of one layer on one GPU")
+        planning.show_launches(model, rows * length, launches)
+        return
     if recipe is None and checkpoint is not None:
         raise RunError("--checkpoint needs --recipe; for one step use --model FOLDER")
     if recipe is not None:

@@ -30,19 +30,14 @@ BM = 128
 """Rows of a tile: those of a tile of scales, and of the tensor core."""
 # BN, and BK in bytes; warps; stages. With BN = 256, Triton 3.9 would lay two tiles of scales out in shared memory such that they had to pass
 # through registers.
-TILES = (
-    {"BN": 128, "BK": 128},
-    ({"BN": 128, "BK": 128}, 4, 4),
-    ({"BN": 128, "BK": 128}, 8, 4),
-    ({"BN": 128, "BK": 256}, 4, 3),
-)
+TILES = ({"BN": 128, "BK": 128}, ({"BN": 128, "BK": 128}, 4, 4), ({"BN": 128, "BK": 128}, 8, 4), ({"BN": 128, "BK": 256}, 4, 3))
 
 
 @triton.jit
 def scale_tiles(scales, first, last, k, last_k, across, NONE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """[128 · ROWS, 4 · WIDE] scales of the tiles from (first, k) on, NONE (a zero of their type) beyond last_k. Beyond the last row of tiles it is read again: nobody stores
-    what it scales. The compiler copies them to tensor memory as they are (`tcgen05.cp`) if they are loaded like this: two axes, whole tiles along
-    the inner one, and then named again in this order."""
+    """[128 · ROWS, 4 · WIDE] scales of the tiles from (first, k) on, NONE (a zero of their type) beyond last_k. Beyond the last row of tiles it is
+    read again: nobody stores what it scales. The compiler copies scales to tensor memory as they are (`tcgen05.cp`) if they are loaded like
+    this: two axes, whole tiles along the inner one, and then named again in this order."""
     i = tl.minimum(first + tl.arange(0, ROWS), last).to(tl.int64)
     within = tl.arange(0, WIDE * 512)
     inside = within < (last_k + 1 - k) * 512
@@ -283,7 +278,9 @@ def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     if out.numel():
         grid = lambda tile: (triton.cdiv(M, BM) * triton.cdiv(N, tile["BN"]),)
         strides = a.data.stride(0), b.data.stride(0), a.across(), b.across()
-        scaled_matmul_kernel[grid](*typed(a), *typed(b), out, M, N, a.data.shape[1], *strides, FORM=3 if a.whole is not None else 2, UPCAST=INTERPRETED, BM=BM)
+        scaled_matmul_kernel[grid](
+            *typed(a), *typed(b), out, M, N, a.data.shape[1], *strides, FORM=3 if a.whole is not None else 2, UPCAST=INTERPRETED, BM=BM
+        )
     return out
 
 

@@ -107,9 +107,7 @@ def aligned(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @triton.jit
-def gather_kernel(
-    x, index, gates, out, N, D, K: tl.constexpr, GATES: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr
-):
+def gather_kernel(x, index, gates, out, N, D, K: tl.constexpr, GATES: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
     """out[r] = x[index[r] // K], times gates[index[r]] if there are gates; zeros where index[r] is −1."""
     r = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     d = tl.program_id(1) * BD + tl.arange(0, BD)

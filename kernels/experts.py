@@ -159,15 +159,7 @@ def experts_swiglu(
 
 
 def received_swiglu(
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    gates: Tensor,
-    w13: Tensor,
-    w2: Tensor,
-    experts: Tensor,
-    forward: str = "mxfp8",
-    backward: str = "mxfp8",
+    x: Tensor, codes: Tensor, scales: Tensor, gates: Tensor, w13: Tensor, w2: Tensor, experts: Tensor, forward: str = "mxfp8", backward: str = "mxfp8"
 ) -> Tensor:
     """`experts_swiglu` of tokens that came as MXFP8: codes [N, D] and scales [N, D / 32], which go into the first product as they are. x [N, D]
     says the dtype and takes the gradient; its values are not read. Along columns, for dw13, the decoded values are quantised again."""

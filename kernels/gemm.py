@@ -27,6 +27,7 @@ from .tiles import banded, store_tile
 
 __all__ = ["FORMS", "Operand", "linear", "matmul", "operand"]
 
+
 @triton.jit
 def operand_tile(data, scales, row, here, k, inside, stride, step, scale_stride, FORM: tl.constexpr, UPCAST: tl.constexpr):
     """[rows, BK] of an operand, including the scales that must be applied before the dot. UPCAST: in float32, since the interpreter's

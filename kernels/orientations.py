@@ -111,7 +111,9 @@ def store_nvfp4_rows(v, s, packed, scales, first_m, first_n, M, N, SWIZZLE: tl.c
     tl.store(scales + at, code, (m < M)[:, None] & (b < wide_blocks)[None, :])
     wide = tl.broadcast_to(tl.expand_dims(step, 2), (BM, BN // 16, 16))
     low, high = tl.split(tl.reshape(encode_e2m1(tl.where(wide > 0, tl.div_rn(groups, wide), 0.0)), (BM, BN // 16, 8, 2)))
-    tl.store(packed + m[:, None] * half + h[None, :], tl.reshape(low | (high << 4), (BM, BN // 2)).to(tl.uint8), (m < M)[:, None] & (h < half)[None, :])
+    tl.store(
+        packed + m[:, None] * half + h[None, :], tl.reshape(low | (high << 4), (BM, BN // 2)).to(tl.uint8), (m < M)[:, None] & (h < half)[None, :]
+    )
 
 
 @triton.jit
@@ -261,8 +263,7 @@ def quantise_both(
 
 
 @triton.autotune(
-    configs=configs({"BM": 64, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8)))),
-    key=["M", "I"],
+    configs=configs({"BM": 64, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8)))), key=["M", "I"]
 )
 @triton.jit
 def swiglu_gradient_kernel(
@@ -303,7 +304,9 @@ def swiglu_gradient_kernel(
             store_mx_columns(gate / (1.0 + tl.exp(-gate)) * up, activation_codes, activation_scales, first_m, first_n, M, I, NATIVE, SWIZZLE, BM, BN)
 
 
-def quantise_swiglu_gradient(h: Tensor, d: Tensor, limit: Tensor, swizzled: bool) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
+def quantise_swiglu_gradient(
+    h: Tensor, d: Tensor, limit: Tensor, swizzled: bool
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
     """MXFP8 codes and scales of dh along rows and along columns, and of the activation along columns; h [M, 2I], d [M, I]."""
     M, I = d.shape
     by_rows = code_room(True, 1, M, 2 * I, like=h), scale_room(1, M, 2 * I, 32, swizzled, h)

@@ -10,7 +10,6 @@ Sources: cuBLAS, "1D block scaling factors layout"; PTX ISA, `tcgen05.mma` with 
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 __all__ = ["scale_at", "swizzle", "tiles", "unswizzle"]

@@ -36,9 +36,7 @@ def test_linear(exactly, forms, N, O, D, dtype):
         exactly(up, backward, 0).T @ exactly(x, backward, 0),
     )
     assert operands.operand(x.to(DEVICE), forward).swizzled
-    for a, b, c in zip(
-        run(gemm, "linear", x, weight, up, *forms, device=DEVICE), run(ref, "linear", x, weight, up, *forms), true, strict=True
-    ):
+    for a, b, c in zip(run(gemm, "linear", x, weight, up, *forms, device=DEVICE), run(ref, "linear", x, weight, up, *forms), true, strict=True):
         assert excess(a, b, c) <= 1
 
 
