@@ -22,12 +22,18 @@ from torch import Tensor
 from .bits import decode_e4m3, encode_e2m1, power_of_two, size_bits
 from .launch import INTERPRETED, configs
 from .quant import e4m3_block_scale, e8m0_byte, mx_codes
-from .swizzle import scale_at, tiles
+from .swizzle import tiles
 
 __all__ = ["SOURCES", "quantise_both", "quantise_swiglu_gradient"]
 
 SOURCES = {"matrix": 0, "gathered": 1, "weighted": 2, "swiglu": 3, "codes": 4}
 """What the numbers are, by name."""
+
+
+@triton.jit
+def scale_at(row, block, across):
+    """The place of a row's block among swizzled tiles, `across` of which lie side by side (kernels/swizzle.py)."""
+    return ((row // 128) * across + block // 4) * 512 + (row % 32) * 16 + (row % 128 // 32) * 4 + block % 4
 
 
 @triton.jit

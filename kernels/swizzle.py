@@ -9,10 +9,9 @@ Sources: cuBLAS, "1D block scaling factors layout"; PTX ISA, `tcgen05.mma` with 
 """
 
 import torch
-import triton
 from torch import Tensor
 
-__all__ = ["scale_at", "swizzle", "tiles", "unswizzle"]
+__all__ = ["swizzle", "tiles", "unswizzle"]
 
 
 def tiles(rows: int, blocks: int) -> tuple[int, int]:
@@ -39,9 +38,3 @@ def unswizzle(tiled: Tensor, rows: int, blocks: int) -> Tensor:
         raise ValueError(f"tiled must have shape {['*', down, across, 32, 4, 4]} for {rows} rows of {blocks} blocks; got {list(tiled.shape)}")
     whole = tiled.transpose(-2, -3).movedim(-4, -2)
     return whole.flatten(-2).flatten(-4, -2)[..., :rows, :blocks].contiguous()
-
-
-@triton.jit
-def scale_at(row, block, across):
-    """The place of a row's block among tiles, `across` of which lie side by side."""
-    return ((row // 128) * across + block // 4) * 512 + (row % 32) * 16 + (row % 128 // 32) * 4 + block % 4

@@ -7,7 +7,8 @@ import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.swizzle import scale_at, swizzle, tiles, unswizzle
+from kernels.orientations import scale_at
+from kernels.swizzle import swizzle, tiles, unswizzle
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = st.integers(1, 300), st.integers(1, 20)
