@@ -97,12 +97,16 @@ def sort_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, T
     return order, place.view(experts.shape), bounds[1:]
 
 
-def aligned(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As `sort_by_expert`, where every expert's rows start at a multiple of 128. source [P]: the assignment of each row, −1 on padding. place
-    [N, K]: the row of each assignment. bounds [E + 1]. P = 128 · (⌈N·K / 128⌉ + E) is enough for any split, so the host waits for nothing."""
+def aligned(experts: Tensor, num_experts: int, align: int = 128) -> tuple[Tensor, Tensor, Tensor]:
+    """As `sort_by_expert`, where every expert's rows start at a multiple of `align`. source [P]: the assignment of each row, −1 on padding. place
+    [N, K]: the row of each assignment. bounds [E + 1]. P = align · (⌈N·K / align⌉ + E) is enough for any split, so the host waits for nothing; with
+    align 1 it is N·K, and nothing is padding."""
     flat = checked(experts, num_experts)
-    source = torch.full(((-(-flat.numel() // 128) + num_experts) * 128,), -1, dtype=torch.int64, device=flat.device)
-    place, bounds = sorted_places(flat, num_experts, 128, source)
+    if align == 1:
+        source = torch.empty(flat.numel(), dtype=torch.int64, device=flat.device)
+    else:
+        source = torch.full(((-(-flat.numel() // align) + num_experts) * align,), -1, dtype=torch.int64, device=flat.device)
+    place, bounds = sorted_places(flat, num_experts, align, source)
     return source, place.view(experts.shape), bounds
 
 

@@ -23,7 +23,9 @@ Everything is quantised once, and where two products need it along both axes, by
 nothing to a sum. `kernels/launches.py` lists these launches with their bytes and FLOPs, and a test compares the list with what runs.
 
 With formats that one kernel cannot quantise along both axes (FP8; bfloat16 and float32, which have no codes), the same steps run with a gather
-and with SwiGLU as launches of their own. Composer 2 technical report, §6.1, and the kernels post, whose layer has this shape.
+and with SwiGLU as launches of their own; numbers without codes need no padding.
+
+Composer 2 technical report, §6.1, and the kernels post, whose layer has this shape.
 """
 
 import torch
@@ -39,7 +41,7 @@ from .expert_rows import aligned, combine, gate_gradient, gather
 from .gemm import check_forms
 from .grouped_gemm import expert_rows, weights_product
 from .launch import INTERPRETED, need
-from .operands import SCALED, Operand, both, operand, paired, restored, saved, shaped
+from .operands import FORMS, SCALED, Operand, both, operand, paired, restored, saved, shaped
 from .orientations import quantise_swiglu_gradient
 from .quant import fp8_blocks
 from .router_replay import route
@@ -55,7 +57,8 @@ class Layer(torch.autograd.Function):
         K, dtype = experts.shape[1], x.dtype
         train = backward if any(ctx.needs_input_grad[:4]) else None
         once = train if paired(forward, train) else None
-        source, place, bounds = aligned(experts, len(w13))
+        # Blocks of scales may not span two experts; numbers without scales need no padding.
+        source, place, bounds = aligned(experts, len(w13), 1 if FORMS[forward] == FORMS[backward] == 0 else 128)
         rows, columns = (x, None) if codes is None else (codes, scales)
         x_rows, x_columns = tokens(rows, source, K, bounds, forward, train, scales=columns)
         w13_rows, w13_columns = both(w13, forward, once, weight=True)

@@ -26,7 +26,7 @@ from .tiles import banded, expert_tile, store_tile
 __all__ = ["expert_rows", "expert_weights", "grouped_linear", "weights_product"]
 
 TILES = (
-    {"BM": 128, "BN": 64, "BK": 128},
+    {"BM": 128, "BN": 128, "BK": 128},
     ({"BM": 128, "BN": 128, "BK": 64}, 8, 3),
     ({"BM": 128, "BN": 256, "BK": 64}, 8, 3),
     ({"BM": 64, "BN": 128, "BK": 64}, 4, 4),

@@ -60,9 +60,9 @@ def launches(
     scores: bool = True,
 ) -> list[Launch]:
     """The launches of a forward and a backward pass of a layer in bfloat16, with float32 scores and gates. `native`: scales lie in tiles, as for
-    Blackwell. `rows`: how many rows the experts have, each a multiple of 128 (None: assignments spread evenly); `active`: how many experts have
-    some. `sorted_at_once`: assignments per program of the sort. `scores`: whether the list begins with the router. Raises ValueError for sizes
-    below 1 and for formats that one launch does not quantise along both axes."""
+    Blackwell. `rows`: how many rows the experts have, each a multiple of 128 (None: assignments spread evenly; bfloat16 needs no padding).
+    `active`: how many experts have some. `sorted_at_once`: assignments per program of the sort. `scores`: whether the list begins with the
+    router. Raises ValueError for sizes below 1 and for formats that one launch does not quantise along both axes."""
     if (forward, backward) not in PAIRS:
         raise ValueError(f"launches are known for {', '.join(' with '.join(p) for p in sorted(PAIRS))}; got {forward} with {backward}")
     N, D, I, E, K = tokens, hidden, intermediate, experts, top_k
@@ -70,7 +70,7 @@ def launches(
         raise ValueError(f"tokens, hidden, intermediate, experts and top_k must be at least 1; got {[N, D, I, E, K]}")
     A, plain = N * K, forward == "bfloat16"
     P = (-(-A // 128) + E) * 128  # what is allocated
-    U = E * -(-A // (128 * E)) * 128 if rows is None else rows
+    U = A if plain else E * -(-A // (128 * E)) * 128 if rows is None else rows
     active = min(E, A) if active is None else active
     EP = 1 << (E - 1).bit_length()
     programs = -(-A // (sorted_at_once or max(16, min(128, 16384 // EP))))
@@ -111,35 +111,35 @@ def launches(
         return Launch(name, weights, True, along_columns(O) + along_columns(size) + padded + 8 * (E + 1), 2 * E * O * size, 2 * A * O * size)
 
     found = [Launch("route", "route_kernel", False, 4 * N * E, 12 * A)] if scores else []
+    found += [] if plain else [Launch("sort: empty rows", "fill", False, 0, 8 * P)]
     found += [
-        Launch("sort: empty rows", "fill", False, 0, 8 * P),
         Launch("sort: count", "count_kernel", False, 8 * A, 4 * programs * EP),
         Launch("sort: offsets", "offsets_kernel", False, 4 * programs * EP, 8 * programs * EP + 8 * (E + 1)),
         Launch("sort: place", "place_kernel", False, 8 * A + 8 * programs * EP, 16 * A),
     ]
     if plain:
-        found.append(Launch("x: gathered", "gather_kernel", False, 8 * P + 2 * N * D, 2 * P * D))
+        found.append(Launch("x: gathered", "gather_kernel", False, 8 * A + 2 * N * D, 2 * A * D))
     else:
         name = f"x: gathered, {form} rows, {back} columns"
         found.append(Launch(name, "both_kernel", False, 8 * U + limit + 2 * N * D, side(form, U, D, tiled) + along_columns(D)))
     found += matrix("w13", 2 * I, D)
     found.append(rows_times("h = x w13ᵀ", form, D, 2 * I, False))
     if plain:
-        found.append(Launch("act = silu(gate) · up", "swiglu_kernel", False, 4 * P * I, 2 * P * I))
+        found.append(Launch("act = silu(gate) · up", "swiglu_kernel", False, 4 * A * I, 2 * A * I))
     else:
         found.append(Launch(f"act = silu(gate) · up: {form} rows", "both_kernel", False, 4 * U * I + limit, side(form, U, I, tiled)))
     found += matrix("w2", D, I)
     found.append(rows_times("y = act w2ᵀ", form, I, D, False))
     found.append(Launch("combine: Σ gate · y", "combine_kernel", False, 12 * A + 2 * A * D, 2 * N * D))
     if plain:
-        found.append(Launch("dy = gate · dout: gathered", "gather_kernel", True, 8 * P + 4 * A + 2 * N * D, 2 * P * D))
+        found.append(Launch("dy = gate · dout: gathered", "gather_kernel", True, 12 * A + 2 * N * D, 2 * A * D))
     else:
         name = f"dy = gate · dout: gathered, {back} rows and columns"
         found.append(Launch(name, "both_kernel", True, 8 * U + limit + 2 * N * D + 4 * A, side(back, U, D, tiled) + along_columns(D)))
     found.append(Launch("gates' gradient", "gate_gradient_kernel", True, 8 * A + 2 * N * D + 2 * A * D, 4 * A))
     found.append(rows_times("d_act = dy w2", back, D, I, True))
     if plain:
-        found.append(Launch("dh, act", "swiglu_kernel", True, 6 * P * I, 6 * P * I))
+        found.append(Launch("dh, act", "swiglu_kernel", True, 6 * A * I, 6 * A * I))
     else:
         written = side(back, U, 2 * I, tiled) + along_columns(2 * I) + along_columns(I)
         found.append(Launch(f"dh: {back} rows and columns; act: {back} columns", "swiglu_gradient_kernel", True, 6 * U * I + limit, written))

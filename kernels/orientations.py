@@ -135,7 +135,7 @@ def token_scale(x, index, gates, m, M, N, K, sm, sn, SOURCE: tl.constexpr, BM: t
 
 @triton.autotune(
     configs=configs(
-        {"BM": 64, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8), (32, 256, 4), (64, 256, 8)))
+        {"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8), (32, 256, 4), (64, 256, 8)))
     ),
     key=["M", "N", "SOURCE", "ROWS", "COLUMNS"],
 )
@@ -269,7 +269,7 @@ def quantise_both(
 
 
 @triton.autotune(
-    configs=configs({"BM": 64, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8)))), key=["M", "I"]
+    configs=configs({"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8)))), key=["M", "I"]
 )
 @triton.jit
 def swiglu_gradient_kernel(

@@ -43,7 +43,7 @@ def test_layer(forms, way, popular, request):
     moves a value across a midpoint. A popular expert takes half of all places, some take none."""
     if way == "native":
         request.getfixturevalue("native")
-    N, K, E, D, I = 20, 2, 5, 48, 40
+    N, K, E, D, I = 20, 2, 4, 48, 40
     experts = torch.rand(N, E).argsort(1)[:, :K] if not popular else torch.stack([torch.zeros(N), torch.arange(N) % 2 + 1], 1).long()
     x, gates, up = torch.randn(N, D), torch.rand(N, K), torch.randn(N, D)
     w13, w2 = torch.randn(E, 2 * I, D) / D**0.5, torch.randn(E, D, I) / I**0.5
@@ -69,14 +69,13 @@ def test_any_layer(N, K, E, D, I, seed):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", ["expanded", "native"])
-@pytest.mark.parametrize("forward", ["mxfp8", "nvfp4-token"])
-def test_received_codes(way, forward, request):
+@pytest.mark.parametrize("forward, way", [("mxfp8", "expanded"), ("mxfp8", "native"), ("nvfp4-token", "expanded")])
+def test_received_codes(forward, way, request):
     """Tokens that came as MXFP8: an MXFP8 product takes the bytes as they are, with the bits that it has of the tokens themselves; NVFP4 quantises
     what they decode to. The first weights' gradient is that of decoded tokens, whose three bits of mantissa survive a second power of two."""
     if way == "native":
         request.getfixturevalue("native")
-    N, K, E, D, I = 20, 2, 5, 48, 40
+    N, K, E, D, I = 12, 2, 2, 48, 40
     x, gates, experts = torch.randn(N, D), torch.rand(N, K), torch.rand(N, E).argsort(1)[:, :K]
     w13, w2, up = torch.randn(E, 2 * I, D) / D**0.5, torch.randn(E, D, I) / I**0.5, torch.randn(N, D)
     codes, scales = kernel_quant.mxfp8_quantize(x.to(DEVICE))
@@ -126,7 +125,7 @@ def test_bfloat16_and_float32_are_no_worse_than_the_reference():
     N, K, E, D, I = 30, 2, 4, 33, 20
     for dtype, form in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
         draws = []
-        for _ in range(8):
+        for _ in range(6):
             experts = torch.rand(N, E).argsort(1)[:, :K]
             arguments = torch.randn(N, D), torch.rand(N, K), torch.randn(E, 2 * I, D) / D**0.5, torch.randn(E, D, I) / I**0.5, experts
             up = torch.randn(N, D).to(dtype)
