@@ -144,7 +144,7 @@ def scaled_matmul_kernel(
     store_tile(out, y, a_whole, b_whole, m, m, m < M, n, n < N, N, FORM, UPCAST)
 
 
-@triton.autotune(configs=configs(*TILES), key=["P", "O", "K", "FORM"])
+@triton.autotune(configs=configs(*TILES), key=["O", "K", "FORM"])
 @triton.jit
 def scaled_rows_kernel(
     a,

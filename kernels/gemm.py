@@ -37,15 +37,18 @@ def operand_tile(data, scales, row, here, k, inside, stride, step, scale_stride,
         byte = tl.load(data + row[:, None] * stride + (k // 2)[None, :], mask, other=0).to(tl.int32)
         scale = decode_e4m3(tl.load(scales + row[:, None] * scale_stride + (k // 16)[None, :], mask, other=0))
         value = decode_e2m1((byte >> (4 * (k % 2))[None, :]) & 15) * scale
-        return value if UPCAST else value.to(tl.bfloat16)
-    if FORM == 2:
+        value = value if UPCAST else value.to(tl.bfloat16)
+    elif FORM == 2:
         byte = tl.load(scales + row[:, None] * scale_stride + (k // 32)[None, :], mask, other=127).to(tl.int32)
         value = decode_e4m3(tl.load(data + row[:, None] * stride + k[None, :], mask, other=0)) * power_of_two(byte - 127)
-        return value if UPCAST else value.to(tl.bfloat16)
-    value = tl.load(data + row[:, None] * stride + k[None, :] * step, mask, other=0)
-    if FORM == 1:
-        return decode_e4m3(value) if UPCAST else value.to(tl.float8e4nv, bitcast=True)
-    return value.to(tl.float32) if UPCAST else value
+        value = value if UPCAST else value.to(tl.bfloat16)
+    elif FORM == 1:
+        code = tl.load(data + row[:, None] * stride + k[None, :] * step, mask, other=0)
+        value = decode_e4m3(code) if UPCAST else code.to(tl.float8e4nv, bitcast=True)
+    else:
+        value = tl.load(data + row[:, None] * stride + k[None, :] * step, mask, other=0)
+        value = value.to(tl.float32) if UPCAST else value
+    return value
 
 
 @triton.jit

@@ -40,23 +40,22 @@ def scale_at(row, block, across):
 def piece(x, index, gates, m, n, M, N, K, sm, sn, SOURCE: tl.constexpr):
     """float32 [rows m, columns n] of a source; 0 outside of it. CODES have their scales in place of gates."""
     inside = (m < M)[:, None] & (n < N)[None, :]
+    row = m
+    if SOURCE == 1 or SOURCE == 2 or SOURCE == 4:
+        place = tl.load(index + m, m < M, other=-1)
+        inside = inside & (place >= 0)[:, None]
+        row = tl.where(place >= 0, place // K, 0)
+    at = row[:, None] * sm + n[None, :] * sn
     if SOURCE == 4:
-        place = tl.load(index + m, m < M, other=-1)
-        inside = inside & (place >= 0)[:, None]
-        token = tl.where(place >= 0, place // K, 0)[:, None]
-        byte = tl.load(gates + token * ((N + 31) // 32) + (n // 32)[None, :], inside, other=127).to(tl.int32)
-        value = decode_e4m3(tl.load(x + token * sm + n[None, :] * sn, inside, other=0))
-        return tl.where(byte == 255, float("nan"), value * power_of_two(tl.minimum(byte, 254) - 127))
-    if SOURCE == 1 or SOURCE == 2:
-        place = tl.load(index + m, m < M, other=-1)
-        inside = inside & (place >= 0)[:, None]
-        v = tl.load(x + (place // K)[:, None] * sm + n[None, :] * sn, inside, other=0.0).to(tl.float32)
-        if SOURCE == 2:
-            v = v * tl.load(gates + place, (m < M) & (place >= 0), other=0.0).to(tl.float32)[:, None]
-        return v
-    v = tl.load(x + m[:, None] * sm + n[None, :] * sn, inside, other=0.0).to(tl.float32)
+        byte = tl.load(gates + row[:, None] * ((N + 31) // 32) + (n // 32)[None, :], inside, other=127).to(tl.int32)
+        value = decode_e4m3(tl.load(x + at, inside, other=0))
+        v = tl.where(byte == 255, float("nan"), value * power_of_two(tl.minimum(byte, 254) - 127))
+    else:
+        v = tl.load(x + at, inside, other=0.0).to(tl.float32)
+    if SOURCE == 2:
+        v = v * tl.load(gates + place, (m < M) & (place >= 0), other=0.0).to(tl.float32)[:, None]
     if SOURCE == 3:
-        v = v / (1.0 + tl.exp(-v)) * tl.load(x + m[:, None] * sm + (N + n)[None, :] * sn, inside, other=0.0).to(tl.float32)
+        v = v / (1.0 + tl.exp(-v)) * tl.load(x + at + N * sn, inside, other=0.0).to(tl.float32)
     return v
 
 
@@ -137,7 +136,7 @@ def token_scale(x, index, gates, m, M, N, K, sm, sn, SOURCE: tl.constexpr, BM: t
     configs=configs(
         {"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8), (32, 256, 4), (64, 256, 8)))
     ),
-    key=["M", "N", "SOURCE", "ROWS", "COLUMNS"],
+    key=["N", "SOURCE", "ROWS", "COLUMNS"],
 )
 @triton.jit
 def both_kernel(
@@ -269,7 +268,7 @@ def quantise_both(
 
 
 @triton.autotune(
-    configs=configs({"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8)))), key=["M", "I"]
+    configs=configs({"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8)))), key=["I"]
 )
 @triton.jit
 def swiglu_gradient_kernel(
