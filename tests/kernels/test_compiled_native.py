@@ -1,4 +1,5 @@
-"""The block-scaled products, compiled for Blackwell on a machine without one: which instructions multiply, and how scales get to them."""
+"""Products of MXFP8 and NVFP4, compiled for Blackwell and for Hopper on a machine without either: which instructions multiply, and how scales get
+to them."""
 
 import json
 import os
@@ -13,12 +14,17 @@ MMA = {2: "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.block32", 3: "tcg
 
 
 @pytest.fixture(scope="module")
-def found():
+def everything():
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("compile_native.py"))]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def found(everything):
+    return [one for one in everything if one["kernel"] != "matmul_kernel"]
 
 
 def test_every_product_is_scaled_by_the_tensor_core(found):
@@ -45,3 +51,12 @@ def test_scales_are_copied_as_they_lie(found):
         assert sum(stores.values()) == 1, one
         assert sum(n for name, n in one["instructions"].items() if name.startswith("cp.async")) > 0, one
         assert one["shared"] <= 227 * 1024, one
+
+
+def test_hopper_multiplies_fp8_codes_and_expands_the_others(everything):
+    products = {
+        one["form"]: {name.rpartition("n128k")[2] for name in one["instructions"] if name.startswith("wgmma.mma")}
+        for one in everything
+        if one["kernel"] == "matmul_kernel"
+    }
+    assert products == {1: {"32.f32.e4m3.e4m3"}, 2: {"16.f32.bf16.bf16"}, 3: {"16.f32.bf16.bf16"}}

@@ -40,7 +40,7 @@ def test_linear(exactly, forms, N, O, D, dtype):
         assert excess(a, b, c) <= 1
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 140), min_size=1, max_size=4), st.integers(1, 140), st.integers(1, 140), st.sampled_from(FORMS), st.integers(0, 2**20))
 def test_experts(exactly, counts, O, D, forms, seed):
     """Any split of rows, experts without one included. Rows and columns differ by powers of two, so every scale has to be applied where it
