@@ -293,6 +293,8 @@ TECHNIQUES: tuple[Technique, ...] = (
             "tests/kernels/test_gemm.py",
             "tests/kernels/test_grouped_gemm.py",
             "tests/kernels/test_experts.py",
+            "tests/kernels/test_native.py",
+            "tests/kernels/test_orientations.py",
         ),
     ),
 )

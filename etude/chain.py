@@ -95,8 +95,8 @@ class Cluster:
     """Rows per dp rank in one forward pass."""
     rematerialise: bool = True
     """Recompute the activations of each block in the backward pass instead of keeping them."""
-    dispatch: Literal["model", "fp8"] = "model"
-    """Format of tokens sent to their experts: the dtype of training, or E4M3 with a scale per 128 values (the report: MXFP8, per 32)."""
+    dispatch: Literal["model", "fp8", "mxfp8"] = "model"
+    """Format of tokens sent to their experts: the dtype of training, E4M3 with a scale per 128 values, or MXFP8 (per 32), which is the report's."""
     experts: Literal["model", "mxfp8", "nvfp4-token"] = "model"
     """Format of the experts' products: the dtype of training, or quantised (then MXFP8 in the backward pass, as in the report)."""
     checkpoint_every: int = 50

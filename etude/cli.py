@@ -164,6 +164,10 @@ def plan(
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Launches of quantised products and experts: bytes, FLOPs, floors on four GPUs.")
     ] = False,
+    launches: Annotated[
+        str | None,
+        typer.Option(help="nvfp4-token, mxfp8 or bfloat16: lists the kernels of one MoE layer instead.", show_default="none", metavar="FORMAT"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the plan as JSON, and the picture of a step.", show_default="none")] = None,
 ) -> None:
     """Estimate the memory, traffic, time and price of one step of a full run, or of all stages of the recipe, on a given number of GPUs."""
@@ -180,6 +184,11 @@ def plan(
         if out is not None:
             kernel_costs.write(out)
             print(f"plan: {out / 'kernels-plan.json'}")
+        return
+    if launches is not None:
+        if wrong := sorted(given - {"launches", "model", "length", "rows"}):
+            raise RunError(f"--{wrong[0]} has no part in the list of launches, which is that of one layer on one GPU")
+        planning.show_launches(model, rows * length, launches)
         return
     if recipe is None and checkpoint is not None:
         raise RunError("--checkpoint needs --recipe; for one step use --model FOLDER")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ref.network import Config
     from scaled.plan import Hardware
 
-__all__ = ["ASSUMPTIONS", "cells", "hardware_of", "network_of", "picture", "plans", "show", "write"]
+__all__ = ["ASSUMPTIONS", "cells", "hardware_of", "network_of", "picture", "plans", "show", "show_launches", "write"]
 
 ASSUMPTIONS = (
     "Counted, and checked against measurements by tests: parameters, state, activations (flash attention, blocks recomputed in the backward "
@@ -158,6 +158,39 @@ def show(found: list[dict], model: str, hardware: str, console: Console | None =
     console, machine = console or Console(), HARDWARE[hardware]
     console.print(table)
     console.print(ASSUMPTIONS.format(efficiency=machine.efficiency, latency=machine.latency * 1e6, price=machine.price), highlight=False)
+
+
+def show_launches(model: str, tokens: int, form: str, console: Console | None = None) -> None:
+    """Prints what one layer of experts launches on one GPU that holds all of them: forward in a format, backward in MXFP8 (bfloat16 if that is
+    the format), with bytes and FLOPs. Raises RunError for a network without experts and for formats that are not counted."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from scaled.runtime.engine import kernel
+
+    config = network_of(model)
+    if not config.num_experts:
+        raise RunError(f"--launches lists a layer of experts; {model} has none")
+    size = tokens, config.hidden_size, config.moe_intermediate_size, config.num_experts, config.num_experts_per_tok
+    try:
+        listed = kernel("launches").launches(*size, form, "bfloat16" if form == "bfloat16" else "mxfp8")
+    except ValueError:
+        raise RunError(f"--launches expects nvfp4-token, mxfp8 or bfloat16, got {form!r}") from None
+    title = f"{model}: a layer of {size[3]} experts, {size[4]} per token, {tokens:,} tokens on one GPU"
+    table = Table("launch", "read", "written", "FLOPs", box=None, header_style="bold", title=title, title_justify="left")
+    read, written, flops = (
+        [*(getattr(one, key) for one in listed), sum(getattr(one, key) for one in listed)] for key in ("read", "written", "flops")
+    )
+    names = [("backward: " if one.backward else "") + one.name for one in listed]
+    for row in zip([*names, f"{len(listed)} launches"], cells(read, "B"), cells(written, "B"), cells(flops, ""), strict=True):
+        table.add_row(*row)
+    console = console or Console()
+    console.print(table)
+    console.print(
+        "Bytes: each number that a launch reads or writes, once; the order of tiles lets the cache serve the rest. Scales lie in Blackwell's tiles. "
+        "Assumed: balanced routing. FLOPs: those of the products, without padding. The same list is held against what runs by tests/kernels.",
+        highlight=False,
+    )
 
 
 def picture(found: list[dict], path: Path) -> None:

@@ -1,6 +1,7 @@
 """Triton kernels behind `ref.quant.linear`: products whose operands are read in a few bits.
 
-Every operand is [rows, K], contiguous along K, which the product sums over. `product` computes a tile of A Bᵀ in four forms:
+Every operand is [rows, K], contiguous along K, which the product sums over (kernels/operands.py). On Blackwell, `kernels/block_scaled.py` takes
+those of MXFP8 and NVFP4. Elsewhere, `product` computes a tile of A Bᵀ in four forms:
 
     PLAIN    bfloat16 or float32
     FP8      E4M3 codes and float32 scales per 1 × 128, or per 128 × 128 of a weight. Codes go to the tensor cores unchanged. Hopper's
@@ -11,8 +12,6 @@ Every operand is [rows, K], contiguous along K, which the product sums over. `pr
 `kernels/grouped_gemm.py` uses the same tile for experts.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -20,14 +19,13 @@ from torch import Tensor
 
 from ref.checks import expect
 
-from .bits import decode_e2m1, decode_e4m3, power_of_two, round_bfloat16
+from . import block_scaled
+from .bits import decode_e2m1, decode_e4m3, power_of_two
 from .launch import INTERPRETED, configs, fitting, need
-from .quant import blockwise_fp8_quantize, mxfp8_quantize, nvfp4_quantize
+from .operands import FORMS, Operand, both, operand, paired, restored, saved
+from .tiles import banded, store_tile
 
 __all__ = ["FORMS", "Operand", "linear", "matmul", "operand"]
-
-FORMS = {"float32": 0, "bfloat16": 0, "fp8": 1, "mxfp8": 2, "nvfp4-token": 3}
-"""The formats that the kernels support, by their names in `ref.quant.FORMATS`."""
 
 
 @triton.jit
@@ -39,18 +37,18 @@ def operand_tile(data, scales, row, here, k, inside, stride, step, scale_stride,
         byte = tl.load(data + row[:, None] * stride + (k // 2)[None, :], mask, other=0).to(tl.int32)
         scale = decode_e4m3(tl.load(scales + row[:, None] * scale_stride + (k // 16)[None, :], mask, other=0))
         value = decode_e2m1((byte >> (4 * (k % 2))[None, :]) & 15) * scale
-        tile = value if UPCAST else value.to(tl.bfloat16)
+        value = value if UPCAST else value.to(tl.bfloat16)
     elif FORM == 2:
         byte = tl.load(scales + row[:, None] * scale_stride + (k // 32)[None, :], mask, other=127).to(tl.int32)
         value = decode_e4m3(tl.load(data + row[:, None] * stride + k[None, :], mask, other=0)) * power_of_two(byte - 127)
-        tile = value if UPCAST else value.to(tl.bfloat16)
+        value = value if UPCAST else value.to(tl.bfloat16)
+    elif FORM == 1:
+        code = tl.load(data + row[:, None] * stride + k[None, :] * step, mask, other=0)
+        value = decode_e4m3(code) if UPCAST else code.to(tl.float8e4nv, bitcast=True)
     else:
         value = tl.load(data + row[:, None] * stride + k[None, :] * step, mask, other=0)
-        if FORM == 1:
-            tile = decode_e4m3(value) if UPCAST else value.to(tl.float8e4nv, bitcast=True)
-        else:
-            tile = value.to(tl.float32) if UPCAST else value
-    return tile  # only one return: a kernel's returns must agree in type, also those that no form reaches
+        value = value.to(tl.float32) if UPCAST else value
+    return value
 
 
 @triton.jit
@@ -98,16 +96,6 @@ def product(
     return y
 
 
-@triton.jit
-def store_tile(out, y, a_whole, b_whole, m, m_here, n, n_here, N, FORM: tl.constexpr, UPCAST: tl.constexpr):
-    """y, scaled by the tokens' scales (NVFP4), to rows m and columns n of out [·, N]."""
-    if FORM == 3:
-        y = y * tl.load(a_whole + m, m_here, other=0.0)[:, None] * tl.load(b_whole + n, n_here, other=0.0)[None, :]
-    if UPCAST and out.dtype.element_ty == tl.bfloat16:
-        y = round_bfloat16(y)
-    tl.store(out + m[:, None] * N + n[None, :], y.to(out.dtype.element_ty), m_here[:, None] & n_here[None, :])
-
-
 @triton.autotune(
     configs=configs(
         {"BM": 64, "BN": 64, "BK": 128},
@@ -151,65 +139,21 @@ def matmul_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """out [M, N] = A Bᵀ. Tiles go down eight rows before the next column starts, so that their inputs stay in the L2 cache."""
-    down, across = tl.cdiv(M, BM), tl.cdiv(N, BN)
-    band = tl.program_id(0) // (8 * across)
-    rows = tl.minimum(down - band * 8, 8)
-    within = tl.program_id(0) % (8 * across)
-    m = (band * 8 + within % rows).to(tl.int64) * BM + tl.arange(0, BM)
-    first_n = (within // rows).to(tl.int64) * BN
+    """out [M, N] = A Bᵀ."""
+    row, column = banded(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN))
+    m = row.to(tl.int64) * BM + tl.arange(0, BM)
+    first_n = column.to(tl.int64) * BN
     n = first_n + tl.arange(0, BN)
     y = product(a, a_scales, b, b_scales, m, m < M, n, n < N, first_n, 0, K, sa, ka, la, sb, kb, lb, FORM, BBLOCK, UPCAST, BM, BN, BK)
-    store_tile(out, y, a_whole, b_whole, m, m < M, n, n < N, N, FORM, UPCAST)
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One side of a product: rows [*, R, K] in a format."""
-
-    form: str
-    """Its name in FORMS."""
-    data: Tensor
-    """Numbers, codes, or two codes per byte: [*, R, K] or [*, R, K / 2]."""
-    size: int
-    """K."""
-    scales: Tensor | None = None
-    """Scales along K: [*, R / block, K / 128], [*, R, K / 32] or [*, R, K / 16]."""
-    whole: Tensor | None = None
-    """NVFP4: one scale per row [*, R]."""
-    block: int = 1
-    """FP8: how many rows share a scale."""
-
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """data, scales and whole as kernel arguments; data is a placeholder for those that the format does not have."""
-        return tuple(self.data if t is None else t for t in (self.data, self.scales, self.whole))
-
-    def strides(self) -> tuple[int, int, int]:
-        """Strides of a row, of K, and of a row of scales."""
-        return *self.data.stride()[-2:], self.tensors()[1].stride(-2)
-
-
-def operand(x: Tensor, form: str, axis: int = -1, weight: bool = False) -> Operand:
-    """x [*, R, K] (axis −1) or [*, K, R] (axis −2), quantised along K. A weight has one FP8 scale per 128 × 128 block."""
-    rows = x if axis == -1 else x.mT
-    size = rows.shape[-1]
-    if FORMS[form] == 0:
-        return Operand(form, rows.to(getattr(torch, form)), size)
-    if form == "mxfp8":
-        codes, scales = (t if axis == -1 else t.mT for t in mxfp8_quantize(x, axis))
-        return Operand(form, codes.contiguous(), size, scales.contiguous())
-    if form == "fp8":
-        block = 128 if weight else 1
-        codes, scales = blockwise_fp8_quantize(rows, (block, 128))
-        return Operand(form, codes, size, scales, block=block)
-    packed, scales, whole = nvfp4_quantize(rows)
-    return Operand(form, packed, size, scales, whole[..., 0])
+    store_tile(out, y, a_whole, b_whole, m, m, m < M, n, n < N, N, FORM, UPCAST)
 
 
 def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     """A Bᵀ of two operands of one form, [M, K] and [N, K] → [M, N]. `a` has one row per token: only b's rows may share scales."""
     if a.form == "float32" or a.form == "bfloat16" and dtype == torch.bfloat16:
         return (a.data @ b.data.T).to(dtype)  # the library's product
+    if a.swizzled:
+        return block_scaled.matmul(a, b, dtype)
     M, N = len(a.data), len(b.data)
     out = torch.empty(M, N, dtype=dtype, device=a.data.device)
     if out.numel():
@@ -223,15 +167,25 @@ def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
 class Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, forward, backward):
-        ctx.save_for_backward(x, weight)
-        ctx.form = backward
-        return matmul(operand(x, forward), operand(weight, forward, weight=True), x.dtype)
+        """Where one kernel quantises both orientations, what the backward pass needs along columns is kept: a byte a number, and read once."""
+        ctx.form, ctx.dtypes = backward, (x.dtype, weight.dtype)
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        once = paired(forward, backward)
+        x_rows, x_columns = both(x, forward, backward if needs_weight and once else None)
+        w_rows, w_columns = both(weight, forward, backward if needs_x and once else None, weight=True)
+        assert x_rows is not None and w_rows is not None
+        tensors, ctx.kept = saved(x_columns, w_columns)
+        ctx.save_for_backward(*((None, None) if once else (x, weight)), *tensors)
+        return matmul(x_rows, w_rows, x.dtype)
 
     @staticmethod
     def backward(ctx, dy):
-        (x, weight), form = ctx.saved_tensors, ctx.form
-        dx = matmul(operand(dy, form), operand(weight, form, -2, True), x.dtype) if ctx.needs_input_grad[0] else None
-        dw = matmul(operand(dy, form, -2), operand(x, form, -2), weight.dtype) if ctx.needs_input_grad[1] else None
+        (x, weight, *tensors), form = ctx.saved_tensors, ctx.form
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        x_columns, w_columns = restored(tuple(tensors), ctx.kept)
+        dy_rows, dy_columns = both(dy.contiguous(), form if needs_x else None, form if needs_weight else None)
+        dx = matmul(dy_rows, w_columns or operand(weight, form, -2, True), ctx.dtypes[0]) if dy_rows else None
+        dw = matmul(dy_columns, x_columns or operand(x, form, -2), ctx.dtypes[1]) if dy_columns else None
         return dx, dw, None, None
 
 

@@ -6,7 +6,8 @@
 
 Only the device knows how many rows an expert has. So the grid covers the worst case, ⌈N / BM⌉ + E tiles, and programs beyond the last
 tile return. For dw the sum is over rows, and no block of scales may span two experts: every expert's rows start at a new multiple of
-128, with zeros before it. Offsets are int64: 128 experts of 1536 × 2048 exceed 2^31 bytes.
+128, with zeros before it. On Blackwell (kernels/block_scaled.py) all three products want that. Offsets are int64: 128 experts of 1536 × 2048
+exceed 2^31 bytes. Each expert's tiles follow each other, in the order of kernels/tiles.py.
 """
 
 import torch
@@ -16,13 +17,16 @@ from torch import Tensor
 
 from ref.checks import expect
 
-from .gemm import FORMS, Operand, check_forms, operand, product, store_tile
+from . import block_scaled
+from .gemm import check_forms, product
 from .launch import INTERPRETED, configs, fitting, need
+from .operands import FORMS, Operand, both, operand
+from .tiles import banded, expert_tile, store_tile
 
-__all__ = ["expert_rows", "expert_weights", "grouped_linear"]
+__all__ = ["expert_rows", "expert_weights", "grouped_linear", "weights_product"]
 
 TILES = (
-    {"BM": 32, "BN": 64, "BK": 64},
+    {"BM": 128, "BN": 128, "BK": 128},
     ({"BM": 128, "BN": 128, "BK": 64}, 8, 3),
     ({"BM": 128, "BN": 256, "BK": 64}, 8, 3),
     ({"BM": 64, "BN": 128, "BK": 64}, 4, 4),
@@ -33,9 +37,8 @@ TILES = (
 PLAIN = ({"BM": 64, "BN": 64, "BK": 32}, 4, 3), ({"BM": 32, "BN": 32, "BK": 32}, 4, 3)
 
 
-@triton.autotune(
-    configs=configs(*TILES, plain=PLAIN), key=["N", "O", "K", "FORM"], prune_configs_by=fitting("grouped_gemm.rows_kernel", "FORM", "BBLOCK")
-)
+# The number of rows is no key: with experts on several ranks it is another one in every step, and each would be tuned anew.
+@triton.autotune(configs=configs(*TILES, plain=PLAIN), key=["O", "K", "FORM"], prune_configs_by=fitting("grouped_gemm.rows_kernel", "FORM", "BBLOCK"))
 @triton.jit
 def rows_kernel(
     a,
@@ -67,19 +70,9 @@ def rows_kernel(
     BK: tl.constexpr,
 ):
     """out [N, O] = every row of a times its expert's b; expert e's data and scales start at e·eb and e·es."""
-    e = tl.arange(0, EP)
-    end = tl.load(ends + e, e < E, other=0).to(tl.int64)
-    start = tl.where(e > 0, tl.load(ends + e - 1, (e > 0) & (e < E), other=0).to(tl.int64), 0)
-    tiles = tl.where(e < E, (end - start + BM - 1) // BM, 0)
-    behind = tl.cumsum(tiles, 0)
-    t = tl.program_id(0)
-    # The expert that tile t belongs to; after the last tile there is no such expert.
-    mine = (behind > t) & (behind - tiles <= t)
-    if tl.sum(mine.to(tl.int32), 0) > 0:
-        expert = tl.sum(tl.where(mine, e, 0), 0).to(tl.int64)
-        first = tl.sum(tl.where(mine, start + (t - (behind - tiles)) * BM, 0), 0)
-        last = tl.sum(tl.where(mine, end, 0), 0)
-        first_o = tl.program_id(1).to(tl.int64) * BN
+    found, expert, first, last, column = expert_tile(tl.program_id(0), ends, E, tl.cdiv(O, BN), EP, BM)
+    if found:
+        first_o = column.to(tl.int64) * BN
         r, o = first + tl.arange(0, BM), first_o + tl.arange(0, BN)
         y = product(
             a,
@@ -106,7 +99,7 @@ def rows_kernel(
             BN,
             BK,
         )
-        store_tile(out, y, a_whole, b_whole + expert * O, r, r < last, o, o < O, O, FORM, UPCAST)
+        store_tile(out, y, a_whole, b_whole + expert * O, r, r, r < last, o, o < O, O, FORM, UPCAST)
 
 
 @triton.autotune(configs=configs(*TILES, plain=PLAIN), key=["O", "D", "FORM"], prune_configs_by=fitting("grouped_gemm.weights_kernel", "FORM"))
@@ -133,9 +126,11 @@ def weights_kernel(
     BK: tl.constexpr,
 ):
     """out [E, O, D]: a bᵀ over columns bounds[e] to bounds[e + 1] of a [O, P] and b [D, P]; zeros for an expert without columns."""
-    e = tl.program_id(0).to(tl.int64)
-    first_d = tl.program_id(2).to(tl.int64) * BN
-    o, d = tl.program_id(1).to(tl.int64) * BM + tl.arange(0, BM), first_d + tl.arange(0, BN)
+    down, across = tl.cdiv(O, BM), tl.cdiv(D, BN)
+    e = (tl.program_id(0) // (down * across)).to(tl.int64)
+    row, column = banded(tl.program_id(0) % (down * across), down, across)
+    first_d = column.to(tl.int64) * BN
+    o, d = row.to(tl.int64) * BM + tl.arange(0, BM), first_d + tl.arange(0, BN)
     y = product(
         a,
         a_scales,
@@ -161,15 +156,17 @@ def weights_kernel(
         BN,
         BK,
     )
-    store_tile(out + e * O * D, y, a, b, o, o < O, d, d < D, D, FORM, UPCAST)
+    store_tile(out + e * O * D, y, a, b, o, o, o < O, d, d < D, D, FORM, UPCAST)
 
 
 def expert_rows(a: Operand, b: Operand, ends: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of a [N, K], sorted by expert, times their experts' b [E, O, K] → [N, O]."""
+    """Rows of a [N, K], sorted by expert, times their experts' b [E, O, K] → [N, O]. Swizzled operands want ends that are multiples of 128."""
+    if a.swizzled:
+        return block_scaled.rows_of_experts(a, b, ends, ends, len(a.data), dtype)
     (N, E), O = (len(a.data), len(b.data)), b.data.shape[1]
     out = torch.empty(N, O, dtype=dtype, device=a.data.device)
     if out.numel():
-        grid = lambda tile: (triton.cdiv(N, tile["BM"]) + E, triton.cdiv(O, tile["BN"]))
+        grid = lambda tile: ((triton.cdiv(N, tile["BM"]) + E) * triton.cdiv(O, tile["BN"]),)
         rows_kernel[grid](
             *a.tensors(),
             *b.tensors(),
@@ -191,21 +188,43 @@ def expert_rows(a: Operand, b: Operand, ends: Tensor, dtype: torch.dtype) -> Ten
     return out
 
 
+def weights_product(a: Operand, b: Operand, bounds: Tensor, dtype: torch.dtype) -> Tensor:
+    """a bᵀ over each expert's columns, bounds[e] to bounds[e + 1] of a [O, P] and b [D, P] → [E, O, D]; zeros for an expert without columns."""
+    if a.swizzled:
+        return block_scaled.weights_of_experts(a, b, bounds, dtype)
+    O, D, E = len(a.data), len(b.data), len(bounds) - 1
+    out = torch.empty(E, O, D, dtype=dtype, device=a.data.device)
+    if out.numel():
+        grid = lambda tile: (E * triton.cdiv(O, tile["BM"]) * triton.cdiv(D, tile["BN"]),)
+        strides = *a.strides(), *b.strides()
+        weights_kernel[grid](*a.tensors()[:2], *b.tensors()[:2], bounds, out, O, D, *strides, FORM=FORMS[a.form], UPCAST=INTERPRETED)
+    return out
+
+
 def expert_weights(dy: Tensor, x: Tensor, ends: Tensor, form: str, dtype: torch.dtype) -> Tensor:
     """dyᵀ x over each expert's rows, dy [N, O] and x [N, D] → [E, O, D]."""
     (N, O), D, E = dy.shape, x.shape[1], len(ends)
     if not N:
         return torch.zeros(E, O, D, dtype=dtype, device=dy.device)
-    bounds = torch.cat([ends.new_zeros(1), ends])
-    if FORMS[form] != 0:
-        rows, bounds = padded(ends, N)
-        dy, x = (torch.where(rows[:, None] < 0, 0, t[rows.clamp(0)]) for t in (dy, x))
-    a, b = operand(dy, form, -2), operand(x, form, -2)
-    out = torch.empty(E, O, D, dtype=dtype, device=dy.device)
-    if out.numel():
-        grid = lambda tile: (E, triton.cdiv(O, tile["BM"]), triton.cdiv(D, tile["BN"]))
-        weights_kernel[grid](*a.tensors()[:2], *b.tensors()[:2], bounds, out, O, D, *a.strides(), *b.strides(), FORM=FORMS[form], UPCAST=INTERPRETED)
-    return out
+    if FORMS[form] == 0:
+        return weights_product(operand(dy, form, -2), operand(x, form, -2), torch.cat([ends.new_zeros(1), ends]), dtype)
+    rows, bounds = padded(ends, N)
+    if form == "mxfp8":  # gathered into their places while they are quantised
+        a, b = (both(t, None, form, source="gathered", index=rows, limit=bounds[-1:])[1] for t in (dy, x))
+    else:
+        a, b = (operand(torch.where(rows[:, None] < 0, 0, t[rows.clamp(0)]), form, -2) for t in (dy, x))
+    assert a is not None and b is not None
+    return weights_product(a, b, bounds, dtype)
+
+
+def closed_up(x: Tensor, b: Operand, ends: Tensor, form: str) -> Tensor:
+    """Rows of x [N, K], sorted by expert, times their experts' b [E, O, K] → [N, O], in a format."""
+    if not b.swizzled:
+        return expert_rows(operand(x, form), b, ends, x.dtype)
+    rows, bounds = padded(ends, len(x))
+    a, _ = both(x, form, None, source="gathered", index=rows, limit=bounds[-1:])
+    assert a is not None
+    return block_scaled.rows_of_experts(a, b, bounds[1:], ends, len(x), x.dtype)
 
 
 def padded(ends: Tensor, N: int, block: int = 128) -> tuple[Tensor, Tensor]:
@@ -226,12 +245,12 @@ class GroupedLinear(torch.autograd.Function):
     def forward(ctx, x, weight, ends, forward, backward):
         ctx.save_for_backward(x, weight, ends)
         ctx.form = backward
-        return expert_rows(operand(x.contiguous(), forward), operand(weight, forward, weight=True), ends, x.dtype)
+        return closed_up(x.contiguous(), operand(weight, forward, weight=True), ends, forward)
 
     @staticmethod
     def backward(ctx, dy):
         (x, weight, ends), dy, form = ctx.saved_tensors, dy.contiguous(), ctx.form
-        dx = expert_rows(operand(dy, form), operand(weight, form, -2, True), ends, x.dtype) if ctx.needs_input_grad[0] else None
+        dx = closed_up(dy, operand(weight, form, -2, True), ends, form).to(x.dtype) if ctx.needs_input_grad[0] else None
         dw = expert_weights(dy, x, ends, form, weight.dtype) if ctx.needs_input_grad[1] else None
         return dx, dw, None, None, None
 

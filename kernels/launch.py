@@ -1,6 +1,7 @@
 """Where kernels run: on CUDA, or interpreted on the CPU. Every kernel's wrapper checks this first."""
 
 import os
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ try:
 except ImportError:  # Triton exists only for Linux, and only the scaled path needs it
     triton = None
 
-__all__ = ["EXACT", "INTERPRETED", "Configurations", "Fitting", "available", "configs", "fitting", "need", "tile"]
+__all__ = ["EXACT", "INTERPRETED", "Configurations", "Fitting", "available", "configs", "fitting", "need", "path", "tile"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 """Set by TRITON_INTERPRET=1 in the environment, before the first kernel is imported."""
@@ -25,6 +26,15 @@ pair rounds once where `ref` rounds twice. The interpreter never fuses, so it ca
 def available(x: Tensor) -> bool:
     """Whether a kernel can run on this tensor."""
     return triton is not None and (x.is_cuda or INTERPRETED)
+
+
+def path(x: Tensor) -> Literal["native", "expanded", "ref"]:
+    """How a product of MXFP8 or NVFP4 is computed where this tensor is: "native", codes and scales go into the tensor cores as they are, which
+    GPUs of compute capability 10 or newer can; "expanded", to bfloat16 when loaded, on other GPUs and under the interpreter; "ref", by the functions
+    of `ref`, where no kernel runs."""
+    if not available(x):
+        return "ref"
+    return "native" if x.is_cuda and torch.cuda.get_device_capability(x.device) >= (10, 0) else "expanded"
 
 
 def need(x: Tensor) -> None:

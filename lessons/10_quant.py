@@ -320,6 +320,32 @@ for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
     print(f", by {jump.median():.0%} of themselves at the median" if len(jump) else "")
 
 # %% [markdown]
+# ## Into the tensor core
+#
+# So far a block was decoded and then multiplied. A Blackwell GPU need not decode: its tensor cores take the codes *and* the scales, multiply
+# the codes of a block, and scale the block's sum. The sum is the same, for a scale that all its terms share may stand before it:
+#
+# $$\sum_k x_k w_k = \sum_b s_b t_b \sum_{k \in b} \hat x_k \hat w_k$$
+#
+# That is why both operands need their blocks along the axis of the sum, and why a training step quantises every matrix twice. A float32 scale per
+# token stands before the whole sum, and is applied to the result. In numbers:
+
+# %%
+left, right = (torch.randn(4, 96, generator=torch.Generator().manual_seed(seed)) for seed in (8, 9))
+(a, s), (b, t) = quant.mxfp8_quantize(left), quant.mxfp8_quantize(right)
+inner = torch.einsum("mbk,nbk->mnb", *(formats.e4m3_decode(codes).double().unflatten(1, (3, 32)) for codes in (a, b)))  # one sum per block
+product = torch.einsum("mnb,mb,nb->mn", inner, formats.e8m0_decode(s).double(), formats.e8m0_decode(t).double())
+decoded = quant.mxfp8_dequantize(a, s).double() @ quant.mxfp8_dequantize(b, t).double().T
+print(f"decoded first, or scaled by block: {(product - decoded).abs().max():.1e} apart")
+
+# %% [markdown]
+# The tensor core wants its scales in a layout of its own: 128 rows by 4 blocks are one tile of 512 bytes, where rows 0, 32, 64 and 96 are
+# neighbours. A quantiser that writes this layout saves a pass over memory, `kernels/swizzle.py`. Triton compiles the product for such a GPU on any
+# machine, and the code says how it multiplies: `tcgen05.mma` with `kind::mxf8f6f4.block_scale.block32` for MXFP8, and with
+# `kind::mxf4nvf4.block_scale.block16` for NVFP4, a scale per 32 and per 16 (tests/kernels/test_compiled_native.py). Older GPUs have neither; there,
+# blocks are expanded to bfloat16, which is exact, and saves memory but no time. A layer of experts from the router to the sum is one file,
+# `kernels/experts.py`; what it launches, and how many bytes that moves, is told by `etude plan --launches nvfp4-token`.
+#
 # ## What the whole experiment found
 #
 # On the small run's agent and with trainings of its network, as committed in `results/`:

@@ -64,8 +64,8 @@ class Ranks(ABC):
     """Compute dtype; weights, gradient sums and moments are float32."""
     rematerialise: bool = True
     """Recompute the activations of each block in the backward pass instead of keeping them."""
-    dispatch: Literal["model", "fp8"] = "model"
-    """Format of tokens sent to their experts: the dtype above, or E4M3 with a scale per 128 values (the report: MXFP8, per 32)."""
+    dispatch: Literal["model", "fp8", "mxfp8"] = "model"
+    """Format of tokens sent to their experts: the dtype above, E4M3 with a scale per 128 values, or MXFP8 (per 32), which is the report's."""
     experts: Literal["model", "mxfp8", "nvfp4-token"] = "model"
     """Format of the experts' products: the dtype above, or quantised (then MXFP8 in the backward pass, as in the report)."""
     checkpoint_every: int = 50

@@ -64,7 +64,8 @@ def experts_swiglu(
     """`ref.quant.experts_swiglu`; x, gates and experts are of this rank's tokens, w13 and w2 of the experts it owns. On GPUs by
     `kernels/experts.py`, for the formats that it knows."""
     ep, own = current().group("ep"), ref.experts_swiglu
-    if fast(x) and {forward, backward} <= {"mxfp8", "nvfp4-token"}:
+    by_kernel = fast(x) and forward in ("mxfp8", "nvfp4-token") and backward == "mxfp8"
+    if by_kernel:
         own = kernel("experts").experts_swiglu
     if ep.size == 1:
         return own(x, gates, w13, w2, experts, forward, backward)
@@ -77,4 +78,9 @@ def experts_swiglu(
             return rows + 0 * (w13.sum() + w2.sum())
         return own(rows, ones, w13, w2, local, forward, backward)
 
-    return on_owners(x, gates, experts, len(w13) * ep.size, run)
+    def received(rows: Tensor, codes: Tensor, scales: Tensor, ones: Tensor, local: Tensor) -> Tensor:
+        if not len(rows):
+            return rows + 0 * (w13.sum() + w2.sum())
+        return kernel("experts").received_swiglu(rows, codes, scales, ones, w13, w2, local, forward, backward)
+
+    return on_owners(x, gates, experts, len(w13) * ep.size, run, received if by_kernel else None)

@@ -125,8 +125,9 @@ def test_a_class_of_ref_has_one_definition():
 
 
 def test_fp8_is_rounded_in_one_place():
-    """`ref/formats.py` rounds to FP8, and all others call it. Kernels are its twins, and round bits; the benchmark hands codes to cuBLAS."""
-    allowed = {"ref/formats.py", "etude/bench/kernel_cases.py"}
+    """`ref/formats.py` rounds to FP8, and all others call it. Kernels are its twins, and round bits; the benchmark hands codes to cuBLAS, and
+    block_scaled.py to tensor cores."""
+    allowed = {"ref/formats.py", "etude/bench/kernel_cases.py", "kernels/block_scaled.py"}
     casts = {"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}
     for path in files():
         name = path.relative_to(ROOT).as_posix()
@@ -242,9 +243,10 @@ def test_a_private_name_of_another_file_is_seen(source, found):
     assert trespasses(source, ("ref",), {"_other"}) == found
 
 
-JUDGES = {"compiled", "cost", "gate", "registry", "work", *(f"ptx{part}" for part in ("", "_floats", "_integers", "_memory", "_program", "_steps"))}
+PTX = {f"ptx{part}" for part in ("", "_floats", "_integers", "_memory", "_program", "_steps")}
+JUDGES = {"compiled", "cost", "gate", "launches", "registry", "work"} | PTX
 """Files of kernels/ that tell about kernels: no part of a run calls them."""
-HELPERS = {"bits", "launch", "unfit", *JUDGES}
+HELPERS = {"bits", "block_scaled", "launch", "operands", "orientations", "swizzle", "tiles", "unfit", *JUDGES}
 """Files of kernels/ that replace nothing."""
 PARTS = {"gemm": "quant", "grouped_gemm": "quant", "experts": "quant"}
 """Files of kernels/ that replace functions of a `ref` file that has more of them than one file should hold."""
@@ -286,7 +288,8 @@ def called(rooms: set[str]) -> set[str]:
 
 
 def test_kernels_have_the_callers_that_the_catalogue_promises():
-    """`scaled` calls every kernel but those of which kernels/README.md says that nothing does, and no technique names one of those."""
+    """`scaled` calls every kernel but those of which kernels/README.md says that nothing does, and no technique names one of those. Tests and
+    benchmarks take the gate, and the plan the list of launches."""
     told = re.findall(r"Nothing calls `(\w+)` yet", (ROOT / "kernels" / "README.md").read_text(encoding="utf-8"))
     assert {path.stem for path in kernel_files()} - JUDGES - called({"scaled"}) == set(told)
     named = {Path(technique.kernel).stem for technique in catalog.TECHNIQUES if technique.kernel}

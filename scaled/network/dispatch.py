@@ -3,9 +3,11 @@
     router → sort by expert → all-to-all → own experts → all-to-all → gates · rows, at home
 
 A dispatched row is a token's hidden state; its gate stays on the source rank and multiplies the result. By default a row is sent in the
-model's compute dtype. `Compute.combine = "bf16"` returns rows in bfloat16, as the report does (Composer 2, §6.1). `Compute.dispatch = "fp8"`
-sends them as E4M3 with a scale per 128 values; the report sends MXFP8, a scale per 32, in which its experts compute anyway. Gradients are
-always sent in the model's dtype. The number of rows per rank is known only after the router has run; the host waits for it once per layer.
+model's compute dtype. `Compute.combine = "bf16"` returns rows in bfloat16, as the report does (Composer 2, §6.1). `Compute.dispatch = "mxfp8"`
+sends them as the report does, as MXFP8, in which its experts compute anyway: a token is quantised once, for all its experts, and on GPUs the
+bytes go into the experts' product as they came. Quantising rows commutes with permuting them, so an MXFP8 product has the bits that it has if
+rows are quantised on arrival. `"fp8"` has a scale per 128 values instead. Gradients are always sent in the model's dtype. The number of rows
+per rank is known only after the router has run; the host waits for it once per layer.
 
 | symbol | here | shape |
 |---|---|---|
@@ -17,30 +19,79 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ref.quant import blockwise_fp8_dequantize, blockwise_fp8_quantize
+from ref.quant import blockwise_fp8_dequantize, blockwise_fp8_quantize, mxfp8_dequantize, mxfp8_quantize
 from scaled.runtime.comm import all_to_all, moved
-from scaled.runtime.mesh import current
+from scaled.runtime.engine import fast, kernel
+from scaled.runtime.mesh import Group, current
 
 __all__ = ["combine", "dispatch", "on_owners"]
 
 
-def on_owners(x: Tensor, gates: Tensor, experts: Tensor, num_experts: int, run: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+def on_owners(
+    x: Tensor,
+    gates: Tensor,
+    experts: Tensor,
+    num_experts: int,
+    run: Callable[[Tensor, Tensor, Tensor], Tensor],
+    received: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
     """Σ over a token's experts of gate times output. The rank that owns an expert computes its output as `run(rows [R, D], ones [R, 1],
-    experts [R, 1])`, with experts numbered from its first one."""
+    experts [R, 1])`, with experts numbered from its first one. If rows are sent as MXFP8, and `received` is given, it is
+    `received(rows, codes [R, D], scales [R, D / 32], ones, experts)`, where rows only take the gradient: their values are not there.
+    On GPUs, tokens are sorted, permuted and summed by `kernels/expert_rows.py`."""
     ep, K = current().group("ep"), experts.shape[1]
-    flat = experts.flatten()
-    order = flat.argsort(stable=True)
+    flat, own = experts.flatten(), None
+    if fast(x) and x.dtype in (torch.float32, torch.bfloat16):
+        own = kernel("expert_rows")
+        order, place, _ = own.sort_by_expert(experts, num_experts)
+    else:
+        order = flat.argsort(stable=True)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=x.device)
+        place = place.view(-1, K)
     # Rows for each expert of each rank. On a GPU, bincount would make the host wait, and repeat_interleave without its size, too.
     load = flat.new_zeros(num_experts).scatter_add_(0, flat, torch.ones_like(flat)).view(ep.size, -1)
     coming = torch.empty_like(load)
     torch.distributed.all_to_all_single(coming, load, group=ep.handle)
     send, receive = torch.stack((load, coming)).sum(2).tolist()
-    rows = dispatch(x[order // K], send, receive)
     local = torch.arange(num_experts // ep.size, device=x.device).repeat(ep.size).repeat_interleave(coming.flatten(), output_size=sum(receive))
-    y = combine(run(rows, rows.new_ones(len(rows), 1), local[:, None]), receive, send)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=x.device)
-    return (y[place].view(-1, K, x.shape[1]) * gates[..., None]).sum(1)
+    if current().compute.dispatch == "mxfp8":
+        rows, codes, scales = _DispatchMX.apply(x, order, place, send, receive, ep, received is None)
+        if received is None:
+            y = run(rows, rows.new_ones(len(rows), 1), local[:, None])
+        else:
+            y = received(rows, codes, scales, rows.new_ones(len(rows), 1), local[:, None])
+    else:
+        rows = dispatch(own.permute(x, order, place) if own else x[order // K], send, receive)
+        y = run(rows, rows.new_ones(len(rows), 1), local[:, None])
+    y = combine(y, receive, send)
+    if own:
+        return own.unpermute(y, order, place, gates)
+    return (y[place] * gates[..., None]).sum(1)
+
+
+class _DispatchMX(torch.autograd.Function):
+    """Tokens as E4M3 codes and a scale per 32 values, 0.516 of bfloat16's bytes, quantised once and then permuted. Returns codes and scales, and
+    rows: the decoded values, or with `decoded=False` a view of nothing that has their shape and dtype. Gradients come back as they are."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, order: Tensor, place: Tensor, send: list[int], receive: list[int], group: Group, decoded: bool):
+        ctx.splits = send, receive, group
+        ctx.save_for_backward(place)
+        codes, scales = (kernel("quant").mxfp8_quantize if fast(x) else mxfp8_quantize)(x)
+        out = moved(torch.cat((codes, scales), 1)[order // place.shape[1]], send, receive, group)
+        codes, scales = out[:, : x.shape[1]], out[:, x.shape[1] :]
+        rows = mxfp8_dequantize(codes, scales).to(x.dtype) if decoded else x.new_zeros(1, 1).expand(codes.shape)
+        ctx.mark_non_differentiable(codes, scales)
+        return rows, codes, scales
+
+    @staticmethod
+    def backward(ctx, g, *_):
+        send, receive, group = ctx.splits
+        (place,) = ctx.saved_tensors
+        rows = moved(g, receive, send, group)
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        return rows[place].to(wide).sum(1).to(rows.dtype), None, None, None, None, None, None
 
 
 class _Dispatch8(torch.autograd.Function):

@@ -83,8 +83,8 @@ class Compute:
     """Dtype of gathered weights and computation; None: the storage dtype. Gradients are always summed in float32 or wider."""
     rematerialise: bool = False
     """Whether the activations of a block are recomputed in the backward pass instead of kept (activation checkpointing)."""
-    dispatch: Literal["model", "fp8"] = "model"
-    """Format of tokens sent to their experts: the compute dtype, or E4M3 with a scale per 128 values."""
+    dispatch: Literal["model", "fp8", "mxfp8"] = "model"
+    """Format of tokens sent to their experts: the compute dtype, E4M3 with a scale per 128 values, or MXFP8 (one per 32)."""
     combine: Literal["model", "bf16"] = "model"
     """Format of the results sent back."""
     experts: str = "model"

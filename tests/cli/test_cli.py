@@ -86,6 +86,8 @@ BAD = [
     (["plan", "--model", "missing"], "--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder"),
     (["plan", "--length", "33"], "length of 2 · cp = 4"),
     (["plan", "--gpus", "12", "--ep", "8"], "ep must divide dp · cp = 12"),
+    (["plan", "--launches", "int4"], "--launches expects nvfp4-token, mxfp8 or bfloat16, got 'int4'"),
+    (["plan", "--launches", "mxfp8", "--ep", "2"], "--ep has no part in the list of launches"),
     (["plan", "--ep", "5", "--gpus", "10"], "--ep must divide the network's 128 experts, got 5"),
     (["run", "kl-variance"], "kl-variance is a figure: etude figure kl-variance; to run the technique behind it: etude run kl"),
     (["run", "best-of-k"], "best-of-k is a figure: etude figure best-of-k"),
@@ -303,6 +305,16 @@ def test_plan(tmp_path, ask):
     found = json.loads((tmp_path / "plan" / "plan.json").read_text())
     assert [one["gpus"] for one in found] == [8, 64, 512] and found[0]["parameters"] == 30_532_122_624
     assert (tmp_path / "plan" / "plan.png").stat().st_size > 10_000
+
+
+def test_plan_of_a_layers_launches(ask):
+    """The list of kernels/launches.py, row by row, with its sums."""
+    from kernels.launches import launches
+
+    code, said, error = ask("plan", "--launches", "nvfp4-token")
+    listed = launches(32768, 2048, 768, 128, 8)
+    assert (code, error) == (0, "") and f"{len(listed)} launches" in said
+    assert f"{sum(one.read for one in listed) / 1e6:,.2f} MB" in said and "backward: d_act = dy w2" in said
 
 
 def test_plan_of_a_small_network(tmp_path, ask):

@@ -95,6 +95,10 @@ def test_ten_runs_give_the_same_bits():
     for form in ("bfloat16", "fp8", "mxfp8", "nvfp4-token"):
         calls[f"linear, {form}"] = lambda form=form: (gemm.linear(x, w[0], form),)
         calls[f"experts' rows, {form}"] = lambda form=form: (grouped_gemm.grouped_linear(x, w, ends, form, "mxfp8"),)
+    w13, w2 = random(128, 128, 256), random(128, 256, 64)
+    for form in ("bfloat16", "mxfp8", "nvfp4-token"):
+        back = "bfloat16" if form == "bfloat16" else "mxfp8"
+        calls[f"layer, {form}"] = lambda form=form, back=back: (experts.experts_swiglu(few, gates, w13, w2, chosen, form, back),)
     for form in ("bfloat16", "fp8", "mxfp8"):
         calls[f"experts' weights, {form}"] = lambda form=form: (grouped_gemm.expert_weights(up, x, ends, form, torch.bfloat16),)
     for name, call in calls.items():

@@ -1,8 +1,27 @@
 """What tests of products share."""
 
 import pytest
+import torch
+from triton.runtime import interpreter
 
+from kernels import launch
 from ref import quant
+from ref.formats import e4m3_decode
+
+
+@pytest.fixture
+def native(monkeypatch):
+    """Products as on Blackwell, by `tl.dot_scaled`. Triton 3.9's interpreter reads every scale as E8M0, also NVFP4's, whose scales are E4M3
+    (test_native.py shows it); here these are decoded as what they are."""
+    monkeypatch.setattr(launch, "path", lambda x: "native")
+    if torch.cuda.is_available():  # a GPU that does not scale blocks expands them inside of `tl.dot_scaled`
+        return
+    real = interpreter._dot_scaled_scale_to_f32
+
+    def decoded(handle, kind):
+        return real(handle, kind) if handle.dtype.is_int() else e4m3_decode(torch.from_numpy(handle.data)).numpy()
+
+    monkeypatch.setattr(interpreter, "_dot_scaled_scale_to_f32", decoded)
 
 
 @pytest.fixture(scope="session")

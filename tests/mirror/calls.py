@@ -25,7 +25,7 @@ from scaled import cpt, dr_grpo, mtp, muon, packing, pretrain, quant, rl, router
 from scaled.network import checkpoint
 from scaled.network import model as network
 from scaled.network.dispatch import on_owners
-from scaled.runtime import launch, sharding
+from scaled.runtime import engine, launch, sharding
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.comm import Traffic, all_to_all, gathered, sum_over, summed, total
 from scaled.runtime.cut import ahead, cut, full, joined, places
@@ -474,6 +474,30 @@ def of_the_first(x, gates, w13, w2, experts, how):
         total((y * torch.linspace(-1, 1, y.shape[1])).sum()).backward()
     weights = [torch.cat(gathered(summed(w.grad, "efsdp"), "ep")) for w in (a, b)]
     return [torch.cat(gathered(part.detach())) for part in (y, mine.grad, mine_gates.grad)] + weights
+
+
+def of_interpreted_kernels(x, gates, w13, w2, experts, dispatch):
+    """This rank's experts in MXFP8 by kernels, on rows dispatched as told: values, gradients, and which kernels were asked, in rank order."""
+    ep, dp = current().group("ep"), current().group("all")
+    asked = []
+    with mock.patch.object(engine, "INTERPRETED", True):
+        own, rows = engine.kernel("experts"), engine.kernel("expert_rows")
+
+        def watched(module, name):
+            real = getattr(module, name)
+            return mock.patch.object(module, name, lambda *a, **k: asked.append(name) or real(*a, **k))
+
+        mine = [t.chunk(dp.size)[dp.rank].clone() for t in (x, gates, experts)]
+        mine[0].requires_grad_(), mine[1].requires_grad_()
+        a, b = (w.chunk(ep.size)[ep.rank].clone().requires_grad_() for w in (w13, w2))
+        names = [(own, "experts_swiglu"), (own, "received_swiglu"), (rows, "sort_by_expert"), (rows, "permute"), (rows, "unpermute")]
+        with computing(dispatch=dispatch), contextlib.ExitStack() as watch:
+            for module, name in names:
+                watch.enter_context(watched(module, name))
+            y = quant.experts_swiglu(mine[0], mine[1], a, b, mine[2], "mxfp8", "mxfp8")
+            total((y * torch.linspace(-1, 1, y.shape[1])).sum()).backward()
+    weights = [torch.cat(gathered(w.grad, "ep")) for w in (a, b)]
+    return [torch.cat(gathered(part.detach())) for part in (y, mine[0].grad, mine[1].grad)] + weights, sorted(set(asked))
 
 
 def waits_of_the_host(x, gates, experts, num_experts):

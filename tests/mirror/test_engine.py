@@ -14,6 +14,8 @@ from ref.network.fast import MoE
 from scaled import muon, quant, router_replay
 from scaled.network.model import Transformer
 from scaled.runtime import engine
+from tests.mirror import calls
+from tests.mirror.layouts import play
 
 CONFIG = Config.tiny(
     70, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32
@@ -131,3 +133,24 @@ def test_replayed_routers(interpreted, alpha):
     torch.testing.assert_close(gates, wanted[0])
     for ours, theirs in zip(*(module.route(scores.double(), 2, replayed, alpha) for module in (router_replay, ref_router_replay)), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_experts_of_other_ranks():
+    """Tokens are sorted, permuted and summed by kernels on their way to two ranks' experts and back. Sent as MXFP8, their bytes go into the experts'
+    product as they came: values, and all gradients but that of the first weights, have the bits that they have if rows are sent in the model's
+    dtype and quantised on arrival. The first weights' gradient sums over tokens, along which the decoded values are quantised again."""
+    g = torch.Generator().manual_seed(0)
+    x, gates = torch.randn(10, 32, generator=g), torch.rand(10, 2, generator=g)
+    w13, w2 = torch.randn(4, 64, 32, generator=g) / 6, torch.randn(4, 32, 32, generator=g) / 6
+    experts = torch.rand(10, 4, generator=g).argsort(-1)[:, :2]
+    layout = dict(dp=2, cp=1, ep=2)
+    (plain, asked), (sent, asked_sent) = (play(layout, calls.of_interpreted_kernels, x, gates, w13, w2, experts, how) for how in ("model", "mxfp8"))
+    assert asked == ["experts_swiglu", "permute", "sort_by_expert", "unpermute"]
+    assert asked_sent == ["received_swiglu", "sort_by_expert", "unpermute"]
+    for name, a, b in zip(("y", "x", "gates", "w13", "w2"), plain, sent, strict=True):
+        assert torch.equal(a, b) or name == "w13", name
+    whole = [t.clone().requires_grad_() for t in (x, gates, w13, w2)]
+    y = quant.ref.experts_swiglu(*whole, experts, "mxfp8", "mxfp8")
+    (y * torch.linspace(-1, 1, 32)).sum().backward()
+    for ours, theirs in zip(sent, (y.detach(), *(t.grad for t in whole)), strict=True):
+        assert (ours - theirs).norm() < 0.05 * theirs.norm()

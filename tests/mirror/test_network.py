@@ -266,7 +266,7 @@ def no_worse(found, ref, exact) -> bool:
 @pytest.mark.parametrize("layout", [d for d in EVERY if d["ep"] > 1], ids=lambda d: "-".join(map(str, d.values())))
 def test_eight_bit_dispatch(layout):
     """Rows travel in at most 0.52 of bfloat16's bytes; and the logits are as near to float64's as those of a network in bfloat16 whose experts
-    read rows in FP8, where that rounding is most of the error. Every pass replays the same experts."""
+    read rows in FP8 or MXFP8, where that rounding is most of the error. Every pass replays the same experts."""
     config = Config.tiny(
         V,
         hidden_size=128,
@@ -285,17 +285,19 @@ def test_eight_bit_dispatch(layout):
         model.bfloat16()
         theirs = [model(ids, experts=exact.experts).logits]
         mix = model.layers[0].mlp.mix
-        model.layers[0].mlp.mix = lambda x, *chosen: mix(quant.rounded(x, "fp8").to(x.dtype), *chosen)
-        theirs.append(model(ids, experts=exact.experts).logits)
-    plain, eighth = ((x.double() - exact.logits).norm() for x in theirs)
-    assert eighth > 2 * plain, "FP8 must be most of the error"
+        for form in ("fp8", "mxfp8"):
+            model.layers[0].mlp.mix = lambda x, *chosen, form=form: mix(quant.rounded(x, form).to(x.dtype), *chosen)
+            theirs.append(model(ids, experts=exact.experts).logits)
+    plain, *eighths = ((x.double() - exact.logits).norm() for x in theirs)
+    assert min(eighths) > 2 * plain, "eight bits must be most of the error"
     experts = [layer.view(*ids.shape, -1) for layer in exact.experts]
-    ours = [play(layout, calls.sent, config, state, ids, experts, how) for how in (("model", "model"), ("fp8", "bf16"))]
+    ours = [play(layout, calls.sent, config, state, ids, experts, how) for how in (("model", "model"), ("fp8", "bf16"), ("mxfp8", "bf16"))]
     ranks, ep = layout["dp"] * layout["cp"], layout["ep"]
     counts = ranks * 8 * 8 * (ep - 1) // ep  # a number of rows for each of 8 experts
     crossing, rest = divmod(ours[0][1] - counts, 2 * 2 * 128)  # bfloat16 there and back
     assert crossing > 0 and rest == 0
-    assert ours[1][1] == counts + crossing * (128 + 4 + 2 * 128)  # codes and one scale there, bfloat16 back
+    assert ours[1][1] == counts + crossing * (128 + 4 + 2 * 128)  # codes and one float32 scale there, bfloat16 back
+    assert ours[2][1] == ours[1][1]  # codes and four scales of a byte
     assert 128 + 4 <= 0.52 * 2 * 128
     assert all(no_worse(found, ref, exact.logits) for (found, _), ref in zip(ours, theirs, strict=True))
 
@@ -310,7 +312,7 @@ def few_bits(g: torch.Generator, *shape: int, unit: int = 1, axis: int = -1, by:
 
 
 @pytest.mark.parametrize("layout", [dict(dp=2, cp=1, ep=2), dict(dp=2, cp=2, ep=4), dict(dp=2, cp=2, ep=2)], ids=str)
-@pytest.mark.parametrize("dispatch", ["model", "fp8"])
+@pytest.mark.parametrize("dispatch", ["model", "fp8", "mxfp8"])
 @pytest.mark.parametrize("crowded", [False, True])
 def test_dispatch_from_ranks_without_a_token(layout, dispatch, crowded):
     """Rank 0 has them all, and where crowded its own experts get them all, so that nothing is sent or received anywhere: the mixture of
@@ -320,7 +322,7 @@ def test_dispatch_from_ranks_without_a_token(layout, dispatch, crowded):
     gates = torch.rand(6, 2, generator=g, dtype=torch.float64)
     experts = torch.rand(6, 2 if crowded else 8, generator=g).argsort(-1)[:, :2]
     found = play(layout, calls.of_the_first, x, gates, w13, w2, experts, (dispatch, "model"))
-    sent = quant.rounded(x, "fp8").double() if dispatch == "fp8" else x
+    sent = x if dispatch == "model" else quant.rounded(x, dispatch).double()
     whole = [t.clone().requires_grad_() for t in (sent, gates, w13, w2)]
     y = experts_swiglu(*whole, experts)
     (y * torch.linspace(-1, 1, 130)).sum().backward()
