@@ -59,6 +59,7 @@ class Reconciler:
         self.unclaimed = {group for group, state in self.life.state.items() if state == "running"}
         self.queue: list[int] = []  # groups that have started and that nobody plays
         self.waits, self.batch = False, None  # whether the trainer waits; what it was given at this version
+        self.published = bool(self.life.version)  # whether the weights of this version are there; at the beginning the trainer must say so
 
     def handle(self, message, now: float) -> Sent:
         """Take a message. Returns what is to be sent."""
@@ -115,7 +116,7 @@ class Reconciler:
         self.workers[message.sender] = Worker(message.epoch, message.groups, message.version, now, mine)
         self.since |= {group: oldest for group, oldest in zip(message.running, message.oldest, strict=True) if group in mine}
         sent: Sent = [(message.sender, Forget(tuple(sorted(claimed - mine))))] if claimed - mine else []
-        return [*sent, (message.sender, Update(self.life.version))]
+        return [*sent, (message.sender, Update(self.life.version))] if self.published else sent
 
     def _done(self, message: Done) -> Sent:
         worker, group = self.workers[message.sender], message.group
@@ -143,7 +144,8 @@ class Reconciler:
         elif isinstance(message, Trained) or message.version != self.life.version:
             return [("trainer", Refused(f"the journal has {self.life.version} steps, the trainer {message.version}; is this its folder?"))]
         else:
-            told = []
+            told = [] if self.published else [(name, Update(self.life.version)) for name in self.workers]
+        self.published = True
         self.waits = self.waits or isinstance(message, Ready)
         return told
 

@@ -254,12 +254,28 @@ def test_a_step_that_was_saved_but_not_told_is_noted():
     r = Reconciler(Rules(1, 0, 3), ["a"], lines.append)
     r.handle(Hello("a", 0, 1, 0), 0.0)
     r.handle(Done("a", 0, 0, 0, "k", "d"), 0.0)
-    assert r.handle(Ready("trainer", 0, 0), 0.0) == [("trainer", Batch(0, (0,), ("k",), ("d",)))]
+    assert r.handle(Ready("trainer", 0, 0), 0.0) == [("a", Update(0)), ("trainer", Batch(0, (0,), ("k",), ("d",)))]
     again = Reconciler(Rules(1, 0, 3), ["a"], lines.append, list(lines))
     assert again.handle(Ready("trainer", 1, 1, (0,)), 0.0) == [] and again.life.version == 1
     ((_, refused),) = again.handle(Ready("trainer", 1, 5, (0,)), 0.0)
     assert isinstance(refused, Refused) and "the journal has 1 steps, the trainer 5" in refused.why
     assert again.handle(Trained("trainer", 1, 0, (0,)), 0.0) == []  # said late
+
+
+def test_nobody_loads_what_is_not_published():
+    """Before the trainer has said that the first weights are there, a worker waits; later ones are there once a step is noted."""
+    lines = []
+    r = Reconciler(Rules(1, 1, 3), ["a", "b"], lines.append)
+    assert r.handle(Hello("a", 0, 1, -1), 0.0) == [] and r.life.state == {}
+    assert r.handle(Ready("trainer", 0, 0), 0.0) == [("a", Update(0))]
+    assert r.handle(Hello("b", 0, 1, -1), 0.0) == [("b", Update(0))]
+    assert r.handle(Loaded("a", 0, 0), 0.0) == [("a", Work((0,)))]
+    again = Reconciler(Rules(1, 1, 3), ["a", "b"], lines.append, [dict(line) for line in lines])
+    assert again.handle(Hello("a", 0, 1, 0, (0,), (0,)), 0.0) == []  # at version 0 the trainer must say it again
+    again.handle(Done("a", 0, 0, 0, "k", "d"), 0.0)
+    again.handle(Ready("trainer", 0, 1, (0,)), 0.0)
+    third = Reconciler(Rules(1, 1, 3), ["a", "b"], lines.append, [dict(line) for line in lines])
+    assert third.handle(Hello("a", 0, 1, -1), 0.0) == [("a", Update(1))]
 
 
 def test_after_the_last_step_everyone_is_stopped():
@@ -315,7 +331,7 @@ def test_what_a_worker_says_that_another_has_taken_over_it_forgets():
     r.handle(Hello("a", 0, 2, 0), 0.0)
     r.handle(Done("a", 0, 0, 0, "k", "d"), 0.0)
     again = Reconciler(Rules(2, 0, 1), ["a", "b"], lines.append, list(lines))
-    assert again.handle(Hello("a", 0, 2, 0, (0,), (0,)), 0.0) == [("a", Forget((0,))), ("a", Update(0))]
+    assert again.handle(Hello("a", 0, 2, 0, (0,), (0,)), 0.0) == [("a", Forget((0,)))]
 
 
 def test_what_will_be_too_old_is_not_played_to_its_end():

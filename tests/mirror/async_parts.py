@@ -1,0 +1,90 @@
+"""What the tests of asynchronous RL play: a tiny network and made-up conversations, in processes that import this file."""
+
+import copy
+import io
+from dataclasses import dataclass
+
+import torch
+
+from ref.async_rl import Rules
+from ref.engine.sampler import Sampler
+from ref.network.masters import Masters
+from ref.rl import Settings, improve
+from scaled.async_rl.player import Player
+from tests.mirror.test_player import HOW, Quiz
+from tests.ref.test_continuous import network
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A policy of nine tokens that learns to stop early."""
+
+    groups: int = 4
+    rollouts: int = 2
+    steps: int = 5
+    seconds: float = 0.0
+    """Mean time of a tool."""
+    lr: float = 0.01
+
+    def sampler(self):
+        return Sampler(network().float(), torch.bfloat16)
+
+    def scene(self):
+        return Paid(self.seconds, HOW)
+
+    def learner(self):
+        return Small(self)
+
+
+class Paid(Quiz):
+    """Earns more for less."""
+
+    def settle(self, conversation, chain):
+        played = super().settle(conversation, chain)
+        played.reward = -0.1 * chain.written
+        return played
+
+
+class Small:
+    """Float32 masters, bfloat16 weights, Adam."""
+
+    def __init__(self, parts):
+        self.c = Settings(steps=parts.steps, prompts=parts.groups, rollouts=parts.rollouts, lr=parts.lr, warmup=0, decay=0, budget_tokens=20)
+        self.masters = Masters(network().float().requires_grad_(True), torch.bfloat16)
+        self.optimizer = torch.optim.Adam(self.masters.masters.parameters(), lr=parts.lr, betas=(0.9, 0.95))
+
+    @property
+    def model(self):
+        return self.masters.model
+
+    def step(self, played):
+        found = improve(self.c, self.masters.model, None, played)
+        self.masters.step([self.optimizer], gradients=found.gradients)
+        return {"reward": found.rewards.mean().item(), "loss": found.loss}
+
+    def save(self):
+        file = io.BytesIO()
+        torch.save({"masters": self.masters.masters.state_dict(), "optimizer": self.optimizer.state_dict()}, file)
+        return file.getvalue()
+
+    def restore(self, data):
+        state = torch.load(io.BytesIO(data), weights_only=True)
+        self.masters.masters.load_state_dict(state["masters"])
+        self.masters.copy_down()
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def synchronous(parts: Tiny, rules: Rules, workers: int, seed: int = 0) -> Small:
+    """The loop without services: n players take their shares of a step in turn, and the trainer waits for all."""
+    torch.set_num_threads(1)
+    learner = parts.learner()
+    players = [Player(parts.sampler(), parts.scene(), rules.groups * parts.rollouts, parts.rollouts, seed) for _ in range(workers)]
+    for step in range(rules.steps):
+        played = {}
+        for n, player in enumerate(players):
+            player.load(copy.deepcopy(learner.model), step)
+            player.give([step * rules.groups + g for g in range(rules.groups) if g * workers // rules.groups == n])
+            while player.groups:
+                played |= player.tick(0.0)
+        learner.step([one for group in sorted(played) for one in played[group]])
+    return learner
