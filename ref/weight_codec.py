@@ -1,6 +1,6 @@
 """The codec beneath `ref/weight_sync.py`: where bits differ and how far, and that as bytes.
 
-A delta of n weights, C of which have other bits, is two streams, each under zstd:
+A delta of n weights, C of which have other bits, is two lists of whole numbers, in streams of bytes (`varint`), each under zstd:
 
     gap     unchanged weights since the last changed one, as a varint       1 or 2 bytes, before zstd
     step    new − old, counted in bfloat16 numbers, zig-zag, as a varint    1 byte: nine of ten steps are ±1
@@ -88,31 +88,33 @@ def check_delta(old: Tensor, positions: Tensor, steps: Tensor) -> None:
 
 # Bytes.
 
-HEAD = struct.Struct("<4sBBQQQ")
+HEAD = struct.Struct("<4sBBBBQ")
+"""Magic, kind, whether under zstd, streams of positions and of steps, changed weights. The lengths of the streams follow, eight bytes each."""
 KINDS = ("gap", "mask", "full")
 
 
-def varint(values: np.ndarray) -> np.ndarray:
-    """Whole numbers as bytes of seven bits each, the lowest first; the highest bit says that more follow."""
-    length = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
-    wide = np.uint16 if length < 3 else np.uint64
-    values = values.astype(wide)[:, None] >> (7 * np.arange(length)).astype(wide)
-    used, values = values > 0, (values & 0x7F).astype(np.uint8)
-    used[:, :1] = True
-    values[:, :-1] |= used[:, 1:] * np.uint8(0x80)
-    return values[used]
+def varint(values: np.ndarray) -> list[np.ndarray]:
+    """Whole numbers below 2^63 as bytes of seven bits each, the lowest first; the highest bit says that more follow. All first bytes are one
+    stream, the second bytes of those numbers that have one are the next, and so on: bytes of one kind compress better together."""
+    streams = []
+    while len(values) or not streams:
+        more = values >= 0x80
+        streams.append((values & 0x7F | more.astype(np.int64) << 7).astype(np.uint8))
+        values = values[more] >> 7
+    return streams
 
 
-def unvarint(raw: np.ndarray) -> np.ndarray:
-    """The numbers that `varint` wrote, uint64. Raises SyncError where the last one is cut, or one has more than 63 bits."""
-    if not len(raw) or raw.max() < 0x80:
-        return raw.astype(np.uint64)
-    ends = np.flatnonzero(raw < 0x80)
-    starts = np.concatenate(([0], ends[:-1] + 1))
-    if not len(ends) or ends[-1] != len(raw) - 1 or (ends - starts).max() > 8:
+def unvarint(streams: Sequence[np.ndarray]) -> np.ndarray:
+    """The numbers that `varint` wrote, int64. Raises SyncError where one is cut, or longer than 63 bits."""
+    values, at = np.zeros(len(streams[0]), dtype=np.int64), np.arange(len(streams[0]))
+    for k, raw in enumerate(streams):
+        if len(raw) != len(at) or k > 8:
+            raise SyncError("a number in the delta is cut short, or too long")
+        values[at] |= (raw & 0x7F).astype(np.int64) << 7 * k
+        at = at[raw >= 0x80]
+    if len(at):
         raise SyncError("a number in the delta is cut short, or too long")
-    place = np.arange(len(raw)) - np.repeat(starts, ends - starts + 1)
-    return np.add.reduceat((raw & 0x7F).astype(np.uint64) << (7 * place).astype(np.uint64), starts)
+    return values
 
 
 def pack(positions: Int[Tensor, " C"], steps: Int[Tensor, " C"], size: int, level: int = 1) -> bytes:
@@ -123,40 +125,44 @@ def pack(positions: Int[Tensor, " C"], steps: Int[Tensor, " C"], size: int, leve
     if 16 * len(where) > size:
         mask = np.zeros(size, dtype=bool)
         mask[where] = True
-        found.append(sealed("mask", len(where), level, np.packbits(mask), second))
+        found.append(sealed("mask", len(where), level, [np.packbits(mask)], second))
     return min(found, key=len)
 
 
-def sealed(kind: str, count: int, level: int, *streams: np.ndarray) -> bytes:
-    data = [np.ascontiguousarray(x).tobytes() for x in streams]
+def sealed(kind: str, count: int, level: int, first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bytes:
+    data = [np.ascontiguousarray(x).tobytes() for x in (*first, *second)]
     if level:
         data = [zstandard.ZstdCompressor(level=level).compress(x) for x in data]
-    return HEAD.pack(b"SYNC", KINDS.index(kind), level > 0, count, *map(len, data)) + b"".join(data)
+    head = HEAD.pack(b"SYNC", KINDS.index(kind), level > 0, len(first), len(second), count)
+    return head + struct.pack(f"<{len(data)}Q", *map(len, data)) + b"".join(data)
 
 
-def opened(blob: bytes) -> tuple[str, int, list[np.ndarray]]:
+def opened(blob: bytes) -> tuple[str, int, list[np.ndarray], list[np.ndarray]]:
     """Kind, count and streams of what `sealed` made. Raises SyncError for anything else."""
     try:
-        magic, kind, compressed, count, *sizes = HEAD.unpack_from(blob)
-        if magic != b"SYNC" or kind >= len(KINDS) or compressed > 1 or len(blob) != HEAD.size + sum(sizes):
+        magic, kind, compressed, first, second, count = HEAD.unpack_from(blob)
+        sizes = struct.unpack_from(f"<{first + second}Q", blob, HEAD.size)
+        ends = np.cumsum([HEAD.size + 8 * len(sizes), *sizes]).tolist()
+        if magic != b"SYNC" or kind >= len(KINDS) or compressed > 1 or not (first and second) or len(blob) != ends[-1]:
             raise SyncError("these bytes are no delta, or are cut short")
-        data = [blob[HEAD.size : HEAD.size + sizes[0]], blob[HEAD.size + sizes[0] :]]
+        data = [blob[a:b] for a, b in zip(ends, ends[1:])]
         if compressed:
             data = [zstandard.ZstdDecompressor().decompress(x) for x in data]
-    except (struct.error, zstandard.ZstdError, MemoryError) as error:
+    except (struct.error, zstandard.ZstdError, MemoryError, OverflowError) as error:
         raise SyncError(f"these bytes are no delta ({error})") from None
-    return KINDS[kind], count, [np.frombuffer(x, dtype=np.uint8) for x in data]
+    streams = [np.frombuffer(x, dtype=np.uint8) for x in data]
+    return KINDS[kind], count, streams[:first], streams[first:]
 
 
 def unpack(blob: bytes, size: int) -> tuple[Int[Tensor, " C"], Int[Tensor, " C"]]:
     """The delta that `pack` wrote. Raises SyncError for bytes that are no delta of `size` weights."""
-    kind, count, (first, second) = opened(blob)
-    far = unvarint(second).astype(np.int64)
+    kind, count, first, second = opened(blob)
+    far = unvarint(second)
     far = (far >> 1) ^ -(far & 1)
     if kind == "gap":
-        where = np.cumsum(unvarint(first).astype(np.int64) + 1) - 1
-    elif kind == "mask" and len(first) == -(-size // 8):
-        where = np.flatnonzero(np.unpackbits(first, count=size))
+        where = np.cumsum(unvarint(first) + 1) - 1
+    elif kind == "mask" and len(first[0]) == -(-size // 8):
+        where = np.flatnonzero(np.unpackbits(first[0], count=size))
     else:
         raise SyncError(f"these bytes are no delta of {size} weights")
     if not len(where) == len(far) == count or count and not (0 <= where[0] and where[-1] < size and (where[1:] > where[:-1]).all()):
@@ -169,11 +175,11 @@ def unpack(blob: bytes, size: int) -> tuple[Int[Tensor, " C"], Int[Tensor, " C"]
 def pack_full(rows: Sequence[Tensor], level: int) -> bytes:
     """All bits, high bytes before low ones: alike ones together compress better."""
     flat = torch.cat([torch.zeros(0, dtype=torch.bfloat16), *(x.cpu() for x in rows)]).view(torch.int16).numpy().view(np.uint8).reshape(-1, 2)
-    return sealed("full", len(flat), level, flat[:, 1], flat[:, 0])
+    return sealed("full", len(flat), level, [flat[:, 1]], [flat[:, 0]])
 
 
 def unpack_full(blob: bytes, size: int) -> Tensor:
-    kind, count, (high, low) = opened(blob)
+    kind, count, (high, *_), (low, *_) = opened(blob)
     if kind != "full" or not count == size == len(high) == len(low):
         raise SyncError(f"these bytes are no anchor of {size} weights")
     return torch.from_numpy(np.stack((low, high), 1).view(np.int16)[:, 0].copy()).view(torch.bfloat16)

@@ -346,7 +346,8 @@ def picture(found: dict, path: Path) -> None:
         if key != "entropy":
             right.bar(at + 0.1, [mean(arm, f"{key}_times") for arm in arms], 0.18, color=colour)
     middle.set(ylabel="bits", title="Bits for each changed weight, zstd 1")
-    middle.legend(frameon=False)
+    middle.margins(y=0.3)
+    middle.legend(frameon=False, ncols=2)
     right.set(yscale="log", ylabel="weights / difference, bytes", title="How much smaller than all weights")
     for axes in (middle, right):
         axes.set_xticks(range(len(arms)), names)

@@ -268,6 +268,27 @@ def test_a_shard_is_asked_for_twice():
     assert moves(reader) == 1 and serves(served, states[1])
 
 
+def test_a_trainer_changes_its_weights_in_place():
+    """The writer keeps bits of its own to compare with: those of the trainer are gone by the next step."""
+    store, state = {}, weights(0)
+    writer = Writer(store)
+    writer.publish(0, whole(state))
+    state["a"][2, 3] = 5.0
+    writer.publish(1, whole(state))
+    reader, served = follower({key: value for key, value in store.items()})
+    moves(reader, 0)
+    assert moves(reader) == 1 and serves(served, state)
+
+
+@pytest.mark.parametrize(("cut", "says"), [(True, r"is damaged: \d+ of \d+ bytes"), (False, "is damaged: other bytes than were written")])
+def test_a_damaged_shard_is_named(cut, says):
+    store, _ = chain(1)
+    [key] = [key for key in store if "anchor" in key]
+    store[key] = store[key][:-1] + (b"" if cut else bytes([store[key][-1] ^ 1]))
+    with pytest.raises(SyncError, match=f"shard {key} {says}"):
+        follower(store)[0].fetch()
+
+
 def test_what_stands_in_the_way_is_said():
     store, _ = chain(3, anchor_every=100)
     reader, _ = follower({})
