@@ -7,4 +7,5 @@
 | `decoder.py` | one context, with speculative decoding |
 | `conversation.py` | the loop of turns around the decoder |
 | `layout.py` | the network's weights laid out for decoding |
+| `ragged.py` | the same for continuous batching |
 """

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ref.engine.layout import Ragged
+from ref.engine.ragged import Ragged
 from ref.engine.sampler import Conversation, Rollout, Sampler, check_temperature, check_tokens, sample, uniform
 from ref.network import Transformer
 

@@ -1,6 +1,5 @@
 """The network laid out for decoding. `Stack` decodes a few rows of one context (`ref/engine/decoder.py` is the loop
-around it); `Rows` decodes one row of each of many contexts (`ref/engine/sampler.py`); `Ragged` decodes tokens at
-different positions of many contexts (`ref/engine/continuous.py`).
+around it); `Rows` decodes one row of each of many contexts (`ref/engine/sampler.py`).
 
 `Stack` agrees with `Transformer.forward` within 1e-5 in float32. It differs in five ways:
 1. Norm weights are folded into the products after them, and QK-norm weights, where there are any, and the scores'
@@ -24,11 +23,7 @@ from torch import Tensor
 from ref.network import Config, KVCache, Transformer
 from ref.network.model import MLP, Block, rope_table
 
-__all__ = ["Ragged", "Rows", "Stack", "copied", "unit"]
-
-
-DENSE = 64
-"""Up to this many tokens, `Ragged` multiplies all experts instead of sorting tokens by theirs."""
+__all__ = ["Rows", "Stack", "copied", "entrance", "projected", "unit"]
 
 
 def unit(x: Tensor, eps: Tensor) -> Tensor:
@@ -173,103 +168,3 @@ class Rows:
                 chosen.append(experts)
         cache.length = t + 1
         return unit(x, self.eps) * self.model.norm.weight, chosen
-
-
-class Ragged:
-    """Decodes tokens at different positions of different contexts in one pass. It owns the keys and values of `rows` contexts of at most
-    `max_len` tokens. Attention weights are copied at construction, in the model's dtype, and so are those of the experts, as one matrix for
-    all of them; `copy` renews the copies.
-
-    Up to `DENSE` tokens go through all experts in two products, with a gate of zero for those not chosen."""
-
-    def __init__(self, model: Transformer, rows: int, max_len: int):
-        config, weight = model.config, model.embed_tokens.weight
-        self.model, self.dtype, self.device = model, weight.dtype, weight.device
-        shape = (rows, config.num_key_value_heads, max_len, config.head_dim)
-        self.keys, self.values = ([torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in model.layers] for _ in range(2))
-        self.eps = torch.tensor(config.rms_norm_eps, dtype=self.dtype, device=self.device)
-        self.where = torch.arange(max_len, device=self.device)
-        self.copy()
-
-    @torch.no_grad()
-    def copy(self) -> None:
-        """Take the model's present weights."""
-        model, wide = self.model, torch.promote_types(self.dtype, torch.float32)
-        laid_out = [entrance(block, rope_table(model.config, self.where, wide)) for block in model.layers]
-        self.qkv = [copied(qkv.t(), self.dtype, self.device) for qkv, _, _ in laid_out]
-        self.bias = [None if bias is None else copied(bias, self.dtype, self.device) for _, bias, _ in laid_out]
-        # max_len L 2 H+G d: one lookup serves all layers of a token
-        self.table = copied(torch.stack([table for _, _, table in laid_out], 0).permute(2, 0, 1, 3, 4), self.dtype, self.device)
-        self.experts = []
-        for block in model.layers:
-            if isinstance(block.mlp, MLP):
-                continue
-            gate_up, down = block.mlp.gate_up_proj, block.mlp.down_proj
-            both = gate_up.unflatten(1, (2, -1)).permute(3, 1, 0, 2).flatten(1)  # D, then gate or up, E, I
-            self.experts.append((copied(both, self.dtype, self.device), copied(down.transpose(1, 2).flatten(0, 1), self.dtype, self.device)))
-
-    def exchange(self, a: int, b: int, length: int) -> None:
-        """Let rows a and b change places, of which the first `length` positions matter."""
-        for cache in (*self.keys, *self.values):
-            cache[[a, b], :, :length] = cache[[b, a], :, :length]
-
-    def step(
-        self, ids: Int[Tensor, " N"], row: Int[Tensor, " N"], position: Int[Tensor, " N"], rows: int
-    ) -> tuple[Float[Tensor, "N D"], list[Tensor]]:
-        """Final hidden states of N tokens, which `model.head` turns into logits, and the experts of each MoE layer [N, K]. The first tokens
-        are the last ones of the rows 0 to `rows` − 1, one each; the others go before these, sorted by row. Every token sees its row up to
-        its own position."""
-        A, S = rows, int(position.max()) + 1
-        x, tables = self.model.embed_tokens(ids), self.table[position]
-        hidden = torch.zeros(A, 1, S, dtype=self.dtype, device=self.device).masked_fill_(self.where[:S] > position[:A, None, None], float("-inf"))
-        hidden = hidden.repeat_interleave(self.keys[0].shape[1], 0)
-        before = Before(row[A:], position[A:], self.where[:S], self.dtype) if len(ids) > A else None
-        chosen, wide = [], iter(self.experts)
-        for layer, block in enumerate(self.model.layers):
-            a, (cos, sin) = block.self_attn, tables[:, layer].unbind(1)
-            H, G, d = a.heads, a.kv_heads, a.head_dim
-            heads = projected(unit(x, self.eps), self.qkv[layer], self.bias[layer]).view(-1, H + 2 * G, d)
-            qk = heads[:, : H + G]
-            y = unit(qk, self.eps) if a.q_norm is not None else qk
-            turned = torch.addcmul(y * cos, y.roll(d // 2, -1), sin)
-            keys, values = self.keys[layer], self.values[layer]
-            keys[row, :, position], values[row, :, position] = turned[:, H:], heads[:, H + G :]
-            q = turned[:, :H].unflatten(1, (G, -1))
-            scores = torch.baddbmm(hidden, q[:A].reshape(A * G, H // G, d), keys[:A, :, :S].flatten(0, 1).transpose(1, 2))
-            seen = torch.bmm(scores.softmax(-1), values[:A, :, :S].flatten(0, 1)).view(A, H * d)
-            if before is not None:
-                seen = torch.cat((seen, before.attend(q[A:], keys, values, S)))
-            x = torch.addmm(x, seen, a.o_proj.weight.t())
-            y = unit(x, self.eps) * block.post_attention_layernorm.weight
-            if isinstance(block.mlp, MLP):
-                x = x + block.mlp(y)
-                continue
-            _, gates, experts = block.mlp.route(y, None)
-            x = x + (self.mixed(y, gates, experts, *next(wide)) if len(y) <= DENSE else block.mlp.mix(y, gates, experts))
-            chosen.append(experts)
-        return unit(x, self.eps) * self.model.norm.weight, chosen
-
-    def mixed(self, x: Tensor, gates: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        weight = torch.zeros(len(x), self.model.config.num_experts, dtype=x.dtype, device=x.device).scatter_(1, experts, gates)
-        gate, up = torch.mm(x, gate_up).chunk(2, -1)
-        return torch.mm((F.silu(gate).mul_(up).unflatten(1, (weight.shape[1], -1)) * weight[:, :, None]).flatten(1), down)
-
-
-class Before:
-    """Tokens that precede their rows' last ones: how their queries are padded to one block, [rows, longest], and who sees what."""
-
-    def __init__(self, row: Int[Tensor, " M"], position: Int[Tensor, " M"], where: Int[Tensor, " S"], dtype: torch.dtype):
-        self.rows, index, counts = row.unique_consecutive(return_inverse=True, return_counts=True)
-        nth = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[index]
-        self.shape, self.at = (len(self.rows), int(counts.max())), index * int(counts.max()) + nth
-        last = position.new_full(self.shape, 0).flatten().index_copy_(0, self.at, position).view(self.shape)
-        hidden = torch.zeros(*self.shape, len(where), dtype=dtype, device=row.device).masked_fill_(where > last[..., None], float("-inf"))
-        self.hidden = hidden[:, None, None]  # rows, groups, heads of a group, queries, keys
-
-    def attend(self, q: Float[Tensor, "M G R d"], keys: Tensor, values: Tensor, S: int) -> Float[Tensor, "M Hd"]:
-        (P, n), (_, G, R, d) = self.shape, q.shape
-        padded = q.new_zeros(P * n, G, R, d).index_copy_(0, self.at, q).view(P, n, G, R, d).permute(0, 2, 3, 1, 4)
-        k, v = keys[self.rows, :, :S], values[self.rows, :, :S]
-        scores = (torch.matmul(padded.reshape(P, G, R * n, d), k.transpose(2, 3)).view(P, G, R, n, S) + self.hidden).softmax(-1)
-        out = torch.matmul(scores.view(P, G, R * n, S), v).view(P, G, R, n, d).permute(0, 3, 1, 2, 4)
-        return out.reshape(P * n, G * R * d)[self.at]
