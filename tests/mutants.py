@@ -542,10 +542,14 @@ MUTANTS: list[Mutant] = [
         ("left -= ends[-1] - self.read[seat] - 1", "pass"),
         ("new = position >= torch.tensor(self.routed)[where]", "new = position >= 0"),
         ("self.draws[seats, at] if self.temperature", "self.draws[seats, at - 1] if self.temperature"),
-        ("if token == self.stops[seat] or self.known[seat] == self.max_len:", "if token == self.stops[seat]:"),
+        (
+            "if token == self.stops[seat] or self.known[seat] == self.max_len:",
+            "if token == self.stops[seat]:",
+            "the next step finds the context full, which costs a step and changes no token",
+        ),
         ("self.known[seat] = self.read[seat] = self.routed[seat] = 0", "self.known[seat] = self.read[seat] = 0"),
         ("self.sampled[seat], self.logp[seat], self.version[seat], self.stops[seat] = False, 0.0, -1, stop", "self.stops[seat] = stop"),
-        ("self.seats[front], self.seats[back] = b, a", "pass"),
+        ("self.ragged.exchange(front, back, max(", "self.ragged.exchange(front, front, max("),
     ),
     *of(
         "async_rl",

@@ -221,6 +221,7 @@ def test_weights_and_masks_by_hand():
     # Geometric means: 1.5 ** (1/3), and 4.
     assert sequence_mask(log_ratio, mask, 0.5, 2.0).tolist() == [[True] * 3, [False] * 3]
     assert sequence_mask(log_ratio, mask, 0.5, 4.01).tolist() == mask.tolist()
+    assert sequence_mask(log_ratio, mask, 0.5, 3.0).tolist() == [[True] * 3, [False] * 3]  # a mean over two tokens, not three
     assert sequence_mask(log_ratio, torch.zeros(2, 3, dtype=torch.bool)).tolist() == [[False] * 3] * 2
     with pytest.raises(ValueError, match="cap must be positive"):
         token_weights(log_ratio, 0.0)
