@@ -1,6 +1,7 @@
 # make small   plays the whole recipe here, into runs/small (again after an interruption: goes on)
 # make check   lint, format, types, the architecture, README and docs, tests/ref: what one runs before every commit
 # make test    runs every test, files side by side on all cores; one file or test alone: .venv/bin/python -m pytest FILE
+# make test-gpu runs what only a CUDA device can show; without one its tests are skipped
 # make test-big reads and writes a folder of 4 GB on two ranks, and says how much memory that took
 # make test-faults kills services again and again, and an S3 server in the middle of a sync: installs s3fs and moto (130 MB) beside the others
 # make test-real runs what needs small open models: installs them (350 MB), and turns them into folders (1.6 GB, gone afterwards)
@@ -12,7 +13,7 @@
 PY ?= python3
 BIN := .venv/bin
 
-.PHONY: small check test test-big test-faults test-real mutants explore lessons .venv
+.PHONY: small check test test-gpu test-big test-faults test-real mutants explore lessons .venv
 .DEFAULT_GOAL := small
 
 small: .venv/.has-core
@@ -26,6 +27,9 @@ check: .venv/.has-test,dev
 
 test: .venv/.has-test,dev
 	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder --durations=10
+
+test-gpu: .venv/.has-test,dev
+	$(BIN)/python -m pytest -m gpu tests
 
 test-big: .venv/.has-test,dev
 	ETUDE_TEST_GB=4 $(BIN)/python -m pytest -s tests/mirror/test_big.py
