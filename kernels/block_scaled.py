@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import INTERPRETED, configs
+from .launch import INTERPRETED, configs, fitting
 from .operands import Operand
 from .tiles import banded, expert_tile, store_tile
 
@@ -91,7 +91,7 @@ def scaled_product(
     return y
 
 
-@triton.autotune(configs=configs(*TILES), key=["M", "N", "K", "FORM"])
+@triton.autotune(configs=configs(*TILES), key=["M", "N", "K", "FORM"], prune_configs_by=fitting("block_scaled.scaled_matmul_kernel", "FORM"))
 @triton.jit
 def scaled_matmul_kernel(
     a,
@@ -144,7 +144,7 @@ def scaled_matmul_kernel(
     store_tile(out, y, a_whole, b_whole, m, m, m < M, n, n < N, N, FORM, UPCAST)
 
 
-@triton.autotune(configs=configs(*TILES), key=["O", "K", "FORM"])
+@triton.autotune(configs=configs(*TILES), key=["O", "K", "FORM"], prune_configs_by=fitting("block_scaled.scaled_rows_kernel", "FORM"))
 @triton.jit
 def scaled_rows_kernel(
     a,
@@ -210,7 +210,7 @@ def scaled_rows_kernel(
         store_tile(out, y, a_whole, b_whole + expert * O, m, r, r < tl.load(out_ends + expert), n, n < O, O, FORM, UPCAST)
 
 
-@triton.autotune(configs=configs(*TILES), key=["O", "D", "FORM"])
+@triton.autotune(configs=configs(*TILES), key=["O", "D", "FORM"], prune_configs_by=fitting("block_scaled.scaled_weights_kernel", "FORM"))
 @triton.jit
 def scaled_weights_kernel(
     a,
