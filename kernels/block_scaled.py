@@ -6,7 +6,7 @@
     NVFP4     the float32 scale of a token is applied after the sum, in the epilogue
 
 `tl.dot_scaled` becomes `tcgen05.mma` with `kind::mxf8f6f4.block_scale.block32` for MXFP8, and with `kind::mxf4nvf4.block_scale.block16` for
-NVFP4 (tests/kernels/test_native.py reads it in the compiled code). The sum is kept in float32 in tensor memory.
+NVFP4 (tests/kernels/test_compiled_native.py reads it in the compiled code). The sum is kept in float32 in tensor memory.
 
 Experts' rows start at multiples of 128, so that no tile of scales belongs to two experts: `kernels/expert_rows.py` sorts tokens like that, and
 `kernels/orientations.py` quantises them in their places. `kernels/gemm.py` and `kernels/grouped_gemm.py` choose this way or the expanded one.

@@ -1,4 +1,10 @@
-"""What tests of products share."""
+"""What tests of kernels share."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,3 +47,18 @@ def exactly():
         return quant.rounded(x, form, axis, weight).double()
 
     return wide
+
+
+@pytest.fixture(scope="session")
+def in_a_compiler():
+    """What a program prints as JSON, in a process where kernels are compiled: without the interpreter."""
+
+    def ask(program: str):
+        root = str(Path(__file__).resolve().parents[2])
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": root}
+        code = f"import json\nfrom dataclasses import replace\nfrom kernels import compiled\n{program}"
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(done.stdout)
+
+    return ask
