@@ -134,7 +134,7 @@ def token_scale(x, index, gates, m, M, N, K, sm, sn, SOURCE: tl.constexpr, BM: t
 
 @triton.autotune(
     configs=configs(
-        {"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8), (32, 256, 4), (64, 256, 8)))
+        {"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (32, 128, 8), (64, 128, 4), (128, 128, 8), (32, 256, 4)))
     ),
     key=["N", "SOURCE", "ROWS", "COLUMNS"],
     prune_configs_by=fitting("orientations.both_kernel", "SOURCE", "ROWS", "COLUMNS", "SWIZZLE"),
