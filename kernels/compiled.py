@@ -203,7 +203,7 @@ def compiled(job: Job) -> Record:
     found = instructions(code)
     registers, spilled = resources(kernel.asm["cubin"]) if nvidia else resources_amd(code)
     if nvidia and spilled and not re.search(r"\bSTL\b", kernel.asm["sass"]):
-        spilled = 0  # ptxas reserves 8 bytes around a division that it calls, and stores nothing there
+        spilled = 0  # ptxas reserves 8 bytes of stack in places, and then stores nothing there
     warps, columns = kernel.metadata.num_warps, getattr(kernel.metadata, "tmem_size", None) or 0
     blocks = blocks_per_unit(architecture, registers, warps, kernel.metadata.shared, columns)
     tile_bytes, tile_flops = of_tile(launch, job.tile.kwargs)

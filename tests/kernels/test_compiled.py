@@ -158,9 +158,13 @@ SWIGLU = {"add.rn.f32", "mul.rn.f32", "ex2.approx.f32", "div.full.f32"}
 """silu: the hardware's exponential and its division. No bits are promised of the activation, but its quantisation is that of the rest."""
 HARDWARE = {"abs.f32", "min.NaN.xorsign.abs.f32", "cvt.rn.satfinite.e4m3x2.f32"}
 """Clamp to ±448, NaN kept, and round to nearest even. The size of a number, by integers in the source, is abs.f32 on Blackwell."""
+MXFP8 = WIDEN | HARDWARE | {"mul.rn.f32"}
+NVFP4 = WIDEN | {"abs.f32", "add.rn.f32", "mul.rn.f32", "div.rn.f32", "cvt.rn.f32.u32"}
 ARITHMETIC = {
-    "quant.mxfp8_kernel": WIDEN | HARDWARE | {"mul.rn.f32"},
-    "quant.nvfp4_kernel": WIDEN | {"abs.f32", "add.rn.f32", "mul.rn.f32", "div.rn.f32", "cvt.rn.f32.u32"},
+    "quant.mxfp8_kernel": MXFP8,
+    "quant.nvfp4_kernel": NVFP4,
+    "orientations.both_kernel": MXFP8 | NVFP4 | {"abs.bf16", "cvt.rn.f32.u16"},
+    "orientations.swiglu_gradient_kernel": MXFP8 | {"sub.rn.f32"},
     "quant.fp8_kernel": WIDEN | HARDWARE | {"div.rn.f32"},
     "quant.largest_kernel": WIDEN,
     "weight_sync.count_kernel": set(),
@@ -168,12 +172,14 @@ ARITHMETIC = {
     "weight_sync.scatter_kernel": set(),
     "expert_rows.count_kernel": set(),
     "expert_rows.place_kernel": set(),
-    "expert_rows.gather_kernel": set(),
+    "expert_rows.offsets_kernel": set(),
+    "expert_rows.gather_kernel": WIDEN | {"mul.rn.f32", "mul.rn.bf16", "cvt.rn.bf16x2.f32"},
     "router_replay.route_kernel": WIDEN | SWIGLU | {"sub.rn.f32", "max.f32"},
 }
 """Everything that kernels whose bits are promised may compute in floating point: nothing fused, every division IEEE's, nothing flushed to zero.
-The integers of cvt.rn.f32.u32 are the mantissas of E4M3, 0 to 7. A router promises its experts, which it finds by integers; its gates are
-approximate. Blackwell has instructions for two float32 at once, which end in f32x2."""
+The integers of cvt.rn.f32.u32 and u16 are the mantissas of E4M3, 0 to 7. A gather multiplies by gates, if there are any, and rounds once more. A
+router promises its experts, which it finds by integers; its gates are approximate. Blackwell has instructions for two float32 at once, which end
+in f32x2."""
 
 
 def test_bits_that_are_promised_can_be_kept(table):
@@ -192,6 +198,10 @@ def test_every_quantiser_divides_or_scales_as_it_says(table):
             assert ("div.rn.f32" in one["arithmetic"]) == (one["kernel"] != "quant.mxfp8_kernel")
             native = "cvt.rn.satfinite.e4m3x2.f32" in one["arithmetic"]
             assert native == (one["kernel"] != "quant.nvfp4_kernel")  # whose block scales are rounded in integers
+        if one["target"] in NVIDIA and one["kernel"] == "orientations.both_kernel":
+            assert ("div.rn.f32" in one["arithmetic"]) == ("ROWS 3" in one["form"])
+            copied = "SOURCE 4 ROWS 2" in one["form"]  # received codes, whose columns alone are encoded again
+            assert ("cvt.rn.satfinite.e4m3x2.f32" in one["arithmetic"]) == ("COLUMNS 2" in one["form"] or "ROWS 2" in one["form"] and not copied)
 
 
 def test_the_option_is_what_keeps_fusion_away(in_a_compiler):
