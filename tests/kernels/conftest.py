@@ -10,6 +10,7 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
+from etude.kernels import compiler
 from kernels import launch
 from ref import quant
 from ref.formats import e4m3_decode
@@ -47,6 +48,13 @@ def exactly():
         return quant.rounded(x, form, axis, weight).double()
 
     return wide
+
+
+@pytest.fixture(scope="session")
+def one_compiler():
+    """The process that `etude kernels` asks, which needs four seconds to begin."""
+    with compiler() as one:
+        yield one
 
 
 @pytest.fixture(scope="session")

@@ -25,12 +25,6 @@ def table():
     return json.loads((ROOT / "results" / kernels.FILE).read_text(encoding="utf-8"))
 
 
-@pytest.fixture(scope="session")
-def one_compiler():
-    with kernels.compiler() as one:
-        yield one
-
-
 @pytest.fixture
 def shared(one_compiler, monkeypatch):
     """The command takes the process that already runs: a new one needs four seconds to begin."""

@@ -10,17 +10,15 @@ MMA = {
 """By the form of a launch: MXFP8 with a scale per 32, NVFP4 with one per 16."""
 
 
-def test_scales_are_copied_as_they_lie(in_a_compiler):
+def test_scales_are_copied_as_they_lie(one_compiler):
     """From shared to tensor memory by `tcgen05.cp`, as many as a step of the loop has tiles; only the sum's zeros are stored from registers. Loads
     are asynchronous. Every tile of the plain product; of the others, which have the same loop, the first."""
-    found = in_a_compiler(
-        "chosen = {}\n"
-        "for j in compiled.jobs():\n"
-        "    if j.launch.name.startswith('block_scaled.') and j.offered:\n"
-        "        plain = j.launch.name == 'block_scaled.scaled_matmul_kernel'\n"
-        "        chosen.setdefault((j.launch.name, j.launch.form, compiled.named(j.tile) if plain else ''), j)\n"
-        "print(json.dumps([[*key[:2], compiled.text(j, 'ptx')] for key, j in chosen.items()]))"
-    )
+    chosen = {}
+    for number, job in enumerate(one_compiler.jobs):
+        if job["kernel"].startswith("block_scaled.") and job["offered"]:
+            plain = job["kernel"] == "block_scaled.scaled_matmul_kernel"
+            chosen.setdefault((job["kernel"], job["form"], job["tile"] if plain else ""), number)
+    found = [(name, form, one_compiler.ask(number, "ptx")["text"]) for (name, form, _), number in chosen.items()]
     assert len({(name, form) for name, form, _ in found}) == 5
     for name, form, ptx in found:
         assert {one for one in re.findall(r"tcgen05\.mma\.[\w.:]+|wgmma\.mma[\w.]+", ptx)} == {MMA[form]}, name
