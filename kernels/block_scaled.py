@@ -6,7 +6,7 @@
     NVFP4     the float32 scale of a token is applied after the sum, in the epilogue
 
 `tl.dot_scaled` becomes `tcgen05.mma` with `kind::mxf8f6f4.block_scale.block32` for MXFP8, and with `kind::mxf4nvf4.block_scale.block16` for
-NVFP4 (tests/kernels/test_native.py reads it in the compiled code). The sum is kept in float32 in tensor memory.
+NVFP4 (tests/kernels/test_compiled_native.py reads it in the compiled code). The sum is kept in float32 in tensor memory.
 
 Experts' rows start at multiples of 128, so that no tile of scales belongs to two experts: `kernels/expert_rows.py` sorts tokens like that, and
 `kernels/orientations.py` quantises them in their places. `kernels/gemm.py` and `kernels/grouped_gemm.py` choose this way or the expanded one.
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import INTERPRETED, configs
+from .launch import INTERPRETED, configs, fitting
 from .operands import Operand
 from .tiles import banded, expert_tile, store_tile
 
@@ -91,7 +91,7 @@ def scaled_product(
     return y
 
 
-@triton.autotune(configs=configs(*TILES), key=["M", "N", "K", "FORM"])
+@triton.autotune(configs=configs(*TILES), key=["M", "N", "K", "FORM"], prune_configs_by=fitting("block_scaled.scaled_matmul_kernel", "FORM"))
 @triton.jit
 def scaled_matmul_kernel(
     a,
@@ -144,7 +144,7 @@ def scaled_matmul_kernel(
     store_tile(out, y, a_whole, b_whole, m, m, m < M, n, n < N, N, FORM, UPCAST)
 
 
-@triton.autotune(configs=configs(*TILES), key=["O", "K", "FORM"])
+@triton.autotune(configs=configs(*TILES), key=["O", "K", "FORM"], prune_configs_by=fitting("block_scaled.scaled_rows_kernel", "FORM"))
 @triton.jit
 def scaled_rows_kernel(
     a,
@@ -210,7 +210,7 @@ def scaled_rows_kernel(
         store_tile(out, y, a_whole, b_whole + expert * O, m, r, r < tl.load(out_ends + expert), n, n < O, O, FORM, UPCAST)
 
 
-@triton.autotune(configs=configs(*TILES), key=["O", "D", "FORM"])
+@triton.autotune(configs=configs(*TILES), key=["O", "D", "FORM"], prune_configs_by=fitting("block_scaled.scaled_weights_kernel", "FORM"))
 @triton.jit
 def scaled_weights_kernel(
     a,

@@ -202,6 +202,8 @@ def compiled(job: Job) -> Record:
     code = kernel.asm["ptx" if nvidia else "amdgcn"]
     found = instructions(code)
     registers, spilled = resources(kernel.asm["cubin"]) if nvidia else resources_amd(code)
+    if nvidia and spilled and not re.search(r"\bSTL\b", kernel.asm["sass"]):
+        spilled = 0  # ptxas reserves 8 bytes of stack in places, and then stores nothing there
     warps, columns = kernel.metadata.num_warps, getattr(kernel.metadata, "tmem_size", None) or 0
     blocks = blocks_per_unit(architecture, registers, warps, kernel.metadata.shared, columns)
     tile_bytes, tile_flops = of_tile(launch, job.tile.kwargs)
@@ -253,7 +255,7 @@ def rate_of(found: tuple[str, ...]) -> str:
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and spilled bytes of a thread, by cuobjdump. A kernel without arrays of its own uses its stack for spills only."""
+    """Registers and bytes of stack of a thread, by cuobjdump. A kernel without arrays of its own stores there only what it spills."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

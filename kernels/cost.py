@@ -12,6 +12,11 @@ A floor is what launches take at least that follow one another and meet only in 
 of its outputs once; a gather reads a row each time that it is named, though a cache may serve some. A floor leaves out the time to start a launch,
 tiles that are not full, uneven experts, and clocks below their peak. Every count is a plain sum, so that it can be checked with a pencil.
 
+`kernels/launches.py` lists the same layer as our kernels run it: with padding, layouts of scales, what a sort needs, each gathered row read once
+and the activation quantised again on the way back. `moe` is the textbook's count. It knows every format and quantisers apart from what comes
+before them, which nobody launches here any more, but on which the kernels post's ratios stand. tests/kernels/test_cost.py holds both equal in
+every FLOP and in every byte but those that it names.
+
 Without torch and Triton: `etude plan --kernels` computes on any machine.
 """
 

@@ -3,6 +3,8 @@
 Bytes are what a launch must at least move between its caches and memory: each number that it reads, once, and each that it writes, once. A product
 reads an operand again for every tile that does not find it in the L2 cache any more; `traffic` counts that for an order of tiles.
 FLOPs are those of the products, 2 per multiplication and addition, for the assignments that exist; padding is not counted.
+
+`kernels/cost.py` counts the same layer without what an implementation adds, for GPUs and ratios; tests hold the two counts together.
 """
 
 from collections import OrderedDict

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .bits import decode_e4m3, encode_e2m1, power_of_two, size_bits
-from .launch import INTERPRETED, configs
+from .launch import EXACT, INTERPRETED, configs, fitting
 from .quant import e4m3_block_scale, e8m0_byte, mx_codes
 from .swizzle import tiles
 
@@ -134,9 +134,10 @@ def token_scale(x, index, gates, m, M, N, K, sm, sn, SOURCE: tl.constexpr, BM: t
 
 @triton.autotune(
     configs=configs(
-        {"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8), (32, 256, 4), (64, 256, 8)))
+        {"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (32, 128, 8), (64, 128, 4), (128, 128, 8), (32, 256, 4)))
     ),
     key=["N", "SOURCE", "ROWS", "COLUMNS"],
+    prune_configs_by=fitting("orientations.both_kernel", "SOURCE", "ROWS", "COLUMNS", "SWIZZLE"),
 )
 @triton.jit
 def both_kernel(
@@ -263,12 +264,15 @@ def quantise_both(
             SWIZZLE=swizzled,
             LIMITED=limit is not None,
             NATIVE=not INTERPRETED,
+            **EXACT,
         )
     return by_rows, by_columns
 
 
 @triton.autotune(
-    configs=configs({"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8)))), key=["I"]
+    configs=configs({"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8)))),
+    key=["I"],
+    prune_configs_by=fitting("orientations.swiglu_gradient_kernel", "SWIZZLE"),
 )
 @triton.jit
 def swiglu_gradient_kernel(
@@ -319,5 +323,5 @@ def quantise_swiglu_gradient(
     activation = code_room(True, 1, I, M, like=h), scale_room(1, I, M, 32, swizzled, h)
     if M * I:
         grid = lambda tile: (triton.cdiv(2 * I, tile["BN"]), triton.cdiv(M, tile["BM"]))
-        swiglu_gradient_kernel[grid](h, d, limit, *by_rows, *by_columns, *activation, M, I, SWIZZLE=swizzled, NATIVE=not INTERPRETED)
+        swiglu_gradient_kernel[grid](h, d, limit, *by_rows, *by_columns, *activation, M, I, SWIZZLE=swizzled, NATIVE=not INTERPRETED, **EXACT)
     return by_rows, by_columns, activation

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from . import expert_rows, experts, gemm, grouped_gemm, linear_logprob, muon, quant, router_replay, weight_sync
+from . import expert_rows, experts, gemm, grouped_gemm, linear_logprob, muon, operands, quant, router_replay, weight_sync
 from .launch import Fitting, first
 
 __all__ = ["Launch", "launches"]
@@ -26,10 +26,16 @@ __all__ = ["Launch", "launches"]
 TOKENS, WIDTH, VOCABULARY = 32_768, 2048, 151_936
 EXPERTS, INNER, CHOSEN = 128, 768, 8
 
+FORWARD = ("mxfp8", "mxfp8"), ("nvfp4-token", "mxfp8"), ("mxfp8", None), ("nvfp4-token", None)
+ORIENTATIONS = {"matrix": FORWARD, "gathered": FORWARD, "weighted": FORWARD[:1], "codes": FORWARD}
+"""What one launch reads (kernels/orientations.py), and the formats along rows and along columns in which it writes that; without columns in a
+forward pass alone."""
+
 TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     torch.float32: "fp32",
+    torch.float8_e4m3fn: "fp8e4nv",
     torch.uint8: "u8",
     torch.int16: "i16",
     torch.int32: "i32",
@@ -161,7 +167,7 @@ def described(use: str, kernel: JITFunction, form: str, tiles: tuple, arguments:
 class Saved:
     """What a torch.autograd.Function keeps between forward and backward."""
 
-    needs_input_grad = (True,) * 8
+    needs_input_grad = (True,) * 9
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         self.saved_tensors = tensors
@@ -190,6 +196,11 @@ def indices(*shape: int) -> Tensor:
     return numbers(*shape, dtype=torch.int64)
 
 
+def weights() -> tuple[Tensor, Tensor]:
+    """w13 and w2 of a layer of experts."""
+    return numbers(EXPERTS, 2 * INNER, WIDTH), numbers(EXPERTS, WIDTH, INNER)
+
+
 def uses() -> Iterator[tuple[str, Callable[[], object]]]:
     """What is called, and under which name. Tensors are made when a call is made."""
     wide, rows = (8192, 8192), TOKENS * CHOSEN
@@ -198,16 +209,29 @@ def uses() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "MXFP8 along columns", lambda: quant.mxfp8_quantize(numbers(*wide), 0)
     yield "MXFP8 both ways", lambda: quant.mxfp8_quantize_both(numbers(*wide))
     yield "MXFP8 along rows, float32", lambda: quant.mxfp8_quantize(numbers(*wide, dtype=torch.float32))
-    yield "MXFP8 of SwiGLU", lambda: experts.activation(numbers(rows, 2 * INNER), "mxfp8")
+    yield "MXFP8 of SwiGLU", lambda: experts.activation(numbers(rows, 2 * INNER), "mxfp8", indices(1))
     for scale in ("token", "tensor"):
         for division in ("ieee", "fast"):
             yield f"NVFP4 per {scale}, {division}", lambda a=scale, b=division: quant.nvfp4_quantize(numbers(TOKENS, WIDTH), a, b)
     yield "NVFP4 per token, long tokens", lambda: quant.nvfp4_quantize(numbers(*wide))
     yield "NVFP4 per token, float32", lambda: quant.nvfp4_quantize(numbers(TOKENS, WIDTH, dtype=torch.float32))
-    yield "NVFP4 of SwiGLU", lambda: experts.activation(numbers(rows, 2 * INNER), "nvfp4-token")
+    yield "NVFP4 of SwiGLU", lambda: experts.activation(numbers(rows, 2 * INNER), "nvfp4-token", indices(1))
     for block in ((1, 128), (128, 128)):
         yield f"FP8 {block[0]} × {block[1]}", lambda block=block: quant.blockwise_fp8_quantize(numbers(*wide), block)
     yield "FP8 of SwiGLU", lambda: experts.activation(numbers(rows, 2 * INNER), "fp8")
+
+    for source, ways in ORIENTATIONS.items():
+        for by_rows, by_columns in ways:
+
+            def both(source=source, ways=(by_rows, by_columns)):
+                if source == "matrix":
+                    return operands.both(weights()[0], *ways)
+                given = numbers(TOKENS, WIDTH, dtype=torch.uint8 if source == "codes" else torch.bfloat16)
+                gates = {"weighted": numbers(TOKENS, CHOSEN, dtype=torch.float32), "codes": numbers(TOKENS, WIDTH // 32, dtype=torch.uint8)}
+                return operands.both(given, *ways, source=source, index=indices(rows), K=CHOSEN, gates=gates.get(source), limit=indices(1))
+
+            yield f"{source} to {by_rows} rows {f'and {by_columns} columns' if by_columns else 'alone'}", both
+    yield "MXFP8 of SwiGLU's gradient", lambda: experts.swiglu_gradient(numbers(rows, 2 * INNER), numbers(rows, INNER), "mxfp8", indices(1))
 
     for form in ("bfloat16", "fp8", "mxfp8", "nvfp4-token"):
         back, dtype = ("mxfp8", torch.bfloat16) if form == "nvfp4-token" else (form, torch.float32 if form == "bfloat16" else torch.bfloat16)
@@ -231,6 +255,33 @@ def uses() -> Iterator[tuple[str, Callable[[], object]]]:
     yield from both_ways(
         "experts to tokens", expert_rows.Unpermute, lambda: (numbers(rows, WIDTH), indices(rows), indices(TOKENS, CHOSEN), numbers(TOKENS, CHOSEN))
     )
+
+    for form in ("bfloat16", "fp8", "mxfp8", "nvfp4-token"):
+        back = "mxfp8" if form == "nvfp4-token" else form
+
+        def layer(form=form, back=back, received=False):
+            codes = (numbers(TOKENS, WIDTH, dtype=torch.uint8), numbers(TOKENS, WIDTH // 32, dtype=torch.uint8)) if received else (None, None)
+            gates = numbers(TOKENS, CHOSEN, dtype=torch.float32)
+            return numbers(TOKENS, WIDTH), gates, *weights(), indices(TOKENS, CHOSEN), *codes, form, back
+
+        yield (
+            f"layer, {form}, forward alone",
+            lambda form=form, back=back: experts.mixture(
+                numbers(TOKENS, WIDTH), numbers(TOKENS, EXPERTS, dtype=torch.float32), CHOSEN, *weights(), form, back
+            ),
+        )
+        yield from both_ways(f"layer, {form}", experts.Layer, layer)
+        if back == "mxfp8":
+
+            def received(layer=layer):
+                return layer(received=True)
+
+            def received_alone(received=received):
+                x, gates, w13, w2, chosen, codes, scales, *forms = received()
+                experts.received_swiglu(x, codes, scales, gates, w13, w2, chosen, *forms)
+
+            yield f"layer, {form}, of MXFP8 tokens, forward alone", received_alone
+            yield from both_ways(f"layer, {form}, of MXFP8 tokens", experts.Layer, received)
 
     for dtype in (torch.bfloat16, torch.float32):
         name = TYPES[dtype]

@@ -8,6 +8,89 @@ __all__ = ["UNFIT"]
 
 # fmt: off
 UNFIT: dict[tuple[str, str, str], tuple[str, ...]] = {
+    ("orientations.both_kernel", "sm_90", "bfloat16 SOURCE 3 ROWS 3 COLUMNS 0 SWIZZLE 0"): (
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+        "BM 32 BN 256, 4 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_100", "bfloat16 SOURCE 3 ROWS 3 COLUMNS 0 SWIZZLE 1"): (
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+        "BM 32 BN 256, 4 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_90", "bfloat16 SOURCE 0 ROWS 3 COLUMNS 2 SWIZZLE 0"): (
+        "BM 32 BN 128, 4 warps, 1 stages",
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+        "BM 32 BN 256, 4 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_100", "bfloat16 SOURCE 0 ROWS 3 COLUMNS 2 SWIZZLE 1"): (
+        "BM 32 BN 128, 4 warps, 1 stages",
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+        "BM 32 BN 256, 4 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_90", "bfloat16 SOURCE 0 ROWS 3 COLUMNS 0 SWIZZLE 0"): (
+        "BM 32 BN 128, 4 warps, 1 stages",
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+        "BM 32 BN 256, 4 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_100", "bfloat16 SOURCE 0 ROWS 3 COLUMNS 0 SWIZZLE 1"): (
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_90", "bfloat16 SOURCE 1 ROWS 3 COLUMNS 2 SWIZZLE 0"): (
+        "BM 32 BN 128, 4 warps, 1 stages",
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+        "BM 32 BN 256, 4 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_100", "bfloat16 SOURCE 1 ROWS 3 COLUMNS 2 SWIZZLE 1"): (
+        "BM 32 BN 128, 4 warps, 1 stages",
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+        "BM 32 BN 256, 4 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_90", "bfloat16 SOURCE 1 ROWS 3 COLUMNS 0 SWIZZLE 0"): (
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+        "BM 32 BN 256, 4 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_100", "bfloat16 SOURCE 1 ROWS 3 COLUMNS 0 SWIZZLE 1"): (
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_90", "uint8 SOURCE 4 ROWS 3 COLUMNS 2 SWIZZLE 0"): (
+        "BM 32 BN 128, 4 warps, 1 stages",
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+        "BM 32 BN 256, 4 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_100", "uint8 SOURCE 4 ROWS 3 COLUMNS 2 SWIZZLE 1"): (
+        "BM 32 BN 128, 4 warps, 1 stages",
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+        "BM 32 BN 256, 4 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_90", "uint8 SOURCE 4 ROWS 3 COLUMNS 0 SWIZZLE 0"): (
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+        "BM 32 BN 256, 4 warps, 1 stages",
+    ),
+    ("orientations.both_kernel", "sm_100", "uint8 SOURCE 4 ROWS 3 COLUMNS 0 SWIZZLE 1"): (
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+        "BM 32 BN 256, 4 warps, 1 stages",
+    ),
+    ("orientations.swiglu_gradient_kernel", "sm_90", "bfloat16 SWIZZLE 0"): (
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+    ),
+    ("orientations.swiglu_gradient_kernel", "sm_100", "bfloat16 SWIZZLE 1"): (
+        "BM 64 BN 128, 4 warps, 1 stages",
+        "BM 128 BN 128, 8 warps, 1 stages",
+    ),
     ("gemm.matmul_kernel", "sm_100", "bfloat16 FORM 0 BBLOCK 1"): (
         "BM 64 BN 64 BK 64, 4 warps, 3 stages",
         "BM 128 BN 128 BK 64, 4 warps, 4 stages",
@@ -47,13 +130,6 @@ UNFIT: dict[tuple[str, str, str], tuple[str, ...]] = {
         "BM 64 BN 128 BK 64, 4 warps, 4 stages",
         "BM 128 BN 64 BK 64, 4 warps, 4 stages",
     ),
-    ("gemm.matmul_kernel", "sm_100", "uint8 FORM 3 BBLOCK 1"): (
-        "BM 128 BN 128 BK 64, 4 warps, 4 stages",
-        "BM 128 BN 128 BK 128, 8 warps, 3 stages",
-        "BM 128 BN 128 BK 64, 8 warps, 3 stages",
-        "BM 64 BN 128 BK 64, 4 warps, 4 stages",
-        "BM 128 BN 64 BK 64, 4 warps, 4 stages",
-    ),
     ("gemm.matmul_kernel", "gfx950", "uint8 FORM 3 BBLOCK 1"): (
         "BM 128 BN 128 BK 64, 4 warps, 4 stages",
         "BM 128 BN 128 BK 128, 8 warps, 3 stages",
@@ -64,9 +140,6 @@ UNFIT: dict[tuple[str, str, str], tuple[str, ...]] = {
     ),
     ("grouped_gemm.weights_kernel", "gfx950", "bfloat16 FORM 0"): (
         "BM 128 BN 128 BK 128, 8 warps, 3 stages",
-    ),
-    ("grouped_gemm.rows_kernel", "sm_90", "float32 FORM 0 BBLOCK 1"): (
-        "BM 64 BN 64 BK 32, 4 warps, 3 stages",
     ),
     ("grouped_gemm.rows_kernel", "sm_90", "uint8 FORM 1 BBLOCK 128"): (
         "BM 128 BN 256 BK 64, 8 warps, 3 stages",
@@ -81,13 +154,11 @@ UNFIT: dict[tuple[str, str, str], tuple[str, ...]] = {
     ("grouped_gemm.weights_kernel", "sm_90", "uint8 FORM 1"): (
         "BM 128 BN 128 BK 64, 8 warps, 3 stages",
         "BM 128 BN 256 BK 64, 8 warps, 3 stages",
-        "BM 64 BN 128 BK 64, 4 warps, 4 stages",
         "BM 128 BN 128 BK 128, 8 warps, 3 stages",
     ),
     ("grouped_gemm.weights_kernel", "sm_100", "uint8 FORM 1"): (
         "BM 128 BN 128 BK 64, 8 warps, 3 stages",
         "BM 128 BN 256 BK 64, 8 warps, 3 stages",
-        "BM 64 BN 128 BK 64, 4 warps, 4 stages",
         "BM 128 BN 128 BK 128, 8 warps, 3 stages",
     ),
     ("grouped_gemm.weights_kernel", "gfx950", "uint8 FORM 1"): (
@@ -100,18 +171,16 @@ UNFIT: dict[tuple[str, str, str], tuple[str, ...]] = {
         "BM 64 BN 128 BK 64, 4 warps, 4 stages",
         "BM 128 BN 128 BK 128, 8 warps, 3 stages",
     ),
+    ("grouped_gemm.rows_kernel", "gfx950", "uint8 FORM 2 BBLOCK 1"): (
+        "BM 128 BN 256 BK 64, 8 warps, 3 stages",
+        "BM 128 BN 128 BK 128, 8 warps, 3 stages",
+    ),
     ("grouped_gemm.weights_kernel", "sm_90", "uint8 FORM 2"): (
         "BM 128 BN 128 BK 64, 8 warps, 3 stages",
         "BM 128 BN 256 BK 64, 8 warps, 3 stages",
         "BM 64 BN 128 BK 64, 4 warps, 4 stages",
         "BM 128 BN 128 BK 128, 8 warps, 3 stages",
         "BM 64 BN 64 BK 64, 4 warps, 3 stages",
-    ),
-    ("grouped_gemm.weights_kernel", "sm_100", "uint8 FORM 2"): (
-        "BM 128 BN 128 BK 64, 8 warps, 3 stages",
-        "BM 128 BN 256 BK 64, 8 warps, 3 stages",
-        "BM 64 BN 128 BK 64, 4 warps, 4 stages",
-        "BM 128 BN 128 BK 128, 8 warps, 3 stages",
     ),
     ("grouped_gemm.weights_kernel", "gfx950", "uint8 FORM 2"): (
         "BM 128 BN 128 BK 64, 8 warps, 3 stages",
@@ -124,12 +193,6 @@ UNFIT: dict[tuple[str, str, str], tuple[str, ...]] = {
         "BM 64 BN 128 BK 64, 4 warps, 4 stages",
         "BM 128 BN 128 BK 128, 8 warps, 3 stages",
         "BM 64 BN 64 BK 32, 4 warps, 3 stages",
-    ),
-    ("grouped_gemm.rows_kernel", "sm_100", "uint8 FORM 3 BBLOCK 1"): (
-        "BM 128 BN 128 BK 64, 8 warps, 3 stages",
-        "BM 128 BN 256 BK 64, 8 warps, 3 stages",
-        "BM 64 BN 128 BK 64, 4 warps, 4 stages",
-        "BM 128 BN 128 BK 128, 8 warps, 3 stages",
     ),
     ("grouped_gemm.rows_kernel", "gfx950", "uint8 FORM 3 BBLOCK 1"): (
         "BM 128 BN 128 BK 64, 8 warps, 3 stages",
@@ -170,5 +233,11 @@ UNFIT: dict[tuple[str, str, str], tuple[str, ...]] = {
     ),
     ("muon.symmetric_kernel", "sm_100", "bfloat16 ADD 0"): (
         "BM 64 BK 64, 4 warps, 4 stages",
+    ),
+    ("block_scaled.scaled_rows_kernel", "sm_100", "float8_e4m3fn FORM 2"): (
+        "BN 128 BK 256, 4 warps, 3 stages",
+    ),
+    ("block_scaled.scaled_rows_kernel", "sm_100", "uint8 FORM 3"): (
+        "BN 128 BK 256, 4 warps, 3 stages",
     ),
 }

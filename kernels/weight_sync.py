@@ -76,6 +76,6 @@ def apply_delta(old: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
     new = old.contiguous().clone()
     if len(positions):
         scatter_kernel[(triton.cdiv(len(positions), BLOCK),)](
-            new.view(torch.int16).flatten(), positions.contiguous(), steps.contiguous(), len(positions), BLOCK=BLOCK, **EXACT
+            new.view(torch.int16).flatten(), positions.contiguous(), steps.contiguous(), len(positions), BLOCK=BLOCK, num_warps=8, **EXACT
         )
     return new

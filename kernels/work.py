@@ -44,10 +44,20 @@ def heads(launch: Launch) -> int:
     return launch.numbers["D"] + (launch.numbers["C"] if both else 0)
 
 
+def packed(launch: Launch) -> int:
+    """How many numbers a row has whose bytes K counts: a byte is two of NVFP4."""
+    return launch.numbers["K"] * (2 if launch.constants["FORM"] == 3 else 1)
+
+
 PRODUCTS = {
     "matmul_kernel": Product("BM", "BN", lambda x: x.numbers["K"], lambda x: 2 * x.numbers["M"] * x.numbers["N"] * x.numbers["K"]),
     "rows_kernel": Product("BM", "BN", lambda x: x.numbers["K"], lambda x: 2 * x.numbers["N"] * x.numbers["O"] * x.numbers["K"]),
     "weights_kernel": Product(
+        "BM", "BN", lambda x: size(x, "a", -1) / size(x, "out", 0), lambda x: 2 * x.numbers["O"] * x.numbers["D"] * size(x, "a", -1)
+    ),
+    "scaled_matmul_kernel": Product("BM", "BN", packed, lambda x: 2 * x.numbers["M"] * x.numbers["N"] * packed(x)),
+    "scaled_rows_kernel": Product("BM", "BN", packed, lambda x: 2 * size(x, "out", 0) * x.numbers["O"] * packed(x)),
+    "scaled_weights_kernel": Product(
         "BM", "BN", lambda x: size(x, "a", -1) / size(x, "out", 0), lambda x: 2 * x.numbers["O"] * x.numbers["D"] * size(x, "a", -1)
     ),
     "forward_kernel": Product(
@@ -66,6 +76,7 @@ def of_tile(launch: Launch, tile: dict[str, Any]) -> tuple[int, int]:
     if product is None:
         programs = math.prod(launch.grid({**launch.constants, **tile}))
         return round(once(launch)[0] / programs), 0
+    tile = {**launch.constants, **tile}
     rows, columns, depth, passes = tile[product.rows], tile[product.columns], product.depth(launch), product.passes(launch, tile)
     operand = next(iter(launch.tensors.values()))[1] * STORED[launch.constants.get("FORM", 0)]
     out = rows * columns * launch.tensors["out"][1] if product.writes else 0

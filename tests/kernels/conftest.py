@@ -1,9 +1,16 @@
-"""What tests of products share."""
+"""What tests of kernels share."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from triton.runtime import interpreter
 
+from etude.kernels import compiler
 from kernels import launch
 from ref import quant
 from ref.formats import e4m3_decode
@@ -41,3 +48,25 @@ def exactly():
         return quant.rounded(x, form, axis, weight).double()
 
     return wide
+
+
+@pytest.fixture(scope="session")
+def one_compiler():
+    """The process that `etude kernels` asks, which needs four seconds to begin."""
+    with compiler() as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def in_a_compiler():
+    """What a program prints as JSON, in a process where kernels are compiled: without the interpreter."""
+
+    def ask(program: str):
+        root = str(Path(__file__).resolve().parents[2])
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": root}
+        code = f"import json\nfrom dataclasses import replace\nfrom kernels import compiled\n{program}"
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(done.stdout)
+
+    return ask

@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kernels.launch import EXACT
+
 GPUS = {"sm_90": 90, "sm_100": 100}
 MODES = ("rceil", "floor", "ceil", "even")
 
@@ -41,31 +43,36 @@ class Compiled:
         return [name for name in self.types if name not in small] if self.aligned else [n for n, kind in self.types.items() if kind[0] == "*"]
 
 
+def fused(fusion: bool) -> dict[str, object]:
+    """As kernels that promise bits are launched, or as Triton compiles by default."""
+    return {} if fusion else EXACT
+
+
 def mxfp8(
     number: str, tile: tuple[int, int], mode: str = "rceil", rows=True, cols=True, native=True, aligned=False, warps=4, fusion=False
 ) -> Compiled:
     types = {"x": f"*{number}", **{name: "*u8" for name in ("row_codes", "row_scales", "col_codes", "col_scales")}}
     types |= {name: "i32" for name in ("M", "N", "sm", "sn")}
     constants = dict(ROWS=rows, COLS=cols, MODE=MODES.index(mode), NATIVE=native, SWIGLU=False, BM=tile[0], BN=tile[1])
-    return Compiled("quant.mxfp8_kernel", types, constants, aligned, {"enable_fp_fusion": fusion, "num_warps": warps})
+    return Compiled("quant.mxfp8_kernel", types, constants, aligned, {**fused(fusion), "num_warps": warps})
 
 
 def nvfp4(number: str, tile: tuple[int, int], tensor=False, fast=False, aligned=False, fusion=False, swiglu=False) -> Compiled:
     types = {"x": f"*{number}", "packed": "*u8", "blocks": "*u8", "scales": "*fp32", "whole": "*i32"}
     types |= {name: "i32" for name in ("rows", "N", "half", "sm", "sn")}
     constants = dict(TENSOR=tensor, FAST=fast, SWIGLU=swiglu, BM=tile[0], BN=tile[1])
-    return Compiled("quant.nvfp4_kernel", types, constants, aligned, {"enable_fp_fusion": fusion})
+    return Compiled("quant.nvfp4_kernel", types, constants, aligned, fused(fusion))
 
 
 def fp8(number: str, block: tuple[int, int], native=True, aligned=False, fusion=False) -> Compiled:
     types = {"x": f"*{number}", "codes": "*u8", "scales": "*fp32", **{name: "i32" for name in ("M", "N", "sb", "sm", "sn")}}
     wide = [1 << (size - 1).bit_length() for size in block]
     constants = dict(BM=block[0], BN=block[1], RM=max(1, 32 // wide[0]), NATIVE=native, SWIGLU=False, PM=wide[0], PN=wide[1])
-    return Compiled("quant.fp8_kernel", types, constants, aligned, {"enable_fp_fusion": fusion})
+    return Compiled("quant.fp8_kernel", types, constants, aligned, fused(fusion))
 
 
 def plain(kernel: str, types: dict[str, str], aligned: bool = True, **constants: object) -> Compiled:
-    return Compiled(kernel, types, constants, aligned, {"enable_fp_fusion": False})
+    return Compiled(kernel, types, constants, aligned, EXACT)
 
 
 DELTA = {"old": "*i16", "new": "*i16"}

@@ -4,10 +4,7 @@ under a key of its source and arguments. The keys are compared with the source a
 import ast
 import contextlib
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -26,12 +23,6 @@ NVIDIA = ("sm_90", "sm_100")
 @pytest.fixture(scope="session")
 def table():
     return json.loads((ROOT / "results" / kernels.FILE).read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="session")
-def one_compiler():
-    with kernels.compiler() as one:
-        yield one
 
 
 @pytest.fixture
@@ -87,7 +78,9 @@ def test_every_kernel_has_uses_on_every_target(table):
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
     }
     found = {(one["kernel"], one["target"]) for one in table["results"]}
-    assert found == {(name, target) for name in written for target in kernels.TARGETS}
+    # Tensor cores of other GPUs do not scale blocks.
+    targets = {name: ("sm_100",) if name.startswith("block_scaled.") else kernels.TARGETS for name in written}
+    assert found == {(name, target) for name in written for target in targets[name]}
 
 
 def test_what_is_offered_compiles_fits_and_spills_nothing(offered):
@@ -109,6 +102,8 @@ def test_the_autotuner_has_something_to_choose_from(table, offered):
     assert forms(offered) == forms(table["results"])
 
 
+MX = r"tcgen05\.mma\.cta_group::1\.kind::mxf8f6f4\.block_scale\.block32"
+NV = r"tcgen05\.mma\.cta_group::1\.kind::mxf4nvf4\.block_scale\.block16"
 INSTRUCTIONS = [
     # kernel, use, target, what every offered configuration multiplies with
     ("gemm.matmul_kernel", "product, fp8", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3"),
@@ -125,6 +120,14 @@ INSTRUCTIONS = [
     ("linear_logprob.forward_kernel", "log-prob and entropy, bf16", "sm_100", r"tcgen05\.mma\.cta_group::1\.kind::f16"),
     ("muon.symmetric_kernel", "Newton–Schulz, wide, bf16", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"),
     ("muon.symmetric_kernel", "Newton–Schulz, wide, bf16", "sm_100", r"tcgen05\.mma\.cta_group::1\.kind::f16"),
+    ("block_scaled.scaled_matmul_kernel", "product, mxfp8", "sm_100", MX),
+    ("block_scaled.scaled_matmul_kernel", "product, nvfp4-token", "sm_100", NV),
+    ("block_scaled.scaled_rows_kernel", "experts' product, mxfp8", "sm_100", MX),
+    ("block_scaled.scaled_rows_kernel", "experts' product, nvfp4-token", "sm_100", NV),
+    ("block_scaled.scaled_weights_kernel", "experts' product, mxfp8, gradient", "sm_100", MX),
+    ("grouped_gemm.rows_kernel", "experts' product, mxfp8", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"),
+    ("grouped_gemm.rows_kernel", "experts' product, nvfp4-token", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"),
+    ("grouped_gemm.weights_kernel", "experts' product, mxfp8, gradient", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"),
 ]
 
 
@@ -149,9 +152,13 @@ SWIGLU = {"add.rn.f32", "mul.rn.f32", "ex2.approx.f32", "div.full.f32"}
 """silu: the hardware's exponential and its division. No bits are promised of the activation, but its quantisation is that of the rest."""
 HARDWARE = {"abs.f32", "min.NaN.xorsign.abs.f32", "cvt.rn.satfinite.e4m3x2.f32"}
 """Clamp to ±448, NaN kept, and round to nearest even. The size of a number, by integers in the source, is abs.f32 on Blackwell."""
+MXFP8 = WIDEN | HARDWARE | {"mul.rn.f32"}
+NVFP4 = WIDEN | {"abs.f32", "add.rn.f32", "mul.rn.f32", "div.rn.f32", "cvt.rn.f32.u32"}
 ARITHMETIC = {
-    "quant.mxfp8_kernel": WIDEN | HARDWARE | {"mul.rn.f32"},
-    "quant.nvfp4_kernel": WIDEN | {"abs.f32", "add.rn.f32", "mul.rn.f32", "div.rn.f32", "cvt.rn.f32.u32"},
+    "quant.mxfp8_kernel": MXFP8,
+    "quant.nvfp4_kernel": NVFP4,
+    "orientations.both_kernel": MXFP8 | NVFP4 | {"abs.bf16", "cvt.rn.f32.u16"},
+    "orientations.swiglu_gradient_kernel": MXFP8 | {"sub.rn.f32"},
     "quant.fp8_kernel": WIDEN | HARDWARE | {"div.rn.f32"},
     "quant.largest_kernel": WIDEN,
     "weight_sync.count_kernel": set(),
@@ -159,12 +166,14 @@ ARITHMETIC = {
     "weight_sync.scatter_kernel": set(),
     "expert_rows.count_kernel": set(),
     "expert_rows.place_kernel": set(),
-    "expert_rows.gather_kernel": set(),
+    "expert_rows.offsets_kernel": set(),
+    "expert_rows.gather_kernel": WIDEN | {"mul.rn.f32", "mul.rn.bf16", "cvt.rn.bf16x2.f32"},
     "router_replay.route_kernel": WIDEN | SWIGLU | {"sub.rn.f32", "max.f32"},
 }
 """Everything that kernels whose bits are promised may compute in floating point: nothing fused, every division IEEE's, nothing flushed to zero.
-The integers of cvt.rn.f32.u32 are the mantissas of E4M3, 0 to 7. A router promises its experts, which it finds by integers; its gates are
-approximate. Blackwell has instructions for two float32 at once, which end in f32x2."""
+The integers of cvt.rn.f32.u32 and u16 are the mantissas of E4M3, 0 to 7. A gather multiplies by gates, if there are any, and rounds once more. A
+router promises its experts, which it finds by integers; its gates are approximate. Blackwell has instructions for two float32 at once, which end
+in f32x2."""
 
 
 def test_bits_that_are_promised_can_be_kept(table):
@@ -183,18 +192,13 @@ def test_every_quantiser_divides_or_scales_as_it_says(table):
             assert ("div.rn.f32" in one["arithmetic"]) == (one["kernel"] != "quant.mxfp8_kernel")
             native = "cvt.rn.satfinite.e4m3x2.f32" in one["arithmetic"]
             assert native == (one["kernel"] != "quant.nvfp4_kernel")  # whose block scales are rounded in integers
+        if one["target"] in NVIDIA and one["kernel"] == "orientations.both_kernel":
+            assert ("div.rn.f32" in one["arithmetic"]) == ("ROWS 3" in one["form"])
+            copied = "SOURCE 4 ROWS 2" in one["form"]  # received codes, whose columns alone are encoded again
+            assert ("cvt.rn.satfinite.e4m3x2.f32" in one["arithmetic"]) == ("COLUMNS 2" in one["form"] or "ROWS 2" in one["form"] and not copied)
 
 
-def in_a_compiler(program: str):
-    """What a program prints as JSON, in a process where kernels are compiled."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
-    code = f"import json\nfrom dataclasses import replace\nfrom kernels import compiled\n{program}"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_the_option_is_what_keeps_fusion_away():
+def test_the_option_is_what_keeps_fusion_away(in_a_compiler):
     """SwiGLU's gradient is fused, and would not be with the option. Without it the fast variant's product and the sum behind it would be
     `mul.f32` and `add.f32`, which ptxas may fuse; `mul.rn.f32` it may not. Nor does it: a quantiser that only multiplies has no FFMA."""
     fused, kept, loose, fast, ieee, sass = in_a_compiler(
@@ -259,6 +263,14 @@ def test_bytes_and_flops_by_hand(table):
     one = first["quant.mxfp8_kernel", "MXFP8 along rows, rceil", "sm_100"]
     assert one["tile_bytes"] == 32 * 128 * (2 + 1 + 1 / 32) and one["tile_flops"] == 0
     assert one["floor_us"] == round(8192 * 8192 * (2 + 1 + 1 / 32) / 8e12 * 1e6, 1)
+    # Blackwell's own tiles are 128 × 128 too. A row of 2048 numbers has 1024 bytes of codes and 128 of scales in NVFP4, 2048 and 64 in MXFP8.
+    one = first["block_scaled.scaled_matmul_kernel", "product, nvfp4-token", "sm_100"]
+    assert one["tile_flops"] == 2 * 128 * 128 * 2048 and one["tile_bytes"] == 256 * (1024 + 128) + 128 * 128 * 2
+    one = first["block_scaled.scaled_rows_kernel", "experts' product, mxfp8", "sm_100"]
+    assert one["tile_flops"] == 2 * 128 * 128 * 2048 and one["tile_bytes"] == 256 * (2048 + 64) + 128 * 128 * 2
+    one = first["block_scaled.scaled_weights_kernel", "experts' product, mxfp8, gradient", "sm_100"]
+    rows = (262144 // 128 + 128) * 128  # room for any split
+    assert one["tile_flops"] == 2 * 128 * 128 * rows // 128
     one = first["linear_logprob.forward_kernel", "log-prob and entropy, bf16", "sm_90"]
     assert one["floor_us"] == round(2 * 8192 * 151936 * 2048 / 989e12 * 1e6, 1)
 
@@ -329,8 +341,8 @@ def test_code_is_shown(ask, shared):
         (["weight_sync", "--show", "ptx", "--target", "gfx950"], "--show expects amdgcn for gfx950, got 'ptx'"),
         (["--show", "ptx"], "--show needs the NAME of a kernel or of a use; `etude kernels` lists them"),
         (["weight_sync", "--out", "x"], "--out takes the complete table: leave out NAME and --target"),
-        (["nothing"], "no kernel or use is called 'nothing'; there are: delta.count_kernel"),
-        (["nothing", "--show", "sass"], "no kernel or use is called 'nothing'; there are: delta.count_kernel"),
+        (["nothing"], "no kernel or use is called 'nothing'; there are: block_scaled.scaled_matmul_kernel"),
+        (["nothing", "--show", "sass"], "no kernel or use is called 'nothing'; there are: block_scaled.scaled_matmul_kernel"),
     ],
 )
 def test_bad_words(ask, shared, words, message):

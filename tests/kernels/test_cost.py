@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.cost import BYTES, GPUS, Launch, floor, moe, product, quantised, quantised_product, share_of_quantisers
+from kernels.launches import launches
 
 QWEN = dict(tokens=32_768, hidden=2048, width=768, experts=128, top=8)
 FORMS = [("bfloat16", "bfloat16"), ("mxfp8", "mxfp8"), ("nvfp4-token", "mxfp8"), ("fp8", "fp8")]
@@ -78,6 +79,53 @@ def test_laws_of_a_floor(sizes, experts, top, forms, fused, name):
     assert less >= sum(one.bytes for one in layers[0]) / gpu.bandwidth * (1 - 1e-12)
     assert less >= sum(one.flops / gpu.peak(one.format) for one in layers[0] if one.flops) * (1 - 1e-12)
     assert sum(floor(one, gpu) for one in layers[0]) == less
+
+
+RUNS = {
+    "route": "route",
+    "W13 x": "h = x w13ᵀ",
+    "W2 a": "y = act w2ᵀ",
+    "combine": "combine: Σ gate · y",
+    "W2ᵀ dy": "d_act = dy w2",
+    "gradient of W2": "dw2 = dyᵀ act",
+    "W13ᵀ dh": "dx = dh w13",
+    "gradient of W13": "dw13 = dhᵀ x",
+    "combine dx": "combine: Σ dx",
+}
+"""What the model calls a launch, and what our list does."""
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 8),
+    st.integers(1, 4),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.sampled_from([f for f in FORMS if "fp8" not in f]),
+)
+def test_the_model_and_what_runs_are_one_count(full, experts, top, wide, narrow, forms):
+    """Evenly spread tokens, and widths of whole blocks, so that nothing is padded. Every product has the same FLOPs and bytes, but that ours reads
+    where the experts' rows end, and NVFP4's scale of each row. Quantisers write the same bytes, and read the same but for three things: ours read
+    a token's row once for all of its experts, and how many rows there are; and the gates' gradient, which the model has with them, is a launch of
+    its own. In bfloat16 ours computes the activation again on the way back, and writes it."""
+    N, D, I, E, (forward, backward) = 128 * experts * full, 32 * wide, 32 * narrow, experts, forms
+    A = N * top
+    model = {one.name: one for one in sum(moe(N, D, I, E, top, forward, backward), [])}
+    ours = {one.name: one for one in launches(N, D, I, E, top, forward, backward, native=False)}
+    for name, same in RUNS.items():
+        extra = 8 * E * (name in ("W13 x", "W2 a", "W2ᵀ dy", "W13ᵀ dh")) + 8 * (E + 1) * name.startswith("gradient")
+        if forward == "nvfp4-token":
+            extra += {"W13 x": 4 * (A + E * 2 * I), "W2 a": 4 * (A + E * D)}.get(name, 0)
+        a, b = model[name], ours[same]
+        assert (a.flops, a.reads + extra, a.writes) == (b.flops, b.read, b.written), name
+    assert sum(one.flops for one in model.values()) == sum(one.flops for one in ours.values())
+    made = [one for name, one in model.items() if name not in RUNS and "assignments" not in name]
+    makers = [one for one in ours.values() if one.kernel in ("both_kernel", "swiglu_gradient_kernel", "gather_kernel", "swiglu_kernel")]
+    plain = forward == "bfloat16"
+    assert sum(one.writes for one in made) + 2 * A * I * plain == sum(one.written for one in makers)
+    once, gates, limits = 2 * 2 * (A - N) * D, 2 * A * D, 0 if plain else 4 * 8
+    # Gates, and the place of each in the list, are read where the gradient is gathered; the model counts both, padded rows have no gate.
+    assert sum(one.reads for one in made) - once - gates + limits == sum(one.read for one in makers)
 
 
 @given(st.integers(1, 8192), st.integers(1, 8192), st.integers(1, 8192), st.sampled_from(sorted(BYTES)))

@@ -40,11 +40,11 @@ def layer(module, arguments, forms, up, device):
 @pytest.mark.parametrize("forms, way", [(f, "expanded") for f in FORMS[:3]] + [(f, "native") for f in FORMS[:2]], ids=str)
 def test_layer(forms, way, popular, request):
     """The format's noise is the reference's, and the kernel's distance to the reference is small beside it: now and then a last place of exp
-    moves a value across a midpoint. A popular expert takes half of all places, some take none."""
+    moves a value across a midpoint. A popular expert takes half of all places, one takes none."""
     if way == "native":
         request.getfixturevalue("native")
-    N, K, E, D, I = 20, 2, 4, 48, 40
-    experts = torch.rand(N, E).argsort(1)[:, :K] if not popular else torch.stack([torch.zeros(N), torch.arange(N) % 2 + 1], 1).long()
+    N, K, E, D, I = 20, 2, 3, 48, 40
+    experts = torch.rand(N, E).argsort(1)[:, :K] if not popular else torch.tensor([[0, 1]]).repeat(N, 1)
     x, gates, up = torch.randn(N, D), torch.rand(N, K), torch.randn(N, D)
     w13, w2 = torch.randn(E, 2 * I, D) / D**0.5, torch.randn(E, D, I) / I**0.5
     arguments = x, gates, w13, w2, experts
@@ -122,10 +122,10 @@ def test_activation_and_its_gradient(N, I, dtype):
 
 def test_bfloat16_and_float32_are_no_worse_than_the_reference():
     """Of several draws together: the largest error of a few hundred float32 numbers is an accident of the order in which a library sums."""
-    N, K, E, D, I = 30, 2, 4, 33, 20
+    N, K, E, D, I = 90, 2, 3, 33, 20
     for dtype, form in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
         draws = []
-        for _ in range(6):
+        for _ in range(2):
             experts = torch.rand(N, E).argsort(1)[:, :K]
             arguments = torch.randn(N, D), torch.rand(N, K), torch.randn(E, 2 * I, D) / D**0.5, torch.randn(E, D, I) / I**0.5, experts
             up = torch.randn(N, D).to(dtype)

@@ -15,6 +15,7 @@ from ref.formats import e2m1_decode, e4m3_decode, e8m0_decode
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMS = [("mxfp8", "mxfp8"), ("nvfp4-token", "mxfp8")]
 SHAPES = {"one": (1, 1, 1), "odd": (33, 17, 150), "a tile": (128, 128, 128), "beyond a tile": (129, 20, 300), "wide": (20, 130, 70)}
+CASES = {name: (*shape, torch.float32) for name, shape in SHAPES.items()} | {"bfloat16": (*SHAPES["odd"], torch.bfloat16)}
 pytestmark = pytest.mark.usefixtures("native")
 
 
@@ -24,8 +25,7 @@ def run(module, call, x, weight, up, *rest, device="cpu"):
     return y, *torch.autograd.grad(y, (a, b), up.to(device))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("N, O, D", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("N, O, D, dtype", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("forms", FORMS, ids=lambda f: "-".join(f))
 def test_linear(exactly, forms, N, O, D, dtype):
     x, weight, up = (torch.randn(*shape).to(dtype) for shape in ((N, D), (O, D), (N, O)))
