@@ -71,6 +71,15 @@ def fp8(number: str, block: tuple[int, int], native=True, aligned=False, fusion=
     return Compiled("quant.fp8_kernel", types, constants, aligned, fused(fusion))
 
 
+def both(number: str, rows: int, tile: tuple[int, int], source: int = 0, swizzle: bool = True, warps: int = 4) -> Compiled:
+    """Rows in MXFP8 (2) or NVFP4 per token (3), and columns in MXFP8, in one launch; source 1 gathers rows."""
+    types = {"x": f"*{number}", "index": "*i64", "gates": "*fp32", "limit": "*i64", "row_codes": "*u8", "row_scales": "*u8", "row_whole": "*fp32"}
+    types |= {"column_codes": "*u8", "column_scales": "*u8"}
+    types |= {name: "i32" for name in ("M", "N", "sb", "sm", "sn", "row_stride", "column_stride")}
+    constants = dict(K=1, SOURCE=source, ROWS=rows, COLUMNS=2, SWIZZLE=swizzle, LIMITED=False, NATIVE=True, BM=tile[0], BN=tile[1])
+    return Compiled("orientations.both_kernel", types, constants, False, {**EXACT, "num_warps": warps})
+
+
 def plain(kernel: str, types: dict[str, str], aligned: bool = True, **constants: object) -> Compiled:
     return Compiled(kernel, types, constants, aligned, EXACT)
 
@@ -91,6 +100,9 @@ PROGRAMS = {
     "nvfp4 tensor fast": nvfp4("bf16", (1, 2048), tensor=True, fast=True, aligned=True),
     "nvfp4 token fusion": nvfp4("bf16", (2, 1024), aligned=True, fusion=True),
     "nvfp4 fast fusion": nvfp4("bf16", (2, 1024), fast=True, aligned=True, fusion=True),
+    "both mxfp8": both("bf16", 2, (32, 128)),
+    "both nvfp4": both("bf16", 3, (32, 128), warps=8),
+    "both gathered": both("fp32", 3, (32, 128), source=1, swizzle=False, warps=8),
     "fp8 fusion": fp8("bf16", (1, 128), native=False, aligned=True, fusion=True),
     "fp8 1x128": fp8("bf16", (1, 128), aligned=True),
     "fp8 128x128": fp8("fp32", (128, 128)),

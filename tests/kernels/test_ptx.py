@@ -21,6 +21,7 @@ from kernels import quant as quantisers
 from kernels.gate import same_bits
 from kernels.ptx import Fault, Memory, UnknownInstruction, parse, ptx, run
 from kernels.ptx_program import contracted, contractions, open_roundings
+from kernels.swizzle import tiles, unswizzle
 from ref import expert_rows, quant, router_replay, weight_codec
 from ref.formats import E2M1
 from tests.kernels.hard_numbers import E4M3, every_bfloat16, hard, ties
@@ -123,6 +124,36 @@ def test_compiled_quantisers_give_the_bits_of_ref(programs, name, gpu):
     for x in cases(name):
         found, wanted = play(programs(name, gpu), name, x)
         assert same_bits(tuple(found), tuple(wanted))
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("name", ["both mxfp8", "both nvfp4", "both gathered"])
+def test_a_layers_quantiser_gives_the_bits_of_ref_both_ways(programs, name, gpu):
+    """What `kernels/experts.py` launches: rows and columns of one operand in one pass, with scales in Blackwell's tiles, or of gathered rows."""
+    c, generator = PROGRAMS[name].constants, torch.Generator().manual_seed(3)
+    near = ties(E4M3, 448, 32, torch.bfloat16, generator)
+    x = torch.cat([hard(32, torch.bfloat16, generator), near.repeat(1, 4), near.view(256, 32).T.repeat(1, 4)])  # ties along rows, and along columns
+    if c["SOURCE"]:
+        x = x.float()
+    index = torch.randperm(len(x), generator=generator).repeat(2)[: len(x) + 7] if c["SOURCE"] else torch.zeros(1, dtype=torch.int64)
+    index[::9] = -1 if c["SOURCE"] else 0  # padding between experts
+    v = torch.where((index >= 0)[:, None], x[index.clamp(min=0)], 0.0) if c["SOURCE"] else x
+    (M, N), fp4, swizzled = v.shape, c["ROWS"] == 3, c["SWIZZLE"]
+    blocks, down = -(-N // (16 if fp4 else 32)), -(-M // 32)
+    room = (lambda rows, wide: (*tiles(rows, wide), 32, 4, 4)) if swizzled else lambda rows, wide: (rows, wide)
+    go = Play(programs(name, gpu))
+    given = go.give(x), go.give(index), go.give(torch.zeros(1)), go.give(torch.zeros(1, dtype=torch.int64))
+    codes, scales = go.take((M, -(-N // 2) if fp4 else N), torch.uint8), go.take(room(M, blocks), torch.uint8)
+    places = codes, scales, go.take((M,), torch.float32), go.take((N, M), torch.uint8), go.take(room(N, down), torch.uint8)
+    last = -(-M // 128) * 128 if swizzled else M
+    found = go.run((-(-last // c["BM"]), 1 if fp4 else -(-N // c["BN"]), 1), *given, *places, M, N, 0, *x.stride(), 0, 0)
+    rows, row_scales, whole, columns, column_scales = found
+    if swizzled:
+        row_scales, column_scales = unswizzle(row_scales, M, blocks), unswizzle(column_scales, N, down)
+    wanted = quant.nvfp4_quantize(v) if fp4 else quant.mxfp8_quantize(v)
+    assert M * N // 32 >= 1000
+    assert same_bits((rows, row_scales, *((whole[:, None],) if fp4 else ())), tuple(wanted))
+    assert same_bits((columns, column_scales), quant.mxfp8_quantize(v.T.contiguous()))
 
 
 @settings(max_examples=12)
