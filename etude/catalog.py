@@ -263,7 +263,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         scaled="scaled/weight_sync.py",
         kernel="kernels/weight_sync.py",
         sim="sims/weight_sync.py",
-        lesson="lessons/13_weight_sync.py",
+        lesson="lessons/12_weight_sync.py",
         figure="results/figures/weight-sync.png",
         tests=("tests/ref/test_weight_sync.py", "tests/ref/test_weight_codec.py"),
     ),

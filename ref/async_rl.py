@@ -22,7 +22,7 @@ version: after an update in flight, keys and values of older weights are part of
 
 What a stale token does to the loss
 a. PPO's clip (`ref/dr_grpo.py`): a token whose ratio has left [1 − ε, 1 + ε] on its own side has no gradient. Biased, never large.
-b. `token_weights`: the gradient of log π is weighted by min(ρ, cap), a constant. Biased only where the cap acts; each token for itself.
+b. `truncated_ratios`: the gradient of log π is weighted by min(ρ, cap), a constant. Biased only where the cap acts; each token for itself.
 c. `sequence_mask`: a rollout counts only if the geometric mean of its ratios lies between two bounds. Then a or b.
 All of them take the other tokens' ratios as one: the exact weight of a token is the product of the ratios of all tokens up to it, which has
 a variance that nobody can pay for.
@@ -62,7 +62,7 @@ from torch import Tensor
 
 from ref.checks import expect
 
-__all__ = ["Event", "Life", "Load", "Outcome", "Rules", "Span", "demo", "sequence_mask", "simulate", "token_weights"]
+__all__ = ["Event", "Life", "Load", "Outcome", "Rules", "Span", "demo", "sequence_mask", "simulate", "truncated_ratios"]
 
 State = Literal["running", "ready", "trained", "dropped"]
 
@@ -187,7 +187,7 @@ class Life:
         self.journal.append(event)
 
 
-def token_weights(log_ratio: Float[Tensor, "B T"], cap: float = 2.0) -> Float[Tensor, "B T"]:
+def truncated_ratios(log_ratio: Float[Tensor, "B T"], cap: float = 2.0) -> Float[Tensor, "B T"]:
     """min(ρ, cap), detached: what the gradient of log π of a stale token is weighted with. log_ratio: log π − log μ, nats. Raises ValueError
     unless cap > 0 and log ratios are numbers."""
     expect("log_ratio", log_ratio, "float", "B", "T")

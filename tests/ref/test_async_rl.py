@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ref.async_rl import Event, Life, Load, Rules, heavy_tailed, sequence_mask, simulate, token_weights
+from ref.async_rl import Event, Life, Load, Rules, heavy_tailed, sequence_mask, simulate, truncated_ratios
 
 MODES = ("synchronous", "one-step-off", "asynchronous", "in-flight")
 
@@ -214,9 +214,9 @@ def test_loads_that_make_no_sense():
 
 def test_weights_and_masks_by_hand():
     log_ratio = torch.tensor([[0.0, math.log(3.0), math.log(0.5)], [math.log(4.0), math.log(4.0), -9.0]]).requires_grad_()
-    weights = token_weights(log_ratio, cap=2.0)
+    weights = truncated_ratios(log_ratio, cap=2.0)
     assert not weights.requires_grad and torch.allclose(weights[0], torch.tensor([1.0, 2.0, 0.5]))
-    assert torch.allclose(token_weights(log_ratio, math.inf)[0], torch.tensor([1.0, 3.0, 0.5]))
+    assert torch.allclose(truncated_ratios(log_ratio, math.inf)[0], torch.tensor([1.0, 3.0, 0.5]))
     mask = torch.tensor([[True, True, True], [True, True, False]])
     # Geometric means: 1.5 ** (1/3), and 4.
     assert sequence_mask(log_ratio, mask, 0.5, 2.0).tolist() == [[True] * 3, [False] * 3]
@@ -224,7 +224,7 @@ def test_weights_and_masks_by_hand():
     assert sequence_mask(log_ratio, mask, 0.5, 3.0).tolist() == [[True] * 3, [False] * 3]  # a mean over two tokens, not three
     assert sequence_mask(log_ratio, torch.zeros(2, 3, dtype=torch.bool)).tolist() == [[False] * 3] * 2
     with pytest.raises(ValueError, match="cap must be positive"):
-        token_weights(log_ratio, 0.0)
+        truncated_ratios(log_ratio, 0.0)
     with pytest.raises(ValueError, match="0 ≤ low ≤ high"):
         sequence_mask(log_ratio, mask, 2.0, 1.0)
 
@@ -246,7 +246,7 @@ def gradients(theta, first, second, reward, cap=None):
     found = {"on policy": on_policy}
     for name, (w_a, w_b) in {
         "product": ((ratio_a + ratio_b).detach().exp(),) * 2,
-        "token": tuple(token_weights(ratio, cap or math.inf) for ratio in (ratio_a, ratio_b)),
+        "token": tuple(truncated_ratios(ratio, cap or math.inf) for ratio in (ratio_a, ratio_b)),
         "none": (torch.ones(3, 3, dtype=theta.dtype),) * 2,
     }.items():
         surrogate = (mu * (reward - baseline) * (w_a * a[:, None] + w_b * b)).sum()

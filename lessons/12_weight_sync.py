@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 13 · Weight sync: what changed, and nothing else
+# # 12 · Weight sync: what changed, and nothing else
 #
 # **After this lesson you can** say why a step of RL leaves almost every bfloat16 weight as it was, and predict how many it changes; code
 # the difference in fewer bits than its numbers have; merge differences without the weights; and follow a chain of versions through a store

@@ -1,8 +1,8 @@
-"""Answers to the exercises of lesson 13, by lesson and exercise; `answers.py` says how they are written and read."""
+"""Answers to the exercises of lesson 12, by lesson and exercise; `answers.py` says how they are written and read."""
 
 TEXTS: dict[str, dict[int, str]] = {}
 
-TEXTS["13_weight_sync"] = {
+TEXTS["12_weight_sync"] = {
     1: """
 # wrong: not capped
 def share(w, lr):
