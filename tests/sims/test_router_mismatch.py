@@ -179,7 +179,8 @@ def test_a_quick_run(tmp_path, play_figure):
     assert all((r["dropped"] is not None) == (r["arm"] == "filtered") for r in record["rows"] if r["part"] == "rl")
     # An exact sampler in the trainer's own dtype differs by the order of sums, one with 8-bit weights by its rounding.
     assert max(rl["exact"]) < 1e-4 < min(rl["none"]) and len(rl["none"]) == 4
-    assert max(rl["plain"]) < min(rl["none"])
+    # Arms of one seed see the same tasks, seeds do not: a step is compared with its like.
+    assert all(plain < none for plain, none in zip(rl["plain"], rl["none"], strict=True))
     assert {row["engine"] for row in record["rows"] if row["part"] == "routing"} == {"bf16", "fp8", "recipe"}
     assert (tmp_path / "router-mismatch.png").stat().st_size > 20_000
     assert json.loads((tmp_path / "router-mismatch.json").read_text())["quick"]
