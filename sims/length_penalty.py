@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 from kit.runs import Run
+from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.length_penalty import length_penalty, marginal_cost
 from sims import length_curves
@@ -171,7 +172,7 @@ def behaviour(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, nu
             config = replace(recipe, seed=seed, rl=replace(recipe.rl, steps=c.steps, payment=payment, later=0.0))
             start, reference = (load_checkpoint(root, config, "sft", with_mtp=False)[0] for _ in range(2))
             learner, _ = learn(stage, config, start, None, reference, language)
-            sampler = Sampler(learner.trunk.model, getattr(torch, config.training.sampler_dtype))
+            sampler = ContinuousSampler(learner.trunk.model, getattr(torch, config.training.sampler_dtype))
         else:
             stage.restore()
             sampler = policy(root, recipe)

@@ -27,7 +27,7 @@ import torch
 
 from kit.runs import Run
 from ref import cpt, dr_grpo
-from ref.engine.sampler import Sampler
+from ref.engine.continuous import ContinuousSampler
 from ref.network import Transformer, load_hf
 from ref.rl import own_logp, pad
 from ref.self_summary import Chaining, spread
@@ -173,7 +173,7 @@ def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, 
         language, r = language_of(root), config.rl
         world = replace(config, world=replace(config.world, depth_mix=c.depth_mix))
         tasks = list(itertools.islice(task_stream(world, "evaluation"), c.tasks))
-        sampler = Sampler(load_hf(run.path("checkpoints", policy)), getattr(torch, config.training.sampler_dtype))
+        sampler = ContinuousSampler(load_hf(run.path("checkpoints", policy)), getattr(torch, config.training.sampler_dtype))
         generator = torch.Generator().manual_seed(hash_seed(c.seed, policy, how.join))
         rows, chunk = [], max(1, 256 // c.samples)
         for start in range(0, len(tasks), chunk):
@@ -239,7 +239,7 @@ def weigh(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) ->
     model, language, r = load_hf(run.path("checkpoints", "shown")), language_of(root), config.rl
     tasks = list(itertools.islice(task_stream(config, "gate"), c.weighed))
     generator = torch.Generator().manual_seed(hash_seed(config.seed, "weight"))
-    episodes = play(Sampler(model, torch.float32), language, tasks, r.rollouts, how, r.max_turns, generator, r.temperature)
+    episodes = play(ContinuousSampler(model, torch.float32), language, tasks, r.rollouts, how, r.max_turns, generator, r.temperature)
     return stage.finish(one_weight(model, episodes, config))
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kit.disk import read_lines
 from kit.runs import Run
-from ref.engine.sampler import Sampler
+from ref.engine.continuous import ContinuousSampler
 from ref.muon import Muon
 from ref.network import Transformer
 from ref.weight_sync import Reader, Writer, changed_share, encode_delta, parts
@@ -141,7 +141,7 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: tuple[str
     how, tasks = context(language, changed), task_stream(changed, "rl")
     learner = learner_of(c, changed, load_checkpoint(root, recipe, "sft", with_mtp=False)[0], optimizer, lr)
     trainer, reference = learner.trunk.model, load_checkpoint(root, recipe, "sft", with_mtp=False)[0].to(learner.dtype)
-    sampler = Sampler(trainer, getattr(torch, recipe.training.sampler_dtype))
+    sampler = ContinuousSampler(trainer, getattr(torch, recipe.training.sampler_dtype))
     store: dict[str, bytes] = {}
     writer = Writer(store, anchor_every=c.steps + 1, merge_every=MERGED)
     followers = [Transformer(trainer.config).to(learner.dtype) for _ in range(2)]

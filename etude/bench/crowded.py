@@ -4,8 +4,7 @@ Every part runs in three ways, in alternation: alone; alone as it used to be, in
 for each other in every matrix product; and next to the busy programs. A busy program is a loop in its own session. Linux shares cores
 evenly between sessions, whatever their priority, as on a desktop. A part with one process per core gets half of the cores next to as many
 busy programs, so it takes at least twice as long. A part with two processes per core gets two thirds, and takes at least 1.5 times as long.
-The last part, one process per core with nothing but matrix products, shows how much the machine itself adds to that. "quarters" is sampling in
-four batches instead of two, with two processes per core: a larger share, but slower in both states.
+The last part, one process per core with nothing but matrix products, shows how much the machine itself adds to that.
 """
 
 from __future__ import annotations
@@ -91,10 +90,9 @@ def after_sft(root: Path) -> tuple:
 
 def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     """Name → function that runs that part of the run in `root` once, always the same."""
-    from unittest import mock
-
     import torch
 
+    from ref.engine.continuous import ContinuousSampler
     from ref.engine.sampler import Sampler
     from sims.recipe import agent, evaluation
     from sims.recipe.data import task_stream
@@ -107,18 +105,13 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     how, sampler_dtype = context(language, config), getattr(torch, config.training.sampler_dtype)
     reference, layers = load_checkpoint(root, config, "sft")
     reference, decoded = reference.to(dtype), layers.to(dtype) if layers is not None else None
-    sampler = Sampler(reference, sampler_dtype)
+    in_rl, in_evaluation = ContinuousSampler(reference, sampler_dtype), Sampler(reference, sampler_dtype)
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=0.0)]
 
-    def rollouts(conversations: int) -> list:
+    def rollouts(conversations: int, sampler: Sampler = in_rl) -> list:
         tasks = list(itertools.islice(task_stream(config, "rl"), conversations // r.rollouts))
         return agent.play(sampler, language, tasks, r.rollouts, how, r.max_turns, torch.Generator().manual_seed(1), r.temperature)
-
-    def quarters() -> list:
-        """Twice as many processes as cores would have a larger share next to busy programs, if smaller batches cost nothing."""
-        with mock.patch.multiple(agent, LEAST=1, MOST=ROLLOUTS["sampling"] // 4):  # `play` takes two processes per core where MOST is reached
-            return rollouts(ROLLOUTS["sampling"])
 
     def products(part: int) -> float:
         x, weight = torch.randn(64, 256), torch.randn(256, 256)
@@ -136,22 +129,23 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     return {
         "sampling": lambda: rollouts(ROLLOUTS["sampling"]),
-        "quarters": quarters,
         "step": lambda: advance(config, learner, reference, batch, 0),
         **({"decoding": decode} if decoded is not None else {}),
-        "evaluation": lambda: rollouts(ROLLOUTS["evaluation"]),
+        "evaluation": lambda: rollouts(ROLLOUTS["evaluation"], in_evaluation),
         "products": lambda: agent.on_cores(products, range(cores())),
     }
 
 
 @contextlib.contextmanager
 def threads() -> Iterator[None]:
-    """One process that computes everything with as many threads as there are cores, with rollouts in batches of at most 800. This is how it
-    worked before it used several processes."""
+    """One process that computes everything with as many threads as there are cores, with rollouts in batches of at most 800 whose rows share
+    a position. This is how it worked before it used several processes and continuous batching."""
     from unittest import mock
 
     import torch
 
+    from ref.engine.continuous import ContinuousSampler
+    from ref.engine.sampler import Sampler
     from sims.recipe import agent, evaluation, reinforcement
 
     before = torch.get_num_threads()
@@ -163,6 +157,7 @@ def threads() -> Iterator[None]:
     try:
         with (
             mock.patch.multiple(agent, on_cores=here, LEAST=800, MOST=800),
+            mock.patch.multiple(ContinuousSampler, rollout=Sampler.rollout, follow=Sampler.follow),
             mock.patch.object(reinforcement, "on_cores", here),
             mock.patch.object(evaluation, "one_thread", contextlib.nullcontext),
         ):

@@ -111,8 +111,8 @@ def single(max_len: int) -> Chaining:
     return Chaining(max_len - 1, longest_summary=1, room=0, join="none")
 
 
-LEAST, MOST = 64, 600
-"""Bounds for the conversations in one batch, which has half of them otherwise. A step of the network has a fixed cost as high as that of 100
+LEAST, MOST = 32, 600
+"""Bounds for the conversations in one batch, which has a quarter of them otherwise. A step of the network has a fixed cost as high as that of 100
 conversations, so small batches are inefficient; large ones take memory, half a megabyte per conversation."""
 
 
@@ -145,9 +145,9 @@ def play(
         draws = None if generator is None else [torch.Generator().manual_seed(seed) for seed in seeds]
         return [(e.environment, c) for e, c in zip(episodes, rollout_chains(sampler, episodes, how, temperature, draws), strict=True)]
 
-    size = min(max(LEAST, -(-len(wanted) // 2)), MOST)
+    size = min(max(LEAST, -(-len(wanted) // 4)), MOST)
     parts = [range(len(wanted))[start : start + size] for start in range(0, len(wanted), size)]
-    found = itertools.chain(*on_cores(rollouts, parts, lambda done: progress(min(done * size, len(wanted))), each=2 if size == MOST else 1))
+    found = itertools.chain(*on_cores(rollouts, parts, lambda done: progress(min(done * size, len(wanted))), each=2))
     return [Episode(language, environment, group).take(chain) for (group, _, _), (environment, chain) in zip(wanted, found, strict=True)]
 
 

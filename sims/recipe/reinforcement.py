@@ -15,6 +15,7 @@ from torch import Tensor
 from kit.process import on_cores, one_thread
 from kit.runs import Stage
 from kit.settings import RunError
+from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network import Transformer
@@ -57,7 +58,7 @@ def learn(
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
     reference = reference.to(learner.dtype)
     rounding = fp8_rows if t.sampler_weights == "fp8" else None
-    sampler = Sampler(learner.trunk.model, getattr(torch, t.sampler_dtype), rounding=rounding)
+    sampler = ContinuousSampler(learner.trunk.model, getattr(torch, t.sampler_dtype), rounding=rounding)
 
     state = stage.restore()
     first = learner.restore(state) if state else 0

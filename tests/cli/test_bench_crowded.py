@@ -12,6 +12,8 @@ import torch
 
 from etude.bench import crowded as bench_crowded
 from kit.settings import RunError
+from ref.engine.continuous import ContinuousSampler
+from ref.engine.sampler import Sampler
 from sims.recipe import agent, evaluation, reinforcement
 
 
@@ -60,6 +62,8 @@ def test_the_old_way_is_one_process_with_threads():
         assert torch.get_num_threads() == bench_crowded.cores() and (agent.LEAST, agent.MOST) == (800, 800)
         assert agent.on_cores(lambda part: (part, os.getpid()), [1, 2], each=2) == [(1, os.getpid()), (2, os.getpid())]
         assert reinforcement.on_cores is agent.on_cores
+        assert (ContinuousSampler.rollout, ContinuousSampler.follow) == (Sampler.rollout, Sampler.follow)
+    assert ContinuousSampler.follow is not Sampler.follow
     assert torch.get_num_threads() == before and (agent.on_cores, agent.LEAST, agent.MOST, evaluation.one_thread) == own
 
 
