@@ -268,6 +268,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         tests=("tests/ref/test_weight_sync.py", "tests/ref/test_weight_codec.py"),
     ),
     Technique(
+        name="async-rl",
+        title="asynchronous RL: services that sample and train at the same time, updates in flight, a bound on age",
+        source="§4.1, §6.2; arXiv:2509.19128",
+        sim="etude/async_rl.py",
+        tests=("tests/mirror/test_async_command.py", "tests/ref/test_async_rl.py"),
+    ),
+    Technique(
         name="packing",
         title="global sequence packing: quadratic cost dealt evenly to ranks, sequences laid in rows",
         source="§6.1",

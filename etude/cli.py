@@ -597,7 +597,7 @@ def config_class(entry: catalog.Technique) -> type:
     """The dataclass of a technique's settings at the small scale."""
     assert entry.module is not None
     module = importlib.import_module(entry.module)
-    return module.Recipe if entry.name == "recipe" else module.Demo
+    return getattr(module, {"recipe": "Recipe", "async-rl": "Async"}.get(entry.name, "Demo"))
 
 
 def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resume: bool, cadence: float) -> None:
@@ -621,6 +621,8 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
 
             module.run(run, config)
             outcome.show(run.root)
+        elif entry.name == "async-rl":
+            _finish_demo(run, module.run(run, config))
         else:
             _finish_demo(run, _demo(run, module.demo, config))
 

@@ -116,6 +116,11 @@ class Player(Generic[C]):
         """The same, after somebody has written new weights into the sampler's network."""
         self.engine.renewed(version, cache)
 
+    def slots(self) -> dict[str, int]:
+        """How many seats decode, how many wait for a tool, how many are free, and how many rollouts wait for a seat."""
+        tools = len(self.due)
+        return {"decoding": len(self.seated) - tools, "tools": tools, "free": self.engine.free, "queued": len(self.waiting)}
+
     def idle(self, now: float) -> float:
         """Seconds until there is something to do; 0 if there is something, infinity if nothing is under way."""
         if self.engine.full or any(state == "ready" for state in self.engine.state) or self.waiting and self.engine.free:

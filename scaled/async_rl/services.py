@@ -14,6 +14,7 @@ Whoever is killed is started again with the next epoch, and finds there all that
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import time
@@ -138,7 +139,9 @@ def work(
 ) -> None:
     """A worker, until it is told to stop. Raises Lost if there is no reconciler for `patience` seconds, and GivenUp."""
     log, player = Log(folder, name, epoch), Player(sampler, scene, slots, rollouts, seed, temperature)
-    reader = weight_sync.Reader(Folder(folder / "weights"), weight_sync.parts(sampler.model), name)
+    # What is synchronised is bfloat16, whatever the sampler computes in.
+    served = sampler.model if sampler.dtype is torch.bfloat16 else copy.deepcopy(sampler.model).bfloat16()
+    reader = weight_sync.Reader(Folder(folder / "weights"), weight_sync.parts(served), name)
     sampler.version, since, done = -1, dict[int, int](), dict[int, Done]()
     (folder / "groups").mkdir(exist_ok=True)
     log("start")
@@ -177,7 +180,7 @@ def work(
                         fetched = time.monotonic()
                         version = reader.swap()
                         assert version is not None
-                        player.renewed(version)
+                        player.load(served, version) if served is not sampler.model else player.renewed(version)
                         line.say(encode(Loaded(name, epoch, version)))
                         log("load", version=version, fetch_s=fetched - began, pause_s=time.monotonic() - fetched)
                 for group, played in player.tick(time.monotonic()).items():
@@ -192,6 +195,7 @@ def work(
                 if time.monotonic() - beat > BEAT:
                     beat = time.monotonic()
                     line.say(encode(Beat(name, epoch)))
+                    log("slots", version=sampler.version, **player.slots())
         except Lost:
             log("lost")
         finally:
@@ -223,12 +227,13 @@ def train(
                         raise GivenUp(message.why)
                     if isinstance(message, Batch) and message.version == version:
                         log("train", version=version)
-                        figures = learner.step(read(folder, message.keys, message.digests))
+                        played = read(folder, message.keys, message.digests)
+                        figures = learner.step(played) | ages(played, version)
                         keep(saved, learner, version + 1, message.groups)
                         version, groups = version + 1, message.groups
-                        log("saved", version=version)
-                        writer.publish(version, weight_sync.parts(learner.model))
-                        log("published", version=version)
+                        log("saved", version=version, **figures)
+                        sent = writer.publish(version, weight_sync.parts(learner.model))
+                        log("published", version=version, bytes=sum(shard["bytes"] for link in sent["links"] for shard in link["shards"]))
                         show(version, figures)
                         line.say(encode(Trained("trainer", epoch, version - 1, groups)))
                         line.say(encode(Ready("trainer", epoch, version, groups)))
@@ -236,6 +241,12 @@ def train(
             log("lost")
         finally:
             line.close()
+
+
+def ages(played: Sequence[Played], version: int) -> dict[str, float]:
+    """Mean and greatest age, in updates, of the policy's own tokens, and their number."""
+    own = torch.cat([s.version[s.sampled] for p in played for s in p.chain.segments])
+    return {"age": (version - own).double().mean().item(), "oldest": float(version - int(own.min())), "tokens": float(len(own))}
 
 
 def replay(folder: Path, learner: Learner) -> int:

@@ -1,0 +1,199 @@
+"""`etude run async-rl`: asynchronous RL of the small world's agent with processes of this machine (`scaled/async_rl`), from a checkpoint of the
+small recipe. It measures success on held-out tasks before and after, and draws who did what when.
+
+    runs/async-rl/services      journal, records of groups, weights, events: all that a killed run goes on with, and that replays it
+    runs/async-rl/timeline.png  trainer, workers' slots and versions over time
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from etude import async_timeline
+from kit.process import keep_freed_memory
+from kit.runs import Run, Stage
+from kit.settings import RunError
+from ref.async_rl import Rules
+from ref.engine.continuous import ContinuousSampler
+from ref.engine.sampler import Sampler
+from ref.network import load_hf, release, save_hf
+from ref.network.masters import Masters
+from ref.rl import Payment, Played, Settings, improve
+from scaled.async_rl import services
+from scaled.async_rl.local import Plan, play
+from sims.microrepo.world import MicroWorld
+from sims.statistics import bootstrap
+
+__all__ = ["Async", "Small", "Trained", "run"]
+
+
+@dataclass(frozen=True)
+class Async:
+    """Settings of a run on one machine."""
+
+    checkpoint: str = "runs/small/checkpoints/sft"
+    """Hugging Face folder of a policy that was trained in the small world."""
+    seed: int = 0
+    """Seed of all random numbers. Which weights sample which token also depends on the machine's pace; the journal keeps it."""
+    staleness: int = 2
+    """Greatest age, in updates, of a token that is trained on (S). 0: the synchronous loop."""
+    workers: int = 2
+    """Processes that sample, one thread each."""
+    slots: int = 64
+    """Conversations that a worker holds at a time, those that wait for a tool included."""
+    tool_s: float = 0.2
+    """Mean time of a tool in seconds, log-normal with σ = 1."""
+    timeout: float = 10.0
+    """Seconds of silence after which a worker is given up."""
+    join: Literal["self", "none"] = "self"
+    """How contexts are joined: by self-summaries, or not at all."""
+    heldout: int = 100
+    """Held-out tasks before and after; 0: none."""
+    samples: int = 4
+    """Rollouts of each."""
+    rl: Settings = field(default_factory=lambda: Settings(steps=30, decay=15, payment=Payment(), replay="filtered"))
+    """What synchronous RL is told as well."""
+
+    def __post_init__(self):
+        for name, least in {"workers": 1, "slots": 1, "samples": 1, "heldout": 0, "tool_s": 0, "staleness": 0}.items():
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.rl.steps < 1:
+            raise ValueError(f"rl.steps must be at least 1, got {self.rl.steps}")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout must be above 0 seconds, got {self.timeout}")
+
+    @property
+    def length(self) -> int:
+        """As long as contexts have to be."""
+        return 1 << 30
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.rl.prompts, self.staleness, self.rl.steps)
+
+
+@dataclass(frozen=True)
+class Small:
+    """`scaled.async_rl.local.Parts`: the small world, and a trainer with float32 masters and bfloat16 weights."""
+
+    c: Async
+
+    def sampler(self) -> Sampler:
+        keep_freed_memory()
+        return Sampler(load_hf(self.c.checkpoint), torch.float32)
+
+    def scene(self) -> MicroWorld:
+        return MicroWorld(self.c, tool_s=self.c.tool_s)
+
+    def learner(self) -> Trained:
+        keep_freed_memory()
+        return Trained(self.c)
+
+
+class Trained:
+    """`scaled.async_rl.services.Learner`: Dr. GRPO with Adam, as in the small recipe."""
+
+    def __init__(self, c: Async):
+        self.c, self.done = c.rl, 0
+        self.masters = Masters(load_hf(c.checkpoint), torch.bfloat16)
+        self.reference = load_hf(c.checkpoint).bfloat16().requires_grad_(False) if c.rl.payment.kl else None
+        self.optimizer = torch.optim.Adam(self.masters.masters.parameters(), lr=c.rl.lr, betas=(0.9, 0.95), fused=True)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.masters.model
+
+    def step(self, played: Sequence[Played]) -> dict[str, float]:
+        found = improve(self.c, self.masters.model, self.reference, played)
+        self.optimizer.param_groups[0]["lr"] = self.c.lr * self.c.rate(self.done)
+        norm = self.masters.step([self.optimizer], gradients=found.gradients)
+        self.done += 1
+        ratio = found.gap.exp()
+        outside = ((ratio < 1 - self.c.clip_low) | (ratio > 1 + self.c.clip_high)).double().mean().item()
+        means = {name: float(np.mean([p.figures[name] for p in played])) for name in played[0].figures}
+        return {"reward": found.rewards.mean().item(), **means, "kl": found.drift.mean().item(), "grad_norm": norm.item(), "outside_clip": outside}
+
+    def save(self) -> bytes:
+        file = io.BytesIO()
+        torch.save({"done": self.done, "masters": self.masters.masters.state_dict(), "optimizer": self.optimizer.state_dict()}, file)
+        return file.getvalue()
+
+    def restore(self, data: bytes) -> None:
+        state = torch.load(io.BytesIO(data), weights_only=True)
+        self.done = state["done"]
+        self.masters.masters.load_state_dict(state["masters"])
+        self.masters.copy_down()
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def run(run: Run, config: Async) -> dict:
+    """Evaluation, services, evaluation. Raises RunError for a checkpoint that cannot be played, and for settings that do not fit each other."""
+    c, folder = config, run.path("services")
+    if not (Path(c.checkpoint) / "tokenizer.json").is_file():
+        raise RunError(
+            f"checkpoint {c.checkpoint} is not a folder with config.json, weights and tokenizer.json; make small writes {Async().checkpoint}"
+        )
+    world = MicroWorld(c)
+    try:
+        plan = Plan(folder, c.rules, Small(c), c.workers, c.slots, c.rl.rollouts, c.seed, c.rl.temperature, c.timeout)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    before = measured(run.stage("before", c.heldout, "tasks"), c, world, load_hf(c.checkpoint)) if c.heldout else None
+    stage = run.stage("services", c.rl.steps, "tokens")
+    if not stage.finished:
+        shown = Shown(stage, folder)
+        play(plan, shown)
+        stage.finish(async_timeline.summary(folder, c.rl.steps))
+    learner = Trained(c)
+    services.restored(folder / "trainer", learner)
+    after = measured(run.stage("after", c.heldout, "tasks"), c, world, learner.masters.model.float()) if c.heldout else None
+    found = dict(stage.result())
+    if before and after:
+        a, b = np.array(before["success"]), np.array(after["success"])
+        gain = bootstrap(b - a, seed=c.seed)
+        found |= {"success_before": float(a.mean()), "success_after": float(b.mean())}
+        found |= {"gain": gain["value"], "gain_low": gain["low"], "gain_high": gain["high"]}
+    network = learner.masters.model.config
+    card = release.card(
+        f"etude run {run.technique}",
+        "An agent after asynchronous reinforcement learning (Dr. GRPO).",
+        network,
+        {name.replace("_", " "): f"{value:.3g}" for name, value in found.items()},
+        opening="what the environment says first",
+    )
+    save_hf(learner.masters.model, run.path("checkpoints", "final"), beside=release.beside(c.checkpoint, network, card))
+    async_timeline.picture(folder, run.path("timeline.png"))
+    return found
+
+
+class Shown:
+    """Shows a step: its metrics, what the workers do, and how far the last of them is behind."""
+
+    def __init__(self, stage: Stage, folder: Path):
+        self.stage, self.folder, self.tokens = stage, folder, 0.0
+
+    def __call__(self, step: int, figures: dict[str, float]) -> None:
+        self.tokens += figures["tokens"]
+        now = async_timeline.slots(self.folder)
+        lag = step - min((one["version"] for one in now), default=step)
+        words = {name: figures[name] for name in ("reward", "success", "age")} | {"lag": lag}
+        self.stage.progress(step, self.tokens, **words, **{name: sum(one[name] for one in now) for name in ("decoding", "tools")})
+
+
+def measured(stage: Stage, c: Async, world: MicroWorld, model: torch.nn.Module) -> dict:
+    """Success of each held-out task, over its samples."""
+    if stage.finished:
+        return stage.result()
+    sampler = ContinuousSampler(model, torch.float32)  # pyright: ignore[reportArgumentType]
+    tasks = [task for task in range(c.heldout) for _ in range(c.samples)]
+    played = world.play(sampler, "heldout", tasks, torch.Generator().manual_seed(c.seed))
+    stage.progress(c.heldout)
+    return stage.finish({"success": np.array([p.figures["success"] for p in played]).reshape(-1, c.samples).mean(1)})

@@ -1,0 +1,98 @@
+"""`etude run async-rl`: what the command plays, leaves and says; a killed one goes on, and its journal replays to the weights it leaves."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from etude import async_timeline
+from etude.async_rl import Async, Trained
+from kit.disk import read_lines
+from kit.settings import fill
+from ref.network import load_hf
+from scaled.async_rl import services
+from tests import forks
+
+FEW = {"rl.prompts": 2, "rl.rollouts": 2, "heldout": 3, "samples": 2, "slots": 4, "tool_s": 0.02}
+
+
+def words(tiny_run, out, **more):
+    sets = {"checkpoint": tiny_run / "checkpoints" / "sft", **FEW, **{name.replace("__", "."): value for name, value in more.items()}}
+    return "run", "async-rl", "--out", out, *(word for name, value in sets.items() for word in ("--set", f"{name}={value}"))
+
+
+def steps(out):
+    path = out / "services" / "journal.jsonl"
+    return [line for line in (read_lines(path) if path.exists() else []) if line["kind"] == "train"]
+
+
+def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, tmp_path):
+    out = tmp_path / "run"
+    process = forks.start(*words(tiny_run, out, rl__steps=6), said=tmp_path / "first")
+    until = time.monotonic() + 120
+    while len(steps(out)) < 2 and process.is_alive():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    before = len(steps(out))
+    said = forks.play("run", "async-rl", "--out", out, "--resume", said=tmp_path / "second")
+    assert "success_after" in said and "report.json" in said
+    assert before >= 2 and len(steps(out)) == 6
+    groups = [group for line in steps(out) for group in line["groups"]]
+    assert len(set(groups)) == len(groups) == 12
+    report = json.loads((out / "report.json").read_text())
+    found, c = report["result"], fill(Async, report["config"])
+    assert found["steps"] == 6 and 0 <= found["age"] <= found["oldest"] <= 2 and found["tokens_per_s"] > 0
+    assert found["gain"] == pytest.approx(found["success_after"] - found["success_before"])
+    assert 0 < found["trainer_busy"] < 1 and found["seconds"] < 240
+    assert (out / "timeline.png").stat().st_size > 20_000
+
+    torch.set_num_threads(1)
+    again = Trained(c)
+    assert services.replay(out / "services", again) == 6
+    left = load_hf(out / "checkpoints" / "final", torch.bfloat16)
+    assert all(a.equal(b) for a, b in zip(again.model.parameters(), left.parameters(), strict=True))
+    assert not all(a.equal(b) for a, b in zip(load_hf(c.checkpoint, torch.bfloat16).parameters(), left.parameters(), strict=True))
+
+
+def test_without_staleness_no_token_is_old(tiny_run, tmp_path):
+    out = tmp_path / "run"
+    forks.play(*words(tiny_run, out, rl__steps=3, staleness=0, heldout=0), said=tmp_path / "said")
+    found = json.loads((out / "report.json").read_text())["result"]
+    assert found["age"] == found["oldest"] == found["dropped_groups"] == 0 and "gain" not in found
+    trained = async_timeline.trainings(async_timeline.events(out / "services")["trainer"])
+    assert [step["version"] for step in trained] == [1, 2, 3] and all(step["oldest"] == 0 for step in trained)
+
+
+@pytest.mark.parametrize(
+    "sets, says",
+    [
+        ({"checkpoint": "nowhere"}, "checkpoint nowhere is not a folder with config.json, weights and tokenizer.json; make small writes"),
+        ({"slots": 1}, "slots must be at least 2; got 1"),
+        ({"staleness": -1}, "staleness must be at least 0, got -1"),
+        ({"timeout": 0}, "timeout must be above 0 seconds, got 0"),
+        ({"rl.steps": 0}, "rl.steps must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings_are_one_line(tiny_run, tmp_path, ask, sets, says):
+    code, _, said = ask(*words(tiny_run, tmp_path / "run", **{name.replace(".", "__"): value for name, value in sets.items()}))
+    assert code == 2 and says in said and said.count("\n") == 1
+
+
+def lines(*events):
+    return [dict(zip(("at", "what", "epoch", "version"), event, strict=False)) for event in events]
+
+
+def test_only_steps_that_were_saved_count_and_a_pause_costs_no_time():
+    """The first process is killed in its second step, and the run goes on a hundred seconds later."""
+    first = lines((10.0, "start", 0), (11.0, "train", 0, 0), (13.0, "saved", 0, 1), (14.0, "train", 0, 1))
+    second = lines((114.0, "start", 0), (115.0, "train", 0, 1), (117.5, "saved", 0, 2), (118.0, "published", 0, 2))
+    trained = async_timeline.trainings(first + second)
+    assert [(step["began"], step["at"]) for step in trained] == [(11.0, 13.0), (115.0, 117.5)]
+    assert async_timeline.played_seconds(first + second) == 4.0 + 4.0
+    again = lines((13.5, "start", 1), (14.0, "train", 1, 1), (16.0, "saved", 1, 2))  # another process of the same run
+    assert async_timeline.played_seconds(first[:3] + again) == 6.0
