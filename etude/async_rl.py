@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from etude import async_timeline
-from kit.process import keep_freed_memory
+from kit.process import keep_freed_memory, on_cores
 from kit.runs import Run, Stage
 from kit.settings import RunError
 from ref.async_rl import Rules
@@ -95,7 +95,7 @@ class Small:
 
     def learner(self) -> Trained:
         keep_freed_memory()
-        return Trained(self.c)
+        return Trained(self.c, on_cores)
 
 
 class Trained:
