@@ -24,8 +24,8 @@ What a stale token does to the loss
 a. PPO's clip (`ref/dr_grpo.py`): a token whose ratio has left [1 − ε, 1 + ε] on its own side has no gradient. Biased, never large.
 b. `truncated_ratios`: the gradient of log π is weighted by min(ρ, cap), a constant. Biased only where the cap acts; each token for itself.
 c. `sequence_mask`: a rollout counts only if the geometric mean of its ratios lies between two bounds. Then a or b.
-All of them take the other tokens' ratios as one: the exact weight of a token is the product of the ratios of all tokens up to it, which has
-a variance that nobody can pay for.
+All of them take the other tokens' ratios as one. Exact would be the product of the ratios of all tokens of the rollout, since they all earn its
+reward together. That product has a variance that nobody can pay for.
 
 `Life` is what becomes of each group: generate → score → ready → train. It is a fold over a journal of events, so a service that dies is rebuilt
 from its journal. `simulate` plays services on a virtual clock with the same `Life`. `scaled/async_rl` plays them with processes.
@@ -36,7 +36,8 @@ Where this file departs from the papers
 3. The virtual clock takes decoding as a flow: a rollout's tokens come at one rate as long as nobody joins, leaves or waits.
 
 Run it
-    python -m ref.async_rl        four ways to run the same services, a second
+    python -m ref.async_rl                 four ways to run the same services on the virtual clock, a second
+    etude run async-rl --scale small       plays the services themselves, from runs/small; minutes
 
 Glossary
     symbol   variable            unit
@@ -54,7 +55,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -62,7 +63,7 @@ from torch import Tensor
 
 from ref.checks import expect
 
-__all__ = ["Event", "Life", "Load", "Outcome", "Rules", "Span", "demo", "sequence_mask", "simulate", "truncated_ratios"]
+__all__ = ["Demo", "Event", "Life", "Load", "Outcome", "Rules", "Span", "demo", "sequence_mask", "simulate", "truncated_ratios"]
 
 State = Literal["running", "ready", "trained", "dropped"]
 
@@ -479,26 +480,46 @@ def heavy_tailed(latency: float, seed: int = 0, turns: int = 4, tokens: int = 20
     return draw
 
 
-def demo(latencies: Sequence[float] = (0.0, 0.2, 0.5), steps: int = 20) -> list[dict[str, float | str]]:
-    """The four modes at some mean tool latencies, in seconds: steps per minute, idle shares, mean age of tokens, dropped groups."""
-    rows: list[dict[str, float | str]] = []
-    for latency in latencies:
-        for mode in ("synchronous", "one-step-off", "asynchronous", "in-flight"):
-            out = simulate(mode, Rules(steps=steps), Load(heavy_tailed(latency)))
-            rows.append(
-                {
-                    "latency": latency,
-                    "mode": mode,
-                    "steps_per_minute": 60 * steps / out.seconds,
-                    "trainer_idle": out.trainer_idle,
-                    "sampler_idle": out.sampler_idle,
-                    "mean_age": out.mean_age,
-                    "dropped": out.dropped,
-                }
-            )
-    return rows
+@dataclass(frozen=True)
+class Demo:
+    """The four modes at some tool latencies, on the virtual clock."""
+
+    latencies: tuple[float, ...] = (0.0, 0.2, 0.5)
+    """Mean times of a tool, seconds."""
+    groups: int = 16
+    """Groups of a step (G), of eight rollouts each."""
+    staleness: int = 2
+    """Greatest age, updates (S), where nobody waits."""
+    steps: int = 20
+    """Steps of each run."""
+    slots: int = 128
+    """Rollouts that may run or wait for a tool at a time."""
+    seed: int = 0
+    """Seed of the rollouts' lengths and of their tools' times."""
+
+
+def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
+    """For each latency and mode: steps per minute, shares of the time in which trainer and engines wait, mean age of the tokens that were trained
+    on, and the number of groups that were dropped, as `measure@mode,latency`."""
+    figures: dict[str, float] = {}
+    runs = [(latency, mode) for latency in config.latencies for mode in get_args(Mode)]
+    for number, (latency, mode) in enumerate(runs, 1):
+        load = Load(heavy_tailed(latency, config.seed), slots=config.slots)
+        out = simulate(mode, Rules(config.groups, config.staleness, config.steps), load)
+        row = {
+            "steps_per_minute": 60 * config.steps / out.seconds if out.seconds else 0.0,
+            "trainer_idle": out.trainer_idle,
+            "sampler_idle": out.sampler_idle,
+            "mean_age": out.mean_age,
+            "dropped": float(out.dropped),
+        }
+        figures |= {f"{name}@{mode},{latency:g}": value for name, value in row.items()}
+        log(number, len(runs), latency=latency, **row)
+    return figures
 
 
 if __name__ == "__main__":
-    for one in demo():
-        print("  ".join(f"{name} {value:.2f}" if isinstance(value, float) else f"{value:>12}" for name, value in one.items()))
+    found = demo()
+    for run in dict.fromkeys(name.partition("@")[2] for name in found):
+        row = (f"{name.partition('@')[0]} {value:.2f}" for name, value in found.items() if name.endswith(f"@{run}"))
+        print(f"{run:>16}", *row, sep="  ")

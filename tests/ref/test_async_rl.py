@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ref.async_rl import Event, Life, Load, Rules, heavy_tailed, sequence_mask, simulate, truncated_ratios
+from ref.async_rl import Demo, Event, Life, Load, Rules, demo, heavy_tailed, sequence_mask, simulate, truncated_ratios
 
 MODES = ("synchronous", "one-step-off", "asynchronous", "in-flight")
 
@@ -202,6 +202,18 @@ def test_waiting_is_what_asynchrony_hides():
         simulate(mode, Rules(groups=8, steps=10), Load(heavy_tailed(0.0), slots=64, shared=0.6)).seconds for mode in ("synchronous", "in-flight")
     ]
     assert shared[1] > 0.8 * shared[0]
+
+
+def test_the_demonstration_names_measure_mode_and_latency():
+    config, said = Demo(latencies=(0.0, 0.5), groups=4, steps=5, slots=16), []
+    found = demo(config, lambda number, total, **row: said.append((number, total, row["latency"])))
+    assert said == [(n, 8, 0.0 if n <= 4 else 0.5) for n in range(1, 9)]
+    measures = {"steps_per_minute", "trainer_idle", "sampler_idle", "mean_age", "dropped"}
+    assert set(found) == {f"{measure}@{mode},{latency}" for measure in measures for mode in MODES for latency in ("0", "0.5")}
+    assert found["mean_age@synchronous,0.5"] == found["dropped@synchronous,0.5"] == 0 < found["mean_age@in-flight,0.5"] <= 2
+    pace = [found[f"steps_per_minute@{mode},0.5"] for mode in MODES]
+    assert pace[0] < pace[1] < pace[3] and found["sampler_idle@in-flight,0.5"] < found["sampler_idle@synchronous,0.5"]
+    assert not demo(Demo(latencies=(0.0,), steps=0))["steps_per_minute@synchronous,0"]
 
 
 def test_loads_that_make_no_sense():
