@@ -199,7 +199,7 @@ PAGE = Page(
     formula=r"\begin{gathered}\text{start a group while } \text{trained} + \text{ready} + \text{running} < (S + v + 1)\,G \\"
     r"\text{drop it if } v - u > S\end{gathered}",
     look="with slow tools the trainer of the synchronous loop waits most of the time, and S = 2 in flight hides much of it. "
-    "Without tools little is gained. A longer tail makes groups late, and late groups are dropped.",
+    "Without tools one step off is as fast. A longer tail makes groups late, and late groups are dropped.",
     draw=draw,
     code=(async_rl.Life, async_rl.simulate),
     technique="async-rl",
