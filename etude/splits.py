@@ -9,8 +9,8 @@
     tools      log-normal times
 
 `ref.async_rl.simulate`, with updates in flight, plays the services at these speeds. All engines are one there, with the slots of all. A step is
-played with few of its groups, each of which stands for several; a group keeps all its rollouts, because the slowest of them decides. Staleness is
-a bound: a run may keep to a lower one, so a higher bound is never slower.
+played with few of its groups and rollouts, each of which stands for several. Staleness is a bound: a run may keep to a lower one, so a higher
+bound is never slower.
 """
 
 from __future__ import annotations
@@ -51,17 +51,20 @@ __all__ = [
     "write",
 ]
 
-PLAYED = 4
-"""Groups of a step that are simulated; each stands for groups / PLAYED of them."""
-STEPS = 10
+PLAYED = 4, 8
+"""Groups of a step that are simulated, and rollouts of a group; the others do as these do."""
+STEPS = 8
 """Steps that are counted, after those in which the pipeline fills and before those in which it drains."""
 ROOM = 0.92
 """Share of a GPU's memory that may be filled."""
 CLOSE = 1.03
 """A split is simulated unless what has been found is this much above what it could reach at best."""
 ASSUMPTIONS = (
+    "S: how old a token may be, in updates; in brackets, what the fastest run keeps to if that is less. slots: engines × rollouts of each. step: "
+    "the trainer's time. waits: share of the time in which the trainer waits. used: tokens that engines sample, of those with every slot decoding. "
+    "age: mean, of the tokens that are trained on. dropped: groups that grew too old.\n\n"
     "A step trains on {rollouts} rollouts of {tokens:,.0f} tokens, {own:,.0f} of them the policy's own, in {turns:g} turns; a tool takes "
-    "{tool_s:g} s on average (log-normal, σ = {sigma:g}). Simulated: ref.async_rl.simulate with updates in flight, {played} of {groups} groups, "
+    "{tool_s:g} s on average (log-normal, σ = {sigma:g}). Simulated: ref.async_rl.simulate with updates in flight, {played} of the rollouts, "
     "{steps} steps after the pipeline has filled; all engines as one. Trainer: the time of etude plan, rows {fullness:.0%} full. Engine: {gpus} "
     "GPU{s} with all weights in bfloat16; memory-bound decoding and compute-bound prefill, one after the other, at the trainer's share of peak; as "
     "many slots as caches of mean rollouts fit into {room:.0%} of the memory; balanced routing; no drafts, no shared prefixes, no starved engine "
@@ -77,11 +80,11 @@ class Work:
     """Groups (prompts) of a step."""
     rollouts: int = 16
     """Rollouts of a group."""
-    turns: int = 20
+    turns: int = 10
     """Turns of a rollout; from half as many to half as many again."""
-    turn_tokens: int = 150
+    turn_tokens: int = 300
     """Tokens that the policy samples in a turn; from half as many to half as many again."""
-    tool_tokens: int = 600
+    tool_tokens: int = 1200
     """Tokens that a tool answers with."""
     prompt_tokens: int = 1500
     """Tokens of a prompt."""
@@ -212,23 +215,28 @@ def engines(config: Config, machine: Hardware, work: Work) -> Engines:
 
 
 def candidates(gpus: int, cp: int, engine: int) -> list[int]:
-    """GPUs of the trainer in the splits to look at: about sixteen, all multiples of cp, with whole engines for the rest."""
-    step = cp * max(1, round(gpus / 16 / cp))
+    """GPUs of the trainer in the splits to look at: about eight, all multiples of cp, with whole engines for the rest."""
+    step = cp * max(1, round(gpus / 8 / cp))
     return [n for n in range(step, gpus, step) if (gpus - n) % engine == 0]
 
 
 def bound(train: Trainer, sampler: Engines, staleness: int, work: Work) -> float:
-    """Steps per hour that no schedule exceeds in the long run: the trainer never waits, or all slots that admission allows always decode."""
-    running = (staleness + 1) * work.groups * work.rollouts
-    rows = min(sampler.slots, running / sampler.count)
-    sampling = work.groups * work.rollouts * work.own * sampler.token_s(rows) / rows / sampler.count
+    """Steps per hour that no schedule exceeds in the long run: the trainer never waits, or all slots that admission allows are always taken, by
+    rollouts that decode or wait for tools."""
+    held = min(sampler.slots, (staleness + 1) * work.groups * work.rollouts / sampler.count)
+    waits = (mean(work.turns) - 1) * work.tool_s  # the last tool, that of the tests, holds no slot
+    low, high = 0.0, float(held)
+    for _ in range(50):  # the number that decode: the others wait, by Little's law
+        rows = (low + high) / 2
+        low, high = (rows, high) if rows * (1 + waits / work.own / sampler.token_s(rows)) < held else (low, rows)
+    sampling = work.groups * work.rollouts * work.own * sampler.token_s(high) / high / sampler.count
     return 3600 / max(train.step_s, sampling)
 
 
 def play(train_s: float, sampler: Engines, staleness: int, work: Work) -> tuple[float, Outcome]:
     """Steps per hour once the pipeline has filled, and all that the simulator saw."""
-    played = min(PLAYED, work.groups)
-    each = work.groups / played  # real groups that a simulated one stands for
+    groups, rollouts = min(PLAYED[0], work.groups), min(PLAYED[1], work.rollouts)
+    each = work.groups * work.rollouts / groups / rollouts  # real rollouts that a simulated one stands for
     slots = max(1, round(sampler.count * sampler.slots / each))
     seconds: dict[int, float] = {}
 
@@ -240,14 +248,14 @@ def play(train_s: float, sampler: Engines, staleness: int, work: Work) -> tuple[
     lead = staleness + 2
     load = Load(
         heavy_tailed(work.tool_s, work.seed, work.turns, work.turn_tokens, work.sigma),
-        rollouts=work.rollouts,
+        rollouts=rollouts,
         slots=slots,
         token_s=token_s,
         train_s=train_s,
         publish_s=work.publish_s,
         swap_s=work.swap_s,
     )
-    out = simulate("in-flight", Rules(played, staleness, STEPS + 2 * lead), load)
+    out = simulate("in-flight", Rules(groups, staleness, STEPS + 2 * lead), load)
     begin, end = out.steps[lead - 1], out.steps[lead + STEPS - 1]
     return 3600 * STEPS / (end - begin), out
 
@@ -326,14 +334,14 @@ def show(found: list[Split], model: str, hardware: str, work: Work, console: Con
     from rich.table import Table
 
     console = console or Console()
-    title = f"{model} on {hardware}: the split with the most steps per hour"
-    table = Table("GPUs", "age at most", box=None, header_style="bold", title=title, title_justify="left")
-    for heading in ("sampler + trainer", "slots", "step", "steps/hour", "trainer idle", "sampler used", "mean age", "dropped", "dollars/step"):
-        table.add_column(heading, justify="right")
+    title = f"{model} on {hardware}: the split into sampler + trainer with the most steps per hour"
+    table = Table(box=None, header_style="bold", title=title, title_justify="left", padding=(0, 2, 0, 0))
+    for heading in ("GPUs", "S", "split", "slots", "step", "steps/h", "waits", "used", "age", "dropped", "$/step"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for before, one in zip([None, *found], found):
         table.add_row(
             f"{one.gpus}" if before is None or before.gpus != one.gpus else "",
-            f"{one.staleness}" + ("" if one.kept == one.staleness else f", keeps to {one.kept}"),
+            f"{one.staleness}" + ("" if one.kept == one.staleness else f" ({one.kept})"),
             f"{one.sampler} + {one.trainer}",
             f"{one.engines} × {one.slots}",
             span(one.step_s),
@@ -346,12 +354,8 @@ def show(found: list[Split], model: str, hardware: str, work: Work, console: Con
         )
     console.print(table)
     engine = engines(planning.network_of(model), HARDWARE[hardware], work).gpus
-    numbers = asdict(work) | {
-        "tokens": work.tokens,
-        "own": work.own,
-        "rollouts": f"{work.groups} × {work.rollouts}",
-        "played": min(PLAYED, work.groups),
-    }
+    played = " × ".join(f"{min(pair)}" for pair in zip(PLAYED, (work.groups, work.rollouts)))
+    numbers = asdict(work) | {"tokens": work.tokens, "own": work.own, "rollouts": f"{work.groups} × {work.rollouts}", "played": played}
     console.print(ASSUMPTIONS.format(**numbers, steps=STEPS, fullness=FULLNESS, gpus=engine, s="s" if engine > 1 else "", room=ROOM), highlight=False)
 
 

@@ -17,8 +17,8 @@ from ref import async_rl
 MODES = ("synchronous", "one-step-off", "asynchronous", "in-flight")
 ALL = "all four"
 STYLES = {"synchronous": "grey", "one-step-off": "purple", "asynchronous": "sky", "in-flight": "blue"}
-STEPS, WORKERS, TURNS, TOKENS = 10, 2, 4, 20
-"""Of the simulated run: optimiser steps, engines, mean turns of a rollout, mean tokens of a turn."""
+STEPS, TURNS, TOKENS = 10, 4, 20
+"""Of the simulated run: optimiser steps, mean turns of a rollout, mean tokens of a turn."""
 
 
 def token_s(rows: int) -> float:
@@ -34,7 +34,6 @@ def simulated(
         async_rl.heavy_tailed(latency, turns=TURNS, tokens=TOKENS, sigma=sigma),
         rollouts=rollouts,
         slots=slots,
-        workers=WORKERS,
         token_s=token_s,
         train_s=train,
         publish_s=publish,
@@ -86,18 +85,6 @@ def histogram(timelines: tuple[Timeline, ...]) -> bytes:
     return png(fig)
 
 
-@lru_cache(64)
-def shares(timelines: tuple[Timeline, ...]) -> bytes:
-    """Idle shares of trainer and workers, a pair of bars a run."""
-    fig, ax = axes("", "share of the time", 5.4, 3.2, fixed=True)
-    for shift, what, colour in ((-0.2, "trainer idle", "blue"), (0.2, "workers idle", "orange")):
-        ax.bar([n + shift for n in range(len(timelines))], [row(one)[what] for one in timelines], 0.36, color=COLOURS[colour], label=what)
-    ax.set_xticks(range(len(timelines)), [one.name.replace("$", r"\$") for one in timelines], fontsize=8)
-    ax.set(ylim=(0, 1.05), xlim=(-0.6, len(timelines) - 0.4))
-    ax.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
-    return png(fig)
-
-
 def pictures(timelines: tuple[Timeline, ...], name: str) -> None:
     """Timeline, ages, idle shares and figures of some runs."""
     figure(
@@ -114,9 +101,8 @@ def pictures(timelines: tuple[Timeline, ...], name: str) -> None:
             histogram(timelines), f"{name}-ages", age_rows(timelines), "How many updates were made between the sampling of a token and its training."
         )
     with right:
-        caption = "How long the trainer waits for groups, and how long no slot of a worker decodes."
-        figure(shares(timelines), f"{name}-idle", [row(one) for one in timelines], caption)
-    table([row(one) for one in timelines], f"{name}-figures")
+        st.caption("Idle: shares of the time in which the trainer waits for groups, and in which no slot of a worker decodes.")
+        table([row(one) for one in timelines], f"{name}-figures")
 
 
 def runs() -> dict[str, Path]:
@@ -168,7 +154,7 @@ def draw() -> None:
         bind="query-params",
         help="Of asynchronous and in-flight. Synchronous means 0, one-step-off 1.",
     )
-    slots = three.slider("Slots of both workers", 4, 128, 32, 4, key="slots", bind="query-params", help="Rollouts that may run or wait for a tool.")
+    slots = three.slider("Slots", 4, 128, 32, 4, key="slots", bind="query-params", help="Rollouts that may run or wait for a tool.")
     one, two, three, four, five, six = st.columns(6)
     latency = one.slider("Mean time of a tool, s", 0.0, 2.0, 0.2, 0.05, key="latency", bind="query-params")
     sigma = two.slider("Its tail, σ", 0.0, 2.0, 1.0, 0.1, key="tail", bind="query-params", help="Of the log-normal time. 0: all take the same time.")
@@ -198,8 +184,8 @@ def draw() -> None:
     )
     pictures(shown, "async")
     st.caption(
-        f"Simulated: {STEPS} steps, {WORKERS} workers that share nothing with the trainer, rollouts of about {TURNS} turns with {TOKENS} tokens "
-        "each. A worker's step, which gives each of its rows a token, takes 4 ms and 50 µs more for each row."
+        f"Simulated: {STEPS} steps, a worker that shares nothing with the trainer, rollouts of about {TURNS} turns with {TOKENS} tokens each. The "
+        "worker's step, which gives each of its rows a token, takes 4 ms and 50 µs more for each row."
     )
     st.subheader("A real run")
     real()
@@ -213,7 +199,7 @@ PAGE = Page(
     formula=r"\begin{gathered}\text{start a group while } \text{trained} + \text{ready} + \text{running} < (S + v + 1)\,G \\"
     r"\text{drop it if } v - u > S\end{gathered}",
     look="with slow tools the trainer of the synchronous loop waits most of the time, and S = 2 in flight hides much of it. "
-    "Without tools little is gained. A longer tail makes groups late, and late groups are dropped.",
+    "Without tools one step off is as fast. A longer tail makes groups late, and late groups are dropped.",
     draw=draw,
     code=(async_rl.Life, async_rl.simulate),
     technique="async-rl",

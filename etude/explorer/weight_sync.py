@@ -18,8 +18,8 @@ STDS = (0.005, 0.01, 0.02, 0.05, 0.1)
 EVEN, NORMAL = "all of one size", "normal"
 WEIGHTS = 100_000
 """Made-up weights behind each figure."""
-ROWS, VERSIONS = 100, 40
-"""Rows in which the chain holds them, and versions after the first."""
+SMALL, ROWS, VERSIONS = 10_000, 20, 40
+"""Weights of the chain, the rows that hold them, and its versions after the first: it is made anew for each setting."""
 CODINGS = {"gap + step": ("blue", "-", "o"), "XOR": ("red", "--", "s"), "index + value": ("purple", "-.", "^"), "law": ("grey", ":", "")}
 
 
@@ -103,7 +103,7 @@ def bits(std: float, updates: str) -> bytes:
 def chain(lr: float, std: float, updates: str, anchor_every: int, merge_every: int) -> dict[int, dict]:
     """Manifests of a chain of versions of made-up weights, as `Writer` publishes them: an update after each."""
     masters, _ = drawn(std, updates)
-    masters, store = masters.view(ROWS, -1).clone(), dict[str, bytes]()
+    masters, store = masters[:SMALL].view(ROWS, -1).clone(), dict[str, bytes]()
     writer, generator = weight_sync.Writer(store, anchor_every, merge_every), torch.Generator().manual_seed(1)
     manifests = {}
     for version in range(VERSIONS + 1):
@@ -229,7 +229,7 @@ def draw() -> None:
     manifests = chain(*key)
     have = None if empty else max(0, want - behind)
     taken = way(manifests, have, want)
-    fetched, all_of_it = sum(link["bytes"] for link in taken), 2 * WEIGHTS
+    fetched, all_of_it = sum(link["bytes"] for link in taken), 2 * SMALL
     metrics(
         ("Links fetched", len(taken), None),
         ("Bytes", f"{fetched:,}", f"All weights are {all_of_it:,} bytes."),
@@ -264,7 +264,7 @@ PAGE = Page(
     says="The trainer publishes the difference of its bfloat16 weights after each step, and engines rebuild the same bits. How many weights change, "
     "what a changed one costs, and what a reader fetches that has missed some versions. Everything is measured while you look, on made-up weights.",
     formula=r"\text{changed share} = \mathbb{E}\left[\min\left(1, \frac{|\Delta|}{\mathrm{ulp}(w)}\right)\right]",
-    look="at 1e-6 less than a percent of the weights change, and each costs little more than the entropy of its place and step. "
+    look="at 1e-6 a few percent of these weights change, and each costs little more than the entropy of its place and step. "
     "A late reader takes merged deltas; from about 1e-4 on an anchor is soon cheaper than many deltas.",
     draw=draw,
     code=(weight_sync.changed_share, weight_codec.encode_delta, weight_codec.pack, weight_sync.cheapest),

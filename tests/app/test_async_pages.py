@@ -36,8 +36,8 @@ def test_every_control_goes_to_both_ends(page, drive, name):
 @pytest.mark.parametrize(
     ("name", "kind", "key", "value", "least", "most"),
     [
-        ("async-rl", "slider", "staleness", 3, 3, 3),
-        ("async-rl", "slider", "step-time", 2.5, 3, 3),
+        ("async-rl", "slider", "staleness", 3, 2, 2),
+        ("async-rl", "slider", "step-time", 2.5, 2, 2),
         ("weight-sync", "select_slider", "lr", 3e-5, 2, 2),
         ("weight-sync", "slider", "behind", 7, 1, 1),
         ("weight-sync", "slider", "newest", 27, 2, 2),
@@ -45,7 +45,7 @@ def test_every_control_goes_to_both_ends(page, drive, name):
 )
 def test_a_control_draws_what_it_changes_and_nothing_else(page, redrawn, name, kind, key, value, least, most):
     at = page(name)
-    for cached in (async_rl.strips, async_rl.histogram, async_rl.shares, weight_sync.diagram, weight_sync.costs):
+    for cached in (async_rl.strips, async_rl.histogram, weight_sync.diagram, weight_sync.costs):
         cached.cache_clear()
     at.run()
     assert least <= redrawn(at, getattr(at, kind)(key=key), value) <= most
@@ -59,9 +59,7 @@ def test_the_table_says_what_the_simulator_says(page, table):
     shown = table(at, "steps per minute").set_index("run")
     assert list(shown.index) == list(async_rl.MODES)
     for mode in async_rl.MODES:
-        load = ref_async.Load(
-            ref_async.heavy_tailed(0.5, sigma=0.5), rollouts=3, slots=8, workers=2, token_s=async_rl.token_s, train_s=0.4, publish_s=0.0
-        )
+        load = ref_async.Load(ref_async.heavy_tailed(0.5, sigma=0.5), rollouts=3, slots=8, token_s=async_rl.token_s, train_s=0.4, publish_s=0.0)
         out = ref_async.simulate(mode, ref_async.Rules(2, 3, async_rl.STEPS), load)
         row = shown.loc[mode]
         assert row["steps per minute"] == pytest.approx(60 * async_rl.STEPS / out.seconds)
@@ -82,16 +80,16 @@ def test_what_to_look_for_is_so():
 
     slow, fast = of("synchronous", 1.0), of("in-flight", 1.0)
     assert slow.trainer_idle > 0.5 and fast.steps_per_minute > 1.5 * slow.steps_per_minute
-    assert of("in-flight", 0.0).steps_per_minute < 1.5 * of("synchronous", 0.0).steps_per_minute
-    assert of("in-flight", 2.0, 0.0).dropped <= of("in-flight", 2.0, 2.0).dropped > 0
+    assert of("in-flight", 0.0).steps_per_minute < 1.05 * of("one-step-off", 0.0).steps_per_minute
+    assert of("in-flight", 0.2, 0.0).dropped < of("in-flight", 0.2, 1.0).dropped < of("in-flight", 0.2, 2.0).dropped
 
 
 def test_slots_are_all_there_and_versions_go_on():
     """At any moment a worker's slots decode, wait or are free; the versions that it holds rise; the picture's rows are those."""
     one = async_rl.simulated("in-flight", 2, 0.2, 1.0, 10, 3, 4, 0.5, 0.1)
-    assert list(one.slots) == ["worker 0", "worker 1"]
+    assert list(one.slots) == ["worker 0"]
     for who, lines in one.slots.items():
-        assert all(sum(line[1:]) == 5 for line in lines) and [line[0] for line in lines] == sorted(line[0] for line in lines)
+        assert all(sum(line[1:]) == 10 for line in lines) and [line[0] for line in lines] == sorted(line[0] for line in lines)
         versions = [version for _, version in one.held[who]]
         assert versions == sorted(set(versions)) and versions[0] == 0
     assert [version for *_, version in one.steps] == list(range(1, async_rl.STEPS + 1))
@@ -277,7 +275,7 @@ def test_a_reader_fetches_what_the_page_draws(lr, have, want):
     """A reader of `ref.weight_sync` on a store with the same chain reads these shards, and no others."""
     std, updates, anchor, merge = 0.02, weight_sync.NORMAL, 25, 8
     masters, _ = weight_sync.drawn(std, updates)
-    masters, store, generator = masters.view(weight_sync.ROWS, -1).clone(), Recorded(), torch.Generator().manual_seed(1)
+    masters, store, generator = masters[: weight_sync.SMALL].view(weight_sync.ROWS, -1).clone(), Recorded(), torch.Generator().manual_seed(1)
     writer = ref_sync.Writer(store, anchor, merge)
     served = torch.zeros(masters.shape, dtype=torch.bfloat16)
     reader = ref_sync.Reader(store, [ref_sync.Part("w", tuple(masters.shape), 0, served)])
@@ -299,7 +297,7 @@ def test_a_reader_fetches_what_the_page_draws(lr, have, want):
 
 def test_what_to_look_for_in_weight_sync_is_so(page, table):
     rows = {row["learning rate"]: row for row in weight_sync.coded(0.02, weight_sync.NORMAL)}
-    assert rows[1e-6]["law, changed share"] < 0.02 and rows[1e-6]["gap + step"] < 1.25 * rows[1e-6]["law"]
+    assert rows[1e-6]["law, changed share"] < 0.05 and rows[1e-6]["gap + step"] < 1.25 * rows[1e-6]["law"]
     small, large = (weight_sync.late(weight_sync.chain(lr, 0.02, weight_sync.NORMAL, 25, 8), 30) for lr in (1e-6, 1e-4))
     assert all(row["cheapest way"] < row["from nothing"] for row in small)
     assert any(link["link"] == "merged" for link in weight_sync.way(weight_sync.chain(1e-6, 0.02, weight_sync.NORMAL, 25, 8), 12, 30))

@@ -24,10 +24,10 @@ def even(count: int = 1, slots: int = 10**6) -> Engines:
 
 
 def test_lengths_by_hand():
-    """20 turns of 150 tokens, 19 answers of 600, and a prompt; at most 30 turns of 225 tokens."""
+    """10 turns of 300 tokens, 9 answers of 1,200, and a prompt; at most 15 turns of 450 tokens."""
     work = Work()
-    assert work.own == 3000 and work.tokens == 1500 + 3000 + 19 * 600
-    assert work.longest == 1500 + 30 * 225 + 29 * 600
+    assert work.own == 3000 and work.tokens == 1500 + 3000 + 9 * 1200
+    assert work.longest == 1500 + 15 * 450 + 14 * 1200
     odd = replace(work, turns=1, turn_tokens=1)
     assert odd.own == 1 and odd.tokens == 1501 and odd.longest == 1501
 
@@ -65,19 +65,19 @@ def test_slow_tools_want_staleness():
     assert rates[0] < rates[1] < rates[2] < rates[3] <= 3600.001
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
-    st.integers(1, 6), st.integers(1, 4), st.integers(0, 4), st.floats(0.05, 5.0), st.integers(1, 64), st.sampled_from([0.0, 0.3]), st.integers(0, 99)
+    st.integers(1, 6), st.integers(1, 4), st.integers(1, 3), st.integers(0, 4), st.floats(0.05, 5.0), st.integers(1, 64), st.sampled_from([0.0, 0.3])
 )
-def test_nothing_is_faster_than_the_bound(groups, rollouts, staleness, train_s, slots, tool_s, seed):
-    """Rollouts of one length, so that ten steps are as long as any other ten; engines whose tokens take longer the more rollouts decode."""
-    work = Work(groups, rollouts, 1, 1, 0, 1, tool_s, 1.0, (staleness,), 0.0, 0.0, seed)
-    groups = min(groups, splits.PLAYED)
+def test_nothing_is_faster_than_the_bound(groups, rollouts, turns, staleness, train_s, slots, tool_s):
+    """Tools that take one time, rollouts that sample a token a turn; engines whose tokens take longer the more rollouts decode."""
+    work = Work(groups, rollouts, turns, 1, 0, 1, tool_s, 0.0, (staleness,), 0.0, 0.0)
+    groups = min(groups, splits.PLAYED[0])
     work = replace(work, groups=groups)
     sampler = Engines(1, 1, slots, lambda rows: 0.2 + 0.01 * rows)
     rate, out = splits.play(train_s, sampler, staleness, work)
     train = Trainer(1, train_s, 0.0, True)
-    # What was sampled before the ten steps helps them: the bound is one of long runs.
+    # What was sampled before the steps that count helps them: the bound is one of long runs.
     ahead = (staleness + 1) / splits.STEPS
     assert rate <= 3600 / train_s * (1 + 1e-9)
     assert rate <= splits.bound(train, sampler, staleness, work) * (1 + ahead) * (1 + 1e-9)
@@ -126,14 +126,16 @@ def test_splits_use_all_gpus(gpus, cp, engine):
         assert 0 < train < gpus and train % cp == 0 and (gpus - train) % engine == 0
 
 
+FEW = Work(groups=64, rollouts=4, turns=2, tool_s=0.5, staleness=(4, 1, 2))
+
+
 @pytest.fixture(scope="module")
 def found():
-    work = Work(groups=32, rollouts=4, turns=4, staleness=(4, 1, 2))
-    return splits.splits("qwen3_30b_a3b", [64, 16], 2, 8, 32_768, "h200", work)
+    return splits.splits("qwen3_30b_a3b", [32, 16], 2, 8, 32_768, "h200", FEW)
 
 
 def test_the_table_is_in_order_and_its_gpus_add_up(found):
-    assert [(one.gpus, one.staleness) for one in found] == [(16, 1), (16, 2), (16, 4), (64, 1), (64, 2), (64, 4)]
+    assert [(one.gpus, one.staleness) for one in found] == [(16, 1), (16, 2), (16, 4), (32, 1), (32, 2), (32, 4)]
     for one in found:
         assert one.sampler + one.trainer == one.gpus and one.engines == one.sampler and one.kept <= one.staleness
         assert 0 <= one.trainer_idle <= 1 and 0 < one.sampler_used and 0 <= one.dropped < 1 and one.mean_age <= one.kept
@@ -141,25 +143,23 @@ def test_the_table_is_in_order_and_its_gpus_add_up(found):
     for before, one in zip(found, found[1:]):
         if before.gpus == one.gpus:
             assert one.steps_per_hour >= before.steps_per_hour, "a higher bound is never slower"
-    assert found[3].steps_per_hour > 2 * found[0].steps_per_hour
+    assert found[5].steps_per_hour > 1.5 * found[2].steps_per_hour, "twice the GPUs"
 
 
 def test_no_other_split_is_faster(found):
     """All candidates, simulated: those that were left out could not have won by more than what they were left out for."""
-    work = Work(groups=32, rollouts=4, turns=4)
-    one = found[0]
-    engine = splits.engines(QWEN, H200, work)
+    one, engine = found[1], splits.engines(QWEN, H200, FEW)
     for gpus in splits.candidates(16, 2, 1):
-        train = splits.trainer("qwen3_30b_a3b", gpus, 2, 8, 32_768, "h200", work)
+        train = splits.trainer("qwen3_30b_a3b", gpus, 2, 8, 32_768, "h200", FEW)
         if train.fits:
-            rate, _ = splits.play(train.step_s, replace(engine, count=16 - gpus), 1, work)
+            rate, _ = splits.play(train.step_s, replace(engine, count=16 - gpus), 2, FEW)
             assert rate <= one.steps_per_hour * splits.CLOSE
 
 
 def test_from_the_command_line(tmp_path, ask):
     few = ["--set", "groups=8", "--set", "rollouts=2", "--set", "turns=2", "--set", "staleness=[1,2]"]
     code, said, error = ask("plan", "--rl", "--gpus", 16, *few, "--out", tmp_path)
-    assert code == 0 and not error and "qwen3_30b_a3b on h200" in said and "steps/hour" in said
+    assert code == 0 and not error and "qwen3_30b_a3b on h200" in said and "steps/h" in said
     assert "8 × 2 rollouts" in " ".join(said.split())
     written = json.loads((tmp_path / "rl-plan.json").read_text())
     assert [(one["gpus"], one["staleness"]) for one in written["splits"]] == [(16, 1), (16, 2)]
@@ -177,7 +177,7 @@ def test_from_the_command_line(tmp_path, ask):
         (["--gpus", 4], "no split of 4 GPUs fits: the trainer's ranks would hold"),
         (["--set", "tool_s=-1"], "tool_s must be at least 0, got -1"),
         (["--set", "staleness=[]"], "staleness must hold one bound or more"),
-        (["--set", "turns=100"], "rollouts of up to 124,650 tokens do not fit rows of 32,768"),
+        (["--set", "turns=100"], "rollouts of up to 247,800 tokens do not fit rows of 32,768"),
         (["--set", "tols=3"], "tols"),
         (["--hardware", "abacus"], "unknown hardware 'abacus'"),
         (["--model", "nothing"], "--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder"),
