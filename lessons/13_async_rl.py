@@ -217,7 +217,7 @@ for name, out in (("(1) alone", unbounded), ("(1) and (2)", bounded)):
 # %% [markdown]
 # ## The bound and its bias
 #
-# With (2), a group that is too old when a step would take it is dropped, and another one takes its place. That is not free. Who is dropped is not
+# With (2), a group that is too old when a step would take it is dropped, and another one takes its place. That is not free. What is dropped is not
 # chosen by chance:
 
 # %%
@@ -230,12 +230,12 @@ for what in ("trained", "dropped"):
         print(f"{what:8s} {len(rollouts) // load.rollouts:4d} groups: {turns:.2f} turns and {waits:.1f} s of tools a rollout")
 
 # %% [markdown]
-# What is dropped is slow, and what is slow has more turns and slower tools. A policy that is trained on the rest never hears how its longest
-# rollouts ended. A larger $S$, or a shallower queue, drops less; and whoever reports a success rate should report the dropped groups beside it.
+# What is dropped is slow, and what is slow has more turns and slower tools. A policy that is trained on the rest hears less of how its slow
+# rollouts ended. Whoever reports a success rate should report the dropped groups beside it.
 #
 # ## Versions, token by token
 #
-# An engine without a trick finishes its rollouts with the old weights before it loads new ones. With *updates in flight* it loads them between two
+# A plain engine finishes its rollouts with the old weights before it loads new ones. With *updates in flight* it loads them between two
 # tokens, and goes on: later tokens of a long rollout are fresher. Every token keeps the version that sampled it. Prompts and the answers of tools
 # were sampled by nobody; their version is −1.
 #
@@ -276,7 +276,7 @@ check(3, check_3)
 # $\mu(o_t)$ in (3) is the probability under which the token was drawn. It is tempting to keep only versions and to compute $\mu$ later, with the
 # weights of that version. With updates in flight that is another number. Keys and values of earlier tokens were computed with older weights, and
 # the new weights read them. No single version ever had this distribution. An engine could read the whole context again after each swap
-# (`cache="recompute"`), which costs a prefill. Both ways, tokens 12 and later sampled by new weights:
+# (`cache="recompute"`), which costs a prefill. Both ways, with new weights from the twelfth place on:
 
 # %%
 old, new = network().double().requires_grad_(False), network().double().requires_grad_(False)
@@ -446,8 +446,8 @@ for x in config.latencies:
 # %% [markdown]
 # Without tools, overlap gains what training and sampling hide of each other: exercise 1, with machines of their own. With slow tools it gains much
 # more, and most of it in flight. One-step-off still waits for the slowest rollout of each step. An engine that has to empty itself before it loads
-# samples little meanwhile, and what it began just before an update is soon too old: it drops the most. The price of throughput is age: it settles
-# close to $S$, because sampling runs ahead as far as it may.
+# samples little meanwhile, and what it began just before an update is soon too old: it drops the most. The price of throughput is age. Where tools
+# are quick it lies close to $S$, because sampling runs ahead as far as it may.
 #
 # ## Processes
 #
@@ -521,8 +521,8 @@ left, again = trained(base / "flight", parts)
 print(f"trained again from the journal: the same bits: {same(left, again)}")
 
 # %% [markdown]
-# The second process of worker-1 took up what the first one had left. A group that is played anew keeps its number, and with it its task and its
-# random numbers; no group was trained on twice. *When* things happened is different each time this is run. What the trainer did is in the journal,
+# What the first process of worker-1 left unfinished was played anew, by its second process or by worker-0. Such a group keeps its number, and with
+# it its task and its random numbers, and no group was trained on twice. *When* things happened is different each time this is run. What the trainer did is in the journal,
 # and replays. Which versions wrote the tokens of each group, and which step took it:
 
 # %%
