@@ -522,8 +522,8 @@ print(f"trained again from the journal: the same bits: {same(left, again)}")
 
 # %% [markdown]
 # What the first process of worker-1 left unfinished was played anew, by its second process or by worker-0. Such a group keeps its number, and with
-# it its task and its random numbers, and no group was trained on twice. *When* things happened is different each time this is run. What the trainer did is in the journal,
-# and replays. Which versions wrote the tokens of each group, and which step took it:
+# it its task and its random numbers, and no group was trained on twice. *When* things happened is different each time this is run. What the
+# trainer did is in the journal, and replays. Which versions wrote the tokens of each group, and which step took it:
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
