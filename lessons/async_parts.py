@@ -46,7 +46,7 @@ class Talk:
         return [7, 8] if self.turns < 3 else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Room:
     """A tool takes `tool_s` seconds on the average, log-normal with σ = 1."""
 
