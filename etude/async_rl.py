@@ -8,16 +8,16 @@ small recipe. It measures success on held-out tasks before and after, and draws 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from etude import async_timeline
-from kit.process import keep_freed_memory
+from kit.process import keep_freed_memory, on_cores
 from kit.runs import Run, Stage
 from kit.settings import RunError
 from ref.async_rl import Rules
@@ -25,7 +25,7 @@ from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import load_hf, release, save_hf
 from ref.network.masters import Masters
-from ref.rl import Payment, Played, Settings, improve
+from ref.rl import Payment, Played, Settings, improve, one_by_one
 from scaled.async_rl import services
 from scaled.async_rl.local import Plan, play
 from sims.microrepo.world import MicroWorld
@@ -95,14 +95,14 @@ class Small:
 
     def learner(self) -> Trained:
         keep_freed_memory()
-        return Trained(self.c)
+        return Trained(self.c, on_cores)
 
 
 class Trained:
-    """`scaled.async_rl.services.Learner`: Dr. GRPO with Adam, as in the small recipe."""
+    """`scaled.async_rl.services.Learner`: Dr. GRPO with Adam, as in the small recipe. `each`: as for `ref.rl.improve`."""
 
-    def __init__(self, c: Async):
-        self.c, self.done = c.rl, 0
+    def __init__(self, c: Async, each: Callable[[Callable[[Any], Any], Sequence[Any]], list] = one_by_one):
+        self.c, self.each, self.done = c.rl, each, 0
         self.masters = Masters(load_hf(c.checkpoint), torch.bfloat16)
         self.reference = load_hf(c.checkpoint).bfloat16().requires_grad_(False) if c.rl.payment.kl else None
         self.optimizer = torch.optim.Adam(self.masters.masters.parameters(), lr=c.rl.lr, betas=(0.9, 0.95), fused=True)
@@ -112,7 +112,7 @@ class Trained:
         return self.masters.model
 
     def step(self, played: Sequence[Played]) -> dict[str, float]:
-        found = improve(self.c, self.masters.model, self.reference, played)
+        found = improve(self.c, self.masters.model, self.reference, played, each=self.each)
         self.optimizer.param_groups[0]["lr"] = self.c.lr * self.c.rate(self.done)
         norm = self.masters.step([self.optimizer], gradients=found.gradients)
         self.done += 1

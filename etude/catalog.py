@@ -29,7 +29,7 @@ class Technique:
     lesson: str | None = None
     """The lesson that teaches it."""
     page: str | None = None
-    """Name of the explorer's page, as in its URL: etude/explorer/NAME.py."""
+    """Name of the explorer's page, as in its URL: etude/explorer/NAME.py, where hyphens are underscores."""
     figure: str | None = None
     """The measurement that the README or a page of docs/ shows."""
     tests: tuple[str, ...] = ()
@@ -264,6 +264,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         kernel="kernels/weight_sync.py",
         sim="sims/weight_sync.py",
         lesson="lessons/12_weight_sync.py",
+        page="weight-sync",
         figure="results/figures/weight-sync.png",
         tests=("tests/ref/test_weight_sync.py", "tests/ref/test_weight_codec.py"),
     ),
@@ -273,6 +274,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         source="§4.1, §6.2; arXiv:2509.19128",
         sim="etude/async_rl.py",
         lesson="lessons/13_async_rl.py",
+        page="async-rl",
         tests=("tests/mirror/test_async_command.py", "tests/ref/test_async_rl.py"),
     ),
     Technique(

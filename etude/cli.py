@@ -168,6 +168,10 @@ def plan(
         str | None,
         typer.Option(help="nvfp4-token, mxfp8 or bfloat16: lists the kernels of one MoE layer instead.", show_default="none", metavar="FORMAT"),
     ] = None,
+    rl: Annotated[bool, typer.Option("--rl", help="Asynchronous RL: the best split of GPUs between sampler and trainer, by staleness.")] = False,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="With --rl: one setting, such as tool_s=20; repeatable.", metavar="KEY=VALUE")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the plan as JSON, and the picture of a step.", show_default="none")] = None,
 ) -> None:
     """Estimate the memory, traffic, time and price of one step of a full run, or of all stages of the recipe, on a given number of GPUs."""
@@ -175,6 +179,7 @@ def plan(
     from kit.settings import RunError
 
     given = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    given = {"set" if name == "sets" else name for name in given}
     if kernels:
         if wrong := sorted(given - {"kernels", "out"}):
             raise RunError(f"--{wrong[0]} is not for --kernels, whose shapes and GPUs are fixed; leave one of the two out")
@@ -190,6 +195,13 @@ def plan(
             raise RunError(f"--{wrong[0]} has no part in the list of launches, which is that of one layer on one GPU")
         planning.show_launches(model, rows * length, launches)
         return
+    if rl:
+        if wrong := sorted(given - {"rl", "model", "gpus", "cp", "ep", "length", "hardware", "set", "out"}):
+            raise RunError(f"--{wrong[0]} is not for --rl, which splits GPUs between sampler and trainer; leave one of the two out")
+        _plan_rl(model, gpus or [8, 64, 512], cp, ep, length, hardware, sets or [], out)
+        return
+    if sets:
+        raise RunError("--set is for --rl; a step and the recipe have options and a TOML file of their own")
     if recipe is None and checkpoint is not None:
         raise RunError("--checkpoint needs --recipe; for one step use --model FOLDER")
     if recipe is not None:
@@ -223,6 +235,24 @@ def _plan_recipe(recipe: Path, model: str, gpus: list[int], hardware: str, out: 
     if out is not None:
         prices.write(found, out)
         print(f"plan: {out / 'recipe-plan.json'}")
+
+
+def _plan_rl(model: str, gpus: list[int], cp: int, ep: int, length: int, hardware: str, sets: list[str], out: Path | None) -> None:
+    from etude import splits
+    from kit.settings import fill
+
+    work = fill(splits.Work, None, sets)
+    seen = sys.stderr.isatty()
+
+    def told(done: int, of: int, number: int) -> None:
+        if seen:
+            print(f"\r{done} of {of}, {number} GPUs" + ("\n" if done == of else ""), end="", file=sys.stderr, flush=True)
+
+    found = splits.splits(model, gpus, cp, ep, length, hardware, work, told)
+    splits.show(found, model, hardware, work)
+    if out is not None:
+        splits.write(found, work, out)
+        print(f"plan: {out / 'rl-plan.json'}")
 
 
 @app.command("results")

@@ -52,10 +52,10 @@ import heapq
 import itertools
 import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -63,7 +63,7 @@ from torch import Tensor
 
 from ref.checks import expect
 
-__all__ = ["Demo", "Event", "Life", "Load", "Outcome", "Rules", "Span", "demo", "sequence_mask", "simulate", "truncated_ratios"]
+__all__ = ["Demo", "Event", "Life", "Load", "Occupied", "Outcome", "Rules", "Span", "demo", "sequence_mask", "simulate", "truncated_ratios"]
 
 State = Literal["running", "ready", "trained", "dropped"]
 
@@ -104,13 +104,14 @@ class Life:
     def __init__(self, rules: Rules, journal: Iterable[Event] = ()):
         self.rules, self.version, self.journal = rules, 0, []
         self.state: dict[int, State] = {}
+        self.by_state: dict[State, set[int]] = {"running": set(), "ready": set(), "trained": set(), "dropped": set()}
         self.oldest: dict[int, int] = {}
         for event in journal:
             self.apply(event)
 
     def count(self, *states: State) -> int:
         """Number of groups in any of these states."""
-        return sum(state in states for state in self.state.values())
+        return sum(len(self.by_state[state]) for state in states)
 
     @property
     def admissible(self) -> int:
@@ -140,7 +141,7 @@ class Life:
 
     def take(self) -> tuple[int, ...] | None:
         """The groups of the next step, those that started first, or None if too few are ready. Groups beyond the bound are dropped, (2)."""
-        ready = [group for group, state in self.state.items() if state == "ready"]
+        ready = sorted(self.by_state["ready"])
         for group in ready:
             if self.version - self.oldest[group] > self.rules.staleness:
                 self.drop(group)
@@ -163,7 +164,7 @@ class Life:
                 raise ValueError(f"group {len(self.state)} starts next, at version {self.version}; got group {groups[0]} at {event.version}")
             if not self.admissible:
                 raise ValueError(f"no group may start: {self.count('running', 'ready', 'trained')} have, at version {self.version}")
-            self.state[groups[0]] = "running"
+            self.put(groups[0], "running")
         else:
             wanted = {"ready": ("running",), "drop": ("running", "ready"), "train": ("ready",)}[kind]
             for group in groups:
@@ -184,8 +185,14 @@ class Life:
                 self.version += 1
             after: dict[str, State] = {"ready": "ready", "drop": "dropped", "train": "trained"}
             for group in groups:
-                self.state[group] = after[kind]
+                self.put(group, after[kind])
         self.journal.append(event)
+
+    def put(self, group: int, state: State) -> None:
+        if group in self.state:
+            self.by_state[self.state[group]].remove(group)
+        self.state[group] = state
+        self.by_state[state].add(group)
 
 
 def truncated_ratios(log_ratio: Float[Tensor, "B T"], cap: float = 2.0) -> Float[Tensor, "B T"]:
@@ -250,6 +257,19 @@ class Span:
     """Of the weights that are trained, used or loaded."""
 
 
+@dataclass(frozen=True)
+class Occupied:
+    """What the slots of an engine do from a moment on, until its next entry."""
+
+    who: str
+    """ "worker N"."""
+    at: float
+    decoding: int
+    waiting: int
+    """Rollouts whose tool runs."""
+    free: int
+
+
 @dataclass
 class Outcome:
     """What `simulate` saw, in virtual seconds."""
@@ -264,6 +284,7 @@ class Outcome:
     """Age → number of tokens that were trained on at that age."""
     group_ages: Counter[int] = field(default_factory=Counter)
     spans: list[Span] = field(default_factory=list)
+    slots: list[Occupied] = field(default_factory=list)
     journal: list[Event] = field(default_factory=list)
 
     @property
@@ -308,18 +329,27 @@ def simulate(mode: Mode, rules: Rules, load: Load) -> Outcome:
 class _Rollout:
     group: int
     turns: list[tuple[int, float]]
-    left: float = 0.0  # tokens of the current turn that are still to come
+    begun: float = 0.0  # the engine's progress up to which its tokens are counted
     tokens: Counter = field(default_factory=Counter)  # version → tokens
 
 
 class _Engine:
     def __init__(self, name: str, slots: int):
-        self.name, self.slots, self.version, self.active, self.waiting = name, slots, 0, [], 0
+        self.name, self.slots, self.version, self.waiting = name, slots, 0, 0
         self.until = 0.0  # it loads weights until then
+        self.progress = 0.0  # tokens that a rollout would have sampled that had been active from the beginning
+        self.active: list[tuple[float, int, _Rollout]] = []  # a heap, by the progress at which the turn ends
+        self.seen: tuple[int, int] | None = None  # active and waiting rollouts, as last noted
 
     @property
     def free(self) -> int:
         return self.slots - len(self.active) - self.waiting
+
+    def count(self, rollout: _Rollout, until: float) -> None:
+        """Note a rollout's tokens up to this progress: they are of the engine's version."""
+        if until - rollout.begun > 1e-6:
+            rollout.tokens[self.version] += until - rollout.begun
+        rollout.begun = until
 
 
 class _Clock:
@@ -329,7 +359,7 @@ class _Clock:
         self.mode, self.load, self.life, self.now, self.out = mode, load, Life(rules), 0.0, Outcome()
         parts = [load.slots // load.workers + (n < load.slots % load.workers) for n in range(load.workers)]
         self.engines = [_Engine(f"worker {n}", slots) for n, slots in enumerate(parts)]
-        self.queue: list[_Rollout] = []  # rollouts of started groups that have no slot yet
+        self.queue: deque[_Rollout] = deque()  # rollouts of started groups that have no slot yet
         self.left: Counter[int] = Counter()  # group → rollouts that have not ended
         self.tokens: dict[int, Counter] = {}
         self.later: list[tuple[float, int, Callable[[], None]]] = []  # what happens at a fixed time
@@ -337,6 +367,7 @@ class _Clock:
         self.training: tuple[int, ...] | None = None
         self.work = self.began = 0.0  # seconds of the step that are still to do, and when it began
         self.newest = 0  # the version that engines can load
+        self.doing: dict[str, tuple[Any, int, float]] = {}  # engine → what it does, with which version, since when
 
     def at(self, seconds: float, what: Callable[[], None]) -> None:
         heapq.heappush(self.later, (self.now + seconds, next(self.order), what))
@@ -348,11 +379,13 @@ class _Clock:
             while self.later and self.later[0][0] <= self.now:
                 heapq.heappop(self.later)[2]()
             for engine in self.engines:
-                for rollout in [r for r in engine.active if r.left <= 1e-9]:
-                    self.end_turn(engine, rollout)
+                while engine.active and engine.active[0][0] <= engine.progress + 1e-6:
+                    self.end_turn(engine, *heapq.heappop(engine.active))
             if self.training is not None and self.work <= 1e-12:
                 self.end_step()
             self.dispatch()
+        for engine in self.engines:
+            self.note(engine.name, "idle", -1)
         self.out.seconds, self.out.journal = self.now, self.life.journal
         self.out.trained, self.out.dropped = self.life.count("trained"), self.life.count("dropped")
         return self.out
@@ -371,7 +404,7 @@ class _Clock:
         times += [engine.until - self.now for engine in self.engines if engine.until > self.now]
         for engine in self.engines:
             if self.decoding(engine):
-                times.append(min(r.left for r in engine.active) * self.load.token_s(len(engine.active)) / sampler)
+                times.append((engine.active[0][0] - engine.progress) * self.load.token_s(len(engine.active)) / sampler)
         if self.training is not None:
             times.append(self.work / trainer)
         if not times:
@@ -382,27 +415,28 @@ class _Clock:
         sampler, trainer = self.speeds()
         for engine in self.engines:
             what = "swap" if engine.until > self.now else "decode" if engine.active else "idle"
-            self.note(engine.name, what, seconds, engine.version)
+            if seconds > 0:
+                self.note(engine.name, what, engine.version)
+            if seconds > 0 and engine.seen != (len(engine.active), engine.waiting):
+                engine.seen = len(engine.active), engine.waiting
+                self.out.slots.append(Occupied(engine.name, self.now, *engine.seen, engine.free))
             if what == "decode":
-                tokens = seconds * sampler / self.load.token_s(len(engine.active))
-                for rollout in engine.active:
-                    rollout.left -= tokens
-                    rollout.tokens[engine.version] += tokens
+                engine.progress += seconds * sampler / self.load.token_s(len(engine.active))
         if self.training is not None:
             self.work -= seconds * trainer
         self.now += seconds
 
-    def note(self, who: str, what, seconds: float, version: int) -> None:
-        if seconds <= 0:
+    def note(self, who: str, what: Any, version: int) -> None:
+        """From now on, this is what an engine does."""
+        before = self.doing.get(who)
+        if before is not None and before[:2] == (what, version):
             return
-        last = next((span for span in reversed(self.out.spans[-2 * len(self.engines) - 2 :]) if span.who == who), None)
-        if last is not None and (last.what, last.version) == (what, version) and last.end == self.now:
-            self.out.spans[self.out.spans.index(last, -2 * len(self.engines) - 2)] = replace(last, end=self.now + seconds)
-        else:
-            self.out.spans.append(Span(who, what, self.now, self.now + seconds, version))
+        if before is not None:
+            self.out.spans.append(Span(who, before[0], before[2], self.now, before[1]))
+        self.doing[who] = what, version, self.now
 
-    def end_turn(self, engine: _Engine, rollout: _Rollout) -> None:
-        engine.active.remove(rollout)
+    def end_turn(self, engine: _Engine, due: float, _: int, rollout: _Rollout) -> None:
+        engine.count(rollout, due)
         wait = rollout.turns.pop(0)[1]
         if rollout.turns:
             engine.waiting += 1
@@ -415,8 +449,11 @@ class _Clock:
 
     def resume(self, engine: _Engine, rollout: _Rollout) -> None:
         engine.waiting -= 1
-        rollout.left = float(rollout.turns[0][0])
-        engine.active.append(rollout)
+        self.begin_turn(engine, rollout)
+
+    def begin_turn(self, engine: _Engine, rollout: _Rollout) -> None:
+        rollout.begun = engine.progress
+        heapq.heappush(engine.active, (engine.progress + rollout.turns[0][0], next(self.order), rollout))
 
     def end_step(self) -> None:
         assert self.training is not None
@@ -438,6 +475,8 @@ class _Clock:
         for engine in self.engines:
             # Without updates in flight an engine must be empty before it loads.
             if engine.version < self.newest and engine.until <= self.now and (self.mode == "in-flight" or not engine.active and not engine.waiting):
+                for *_, rollout in engine.active:
+                    engine.count(rollout, engine.progress)
                 engine.version, engine.until = self.newest, self.now + self.load.swap_s
         if self.training is None and (groups := self.life.take()) is not None:
             self.training, self.work, self.began = groups, self.load.train_s, self.now
@@ -451,7 +490,7 @@ class _Clock:
             # What starts with weights that are too old already would be dropped in the end.
             old = engine.version < self.life.version - self.life.rules.staleness
             while self.queue and engine.free and engine.until <= self.now and not drains and not old:
-                engine.active.append(self.queue.pop(0))
+                self.begin_turn(engine, self.queue.popleft())
 
     def late(self) -> bool:
         """One-step-off: whether a step could begin but has not, because the one before is not done."""
@@ -463,17 +502,19 @@ class _Clock:
             turns = [(int(tokens), float(wait)) for tokens, wait in self.load.turns(group, number)]
             if not turns or min(tokens for tokens, _ in turns) < 1 or min(wait for _, wait in turns) < 0:
                 raise ValueError(f"rollout {number} of group {group} must have turns of at least one token and no negative wait")
-            self.queue.append(_Rollout(group, turns, float(turns[0][0])))
+            self.queue.append(_Rollout(group, turns))
 
 
-def heavy_tailed(latency: float, seed: int = 0, turns: int = 4, tokens: int = 20) -> Callable[[int, int], list[tuple[int, float]]]:
-    """Turns whose tools take a log-normal time with mean `latency` seconds and σ = 1; numbers of turns and tokens vary by a half."""
+def heavy_tailed(
+    latency: float, seed: int = 0, turns: int = 4, tokens: int = 20, sigma: float = 1.0
+) -> Callable[[int, int], list[tuple[int, float]]]:
+    """Turns whose tools take a log-normal time with mean `latency` seconds and this σ; numbers of turns and tokens vary by a half."""
 
     def draw(group: int, rollout: int) -> list[tuple[int, float]]:
         rng = random.Random(f"{seed}-{group}-{rollout}")
         number = rng.randint(max(1, turns // 2), turns + turns // 2)
         return [
-            (rng.randint(max(1, tokens // 2), tokens + tokens // 2), latency * rng.lognormvariate(-0.5, 1.0) if latency else 0.0)
+            (rng.randint(max(1, tokens // 2), tokens + tokens // 2), latency * rng.lognormvariate(-(sigma**2) / 2, sigma) if latency else 0.0)
             for _ in range(number)
         ]
 

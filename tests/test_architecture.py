@@ -347,7 +347,7 @@ def broken_links(technique: catalog.Technique, readme_text: str, claimed: set[st
             missing.append(f"results/claims.json has no claim of {experiment.name}")
         if f"`etude figure {experiment.name}`" not in readme_text:
             missing.append(f"README quotes no number of {experiment.name}")
-    if technique.page and not (ROOT / "etude" / "explorer" / f"{technique.page}.py").is_file():
+    if technique.page and not (ROOT / "etude" / "explorer" / f"{technique.page.replace('-', '_')}.py").is_file():
         missing.append(f"the explorer has no page {technique.page}")
     return missing + [f"README does not mention {path}" for path in paths if f"]({path})" not in readme_text]
 

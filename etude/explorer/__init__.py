@@ -2,12 +2,12 @@
 
 import streamlit as st
 
-from etude.explorer import advantages, claims, kl, lesson, mtp, penalties, recipe, replay, summary
+from etude.explorer import advantages, async_rl, claims, kl, lesson, mtp, penalties, recipe, replay, summary, weight_sync
 from etude.explorer.page import LESSON, Page, show
 
 __all__ = ["PAGES", "Page", "start"]
 
-PAGES: tuple[Page, ...] = tuple(module.PAGE for module in (recipe, mtp, advantages, kl, penalties, summary, replay, claims))
+PAGES: tuple[Page, ...] = tuple(module.PAGE for module in (recipe, mtp, advantages, kl, penalties, summary, replay, async_rl, weight_sync, claims))
 
 
 def start(first: str = "recipe") -> None:

@@ -3,6 +3,7 @@
     folders()          all runs by display name; the committed example last
     finished()         the finished ones, newest first
     chosen(files)      draws the box and the line; returns the folder whose examples the page shows
+    choice(names, key) draws a box alone, and keeps what is chosen in the URL
 
 Runs are searched for where the explorer was started. If the chosen run has no examples yet, the page says how to make them and shows the
 committed ones.
@@ -20,7 +21,7 @@ from etude.explorer import examples
 from etude.report.record import STAGES
 from sims.examples import PLACE
 
-__all__ = ["EXAMPLE", "RUNS", "TAKEN", "Source", "chosen", "facts", "finished", "folders", "missing", "plain"]
+__all__ = ["EXAMPLE", "RUNS", "TAKEN", "Source", "choice", "chosen", "facts", "finished", "folders", "missing", "plain"]
 
 RUNS = Path("runs")
 """Where `etude run` puts runs, relative to where the explorer was started."""
@@ -85,7 +86,7 @@ def chosen(*files: str) -> Path:
     runs = {run.name: run for run in finished()}
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     with left:
-        run = runs.get(_choice([*runs, EXAMPLE]))
+        run = runs.get(choice([*runs, EXAMPLE], "examples"))
     with right:
         if run is not None and all((run.folder / PLACE / file).is_file() for file in files):
             st.caption(" · ".join([f"Shown: **{plain(run.name)}**, your run in {plain(str(run.folder))}", *map(plain, run.facts)]))
@@ -103,20 +104,20 @@ def chosen(*files: str) -> Path:
     return examples.FOLDER
 
 
-def _choice(names: list[str]) -> str:
-    """The name in the box, shared by all pages. The code writes a choice to the URL by hand: a box bound to the URL leaves out its current
-    default, and the same link would show another run once a newer one is finished. Without a choice the URL does not change, because a page
-    that writes to it on opening would add an entry to the browser's history."""
-    state, asked = st.session_state.setdefault("examples-state", {"seen": None, "asked": None}), st.query_params.get("examples")
-    begins = asked != state["asked"] or "examples" not in st.session_state  # a link, the browser's Back, or another page
-    wanted = (asked or state["seen"]) if begins else st.session_state["examples"]
+def choice(names: list[str], key: str) -> str:
+    """The name in the box, shared by all pages with this key in the URL. The code writes a choice to the URL by hand: a box bound to the URL
+    leaves out its current default, and the same link would show another run once a newer one is finished. Without a choice the URL does not
+    change, because a page that writes to it on opening would add an entry to the browser's history."""
+    state, asked = st.session_state.setdefault(f"{key}-state", {"seen": None, "asked": None}), st.query_params.get(key)
+    begins = asked != state["asked"] or key not in st.session_state  # a link, the browser's Back, or another page
+    wanted = (asked or state["seen"]) if begins else st.session_state[key]
     if wanted and wanted not in names:
         st.warning(missing("finished run", [wanted]))
     if begins or wanted not in names:
-        st.session_state["examples"] = wanted if wanted in names else names[0]
-    state["seen"], state["asked"] = st.selectbox("Run, newest first", names, key="examples"), asked
+        st.session_state[key] = wanted if wanted in names else names[0]
+    state["seen"], state["asked"] = st.selectbox("Run, newest first", names, key=key), asked
     if asked != state["seen"] and (asked or state["seen"] != names[0]):
-        st.query_params["examples"] = state["asked"] = state["seen"]
+        st.query_params[key] = state["asked"] = state["seen"]
     return state["seen"]
 
 

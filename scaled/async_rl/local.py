@@ -87,7 +87,8 @@ def play(
 
         def start(name: str) -> None:
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(plan, at, name, epochs[name], there), daemon=True)
+            # Not a daemon, which could not start processes of its own; it ends with this one all the same.
+            process = context.Process(target=_serve, args=(plan, at, name, epochs[name], there))
             epochs[name] += 1
             process.start()
             there.close()

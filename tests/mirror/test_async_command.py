@@ -32,7 +32,7 @@ def steps(out):
 def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, tmp_path):
     out = tmp_path / "run"
     process = forks.start(*words(tiny_run, out, rl__steps=6), said=tmp_path / "first")
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while len(steps(out)) < 2 and process.is_alive():
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -1,0 +1,220 @@
+"""Asynchronous RL: trainer and workers over time, simulated while the reader moves the controls, and of a real run."""
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import streamlit as st
+
+from etude.explorer import provenance, timeline
+from etude.explorer.page import COLOURS, Page, axes, figure, png, table
+from etude.explorer.spans import metrics
+from etude.explorer.timeline import Timeline
+from kit.settings import RunError
+from ref import async_rl
+
+MODES = ("synchronous", "one-step-off", "asynchronous", "in-flight")
+ALL = "all four"
+STYLES = {"synchronous": "grey", "one-step-off": "purple", "asynchronous": "sky", "in-flight": "blue"}
+STEPS, WORKERS, TURNS, TOKENS = 10, 2, 4, 20
+"""Of the simulated run: optimiser steps, engines, mean turns of a rollout, mean tokens of a turn."""
+
+
+def token_s(rows: int) -> float:
+    """Seconds of an engine's step in which each row samples a token: 4 ms, and 50 µs more for each row."""
+    return 0.004 + 0.00005 * rows
+
+
+@lru_cache(128)
+def simulated(
+    mode: str, staleness: int, latency: float, sigma: float, slots: int, groups: int, rollouts: int, train: float, publish: float
+) -> Timeline:
+    load = async_rl.Load(
+        async_rl.heavy_tailed(latency, turns=TURNS, tokens=TOKENS, sigma=sigma),
+        rollouts=rollouts,
+        slots=slots,
+        workers=WORKERS,
+        token_s=token_s,
+        train_s=train,
+        publish_s=publish,
+    )
+    return timeline.simulated(mode, async_rl.simulate(mode, async_rl.Rules(groups, staleness, STEPS), load))  # pyright: ignore[reportArgumentType]
+
+
+def row(one: Timeline) -> dict:
+    """What became of a run, in figures."""
+    return {
+        "run": one.name,
+        "steps per minute": one.steps_per_minute,
+        "trainer idle": one.trainer_idle,
+        "workers idle": one.sampler_idle,
+        "mean age": one.mean_age,
+        "oldest": max(one.ages, default=0),
+        "dropped groups": one.dropped,
+    }
+
+
+@lru_cache(64)
+def strips(timelines: tuple[Timeline, ...]) -> bytes:
+    return png(timeline.bars(timelines))
+
+
+def age_rows(timelines: Sequence[Timeline]) -> list[dict]:
+    """Share of each run's tokens at each age."""
+    oldest = max(max(one.ages, default=0) for one in timelines)
+    return [
+        {"run": one.name, "age": age, "tokens": one.ages[age], "share": one.ages[age] / max(1, one.ages.total())}
+        for one in timelines
+        for age in range(oldest + 1)
+    ]
+
+
+@lru_cache(64)
+def histogram(timelines: tuple[Timeline, ...]) -> bytes:
+    """Share of tokens by their age, a colour a run."""
+    rows = age_rows(timelines)
+    fig, ax = axes("age of a token when it is trained on, updates", "share of tokens", 5.4, 3.2, fixed=True)
+    width = 0.8 / len(timelines)
+    for number, one in enumerate(timelines):
+        some = [row for row in rows if row["run"] == one.name]
+        at = [row["age"] + width * (number - (len(timelines) - 1) / 2) for row in some]
+        ax.bar(at, [row["share"] for row in some], width, color=COLOURS[STYLES.get(one.name, "green")], label=one.name)
+    ax.set(ylim=(0, 1.05), xticks=range(max(row["age"] for row in rows) + 1))
+    if len(timelines) > 1:
+        ax.legend(frameon=False, fontsize=8)
+    return png(fig)
+
+
+@lru_cache(64)
+def shares(timelines: tuple[Timeline, ...]) -> bytes:
+    """Idle shares of trainer and workers, a pair of bars a run."""
+    fig, ax = axes("", "share of the time", 5.4, 3.2, fixed=True)
+    for shift, what, colour in ((-0.2, "trainer idle", "blue"), (0.2, "workers idle", "orange")):
+        ax.bar([n + shift for n in range(len(timelines))], [row(one)[what] for one in timelines], 0.36, color=COLOURS[colour], label=what)
+    ax.set_xticks(range(len(timelines)), [one.name.replace("$", r"\$") for one in timelines], fontsize=8)
+    ax.set(ylim=(0, 1.05), xlim=(-0.6, len(timelines) - 0.4))
+    ax.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
+    return png(fig)
+
+
+def pictures(timelines: tuple[Timeline, ...], name: str) -> None:
+    """Timeline, ages, idle shares and figures of some runs."""
+    figure(
+        strips(timelines),
+        f"{name}-timeline",
+        timeline.rows(timelines),
+        "Top strip: steps of the trainer, each with the number and colour of the version that it makes. Below, for each worker: a thin line in the "
+        "colour of the version that it holds, and what share of its slots decode, wait for a tool, or are free.",
+        wide=True,
+    )
+    left, right = st.columns(2)
+    with left:
+        figure(
+            histogram(timelines), f"{name}-ages", age_rows(timelines), "How many updates were made between the sampling of a token and its training."
+        )
+    with right:
+        caption = "How long the trainer waits for groups, and how long no slot of a worker decodes."
+        figure(shares(timelines), f"{name}-idle", [row(one) for one in timelines], caption)
+    table([row(one) for one in timelines], f"{name}-figures")
+
+
+def runs() -> dict[str, Path]:
+    """Runs of `etude run async-rl` that have begun, newest first, by name."""
+    found = []
+    for folder in sorted(provenance.RUNS.iterdir()) if provenance.RUNS.is_dir() else ():
+        try:
+            known = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            if known["technique"] == "async-rl":
+                found.append(((folder / "services" / "events" / "trainer.jsonl").stat().st_mtime, folder))
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            pass  # another technique's, or not begun
+    return {folder.name: folder for _, folder in sorted(found, key=lambda one: -one[0])}
+
+
+def real() -> None:
+    """The same pictures of a run on this machine."""
+    known = runs()
+    if not known:
+        st.info(f"There is no such run in `{provenance.RUNS}/` yet. `etude run async-rl` makes one in some minutes, after `make small`.")
+        return
+    left, right = st.columns([1, 3], vertical_alignment="bottom")
+    with left:
+        folder = known[provenance.choice(list(known), "async-run")]
+    with right:
+        try:
+            facts = provenance.facts(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, LookupError, TypeError):
+            facts = []
+        named = provenance.plain(folder.name), provenance.plain(str(folder))
+        st.caption(" · ".join([f"Shown: **{named[0]}**, your run in {named[1]}", *map(provenance.plain, facts)]))
+    try:
+        one = timeline.played(folder)
+    except RunError as error:
+        st.error(str(error))
+        return
+    pictures((one,), "async-run")
+
+
+def draw() -> None:
+    one, two, three = st.columns(3)
+    mode = one.selectbox("How the services run", (ALL, *MODES), key="mode", bind="query-params")
+    staleness = two.slider(
+        "S, oldest age in updates",
+        0,
+        8,
+        2,
+        key="staleness",
+        bind="query-params",
+        help="Of asynchronous and in-flight. Synchronous means 0, one-step-off 1.",
+    )
+    slots = three.slider("Slots of both workers", 4, 128, 32, 4, key="slots", bind="query-params", help="Rollouts that may run or wait for a tool.")
+    one, two, three, four, five, six = st.columns(6)
+    latency = one.slider("Mean time of a tool, s", 0.0, 2.0, 0.2, 0.05, key="latency", bind="query-params")
+    sigma = two.slider("Its tail, σ", 0.0, 2.0, 1.0, 0.1, key="tail", bind="query-params", help="Of the log-normal time. 0: all take the same time.")
+    groups = three.slider("Groups of a step", 1, 16, 4, key="groups", bind="query-params")
+    rollouts = four.slider("Rollouts of a group", 1, 8, 4, key="per-group", bind="query-params")
+    train = five.slider("Time of a step, s", 0.1, 5.0, 1.0, 0.1, key="step-time", bind="query-params")
+    publish = six.slider(
+        "Time to publish, s",
+        0.0,
+        3.0,
+        0.0,
+        0.1,
+        key="publish",
+        bind="query-params",
+        help="From the end of a step until workers can load its weights. It blocks nobody.",
+    )
+    chosen = MODES if mode == ALL else (mode,)
+    shown = tuple(simulated(name, staleness, latency, sigma, slots, groups, rollouts, train, publish) for name in chosen)
+    first, last = shown[0], shown[-1]
+    told = f"{STEPS} steps of {groups} × {rollouts} rollouts."
+    metrics(
+        (f"Steps per minute, {last.name}", f"{last.steps_per_minute:.1f}", told),
+        *([("Over synchronous", f"{last.steps_per_minute / first.steps_per_minute:.2f}×", told)] if len(shown) > 1 else []),
+        ("Trainer idle", f"{last.trainer_idle:.0%}", None),
+        ("Mean age", f"{last.mean_age:.2f}", "Of the tokens that were trained on, in updates."),
+        ("Dropped groups", last.dropped, "Too old when a step could have taken them."),
+    )
+    pictures(shown, "async")
+    st.caption(
+        f"Simulated: {STEPS} steps, {WORKERS} workers that share nothing with the trainer, rollouts of about {TURNS} turns with {TOKENS} tokens "
+        "each. A worker's step, which gives each of its rows a token, takes 4 ms and 50 µs more for each row."
+    )
+    st.subheader("A real run")
+    real()
+
+
+PAGE = Page(
+    name="async-rl",
+    title="Asynchronous RL",
+    says="Who waits for whom? Four ways to run sampler and trainer, on a virtual clock: in turns, one step apart, without waiting, and with new "
+    "weights in the middle of a rollout. Below, the same pictures of a run with real processes.",
+    formula=r"\begin{gathered}\text{start a group while } \text{trained} + \text{ready} + \text{running} < (S + v + 1)\,G \\"
+    r"\text{drop it if } v - u > S\end{gathered}",
+    look="with slow tools the trainer of the synchronous loop waits most of the time, and S = 2 in flight hides much of it. "
+    "Without tools little is gained. A longer tail makes groups late, and late groups are dropped.",
+    draw=draw,
+    code=(async_rl.Life, async_rl.simulate),
+    technique="async-rl",
+)

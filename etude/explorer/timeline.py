@@ -1,0 +1,215 @@
+"""What trainer and sampler did when, in one form for the simulator and for a real run, and how it is drawn.
+
+    simulated(name, outcome, publish)    of `ref.async_rl.simulate`
+    played(folder)                       of a folder of `etude run async-rl`; read again only when its files have changed
+    bars(timelines)                      the picture: a strip for the trainer and one for each worker, over time
+
+A version has one colour everywhere: on the step that makes it, and on the worker that holds it later.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from etude import async_timeline
+from etude.explorer.files import stamp
+from etude.explorer.page import COLOURS
+from kit.disk import read_lines
+from kit.settings import RunError
+from ref.async_rl import Outcome
+from scaled.async_rl import services
+
+__all__ = ["Timeline", "bars", "played", "rows", "simulated"]
+
+TRAINER = "trainer"
+VERSIONS = ("blue", "orange", "purple", "sky", "red")
+"""Colours of versions, in turn; green is for slots."""
+LIGHT = "#E5E8EB"
+MOST_WORDS = 60
+"""Numbers of versions that a picture shows: each takes a third of a millisecond."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Who did what when; times in seconds."""
+
+    name: str
+    seconds: float
+    steps: list[tuple[float, float, int]]
+    """Begin, end, and the version that the step made."""
+    slots: dict[str, list[tuple[float, int, int, int]]]
+    """Worker → from when on how many slots decode, wait for a tool, are free."""
+    held: dict[str, list[tuple[float, int]]]
+    """Worker → from when on it holds which version."""
+    ages: Counter[int]
+    """Age → number of tokens that were trained on at that age."""
+    sampler_idle: float
+    """Share of the workers' time in which no slot decodes."""
+    dropped: int
+    """Groups that were dropped."""
+
+    @property
+    def steps_per_minute(self) -> float:
+        return 60 * len(self.steps) / self.seconds
+
+    @property
+    def trainer_idle(self) -> float:
+        return 1 - sum(end - begin for begin, end, _ in self.steps) / self.seconds
+
+    @property
+    def mean_age(self) -> float:
+        return sum(age * n for age, n in self.ages.items()) / max(1, self.ages.total())
+
+
+def simulated(name: str, outcome: Outcome) -> Timeline:
+    """What the virtual clock saw."""
+    workers = list(dict.fromkeys(one.who for one in outcome.slots))
+    held: dict[str, list[tuple[float, int]]] = {who: [] for who in workers}
+    for span in outcome.spans:
+        if span.who != TRAINER and (not held[span.who] or held[span.who][-1][1] != span.version):
+            held[span.who].append((span.start, span.version))
+    return Timeline(
+        name,
+        outcome.seconds,
+        [(span.start, span.end, span.version + 1) for span in outcome.spans if span.who == TRAINER],
+        {who: [(one.at, one.decoding, one.waiting, one.free) for one in outcome.slots if one.who == who] for who in workers},
+        held,
+        outcome.token_ages,
+        outcome.sampler_idle,
+        outcome.dropped,
+    )
+
+
+def played(folder: Path) -> Timeline:
+    """A run so far. Raises RunError if its files are missing or damaged, or no step is done."""
+    services_of = folder / "services"
+    try:
+        files = [services_of / "journal.jsonl", *sorted((services_of / "events").glob("*.jsonl"))]
+        return _played(folder.name, services_of, tuple(map(stamp, files)))
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise RunError(f"{folder} is not in the format of a run of async-rl ({type(error).__name__}: {' '.join(str(error).split())})") from None
+
+
+@lru_cache(4)
+def _played(name: str, folder: Path, stamps: tuple) -> Timeline:
+    known = async_timeline.events(folder)
+    workers = {who: lines for who, lines in known.items() if who != TRAINER and lines}
+    trained = async_timeline.trainings(known[TRAINER])
+    if not trained:
+        raise RunError(f"{folder.parent} has not finished a step yet")
+    at = clock(known[TRAINER])
+    begin = min(lines[0]["at"] for lines in known.values() if lines)
+    seconds = max(at(step["at"]) for step in trained)
+    slots = {who: [line for line in lines if line["what"] == "slots" and begin <= line["at"]] for who, lines in workers.items()}
+    seen = [line["decoding"] > 0 for lines in slots.values() for line in lines if at(line["at"]) <= seconds]
+    journal = read_lines(folder / "journal.jsonl")
+    return Timeline(
+        name,
+        seconds,
+        [(at(step["began"]), at(step["at"]), step["version"]) for step in trained],
+        {who: [(at(line["at"]), line["decoding"], line["tools"], line["free"]) for line in lines] for who, lines in slots.items()},
+        {who: [(at(line["at"]), line["version"]) for line in lines if line["what"] == "load"] for who, lines in workers.items()},
+        ages(folder, journal),
+        1 - sum(seen) / max(1, len(seen)),
+        sum(line["kind"] == "drop" for line in journal),
+    )
+
+
+def clock(lines: Sequence[dict]) -> Callable[[float], float]:
+    """Seconds since 1970 → seconds of the run: those in which the whole run was interrupted do not count. `lines`: the trainer's."""
+    begin = lines[0]["at"]
+    # Processes of a run that goes on count their epochs from 0 again.
+    pauses = [(before["at"], line["at"]) for before, line in zip(lines, lines[1:]) if line["what"] == "start" and line["epoch"] == 0]
+    return lambda at: max(0.0, at - begin - sum(min(max(at - before, 0.0), after - before) for before, after in pauses))
+
+
+def ages(folder: Path, journal: Sequence[dict]) -> Counter[int]:
+    """Age → number of the policy's own tokens that were trained on at that age, from the records of the groups."""
+    found, records = Counter[int](), dict[int, tuple[str, str]]()
+    for line in journal:
+        if line["kind"] == "ready":
+            records[line["groups"][0]] = line["key"], line["digest"]
+        elif line["kind"] == "train":
+            keys, digests = zip(*(records[group] for group in line["groups"]), strict=True)
+            for one in services.read(folder, keys, digests):
+                for segment in one.chain.segments:
+                    versions, counts = segment.version[segment.sampled].unique(return_counts=True)
+                    for version, count in zip(versions.tolist(), counts.tolist(), strict=True):
+                        found[line["version"] - version] += count
+    return found
+
+
+def colour(version: int) -> str:
+    return COLOURS[VERSIONS[version % len(VERSIONS)]]
+
+
+def bars(timelines: Sequence[Timeline]) -> Figure:
+    """A strip for the trainer, and for each worker one with the version it holds above one with what its slots do, from top to bottom."""
+    heights = [1.0 + 1.5 * len(one.slots) for one in timelines]
+    fig = Figure(figsize=(10.0, 0.9 + 0.36 * sum(heights) + 0.3 * len(timelines)))
+    tall = fig.get_figheight()
+    fig.subplots_adjust(left=0.085, right=0.99, bottom=0.42 / tall, top=1 - 0.5 / tall, hspace=0.5)
+    made = fig.subplots(len(timelines), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    longest = max(one.seconds for one in timelines)
+    words = MOST_WORDS // len(timelines)
+    for ax, one in zip(made, timelines, strict=True):
+        top = 1.0 + 1.5 * len(one.slots)
+        ticks = {top - 0.5: TRAINER}
+        ax.broken_barh(
+            [(begin, end - begin) for begin, end, _ in one.steps],
+            (top - 0.9, 0.8),
+            facecolors=[colour(version) for *_, version in one.steps],
+            edgecolor="white",
+            linewidth=0.8,
+        )
+        # What is too narrow for a number has none.
+        for begin, end, version in [step for step in one.steps if step[1] - step[0] > 0.012 * longest][:words]:
+            ax.text((begin + end) / 2, top - 0.52, str(version), ha="center", va="center", fontsize=7, color="white", fontweight="bold")
+        for number, (who, lines) in enumerate(one.slots.items()):
+            low = top - 1.0 - 1.5 * (number + 1)
+            ticks[low + 0.7] = who
+            held = [*one.held.get(who, []), (one.seconds, -1)]
+            spans = [(start, end, version) for (start, version), (end, _) in zip(held, held[1:]) if end > start]
+            if spans:
+                ax.broken_barh([(start, end - start) for start, end, _ in spans], (low + 1.08, 0.27), facecolors=[colour(v) for *_, v in spans])
+            if not lines:
+                continue
+            at = [line[0] for line in lines] + [one.seconds]
+            whole = [max(1, sum(line[1:])) for line in lines]
+            decoding = [line[1] / n for line, n in zip(lines, whole, strict=True)]
+            busy = [(line[1] + line[2]) / n for line, n in zip(lines, whole, strict=True)]
+            decoding, busy = ([low + share for share in [*shares, shares[-1]]] for shares in (decoding, busy))
+            ax.fill_between(at, low, low + 1.0, color=LIGHT, linewidth=0, step="post")
+            ax.fill_between(at, low, busy, color=COLOURS["orange"], alpha=0.55, linewidth=0, step="post")
+            ax.fill_between(at, low, decoding, color=COLOURS["green"], linewidth=0, step="post")
+        ax.set_yticks(list(ticks), list(ticks.values()), fontsize=8)
+        ax.set(xlim=(0, longest), ylim=(0, top))
+        ax.set_title(one.name.replace("$", r"\$"), loc="left", fontsize=9, pad=2)
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.tick_params(axis="y", length=0)
+        ax.tick_params(axis="x", labelsize=8)
+    made[-1].set_xlabel("seconds", fontsize=8)
+    kinds = [("slots that decode", COLOURS["green"], 1.0), ("that wait for a tool", COLOURS["orange"], 0.55), ("free", LIGHT, 1.0)]
+    patches = [Patch(color=shade, alpha=alpha, label=label) for label, shade, alpha in kinds]
+    fig.legend(handles=patches, loc="upper right", ncols=3, frameon=False, fontsize=8, borderaxespad=0.2)
+    return fig
+
+
+def rows(timelines: Sequence[Timeline]) -> list[dict]:
+    """What `bars` draws, a piece of somebody's time in each row."""
+    found = []
+    for one in timelines:
+        keys = ("run", "who", "what", "from", "to", "version", "decoding", "tools", "free")
+        found += [dict(zip(keys, (one.name, TRAINER, "step", begin, end, version, *[None] * 3))) for begin, end, version in one.steps]
+        for who, held in one.held.items():
+            ends = [at for at, _ in held[1:]] + [one.seconds]
+            found += [dict(zip(keys, (one.name, who, "holds", at, end, version, *[None] * 3))) for (at, version), end in zip(held, ends, strict=True)]
+        for who, lines in one.slots.items():
+            ends = [line[0] for line in lines[1:]] + [one.seconds]
+            found += [dict(zip(keys, (one.name, who, "slots", line[0], end, None, *line[1:]))) for line, end in zip(lines, ends, strict=True)]
+    return found

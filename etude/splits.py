@@ -1,0 +1,361 @@
+"""`etude plan --rl`: how GPUs are best split between sampler and trainer of asynchronous RL, and how old tokens have to be for that.
+
+    trainer    one group of ranks: a step of `etude plan`, as many times as the rollouts of an RL step fill its rows
+    sampler    engines that each hold all weights in bfloat16. A step of an engine in which each of R rollouts samples a token takes
+
+                   max(bytes of touched weights and of R caches / bandwidth, FLOPs / peak) + R · (given / own) · FLOPs of a given token / peak
+
+               with half a rollout in each cache, and the prompt's and the tools' tokens prefilled along with those that are sampled
+    tools      log-normal times
+
+`ref.async_rl.simulate`, with updates in flight, plays the services at these speeds. All engines are one there, with the slots of all. A step is
+played with few of its groups, each of which stands for several; a group keeps all its rollouts, because the slowest of them decides. Staleness is
+a bound: a run may keep to a lower one, so a higher bound is never slower.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from etude import planning
+from etude.prices import FULLNESS, cache, span
+from kit.disk import atomic_write
+from kit.settings import RunError
+from ref.async_rl import Load, Outcome, Rules, heavy_tailed, simulate
+from ref.network import Config
+from ref.packing import Cost
+from scaled.plan import HARDWARE, Hardware
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "ASSUMPTIONS",
+    "Engines",
+    "Split",
+    "Trainer",
+    "Work",
+    "best",
+    "bound",
+    "candidates",
+    "engines",
+    "play",
+    "show",
+    "splits",
+    "trainer",
+    "write",
+]
+
+PLAYED = 4
+"""Groups of a step that are simulated; each stands for groups / PLAYED of them."""
+STEPS = 10
+"""Steps that are counted, after those in which the pipeline fills and before those in which it drains."""
+ROOM = 0.92
+"""Share of a GPU's memory that may be filled."""
+CLOSE = 1.03
+"""A split is simulated unless what has been found is this much above what it could reach at best."""
+ASSUMPTIONS = (
+    "A step trains on {rollouts} rollouts of {tokens:,.0f} tokens, {own:,.0f} of them the policy's own, in {turns:g} turns; a tool takes "
+    "{tool_s:g} s on average (log-normal, σ = {sigma:g}). Simulated: ref.async_rl.simulate with updates in flight, {played} of {groups} groups, "
+    "{steps} steps after the pipeline has filled; all engines as one. Trainer: the time of etude plan, rows {fullness:.0%} full. Engine: {gpus} "
+    "GPU{s} with all weights in bfloat16; memory-bound decoding and compute-bound prefill, one after the other, at the trainer's share of peak; as "
+    "many slots as caches of mean rollouts fit into {room:.0%} of the memory; balanced routing; no drafts, no shared prefixes, no starved engine "
+    "beside a full one. Guessed: {publish_s:g} s until weights can be loaded, {swap_s:g} s to load them. Nothing was measured on a GPU."
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step of RL trains on, and how long what lies around takes."""
+
+    groups: int = 64
+    """Groups (prompts) of a step."""
+    rollouts: int = 16
+    """Rollouts of a group."""
+    turns: int = 20
+    """Turns of a rollout; from half as many to half as many again."""
+    turn_tokens: int = 150
+    """Tokens that the policy samples in a turn; from half as many to half as many again."""
+    tool_tokens: int = 600
+    """Tokens that a tool answers with."""
+    prompt_tokens: int = 1500
+    """Tokens of a prompt."""
+    tool_s: float = 5.0
+    """Mean seconds of a tool, log-normal."""
+    sigma: float = 1.0
+    """σ of its logarithm; 0: every tool takes as long."""
+    staleness: tuple[int, ...] = (1, 2, 4, 8)
+    """Bounds of the age, in updates, to be compared."""
+    publish_s: float = 5.0
+    """Seconds from the end of a step until engines can load its weights: a guess."""
+    swap_s: float = 0.5
+    """Seconds in which an engine loads weights and samples nothing: a guess."""
+    seed: int = 0
+    """Seed of lengths and tool times."""
+
+    def __post_init__(self):
+        least = {"groups": 1, "rollouts": 1, "turns": 1, "turn_tokens": 1, "tool_tokens": 0, "prompt_tokens": 1}
+        for name, value in (least | {"tool_s": 0, "sigma": 0, "publish_s": 0, "swap_s": 0}).items():
+            if not value <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
+        if not self.staleness or min(self.staleness) < 0 or len(set(self.staleness)) < len(self.staleness):
+            raise ValueError(f"staleness must hold one bound or more, each once and at least 0; got {list(self.staleness)}")
+
+    @property
+    def own(self) -> float:
+        """Mean tokens of a rollout that the policy samples."""
+        return mean(self.turns) * mean(self.turn_tokens)
+
+    @property
+    def tokens(self) -> float:
+        """Mean tokens of a rollout."""
+        return self.prompt_tokens + self.own + (mean(self.turns) - 1) * self.tool_tokens
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest rollout."""
+        turns = self.turns + self.turns // 2
+        return self.prompt_tokens + turns * (self.turn_tokens + self.turn_tokens // 2) + (turns - 1) * self.tool_tokens
+
+
+def mean(number: int) -> float:
+    """Of what `heavy_tailed` draws: from half of the number to half more."""
+    return (max(1, number // 2) + number + number // 2) / 2
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The trainer's ranks."""
+
+    gpus: int
+    step_s: float
+    memory: float
+    """Bytes of a rank."""
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The sampler: engines that are alike."""
+
+    count: int
+    gpus: int
+    """GPUs of each."""
+    slots: int
+    """Rollouts that each holds."""
+    token_s: Callable[[float], float]
+    """Rollouts that decode in an engine → seconds in which each samples a token, with its share of the prefill."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A split of some GPUs at a staleness, as simulated."""
+
+    gpus: int
+    sampler: int
+    """GPUs of the sampler."""
+    trainer: int
+    """GPUs of the trainer."""
+    engines: int
+    slots: int
+    """Of an engine."""
+    staleness: int
+    """The bound on the age, in updates."""
+    kept: int
+    """The bound that the run keeps to: the fastest one that is no higher."""
+    step_s: float
+    """Seconds that the trainer needs for a step."""
+    steps_per_hour: float
+    trainer_idle: float
+    """Share of the time in which the trainer waits."""
+    sampler_used: float
+    """Tokens that the engines sample, over what they would sample with every slot decoding."""
+    mean_age: float
+    """Of the tokens that were trained on, in updates."""
+    dropped: float
+    """Share of groups that are dropped, too old."""
+    dollars: float
+    """Of a step."""
+
+
+def trainer(model: str, gpus: int, cp: int, ep: int, length: int, hardware: str, work: Work) -> Trainer:
+    """Raises RunError where `etude plan` does."""
+    (one,) = planning.plans(model, [gpus], cp, math.gcd(ep, gpus), length, 1, hardware)
+    rows = math.ceil(work.groups * work.rollouts * work.tokens / FULLNESS / one["length"])
+    return Trainer(gpus, math.ceil(rows / one["layout"]["dp"]) * one["step_seconds"], one["memory"], one["fits"])
+
+
+def engines(config: Config, machine: Hardware, work: Work) -> Engines:
+    """One engine, on as few GPUs of a node as hold the weights and the longest rollout. Raises RunError if a node does not."""
+    active, whole, cost = config.parameters(active=True), config.parameters(), Cost.of(config)
+    for gpus in (n for n in (1, 2, 4, 8, 16) if n <= machine.node):
+        free = ROOM * gpus * machine.memory - 2 * whole
+        if free >= cache(config, work.longest, 2):
+            break
+    else:
+        raise RunError(f"an engine with {2 * whole / 1e9:,.0f} GB of weights does not fit a node of {machine.node} GPUs; name other --hardware")
+    bandwidth, peak = gpus * machine.bandwidth, gpus * machine.flops * machine.efficiency
+    touched = config.num_experts_per_tok / config.num_experts if config.num_experts else 1.0
+    held, prefill = cache(config, work.tokens / 2, 2), (cost.linear + cost.quadratic * work.tokens) / peak
+    given = (work.tokens - work.own) / work.own
+
+    def token_s(rows: float) -> float:
+        read = 2 * (active + (whole - active) * min(1.0, rows * touched)) + rows * held
+        return max(read / bandwidth, 2 * active * rows / peak) + rows * given * prefill
+
+    return Engines(1, gpus, int(free / cache(config, work.tokens, 2)), token_s)
+
+
+def candidates(gpus: int, cp: int, engine: int) -> list[int]:
+    """GPUs of the trainer in the splits to look at: about sixteen, all multiples of cp, with whole engines for the rest."""
+    step = cp * max(1, round(gpus / 16 / cp))
+    return [n for n in range(step, gpus, step) if (gpus - n) % engine == 0]
+
+
+def bound(train: Trainer, sampler: Engines, staleness: int, work: Work) -> float:
+    """Steps per hour that no schedule exceeds in the long run: the trainer never waits, or all slots that admission allows always decode."""
+    running = (staleness + 1) * work.groups * work.rollouts
+    rows = min(sampler.slots, running / sampler.count)
+    sampling = work.groups * work.rollouts * work.own * sampler.token_s(rows) / rows / sampler.count
+    return 3600 / max(train.step_s, sampling)
+
+
+def play(train_s: float, sampler: Engines, staleness: int, work: Work) -> tuple[float, Outcome]:
+    """Steps per hour once the pipeline has filled, and all that the simulator saw."""
+    played = min(PLAYED, work.groups)
+    each = work.groups / played  # real groups that a simulated one stands for
+    slots = max(1, round(sampler.count * sampler.slots / each))
+    seconds: dict[int, float] = {}
+
+    def token_s(rows: int) -> float:
+        if rows not in seconds:
+            seconds[rows] = sampler.token_s(max(1.0, rows * each / sampler.count))
+        return seconds[rows]
+
+    lead = staleness + 2
+    load = Load(
+        heavy_tailed(work.tool_s, work.seed, work.turns, work.turn_tokens, work.sigma),
+        rollouts=work.rollouts,
+        slots=slots,
+        token_s=token_s,
+        train_s=train_s,
+        publish_s=work.publish_s,
+        swap_s=work.swap_s,
+    )
+    out = simulate("in-flight", Rules(played, staleness, STEPS + 2 * lead), load)
+    begin, end = out.steps[lead - 1], out.steps[lead + STEPS - 1]
+    return 3600 * STEPS / (end - begin), out
+
+
+def best(gpus: int, staleness: int, trainers: list[Trainer], engine: Engines, machine: Hardware, work: Work) -> Split:
+    """The fastest of the splits, among those that fit, at one staleness. Splits that could not be faster even at best are not simulated."""
+    pairs = [(one, replace(engine, count=(gpus - one.gpus) // engine.gpus)) for one in trainers]
+    found: Split | None = None
+    for train, sampler in sorted(pairs, key=lambda pair: -bound(*pair, staleness, work)):
+        if found is not None and found.steps_per_hour >= CLOSE * bound(train, sampler, staleness, work):
+            break
+        rate, out = play(train.step_s, sampler, staleness, work)
+        if found is not None and rate <= found.steps_per_hour:
+            continue
+        sampled = rate / 3600 * work.groups * work.rollouts * work.own
+        found = Split(
+            gpus,
+            gpus - train.gpus,
+            train.gpus,
+            sampler.count,
+            sampler.slots,
+            staleness,
+            staleness,
+            train.step_s,
+            rate,
+            max(0.0, 1 - rate / 3600 * train.step_s),
+            sampled * sampler.token_s(sampler.slots) / sampler.slots / sampler.count,
+            out.mean_age,
+            out.dropped / max(1, out.dropped + out.trained),
+            gpus * machine.price / rate,
+        )
+    assert found is not None
+    return found
+
+
+def splits(
+    model: str,
+    gpus: list[int],
+    cp: int,
+    ep: int,
+    length: int,
+    hardware: str,
+    work: Work,
+    told: Callable[[int, int, int], None] = lambda done, of, gpus: None,
+) -> list[Split]:
+    """The best split for each number of GPUs and each staleness, in rising order of both. `told`: hears after each how many are done.
+
+    Raises RunError for unknown names, for rollouts that are longer than a row, and where no split fits."""
+    machine, config = planning.hardware_of(hardware), planning.network_of(model)
+    row = min(length, config.max_position_embeddings)
+    if work.longest > row:
+        raise RunError(f"rollouts of up to {work.longest:,} tokens do not fit rows of {row:,}; raise --length, or set fewer turns or tokens")
+    engine, found, done = engines(config, machine, work), [], 0
+    for number in sorted(gpus):
+        trainers = [trainer(model, n, cp, ep, length, hardware, work) for n in candidates(number, cp, engine.gpus)]
+        if not trainers:
+            raise RunError(f"{number} GPUs cannot be split: the trainer takes --cp {cp} at least, and an engine {engine.gpus}")
+        fitting = [one for one in trainers if one.fits]
+        if not fitting:
+            least = min(one.memory for one in trainers) / 1e9
+            raise RunError(f"no split of {number} GPUs fits: the trainer's ranks would hold {least:,.0f} GB each, of {machine.memory / 1e9:,.0f} GB")
+        fastest: Split | None = None
+        for staleness in sorted(work.staleness):
+            one = best(number, staleness, fitting, engine, machine, work)
+            if fastest is None or one.steps_per_hour > fastest.steps_per_hour:
+                fastest = one
+            found.append(replace(fastest, staleness=staleness))
+            done += 1
+            told(done, len(gpus) * len(work.staleness), number)
+    return found
+
+
+def show(found: list[Split], model: str, hardware: str, work: Work, console: Console | None = None) -> None:
+    """Prints the table, and the assumptions under it, on `console` or on the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = console or Console()
+    title = f"{model} on {hardware}: the split with the most steps per hour"
+    table = Table("GPUs", "age at most", box=None, header_style="bold", title=title, title_justify="left")
+    for heading in ("sampler + trainer", "slots", "step", "steps/hour", "trainer idle", "sampler used", "mean age", "dropped", "dollars/step"):
+        table.add_column(heading, justify="right")
+    for before, one in zip([None, *found], found):
+        table.add_row(
+            f"{one.gpus}" if before is None or before.gpus != one.gpus else "",
+            f"{one.staleness}" + ("" if one.kept == one.staleness else f", keeps to {one.kept}"),
+            f"{one.sampler} + {one.trainer}",
+            f"{one.engines} × {one.slots}",
+            span(one.step_s),
+            f"{one.steps_per_hour:,.1f}",
+            f"{one.trainer_idle:.0%}",
+            f"{one.sampler_used:.0%}",
+            f"{one.mean_age:.1f}",
+            f"{one.dropped:.0%}",
+            f"{one.dollars:,.2f}",
+        )
+    console.print(table)
+    engine = engines(planning.network_of(model), HARDWARE[hardware], work).gpus
+    numbers = asdict(work) | {
+        "tokens": work.tokens,
+        "own": work.own,
+        "rollouts": f"{work.groups} × {work.rollouts}",
+        "played": min(PLAYED, work.groups),
+    }
+    console.print(ASSUMPTIONS.format(**numbers, steps=STEPS, fullness=FULLNESS, gpus=engine, s="s" if engine > 1 else "", room=ROOM), highlight=False)
+
+
+def write(found: list[Split], work: Work, out: Path) -> None:
+    """Writes rl-plan.json to a folder: the settings, and every split of the table."""
+    out.mkdir(parents=True, exist_ok=True)
+    atomic_write(out / "rl-plan.json", json.dumps({"work": asdict(work), "splits": [asdict(one) for one in found]}, indent=1) + "\n")
