@@ -273,6 +273,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         title="asynchronous RL: services that sample and train at the same time, updates in flight, a bound on age",
         source="§4.1, §6.2; arXiv:2509.19128",
         sim="etude/async_rl.py",
+        lesson="lessons/13_async_rl.py",
         page="async-rl",
         tests=("tests/mirror/test_async_command.py", "tests/ref/test_async_rl.py"),
     ),

@@ -31,7 +31,7 @@ from kit.settings import fill
 from sims.policies import SMOKE
 from sims.recipe import stages as recipe
 
-__all__ = ["QUICK", "check", "claims", "play", "quick", "source", "tiny_folder", "tiny_run", "verdicts"]
+__all__ = ["QUICK", "check", "claims", "hushed", "play", "quick", "source", "tiny_folder", "tiny_run", "verdicts"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "lessons"
