@@ -348,7 +348,7 @@ class _Engine:
     def count(self, rollout: _Rollout, until: float) -> None:
         """Note a rollout's tokens up to this progress: they are of the engine's version."""
         if until - rollout.begun > 1e-6:
-            rollout.tokens[self.version] += until - rollout.begun
+            rollout.tokens[self.version] += until - rollout.begun  # pyright: ignore[reportArgumentType]
         rollout.begun = until
 
 

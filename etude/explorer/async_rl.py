@@ -17,7 +17,7 @@ from ref import async_rl
 MODES = ("synchronous", "one-step-off", "asynchronous", "in-flight")
 ALL = "all four"
 STYLES = {"synchronous": "grey", "one-step-off": "purple", "asynchronous": "sky", "in-flight": "blue"}
-STEPS, TURNS, TOKENS = 10, 4, 20
+STEPS, TURNS, TOKENS = 8, 4, 20
 """Of the simulated run: optimiser steps, mean turns of a rollout, mean tokens of a turn."""
 
 
@@ -158,8 +158,8 @@ def draw() -> None:
     one, two, three, four, five, six = st.columns(6)
     latency = one.slider("Mean time of a tool, s", 0.0, 2.0, 0.2, 0.05, key="latency", bind="query-params")
     sigma = two.slider("Its tail, σ", 0.0, 2.0, 1.0, 0.1, key="tail", bind="query-params", help="Of the log-normal time. 0: all take the same time.")
-    groups = three.slider("Groups of a step", 1, 16, 4, key="groups", bind="query-params")
-    rollouts = four.slider("Rollouts of a group", 1, 8, 4, key="per-group", bind="query-params")
+    groups = three.slider("Groups of a step", 1, 8, 4, key="groups", bind="query-params")
+    rollouts = four.slider("Rollouts of a group", 1, 6, 4, key="per-group", bind="query-params")
     train = five.slider("Time of a step, s", 0.1, 5.0, 1.0, 0.1, key="step-time", bind="query-params")
     publish = six.slider(
         "Time to publish, s",

@@ -7,6 +7,7 @@
 A version has one colour everywhere: on the step that makes it, and on the worker that holds it later.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ TRAINER = "trainer"
 VERSIONS = ("blue", "orange", "purple", "sky", "red")
 """Colours of versions, in turn; green is for slots."""
 LIGHT = "#E5E8EB"
+MOMENTS = 400
+"""Moments at which a strip is drawn: each of them is one or two pixels wide."""
 MOST_WORDS = 60
 """Numbers of versions that a picture shows: each takes a third of a millisecond."""
 
@@ -151,7 +154,7 @@ def colour(version: int) -> str:
 def bars(timelines: Sequence[Timeline]) -> Figure:
     """A strip for the trainer, and for each worker one with the version it holds above one with what its slots do, from top to bottom."""
     heights = [1.0 + 1.5 * len(one.slots) for one in timelines]
-    fig = Figure(figsize=(10.0, 0.9 + 0.36 * sum(heights) + 0.3 * len(timelines)))
+    fig = Figure(figsize=(8.4, 0.9 + 0.3 * sum(heights) + 0.28 * len(timelines)))
     tall = fig.get_figheight()
     fig.subplots_adjust(left=0.085, right=0.99, bottom=0.42 / tall, top=1 - 0.5 / tall, hspace=0.5)
     made = fig.subplots(len(timelines), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
@@ -179,6 +182,7 @@ def bars(timelines: Sequence[Timeline]) -> Figure:
                 ax.broken_barh([(start, end - start) for start, end, _ in spans], (low + 1.08, 0.27), facecolors=[colour(v) for *_, v in spans])
             if not lines:
                 continue
+            lines = thinned(lines, one.seconds)
             at = [line[0] for line in lines] + [one.seconds]
             whole = [max(1, sum(line[1:])) for line in lines]
             decoding = [line[1] / n for line, n in zip(lines, whole, strict=True)]
@@ -198,6 +202,14 @@ def bars(timelines: Sequence[Timeline]) -> Figure:
     patches = [Patch(color=shade, alpha=alpha, label=label) for label, shade, alpha in kinds]
     fig.legend(handles=patches, loc="upper right", ncols=3, frameon=False, fontsize=8, borderaxespad=0.2)
     return fig
+
+
+def thinned(lines: list[tuple[float, int, int, int]], seconds: float) -> list[tuple[float, int, int, int]]:
+    """What is the case at so many moments, where there are more changes than a picture can show."""
+    if len(lines) <= MOMENTS:
+        return lines
+    moments = [lines[0][0] + (seconds - lines[0][0]) * n / MOMENTS for n in range(MOMENTS)]
+    return [(at, *lines[bisect_right(lines, at, key=lambda line: line[0]) - 1][1:]) for at in moments]
 
 
 def rows(timelines: Sequence[Timeline]) -> list[dict]:

@@ -221,7 +221,7 @@ def draw() -> None:
     st.subheader("A reader that is late")
     one, two, three, four = st.columns(4)
     want = one.slider("Newest version", 1, VERSIONS, 30, key="newest", bind="query-params")
-    behind = two.slider("Versions behind", 0, VERSIONS, 13, key="behind", bind="query-params", help="At most as many as there are.")
+    behind = two.slider("Versions behind", 0, VERSIONS, 18, key="behind", bind="query-params", help="At most as many as there are.")
     anchor = three.slider("An anchor every", 5, 40, 25, 5, key="anchor", bind="query-params", help="Versions from one full copy to the next.")
     merge = four.slider("A merged delta every", 2, 16, 8, key="merge", bind="query-params", help="It replaces as many deltas.")
     empty = st.toggle("The reader has nothing yet", False, key="empty", bind="query-params")

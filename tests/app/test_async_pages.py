@@ -195,7 +195,7 @@ def test_without_a_run_the_page_says_what_makes_one(page):
             "has not finished a step yet",
         ),
         (lambda run: (run / "services" / "events" / "worker-0.jsonl").write_text('{"at": 1700000001.0, "what": "slots"}\n'), "KeyError"),
-        (lambda run: (run / "services" / "events" / "trainer.jsonl").write_text('{"what": 3}\n'), "has not finished a step yet"),
+        (lambda run: (run / "services" / "events" / "trainer.jsonl").write_text('{"what": "saved", "version": 1}\n'), "KeyError"),
     ],
 )
 def test_a_broken_run_is_one_line_and_the_simulation_shows(page, run, table, spoil, says):
