@@ -19,7 +19,8 @@ def module(path: str):
 
 
 def test_every_technique_has_a_twin():
-    assert {t.name for t in catalog.TECHNIQUES if t.scaled is None} <= UNSCALED
+    # async-rl is services, `scaled/async_rl/`, which share `Life` with the reference: tests/mirror/test_reconciler.py.
+    assert {t.name for t in catalog.TECHNIQUES if t.scaled is None} <= UNSCALED | {"async-rl"}
 
 
 @pytest.mark.parametrize(("ref", "scaled"), TWINS, ids=[ref for ref, _ in TWINS])
