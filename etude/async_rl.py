@@ -7,11 +7,9 @@ small recipe. It measures success on held-out tasks before and after, and draws 
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,14 +22,15 @@ from ref.async_rl import Rules
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import load_hf, release, save_hf
-from ref.network.masters import Masters
-from ref.rl import Payment, Played, Settings, improve, one_by_one
+from ref.rl import Payment, Settings
 from scaled.async_rl import services
+from scaled.async_rl.learner import Trained
 from scaled.async_rl.local import Plan, play
+from sims.drawing import save
 from sims.microrepo.world import MicroWorld
 from sims.statistics import bootstrap
 
-__all__ = ["Async", "Small", "Trained", "run"]
+__all__ = ["Async", "Small", "run"]
 
 
 @dataclass(frozen=True)
@@ -95,43 +94,8 @@ class Small:
 
     def learner(self) -> Trained:
         keep_freed_memory()
-        return Trained(self.c, on_cores)
-
-
-class Trained:
-    """`scaled.async_rl.services.Learner`: Dr. GRPO with Adam, as in the small recipe. `each`: as for `ref.rl.improve`."""
-
-    def __init__(self, c: Async, each: Callable[[Callable[[Any], Any], Sequence[Any]], list] = one_by_one):
-        self.c, self.each, self.done = c.rl, each, 0
-        self.masters = Masters(load_hf(c.checkpoint), torch.bfloat16)
-        self.reference = load_hf(c.checkpoint).bfloat16().requires_grad_(False) if c.rl.payment.kl else None
-        self.optimizer = torch.optim.Adam(self.masters.masters.parameters(), lr=c.rl.lr, betas=(0.9, 0.95), fused=True)
-
-    @property
-    def model(self) -> torch.nn.Module:
-        return self.masters.model
-
-    def step(self, played: Sequence[Played]) -> dict[str, float]:
-        found = improve(self.c, self.masters.model, self.reference, played, each=self.each)
-        self.optimizer.param_groups[0]["lr"] = self.c.lr * self.c.rate(self.done)
-        norm = self.masters.step([self.optimizer], gradients=found.gradients)
-        self.done += 1
-        ratio = found.gap.exp()
-        outside = ((ratio < 1 - self.c.clip_low) | (ratio > 1 + self.c.clip_high)).double().mean().item()
-        means = {name: float(np.mean([p.figures[name] for p in played])) for name in played[0].figures}
-        return {"reward": found.rewards.mean().item(), **means, "kl": found.drift.mean().item(), "grad_norm": norm.item(), "outside_clip": outside}
-
-    def save(self) -> bytes:
-        file = io.BytesIO()
-        torch.save({"done": self.done, "masters": self.masters.masters.state_dict(), "optimizer": self.optimizer.state_dict()}, file)
-        return file.getvalue()
-
-    def restore(self, data: bytes) -> None:
-        state = torch.load(io.BytesIO(data), weights_only=True)
-        self.done = state["done"]
-        self.masters.masters.load_state_dict(state["masters"])
-        self.masters.copy_down()
-        self.optimizer.load_state_dict(state["optimizer"])
+        reference = load_hf(self.c.checkpoint) if self.c.rl.payment.kl else None
+        return Trained(self.c.rl, load_hf(self.c.checkpoint), reference, on_cores)
 
 
 def run(run: Run, config: Async) -> dict:
@@ -152,16 +116,16 @@ def run(run: Run, config: Async) -> dict:
         shown = Shown(stage, folder)
         play(plan, shown)
         stage.finish(async_timeline.summary(folder, c.rl.steps))
-    learner = Trained(c)
+    learner = Small(c).learner()
     services.restored(folder / "trainer", learner)
-    after = measured(run.stage("after", c.heldout, "tasks"), c, world, learner.masters.model.float()) if c.heldout else None
+    after = measured(run.stage("after", c.heldout, "tasks"), c, world, learner.model) if c.heldout else None
     found = dict(stage.result())
     if before and after:
         a, b = np.array(before["success"]), np.array(after["success"])
         gain = bootstrap(b - a, seed=c.seed)
         found |= {"success_before": float(a.mean()), "success_after": float(b.mean())}
         found |= {"gain": gain["value"], "gain_low": gain["low"], "gain_high": gain["high"]}
-    network = learner.masters.model.config
+    network = learner.model.config
     card = release.card(
         f"etude run {run.technique}",
         "An agent after asynchronous reinforcement learning (Dr. GRPO).",
@@ -169,8 +133,8 @@ def run(run: Run, config: Async) -> dict:
         {name.replace("_", " "): f"{value:.3g}" for name, value in found.items()},
         opening="what the environment says first",
     )
-    save_hf(learner.masters.model, run.path("checkpoints", "final"), beside=release.beside(c.checkpoint, network, card))
-    async_timeline.picture(folder, run.path("timeline.png"))
+    save_hf(learner.model, run.path("checkpoints", "final"), beside=release.beside(c.checkpoint, network, card))
+    save(async_timeline.bars([async_timeline.played(run.root.name, folder)]), run.path("timeline.png"))
     return found
 
 

@@ -1,13 +1,40 @@
-"""What the services of asynchronous RL did and when, from the events that they write (`scaled/async_rl/services.py`): figures and a picture."""
+"""What trainer and sampler of asynchronous RL did when, in one form for the simulator and for a real run, whose services write events
+(`scaled/async_rl/services.py`): figures, and how it is drawn.
+
+    simulated(name, outcome)      of `ref.async_rl.simulate`
+    played(name, folder)          of a run's services
+    bars(timelines)               the picture: a strip for the trainer and one for each worker, over time
+
+A version has one colour everywhere: on the step that makes it, and on the worker that holds it later.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from kit.disk import read_lines
-from sims.drawing import BLUE, GREEN, GREY, ORANGE, RED, save, sheet
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-__all__ = ["events", "picture", "slots", "summary"]
+from kit.disk import read_lines
+from kit.settings import RunError
+from ref.async_rl import Outcome
+from scaled.async_rl import services
+from sims.drawing import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
+
+__all__ = ["Timeline", "bars", "clock", "events", "played", "rows", "simulated", "slots", "summary", "trainings"]
+
+TRAINER = "trainer"
+VERSIONS = (BLUE, ORANGE, PURPLE, SKY, RED)
+"""Colours of versions, in turn; green is for slots."""
+LIGHT = "#E5E8EB"
+MOMENTS = 400
+"""Moments at which a strip is drawn: each of them is one or two pixels wide."""
+MOST_WORDS = 60
+"""Numbers of versions that a picture shows: each takes a third of a millisecond."""
 
 
 def events(folder: Path) -> dict[str, list[dict]]:
@@ -32,20 +59,19 @@ def trainings(lines: list[dict]) -> list[dict]:
     return [found[version] for version in sorted(found)]
 
 
-def played_seconds(lines: list[dict]) -> float:
-    """From the trainer's start to its last event, without the pauses in which the whole run was interrupted."""
-    total, begun = 0.0, lines[0]["at"]
-    for before, line in zip(lines, lines[1:]):
-        if line["what"] == "start" and line["epoch"] == 0:  # processes of a run that goes on count from 0 again
-            total, begun = total + before["at"] - begun, line["at"]
-    return total + lines[-1]["at"] - begun
+def clock(lines: Sequence[dict]) -> Callable[[float], float]:
+    """Seconds since 1970 → seconds of the run: those in which the whole run was interrupted do not count. `lines`: the trainer's."""
+    begin = lines[0]["at"]
+    # Processes of a run that goes on count their epochs from 0 again.
+    pauses = [(before["at"], line["at"]) for before, line in zip(lines, lines[1:]) if line["what"] == "start" and line["epoch"] == 0]
+    return lambda at: max(0.0, at - begin - sum(min(max(at - before, 0.0), after - before) for before, after in pauses))
 
 
 def summary(folder: Path, steps: int) -> dict[str, float]:
     """Figures of a finished run."""
     known = events(folder)
     trained = trainings(known["trainer"])
-    seconds = played_seconds(known["trainer"])
+    seconds = clock(known["trainer"])(known["trainer"][-1]["at"])
     tokens = sum(step["tokens"] for step in trained)
     journal = read_lines(folder / "journal.jsonl")
     loads = [line for name, lines in known.items() if name != "trainer" for line in lines if line["what"] == "load"]
@@ -63,45 +89,168 @@ def summary(folder: Path, steps: int) -> dict[str, float]:
     }
 
 
-def picture(folder: Path, path: Path) -> None:
-    """Over time: what the trainer and the workers' slots do; versions published and held; ages of the tokens of each step."""
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Who did what when; times in seconds."""
+
+    name: str
+    seconds: float
+    steps: list[tuple[float, float, int]]
+    """Begin, end, and the version that the step made."""
+    slots: dict[str, list[tuple[float, int, int, int]]]
+    """Worker → from when on how many slots decode, wait for a tool, are free."""
+    held: dict[str, list[tuple[float, int]]]
+    """Worker → from when on it holds which version."""
+    ages: Counter[int]
+    """Age → number of tokens that were trained on at that age."""
+    sampler_idle: float
+    """Share of the workers' time in which no slot decodes."""
+    dropped: int
+    """Groups that were dropped."""
+
+    @property
+    def steps_per_minute(self) -> float:
+        return 60 * len(self.steps) / self.seconds
+
+    @property
+    def trainer_idle(self) -> float:
+        return 1 - sum(end - begin for begin, end, _ in self.steps) / self.seconds
+
+    @property
+    def mean_age(self) -> float:
+        return sum(age * n for age, n in self.ages.items()) / max(1, self.ages.total())
+
+
+def simulated(name: str, outcome: Outcome) -> Timeline:
+    """What the virtual clock saw."""
+    workers = list(dict.fromkeys(one.who for one in outcome.slots))
+    held: dict[str, list[tuple[float, int]]] = {who: [] for who in workers}
+    for span in outcome.spans:
+        if span.who != TRAINER and (not held[span.who] or held[span.who][-1][1] != span.version):
+            held[span.who].append((span.start, span.version))
+    return Timeline(
+        name,
+        outcome.seconds,
+        [(span.start, span.end, span.version + 1) for span in outcome.spans if span.who == TRAINER],
+        {who: [(one.at, one.decoding, one.waiting, one.free) for one in outcome.slots if one.who == who] for who in workers},
+        held,
+        outcome.token_ages,
+        outcome.sampler_idle,
+        outcome.dropped,
+    )
+
+
+def played(name: str, folder: Path) -> Timeline:
+    """A run so far, of its services' folder. Raises RunError if no step is done, and OSError, LookupError, TypeError or ValueError for files that
+    are missing or damaged."""
     known = events(folder)
-    start = min(lines[0]["at"] for lines in known.values())
-    trained = trainings(known["trainer"])
-    workers = {name: lines for name, lines in known.items() if name != "trainer"}
-    figure, axes = sheet(1, "Asynchronous RL: who did what when", rows=3, width=10.0, height=2.6)
+    workers = {who: lines for who, lines in known.items() if who != TRAINER and lines}
+    trained = trainings(known[TRAINER])
+    if not trained:
+        raise RunError(f"{folder.parent} has not finished a step yet")
+    at = clock(known[TRAINER])
+    begin = min(lines[0]["at"] for lines in known.values() if lines)
+    seconds = max(at(step["at"]) for step in trained)
+    slots = {who: [line for line in lines if line["what"] == "slots" and begin <= line["at"]] for who, lines in workers.items()}
+    seen = [line["decoding"] > 0 for lines in slots.values() for line in lines if at(line["at"]) <= seconds]
+    journal = read_lines(folder / "journal.jsonl")
+    return Timeline(
+        name,
+        seconds,
+        [(at(step["began"]), at(step["at"]), step["version"]) for step in trained],
+        {who: [(at(line["at"]), line["decoding"], line["tools"], line["free"]) for line in lines] for who, lines in slots.items()},
+        {who: [(at(line["at"]), line["version"]) for line in lines if line["what"] == "load"] for who, lines in workers.items()},
+        ages(folder),
+        1 - sum(seen) / max(1, len(seen)),
+        sum(line["kind"] == "drop" for line in journal),
+    )
 
-    busy, versions, ages = axes
-    busy.broken_barh([(step["began"] - start, step["at"] - step["began"]) for step in trained], (len(workers), 0.8), color=BLUE, edgecolor="white")
-    for row, lines in enumerate(workers.values()):
-        seen = [line for line in lines if line["what"] == "slots"]
-        if not seen:
-            continue
-        at = [line["at"] - start for line in seen]
-        whole = [line["decoding"] + line["tools"] + line["free"] for line in seen]
-        decoding = [row + 0.8 * line["decoding"] / n for line, n in zip(seen, whole, strict=True)]
-        tools = [row + 0.8 * (line["decoding"] + line["tools"]) / n for line, n in zip(seen, whole, strict=True)]
-        busy.fill_between(at, row, decoding, color=GREEN, linewidth=0, label="decode" if row == 0 else None)
-        busy.fill_between(at, decoding, tools, color=ORANGE, linewidth=0, label="wait for a tool" if row == 0 else None)
-        busy.fill_between(at, tools, row + 0.8, color="#E5E8EB", linewidth=0, label="free" if row == 0 else None)
-    busy.set_yticks([row + 0.4 for row in range(len(workers) + 1)], [*workers, "trainer"])
-    busy.legend(loc="upper center", ncols=3, fontsize=8, title="slots of a worker", title_fontsize=8)
-    busy.set_title("Steps of the trainer, and shares of the workers' slots")
 
-    out = [line for line in known["trainer"] if line["what"] == "published"]
-    versions.step([line["at"] - start for line in out], [line["version"] for line in out], where="post", color=BLUE, label="published")
-    for name, colour in zip(workers, (GREEN, ORANGE, RED, GREY), strict=False):
-        held = [line for line in workers[name] if line["what"] == "load"]
-        versions.step([line["at"] - start for line in held], [line["version"] for line in held], where="post", color=colour, label=name, linewidth=1)
-    versions.legend(fontsize=8)
-    versions.set_title("Version of the weights, in updates")
+def ages(folder: Path) -> Counter[int]:
+    """Age → number of the policy's own tokens that were trained on at that age, from the records of the groups."""
+    found = Counter[int]()
+    for version, rollouts in services.trained(folder):
+        for segment in (s for p in rollouts for s in p.chain.segments):
+            versions, counts = segment.version[segment.sampled].unique(return_counts=True)
+            found.update({version - v: n for v, n in zip(versions.tolist(), counts.tolist(), strict=True)})
+    return found
 
-    at = [step["at"] - start for step in trained]
-    ages.plot(at, [step["age"] for step in trained], ".-", color=BLUE, label="mean")
-    ages.plot(at, [step["oldest"] for step in trained], ".", color=RED, label="oldest")
-    ages.legend(fontsize=8)
-    ages.set_title("Age of the tokens of a step, in updates")
-    ages.set_xlabel("seconds")
-    for one in axes:
-        one.set_xlim(0, trained[-1]["at"] - start)
-    save(figure, path)
+
+def colour(version: int) -> str:
+    return VERSIONS[version % len(VERSIONS)]
+
+
+def bars(timelines: Sequence[Timeline]) -> Figure:
+    """A strip for the trainer, and for each worker one with the version it holds above one with what its slots do, from top to bottom."""
+    heights = [1.0 + 1.5 * len(one.slots) for one in timelines]
+    fig = Figure(figsize=(8.4, 0.9 + 0.3 * sum(heights) + 0.28 * len(timelines)))
+    tall = fig.get_figheight()
+    fig.subplots_adjust(left=0.085, right=0.99, bottom=0.42 / tall, top=1 - 0.5 / tall, hspace=0.5)
+    made = fig.subplots(len(timelines), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    longest = max(one.seconds for one in timelines)
+    words = MOST_WORDS // len(timelines)
+    for ax, one in zip(made, timelines, strict=True):
+        top = 1.0 + 1.5 * len(one.slots)
+        ticks = {top - 0.5: TRAINER}
+        ax.broken_barh(
+            [(begin, end - begin) for begin, end, _ in one.steps],
+            (top - 0.9, 0.8),
+            facecolors=[colour(version) for *_, version in one.steps],
+            edgecolor="white",
+            linewidth=0.8,
+        )
+        # What is too narrow for a number has none.
+        for begin, end, version in [step for step in one.steps if step[1] - step[0] > 0.012 * longest][:words]:
+            ax.text((begin + end) / 2, top - 0.52, str(version), ha="center", va="center", fontsize=7, color="white", fontweight="bold")
+        for number, (who, lines) in enumerate(one.slots.items()):
+            low = top - 1.0 - 1.5 * (number + 1)
+            ticks[low + 0.7] = who
+            held = [*one.held.get(who, []), (one.seconds, -1)]
+            spans = [(start, end, version) for (start, version), (end, _) in zip(held, held[1:]) if end > start]
+            if spans:
+                ax.broken_barh([(start, end - start) for start, end, _ in spans], (low + 1.08, 0.27), facecolors=[colour(v) for *_, v in spans])
+            if not lines:
+                continue
+            lines = thinned(lines, one.seconds)
+            at = [line[0] for line in lines] + [one.seconds]
+            whole = [max(1, sum(line[1:])) for line in lines]
+            decoding = [line[1] / n for line, n in zip(lines, whole, strict=True)]
+            busy = [(line[1] + line[2]) / n for line, n in zip(lines, whole, strict=True)]
+            decoding, busy = ([low + share for share in [*shares, shares[-1]]] for shares in (decoding, busy))
+            ax.fill_between(at, low, low + 1.0, color=LIGHT, linewidth=0, step="post")
+            ax.fill_between(at, low, busy, color=ORANGE, alpha=0.55, linewidth=0, step="post")
+            ax.fill_between(at, low, decoding, color=GREEN, linewidth=0, step="post")
+        ax.set_yticks(list(ticks), list(ticks.values()), fontsize=8)
+        ax.set(xlim=(0, longest), ylim=(0, top))
+        ax.set_title(one.name.replace("$", r"\$"), loc="left", fontsize=9, pad=2)
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.tick_params(axis="y", length=0)
+        ax.tick_params(axis="x", labelsize=8)
+    made[-1].set_xlabel("seconds", fontsize=8)
+    kinds = [("slots that decode", GREEN, 1.0), ("that wait for a tool", ORANGE, 0.55), ("free", LIGHT, 1.0)]
+    patches = [Patch(color=shade, alpha=alpha, label=label) for label, shade, alpha in kinds]
+    fig.legend(handles=patches, loc="upper right", ncols=3, frameon=False, fontsize=8, borderaxespad=0.2)
+    return fig
+
+
+def thinned(lines: list[tuple[float, int, int, int]], seconds: float) -> list[tuple[float, int, int, int]]:
+    """What is the case at so many moments, where there are more changes than a picture can show."""
+    if len(lines) <= MOMENTS:
+        return lines
+    moments = [lines[0][0] + (seconds - lines[0][0]) * n / MOMENTS for n in range(MOMENTS)]
+    return [(at, *lines[bisect_right(lines, at, key=lambda line: line[0]) - 1][1:]) for at in moments]
+
+
+def rows(timelines: Sequence[Timeline]) -> list[dict]:
+    """What `bars` draws, a piece of somebody's time in each row."""
+    found = []
+    for one in timelines:
+        keys = ("run", "who", "what", "from", "to", "version", "decoding", "tools", "free")
+        found += [dict(zip(keys, (one.name, TRAINER, "step", begin, end, version, *[None] * 3))) for begin, end, version in one.steps]
+        for who, held in one.held.items():
+            ends = [at for at, _ in held[1:]] + [one.seconds]
+            found += [dict(zip(keys, (one.name, who, "holds", at, end, version, *[None] * 3))) for (at, version), end in zip(held, ends, strict=True)]
+        for who, lines in one.slots.items():
+            ends = [line[0] for line in lines[1:]] + [one.seconds]
+            found += [dict(zip(keys, (one.name, who, "slots", line[0], end, None, *line[1:]))) for line, end in zip(lines, ends, strict=True)]
+    return found

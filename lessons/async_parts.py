@@ -4,24 +4,20 @@ Services are processes, and what a notebook defines no other process can import.
 
     Brief(...)       `local.Parts`: sampler, scene and learner, made anew in each process that needs one
     Room             `player.Scene`: conversations of three turns, in which a tool takes a while
-    Student          `services.Learner`: float32 masters, bfloat16 weights, Adam on the loss of `ref/rl.py`
 """
 
-import io
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from ref.engine.sampler import Sampler
 from ref.network import Config, Transformer
-from ref.network.masters import Masters
-from ref.rl import Played, Settings, improve
+from ref.rl import Played, Settings
 from ref.self_summary import Chain, Chaining
+from scaled.async_rl.learner import Trained
 
-__all__ = ["Brief", "Room", "Student", "network"]
+__all__ = ["Brief", "Room", "network"]
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 32}
 
@@ -80,34 +76,5 @@ class Brief:
     def scene(self) -> Room:
         return Room(self.tool_s)
 
-    def learner(self) -> "Student":
-        return Student(self)
-
-
-class Student:
-    """Dr. GRPO with Adam, at one learning rate."""
-
-    def __init__(self, parts: Brief):
-        self.settings = Settings(parts.steps, parts.groups, parts.rollouts, parts.lr, warmup=0, decay=0)
-        self.masters = Masters(network(), torch.bfloat16)
-        self.optimizer = torch.optim.Adam(self.masters.masters.parameters(), lr=parts.lr, betas=(0.9, 0.95))
-
-    @property
-    def model(self) -> nn.Module:
-        return self.masters.model
-
-    def step(self, played: Sequence[Played]) -> dict[str, float]:
-        found = improve(self.settings, self.masters.model, None, played)
-        self.masters.step([self.optimizer], gradients=found.gradients)
-        return {"reward": found.rewards.mean().item()}
-
-    def save(self) -> bytes:
-        file = io.BytesIO()
-        torch.save({"masters": self.masters.masters.state_dict(), "optimizer": self.optimizer.state_dict()}, file)
-        return file.getvalue()
-
-    def restore(self, data: bytes) -> None:
-        state = torch.load(io.BytesIO(data), weights_only=True)
-        self.masters.masters.load_state_dict(state["masters"])
-        self.masters.copy_down()
-        self.optimizer.load_state_dict(state["optimizer"])
+    def learner(self) -> Trained:
+        return Trained(Settings(self.steps, self.groups, self.rollouts, self.lr, warmup=0, decay=0), network())

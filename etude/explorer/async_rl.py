@@ -7,10 +7,12 @@ from pathlib import Path
 
 import streamlit as st
 
-from etude.explorer import provenance, timeline
+from etude import async_timeline as timeline
+from etude.async_timeline import Timeline
+from etude.explorer import provenance
+from etude.explorer.files import stamp
 from etude.explorer.page import COLOURS, Page, axes, figure, png, table
 from etude.explorer.spans import metrics
-from etude.explorer.timeline import Timeline
 from kit.settings import RunError
 from ref import async_rl
 
@@ -118,6 +120,21 @@ def runs() -> dict[str, Path]:
     return {folder.name: folder for _, folder in sorted(found, key=lambda one: -one[0])}
 
 
+def played(folder: Path) -> Timeline:
+    """A run so far; read again only when its files have changed. Raises RunError if they are missing or damaged, or no step is done."""
+    services_of = folder / "services"
+    try:
+        files = [services_of / "journal.jsonl", *sorted((services_of / "events").glob("*.jsonl"))]
+        return read(folder.name, services_of, tuple(map(stamp, files)))
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise RunError(f"{folder} is not in the format of a run of async-rl ({type(error).__name__}: {' '.join(str(error).split())})") from None
+
+
+@lru_cache(4)
+def read(name: str, folder: Path, stamps: tuple) -> Timeline:
+    return timeline.played(name, folder)
+
+
 def real() -> None:
     """The same pictures of a run on this machine."""
     known = runs()
@@ -135,7 +152,7 @@ def real() -> None:
         named = provenance.plain(folder.name), provenance.plain(str(folder))
         st.caption(" · ".join([f"Shown: **{named[0]}**, your run in {named[1]}", *map(provenance.plain, facts)]))
     try:
-        one = timeline.played(folder)
+        one = played(folder)
     except RunError as error:
         st.error(str(error))
         return

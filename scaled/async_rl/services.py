@@ -18,7 +18,7 @@ import copy
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -36,7 +36,7 @@ from scaled.async_rl.records import oldest, pack, unpack
 from scaled.async_rl.wire import Hub, Line, Lost
 from scaled.runtime.store import Folder
 
-__all__ = ["GivenUp", "Learner", "Log", "reconcile", "replay", "train", "work"]
+__all__ = ["GivenUp", "Learner", "Log", "reconcile", "replay", "train", "trained", "work"]
 
 BEAT = 0.5
 """Seconds between two signs of life."""
@@ -249,16 +249,23 @@ def ages(played: Sequence[Played], version: int) -> dict[str, float]:
     return {"age": (version - own).double().mean().item(), "oldest": float(version - int(own.min())), "tokens": float(len(own))}
 
 
-def replay(folder: Path, learner: Learner) -> int:
-    """Train on the recorded groups of a run again, in the order of its journal, from where `learner` is at step 0. Returns the number of steps."""
-    records, steps = dict[int, tuple[str, str]](), 0
+def trained(folder: Path) -> Iterator[tuple[int, list[Played]]]:
+    """The steps of a run in the order of its journal: the version that each began with, and the rollouts of its groups."""
+    records = dict[int, tuple[str, str]]()
     for line in read_lines(folder / "journal.jsonl"):
         if line["kind"] == "ready":
             records[line["groups"][0]] = line["key"], line["digest"]
         elif line["kind"] == "train":
             keys, digests = zip(*(records[group] for group in line["groups"]), strict=True)
-            learner.step(read(folder, keys, digests))
-            steps += 1
+            yield line["version"], read(folder, keys, digests)
+
+
+def replay(folder: Path, learner: Learner) -> int:
+    """Train on the recorded groups of a run again, from where `learner` is at step 0. Returns the number of steps."""
+    steps = 0
+    for _, played in trained(folder):
+        learner.step(played)
+        steps += 1
     return steps
 
 

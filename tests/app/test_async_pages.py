@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from etude.explorer import async_rl, timeline, weight_sync
+from etude import async_timeline as timeline
+from etude.explorer import async_rl, weight_sync
 from kit.disk import atomic_write
 from kit.settings import RunError
 from ref import async_rl as ref_async
@@ -162,7 +163,7 @@ def run(tmp_path):
 
 def test_a_real_run_is_read_as_it_was(run):
     """The interruption costs no time: 10 seconds in all, 4 of them steps."""
-    one = timeline.played(run)
+    one = async_rl.played(run)
     assert one.seconds == pytest.approx(10.0) and [(round(a, 3), round(b, 3), v) for a, b, v in one.steps] == [(4, 6, 1), (8, 10, 2)]
     assert one.trainer_idle == pytest.approx(0.6) and one.steps_per_minute == pytest.approx(12.0)
     assert one.ages == {0: 8, 1: 0} or one.ages == {0: 8}
@@ -205,15 +206,15 @@ def test_a_broken_run_is_one_line_and_the_simulation_shows(page, run, table, spo
     assert says in line and "mine" in line and "\n" not in line
     assert len(table(at, "steps per minute")) == 4
     with pytest.raises(RunError):
-        timeline.played(run)
+        async_rl.played(run)
 
 
 def test_what_is_written_since_is_seen(run):
-    assert len(timeline.played(run).steps) == 2
+    assert len(async_rl.played(run).steps) == 2
     with open(run / "services" / "events" / "trainer.jsonl", "a") as file:
         for line in ({"at": BEGIN + 111, "what": "train", "version": 2}, {"at": BEGIN + 112, "what": "saved", "version": 3}):
             file.write(json.dumps({"epoch": 0, **line}) + "\n")
-    assert [version for *_, version in timeline.played(run).steps] == [1, 2, 3]
+    assert [version for *_, version in async_rl.played(run).steps] == [1, 2, 3]
 
 
 def test_other_runs_are_none_of_its_business(run):

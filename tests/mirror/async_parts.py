@@ -1,15 +1,14 @@
 """What the tests of asynchronous RL play: a tiny network and made-up conversations, in processes that import this file."""
 
 import copy
-import io
 from dataclasses import dataclass
 
 import torch
 
 from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
-from ref.network.masters import Masters
-from ref.rl import Settings, improve
+from ref.rl import Settings
+from scaled.async_rl.learner import Trained
 from scaled.async_rl.player import Player
 from tests.mirror.test_player import HOW, Quiz
 from tests.ref.test_continuous import network
@@ -33,7 +32,8 @@ class Tiny:
         return Paid(self.seconds, HOW)
 
     def learner(self):
-        return Small(self)
+        c = Settings(steps=self.steps, prompts=self.groups, rollouts=self.rollouts, lr=self.lr, warmup=0, decay=0, budget_tokens=20)
+        return Trained(c, network().float().requires_grad_(True))
 
 
 class Paid(Quiz):
@@ -45,36 +45,7 @@ class Paid(Quiz):
         return played
 
 
-class Small:
-    """Float32 masters, bfloat16 weights, Adam."""
-
-    def __init__(self, parts):
-        self.c = Settings(steps=parts.steps, prompts=parts.groups, rollouts=parts.rollouts, lr=parts.lr, warmup=0, decay=0, budget_tokens=20)
-        self.masters = Masters(network().float().requires_grad_(True), torch.bfloat16)
-        self.optimizer = torch.optim.Adam(self.masters.masters.parameters(), lr=parts.lr, betas=(0.9, 0.95))
-
-    @property
-    def model(self):
-        return self.masters.model
-
-    def step(self, played):
-        found = improve(self.c, self.masters.model, None, played)
-        self.masters.step([self.optimizer], gradients=found.gradients)
-        return {"reward": found.rewards.mean().item(), "loss": found.loss}
-
-    def save(self):
-        file = io.BytesIO()
-        torch.save({"masters": self.masters.masters.state_dict(), "optimizer": self.optimizer.state_dict()}, file)
-        return file.getvalue()
-
-    def restore(self, data):
-        state = torch.load(io.BytesIO(data), weights_only=True)
-        self.masters.masters.load_state_dict(state["masters"])
-        self.masters.copy_down()
-        self.optimizer.load_state_dict(state["optimizer"])
-
-
-def synchronous(parts: Tiny, rules: Rules, workers: int, seed: int = 0) -> Small:
+def synchronous(parts: Tiny, rules: Rules, workers: int, seed: int = 0) -> Trained:
     """The loop without services: n players take their shares of a step in turn, and the trainer waits for all."""
     torch.set_num_threads(1)
     learner = parts.learner()

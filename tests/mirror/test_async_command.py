@@ -5,11 +5,14 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.image import imread
+from safetensors.torch import load_file
 
 from etude import async_timeline
-from etude.async_rl import Async, Trained
+from etude.async_rl import Async, Small
 from kit.disk import read_lines
 from kit.settings import fill
 from ref.network import load_hf
@@ -49,11 +52,15 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
     assert found["steps"] == 6 and 0 <= found["age"] <= found["oldest"] <= 2 and found["tokens_per_s"] > 0
     assert found["gain"] == pytest.approx(found["success_after"] - found["success_before"])
     assert 0 < found["trainer_busy"] < 1 and found["seconds"] < 240
-    assert (out / "timeline.png").stat().st_size > 20_000
+    drawn = imread(out / "timeline.png")
+    assert drawn.shape[1] == 1008 and len(np.unique(drawn[..., :3].reshape(-1, 3), axis=0)) > 10
+    shown = async_timeline.played("run", out / "services")
+    assert [version for *_, version in shown.steps] == [1, 2, 3, 4, 5, 6] and set(shown.slots) == {"worker-0", "worker-1"}
 
     torch.set_num_threads(1)
-    again = Trained(c)
+    again = Small(c).learner()
     assert services.replay(out / "services", again) == 6
+    assert {x.dtype for x in load_file(out / "checkpoints" / "final" / "model.safetensors").values()} == {torch.bfloat16}, "the weights as trained"
     left = load_hf(out / "checkpoints" / "final", torch.bfloat16)
     assert all(a.equal(b) for a, b in zip(again.model.parameters(), left.parameters(), strict=True))
     assert not all(a.equal(b) for a, b in zip(load_hf(c.checkpoint, torch.bfloat16).parameters(), left.parameters(), strict=True))
@@ -93,6 +100,7 @@ def test_only_steps_that_were_saved_count_and_a_pause_costs_no_time():
     second = lines((114.0, "start", 0), (115.0, "train", 0, 1), (117.5, "saved", 0, 2), (118.0, "published", 0, 2))
     trained = async_timeline.trainings(first + second)
     assert [(step["began"], step["at"]) for step in trained] == [(11.0, 13.0), (115.0, 117.5)]
-    assert async_timeline.played_seconds(first + second) == 4.0 + 4.0
+    at = async_timeline.clock(first + second)
+    assert [at(second) for second in (10.0, 14.0, 60.0, 114.0, 118.0)] == [0.0, 4.0, 4.0, 4.0, 8.0]
     again = lines((13.5, "start", 1), (14.0, "train", 1, 1), (16.0, "saved", 1, 2))  # another process of the same run
-    assert async_timeline.played_seconds(first[:3] + again) == 6.0
+    assert async_timeline.clock(first[:3] + again)(16.0) == 6.0

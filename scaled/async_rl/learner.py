@@ -1,0 +1,59 @@
+"""What one process trains: `services.Learner` with float32 masters, bfloat16 weights and Adam."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ref.network import Transformer
+from ref.network.masters import Masters
+from ref.rl import Played, Settings, improve, one_by_one
+
+__all__ = ["Trained"]
+
+
+class Trained:
+    """Dr. GRPO on a network, which becomes the masters. reference: the policy before RL, if drift from it is paid for; `each`: as for
+    `ref.rl.improve`."""
+
+    def __init__(
+        self,
+        c: Settings,
+        network: Transformer,
+        reference: Transformer | None = None,
+        each: Callable[[Callable[[Any], Any], Sequence[Any]], list] = one_by_one,
+    ):
+        self.c, self.each, self.done = c, each, 0
+        self.masters = Masters(network, torch.bfloat16)
+        self.reference = None if reference is None else reference.bfloat16().requires_grad_(False)
+        self.optimizer = torch.optim.Adam(self.masters.masters.parameters(), lr=c.lr, betas=(0.9, 0.95), fused=True)
+
+    @property
+    def model(self) -> Transformer:
+        return self.masters.model
+
+    def step(self, played: Sequence[Played]) -> dict[str, float]:
+        found = improve(self.c, self.model, self.reference, played, each=self.each)
+        self.optimizer.param_groups[0]["lr"] = self.c.lr * self.c.rate(self.done)
+        norm = self.masters.step([self.optimizer], gradients=found.gradients)
+        self.done += 1
+        ratio = found.gap.exp()
+        outside = ((ratio < 1 - self.c.clip_low) | (ratio > 1 + self.c.clip_high)).double().mean().item()
+        means = {name: float(np.mean([p.figures[name] for p in played])) for name in played[0].figures}
+        return {"reward": found.rewards.mean().item(), **means, "kl": found.drift.mean().item(), "grad_norm": norm.item(), "outside_clip": outside}
+
+    def save(self) -> bytes:
+        file = io.BytesIO()
+        torch.save({"done": self.done, "masters": self.masters.masters.state_dict(), "optimizer": self.optimizer.state_dict()}, file)
+        return file.getvalue()
+
+    def restore(self, data: bytes) -> None:
+        state = torch.load(io.BytesIO(data), weights_only=True)
+        self.done = state["done"]
+        self.masters.masters.load_state_dict(state["masters"])
+        self.masters.copy_down()
+        self.optimizer.load_state_dict(state["optimizer"])
