@@ -11,7 +11,26 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ref.async_rl import Rules
-from scaled.async_rl.messages import KINDS, Batch, Beat, Done, Forget, Hello, Loaded, Ready, Refused, Stop, Trained, Update, Work, decode, encode
+from scaled.async_rl.messages import (
+    KINDS,
+    Batch,
+    Beat,
+    Done,
+    Forget,
+    Hello,
+    Loaded,
+    Ready,
+    Refused,
+    Repair,
+    Stop,
+    Stuck,
+    Trained,
+    Update,
+    Work,
+    Workers,
+    decode,
+    encode,
+)
 from scaled.async_rl.reconciler import Reconciler
 from tests.ref.test_async_rl import audit
 
@@ -31,6 +50,7 @@ class Client:
 
     def __init__(self, town, name, epoch):
         self.town, self.name, self.epoch, self.alive, self.frozen, self.last = town, name, epoch, True, 0.0, 0.0
+        self.line = 0  # how often its connection has ended
 
     def later(self, delay, what):
         """Do something unless this process is dead by then; a frozen one does it when it wakes up."""
@@ -47,7 +67,8 @@ class Client:
 
     def say(self, message):
         self.last = max(self.last, self.town.clock.now + self.town.rng.random() * 0.1)
-        self.town.clock.at(self.last - self.town.clock.now, lambda generation=self.town.generation: self.town.hear(self, message, generation))
+        line = self.town.generation, self.line
+        self.town.clock.at(self.last - self.town.clock.now, lambda: self.town.hear(self, message, line))
 
 
 class Player(Client):
@@ -132,13 +153,13 @@ class Learner(Client):
 class Town:
     """Everyone, and a supervisor that starts anew whoever ended, with the next epoch."""
 
-    def __init__(self, rules, workers, room, seed, faults):
+    def __init__(self, rules, workers, room, seed, faults, spares=0):
         self.rules, self.room, self.rng, self.clock, self.faults = rules, room, random.Random(seed), Clock(), faults
-        self.names = [f"worker-{n}" for n in range(workers)]
+        self.names, self.spares = [f"worker-{n}" for n in range(workers)], [f"standby-{n}" for n in range(spares)]
         self.lines, self.saved, self.steps, self.stopped, self.generation = [], (0, ()), [], set(), 0
         self.epochs, self.clients, self.lines_to, self.reconciler = Counter(), {}, {}, None
         self.rise()
-        for name in [*self.names, "trainer"]:
+        for name in [*self.names, *self.spares, "trainer"]:
             self.start(name)
 
     def start(self, name):
@@ -148,11 +169,20 @@ class Town:
     def kill(self, client):
         if client.alive:
             client.alive = False
+            self.clock.at(self.rng.random() * 0.2, lambda: self.hang_up(client))
             if self.clients[client.name] is client:
                 self.clock.at(self.rng.random() * 3, lambda: self.start(client.name))
 
+    def hang_up(self, client):
+        """The reconciler sees that a connection has ended."""
+        if self.reconciler is not None and self.lines_to.get(client.name) is client:
+            del self.lines_to[client.name]
+            self.send(self.reconciler.hung_up(client.name, self.clock.now))
+
     def rise(self):
-        self.reconciler = Reconciler(self.rules, self.names, self.lines.append, [dict(line) for line in self.lines], TIMEOUT, self.clock.now)
+        lines = [dict(line) for line in self.lines]
+        self.reconciler = Reconciler(self.rules, self.names, self.lines.append, lines, TIMEOUT, self.clock.now, self.spares)
+        self.lines_to = {}
         self.generation += 1
         for client in self.clients.values():
             client.later(self.rng.random(), lambda client=client: client.connect())
@@ -163,37 +193,47 @@ class Town:
             self.send(mine.tick(self.clock.now))
             self.clock.at(TIMEOUT / 4, lambda: self.tick(mine))
 
-    def hear(self, client, message, generation):
-        if self.reconciler is not None and generation == self.generation:
+    def hear(self, client, message, line):
+        if self.reconciler is not None and line == (self.generation, client.line):
             if isinstance(message, (Hello, Ready)) and client.epoch >= self.reconciler.epochs.get(client.name, 0):
                 self.lines_to[client.name] = client  # answers go to whoever spoke last, as along a connection
             self.send(self.reconciler.handle(decode(encode(message)), self.clock.now), client)
 
     def send(self, sent, speaker=None):
         for name, message in sent:
-            client = speaker if isinstance(message, Refused) else self.lines_to[name]
+            client = speaker if isinstance(message, Refused) else self.lines_to.get(name)
+            if client is None:
+                continue  # it has hung up
             delay = max(client.__dict__.get("heard", 0.0), self.clock.now + self.rng.random() * 0.1)
             client.heard = delay
             client.later(delay - self.clock.now, lambda client=client, message=message: client.hear(decode(encode(message))))
 
     def fault(self):
-        kind = self.rng.choice(["worker", "worker", "trainer", "reconciler", "freeze", "all workers"])
+        kind = self.rng.choice(["worker", "worker", "trainer", "reconciler", "freeze", "all workers", "connection", "stuck"])
         if kind == "reconciler" and self.reconciler is not None:
             self.reconciler = None
             self.clock.at(self.rng.random() * 8, self.rise)
         elif kind == "freeze":
-            client = self.clients[self.rng.choice(self.names)]
+            client = self.clients[self.rng.choice([*self.names, *self.spares])]
             client.frozen = self.clock.now + self.rng.random() * 4 * TIMEOUT
+        elif kind == "connection":
+            client = self.clients[self.rng.choice([*self.names, *self.spares])]
+            client.line += 1
+            self.hang_up(client)
+            client.later(self.rng.random(), client.connect)
+        elif kind == "stuck":
+            client = self.clients[self.rng.choice(self.names)]
+            client.later(0.0, lambda: client.say(Stuck(client.name, client.epoch, self.saved[0])))
         elif kind == "all workers":
-            for name in self.names:
+            for name in [*self.names, *self.spares]:
                 self.kill(self.clients[name])
         elif kind != "reconciler":
-            self.kill(self.clients["trainer" if kind == "trainer" else self.rng.choice(self.names)])
+            self.kill(self.clients["trainer" if kind == "trainer" else self.rng.choice([*self.names, *self.spares])])
 
     def play(self, most=4000.0):
         for _ in range(self.faults):
             self.clock.at(self.rng.random() * 60, self.fault)
-        everyone = {*self.names, "trainer"}
+        everyone = {*self.names, *self.spares, "trainer"}
         while self.clock.heap and not (self.saved[0] == self.rules.steps and self.stopped >= everyone):
             self.clock.now, _, what = heapq.heappop(self.clock.heap)
             assert self.clock.now < most, "the run does not end"
@@ -202,11 +242,21 @@ class Town:
 
 
 @settings(max_examples=200)
-@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 3), st.integers(1, 6), st.integers(1, 3), st.integers(1, 5), st.integers(0, 12))
-@example(0, 2, 0, 3, 2, 2, 0)
-def test_whatever_dies(seed, groups, staleness, steps, workers, room, faults):
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(0, 12),
+    st.integers(0, 2),
+)
+@example(0, 2, 0, 3, 2, 2, 0, 1)
+def test_whatever_dies(seed, groups, staleness, steps, workers, room, faults, spares):
     rules = Rules(groups, staleness, steps)
-    town = Town(rules, workers, room, seed, faults).play()
+    town = Town(rules, workers, room, seed, faults, spares).play()
+    assert faults or not any("standby" in line.get("key", "") for line in town.lines)
     events = Reconciler(rules, town.names, list().append, town.lines).life.journal
     counts, version = audit(rules, events)
     assert version == steps == len(town.steps) and counts["trained"] == steps * groups
@@ -247,6 +297,94 @@ def test_a_zombie_is_refused_and_its_groups_are_played_by_others():
     assert [line["kind"] for line in lines] == ["start"] * 4  # nothing was lost, and nothing started twice
     assert r.handle(Done("b", 0, 0, 0, "k", "d"), 6.0) == [] and r.life.state[0] == "ready"
     assert r.handle(Done("b", 0, 0, 0, "k", "d"), 6.0) == []  # said twice
+
+
+def test_a_spare_takes_the_place_of_a_worker_that_is_lost():
+    """And keeps it: the worker that comes back is the next spare."""
+    r = Reconciler(Rules(2, 1, 9), ["a", "b"], list().append, spares=["s"])
+    for name in "asb":
+        r.handle(Hello(name, 0, 2, 0), 0.0)
+    assert r.holders == ["a", "b"] and [r.workers[name].running for name in "abs"] == [{0, 1}, {2, 3}, set()]
+    assert r.hung_up("a", 1.0) == [("s", Work((0, 1)))] and r.holders == ["s", "b"]
+    assert r.handle(Hello("a", 1, 2, -1), 1.0) == [] and r.handle(Loaded("a", 1, 0), 1.0) == [] and r.holders == ["s", "b"]
+    assert r.hung_up("b", 2.0) == [("a", Work((2, 3)))] and r.holders == ["s", "a"]
+    assert r.hung_up("s", 2.0) == [] and r.holders == [None, "a"]
+    r.handle(Hello("b", 1, 2, 0), 3.0)
+    assert r.holders == ["b", "a"] and r.workers["b"].running == {0}  # lost twice: one such group at a time
+
+
+def test_a_spare_plays_nothing_before_it_holds_weights_or_before_somebody_is_missing():
+    r = Reconciler(Rules(2, 1, 9), ["a"], list().append, timeout=5.0, spares=["s"])
+    r.handle(Hello("s", 0, 2, 0), 0.0)
+    r.handle(Beat("s", 0), 4.0)
+    assert r.holders == [None] and r.tick(5.0) == []  # the worker itself may still come
+    assert r.tick(5.1) == [("s", Work((0, 1)))]
+    r = Reconciler(Rules(2, 1, 9), ["a"], list().append, timeout=5.0, spares=["s"])
+    r.handle(Hello("a", 0, 2, 0), 0.0)
+    r.handle(Hello("s", 0, 2, -1), 0.0)
+    assert r.hung_up("a", 1.0) == [] and r.handle(Loaded("s", 0, 0), 1.0) == [("s", Work((0, 1)))]
+
+
+def test_the_trainer_knows_within_one_timeout_that_nobody_lives():
+    r = Reconciler(Rules(4, 1, 9), ["a", "b"], list().append, timeout=5.0)
+    r.handle(Ready("trainer", 0, 0), 0.0)
+    assert ("trainer", Workers(0)) not in r.tick(5.0) and r.tick(5.1) == [("trainer", Workers(0))] and r.tick(5.2) == []
+    assert ("trainer", Workers(1)) in r.handle(Hello("a", 0, 4, -1), 6.0)
+    r.handle(Hello("b", 0, 4, -1), 6.0)
+    r.handle(Beat("a", 0), 9.0)
+    assert r.hung_up("a", 9.5) == [] and r.tick(11.0) == []
+    assert r.tick(11.1) == [("trainer", Workers(0))] and r.silent == [("b", 0)]  # b was silent since 6.0
+    assert ("trainer", Workers(0)) in r.handle(Ready("trainer", 1, 0), 12.0)  # another process, which must be told again
+
+
+def test_a_group_that_takes_its_workers_with_it_is_dropped():
+    """Three workers die of group 0; it is given up, and the others are trained on."""
+    lines = []
+    r = Reconciler(Rules(1, 0, 9), ["a"], lines.append)
+    for epoch in range(3):
+        r.handle(Hello("a", epoch, 1, 0), 0.0)
+        assert r.workers["a"].running == {0}
+        r.hung_up("a", 0.0)
+    assert lines[-1] == {"kind": "drop", "groups": [0], "version": 0}
+    r.handle(Hello("a", 3, 1, 0), 0.0)
+    assert r.workers["a"].running == {1}
+
+
+@given(st.integers(0, 5), st.integers(1, 3), st.integers(1, 4), st.integers(0, 2))
+def test_a_group_that_kills_is_dropped_alone(killer, workers, room, staleness):
+    """Whoever plays it dies, with all other groups that it plays; none of those is given up."""
+    r = Reconciler(Rules(2, staleness, 9), names := [f"w{n}" for n in range(workers)], list().append)
+    epochs, dropped = Counter(), []
+    for name in names:
+        r.handle(Hello(name, 0, room, 0), 0.0)
+    r.handle(Ready("trainer", 0, 0), 0.0)
+    for _ in range(200):
+        for name in names:
+            if killer in r.workers[name].running:
+                before = len(r.life.journal)
+                r.hung_up(name, 0.0)
+                dropped += [event.groups for event in r.life.journal[before:] if event.kind == "drop"]
+                epochs[name] += 1
+                r.handle(Hello(name, epochs[name], room, r.life.version), 0.0)
+            elif running := sorted(r.workers[name].running):
+                r.handle(Done(name, epochs[name], running[-1], r.since[running[-1]], "k", "d"), 0.0)
+        if r.batch is not None and not r.waits:
+            version = r.life.version
+            r.handle(Trained("trainer", 0, version, r.batch), 0.0)
+            for name in names:
+                r.handle(Loaded(name, epochs[name], version + 1), 0.0)
+            r.handle(Ready("trainer", 0, version + 1, r.life.journal[-1].groups), 0.0)
+    assert r.life.over and set(dropped) <= {(killer,)} and r.life.state[killer] == "dropped"
+
+
+def test_a_version_that_cannot_be_loaded_is_asked_for_anew_once_in_a_while():
+    r = Reconciler(Rules(1, 1, 9), ["a", "b"], list().append, timeout=5.0)
+    r.handle(Hello("a", 0, 1, -1), 0.0)
+    assert r.handle(Stuck("a", 0, 0), 0.0) == []  # nobody is there to ask
+    r.handle(Ready("trainer", 0, 0), 0.0)
+    assert r.handle(Stuck("a", 0, 0), 1.0) == [("trainer", Repair(0))]
+    assert r.handle(Stuck("a", 0, 0), 3.0) == [] and r.handle(Stuck("a", 0, 0), 6.0) == [("trainer", Repair(0))]
+    assert r.handle(Stuck("a", 0, 7), 20.0) == []  # not this version
 
 
 def test_a_step_that_was_saved_but_not_told_is_noted():
