@@ -15,9 +15,14 @@ def events(folder: Path) -> dict[str, list[dict]]:
     return {path.stem: read_lines(path) for path in sorted((folder / "events").glob("*.jsonl"))}
 
 
+def workers(known: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """Of the services those that play."""
+    return {name: lines for name, lines in known.items() if name not in ("trainer", "evaluator")}
+
+
 def slots(folder: Path) -> list[dict]:
     """What the workers' slots do now, as far as is known."""
-    last = ([line for line in lines if line["what"] == "slots"][-1:] for name, lines in events(folder).items() if name != "trainer")
+    last = ([line for line in lines if line["what"] == "slots"][-1:] for lines in workers(events(folder)).values())
     return [line for found in last for line in found]
 
 
@@ -48,7 +53,7 @@ def summary(folder: Path, steps: int) -> dict[str, float]:
     seconds = played_seconds(known["trainer"])
     tokens = sum(step["tokens"] for step in trained)
     journal = read_lines(folder / "journal.jsonl")
-    loads = [line for name, lines in known.items() if name != "trainer" for line in lines if line["what"] == "load"]
+    loads = [line for lines in workers(known).values() for line in lines if line["what"] == "load"]
     return {
         "steps": float(steps),
         "seconds": seconds,
@@ -68,12 +73,12 @@ def picture(folder: Path, path: Path) -> None:
     known = events(folder)
     start = min(lines[0]["at"] for lines in known.values())
     trained = trainings(known["trainer"])
-    workers = {name: lines for name, lines in known.items() if name != "trainer"}
+    playing = workers(known)
     figure, axes = sheet(1, "Asynchronous RL: who did what when", rows=3, width=10.0, height=2.6)
 
     busy, versions, ages = axes
-    busy.broken_barh([(step["began"] - start, step["at"] - step["began"]) for step in trained], (len(workers), 0.8), color=BLUE, edgecolor="white")
-    for row, lines in enumerate(workers.values()):
+    busy.broken_barh([(step["began"] - start, step["at"] - step["began"]) for step in trained], (len(playing), 0.8), color=BLUE, edgecolor="white")
+    for row, lines in enumerate(playing.values()):
         seen = [line for line in lines if line["what"] == "slots"]
         if not seen:
             continue
@@ -84,14 +89,14 @@ def picture(folder: Path, path: Path) -> None:
         busy.fill_between(at, row, decoding, color=GREEN, linewidth=0, label="decode" if row == 0 else None)
         busy.fill_between(at, decoding, tools, color=ORANGE, linewidth=0, label="wait for a tool" if row == 0 else None)
         busy.fill_between(at, tools, row + 0.8, color="#E5E8EB", linewidth=0, label="free" if row == 0 else None)
-    busy.set_yticks([row + 0.4 for row in range(len(workers) + 1)], [*workers, "trainer"])
+    busy.set_yticks([row + 0.4 for row in range(len(playing) + 1)], [*playing, "trainer"])
     busy.legend(loc="upper center", ncols=3, fontsize=8, title="slots of a worker", title_fontsize=8)
     busy.set_title("Steps of the trainer, and shares of the workers' slots")
 
     out = [line for line in known["trainer"] if line["what"] == "published"]
     versions.step([line["at"] - start for line in out], [line["version"] for line in out], where="post", color=BLUE, label="published")
-    for name, colour in zip(workers, (GREEN, ORANGE, RED, GREY), strict=False):
-        held = [line for line in workers[name] if line["what"] == "load"]
+    for name, colour in zip(playing, (GREEN, ORANGE, RED, GREY), strict=False):
+        held = [line for line in playing[name] if line["what"] == "load"]
         versions.step([line["at"] - start for line in held], [line["version"] for line in held], where="post", color=colour, label=name, linewidth=1)
     versions.legend(fontsize=8)
     versions.set_title("Version of the weights, in updates")

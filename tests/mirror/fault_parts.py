@@ -18,7 +18,8 @@ from ref.engine.continuous import Engine
 from scaled.async_rl import services, worker
 from scaled.async_rl.wire import Line
 from scaled.runtime.store import Folder, StoreError
-from tests.mirror.async_parts import Tiny
+from tests.mirror.async_parts import Paid, Tiny
+from tests.mirror.test_player import HOW
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,24 @@ class Faulty(Tiny):
             FAULTS[self.fault](Path(self.mark), multiprocessing.current_process().name)
 
     def scene(self):
-        scene = super().scene()
-        if self.fault == "a tool hangs":
-            latency = scene.latency
-            scene.latency = lambda stream, task, *rest: hang() if task == 2 else latency(stream, task, *rest)
-        return scene
+        return Hanging(self.seconds, HOW) if self.fault == "a tool hangs" else super().scene()
 
     def evaluate(self):
         return (lambda sampler: hang()) if self.fault == "measuring never ends" else super().evaluate()
 
 
+class Hanging(Paid):
+    """A tool of group 2 never answers, and holds up whoever asks."""
+
+    def latency(self, stream, task, rollout, turn):
+        if task == 2:
+            hang()
+        return super().latency(stream, task, rollout, turn)
+
+
 def hang():
     time.sleep(1000)
+    return 0.0
 
 
 def once(mark):

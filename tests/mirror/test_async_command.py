@@ -30,8 +30,10 @@ def steps(out):
 
 
 def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, tmp_path):
-    out = tmp_path / "run"
-    process = forks.start(*words(tiny_run, out, rl__steps=6), said=tmp_path / "first")
+    """With a standby, an evaluator, and a store of its own."""
+    out, store = tmp_path / "run", tmp_path / "store"
+    asked = *words(tiny_run, out, rl__steps=6, evaluate_every=1, standby=1), "--store", store
+    process = forks.start(*asked, said=tmp_path / "first")
     until = time.monotonic() + 120
     while len(steps(out)) < 2 and process.is_alive():
         assert time.monotonic() < until
@@ -50,10 +52,15 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
     assert found["gain"] == pytest.approx(found["success_after"] - found["success_before"])
     assert 0 < found["trainer_busy"] < 1 and found["seconds"] < 240
     assert (out / "timeline.png").stat().st_size > 20_000
+    measured = found["held-out success while it trained"]
+    versions = [row["version"] for row in measured]
+    assert versions == sorted(set(versions)) and "held-out success while it trained" in said
+    assert all(0 <= row["success"] <= 1 and row["seconds"] > 0 for row in measured)
+    assert not (out / "services" / "weights").exists() and any((store / "groups").iterdir())
 
     torch.set_num_threads(1)
     again = Trained(c)
-    assert services.replay(out / "services", again) == 6
+    assert services.replay(out / "services", again, str(store)) == 6
     left = load_hf(out / "checkpoints" / "final", torch.bfloat16)
     assert all(a.equal(b) for a, b in zip(again.model.parameters(), left.parameters(), strict=True))
     assert not all(a.equal(b) for a, b in zip(load_hf(c.checkpoint, torch.bfloat16).parameters(), left.parameters(), strict=True))
@@ -75,6 +82,9 @@ def test_without_staleness_no_token_is_old(tiny_run, tmp_path):
         ({"slots": 1}, "slots must be at least 2; got 1"),
         ({"staleness": -1}, "staleness must be at least 0, got -1"),
         ({"timeout": 0}, "timeout must be above 0 seconds, got 0"),
+        ({"evaluate_every": 2, "heldout": 0}, "evaluate_every measures held-out tasks: heldout must be at least 1, got 0"),
+        ({"store": "memory://here"}, "the store must be one that processes share; memory://here is one process's own"),
+        ({"store": "nothing://here"}, "the store nothing://here cannot be opened"),
         ({"rl.steps": 0}, "rl.steps must be at least 1, got 0"),
     ],
 )
