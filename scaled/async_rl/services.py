@@ -148,8 +148,8 @@ def reconcile(
     last = ended = time.monotonic()
     everyone = {*names, *spares, "trainer"}
     while not gone >= everyone and time.monotonic() - ended < timeout:
-        if not told >= everyone:
-            ended = time.monotonic()
+        if not reconciler.life.over or lines_to.keys() - told:
+            ended = time.monotonic()  # who is not connected is waited for no longer than `timeout` from now on: it may hang before it says hello
         for line, data in hub.heard(min(BEAT, timeout / 4)):
             if data is None:
                 end(line)

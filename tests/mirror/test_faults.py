@@ -328,7 +328,7 @@ def test_the_trainer_notices_that_nobody_works(tmp_path):
                 os.kill(alive[name].pid, signal.SIGSTOP)
 
     folder = tmp_path / "run"
-    play(plan_of(folder, Tiny(seconds=0.02, steps=4), rules, timeout=3.0, store=str(store)), freeze, alive.__setitem__)
+    play(plan_of(folder, Tiny(seconds=0.02, steps=4), rules, timeout=5.0, store=str(store)), freeze, alive.__setitem__)
     assert check(folder, rules, Tiny(steps=4), str(store)) >= 2
     told = [line["alive"] for line in facts(folder, "trainer", "workers")]
     assert told[0] == 0 and told[1] > 0
