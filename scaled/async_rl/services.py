@@ -166,7 +166,9 @@ def reconcile(
             last = time.monotonic()
             send(reconciler.tick(last))
             while reconciler.silent:
-                silent(*reconciler.silent.pop())
+                name, epoch = reconciler.silent.pop()
+                lines_to.pop(name, None)
+                silent(name, epoch)
     hub.close()
 
 
