@@ -3,7 +3,7 @@
 | fault | what must be | test |
 |---|---|---|
 | a worker is killed in a rollout | its groups go on elsewhere; none is trained on twice | `test_a_kill_at_any_place[worker: …]`, `test_async_rl.py` |
-| all workers are dead | the trainer's log says so within one timeout | `test_the_trainer_notices_that_nobody_works`, `test_reconciler.py` |
+| all workers are dead | the trainer's log says so within one timeout | `test_the_trainer_notices_that_nobody_works`, `test_places.py` |
 | the trainer is killed around a commit | it goes on from its last step | `test_a_kill_at_any_place[trainer: …]` |
 | the reconciler is killed | the journal is replayed; the bound holds | `test_a_kill_at_any_place[reconciler: …]`, `test_reconciler.py` |
 | a delta is damaged, cut or missing | the old weights serve; an anchor comes | `test_a_delta_that_cannot_be_read`, `tests/ref/test_weight_sync.py` |
@@ -13,7 +13,7 @@
 | the store is down | sampling to the bound on age, then waiting | `test_the_store_is_down`, `test_the_whole_store_is_down`, `test_store_s3.py` |
 | the store stays down | tries are bounded; one clear line | `test_a_store_that_stays_down_ends_the_run` |
 | a tool takes too long | its rollout is over; no token of another one changes | `test_a_slow_tool_ends_its_rollout_and_touches_no_other` |
-| a tool hangs | its worker is killed; after three tries its group is dropped | `test_a_tool_that_hangs` |
+| a tool hangs | its worker is killed; after three tries its group is dropped | `test_a_tool_that_hangs`, `test_places.py` |
 | a disk is full | one clear line; the step before it is whole; the run goes on later | `test_a_full_disk` |
 | a zombie comes back | its epoch is over | `test_a_zombie_is_refused` |
 | a worker is replaced | no work before it holds weights | `check`, after every test; `test_a_standby_takes_the_place_of_a_worker` |
