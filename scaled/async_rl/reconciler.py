@@ -141,6 +141,7 @@ class Reconciler:
 
     def _lose(self, name: str) -> None:
         self.lost.add(name)
+        self.holders = [None if holder == name else holder for holder in self.holders]  # its successor must hold weights first
         for group in sorted(self.workers.pop(name).running):
             self.losses[group] += 1
             if self.losses[group] < self.tries:

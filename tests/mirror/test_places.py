@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ref.async_rl import Rules
-from scaled.async_rl.messages import Beat, Done, Hello, Loaded, Ready, Repair, Stuck, Trained, Work, Workers
+from scaled.async_rl.messages import Beat, Done, Hello, Loaded, Ready, Repair, Stuck, Trained, Update, Work, Workers
 from scaled.async_rl.reconciler import Reconciler
 
 
@@ -96,3 +96,14 @@ def test_a_version_that_cannot_be_loaded_is_asked_for_anew_once_in_a_while():
     assert r.handle(Stuck("a", 0, 0), 1.0) == [("trainer", Repair(0))]
     assert r.handle(Stuck("a", 0, 0), 3.0) == [] and r.handle(Stuck("a", 0, 0), 6.0) == [("trainer", Repair(0))]
     assert r.handle(Stuck("a", 0, 7), 20.0) == []  # not this version
+
+
+def test_a_successor_gets_no_work_before_it_holds_weights():
+    """Its hello comes before the connection of its predecessor ends. Version −1 would be young enough for S = 2 at version 1."""
+    r = Reconciler(Rules(1, 2, 9), ["a"], list().append)
+    r.handle(Hello("a", 0, 1, 0), 0.0)
+    r.handle(Done("a", 0, 0, 0, "k", "d"), 0.0)
+    r.handle(Ready("trainer", 0, 1, (0,)), 0.0)
+    assert r.life.version == 1 and r.workers["a"].running == {1}
+    assert r.handle(Hello("a", 1, 1, -1), 0.0) == [("a", Update(1))] and r.holders == [None]
+    assert r.handle(Loaded("a", 1, 1), 0.0) == [("a", Work((1,)))]

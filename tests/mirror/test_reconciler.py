@@ -251,6 +251,7 @@ class Town:
     st.integers(0, 2),
 )
 @example(0, 2, 0, 3, 2, 2, 0, 1)
+@example(872972, 1, 2, 2, 1, 1, 5, 0)  # a successor says hello before its predecessor's connection ends
 def test_whatever_dies(seed, groups, staleness, steps, workers, room, faults, spares):
     rules = Rules(groups, staleness, steps)
     town = Town(rules, workers, room, seed, faults, spares).play()
