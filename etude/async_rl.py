@@ -198,7 +198,7 @@ def run(run: Run, config: Async) -> dict:
     after = measured(run.stage("after", c.heldout, "tasks"), c, world, learner.masters.model.float()) if c.heldout else None
     found = dict(stage.result())
     if rows := [{name: line[name] for name in ("version", "success", "seconds")} for line in evaluator.measured(folder)]:
-        found["held-out success while it trained"] = rows
+        found["heldout by version"] = rows
     if before and after:
         a, b = np.array(before["success"]), np.array(after["success"])
         gain = bootstrap(b - a, seed=c.seed)

@@ -52,9 +52,9 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
     assert found["gain"] == pytest.approx(found["success_after"] - found["success_before"])
     assert 0 < found["trainer_busy"] < 1 and found["seconds"] < 240
     assert (out / "timeline.png").stat().st_size > 20_000
-    measured = found["held-out success while it trained"]
+    measured = found["heldout by version"]
     versions = [row["version"] for row in measured]
-    assert versions == sorted(set(versions)) and "held-out success while it trained" in said
+    assert versions == sorted(set(versions)) and "heldout by version" in said
     assert all(0 <= row["success"] <= 1 and row["seconds"] > 0 for row in measured)
     assert not (out / "services" / "weights").exists() and any((store / "groups").iterdir())
 
