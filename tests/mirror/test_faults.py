@@ -13,7 +13,7 @@
 | the store is down | sampling to the bound on age, then waiting | `test_the_store_is_down`, `test_the_whole_store_is_down`, `test_store_s3.py` |
 | the store stays down | tries are bounded; one clear line | `test_a_store_that_stays_down_ends_the_run` |
 | a tool takes too long | its rollout is over; no token of another one changes | `test_a_slow_tool_ends_its_rollout_and_touches_no_other` |
-| a tool hangs | its worker is killed; after three tries its group is dropped | `test_a_tool_that_hangs`, `test_places.py` |
+| a tool hangs | its worker is killed; its group is dropped | `test_a_tool_that_hangs`, `test_places.py` |
 | a disk is full | one clear line; the step before it is whole; the run goes on later | `test_a_full_disk` |
 | a zombie comes back | its epoch is over | `test_a_zombie_is_refused` |
 | a worker is replaced | no work before it holds weights | `check`, after every test; `test_a_standby_takes_the_place_of_a_worker` |
@@ -217,10 +217,10 @@ def test_the_store_is_down(tmp_path):
 def test_the_whole_store_is_down(tmp_path):
     """Finished groups wait in their workers."""
     mark, workers = tmp_path / "down", ("worker-0", "worker-1")
-    thread = lift(mark, lambda: all(facts(tmp_path, name, "unstored") for name in workers))
+    thread = lift(mark, lambda: any(facts(tmp_path, name, "unstored") for name in workers))
     play(plan_of(tmp_path, Faulty(seconds=0.02, steps=4, fault="the store is down", mark=str(mark))))
     thread.join()
-    assert check(tmp_path, RULES, Tiny(steps=4)) == 0 and all(facts(tmp_path, name, "unstored") for name in workers)
+    assert check(tmp_path, RULES, Tiny(steps=4)) == 0 and any(facts(tmp_path, name, "unstored") for name in workers)
 
 
 def test_a_store_that_stays_down_ends_the_run(tmp_path):
@@ -259,9 +259,10 @@ def test_a_slow_tool_ends_its_rollout_and_touches_no_other():
 
 @pytest.mark.faults
 def test_a_tool_that_hangs(tmp_path):
-    """It holds up its worker, whoever that is. Three workers are given up and killed, then the group is dropped; all others are trained on."""
+    """Its worker, whoever that is, is given up and killed. Its group is dropped, when it is too old or was lost three times; as many
+    others as the steps need are trained on."""
     play(plan_of(tmp_path, Faulty(seconds=0.02, steps=4, fault="a tool hangs", mark=str(tmp_path / "x")), timeout=2.0))
-    assert check(tmp_path, RULES, Tiny(steps=4)) >= 3
+    assert check(tmp_path, RULES, Tiny(steps=4)) >= 1
     assert (2,) in [event.groups for event in events(tmp_path) if event.kind == "drop"]
 
 
