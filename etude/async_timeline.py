@@ -25,7 +25,7 @@ from ref.async_rl import Outcome
 from scaled.async_rl import services
 from sims.drawing import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 
-__all__ = ["Timeline", "bars", "clock", "events", "played", "rows", "simulated", "slots", "summary", "trainings"]
+__all__ = ["Timeline", "bars", "clock", "events", "played", "rows", "simulated", "slots", "summary", "trainings", "workers"]
 
 TRAINER = "trainer"
 VERSIONS = (BLUE, ORANGE, PURPLE, SKY, RED)
@@ -42,9 +42,14 @@ def events(folder: Path) -> dict[str, list[dict]]:
     return {path.stem: read_lines(path) for path in sorted((folder / "events").glob("*.jsonl"))}
 
 
+def workers(known: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """Of the services those that play."""
+    return {name: lines for name, lines in known.items() if name not in ("trainer", "evaluator")}
+
+
 def slots(folder: Path) -> list[dict]:
     """What the workers' slots do now, as far as is known."""
-    last = ([line for line in lines if line["what"] == "slots"][-1:] for name, lines in events(folder).items() if name != "trainer")
+    last = ([line for line in lines if line["what"] == "slots"][-1:] for lines in workers(events(folder)).values())
     return [line for found in last for line in found]
 
 
@@ -74,7 +79,7 @@ def summary(folder: Path, steps: int) -> dict[str, float]:
     seconds = clock(known["trainer"])(known["trainer"][-1]["at"])
     tokens = sum(step["tokens"] for step in trained)
     journal = read_lines(folder / "journal.jsonl")
-    loads = [line for name, lines in known.items() if name != "trainer" for line in lines if line["what"] == "load"]
+    loads = [line for lines in workers(known).values() for line in lines if line["what"] == "load"]
     return {
         "steps": float(steps),
         "seconds": seconds,
@@ -144,14 +149,14 @@ def played(name: str, folder: Path) -> Timeline:
     """A run so far, of its services' folder. Raises RunError if no step is done, and OSError, LookupError, TypeError or ValueError for files that
     are missing or damaged."""
     known = events(folder)
-    workers = {who: lines for who, lines in known.items() if who != TRAINER and lines}
+    playing = {who: lines for who, lines in workers(known).items() if lines}
     trained = trainings(known[TRAINER])
     if not trained:
         raise RunError(f"{folder.parent} has not finished a step yet")
     at = clock(known[TRAINER])
     begin = min(lines[0]["at"] for lines in known.values() if lines)
     seconds = max(at(step["at"]) for step in trained)
-    slots = {who: [line for line in lines if line["what"] == "slots" and begin <= line["at"]] for who, lines in workers.items()}
+    slots = {who: [line for line in lines if line["what"] == "slots" and begin <= line["at"]] for who, lines in playing.items()}
     seen = [line["decoding"] > 0 for lines in slots.values() for line in lines if at(line["at"]) <= seconds]
     journal = read_lines(folder / "journal.jsonl")
     return Timeline(
@@ -159,7 +164,7 @@ def played(name: str, folder: Path) -> Timeline:
         seconds,
         [(at(step["began"]), at(step["at"]), step["version"]) for step in trained],
         {who: [(at(line["at"]), line["decoding"], line["tools"], line["free"]) for line in lines] for who, lines in slots.items()},
-        {who: [(at(line["at"]), line["version"]) for line in lines if line["what"] == "load"] for who, lines in workers.items()},
+        {who: [(at(line["at"]), line["version"]) for line in lines if line["what"] == "load"] for who, lines in playing.items()},
         ages(folder),
         1 - sum(seen) / max(1, len(seen)),
         sum(line["kind"] == "drop" for line in journal),

@@ -68,6 +68,10 @@ def run_technique(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Hugging Face folder that a full run starts from.", readable=False, show_default="none", metavar="FOLDER")
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="Folder or address (s3://…) of the weights that services share.", show_default="the output folder", metavar="ADDRESS"),
+    ] = None,
     nproc: Annotated[int | None, typer.Option(help="Number of ranks in a full run.", show_default="every GPU here, or 2 with gloo")] = None,
     backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: rehearse a full run on CPUs.")] = "nccl",
     help: Annotated[bool, typer.Option("--help", help="Show this help and the settings of TECHNIQUE.")] = False,
@@ -96,6 +100,7 @@ def run_technique(
         raise RunError(f"unknown technique {technique!r}; {guess}: {', '.join(names)}")
     if scale not in ("small", "full"):
         raise RunError(f"--scale expects small or full, got {scale!r}")
+    sets = [*(sets or []), *([f"store={store}"] if store is not None else [])]
     if backend not in ("nccl", "gloo"):
         raise RunError(f"--backend expects nccl or gloo, got {backend!r}")
     if help:

@@ -97,6 +97,7 @@ class Engine:
         if self.state[seat] == "free":
             raise ValueError(f"seat {seat} is free")
         k, self.state[seat] = self.known[seat], "free"
+        self.full = [one for one in self.full if one != seat]
         own = (self.tokens, self.sampled, self.logp, self.version)
         tokens, sampled, logp, version = (x[seat, :k].clone() for x in own)
         return Rollout(tokens, sampled, logp, version, self.experts[seat, : k - 1].clone(), finished)

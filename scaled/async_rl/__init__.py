@@ -5,7 +5,9 @@
 | `messages.py` | what the services say to each other: frozen dataclasses, as JSON |
 | `player.py` | groups of conversations played by one engine, with slow tools and weights in flight |
 | `records.py` | a finished group as bytes |
-| `services.py` | what a worker, the trainer and the reconciler do, each in a process of its own |
+| `services.py` | what the reconciler and the trainer do, each in a process of its own |
+| `worker.py` | the same of a worker: it plays groups, stores them, and loads weights in the background |
+| `evaluator.py` | the same of the evaluator, which follows versions and measures them |
 | `learner.py` | what one process trains |
 | `local.py` | starts them on one machine, and starts anew whoever dies |
 | `wire.py` | messages between processes of one machine |

@@ -24,10 +24,13 @@ __all__ = [
     "Message",
     "Ready",
     "Refused",
+    "Repair",
     "Stop",
+    "Stuck",
     "Trained",
     "Update",
     "Work",
+    "Workers",
     "decode",
     "encode",
 ]
@@ -65,6 +68,13 @@ class Beat(Message):
 @dataclass(frozen=True)
 class Loaded(Message):
     """A worker holds new weights."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class Stuck(Message):
+    """A worker cannot load a version that is published: what lies in the store is damaged, or is gone."""
 
     version: int
 
@@ -133,6 +143,20 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Repair:
+    """To the trainer: somebody cannot load this version. Publish it anew, whole."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class Workers:
+    """To the trainer: so many workers live. It is told when the last one is gone, and when there are some again."""
+
+    alive: int
+
+
+@dataclass(frozen=True)
 class Refused:
     """To whoever just spoke: it was given up, or says what cannot be. It should end."""
 
@@ -144,7 +168,8 @@ class Stop:
     """To everyone: all steps are done."""
 
 
-KINDS = {kind.__name__: kind for kind in (Hello, Beat, Loaded, Done, Ready, Trained, Work, Forget, Update, Batch, Refused, Stop)}
+TO_RECONCILER = (Hello, Beat, Loaded, Stuck, Done, Ready, Trained)
+KINDS = {kind.__name__: kind for kind in (*TO_RECONCILER, Work, Forget, Update, Batch, Repair, Workers, Refused, Stop)}
 
 
 def encode(message: object) -> bytes:

@@ -1,7 +1,8 @@
 """Plays groups of conversations with one engine, as many at a time as it has seats, and takes new weights between two tokens.
 
 No process, no clock: `tick(now)` makes one step of the engine. A worker calls it in a loop, and tests call it in virtual time. A tool that takes a
-while occupies its seat, but the engine goes on without it.
+while occupies its seat, but the engine goes on without it. One that takes longer than `deadline` ends its rollout, as a context that is full does:
+the rollout earns what its state is worth. Whether that happens depends on the tool alone, so the group stays the same if it is played anew.
 
 What a rollout samples depends on its group, its number and the weights, not on what else is played: its random numbers are its own. So a group
 that is played anew, by whomever, is the same group if the weights are the same.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
@@ -62,17 +64,26 @@ class Rollout(Generic[C]):
 
 
 class Player(Generic[C]):
-    """`rollouts`: conversations of a group. Task g of the stream is group g's."""
+    """`rollouts`: conversations of a group. Task g of the stream is group g's. `deadline`: seconds that a tool may take."""
 
     def __init__(
-        self, sampler: Sampler, scene: Scene[C], slots: int, rollouts: int, seed: int, temperature: float = 1.0, stream: str = "rl", budget: int = 512
+        self,
+        sampler: Sampler,
+        scene: Scene[C],
+        slots: int,
+        rollouts: int,
+        seed: int,
+        temperature: float = 1.0,
+        stream: str = "rl",
+        budget: int = 512,
+        deadline: float = math.inf,
     ):
-        self.scene, self.rollouts, self.seed, self.stream = scene, rollouts, seed, stream
+        self.scene, self.rollouts, self.seed, self.stream, self.deadline = scene, rollouts, seed, stream, deadline
         self.engine = Engine(sampler, slots, scene.how.limit, temperature, budget)
         self.waiting: list[Rollout[C]] = []  # without a seat
         self.seated: dict[int, Rollout[C]] = {}
-        self.due: list[tuple[float, int, Rollout[C], list[int]]] = []  # answers that come later
-        self.order = itertools.count()
+        self.due: list[tuple[float, int, Rollout[C], list[int] | None]] = []  # answers that come later; None: the deadline passes first
+        self.order, self.late = itertools.count(), 0  # rollouts that a deadline ended
         self.played: dict[int, dict[int, Played]] = {}
 
     @property
@@ -129,37 +140,47 @@ class Player(Generic[C]):
 
     def tick(self, now: float) -> dict[int, list[Played]]:
         """One step. Returns the groups that are now finished, each with its rollouts in order."""
+        finished: dict[int, list[Played]] = {}
         while self.due and self.due[0][0] <= now:
             _, _, rollout, answer = heapq.heappop(self.due)
-            self.engine.answer(rollout.seat, answer)
+            if answer is None:
+                self.late += 1
+                self._leave(rollout, False, finished)
+            else:
+                self.engine.answer(rollout.seat, answer)
         while self.waiting and self.engine.free:
             rollout = self.waiting.pop(0)
             draws = uniform([rollout.draws], 1, self.engine.max_len)[0]
             rollout.seat = self.engine.join(rollout.link.prompt, rollout.link.stop, draws)
             self.seated[rollout.seat] = rollout
-        finished = {}
         for seat in self.engine.step():
             rollout = self.seated[seat]
             turn = self.engine.turn(seat)
             answer = None if turn is None else rollout.link.reply(turn)
-            if answer is not None:
-                seconds = self.scene.latency(self.stream, rollout.group, rollout.number, rollout.turns)
-                rollout.turns += 1
-                if seconds > 0:
-                    heapq.heappush(self.due, (now + seconds, next(self.order), rollout, answer))
-                else:
-                    self.engine.answer(seat, answer)
+            if answer is None:
+                self._leave(rollout, turn is not None, finished)
                 continue
-            del self.seated[seat]
-            if rollout.link.take(self.engine.leave(seat, finished=turn is not None)):
-                self.waiting.insert(0, rollout)
-                continue
-            of_group = self.played[rollout.group]
-            of_group[rollout.number] = self.scene.settle(rollout.conversation, rollout.link.chain)
-            if len(of_group) == self.rollouts:
-                finished[rollout.group] = [of_group[number] for number in range(self.rollouts)]
-                del self.played[rollout.group]
+            seconds = self.scene.latency(self.stream, rollout.group, rollout.number, rollout.turns)
+            rollout.turns += 1
+            if seconds > self.deadline:
+                heapq.heappush(self.due, (now + self.deadline, next(self.order), rollout, None))
+            elif seconds > 0:
+                heapq.heappush(self.due, (now + seconds, next(self.order), rollout, answer))
+            else:
+                self.engine.answer(seat, answer)
         return finished
+
+    def _leave(self, rollout: Rollout[C], ended: bool, finished: dict[int, list[Played]]) -> None:
+        """A context is over. `ended`: it came to its end by itself. `finished` receives its group if that is over with it."""
+        del self.seated[rollout.seat]
+        if rollout.link.take(self.engine.leave(rollout.seat, finished=ended)):
+            self.waiting.insert(0, rollout)
+            return
+        of_group = self.played[rollout.group]
+        of_group[rollout.number] = self.scene.settle(rollout.conversation, rollout.link.chain)
+        if len(of_group) == self.rollouts:
+            finished[rollout.group] = [of_group[number] for number in range(self.rollouts)]
+            del self.played[rollout.group]
 
 
 def seed_of(*parts: object) -> int:

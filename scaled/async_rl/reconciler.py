@@ -4,24 +4,30 @@
 they return: an event of `ref.async_rl.Life`, with the key and digest of a group that is ready. A reconciler that dies is made anew from these
 lines, and its clients say hello again. All else it works out from what they say:
 
+    a worker hangs up        its groups go to others at once; if it only lost its connection, it says hello and keeps what nobody else has begun
     a worker is silent       after `timeout` its groups go to others; what it says later is refused, because its epoch is over
     a worker is replaced     hello with a higher epoch: the groups of the one before go to others, or back to it
     the trainer is replaced  it says how many steps it has done, and on which groups it did the last one; that step is noted if it was not
     the reconciler died      workers say what they play; what nobody claims within `timeout` is played anew
 
-A group that is played anew keeps its number, and with it its task and its random numbers.
+A group that is played anew keeps its number, and with it its task and its random numbers. One that was lost with its worker `tries` times is
+dropped: it may be what kills them.
 
-With S = 0 group g always goes to the same one of n workers, in n equal blocks of a step. The rollouts of a step are then the same whoever is quick
+There are n places, and whoever holds one is given work: the worker that it is named after, once it holds weights. Spare workers hold weights and
+no place. When a worker is lost, a spare takes its place, and the worker that is started in its stead is a spare.
+
+With S = 0 group g always goes to the same one of n places, in n equal blocks of a step. The rollouts of a step are then the same whoever is quick
 or dies, and the run is the synchronous loop whose conversations are played in n shares.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ref.async_rl import Event, Life, Rules
-from scaled.async_rl.messages import Batch, Beat, Done, Forget, Hello, Loaded, Ready, Refused, Stop, Trained, Update, Work
+from scaled.async_rl.messages import Batch, Beat, Done, Forget, Hello, Loaded, Ready, Refused, Repair, Stop, Stuck, Trained, Update, Work, Workers
 
 __all__ = ["Reconciler"]
 
@@ -41,18 +47,34 @@ class Worker:
 
 
 class Reconciler:
-    """Raises ValueError if a line of the journal cannot follow the ones before it. `names`: the workers that there are to be, in order."""
+    """Raises ValueError if a line of the journal cannot follow the ones before it. `names`: the workers that there are to be, one to a place, in
+    order; `spares`: workers that wait for one. `tries`: how often a group may be lost with its worker."""
 
     def __init__(
-        self, rules: Rules, names: Iterable[str], write: Callable[[dict], None], lines: Iterable[dict] = (), timeout: float = 10.0, now: float = 0.0
+        self,
+        rules: Rules,
+        names: Iterable[str],
+        write: Callable[[dict], None],
+        lines: Iterable[dict] = (),
+        timeout: float = 10.0,
+        now: float = 0.0,
+        spares: Iterable[str] = (),
+        tries: int = 3,
     ):
-        self.rules, self.names, self.write, self.timeout, self.began = rules, tuple(names), write, timeout, now
+        self.rules, self.names, self.spares, self.write, self.timeout, self.tries = rules, tuple(names), tuple(spares), write, timeout, tries
+        self.began = self.now = now
         self.life, self.records = Life(rules), {}
         for line in lines:
             self.life.apply(Event(line["kind"], tuple(line["groups"]), line["version"]))
             if line["kind"] == "ready":
                 self.records[line["groups"][0]] = line["key"], line["digest"]
         self.workers: dict[str, Worker] = {}
+        self.holders: list[str | None] = [None] * len(self.names)  # who holds each place
+        self.lost: set[str] = set()  # workers that were lost at least once
+        self.losses = Counter[int]()  # how often a group was lost with its worker
+        self.silent: list[tuple[str, int]] = []  # workers that were given up, and their epochs, for whoever ends processes
+        self.alone = False  # whether the trainer was told that nobody works
+        self.repairs: dict[int, float] = {}  # when the trainer was asked to publish a version anew
         self.epochs: dict[str, int] = {}
         self.since: dict[int, int] = {}  # the weights with which a group's first token may have been sampled
         # Somebody may still play what ran when the reconciler before this one died.
@@ -63,7 +85,7 @@ class Reconciler:
 
     def handle(self, message, now: float) -> Sent:
         """Take a message. Returns what is to be sent."""
-        sender, epoch = message.sender, message.epoch
+        sender, epoch, self.now = message.sender, message.epoch, now
         if epoch < self.epochs.get(sender, 0):
             return [(sender, Refused(f"epoch {epoch} of {sender} is over: {self.epochs[sender]} has begun"))]
         sent: Sent = []
@@ -71,6 +93,7 @@ class Reconciler:
             self._lose(sender)
         self.epochs[sender] = epoch
         if isinstance(message, (Ready, Trained)):
+            self.alone = self.alone and not isinstance(message, Ready)  # it may be another process, which was told nothing
             sent += self._trainer(message)
         elif isinstance(message, Hello):
             sent += self._hello(message, now)
@@ -82,19 +105,33 @@ class Reconciler:
                 self.workers[sender].version = max(self.workers[sender].version, message.version)
             elif isinstance(message, Done):
                 sent += self._done(message)
+            elif isinstance(message, Stuck):
+                asked = now - self.repairs.get(message.version, -1e9) < self.timeout
+                if message.version == self.life.version and "trainer" in self.epochs and not asked:
+                    self.repairs = {message.version: now}
+                    sent.append(("trainer", Repair(message.version)))
             else:
                 assert isinstance(message, Beat)
         return sent + self._go_on()
 
     def tick(self, now: float) -> Sent:
         """Give up who was silent for too long. To be called several times in each `timeout`."""
+        self.now = now
         for name, worker in list(self.workers.items()):
             if now - worker.seen > self.timeout:
                 self._lose(name)
+                self.silent.append((name, self.epochs[name]))
                 self.epochs[name] += 1  # whatever it says later comes from an epoch that is over
         if self.unclaimed and now - self.began > self.timeout:
             self.queue += sorted(self.unclaimed)
             self.unclaimed = set()
+        return self._go_on()
+
+    def hung_up(self, name: str, now: float) -> Sent:
+        """The connection of this client has ended; its process may have, too."""
+        self.now = now
+        if name in self.workers:
+            self._lose(name)
         return self._go_on()
 
     def _note(self, event: Event, **more: str) -> None:
@@ -103,7 +140,14 @@ class Reconciler:
         self.write({"kind": event.kind, "groups": list(event.groups), "version": event.version, **more})
 
     def _lose(self, name: str) -> None:
-        self.queue += sorted(self.workers.pop(name).running)
+        self.lost.add(name)
+        self.holders = [None if holder == name else holder for holder in self.holders]  # its successor must hold weights first
+        for group in sorted(self.workers.pop(name).running):
+            self.losses[group] += 1
+            if self.losses[group] < self.tries:
+                self.queue.append(group)
+            else:
+                self._note(Event("drop", (group,), self.life.version))
 
     def _hello(self, message: Hello, now: float) -> Sent:
         before = self.workers.get(message.sender)
@@ -154,6 +198,7 @@ class Reconciler:
         if self.life.over:
             stopped, self.waits = [*self.workers, *(["trainer"] if self.waits else [])], False
             return [(name, Stop()) for name in stopped]
+        sent += self._staff()
         sent += self._drop_old()
         if self.waits:
             if self.batch is None and (taken := self._take()) is not None:
@@ -163,6 +208,25 @@ class Reconciler:
                 sent.append(("trainer", Batch(self.life.version, self.batch, keys, digests)))
                 self.waits = False
         return sent + self._assign()
+
+    def _staff(self) -> Sent:
+        """Who holds the places; tells the trainer if nobody lives, and if somebody does again."""
+        for place, own in enumerate(self.names):
+            if self.holders[place] in self.workers:
+                continue
+            self.holders[place] = None
+            able = [name for name, worker in self.workers.items() if worker.version >= 0 and name not in self.holders]
+            if own in able:
+                self.holders[place] = own
+            elif own in self.lost or own in self.holders or own not in self.workers and self.now - self.began > self.timeout:
+                # A worker whose own place is vacant takes that one.
+                others = [n for n in (*self.spares, *self.names) if n in able and (n in self.spares or self.holders[self.names.index(n)] is not None)]
+                self.holders[place] = others[0] if others else None
+        expected = self.lost or self.workers or self.now - self.began > self.timeout
+        if "trainer" not in self.epochs or not expected or self.alone == (not self.workers):
+            return []
+        self.alone = not self.workers
+        return [("trainer", Workers(len(self.workers)))]
 
     def _take(self) -> tuple[int, ...] | None:
         before = len(self.life.journal)
@@ -186,14 +250,10 @@ class Reconciler:
     def _assign(self) -> Sent:
         given: dict[str, list[int]] = {}
         while True:
-            group = self.queue[0] if self.queue else len(self.life.state) if self.life.admissible else None
-            if group is None:
-                break
-            name = self._player(group)
-            if name is None and self.rules.staleness == 0 and self.queue:
-                # Another worker's block may still have someone who plays it.
-                group = next((g for g in self.queue if self._player(g) is not None), None)
-                name = None if group is None else self._player(group)
+            group = next((g for g in self.queue if self._player(g) is not None), None)
+            if group is None and self.life.admissible:
+                group = len(self.life.state)
+            name = None if group is None else self._player(group)
             if name is None or group is None:
                 break
             if group in self.queue:
@@ -207,16 +267,20 @@ class Reconciler:
         return [(name, Work(tuple(groups))) for name, groups in given.items()]
 
     def _player(self, group: int) -> str | None:
-        """The worker that is to play a group: one with room and with weights that are young enough, the least busy one."""
-        names = self.names
+        """The worker that is to play a group: one with a place, with room and with weights that are young enough, the least busy one."""
+        places = self.holders
         if self.rules.staleness == 0:
-            names = (names[group % self.rules.groups * len(names) // self.rules.groups],)
+            places = [places[group % self.rules.groups * len(places) // self.rules.groups]]
         able = []
-        for name in names:
-            worker = self.workers.get(name)
+        for name in places:
+            worker = self.workers.get(name) if name is not None else None
             if worker is None or len(worker.running) >= worker.groups or worker.version < self.life.version - self.rules.staleness:
                 continue
-            if worker.version < 0:
+            if self._suspect(group) and any(map(self._suspect, worker.running)):
                 continue
             able.append((len(worker.running) / worker.groups, name))
         return min(able)[1] if able else None
+
+    def _suspect(self, group: int) -> bool:
+        """Whether a group is dropped if it is lost once more. A worker has one of them at a time, so that none is dropped for another's fault."""
+        return self.losses[group] >= self.tries - 1

@@ -1,42 +1,60 @@
-"""The services as functions, each of which a process of its own runs: the reconciler, a worker, and the trainer.
+"""The services as functions, each of which a process of its own runs: here the reconciler and the trainer. `worker.py` and `evaluator.py` have
+the other two.
 
-They know each other by a socket's path and share a run folder:
+They know each other by a socket's path. They share a run folder, and a store, which is the same folder if no other is named:
 
-    journal.jsonl               what became of every group, with the key and digest of its record
-    groups/NUMBER-WORKER-EPOCH  records of finished groups
-    weights/                    versions of the weights (`ref/weight_sync.py`)
-    trainer/                    what the trainer needs to go on: its last two steps
-    events/NAME.jsonl           what each service did, and when, for people to read
+    folder  journal.jsonl               what became of every group, with the key and digest of its record
+            trainer/                    what the trainer needs to go on: its last two steps
+            events/NAME.jsonl           what each service did, and when, for people to read
+    store   groups/NUMBER-WORKER-EPOCH  records of finished groups
+            weights/                    versions of the weights (`ref/weight_sync.py`)
 
 Whoever is killed is started again with the next epoch, and finds there all that it needs. Nothing is taken for done before it is on the disk.
+
+While the store is down, workers sample up to the bound on age and then wait, and the trainer waits with a step that it cannot publish. Everyone asks
+again, with pauses that grow, and gives the run up after `store_patience` seconds. A full disk ends the run at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from kit.disk import Journal, atomic_write, read_lines
+from kit.disk import NO_ROOM, Journal, atomic_write, read_lines
+from kit.settings import RunError
 from ref import weight_sync
 from ref.async_rl import Rules
-from ref.engine.sampler import Sampler
 from ref.rl import Played
-from scaled.async_rl.messages import Batch, Beat, Done, Forget, Hello, Loaded, Ready, Refused, Stop, Trained, Update, Work, decode, encode
-from scaled.async_rl.player import Player, Scene
+from scaled.async_rl.messages import Batch, Hello, Ready, Refused, Repair, Stop, Trained, Workers, decode, encode
 from scaled.async_rl.reconciler import Reconciler
-from scaled.async_rl.records import oldest, pack, unpack
+from scaled.async_rl.records import unpack
 from scaled.async_rl.wire import Hub, Line, Lost
-from scaled.runtime.store import Folder
+from scaled.runtime.store import open_store
 
-__all__ = ["GivenUp", "Learner", "Log", "reconcile", "replay", "train", "trained", "work"]
+__all__ = [
+    "BEAT",
+    "GivenUp",
+    "Learner",
+    "Log",
+    "Stores",
+    "address",
+    "no_room",
+    "open_stores",
+    "pause",
+    "reconcile",
+    "replay",
+    "restored",
+    "train",
+    "trained",
+]
 
 BEAT = 0.5
 """Seconds between two signs of life."""
@@ -76,8 +94,46 @@ class Log:
         self.file.append(json.dumps({"at": round(time.time(), 4), "epoch": self.epoch, "what": what, **facts}).encode() + b"\n")
 
 
-def reconcile(folder: Path, at: Path, rules: Rules, names: Sequence[str], timeout: float = 10.0) -> None:
-    """The reconciler, until every step is done and everybody has been told."""
+@dataclass(frozen=True)
+class Stores:
+    """What the services share beside the run folder."""
+
+    weights: MutableMapping[str, bytes]
+    groups: MutableMapping[str, bytes]
+
+
+def open_stores(address: str) -> Stores:
+    """Both, at the address of a folder or one that fsspec knows. Raises RunError where `open_store` does."""
+    return Stores(*(open_store(f"{address.rstrip('/')}/{part}") for part in ("weights", "groups")))
+
+
+def address(folder: Path) -> str:
+    """Of what the services of a run folder share."""
+    path = folder / "store"
+    return path.read_text() if path.exists() else str(folder)
+
+
+def pause(failures: int) -> float:
+    """Seconds to wait after so many failures in a row."""
+    return min(10.0, 0.1 * 2**failures)
+
+
+def no_room(error: Exception) -> bool:
+    """Whether an error says that a disk is full. Waiting does not help then."""
+    return isinstance(error, OSError) and error.errno in NO_ROOM
+
+
+def reconcile(
+    folder: Path,
+    at: Path,
+    rules: Rules,
+    names: Sequence[str],
+    timeout: float = 10.0,
+    spares: Sequence[str] = (),
+    silent: Callable[[str, int], None] = lambda name, epoch: None,
+) -> None:
+    """The reconciler, until every step is done and everybody has been told. `silent` is called with the name and epoch of a worker that was given
+    up, whose process should be ended if it still hangs."""
     path = folder / "journal.jsonl"
     lines = read_lines(path)
     whole = path.read_bytes() if path.exists() else b""
@@ -87,33 +143,42 @@ def reconcile(folder: Path, at: Path, rules: Rules, names: Sequence[str], timeou
         journal.append(json.dumps(line).encode() + b"\n")
         journal.sync()
 
-    reconciler = Reconciler(rules, names, write, lines, timeout, time.monotonic())
-    hub, lines_to, told = Hub(at), dict[str, Line](), set[str]()
+    reconciler = Reconciler(rules, names, write, lines, timeout, time.monotonic(), spares)
+    hub, lines_to, told, gone = Hub(at), dict[str, Line](), set[str](), set[str]()
 
     def send(sent: list, speaker: Line | None = None) -> None:
         for name, message in sent:
             line = speaker if isinstance(message, Refused) else lines_to.get(name)
+            if line is None:
+                continue  # its process will say hello again, or another one in its place
             try:
-                if line is not None:
-                    line.say(encode(message))
+                line.say(encode(message))
             except Lost:
-                hub.end(line)  # pyright: ignore[reportArgumentType]
+                hub.end(line)
+                end(line)
+                continue
             if isinstance(message, Stop):
                 told.add(name)
 
+    def end(line: Line) -> None:
+        for name in [name for name, one in lines_to.items() if one is line]:
+            del lines_to[name]
+            gone.update({name} & told)  # whoever has been told hangs up
+            send(reconciler.hung_up(name, time.monotonic()))
+
     last = ended = time.monotonic()
-    everyone, gone = {*names, "trainer"}, set[str]()
+    everyone = {*names, *spares, "trainer"}
     while not gone >= everyone and time.monotonic() - ended < timeout:
-        if not told >= everyone:
-            ended = time.monotonic()
+        if not reconciler.life.over or lines_to.keys() - told:
+            ended = time.monotonic()  # who is not connected is waited for no longer than `timeout` from now on: it may hang before it says hello
         for line, data in hub.heard(min(BEAT, timeout / 4)):
             if data is None:
-                gone |= {name for name in told if lines_to.get(name) is line}  # whoever has been told hangs up
+                end(line)
                 continue
             try:
                 message = decode(data)
             except ValueError as error:
-                line.say(encode(Refused(str(error))))
+                send([("", Refused(str(error)))], line)
                 continue
             if isinstance(message, (Hello, Ready)) and message.epoch >= reconciler.epochs.get(message.sender, 0):
                 lines_to[message.sender] = line
@@ -121,98 +186,75 @@ def reconcile(folder: Path, at: Path, rules: Rules, names: Sequence[str], timeou
         if time.monotonic() - last > min(BEAT, timeout / 4):
             last = time.monotonic()
             send(reconciler.tick(last))
+            while reconciler.silent:
+                name, epoch = reconciler.silent.pop()
+                lines_to.pop(name, None)
+                silent(name, epoch)
     hub.close()
 
 
-def work(
-    folder: Path,
-    at: Path,
-    name: str,
-    epoch: int,
-    sampler: Sampler,
-    scene: Scene,
-    slots: int,
-    rollouts: int,
-    seed: int,
-    temperature: float,
-    patience: float,
-) -> None:
-    """A worker, until it is told to stop. Raises Lost if there is no reconciler for `patience` seconds, and GivenUp."""
-    log, player = Log(folder, name, epoch), Player(sampler, scene, slots, rollouts, seed, temperature)
-    # What is synchronised is bfloat16, whatever the sampler computes in.
-    served = sampler.model if sampler.dtype is torch.bfloat16 else copy.deepcopy(sampler.model).bfloat16()
-    reader = weight_sync.Reader(Folder(folder / "weights"), weight_sync.parts(served), name)
-    sampler.version, since, done = -1, dict[int, int](), dict[int, Done]()
-    (folder / "groups").mkdir(exist_ok=True)
-    log("start")
+class Publisher:
+    """Publishes versions of a learner's weights, however often the store has to be asked. Raises RunError after `patience` seconds."""
+
+    def __init__(self, store: MutableMapping[str, bytes], learner: Learner, log: Log, patience: float):
+        self.store, self.learner, self.log, self.patience = store, learner, log, patience
+        self.writer = weight_sync.Writer(store)
+
+    def publish(self, version: int, anew: bool = False) -> None:
+        """Returns once a version is visible. `anew`: it was, but somebody cannot read it; then it is published whole."""
+
+        def once() -> dict:
+            if anew:
+                self.store.pop(f"{version:08d}/manifest", None)
+                self.writer = weight_sync.Writer(self.store)
+            return self.writer.publish(version, weight_sync.parts(self.learner.model))
+
+        sent = insist(once, f"publishing version {version}", self.log, self.patience)
+        size = sum(shard["bytes"] for link in sent["links"] for shard in link["shards"])
+        self.log("repaired" if anew else "published", version=version, bytes=size)
+        if version % self.writer.anchor_every == 0:
+            try:
+                self.log("pruned", versions=weight_sync.prune(self.store))
+            except (OSError, weight_sync.SyncError) as error:
+                self.log("unpruned", why=str(error))  # the next anchor comes
+
+
+def insist(call: Callable, what: str, log: Log, patience: float):
+    """What call() returns, once the store answers. Raises RunError after `patience` seconds, and at once where trying again cannot help."""
+    began, failures = time.monotonic(), 0
     while True:
-        line = Line.to(at, patience)
         try:
-            groups = {**since, **{group: one.oldest for group, one in done.items()}}
-            line.say(encode(Hello(name, epoch, max(1, slots // rollouts), sampler.version, tuple(groups), tuple(groups.values()))))
-            for one in done.values():
-                line.say(encode(one))
-            beat = time.monotonic()
-            while True:
-                wait = min(player.idle(time.monotonic()), BEAT / 2) if sampler.version >= 0 else BEAT / 2
-                for data in line.heard(wait):
-                    message = decode(data)
-                    if isinstance(message, Stop):
-                        log("stop")
-                        return
-                    if isinstance(message, Refused):
-                        raise GivenUp(message.why)
-                    if isinstance(message, Work):
-                        for group in message.groups:
-                            done.pop(group, None)
-                            since[group] = sampler.version
-                        player.give(message.groups)
-                        log("work", groups=len(message.groups))
-                    elif isinstance(message, Forget):
-                        player.forget(message.groups)
-                        for group in message.groups:
-                            since.pop(group, None)
-                            done.pop(group, None)
-                        log("forget", groups=len(message.groups))
-                    elif isinstance(message, Update) and message.version > sampler.version:
-                        began = time.monotonic()
-                        reader.fetch()
-                        fetched = time.monotonic()
-                        version = reader.swap()
-                        assert version is not None
-                        player.load(served, version) if served is not sampler.model else player.renewed(version)
-                        line.say(encode(Loaded(name, epoch, version)))
-                        log("load", version=version, fetch_s=fetched - began, pause_s=time.monotonic() - fetched)
-                for group, played in player.tick(time.monotonic()).items():
-                    data = pack(played)
-                    key = f"{group:06d}-{name}-{epoch}"
-                    atomic_write(folder / "groups" / key, data)
-                    since.pop(group, None)
-                    done = dict([*done.items()][-4 * len(player.engine.state) :])
-                    done[group] = Done(name, epoch, group, oldest(played), key, hashlib.sha256(data).hexdigest())
-                    line.say(encode(done[group]))
-                    log("done", group=group, tokens=sum(p.chain.written for p in played))
-                if time.monotonic() - beat > BEAT:
-                    beat = time.monotonic()
-                    line.say(encode(Beat(name, epoch)))
-                    log("slots", version=sampler.version, **player.slots())
-        except Lost:
-            log("lost")
-        finally:
-            line.close()
+            return call()
+        except (OSError, weight_sync.SyncError) as error:
+            if no_room(error):
+                raise
+            failures += 1
+            log("waits for the store", doing=what, why=str(error))
+            if "another writer" in str(error):
+                raise RunError(f"{what} failed: {error}; is the store that of another run?") from None
+            if time.monotonic() - began > patience:
+                raise RunError(f"{what} failed for {patience:g} seconds; the last error: {error}") from None
+            time.sleep(pause(failures))
 
 
 def train(
-    folder: Path, at: Path, epoch: int, learner: Learner, patience: float, show: Callable[[int, dict[str, float]], None] = lambda step, figures: None
+    folder: Path,
+    at: Path,
+    epoch: int,
+    learner: Learner,
+    patience: float,
+    store: str,
+    store_patience: float,
+    show: Callable[[int, dict[str, float]], None] = lambda step, figures: None,
 ) -> None:
     """The trainer, until it is told to stop. A step counts once its state is saved; its weights are published before that is told."""
     log, saved = Log(folder, "trainer", epoch), folder / "trainer"
     saved.mkdir(exist_ok=True)
     version, groups = restored(saved, learner)
-    store = Folder(folder / "weights")
-    writer = weight_sync.Writer(store)
+    stores = open_stores(store)
+    publisher = Publisher(stores.weights, learner, log, store_patience)
     log("start", version=version)
-    writer.publish(version, weight_sync.parts(learner.model))  # the process before this one may have done so: then nothing changes
+    publisher.publish(version)  # the process before this one may have done so: then nothing changes
     while True:
         line = Line.to(at, patience)
         try:
@@ -225,15 +267,18 @@ def train(
                         return
                     if isinstance(message, Refused):
                         raise GivenUp(message.why)
-                    if isinstance(message, Batch) and message.version == version:
+                    if isinstance(message, Workers):
+                        log("workers", alive=message.alive)
+                    elif isinstance(message, Repair) and message.version == version:
+                        publisher.publish(version, anew=True)
+                    elif isinstance(message, Batch) and message.version == version:
                         log("train", version=version)
-                        played = read(folder, message.keys, message.digests)
+                        played = insist(lambda asked=message: read(stores.groups, asked.keys, asked.digests), "reading groups", log, store_patience)
                         figures = learner.step(played) | ages(played, version)
                         keep(saved, learner, version + 1, message.groups)
                         version, groups = version + 1, message.groups
                         log("saved", version=version, **figures)
-                        sent = writer.publish(version, weight_sync.parts(learner.model))
-                        log("published", version=version, bytes=sum(shard["bytes"] for link in sent["links"] for shard in link["shards"]))
+                        publisher.publish(version)
                         show(version, figures)
                         line.say(encode(Trained("trainer", epoch, version - 1, groups)))
                         line.say(encode(Ready("trainer", epoch, version, groups)))
@@ -249,35 +294,39 @@ def ages(played: Sequence[Played], version: int) -> dict[str, float]:
     return {"age": (version - own).double().mean().item(), "oldest": float(version - int(own.min())), "tokens": float(len(own))}
 
 
-def trained(folder: Path) -> Iterator[tuple[int, list[Played]]]:
-    """The steps of a run in the order of its journal: the version that each began with, and the rollouts of its groups."""
-    records = dict[int, tuple[str, str]]()
+def trained(folder: Path, store: str = "") -> Iterator[tuple[int, list[Played]]]:
+    """The steps of a run in the order of its journal: the version that each began with, and the rollouts of its groups. `store`: where these lie, if
+    no longer where the run left them."""
+    records, groups = dict[int, tuple[str, str]](), open_stores(store or address(folder)).groups
     for line in read_lines(folder / "journal.jsonl"):
         if line["kind"] == "ready":
             records[line["groups"][0]] = line["key"], line["digest"]
         elif line["kind"] == "train":
             keys, digests = zip(*(records[group] for group in line["groups"]), strict=True)
-            yield line["version"], read(folder, keys, digests)
+            yield line["version"], read(groups, keys, digests)
 
 
-def replay(folder: Path, learner: Learner) -> int:
-    """Train on the recorded groups of a run again, from where `learner` is at step 0. Returns the number of steps."""
+def replay(folder: Path, learner: Learner, store: str = "") -> int:
+    """Train on the recorded groups of a run again, from where `learner` is at step 0; `store` as for `trained`. Returns the number of steps."""
     steps = 0
-    for _, played in trained(folder):
+    for _, played in trained(folder, store):
         learner.step(played)
         steps += 1
     return steps
 
 
-def read(folder: Path, keys: Sequence[str], digests: Sequence[str]) -> list[Played]:
-    """The rollouts of some groups. Raises ValueError for a record that is not the one that was announced."""
+def read(groups: Mapping[str, bytes], keys: Sequence[str], digests: Sequence[str]) -> list[Played]:
+    """The rollouts of some groups. Raises ValueError for a record that is not the one that was announced, or is gone."""
     found = []
     for key, digest in zip(keys, digests, strict=True):
         if Path(key).name != key:
             raise ValueError(f"{key!r} is no record's name")
-        data = (folder / "groups" / key).read_bytes()
+        try:
+            data = groups[key]
+        except KeyError:
+            raise ValueError(f"the record {key} of a group is gone from the store") from None
         if hashlib.sha256(data).hexdigest() != digest:
-            raise ValueError(f"{folder / 'groups' / key} has changed since the worker wrote it")
+            raise ValueError(f"the record {key} of a group has changed since the worker wrote it")
         found += unpack(data)
     return found
 

@@ -33,9 +33,11 @@ def steps(out):
 
 
 def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, tmp_path):
-    out = tmp_path / "run"
-    process = forks.start(*words(tiny_run, out, rl__steps=6), said=tmp_path / "first")
-    until = time.monotonic() + 300
+    """With a standby, an evaluator, and a store of its own."""
+    out, store = tmp_path / "run", tmp_path / "store"
+    asked = *words(tiny_run, out, rl__steps=6, evaluate_every=1, standby=1), "--store", store
+    process = forks.start(*asked, said=tmp_path / "first")
+    until = time.monotonic() + 120
     while len(steps(out)) < 2 and process.is_alive():
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -55,7 +57,12 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
     drawn = imread(out / "timeline.png")
     assert drawn.shape[1] == 1008 and len(np.unique(drawn[..., :3].reshape(-1, 3), axis=0)) > 10
     shown = async_timeline.played("run", out / "services")
-    assert [version for *_, version in shown.steps] == [1, 2, 3, 4, 5, 6] and set(shown.slots) == {"worker-0", "worker-1"}
+    assert [version for *_, version in shown.steps] == [1, 2, 3, 4, 5, 6] and {"worker-0", "worker-1"} <= set(shown.slots)
+    measured = found["heldout by version"]
+    versions = [row["version"] for row in measured]
+    assert versions == sorted(set(versions)) and "heldout by version" in said
+    assert all(0 <= row["success"] <= 1 and row["seconds"] > 0 for row in measured)
+    assert not (out / "services" / "weights").exists() and any((store / "groups").iterdir())
 
     torch.set_num_threads(1)
     again = Small(c).learner()
@@ -82,6 +89,9 @@ def test_without_staleness_no_token_is_old(tiny_run, tmp_path):
         ({"slots": 1}, "slots must be at least 2; got 1"),
         ({"staleness": -1}, "staleness must be at least 0, got -1"),
         ({"timeout": 0}, "timeout must be above 0 seconds, got 0"),
+        ({"evaluate_every": 2, "heldout": 0}, "evaluate_every measures held-out tasks: heldout must be at least 1, got 0"),
+        ({"store": "memory://here"}, "the store must be one that processes share; memory://here is one process's own"),
+        ({"store": "nothing://here"}, "the store nothing://here cannot be opened"),
         ({"rl.steps": 0}, "rl.steps must be at least 1, got 0"),
     ],
 )

@@ -27,13 +27,13 @@ def events(folder):
     return [Event(line["kind"], tuple(line["groups"]), line["version"]) for line in read_lines(folder / "journal.jsonl")]
 
 
-def trained(folder, parts):
+def trained(folder, parts, store=""):
     """The weights that the trainer saved last, and those that come out when its recorded groups are trained on again."""
     learner = parts.learner()
     version, groups = services.restored(folder / "trainer", learner)
     again = parts.learner()
     torch.set_num_threads(1)
-    assert services.replay(folder, again) == version
+    assert services.replay(folder, again, store) == version
     return weights(learner), weights(again), version, groups
 
 

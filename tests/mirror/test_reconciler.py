@@ -11,7 +11,24 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ref.async_rl import Rules
-from scaled.async_rl.messages import KINDS, Batch, Beat, Done, Forget, Hello, Loaded, Ready, Refused, Stop, Trained, Update, Work, decode, encode
+from scaled.async_rl.messages import (
+    KINDS,
+    Batch,
+    Beat,
+    Done,
+    Forget,
+    Hello,
+    Loaded,
+    Ready,
+    Refused,
+    Stop,
+    Stuck,
+    Trained,
+    Update,
+    Work,
+    decode,
+    encode,
+)
 from scaled.async_rl.reconciler import Reconciler
 from tests.ref.test_async_rl import audit
 
@@ -31,6 +48,7 @@ class Client:
 
     def __init__(self, town, name, epoch):
         self.town, self.name, self.epoch, self.alive, self.frozen, self.last = town, name, epoch, True, 0.0, 0.0
+        self.line = 0  # how often its connection has ended
 
     def later(self, delay, what):
         """Do something unless this process is dead by then; a frozen one does it when it wakes up."""
@@ -47,7 +65,8 @@ class Client:
 
     def say(self, message):
         self.last = max(self.last, self.town.clock.now + self.town.rng.random() * 0.1)
-        self.town.clock.at(self.last - self.town.clock.now, lambda generation=self.town.generation: self.town.hear(self, message, generation))
+        line = self.town.generation, self.line
+        self.town.clock.at(self.last - self.town.clock.now, lambda: self.town.hear(self, message, line))
 
 
 class Player(Client):
@@ -132,13 +151,13 @@ class Learner(Client):
 class Town:
     """Everyone, and a supervisor that starts anew whoever ended, with the next epoch."""
 
-    def __init__(self, rules, workers, room, seed, faults):
+    def __init__(self, rules, workers, room, seed, faults, spares=0):
         self.rules, self.room, self.rng, self.clock, self.faults = rules, room, random.Random(seed), Clock(), faults
-        self.names = [f"worker-{n}" for n in range(workers)]
+        self.names, self.spares = [f"worker-{n}" for n in range(workers)], [f"standby-{n}" for n in range(spares)]
         self.lines, self.saved, self.steps, self.stopped, self.generation = [], (0, ()), [], set(), 0
         self.epochs, self.clients, self.lines_to, self.reconciler = Counter(), {}, {}, None
         self.rise()
-        for name in [*self.names, "trainer"]:
+        for name in [*self.names, *self.spares, "trainer"]:
             self.start(name)
 
     def start(self, name):
@@ -148,11 +167,20 @@ class Town:
     def kill(self, client):
         if client.alive:
             client.alive = False
+            self.clock.at(self.rng.random() * 0.2, lambda: self.hang_up(client))
             if self.clients[client.name] is client:
                 self.clock.at(self.rng.random() * 3, lambda: self.start(client.name))
 
+    def hang_up(self, client):
+        """The reconciler sees that a connection has ended."""
+        if self.reconciler is not None and self.lines_to.get(client.name) is client:
+            del self.lines_to[client.name]
+            self.send(self.reconciler.hung_up(client.name, self.clock.now))
+
     def rise(self):
-        self.reconciler = Reconciler(self.rules, self.names, self.lines.append, [dict(line) for line in self.lines], TIMEOUT, self.clock.now)
+        lines = [dict(line) for line in self.lines]
+        self.reconciler = Reconciler(self.rules, self.names, self.lines.append, lines, TIMEOUT, self.clock.now, self.spares)
+        self.lines_to = {}
         self.generation += 1
         for client in self.clients.values():
             client.later(self.rng.random(), lambda client=client: client.connect())
@@ -163,37 +191,47 @@ class Town:
             self.send(mine.tick(self.clock.now))
             self.clock.at(TIMEOUT / 4, lambda: self.tick(mine))
 
-    def hear(self, client, message, generation):
-        if self.reconciler is not None and generation == self.generation:
+    def hear(self, client, message, line):
+        if self.reconciler is not None and line == (self.generation, client.line):
             if isinstance(message, (Hello, Ready)) and client.epoch >= self.reconciler.epochs.get(client.name, 0):
                 self.lines_to[client.name] = client  # answers go to whoever spoke last, as along a connection
             self.send(self.reconciler.handle(decode(encode(message)), self.clock.now), client)
 
     def send(self, sent, speaker=None):
         for name, message in sent:
-            client = speaker if isinstance(message, Refused) else self.lines_to[name]
+            client = speaker if isinstance(message, Refused) else self.lines_to.get(name)
+            if client is None:
+                continue  # it has hung up
             delay = max(client.__dict__.get("heard", 0.0), self.clock.now + self.rng.random() * 0.1)
             client.heard = delay
             client.later(delay - self.clock.now, lambda client=client, message=message: client.hear(decode(encode(message))))
 
     def fault(self):
-        kind = self.rng.choice(["worker", "worker", "trainer", "reconciler", "freeze", "all workers"])
+        kind = self.rng.choice(["worker", "worker", "trainer", "reconciler", "freeze", "all workers", "connection", "stuck"])
         if kind == "reconciler" and self.reconciler is not None:
             self.reconciler = None
             self.clock.at(self.rng.random() * 8, self.rise)
         elif kind == "freeze":
-            client = self.clients[self.rng.choice(self.names)]
+            client = self.clients[self.rng.choice([*self.names, *self.spares])]
             client.frozen = self.clock.now + self.rng.random() * 4 * TIMEOUT
+        elif kind == "connection":
+            client = self.clients[self.rng.choice([*self.names, *self.spares])]
+            client.line += 1
+            self.hang_up(client)
+            client.later(self.rng.random(), client.connect)
+        elif kind == "stuck":
+            client = self.clients[self.rng.choice(self.names)]
+            client.later(0.0, lambda: client.say(Stuck(client.name, client.epoch, self.saved[0])))
         elif kind == "all workers":
-            for name in self.names:
+            for name in [*self.names, *self.spares]:
                 self.kill(self.clients[name])
         elif kind != "reconciler":
-            self.kill(self.clients["trainer" if kind == "trainer" else self.rng.choice(self.names)])
+            self.kill(self.clients["trainer" if kind == "trainer" else self.rng.choice([*self.names, *self.spares])])
 
     def play(self, most=4000.0):
         for _ in range(self.faults):
             self.clock.at(self.rng.random() * 60, self.fault)
-        everyone = {*self.names, "trainer"}
+        everyone = {*self.names, *self.spares, "trainer"}
         while self.clock.heap and not (self.saved[0] == self.rules.steps and self.stopped >= everyone):
             self.clock.now, _, what = heapq.heappop(self.clock.heap)
             assert self.clock.now < most, "the run does not end"
@@ -202,11 +240,22 @@ class Town:
 
 
 @settings(max_examples=200)
-@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 3), st.integers(1, 6), st.integers(1, 3), st.integers(1, 5), st.integers(0, 12))
-@example(0, 2, 0, 3, 2, 2, 0)
-def test_whatever_dies(seed, groups, staleness, steps, workers, room, faults):
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(0, 12),
+    st.integers(0, 2),
+)
+@example(0, 2, 0, 3, 2, 2, 0, 1)
+@example(872972, 1, 2, 2, 1, 1, 5, 0)  # a successor says hello before its predecessor's connection ends
+def test_whatever_dies(seed, groups, staleness, steps, workers, room, faults, spares):
     rules = Rules(groups, staleness, steps)
-    town = Town(rules, workers, room, seed, faults).play()
+    town = Town(rules, workers, room, seed, faults, spares).play()
+    assert faults or not any("standby" in line.get("key", "") for line in town.lines)
     events = Reconciler(rules, town.names, list().append, town.lines).life.journal
     counts, version = audit(rules, events)
     assert version == steps == len(town.steps) and counts["trained"] == steps * groups

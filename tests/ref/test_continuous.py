@@ -250,3 +250,21 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="seat 0 is free"):
         engine.leave(seat)
     assert engine.step() == []
+
+
+def test_a_full_seat_that_leaves_is_forgotten():
+    """A turn ends at the last position, and its answer does not fit. Before the next step would return the seat, it is given up."""
+    engine = Engine(Sampler(MODELS[0], torch.float64), 1, 3)
+    for number in range(500):
+        draws = torch.rand(3, dtype=torch.float64, generator=torch.Generator().manual_seed(number))
+        seat = engine.join([1], STOP, draws)
+        while not engine.step():
+            pass
+        if engine.known[seat] == 3 and engine.turn(seat) is not None:
+            engine.answer(seat, [2])
+            assert engine.full == [seat]
+            engine.leave(seat)
+            assert engine.step() == [] and engine.free == 1
+            return
+        engine.leave(seat)
+    raise AssertionError("no turn ended at the last position")

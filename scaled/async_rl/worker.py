@@ -1,0 +1,252 @@
+"""A worker: it plays the groups that the reconciler gives it, stores them, and loads new weights between two steps of its engine.
+
+What the store takes a while for happens beside the engine, in threads: the next version is built while the present one decodes, and a group is
+written while the next ones are played. So a store that hangs silences nobody, and one that is down stops a worker only where the bound on age does.
+A version that cannot be loaded leaves the old one in service; it is tried again, with pauses that grow, and the trainer is asked to publish it anew.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kit.settings import RunError
+from ref import weight_sync
+from ref.engine.sampler import Sampler
+from scaled.async_rl.messages import Beat, Done, Forget, Hello, Loaded, Refused, Stop, Stuck, Update, Work, decode, encode
+from scaled.async_rl.player import Player
+from scaled.async_rl.records import oldest, pack
+from scaled.async_rl.services import BEAT, GivenUp, Log, no_room, open_stores, pause
+from scaled.async_rl.wire import Line, Lost
+
+__all__ = ["work"]
+
+MOST_DONE = 256
+"""Groups of which a worker says again that they are done, when it connects again."""
+
+
+class Errand:
+    """A call that another thread makes."""
+
+    def __init__(self, call: Callable[[], object]):
+        self.call, self.done, self.seconds = call, threading.Event(), 0.0
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        began = time.monotonic()
+        try:
+            self.call()
+        except Exception as error:
+            self.error = error
+        self.seconds = time.monotonic() - began
+        self.done.set()
+
+
+class Beside:
+    """A thread that does errands, one after the other, and ends with the process at the latest."""
+
+    def __init__(self):
+        self.errands, begun = queue.SimpleQueue[Errand](), threading.Event()
+        threading.Thread(target=self.run, args=(begun,), daemon=True).start()
+        begun.wait()
+
+    def run(self, begun: threading.Event) -> None:
+        torch.set_num_threads(1)  # a number of its own; to be set while nobody computes
+        begun.set()
+        while True:
+            self.errands.get().run()
+
+    def send(self, call: Callable[[], object]) -> Errand:
+        errand = Errand(call)
+        self.errands.put(errand)
+        return errand
+
+
+class Tries:
+    """When something that failed may be tried again. Raises RunError once it has failed for `most` seconds."""
+
+    def __init__(self, what: str, most: float):
+        self.what, self.most, self.failures, self.first, self.next = what, most, 0, 0.0, 0.0
+
+    def failed(self, error: Exception) -> None:
+        if no_room(error) or not isinstance(error, (OSError, weight_sync.SyncError)):
+            raise error
+        now = time.monotonic()
+        self.first = self.first if self.failures else now
+        self.failures += 1
+        self.next = now + pause(self.failures)
+        if now - self.first > self.most:
+            raise RunError(f"{self.what} failed for {self.most:g} seconds; the last error: {error}")
+
+    def worked(self) -> None:
+        self.failures, self.next = 0, 0.0
+
+    @property
+    def now(self) -> bool:
+        return time.monotonic() >= self.next
+
+
+@dataclass
+class Storing:
+    """A finished group on its way into the store."""
+
+    done: Done
+    data: bytes
+    tokens: int
+    errand: Errand | None = None
+
+
+class Weights:
+    """The weights that a sampler serves, and the version that is built beside them."""
+
+    def __init__(self, store: MutableMapping[str, bytes], name: str, sampler: Sampler, most: float):
+        # What is synchronised is bfloat16, whatever the sampler computes in.
+        self.sampler = sampler
+        self.served = sampler.model if sampler.dtype is torch.bfloat16 else copy.deepcopy(sampler.model).bfloat16()
+        self.reader = weight_sync.Reader(store, weight_sync.parts(self.served), name)
+        self.beside = Beside()
+        self.errand: Errand | None = None
+        self.wanted = self.sampler.version = -1
+        self.tries = Tries("loading weights from the store", most)
+
+    def go_on(self) -> Exception | bool:
+        """Begins to build what is wanted. True once it is built; an error if that failed."""
+        if self.errand is None:
+            if self.wanted > self.sampler.version and self.tries.now:
+                self.errand = self.beside.send(lambda want=self.wanted: self.reader.fetch(want))
+            return False
+        if not self.errand.done.is_set():
+            return False
+        error = self.errand.error
+        if error is None:
+            self.tries.worked()
+            return True
+        self.errand = None
+        self.reader.known.clear()  # a manifest may be replaced by one with a new anchor
+        self.tries.failed(error)
+        return error
+
+    def swap(self, player: Player) -> dict[str, float]:
+        """Puts what is built in place of what serves; nothing may decode meanwhile. Returns the version, and seconds."""
+        assert self.errand is not None
+        began, fetched, self.errand = time.monotonic(), self.errand.seconds, None
+        version = self.reader.swap()
+        assert version is not None
+        player.load(self.served, version) if self.served is not self.sampler.model else player.renewed(version)
+        return {"version": version, "fetch_s": fetched, "pause_s": time.monotonic() - began}
+
+
+class Groups:
+    """The groups that a worker has: those it plays, those on their way into the store, and the last ones that it said to be done."""
+
+    def __init__(self, store: MutableMapping[str, bytes], most: float):
+        self.store, self.since, self.storing, self.done = store, dict[int, int](), dict[int, Storing](), dict[int, Done]()
+        self.tries, self.beside = Tries("storing groups", most), Beside()
+
+    def oldest(self) -> dict[int, int]:
+        """The version of the oldest token of each."""
+        known = {group: one.done.oldest for group, one in self.storing.items()} | {group: one.oldest for group, one in self.done.items()}
+        return {**self.since, **known}
+
+    def drop(self, groups: tuple[int, ...]) -> None:
+        for group in groups:
+            for kept in (self.since, self.storing, self.done):
+                kept.pop(group, None)
+
+    def stored(self) -> tuple[list[Storing], Exception | None]:
+        """Groups that are now in the store, and an error if one could not be put there."""
+        found: list[Storing] = []
+        wrong: Exception | None = None
+        for group, one in list(self.storing.items()):
+            if one.errand is None:
+                if self.tries.now:
+                    one.errand = self.beside.send(lambda one=one: self.store.__setitem__(one.done.key, one.data))
+            elif one.errand.done.is_set():
+                if one.errand.error is not None:
+                    wrong, one.errand = one.errand.error, None
+                    continue
+                self.tries.worked()
+                del self.storing[group]
+                self.done = dict([*self.done.items(), (group, one.done)][-MOST_DONE:])
+                found.append(one)
+        if wrong is not None:
+            self.tries.failed(wrong)
+        return found, wrong
+
+
+def work(folder: Path, at: Path, name: str, epoch: int, player: Player, store: str, patience: float, store_patience: float) -> None:
+    """A worker, until it is told to stop. Raises Lost if there is no reconciler for `patience` seconds, GivenUp if the reconciler refuses it, and
+    RunError if the store takes and gives nothing for `store_patience` seconds."""
+    log, sampler = Log(folder, name, epoch), player.engine.sampler
+    in_store = open_stores(store)
+    weights, groups = Weights(in_store.weights, name, sampler, store_patience), Groups(in_store.groups, store_patience)
+    log("start")
+    while True:
+        line = Line.to(at, patience)
+        try:
+            known = groups.oldest()
+            room = max(1, len(player.engine.state) // player.rollouts)
+            line.say(encode(Hello(name, epoch, room, sampler.version, tuple(known), tuple(known.values()))))
+            for one in groups.done.values():
+                line.say(encode(one))
+            beat = time.monotonic()
+            while True:
+                wait = min(player.idle(time.monotonic()), BEAT / 2) if sampler.version >= 0 else BEAT / 2
+                if weights.errand is not None or groups.storing:
+                    wait = min(wait, 0.005)
+                for data in line.heard(wait):
+                    message = decode(data)
+                    if isinstance(message, Stop):
+                        log("stop")
+                        if weights.errand is not None:
+                            weights.errand.done.wait(patience)  # a thread in the middle of a computation cannot end with the process
+                        return
+                    if isinstance(message, Refused):
+                        raise GivenUp(message.why)
+                    if isinstance(message, Work):
+                        groups.drop(message.groups)
+                        groups.since |= dict.fromkeys(message.groups, sampler.version)
+                        player.give(message.groups)
+                        log("work", groups=len(message.groups))
+                    elif isinstance(message, Forget):
+                        player.forget(message.groups)
+                        groups.drop(message.groups)
+                        log("forget", groups=len(message.groups))
+                    elif isinstance(message, Update):
+                        weights.wanted = max(weights.wanted, message.version)
+                came = weights.go_on()
+                if isinstance(came, Exception):
+                    log("unsynced", version=weights.wanted, why=str(came))
+                    if weights.tries.failures > 1:
+                        line.say(encode(Stuck(name, epoch, weights.wanted)))
+                elif came:
+                    told = weights.swap(player)
+                    log("load", **told)
+                    line.say(encode(Loaded(name, epoch, int(told["version"]))))
+                for group, played in player.tick(time.monotonic()).items() if sampler.version >= 0 else ():
+                    data = pack(played)
+                    done = Done(name, epoch, group, oldest(played), f"{group:06d}-{name}-{epoch}", hashlib.sha256(data).hexdigest())
+                    groups.storing[group] = Storing(done, data, sum(p.chain.written for p in played))
+                    groups.since.pop(group, None)
+                stored, wrong = groups.stored()
+                for one in stored:
+                    line.say(encode(one.done))
+                    log("done", group=one.done.group, tokens=one.tokens)
+                if wrong is not None:
+                    log("unstored", why=str(wrong))
+                if time.monotonic() - beat > BEAT:
+                    beat = time.monotonic()
+                    line.say(encode(Beat(name, epoch)))
+                    log("slots", version=sampler.version, late=player.late, **player.slots())
+        except Lost:
+            log("lost")
+        finally:
+            line.close()
