@@ -337,6 +337,10 @@ class Reader(Alone):
                     self.fresh = want, shadow
                     return want
                 stops = [(0, f"version {want} came out with other bits than the trainer has in {other[0]}")]
+                version, n = way[0]
+                if manifests[version]["links"][n]["base"] is not None:  # the rows held may be what is wrong: now from an anchor
+                    have, reason = None, stops[0][1]
+                    continue
             step, reason = min(stops)
             bad.add(way[step])
         self.fresh = None

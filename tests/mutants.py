@@ -448,6 +448,7 @@ MUTANTS: list[Mutant] = [
         ("if served and v <= min(served)", "if served and v <= max(served)"),
         ("if version not in best or cost < best[version][0]:", "if version not in best:"),
         ("if not other:", "if True:"),
+        ('if manifests[version]["links"][n]["base"] is not None:', "if False:"),
     ),
     *of(
         "expert_rows",

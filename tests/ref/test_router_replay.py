@@ -125,6 +125,16 @@ def test_gates_sum_to_one_and_their_gradient_reaches_every_chosen_score():
     torch.testing.assert_close(gates(scores, experts, normalise=False), scores.softmax(-1).gather(1, experts))
 
 
+def test_a_softmax_over_nothing_is_refused_and_no_other():
+    """Expert 2 alone has a finite score. Among the chosen 0 and 1 there is nothing to share; of all experts, they have no share."""
+    scores, experts = torch.tensor([[-math.inf, -math.inf, 1.0]]), torch.tensor([[0, 1]])
+    with pytest.raises(ValueError, match="a finite one among the experts that the softmax is over"):
+        gates(scores, experts)
+    assert gates(scores, experts, normalise=False).tolist() == [[0.0, 0.0]]
+    with pytest.raises(ValueError, match="a finite one among the experts that the softmax is over"):
+        gates(torch.full((1, 3), -math.inf), experts, normalise=False)
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 9), st.integers(1, 9), st.integers(1, 9), st.data(), st.booleans())
 def test_choice_gates_and_gradient_are_those_of_transformers(N, E, D, data, normalise):

@@ -1,5 +1,6 @@
 """Weight sync: the law of changed shares, digests, and a chain that is the trainer's bits or an error."""
 
+import json
 import math
 
 import pytest
@@ -241,13 +242,34 @@ def test_every_damaged_byte_is_found(data):
         assert key == "00000006/manifest", "any other value can be done without: version 6 has an anchor, and deltas"
 
 
-def test_a_drifted_reader_falls_back_to_the_anchor():
-    """Its base is not the trainer's, which no digest of a shard can tell: the digest of the result does."""
-    store, states = chain(5, anchor_every=2)
+@pytest.mark.parametrize("want", [3, 4])
+def test_a_drifted_reader_falls_back_to_the_anchor(want):
+    """Its base is not the trainer's, which no digest of a shard can tell: the digest of the result does. The delta, which is smaller, is tried
+    first; then version 4 has an anchor of its own, and version 3 is reached from that of version 0, over the same delta."""
+    store, states = chain(5, 0.02, anchor_every=4)
     reader, served = follower(store)
-    moves(reader, 2)
+    moves(reader, want - 1)
     bits(reader.held[0])[3] ^= 1
-    assert moves(reader) == 4 and serves(served, states[4])
+    reads = []
+    get = reader.get
+    reader.get = lambda shard: reads.append(shard["key"]) or get(shard)
+    assert moves(reader, want) == want and serves(served, states[want])
+    assert "delta" in reads[0] and any("anchor" in key for key in reads)
+
+
+def test_a_result_with_other_bits_is_not_served():
+    """A manifest whose digests are not those of what its shards lead to: no way ends at the trainer's bits."""
+    store, states = chain(2, anchor_every=100)
+    reader, served = follower(store)
+    moves(reader, 0)
+    reader.known = {}
+    body = json.loads(store["00000001/manifest"].partition(b"\n")[2])
+    body["digests"]["b"] = body["digests"]["a"]
+    new = json.dumps(body).encode()
+    store["00000001/manifest"] = weight_sync.hashed(new).encode() + b"\n" + new
+    with pytest.raises(SyncError, match="version 1 came out with other bits than the trainer has in b"):
+        reader.fetch()
+    assert reader.swap() == 0 and serves(served, states[0])
 
 
 def test_a_shard_is_asked_for_twice():
