@@ -124,13 +124,17 @@ class Small:
         return lambda sampler: float(successes(self.c, world, sampler.model).mean())
 
 
+def policy(checkpoint: Path) -> None:
+    """Raises RunError if this is no folder of a policy."""
+    if not (checkpoint / "tokenizer.json").is_file():
+        words = "is not a folder with config.json, weights and tokenizer.json; make small writes"
+        raise RunError(f"checkpoint {checkpoint} {words} {Async().checkpoint}")
+
+
 def run(run: Run, config: Async) -> dict:
     """Evaluation, services, evaluation. Raises RunError for a checkpoint that cannot be played, and for settings that do not fit each other."""
     c, folder = config, run.path("services")
-    if not (Path(c.checkpoint) / "tokenizer.json").is_file():
-        raise RunError(
-            f"checkpoint {c.checkpoint} is not a folder with config.json, weights and tokenizer.json; make small writes {Async().checkpoint}"
-        )
+    policy(Path(c.checkpoint))
     world = MicroWorld(c)
     try:
         plan = Plan(

@@ -240,8 +240,8 @@ class Load:
     """Pause of an engine that loads weights."""
     score_s: float = 0.0
     """Time from a group's last token to its score."""
-    shared: float = 1.0
-    """Speed of engines and trainer while both compute, 1.0 if they do not share processors."""
+    shared: float | Callable[[int], float] = 1.0
+    """Speed of engines and trainer while both compute, 1.0 if they do not share processors; or that speed for each number of engines that decode."""
 
 
 @dataclass(frozen=True)
@@ -395,8 +395,11 @@ class _Clock:
 
     def speeds(self) -> tuple[float, float]:
         """Of engines and of the trainer."""
-        both = self.training is not None and any(self.decoding(engine) for engine in self.engines)
-        return (self.load.shared, self.load.shared) if both else (1.0, 1.0)
+        engines = sum(self.decoding(engine) for engine in self.engines)
+        if self.training is None or not engines:
+            return 1.0, 1.0
+        speed = self.load.shared(engines) if callable(self.load.shared) else self.load.shared
+        return speed, speed
 
     def until_next(self) -> float:
         sampler, trainer = self.speeds()

@@ -146,6 +146,20 @@ def test_the_clock_of_shared_processors():
     assert out.steps[0] == pytest.approx(1 + 2 + 2) and out.steps[1] - out.steps[0] == pytest.approx(4.0)
 
 
+def test_a_speed_for_each_number_of_engines():
+    """Sampling takes 1 s on two engines or on one, training 3 s: beside it, two engines leave half the speed, one leaves 0.8 of it."""
+
+    def first_two(groups, engines):
+        speed = lambda decoding: {1: 0.8, 2: 0.5}[decoding]  # noqa: E731
+        load = Load(even(10), rollouts=2, slots=8, workers=engines, token_s=lambda rows: 0.1, train_s=3.0, swap_s=0.0, shared=speed)
+        return simulate("one-step-off", Rules(groups=groups, steps=2), load).steps
+
+    # 1 s alone; 2 s at half speed in which all is sampled; 2 s alone for what is left of the step; 3 s for the next.
+    assert first_two(groups=4, engines=2) == pytest.approx([5.0, 8.0])
+    # 1 s alone; 1.25 s at 0.8; 2 s alone; 3 s.
+    assert first_two(groups=4, engines=1) == pytest.approx([4.25, 7.25])
+
+
 def test_in_flight_a_rollout_goes_on_with_new_weights():
     """One group after the other, each 10 s long, a step of 3 s: in flight a rollout has tokens of several versions, and drains are not
     needed."""

@@ -1,0 +1,152 @@
+"""The cells of `etude figure async-rl` (`etude/async_figure.py`): what each one plays, and what is read out of it afterwards."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from etude import async_clock, async_timeline
+from etude.async_rl import Async, successes
+from kit.disk import read_lines
+from kit.process import cores, on_cores
+from kit.runs import Run
+from kit.settings import RunError
+from ref import weight_sync
+from ref.network import load_hf
+from ref.rl import Played
+from scaled.async_rl import services
+from scaled.async_rl.local import play
+from sims.microrepo.world import MicroWorld
+
+__all__ = ["ARMS", "Experiment", "cell", "settings"]
+
+ARMS = {"synchronous": (False, 1), "equal": (True, 1), "more": (True, 2), "one": (True, 2)}
+"""Whether nobody waits, and slots for each rollout of a step."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Sizes of the cells."""
+
+    checkpoint: str = "runs/small/checkpoints/sft"
+    """Hugging Face folder of a policy that was trained in the small world (empty: first run a tiny recipe that has learned nothing)."""
+    tools: tuple[float, ...] = (0.0, 0.05, 0.2, 0.5)
+    """Mean times of a tool in seconds, log-normal with σ = 1."""
+    steps: int = 10
+    """Steps of each cell."""
+    long: float = 0.2
+    """The latency at which success is compared, and S = 1 is played too."""
+    long_steps: int = 20
+    """Steps of its cells."""
+    every: int = 5
+    """Versions from one whose success is measured to the next."""
+    staleness: int = 2
+    """S where nobody waits."""
+    prompts: int = 16
+    """Groups per step."""
+    rollouts: int = 8
+    """Rollouts per group."""
+    heldout: int = 200
+    """Held-out tasks."""
+    samples: int = 4
+    """Rollouts of each."""
+    seeds: int = 3
+    """Cells of each kind, two or more."""
+    seed: int = 0
+    """Seed of all random numbers."""
+
+    def __post_init__(self):
+        if self.seeds < 2 or self.staleness < 2 or self.long not in self.tools or self.long_steps % self.every:
+            raise ValueError(
+                "seeds and staleness must be at least 2, long one of tools, and long_steps a multiple of every; "
+                f"got {self.seeds}, {self.staleness}, {self.long} of {self.tools}, {self.long_steps} and {self.every}"
+            )
+
+    @classmethod
+    def quick(cls) -> Experiment:
+        return cls("", (0.0, 0.05), steps=2, long=0.05, long_steps=2, every=1, prompts=2, rollouts=2, heldout=2, samples=1, seeds=2)
+
+    @property
+    def cells(self) -> list[tuple[str, float, int]]:
+        """Arm, latency and number of the seed; what is compared is played one after the other."""
+        kinds = [(arm, tool) for tool in self.tools for arm in ARMS if arm != "one" or tool == self.long]
+        return [(arm, tool, number) for number in range(self.seeds) for arm, tool in kinds]
+
+
+def settings(c: Experiment, checkpoint: Path, arm: str, tool: float, number: int) -> Async:
+    """What a cell plays."""
+    free, slots = ARMS[arm]
+    steps = c.long_steps if tool == c.long else c.steps
+    base = Async(str(checkpoint), 1000 * c.seed + number, tool_s=tool, heldout=c.heldout, samples=c.samples)
+    return replace(
+        base,
+        staleness=(1 if arm == "one" else c.staleness) if free else 0,
+        workers=cores(),
+        slots=slots * -(-c.prompts // cores()) * c.rollouts,
+        rl=replace(base.rl, steps=steps, decay=steps // 2, prompts=c.prompts, rollouts=c.rollouts),
+    )
+
+
+def cell(run: Run, name: str, asked: Async, every: int) -> dict:
+    """One run of the services; with `every`, success of every so many versions against the seconds at which they were saved."""
+    stage = run.stage(name, asked.rl.steps, "tokens")
+    if stage.finished:
+        return stage.result()
+    folder, tokens = run.path("cells", name), 0.0
+    shutil.rmtree(folder, ignore_errors=True)  # a cell that was interrupted says nothing about time
+
+    def show(step: int, figures: dict[str, float]) -> None:
+        nonlocal tokens
+        tokens += figures["tokens"]
+        stage.progress(step, tokens, success=figures["success"], age=figures["age"])
+
+    play(async_clock.plan_of(folder, asked), show)
+    found = figures_of(folder)
+    versions = range(0, asked.rl.steps + 1, every) if every else ()
+    at = [0.0, *found.pop("at")]
+    measured = on_cores(lambda version: heldout(folder, asked, version), versions)
+    shutil.rmtree(folder)
+    return stage.finish({**found, "curve": [{"version": v, "seconds": at[v], "success": s} for v, s in zip(versions, measured, strict=True)]})
+
+
+def figures_of(folder: Path) -> dict:
+    """Seconds of a cell, when each version was saved, and ages."""
+    known = async_timeline.events(folder)
+    trained = async_timeline.trainings(known["trainer"])
+    restarts = sum(max(line["epoch"] for line in lines) for lines in known.values())
+    if restarts:
+        raise RunError(f"{restarts} services of {folder} died; its times say nothing. Play it again with --resume")
+    begin = min(line["at"] for lines in async_timeline.workers(known).values() for line in lines if line["what"] == "work")
+    seconds = trained[-1]["at"] - begin
+    thirds = [thirds_of(version, p) for version, played in services.trained(folder) for p in played]
+    tokens = sum(step["tokens"] for step in trained)
+    return {
+        "seconds": seconds,
+        "at": [step["at"] - begin for step in trained],
+        "tokens_per_s": tokens / seconds,
+        "trainer_busy": sum(step["at"] - step["began"] for step in trained) / seconds,
+        "age": sum(step["age"] * step["tokens"] for step in trained) / tokens,
+        "oldest": max(step["oldest"] for step in trained),
+        "first_third": float(np.nanmean([first for first, _ in thirds])),
+        "last_third": float(np.nanmean([last for _, last in thirds])),
+        "dropped": sum(line["kind"] == "drop" for line in read_lines(folder / "journal.jsonl")),
+    }
+
+
+def thirds_of(version: int, played: Played) -> tuple[float, float]:
+    """Mean age of a rollout's first third of own tokens, and of its last."""
+    ages = np.concatenate([version - s.version[s.sampled].numpy() for s in played.chain.segments])
+    n = -(-len(ages) // 3)
+    return float(ages[:n].mean()), float(ages[-n:].mean())
+
+
+def heldout(folder: Path, asked: Async, version: int) -> float:
+    """Success on the held-out tasks with a version that the run has published."""
+    model = load_hf(asked.checkpoint).bfloat16()
+    reader = weight_sync.Reader(services.open_stores(str(folder)).weights, weight_sync.parts(model), "figure")
+    reader.fetch(version)
+    reader.swap()
+    return float(successes(asked, MicroWorld(asked), model).mean())

@@ -1,0 +1,133 @@
+"""How long the services of asynchronous RL take on this machine, so that the virtual clock of `ref.async_rl.simulate` can foretell a run.
+
+    measure(folder, config)              a short synchronous run of the services, and an engine that is timed token by token
+    foretell(pace, world, rules, …)      the seconds that a run should take, and all else that the virtual clock sees
+
+Nothing of the run that is foretold goes in: not its steps, not its rollouts. What goes in is how long a step of training takes on idle cores, how
+long a token takes with so many rows, from the end of a step to new weights in an engine, and the turns of the short run's rollouts.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from etude import async_timeline
+from etude.async_rl import Async, Small
+from kit.process import cores, on_cores
+from ref.async_rl import Load, Outcome, Rules, simulate
+from ref.rl import Played
+from scaled.async_rl import services
+from scaled.async_rl.local import Plan, play
+from scaled.async_rl.player import Player
+
+__all__ = ["Pace", "as_json", "foretell", "measure", "of_json", "plan_of", "turns"]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Times in seconds, and the turns of some rollouts."""
+
+    train_s: float
+    """A step of training on all cores, nothing else running; saving it included."""
+    publish_s: float
+    """From the end of a step until an engine begins to load its weights."""
+    swap_s: float
+    """An engine's pause for new weights."""
+    token_s: tuple[float, float]
+    """An engine's step: a + b · rows, while each core has an engine."""
+    turns: list[list[list[tuple[int, bool]]]]
+    """Of each group and rollout the turns: tokens, and whether a tool runs afterwards."""
+
+
+def plan_of(folder: Path, c: Async) -> Plan:
+    """A run of the services with these settings, in this folder."""
+    return Plan(folder, c.rules, Small(c), c.workers, c.slots, c.rl.rollouts, c.seed, c.rl.temperature, c.timeout, tool_deadline=c.tool_deadline)
+
+
+def measure(folder: Path, c: Async, steps: int = 3) -> Pace:
+    """Plays `steps` synchronous steps without latency in `folder`, which is emptied before, and then times engines, one on each core."""
+    shutil.rmtree(folder, ignore_errors=True)
+    slots = -(-c.rl.prompts // c.workers) * c.rl.rollouts
+    short = replace(c, staleness=0, tool_s=0.0, slots=slots, rl=replace(c.rl, steps=steps))
+    play(plan_of(folder, short))
+    known = async_timeline.events(folder)
+    trained = async_timeline.trainings(known["trainer"])
+    saved = {step["version"]: step["at"] for step in trained}
+    loads = [line for lines in async_timeline.workers(known).values() for line in lines if line["what"] == "load" and 0 < line["version"] < steps]
+    recorded = [played for _, played in services.trained(folder)]
+    groups = [some[n : n + c.rl.rollouts] for some in recorded for n in range(0, len(some), c.rl.rollouts)]
+    ticks = np.concatenate(on_cores(lambda number: timed(short, number), range(cores())))
+    fitted = np.linalg.lstsq(np.stack([np.ones(len(ticks)), ticks[:, 0]], 1), ticks[:, 1], rcond=None)[0]
+    return Pace(
+        statistics.median(step["at"] - step["began"] for step in trained),
+        statistics.median(line["at"] - line["pause_s"] - saved[line["version"]] for line in loads),
+        statistics.median(line["pause_s"] for line in loads),
+        (max(float(fitted[0]), 1e-4), max(float(fitted[1]), 0.0)),
+        [[turns(played) for played in group] for group in groups],
+    )
+
+
+def timed(c: Async, number: int) -> np.ndarray:
+    """Rows and seconds of each step of an engine that plays a worker's share of a step: [steps, 2]"""
+    part = Small(c)
+    player = Player(part.sampler(), part.scene(), c.slots, c.rl.rollouts, c.seed, c.rl.temperature)
+    player.engine.sampler.version = 0
+    share = c.slots // c.rl.rollouts
+    player.give(range(share * number, share * (number + 1)))
+    found = []
+    while player.groups:
+        rows, began = player.slots()["decoding"] + player.slots()["queued"], time.monotonic()
+        player.tick(began)
+        found.append((rows, time.monotonic() - began))
+    return np.array(found)
+
+
+def turns(played: Played) -> list[tuple[int, bool]]:
+    """The turns of a rollout: how many tokens were sampled, and whether a tool ran afterwards."""
+    found: list[tuple[int, bool]] = []
+    for segment in played.chain.segments:
+        bounds = np.flatnonzero(np.diff(np.concatenate([[0], segment.sampled.int().numpy(), [0]])))
+        for begin, end in bounds.reshape(-1, 2).tolist():
+            found.append((end - begin, not bool(segment.summary[begin:end].any())))
+    return [*found[:-1], (found[-1][0], False)]
+
+
+def foretell(pace: Pace, c: Async) -> Outcome:
+    """What the virtual clock says about a run with these settings. Tools take what they take in the small world, to the bit."""
+    world = Small(c).scene()
+
+    def drawn(group: int, rollout: int) -> list[tuple[int, float]]:
+        asked, found = 0, []
+        for tokens, tool in pace.turns[group % len(pace.turns)][rollout]:
+            found.append((tokens, world.latency("rl", group, rollout, asked) if tool else 0.0))
+            asked += tool
+        return found
+
+    a, b = pace.token_s
+    load = Load(
+        drawn,
+        rollouts=c.rl.rollouts,
+        slots=c.workers * c.slots,
+        workers=c.workers,
+        token_s=lambda rows: a + b * rows,
+        train_s=pace.train_s,
+        publish_s=pace.publish_s,
+        swap_s=pace.swap_s,
+        shared=lambda engines: min(1.0, cores() / (cores() + engines)),
+    )
+    return simulate("in-flight" if c.staleness else "synchronous", Rules(c.rl.prompts, c.staleness, c.rl.steps), load)
+
+
+def as_json(pace: Pace) -> dict:
+    return asdict(pace)
+
+
+def of_json(found: dict) -> Pace:
+    """What `as_json` made. Lists stand for tuples."""
+    return Pace(**{**found, "token_s": tuple(found["token_s"])})
