@@ -1,23 +1,26 @@
-"""`etude figure async-rl`: what it reads out of a run, what its clock foretells by hand, its rules, and one small figure of a tiny agent."""
+"""`etude figure async-rl`: what it reads out of a run, what its clock foretells by hand, its rules, and one cell of a tiny agent."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
 
-from etude import async_clock
-from etude.async_cells import ARMS, Experiment, settings, thirds_of
+from etude import async_clock, async_figure
+from etude.async_cells import ARMS, Experiment, cell, settings, thirds_of
 from etude.async_clock import Pace, foretell, turns
 from etude.async_figure import picture, slope, verdicts
-from etude.async_rl import Async, Small
+from etude.async_rl import Async, Small, successes
+from kit.runs import Run
+from kit.settings import RunError
+from ref.network import load_hf
 from ref.rl import Played
 from ref.self_summary import Chain, Segment
-from tests import forks
+from sims.microrepo.world import MicroWorld
 
-SMALL = {"tools": 0.05, "long": 0.05, "steps": 2, "long_steps": 2, "every": 1, "prompts": 2, "rollouts": 2, "heldout": 2, "samples": 1, "seeds": 2}
+SMALL = {"tools": (0.05,), "long": 0.05, "steps": 2, "long_steps": 2, "every": 1, "prompts": 2, "rollouts": 2, "heldout": 2, "samples": 1, "seeds": 2}
 
 
 def segment(sampled: str, version=(), summary: str = "") -> Segment:
@@ -108,26 +111,53 @@ def test_cells_differ_in_what_they_compare_and_nothing_else(tmp_path):
         Experiment(long=0.3)
 
 
-def test_a_small_figure(tiny_run, tmp_path):
-    """All arms of a tiny agent: S = 0 has only fresh tokens, every version is measured, the first one is the same for all; the picture is drawn."""
-    out = tmp_path / "figure"
-    sets = (word for name, value in {"checkpoint": tiny_run / "checkpoints" / "sft", **SMALL}.items() for word in ("--set", f"{name}={value}"))
-    forks.play("figure", "async-rl", "--out", out, *sets, said=tmp_path / "said")
-    found = json.loads((out / "async-rl.json").read_text())
-    rows = found["rows"]
-    assert len(rows) == 8 and {row["arm"] for row in rows} == set(ARMS)
-    for row in rows:
-        assert row["seconds"] > 0 and row["foretold"] > 0 and row["tokens_per_s"] > 0 and 0 < row["trainer_busy"] < 1
-        assert row["oldest"] <= {"synchronous": 0, "one": 1}.get(row["arm"], 2)
-        assert row["age"] == 0 or row["arm"] != "synchronous"
-    assert [one["version"] for one in found["curves"]] == [0, 1, 2] * 8
-    assert len({one["success"] for one in found["curves"] if one["version"] == 0}) <= 2  # one for each seed of the rollouts
-    assert len(found["claims"]) == 7 and found["clock"]["train_s"] > 0
-    assert not list((out / "cells").iterdir())
-    drawn = imread(out / "async-rl.png")
-    assert len(np.unique(drawn[..., :3].reshape(-1, 3), axis=0)) > 50
-    picture(found, tmp_path / "again.svg")
-    assert (tmp_path / "again.svg").stat().st_size > 10_000
+def test_a_cell_and_its_clock(tiny_run, tmp_path):
+    """The services of a tiny agent: no token beyond the bound, each version measured from the chain, the first as `successes` says."""
+    c = Experiment(**SMALL)
+    asked = settings(c, tiny_run / "checkpoints" / "sft", "more", 0.05, 1)
+    with Run.open(tmp_path / "run", "figure async-rl", c) as run:
+        found = cell(run, "more", asked, 1)
+        assert cell(run, "more", asked, 1) == found
+    assert 0 < found["seconds"] < 300 and 0 < found["trainer_busy"] < 1 and 0 <= found["age"] <= found["oldest"] <= 2
+    assert found["first_third"] >= found["last_third"] and found["tokens_per_s"] > 0
+    assert [one["version"] for one in found["curve"]] == [0, 1, 2]
+    assert 0 == found["curve"][0]["seconds"] < found["curve"][1]["seconds"] < found["curve"][2]["seconds"] == pytest.approx(found["seconds"])
+    assert found["curve"][0]["success"] == successes(asked, MicroWorld(asked), load_hf(asked.checkpoint)).mean()
+    assert not list((tmp_path / "run" / "cells").iterdir())
+    pace = async_clock.measure(tmp_path / "clock", asked, steps=2)
+    assert min(pace.train_s, pace.publish_s, pace.swap_s, *pace.token_s) > 0 and len(pace.turns) == 2 * 2
+    told = foretell(pace, asked)
+    assert told.trained == 4 and told.seconds > 2 * pace.train_s
+
+
+def test_the_figure_of_given_cells(tiny_run, tmp_path, monkeypatch):
+    """What `cell` says goes into rows, curves and verdicts, and the picture is drawn."""
+    c = Experiment(checkpoint=str(tiny_run / "checkpoints" / "sft"), steps=3, prompts=2, rollouts=2)
+    rows, curves = made(c)
+    given = {f"{row['arm']}-{row['tool_s']:g}-{row['seed']}": row for row in rows}
+
+    def drawn(run, name, asked, every):
+        row = given[name]
+        mine = [one for one in curves if every and (one["arm"], one["seed"]) == (row["arm"], row["seed"])]
+        return {"at": [], **{k: v for k, v in row.items() if k not in ("arm", "tool_s", "seed", "foretold", "foretold_age")}, "curve": mine}
+
+    pace = Pace(3.0, 0.4, 0.1, (0.01, 0.001), [[[(10, True), (3, False)]] * 2])
+    monkeypatch.setattr(async_figure, "cell", drawn)
+    monkeypatch.setattr(async_clock, "measure", lambda folder, asked: folder.mkdir() or pace)
+    with Run.open(tmp_path / "run", "figure async-rl", c) as run:
+        found = async_figure.experiment(run, c)
+    assert len(found["rows"]) == len(c.cells) and all(row["foretold"] > 0 for row in found["rows"])
+    assert len(found["claims"]) == 7 and found["clock"]["train_s"] == 3.0
+    assert len(found["curves"]) == len(curves)
+    picture({**found, "config": {**asdict(c), "tools": list(c.tools)}}, tmp_path / "drawn.png")
+    shown = imread(tmp_path / "drawn.png")
+    assert len(np.unique(shown[..., :3].reshape(-1, 3), axis=0)) > 50
+
+
+def test_a_checkpoint_that_is_none(tmp_path):
+    c = Experiment(checkpoint=str(tmp_path / "nowhere"))
+    with Run.open(tmp_path / "run", "figure async-rl", c) as run, pytest.raises(RunError, match="nowhere is not a folder with config.json"):
+        async_figure.experiment(run, c)
 
 
 def test_a_pace_survives_its_record():
