@@ -31,7 +31,7 @@ class Statement:
 
 
 HERE = "can be played on a laptop; no experiment does yet"
-SERVICES = "needs trainer, sampler and environments at work at the same time: the asynchronous services"
+SERVICES = "etude/async_figure.py will measure it; it has not been played on an idle machine yet"
 REAL = "needs real coding environments: sandboxes, harness, graded tasks"
 GPU = "needs GPUs, where speed and formats can be measured"
 CLUSTER = "needs models of the report's size on a cluster"
@@ -290,10 +290,25 @@ REPLAY = (
 SYNC = (
     Statement("later-tokens-fresher", "§4.1; arXiv:2509.19128", "weights swapped in flight make a rollout's later tokens less stale", why=SERVICES),
     Statement("staleness-balance", "§6.2", "one reconciler over slots balances throughput against staleness", why=SERVICES),
-    Statement("outages-survived", "§6.2", "outages of inference or environments do not end training", why=SERVICES),
-    Statement("groups-restored", "§6.2", "a restart loads ready groups instead of sampling them again", why=SERVICES),
+    Statement(
+        "outages-survived",
+        "§6.2",
+        "outages of inference or environments do not end training",
+        why="held by tests/mirror/test_faults.py and make test-faults on one machine; no experiment measures it",
+    ),
+    Statement(
+        "groups-restored",
+        "§6.2",
+        "a restart loads ready groups instead of sampling them again",
+        why="held by tests/mirror/test_async_command.py on one machine; no experiment measures it",
+    ),
     Statement("environment-snapshots", "§6.2", "memory snapshots carry rollouts over a restart and to verifiers", why=REAL),
-    Statement("live-code", "§6.2", "actors are drained and replaced, so that code changes in a run that goes on", why=SERVICES),
+    Statement(
+        "live-code",
+        "§6.2",
+        "actors are drained and replaced, so that code changes in a run that goes on",
+        why="a worker that dies is replaced while the run goes on; draining workers for new code is not built",
+    ),
     Statement(
         "weights-mostly-equal",
         "§6.2; arXiv:2602.03839",
@@ -308,9 +323,12 @@ SYNC = (
     ),
     Statement("delta-lossless", "§6.2", "weights rebuilt from differences are the trainer's, bit for bit", _in("weight-sync", "chain")),
     Statement(
-        "sync-in-background", "§6.2", "compression, upload and hot-load are pipelined, so that a sync every step costs training little", why=SERVICES
+        "sync-in-background",
+        "§6.2",
+        "compression, upload and hot-load are pipelined, so that a sync every step costs training little",
+        why="compression and hot-load run beside a step; publishing is timed by no experiment yet",
     ),
-    Statement("sync-by-chain", "§6.2", "each inference cluster rebuilds weights from the chain by itself", why=SERVICES),
+    Statement("sync-by-chain", "§6.2", "each inference cluster rebuilds weights from the chain by itself", _in("weight-sync", "chain")),
 )
 
 SYSTEMS = (
@@ -406,7 +424,10 @@ EVALUATION = (
         "targeted-evaluations", "§5", "evaluations of intent, instructions, eager edits, code quality and interruption tell models apart", why=AGENT
     ),
     Statement(
-        "online-evaluation", "§5", "checkpoints are evaluated while training goes on, each with its weights and a backend of its own", why=SERVICES
+        "online-evaluation",
+        "§5",
+        "checkpoints are evaluated while training goes on, each with its weights and a backend of its own",
+        why="held by tests/mirror/test_faults.py on one machine; no experiment measures it",
     ),
 )
 
