@@ -54,6 +54,7 @@ class Service:
 
     def __init__(self, name: str):
         multiprocessing.current_process().name = name
+        os.environ["OMP_NUM_THREADS"] = "1"  # with more, `kit.process.on_cores` would fork, which a process that has Ray's threads must not
         self.name, self.epoch, self.told = name, -1, queue.SimpleQueue[Any]()
 
     def ready(self) -> Process:
@@ -66,6 +67,8 @@ class Service:
             wrong = unseen(plan, run)
             self.told.put(Failed(wrong, hopeless=True) if wrong else serve(plan, at, self.name, epoch, self.told.put))
 
+        if self.epoch >= 0:
+            os._exit(1)  # Ray could not reach it for a while, and it has been given up
         self.epoch = epoch
         threading.Thread(target=go, daemon=True).start()
         return self.said(epoch)
@@ -90,7 +93,9 @@ def unseen(plan: Plan, run: bytes, seconds: float = SEE) -> str:
         elif plan.store:
             with contextlib.suppress(OSError):  # a store that does not answer may do so later
                 if open_store(plan.store).get("run") != run:
-                    wrong = f"{here} does not see the store {plan.store}; choose a folder that all machines share, or an address such as s3://bucket/run"
+                    wrong = (
+                        f"{here} does not see the store {plan.store}; choose a folder that all machines share, or an address such as s3://bucket/run"
+                    )
         if not wrong or time.monotonic() > until:
             return wrong
         time.sleep(0.2)
@@ -101,6 +106,7 @@ def imported() -> Any:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if "RAY_ADDRESS" not in os.environ:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # of all systems, unlike its name: Ray then listens on loopback only
+        os.environ.setdefault("RAY_worker_niceness", "0")  # what Ray starts is of lower priority otherwise, and starves beside other programs
     try:
         import ray  # pyright: ignore[reportMissingImports] (the extra `cluster`)
     except ImportError:
@@ -112,10 +118,11 @@ def imported() -> Any:
 def joined(cpus: int) -> Iterator[Any]:
     """Ray, connected to a cluster that has so many CPUs. Leaves it afterwards, unless this process was connected before. Raises RunError if there is
     none, or a smaller one."""
-    ray, address = imported(), os.environ.get("RAY_ADDRESS", "local")
-    before = ray.is_initialized()
+    address = os.environ.get("RAY_ADDRESS", "local")
     if "://" in address:
         raise RunError(f"RAY_ADDRESS={address} is for programs outside of a cluster; start this one on a machine of it, with RAY_ADDRESS=auto")
+    ray = imported()
+    before = ray.is_initialized()
     try:
         if not before and address == "local":
             ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECTS, logging_level="error")
@@ -138,11 +145,15 @@ class Running:
     """A service, and the call of its actor that is under way."""
 
     actor: Any
-    call: Any
+    method: str = ""
+    call: Any = None
     epoch: int = -1
     failed: Failed | None = None
-    begun: bool = False
-    """Whether the call waits for what the service says; if not, for a process."""
+
+    def next(self, method: str, *arguments: Any) -> None:
+        """A call that Ray tries again itself would reach a process that was told nothing; to be `ready` is all that each is asked for."""
+        self.method, tries = method, -1 if method == "ready" else 0
+        self.call = getattr(self.actor, method).options(max_task_retries=tries).remote(*arguments)
 
 
 def play(
@@ -156,11 +167,10 @@ def play(
     claim(plan)
     run, deaths, running = named(plan.folder), Deaths(plan), dict[str, Running]()
     with joined(1 + len(others)) as ray, meeting_port(ray.util.get_node_ip_address()) as at:
-        gone, failing = ray.exceptions.RayActorError, ray.exceptions.RayError
 
         def start(name: str) -> None:
-            actor = ray.remote(Service).options(name=None, max_restarts=-1, **wants(ray, name)).remote(name)
-            running[name] = Running(actor, actor.ready.options(max_task_retries=-1).remote())
+            running[name] = Running(ray.remote(Service).options(max_restarts=-1, **wants(ray, name)).remote(name))
+            running[name].next("ready")
 
         def hear(name: str, said: list) -> bool:
             """Whether the service has ended well."""
@@ -184,25 +194,27 @@ def play(
                 for name, one in [(name, one) for name, one in running.items() if one.call in done]:
                     try:
                         answer = ray.get(one.call)
-                    except failing as error:
-                        if not one.begun:  # Ray has tried for as long as that may help
+                    except ray.exceptions.RayError as error:
+                        lost = isinstance(error, ray.exceptions.RayActorError)
+                        if one.method == "ready" or one.method == "serve" and not lost:  # it would be the same again
                             raise RunError(f"{name} cannot be started: {last_line(error)}") from None
                         if over < math.inf:
                             del running[name]
                             continue
-                        deaths.note(name, one.epoch, "Ray lost its process" if isinstance(error, gone) else last_line(error), one.failed)
-                        one.begun, one.failed, one.call = False, None, one.actor.ready.options(max_task_retries=-1).remote()
+                        deaths.note(name, one.epoch, "Ray lost its process" if lost else last_line(error), one.failed)
+                        one.failed = None
+                        one.next("ready")
                         continue
-                    if not one.begun:
-                        one.begun, one.epoch = True, one.epoch + 1
-                        one.call = one.actor.serve.remote(plan, run, at, one.epoch)
+                    if one.method == "ready":
+                        one.epoch += 1
+                        one.next("serve", plan, run, at, one.epoch)
                         started(name, answer)
                     elif hear(name, answer):
                         ray.kill(one.actor)
                         del running[name]
                         over = time.monotonic() + plan.timeout if name == "reconciler" else over
                     else:
-                        one.call = one.actor.said.remote(one.epoch)
+                        one.next("said", one.epoch)
         finally:
             for one in running.values():
                 ray.kill(one.actor)
