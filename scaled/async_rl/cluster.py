@@ -104,7 +104,7 @@ def unseen(plan: Plan, run: bytes, seconds: float = SEE) -> str:
 def imported() -> Any:
     """Ray. Raises RunError if it is not installed."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if "RAY_ADDRESS" not in os.environ:
+    if os.environ.get("RAY_ADDRESS", "local") == "local":
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # of all systems, unlike its name: Ray then listens on loopback only
         os.environ.setdefault("RAY_worker_niceness", "0")  # what Ray starts is of lower priority otherwise, and starves beside other programs
     try:
@@ -128,8 +128,9 @@ def joined(cpus: int) -> Iterator[Any]:
             ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECTS, logging_level="error")
         elif not before:
             ray.init(address, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise RunError(f"there is no Ray cluster at RAY_ADDRESS={address}: {' '.join(str(error).split())}") from None
+    except Exception as error:  # Ray raises kinds of its own as well
+        wrong = "Ray does not start here" if address == "local" else f"RAY_ADDRESS={address} does not answer; is it a machine of a Ray cluster?"
+        raise RunError(f"{wrong} ({' '.join(str(error).split())})") from None
     try:
         there = int(ray.cluster_resources().get("CPU", 0))
         if there < cpus:
@@ -199,6 +200,7 @@ def play(
                         if one.method == "ready" or one.method == "serve" and not lost:  # it would be the same again
                             raise RunError(f"{name} cannot be started: {last_line(error)}") from None
                         if over < math.inf:
+                            ray.kill(one.actor)
                             del running[name]
                             continue
                         deaths.note(name, one.epoch, "Ray lost its process" if lost else last_line(error), one.failed)
