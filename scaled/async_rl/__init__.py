@@ -10,6 +10,7 @@
 | `evaluator.py` | the same of the evaluator, which follows versions and measures them |
 | `learner.py` | what one process trains |
 | `local.py` | starts them on one machine, and starts anew whoever dies |
-| `wire.py` | messages between processes of one machine |
+| `cluster.py` | the same on a Ray cluster |
+| `wire.py` | messages between processes, of one machine or of several |
 | `reconciler.py` | who does what: leases, deadlines, epochs, and the journal that all of it is rebuilt from |
 """

@@ -30,10 +30,10 @@ from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
 from scaled.async_rl import evaluator, services, worker
 from scaled.async_rl.player import Player, Scene
-from scaled.async_rl.wire import meeting_place
+from scaled.async_rl.wire import Port, meeting_place
 from scaled.runtime.store import open_store
 
-__all__ = ["Parts", "Plan", "claim", "play"]
+__all__ = ["Deaths", "Failed", "Parts", "Plan", "Silent", "claim", "named", "play", "serve"]
 
 
 class Parts(Protocol):
@@ -111,17 +111,23 @@ def claim(plan: Plan) -> None:
     """Makes a store that is not the run's own folder this run's. Raises RunError if it is another one's, cannot be opened, or does not answer."""
     if not plan.store:
         return
-    store, path = open_store(plan.store), plan.folder / "name"
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        atomic_write(path, uuid.uuid4().hex)
+    store, name = open_store(plan.store), named(plan.folder)
     try:
-        owner = store.setdefault("run", path.read_bytes())
+        owner = store.setdefault("run", name)
     except OSError as error:
         raise RunError(f"the store {plan.store} cannot be used: {error}") from None
-    if owner != path.read_bytes():
+    if owner != name:
         raise RunError(f"the store {plan.store} holds another run; choose another one, or delete what it holds")
     atomic_write(plan.folder / "store", plan.store if "://" in plan.store else str(Path(plan.store).resolve()))
+
+
+def named(folder: Path) -> bytes:
+    """A name of the run in this folder that no other one has; given to it the first time."""
+    path = folder / "name"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        atomic_write(path, uuid.uuid4().hex)
+    return path.read_bytes()
 
 
 def play(
@@ -133,7 +139,7 @@ def play(
     plan.folder.mkdir(parents=True, exist_ok=True)
     claim(plan)
     # A server that has imported torch, and what its optimisers import late, forks whoever starts: in a tenth of a second instead of three.
-    context, epochs, running, dead = multiprocessing.get_context("forkserver"), Counter[str](), {}, 0
+    context, epochs, running, deaths = multiprocessing.get_context("forkserver"), Counter[str](), {}, Deaths(plan)
     context.set_forkserver_preload(["torch._dynamo", "scaled.async_rl.worker"])
     with meeting_place() as at:
 
@@ -178,17 +184,7 @@ def play(
                         over = time.monotonic() + plan.timeout
                     if process.exitcode == 0 or over < math.inf:
                         continue
-                    if name != "reconciler":
-                        said = "" if failed is None else failed.why
-                        services.Log(plan.folder, name, epochs[name] - 1)("died", code=process.exitcode or 0, why=said)
-                    if failed is not None and failed.number is not None:
-                        raise OSError(failed.number, os.strerror(failed.number), failed.path)
-                    if failed is not None and failed.hopeless:
-                        raise RunError(failed.why)
-                    dead += 1
-                    if dead > plan.most_restarts:
-                        why = f"exit code {process.exitcode}" if failed is None else failed.why
-                        raise RunError(f"services of {plan.folder} died {dead} times, the last one was {name} ({why})")
+                    deaths.note(name, epochs[name] - 1, f"exit code {process.exitcode}", failed)
                     start(name)
         finally:
             for process, here in running.values():
@@ -217,23 +213,21 @@ class Failed:
     path: str | None = None
 
 
-def _serve(plan: Plan, at: Path, name: str, epoch: int, there) -> None:
-    """One service, in a process of its own."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[Any], None]) -> Failed | None:
+    """One service, until it is told to stop, or with an error. `tell` takes what whoever started it should know: Silent, or a step and its
+    metrics."""
     patience = 6 * plan.timeout
     try:
         if name == "reconciler":
-            services.reconcile(plan.folder, at, plan.rules, plan.names, plan.timeout, plan.spares, lambda *who: there.send(Silent(*who)))
-            return
+            services.reconcile(plan.folder, at, plan.rules, plan.names, plan.timeout, plan.spares, lambda *who: tell(Silent(*who)))
+            return None
         import torch
 
         torch.set_num_threads(1)
         if name == "trainer":
 
             def show(step: int, figures: dict[str, float]) -> None:
-                there.send((step, figures))
+                tell((step, figures))
 
             services.train(plan.folder, at, epoch, plan.parts.learner(), patience, plan.address, plan.store_patience, show)
         elif name == "evaluator":
@@ -243,6 +237,7 @@ def _serve(plan: Plan, at: Path, name: str, epoch: int, there) -> None:
             sampler, scene = plan.parts.sampler(), plan.parts.scene()
             player = Player(sampler, scene, plan.slots, plan.rollouts, plan.seed, plan.temperature, deadline=plan.tool_deadline)
             worker.work(plan.folder, at, name, epoch, player, plan.address, patience, plan.store_patience)
+        return None
     except Exception as error:
         refused = refusal(error)
         full = refused is not None and refused.errno in NO_ROOM
@@ -250,8 +245,39 @@ def _serve(plan: Plan, at: Path, name: str, epoch: int, there) -> None:
             traceback.print_exc()
         why = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
         number, path = (refused.errno, refused.filename) if refused is not None and full else (None, None)
-        there.send(Failed(why, isinstance(error, RunError), number, None if path is None else str(path)))
-        raise SystemExit(1) from None
+        return Failed(why, isinstance(error, RunError), number, None if path is None else str(path))
+
+
+class Deaths:
+    """What becomes of a run when a service of it dies."""
+
+    def __init__(self, plan: Plan):
+        self.plan, self.number = plan, 0
+
+    def note(self, name: str, epoch: int, how: str, failed: Failed | None) -> None:
+        """Returns where another process may take the place of this one. Raises OSError for a full disk, and RunError for what no restart can mend
+        and for one death too many."""
+        why = how if failed is None else failed.why
+        if name != "reconciler":
+            services.Log(self.plan.folder, name, epoch)("died", why=why)
+        if failed is not None and failed.number is not None:
+            raise OSError(failed.number, os.strerror(failed.number), failed.path)
+        if failed is not None and failed.hopeless:
+            raise RunError(failed.why)
+        self.number += 1
+        if self.number > self.plan.most_restarts:
+            raise RunError(f"services of {self.plan.folder} died {self.number} times, the last one was {name} ({why})")
+
+
+def _serve(plan: Plan, at: Path, name: str, epoch: int, there) -> None:
+    """One service, in a process of its own."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    failed = serve(plan, at, name, epoch, there.send)
+    if failed is not None:
+        there.send(failed)
+        raise SystemExit(1)
 
 
 def _end_with(parent) -> None:

@@ -1,7 +1,7 @@
 """The services as functions, each of which a process of its own runs: here the reconciler and the trainer. `worker.py` and `evaluator.py` have
 the other two.
 
-They know each other by a socket's path. They share a run folder, and a store, which is the same folder if no other is named:
+They meet at a socket's path, or at a port. They share a run folder, and a store, which is the same folder if no other is named:
 
     folder  journal.jsonl               what became of every group, with the key and digest of its record
             trainer/                    what the trainer needs to go on: its last two steps
@@ -36,7 +36,7 @@ from ref.rl import Played
 from scaled.async_rl.messages import Batch, Hello, Ready, Refused, Repair, Stop, Trained, Workers, decode, encode
 from scaled.async_rl.reconciler import Reconciler
 from scaled.async_rl.records import unpack
-from scaled.async_rl.wire import Hub, Line, Lost
+from scaled.async_rl.wire import Hub, Line, Lost, Port
 from scaled.runtime.store import open_store
 
 __all__ = [
@@ -125,7 +125,7 @@ def no_room(error: Exception) -> bool:
 
 def reconcile(
     folder: Path,
-    at: Path,
+    at: Path | Port,
     rules: Rules,
     names: Sequence[str],
     timeout: float = 10.0,
@@ -239,7 +239,7 @@ def insist(call: Callable, what: str, log: Log, patience: float):
 
 def train(
     folder: Path,
-    at: Path,
+    at: Path | Port,
     epoch: int,
     learner: Learner,
     patience: float,

@@ -1,29 +1,51 @@
-"""Messages between processes of one machine: frames of a length and that many bytes, over sockets of the file system.
+"""Messages between processes: frames of a length and that many bytes, over sockets of the file system on one machine, and TCP between several.
 
-Who may open the socket's folder may speak, so it is the user's alone. A frame is at most `MOST` bytes: a message names what is large, and does not
-hold it. A peer that dies is an end of its line, at once.
+Who may open a socket's folder may speak, so it is the user's alone. Any process may connect to a port, so the first frame that comes there must be
+the run's token; the hub welcomes who knows it, and hangs up on all others. A frame is at most `MOST` bytes: a message names what is large, and does
+not hold it. A peer that dies is an end of its line, at once; one whose machine is cut off, after some seconds in which it takes nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
+import secrets
 import selectors
 import shutil
 import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Hub", "Line", "Lost", "meeting_place"]
+__all__ = ["Hub", "Line", "Lost", "Port", "meeting_place", "meeting_port"]
 
 MOST = 1 << 24
 """Largest frame, bytes."""
 
 
+WELCOME = b"welcome"
+WAIT = 5.0
+"""Seconds for a connection over TCP, and for its welcome."""
+
+
 class Lost(ConnectionError):
     """The other side is gone."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """Where services of several machines meet."""
+
+    host: str
+    number: int
+    token: bytes = field(repr=False)
+    """What whoever connects must say first."""
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.number}"
 
 
 @contextlib.contextmanager
@@ -36,26 +58,39 @@ def meeting_place() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class Line:
-    """One end of a connection."""
+@contextlib.contextmanager
+def meeting_port(host: str) -> Iterator[Port]:
+    """A free port of an address of this machine, kept for hubs of this user's until the end: one may follow another there."""
+    with bound(host, 0) as kept:  # it never listens, so nothing ever comes to it
+        yield Port(host, kept.getsockname()[1], secrets.token_hex(16).encode())
 
-    def __init__(self, peer: socket.socket):
-        self.peer, self.got = peer, bytearray()
+
+def bound(host: str, number: int) -> socket.socket:
+    """A TCP socket at an address that other sockets of this user may have as well."""
+    kept = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    kept.bind((host, number))
+    return kept
+
+
+class Line:
+    """One end of a connection. most: the largest frame that is taken, bytes."""
+
+    def __init__(self, peer: socket.socket, most: int = MOST):
+        self.peer, self.got, self.most = peer, bytearray(), most
         peer.setblocking(False)
 
     @classmethod
-    def to(cls, path: Path, seconds: float) -> Line:
-        """Connects to a hub, which may not be there yet. Raises Lost after some seconds."""
+    def to(cls, at: Path | Port, seconds: float) -> Line:
+        """Connects to a hub, which may not be there yet. Raises Lost after some seconds, also if the hub does not know the token."""
         until = time.monotonic() + seconds
         while True:
-            peer = socket.socket(socket.AF_UNIX)
             try:
-                peer.connect(str(path))
-                return cls(peer)
-            except (FileNotFoundError, ConnectionError):
-                peer.close()
+                return admitted(at) if isinstance(at, Port) else cls(connected(at))
+            except (FileNotFoundError, ConnectionError, TimeoutError) as error:
                 if time.monotonic() > until:
-                    raise Lost(f"nobody listens at {path}") from None
+                    raise Lost(f"nobody listens at {at}: {error}") from None
                 time.sleep(0.02)
 
     def say(self, data: bytes, seconds: float = 10.0) -> None:
@@ -95,7 +130,7 @@ class Line:
         while len(self.got) >= 4 and len(self.got) >= 4 + (size := int.from_bytes(self.got[:4], "big")):
             found.append(bytes(self.got[4 : 4 + size]))
             del self.got[: 4 + size]
-        if len(self.got) >= 4 and int.from_bytes(self.got[:4], "big") > MOST:
+        if len(self.got) >= 4 and int.from_bytes(self.got[:4], "big") > self.most:
             raise Lost("the other side does not send frames")
         return found
 
@@ -103,14 +138,54 @@ class Line:
         self.peer.close()
 
 
-class Hub:
-    """Listens at a path. Whoever listened there before is dead: there is one hub to a path."""
+def connected(path: Path) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX)
+    try:
+        peer.connect(str(path))
+    except OSError:
+        peer.close()
+        raise
+    return peer
 
-    def __init__(self, path: Path):
-        path.unlink(missing_ok=True)
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(str(path))
-        os.chmod(path, 0o600)
+
+def admitted(port: Port) -> Line:
+    """A line to a hub that knows the token."""
+    try:
+        line = Line(watched(socket.create_connection((port.host, port.number), WAIT)))
+    except OSError as error:  # a machine that cannot be reached may be so again
+        raise Lost(str(error)) from None
+    try:
+        line.say(port.token)
+        if line.heard(WAIT) != [WELCOME]:
+            raise Lost("it has no welcome")
+    except Lost:
+        line.close()
+        raise
+    return line
+
+
+def watched(peer: socket.socket) -> socket.socket:
+    """A TCP connection that sends at once, and ends if the other machine is silent for about half a minute."""
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}.items():
+        if hasattr(socket, name):  # not everywhere
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return peer
+
+
+class Hub:
+    """Listens at a path or a port. Whoever listened there before is dead: there is one hub at a time."""
+
+    def __init__(self, at: Path | Port):
+        self.token, self.strangers = b"", set[Line]()
+        if isinstance(at, Port):
+            self.token, self.listener = at.token, bound(at.host, at.number)
+        else:
+            at.unlink(missing_ok=True)
+            self.listener = socket.socket(socket.AF_UNIX)
+            self.listener.bind(str(at))
+            os.chmod(at, 0o600)
         self.listener.listen()
         self.listener.setblocking(False)
         self.selector = selectors.DefaultSelector()
@@ -121,19 +196,44 @@ class Hub:
         found: list[tuple[Line, bytes | None]] = []
         for key, _ in self.selector.select(seconds):
             if key.data is None:
-                peer, _ = self.listener.accept()
-                self.selector.register(peer, selectors.EVENT_READ, Line(peer))
+                self.accept()
                 continue
             line: Line = key.data
+            known = line not in self.strangers
             try:
-                found += [(line, data) for data in line.heard()]
+                frames = line.heard()
+                if not known and frames:
+                    self.welcome(line, frames)
+                elif known:
+                    found += [(line, data) for data in frames]
             except Lost:
                 self.end(line)
-                found.append((line, None))
+                if known:
+                    found.append((line, None))
         return found
+
+    def accept(self) -> None:
+        try:
+            peer, _ = self.listener.accept()
+        except OSError:
+            return  # it has gone already
+        if self.token:
+            self.strangers.add(line := Line(watched(peer), most=len(self.token)))
+        else:
+            line = Line(peer)
+        self.selector.register(peer, selectors.EVENT_READ, line)
+
+    def welcome(self, line: Line, frames: list[bytes]) -> None:
+        """Raises Lost for whoever does not know the token."""
+        if len(frames) > 1 or not hmac.compare_digest(frames[0], self.token):
+            raise Lost("it does not know the token")
+        self.strangers.discard(line)
+        line.most = MOST
+        line.say(WELCOME)
 
     def end(self, line: Line) -> None:
         """Close a line; closing it again does nothing."""
+        self.strangers.discard(line)
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(line.peer)
         line.close()

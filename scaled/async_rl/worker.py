@@ -25,7 +25,7 @@ from scaled.async_rl.messages import Beat, Done, Forget, Hello, Loaded, Refused,
 from scaled.async_rl.player import Player
 from scaled.async_rl.records import oldest, pack
 from scaled.async_rl.services import BEAT, GivenUp, Log, no_room, open_stores, pause
-from scaled.async_rl.wire import Line, Lost
+from scaled.async_rl.wire import Line, Lost, Port
 
 __all__ = ["work"]
 
@@ -182,7 +182,7 @@ class Groups:
         return found, wrong
 
 
-def work(folder: Path, at: Path, name: str, epoch: int, player: Player, store: str, patience: float, store_patience: float) -> None:
+def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, store: str, patience: float, store_patience: float) -> None:
     """A worker, until it is told to stop. Raises Lost if there is no reconciler for `patience` seconds, GivenUp if the reconciler refuses it, and
     RunError if the store takes and gives nothing for `store_patience` seconds."""
     log, sampler = Log(folder, name, epoch), player.engine.sampler

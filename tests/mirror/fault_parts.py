@@ -40,6 +40,20 @@ class Faulty(Tiny):
         return (lambda sampler: hang()) if self.fault == "measuring never ends" else super().evaluate()
 
 
+@dataclass(frozen=True)
+class Several(Tiny):
+    """Faults that all strike in one run."""
+
+    faults: tuple[str, ...] = ()
+    folder: str = ""
+    """Where each leaves its mark, under its number."""
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        for n, fault in enumerate(self.faults):
+            FAULTS[fault](Path(self.folder) / str(n), multiprocessing.current_process().name)
+
+
 class Hanging(Paid):
     """A tool of group 2 never answers, and holds up whoever asks."""
 

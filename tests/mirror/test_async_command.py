@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -97,6 +98,13 @@ def test_without_staleness_no_token_is_old(tiny_run, tmp_path):
 )
 def test_bad_settings_are_one_line(tiny_run, tmp_path, ask, sets, says):
     code, _, said = ask(*words(tiny_run, tmp_path / "run", **{name.replace(".", "__"): value for name, value in sets.items()}))
+    assert code == 2 and says in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("runtime, says", [("ray", "runtime=ray needs Ray; in the clone: pip install"), ("slurm", "runtime expects local or ray")])
+def test_a_runtime_that_is_not_there_is_one_line(tiny_run, tmp_path, ask, monkeypatch, runtime, says):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, said = ask(*words(tiny_run, tmp_path / "run"), "--runtime", runtime)
     assert code == 2 and says in said and said.count("\n") == 1
 
 

@@ -37,18 +37,22 @@ def trained(folder, parts, store=""):
     return weights(learner), weights(again), version, groups
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_without_staleness_it_is_the_synchronous_loop(tmp_path, workers):
+def check_synchronous(folder, workers, play):
     """n workers against a loop in this process whose conversations are played in the same n shares: weights after five steps, to the bit."""
     parts, rules, steps = Tiny(), Rules(4, 0, 5), []
-    play(Plan(tmp_path, rules, parts, workers, slots=8, rollouts=2), lambda step, figures: steps.append(step))
-    mine, again, version, _ = trained(tmp_path, parts)
+    play(Plan(folder, rules, parts, workers, slots=8, rollouts=2), lambda step, figures: steps.append(step))
+    mine, again, version, _ = trained(folder, parts)
     wanted = weights(synchronous(parts, rules, workers))
     assert version == 5 and steps == [1, 2, 3, 4, 5]
     assert all(a.equal(b) and a.equal(c) for a, b, c in zip(mine, wanted, again, strict=True))
     assert not all(a.equal(b) for a, b in zip(mine, weights(parts.learner()), strict=True))
-    counts, _ = audit(rules, events(tmp_path))
+    counts, _ = audit(rules, events(folder))
     assert counts == {"trained": 20}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_without_staleness_it_is_the_synchronous_loop(tmp_path, workers):
+    check_synchronous(tmp_path, workers, play)
 
 
 @pytest.mark.parametrize("kills, steps", [(8, 8), pytest.param(25, 40, marks=pytest.mark.faults)])

@@ -1,5 +1,7 @@
 """Frames arrive whole and in order, whoever dies is noticed, and what is no frame ends the line."""
 
+import contextlib
+import dataclasses
 import os
 import socket
 import threading
@@ -8,7 +10,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaled.async_rl.wire import MOST, Hub, Line, Lost, meeting_place
+from scaled.async_rl.wire import MOST, Hub, Line, Lost, meeting_place, meeting_port
+
+
+def of_this_machine():
+    return meeting_port("127.0.0.1")
+
+
+PLACES = pytest.mark.parametrize("place", [meeting_place, of_this_machine], ids=["path", "port"])
+
+
+@contextlib.contextmanager
+def listening(hub):
+    """Whoever connects over TCP is welcomed meanwhile."""
+    over, found = threading.Event(), []
+
+    def listen():
+        while not over.is_set():
+            found.extend(hub.heard(0.01))
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+def connect(hub, at):
+    with listening(hub) as found:
+        line = Line.to(at, 5.0)
+    assert not found
+    return line
 
 
 def hear(hub, number):
@@ -20,11 +54,13 @@ def hear(hub, number):
     raise AssertionError(f"{len(found)} of {number} frames came")
 
 
+@PLACES
 @settings(max_examples=20)
-@given(st.lists(st.binary(max_size=9) | st.integers(1, 200_000).map(bytes), min_size=1, max_size=8))
-def test_frames_come_whole_and_in_order_both_ways(frames):
-    with meeting_place() as path:
-        hub, line = Hub(path), Line.to(path, 5.0)
+@given(frames=st.lists(st.binary(max_size=9) | st.integers(1, 200_000).map(bytes), min_size=1, max_size=8))
+def test_frames_come_whole_and_in_order_both_ways(place, frames):
+    with place() as at:
+        hub = Hub(at)
+        line = connect(hub, at)
 
         def say():
             for frame in frames:
@@ -43,11 +79,12 @@ def test_frames_come_whole_and_in_order_both_ways(frames):
         hub.close()
 
 
-def test_a_hub_that_dies_and_comes_back():
-    with meeting_place() as path:
-        hub, line = Hub(path), Line.to(path, 5.0)
-        hear_nothing = hub.heard(0.0)
-        hub.heard(0.05)
+@PLACES
+def test_a_hub_that_dies_and_comes_back(place):
+    with place() as at:
+        hub = Hub(at)
+        line = connect(hub, at)
+        assert hub.heard(0.05) == []
         hub.close()
         with pytest.raises(Lost):
             while True:
@@ -55,17 +92,50 @@ def test_a_hub_that_dies_and_comes_back():
         with pytest.raises(Lost):
             for _ in range(100):
                 line.say(b"x" * 1000)
-        again = Hub(path)
-        Line.to(path, 5.0).say(b"here")
-        assert [data for _, data in hear(again, 1)] == [b"here"] and hear_nothing == []
+        again = Hub(at)
+        connect(again, at).say(b"here")
+        assert [data for _, data in hear(again, 1)] == [b"here"]
         again.close()
+
+
+def test_a_path_is_this_user_s_alone():
+    with meeting_place() as path:
         assert oct(os.stat(path.parent).st_mode)[-3:] == "700"
     assert not path.parent.exists()
 
 
-def test_nobody_listens():
-    with meeting_place() as path, pytest.raises(Lost, match="nobody listens"):
-        Line.to(path, 0.05)
+@PLACES
+def test_nobody_listens(place):
+    with place() as at, pytest.raises(Lost, match="nobody listens"):
+        Line.to(at, 0.05)
+
+
+def test_who_does_not_know_the_token_is_not_heard():
+    """Nor does it hear anything; those who know it go on."""
+    with of_this_machine() as at:
+        hub = Hub(at)
+        good = connect(hub, at)
+        for token in (b"0" * len(at.token), at.token[:-1], at.token + b"0", b""):
+            with listening(hub) as found, pytest.raises(Lost, match="nobody listens"):
+                Line.to(dataclasses.replace(at, token=token), 0.0)
+            assert found == []
+        stranger = socket.create_connection((at.host, at.number))
+        with listening(hub) as found:
+            stranger.sendall((1000).to_bytes(4, "big"))  # longer than the token
+            stranger.settimeout(5.0)
+            assert stranger.recv(1) == b""
+        stranger.close()
+        assert found == []
+        good.say(b"fine")
+        assert [data for _, data in hear(hub, 1)] == [b"fine"]
+        good.close()
+        hub.close()
+
+
+def test_a_token_is_nowhere_to_be_read():
+    with of_this_machine() as one, of_this_machine() as other:
+        assert one.token != other.token and one.number != other.number
+        assert one.token.decode() not in f"{one} {one!r}"
 
 
 def test_what_is_no_frame_ends_the_line_and_only_that():

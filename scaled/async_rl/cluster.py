@@ -1,0 +1,238 @@
+"""Asynchronous RL on a Ray cluster: each service is an actor. Ray finds a machine for it, and starts it anew there or elsewhere when it dies.
+
+    play(Plan(...))        as `local.play` does, with processes of this machine
+
+RAY_ADDRESS names the cluster ("auto": the one that this machine belongs to). Without it Ray starts here, on loopback, and ends with the run.
+
+| service | where |
+|---|---|
+| reconciler | the machine where `play` is called |
+| trainer | a free CPU, and a GPU if the cluster has any |
+| workers, standbys, evaluator | a free CPU each; workers are spread over the machines |
+
+What they do and say is the same as on one machine (`local.serve`); they meet at a port of the reconciler's machine. All machines must see the run
+folder, since the trainer's state and the events lie there, and the store, if it is another one. A process learns its epoch from `play`, not from
+Ray: an actor that Ray has given up and that goes on all the same has an earlier one than its successor, and is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kit.settings import RunError
+from scaled.async_rl.local import Deaths, Failed, Plan, Silent, claim, named, serve
+from scaled.async_rl.wire import Port, meeting_port
+from scaled.runtime.store import open_store
+
+__all__ = ["imported", "joined", "play", "unseen"]
+
+OBJECTS = 80 << 20
+"""Bytes of Ray's object store: rollouts and weights do not travel through it."""
+SEE = 10.0
+"""Seconds within which a machine must see a file that another one has written."""
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    host: str
+
+
+class Service:
+    """An actor, which plays a service once: who takes its place is another process."""
+
+    def __init__(self, name: str):
+        multiprocessing.current_process().name = name
+        os.environ["OMP_NUM_THREADS"] = "1"  # with more, `kit.process.on_cores` would fork, which a process that has Ray's threads must not
+        self.name, self.epoch, self.told = name, -1, queue.SimpleQueue[Any]()
+
+    def ready(self) -> Process:
+        return Process(os.getpid(), socket.gethostname())
+
+    def serve(self, plan: Plan, run: bytes, at: Port, epoch: int) -> list:
+        """Begins; returns what `said` does. run: the name of the run in the plan's folder."""
+
+        def go() -> None:
+            wrong = unseen(plan, run)
+            self.told.put(Failed(wrong, hopeless=True) if wrong else serve(plan, at, self.name, epoch, self.told.put))
+
+        if self.epoch >= 0:
+            os._exit(1)  # Ray could not reach it for a while, and it has been given up
+        self.epoch = epoch
+        threading.Thread(target=go, daemon=True).start()
+        return self.said(epoch)
+
+    def said(self, epoch: int) -> list:
+        """Waits for something to tell. The last thing is None, or Failed."""
+        if epoch != self.epoch:
+            raise RuntimeError(f"epoch {epoch} of {self.name} is over")
+        found = [self.told.get()]
+        while not self.told.empty():
+            found.append(self.told.get())
+        return found
+
+
+def unseen(plan: Plan, run: bytes, seconds: float = SEE) -> str:
+    """What this machine does not see of a run, and what to do; nothing if it sees all. Raises RunError where the store cannot be opened."""
+    until, here = time.monotonic() + seconds, socket.gethostname()
+    while True:
+        wrong = ""
+        if not (plan.folder / "name").is_file() or (plan.folder / "name").read_bytes() != run:
+            wrong = f"{here} does not see the run folder {plan.folder}; choose one that all machines of the cluster share"
+        elif plan.store:
+            with contextlib.suppress(OSError):  # a store that does not answer may do so later
+                if open_store(plan.store).get("run") != run:
+                    wrong = (
+                        f"{here} does not see the store {plan.store}; choose a folder that all machines share, or an address such as s3://bucket/run"
+                    )
+        if not wrong or time.monotonic() > until:
+            return wrong
+        time.sleep(0.2)
+
+
+def imported() -> Any:
+    """Ray. Raises RunError if it is not installed."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if os.environ.get("RAY_ADDRESS", "local") == "local":
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # of all systems, unlike its name: Ray then listens on loopback only
+        os.environ.setdefault("RAY_worker_niceness", "0")  # what Ray starts is of lower priority otherwise, and starves beside other programs
+    try:
+        import ray  # pyright: ignore[reportMissingImports] (the extra `cluster`)
+    except ImportError:
+        raise RunError("runtime=ray needs Ray; in the clone: pip install -c constraints.txt ray") from None
+    return ray
+
+
+@contextlib.contextmanager
+def joined(cpus: int) -> Iterator[Any]:
+    """Ray, connected to a cluster that has so many CPUs. Leaves it afterwards, unless this process was connected before. Raises RunError if there is
+    none, or a smaller one."""
+    address = os.environ.get("RAY_ADDRESS", "local")
+    if "://" in address:
+        raise RunError(f"RAY_ADDRESS={address} is for programs outside of a cluster; start this one on a machine of it, with RAY_ADDRESS=auto")
+    ray = imported()
+    before = ray.is_initialized()
+    try:
+        if not before and address == "local":
+            ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECTS, logging_level="error")
+        elif not before:
+            ray.init(address, logging_level="error")
+    except Exception as error:  # Ray raises kinds of its own as well
+        wrong = "Ray does not start here" if address == "local" else f"RAY_ADDRESS={address} does not answer; is it a machine of a Ray cluster?"
+        raise RunError(f"{wrong} ({' '.join(str(error).split())})") from None
+    try:
+        there = int(ray.cluster_resources().get("CPU", 0))
+        if there < cpus:
+            raise RunError(f"the services want {cpus} CPUs, and the Ray cluster has {there}; add machines, or take fewer workers")
+        yield ray
+    finally:
+        if not before:
+            ray.shutdown()
+
+
+@dataclass
+class Running:
+    """A service, and the call of its actor that is under way."""
+
+    actor: Any
+    method: str = ""
+    call: Any = None
+    epoch: int = -1
+    failed: Failed | None = None
+
+    def next(self, method: str, *arguments: Any) -> None:
+        """A call that Ray tries again itself would reach a process that was told nothing; to be `ready` is all that each is asked for."""
+        self.method, tries = method, -1 if method == "ready" else 0
+        self.call = getattr(self.actor, method).options(max_task_retries=tries).remote(*arguments)
+
+
+def play(
+    plan: Plan, show: Callable[[int, dict[str, float]], None] = lambda step, figures: None, started: Callable[[str, Any], None] = lambda *_: None
+) -> None:
+    """Run all services until every step is done, as `local.play` does; `started` is called with the name, pid and host of whatever starts. Raises
+    RunError also if Ray is missing, or its cluster too small, and if a machine does not see the run folder or the store."""
+    store = plan.store if "://" in plan.store or not plan.store else str(Path(plan.store).resolve())
+    plan = replace(plan, folder=plan.folder.resolve(), store=store)
+    others = [*plan.names, *plan.spares, *(["evaluator"] if plan.evaluate_every else [])]
+    claim(plan)
+    run, deaths, running = named(plan.folder), Deaths(plan), dict[str, Running]()
+    with joined(1 + len(others)) as ray, meeting_port(ray.util.get_node_ip_address()) as at:
+
+        def start(name: str) -> None:
+            running[name] = Running(ray.remote(Service).options(max_restarts=-1, **wants(ray, name)).remote(name))
+            running[name].next("ready")
+
+        def hear(name: str, said: list) -> bool:
+            """Whether the service has ended well."""
+            for one in said:
+                if isinstance(one, Failed):
+                    running[name].failed = one
+                    ray.kill(running[name].actor, no_restart=False)
+                elif isinstance(one, Silent):
+                    if one.name in running and one.epoch == running[one.name].epoch:
+                        ray.kill(running[one.name].actor, no_restart=False)
+                elif one is not None:
+                    show(*one)
+            return said[-1] is None
+
+        try:
+            for name in ("reconciler", "trainer", *others):
+                start(name)
+            over = math.inf  # when those who did not hear that all steps are done are ended
+            while running.keys() - {"evaluator"} and time.monotonic() < over:
+                done, _ = ray.wait([one.call for one in running.values()], timeout=plan.timeout / 10)
+                for name, one in [(name, one) for name, one in running.items() if one.call in done]:
+                    try:
+                        answer = ray.get(one.call)
+                    except ray.exceptions.RayError as error:
+                        lost = isinstance(error, ray.exceptions.RayActorError)
+                        if one.method == "ready" or one.method == "serve" and not lost:  # it would be the same again
+                            raise RunError(f"{name} cannot be started: {last_line(error)}") from None
+                        if over < math.inf:
+                            ray.kill(one.actor)
+                            del running[name]
+                            continue
+                        deaths.note(name, one.epoch, "Ray lost its process" if lost else last_line(error), one.failed)
+                        one.failed = None
+                        one.next("ready")
+                        continue
+                    if one.method == "ready":
+                        one.epoch += 1
+                        one.next("serve", plan, run, at, one.epoch)
+                        started(name, answer)
+                    elif hear(name, answer):
+                        ray.kill(one.actor)
+                        del running[name]
+                        over = time.monotonic() + plan.timeout if name == "reconciler" else over
+                    else:
+                        one.next("said", one.epoch)
+        finally:
+            for one in running.values():
+                ray.kill(one.actor)
+
+
+def wants(ray: Any, name: str) -> dict[str, Any]:
+    """Where a service may be placed, as options of its actor."""
+    if name == "reconciler":
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyright: ignore[reportMissingImports]
+
+        here = ray.get_runtime_context().get_node_id()
+        return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+    if name == "trainer":
+        return {"num_cpus": 1, "num_gpus": min(1, ray.cluster_resources().get("GPU", 0))}
+    return {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+
+
+def last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].strip()
