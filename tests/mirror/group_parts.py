@@ -1,0 +1,49 @@
+"""What the tests of the trainer group play: the tiny network of `async_parts.py` in float64, on ranks."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ref.engine.sampler import Sampler
+from ref.rl import Settings
+from scaled.async_rl import services
+from scaled.async_rl.group import Sharded, TrainerGroup
+from scaled.network.model import Transformer
+from scaled.rl import Rl
+from scaled.runtime import sharding
+from scaled.runtime.mesh import Layout, current
+from tests.mirror.async_parts import Tiny
+from tests.ref.test_continuous import network
+
+
+@dataclass(frozen=True)
+class Grouped(Tiny):
+    """A mixture of four experts, so that they can be split over ranks."""
+
+    @property
+    def rl(self) -> Settings:
+        return Settings(steps=self.steps, prompts=self.groups, rollouts=self.rollouts, lr=self.lr, warmup=0, decay=0, max_len=64, budget_tokens=20)
+
+    def whole(self):
+        """The network in one piece, float64."""
+        return network(num_experts=4).requires_grad_(True)
+
+    def sampler(self):
+        return Sampler(self.whole().float().requires_grad_(False), torch.bfloat16)
+
+    def ranked(self) -> Sharded:
+        layout, whole = current().layout, self.whole()
+        model = Transformer(whole.config, drawn=False).double()
+        for (name, p), x in zip(model.named_parameters(), whole.parameters(), strict=True):
+            sharding.put(name, p, x.detach())
+        return Sharded(Rl(length=64, cp=layout.cp, ep=layout.ep, micro_rows=4, heldout=0, rl=self.rl), model)
+
+    def group(self, dp: int = 1, cp: int = 1, ep: int = 1) -> TrainerGroup:
+        return TrainerGroup(Layout(dp, cp, ep), self.ranked)
+
+
+def replayed(folder, parts: Grouped) -> dict:
+    """Whole weights after the recorded groups of a run have been trained on again, on these ranks."""
+    learner = parts.ranked()
+    services.replay(folder, learner)
+    return {name: x.clone() for name, x in sharding.wholes(learner.model)}
