@@ -1,13 +1,19 @@
 """What the tests of the trainer group play: the tiny network of `async_parts.py` in float64, on ranks."""
 
+import copy
+import hashlib
 from dataclasses import dataclass
 
 import torch
 
+from ref import muon
+from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
-from ref.rl import Settings
+from ref.rl import Settings, improve
 from scaled.async_rl import services
 from scaled.async_rl.group import Sharded, TrainerGroup
+from scaled.async_rl.player import Player
+from scaled.async_rl.records import pack
 from scaled.network.model import Transformer
 from scaled.rl import Rl
 from scaled.runtime import sharding
@@ -47,3 +53,29 @@ def replayed(folder, parts: Grouped) -> dict:
     learner = parts.ranked()
     services.replay(folder, learner)
     return {name: x.clone() for name, x in sharding.wholes(learner.model)}
+
+
+def plain(parts: Grouped, rules: Rules) -> tuple[dict, dict]:
+    """The loop without services and ranks in float64: weights by name, and the digest of each group's record."""
+    torch.set_num_threads(1)
+    model, digests = parts.whole(), {}
+    optimizers = muon.optimizers(model, 0.0, parts.lr, use_muon=False)
+    player = Player(parts.sampler(), parts.scene(), rules.groups * parts.rollouts, parts.rollouts, 0)
+    for step in range(rules.steps):
+        player.load(copy.deepcopy(model).bfloat16().requires_grad_(False), step)
+        player.give(list(range(step * rules.groups, (step + 1) * rules.groups)))
+        played = {}
+        while player.groups:
+            played |= player.tick(0.0)
+        digests |= {group: hashlib.sha256(pack(some)).hexdigest() for group, some in played.items()}
+        batch = [one for group in sorted(played) for one in played[group]]
+        for segment in (segment for one in batch for segment in one.chain.segments):
+            segment.logp = segment.logp.double()  # or `improve` takes rewards in float32
+        found = improve(parts.rl, model, None, batch)
+        for p, gradient in zip(model.parameters(), found.gradients, strict=True):
+            p.grad = None if gradient is None else gradient
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return {name: p.detach() for name, p in model.named_parameters()}, digests

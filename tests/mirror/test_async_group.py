@@ -1,0 +1,98 @@
+"""The trainer of asynchronous RL as a group of ranks: what one process would train, a store that workers with whole tensors read, and a run that
+outlives its ranks."""
+
+import itertools
+import os
+import signal
+
+import pytest
+
+from kit.disk import read_lines
+from kit.settings import RunError
+from ref import weight_sync
+from ref.async_rl import Rules
+from scaled.async_rl.group import restored
+from scaled.async_rl.local import Plan, play
+from scaled.runtime.store import open_store
+from tests.mirror.group_parts import Grouped, plain, replayed
+from tests.mirror.layouts import close
+from tests.mirror.test_async_rl import events
+from tests.mirror.workers import ranks
+from tests.ref.test_async_rl import audit
+
+PARTS = Grouped()
+
+
+def left(folder) -> tuple[int, dict]:
+    """The steps of a run, and the weights that its trainer saved last."""
+    network = PARTS.whole()
+    return restored(folder, network), {name: p.detach() for name, p in network.named_parameters()}
+
+
+def served(folder) -> tuple[int, dict, set]:
+    """The newest version in the store as a worker reads it, which holds whole tensors; and how many ranks wrote each version."""
+    network = PARTS.whole().bfloat16().requires_grad_(False)
+    reader = weight_sync.Reader(open_store(str(folder / "weights")), weight_sync.parts(network))
+    version = reader.fetch()
+    reader.swap()
+    written = {len(link["shards"]) for manifest in reader.known.values() for link in manifest["links"]}
+    return version, dict(network.named_parameters()), written
+
+
+@pytest.fixture(scope="module")
+def synchronous():
+    """The weights of the loop without services, by `ref.rl.improve`, and the digests of its groups' records."""
+    return plain(PARTS, Rules(4, 0, 3))
+
+
+@pytest.mark.parametrize("layout", [dict(dp=1), dict(dp=2), dict(cp=2, ep=2)], ids=str)
+def test_without_staleness_it_is_the_synchronous_loop(tmp_path, synchronous, layout):
+    """Weights within 1e-10 in float64, whatever is cut over ranks; what workers get, they round to bfloat16, so rollouts are the same to the bit."""
+    weights, digests = synchronous
+    play(Plan(tmp_path, Rules(4, 0, 3), PARTS, 1, slots=8, rollouts=2, group=PARTS.group(**layout)))
+    version, mine = left(tmp_path)
+    assert version == 3 and mine.keys() == weights.keys()
+    for name, x in weights.items():
+        close(mine[name], x)
+    assert {line["groups"][0]: line["digest"] for line in read_lines(tmp_path / "journal.jsonl") if line["kind"] == "ready"} == digests
+    version, theirs, written = served(tmp_path)
+    assert version == 3 and written == {layout.get("dp", 1) * layout.get("cp", 1)}
+    assert all(x.equal(mine[name].bfloat16()) for name, x in theirs.items())
+    assert not all(x.equal(p.bfloat16()) for (name, x), p in zip(theirs.items(), PARTS.whole().parameters(), strict=True))
+
+
+def test_whichever_rank_is_killed_the_run_ends_and_replays(tmp_path):
+    """Other ranks than the first, and the first, in the middle of a run with tools: all ranks begin again together, no group is trained on twice,
+    and the journal replays to the same bits on as many ranks."""
+    parts, rules, alive, begun = Grouped(seconds=0.02, steps=8), Rules(4, 2, 8), {}, []
+    kills = {2: "trainer-1", 4: "trainer", 5: "trainer-1"}
+
+    def started(name, process):
+        begun.append(name)
+        alive[name] = os.pidfd_open(process.pid)
+
+    def kill(step, figures):
+        if step in kills:
+            signal.pidfd_send_signal(alive[kills.pop(step)], signal.SIGKILL)
+
+    play(Plan(tmp_path, rules, parts, 2, slots=6, rollouts=2, group=parts.group(dp=2)), kill, started)
+    assert not kills and begun.count("trainer") == begun.count("trainer-1") == 4 and begun.count("worker-0") == begun.count("reconciler") == 1
+    counts, _ = audit(rules, events(tmp_path))
+    assert counts["trained"] == 32 and set(counts) <= {"trained", "dropped"}
+    trainings = [event.groups for event in events(tmp_path) if event.kind == "train"]
+    assert len(set(itertools.chain(*trainings))) == 32
+    lines = read_lines(tmp_path / "events" / "trainer.jsonl")
+    assert [line["epoch"] for line in lines if line["what"] == "start"] == [0, 1, 2, 3]
+    assert [line["process"] for line in lines if line["what"] == "died"] == ["trainer-1", "trainer", "trainer-1"]
+    version, mine = left(tmp_path)
+    again, other = ranks(2).run(dict(dp=2), replayed, tmp_path, parts)
+    assert version == 8 and all(x.equal(again[name]) and x.equal(other[name]) for name, x in mine.items())
+    assert all(x.equal(mine[name].bfloat16()) for name, x in served(tmp_path)[1].items())
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path):
+    play(Plan(tmp_path, Rules(4, 0, 1), PARTS, 1, slots=8, rollouts=2, group=PARTS.group()))
+    (path,) = (tmp_path / "trainer").glob("step-*/*.distcp")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"distcp is damaged: \d+ of \d+ bytes$"):
+        play(Plan(tmp_path, Rules(4, 0, 2), PARTS, 1, slots=8, rollouts=2, group=PARTS.group(), timeout=2.0))
