@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from scaled.async_rl import services
 from scaled.async_rl.messages import Batch, Ready, Refused, Repair, Stop, Trained, Workers, decode, encode
-from scaled.async_rl.services import BEAT, GivenUp, Learner, Log, Publisher, Stores, ages, insist, keep, read, restored
+from scaled.async_rl.services import BEAT, GivenUp, Learner, Log, Publisher, Stores, ages, insist
 from scaled.async_rl.wire import Line, Lost
 
 __all__ = ["Alone", "Work", "train"]
@@ -39,12 +40,12 @@ class Alone:
         self.publisher = Publisher(stores.weights, learner, log, patience)
 
     def restored(self) -> tuple[int, tuple[int, ...]]:
-        return restored(self.saved, self.learner)
+        return services.restored(self.saved, self.learner)
 
     def step(self, version: int, asked: Batch) -> dict[str, float]:
-        played = insist(lambda: read(self.stores.groups, asked.keys, asked.digests), "reading groups", self.log, self.patience)
+        played = insist(lambda: services.read(self.stores.groups, asked.keys, asked.digests), "reading groups", self.log, self.patience)
         figures = self.learner.step(played) | ages(played, version)
-        keep(self.saved, self.learner, version + 1, asked.groups)
+        services.keep(self.saved, self.learner, version + 1, asked.groups)
         return figures
 
     def publish(self, version: int, anew: bool = False) -> None:

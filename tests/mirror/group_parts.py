@@ -2,11 +2,14 @@
 
 import copy
 import hashlib
+import multiprocessing
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 
-from ref import muon
+from ref import muon, weight_sync
 from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
 from ref.rl import Settings, improve
@@ -17,14 +20,26 @@ from scaled.async_rl.records import pack
 from scaled.network.model import Transformer
 from scaled.rl import Rl
 from scaled.runtime import sharding
+from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.mesh import Layout, current
 from tests.mirror.async_parts import Tiny
+from tests.mirror.fault_parts import after, before, die
 from tests.ref.test_continuous import network
 
 
 @dataclass(frozen=True)
 class Grouped(Tiny):
     """A mixture of four experts, so that they can be split over ranks."""
+
+    fault: str = ""
+    """Where the second rank dies."""
+    mark: str = ""
+    """The file that says that it did."""
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if self.fault and multiprocessing.current_process().name == "trainer-1":
+            FAULTS[self.fault](Path(self.mark))
 
     @property
     def rl(self) -> Settings:
@@ -46,6 +61,19 @@ class Grouped(Tiny):
 
     def group(self, dp: int = 1, cp: int = 1, ep: int = 1) -> TrainerGroup:
         return TrainerGroup(Layout(dp, cp, ep), self.ranked)
+
+
+def on_version(mark, self, version, *_):
+    if version == 2:
+        die(mark)
+
+
+FAULTS = {
+    "in the checkpoint": lambda mark: before(Checkpoints, "_write", partial(on_version, mark)),
+    "before its shard": lambda mark: before(weight_sync.Writer, "publish", partial(on_version, mark)),
+    "between shard and manifest": lambda mark: before(weight_sync.Writer, "commit", partial(on_version, mark)),
+    "after the manifest": lambda mark: after(weight_sync.Writer, "commit", partial(on_version, mark)),
+}
 
 
 def replayed(folder, parts: Grouped) -> dict:

@@ -14,7 +14,7 @@ from ref.async_rl import Rules
 from scaled.async_rl.group import restored
 from scaled.async_rl.local import Plan, play
 from scaled.runtime.store import open_store
-from tests.mirror.group_parts import Grouped, plain, replayed
+from tests.mirror.group_parts import FAULTS, Grouped, plain, replayed
 from tests.mirror.layouts import close
 from tests.mirror.test_async_rl import events
 from tests.mirror.workers import ranks
@@ -88,6 +88,20 @@ def test_whichever_rank_is_killed_the_run_ends_and_replays(tmp_path):
     again, other = ranks(2).run(dict(dp=2), replayed, tmp_path, parts)
     assert version == 8 and all(x.equal(again[name]) and x.equal(other[name]) for name, x in mine.items())
     assert all(x.equal(mine[name].bfloat16()) for name, x in served(tmp_path)[1].items())
+
+
+@pytest.mark.parametrize("fault", [pytest.param(name, marks=() if "between" in name else pytest.mark.faults) for name in FAULTS])
+def test_a_rank_that_dies_where_others_wait_for_it(tmp_path, fault):
+    """In the middle of what all ranks do together: it is done again, and neither a step nor a version is there by halves."""
+    parts, rules = Grouped(steps=3, fault=fault, mark=str(tmp_path / "struck")), Rules(4, 1, 3)
+    play(Plan(tmp_path / "run", rules, parts, 1, slots=8, rollouts=2, group=parts.group(dp=2)))
+    assert (tmp_path / "struck").exists()
+    version, mine = left(tmp_path / "run")
+    again, other = ranks(2).run(dict(dp=2), replayed, tmp_path / "run", PARTS)
+    assert version == 3 and all(x.equal(again[name]) and x.equal(other[name]) for name, x in mine.items())
+    newest, theirs, written = served(tmp_path / "run")
+    assert newest == 3 and written == {2} and all(x.equal(mine[name].bfloat16()) for name, x in theirs.items())
+    audit(rules, events(tmp_path / "run"))
 
 
 def test_a_damaged_checkpoint_is_one_line(tmp_path):
