@@ -1,21 +1,29 @@
 """The trainer of asynchronous RL as a group of ranks: what one process would train, a store that workers with whole tensors read, and a run that
 outlives its ranks."""
 
+import copy
+import dataclasses
 import itertools
+import json
 import os
 import signal
 
 import pytest
+import torch
 
+from etude import async_timeline
 from kit.disk import read_lines
 from kit.settings import RunError
 from ref import weight_sync
 from ref.async_rl import Rules
+from ref.network import Transformer, load_hf, save_hf
 from scaled.async_rl.group import restored
 from scaled.async_rl.local import Plan, play
 from scaled.runtime.store import open_store
+from tests import forks
 from tests.mirror.group_parts import FAULTS, Grouped, plain, replayed
 from tests.mirror.layouts import close
+from tests.mirror.test_async_command import FEW
 from tests.mirror.test_async_rl import events
 from tests.mirror.workers import ranks
 from tests.ref.test_async_rl import audit
@@ -110,3 +118,49 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(RunError, match=r"distcp is damaged: \d+ of \d+ bytes$"):
         play(Plan(tmp_path, Rules(4, 0, 2), PARTS, 1, slots=8, rollouts=2, group=PARTS.group(), timeout=2.0))
+
+
+def test_the_command(tiny_run, tmp_path):
+    """`--scale full` rehearsed on CPUs, with a price on drift and replayed experts: what it leaves are the weights that workers got last."""
+    out, few = tmp_path / "run", {**FEW, "rl.steps": 3, "cluster.ep": 2, "cluster.dtype": "bfloat16"}
+    sets = (word for name, value in few.items() for word in ("--set", f"{name}={value}"))
+    how = "--scale", "full", "--backend", "gloo", "--nproc", 2, "--checkpoint", tiny_run / "checkpoints" / "sft"
+    said = forks.play("run", "async-rl", *how, "--out", out, *sets, said=tmp_path / "said")
+    report = json.loads((out / "report.json").read_text())
+    assert "success_after" in said and report["config"]["trainers"] == 2 and report["result"]["restarts"] == 0
+    steps = async_timeline.trainings(async_timeline.events(out / "services")["trainer"])
+    assert [step["version"] for step in steps] == [1, 2, 3] and all(0 <= step["oldest"] <= 2 and step["kl"] != 0 for step in steps[1:])
+    network = load_hf(out / "checkpoints" / "final", torch.bfloat16)
+    newest = copy.deepcopy(network).requires_grad_(False)
+    reader = weight_sync.Reader(open_store(str(out / "services" / "weights")), weight_sync.parts(newest))
+    assert reader.fetch() == 3 and {len(link["shards"]) for link in reader.known[3]["links"]} == {2}
+    for p in newest.parameters():
+        p.zero_()
+    reader.swap()
+    assert all(a.equal(b) for a, b in zip(network.parameters(), newest.parameters(), strict=True))
+    assert forks.play("run", "async-rl", "--scale", "full", "--backend", "gloo", "--out", out, "--resume", said=tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--scale", "full"], "async-rl at full scale needs 1 CUDA GPUs (ep=1, cp=1); this machine has 0"),
+        (["--scale", "full", "--backend", "gloo", "--nproc", "3", "--set", "cluster.cp=2"], "cluster: cp=2 must divide the number of trainers, 3"),
+        (["--set", "trainers=0"], "trainers must be at least 1, got 0"),
+        (["--set", "trainers=2", "--set", "cluster.ep=2"], "cluster.ep=2 must divide the network's 3 experts"),
+        (["--set", "trainers=2", "--set", "cluster.length=8", "--set", "rl.max_len=8"], "cluster.length must hold a context of"),
+        (["--set", "trainers=8", "--set", "rl.prompts=1", "--set", "rl.rollouts=4"], "cluster: rl.prompts · rl.rollouts must be at least"),
+        (["--set", "trainers=2", "--set", "cluster.backend=nccl"], "2 trainers over nccl need as many GPUs, and this machine has 0"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_bad_settings_are_one_line(tiny_run, tmp_path, ask, monkeypatch, words, says):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    checkpoint = tiny_run / "checkpoints" / "sft"
+    if "experts" in says:
+        torch.manual_seed(0)
+        config = dataclasses.replace(load_hf(checkpoint).config, num_experts=3, num_experts_per_tok=2)
+        save_hf(Transformer(config), tmp_path / "three", beside={"tokenizer.json": (checkpoint / "tokenizer.json").read_bytes()})
+        checkpoint = tmp_path / "three"
+    code, _, said = ask("run", "async-rl", "--out", tmp_path / "run", "--set", f"checkpoint={checkpoint}", *words)
+    assert code == 2 and says in said and said.count("\n") == 1
