@@ -95,6 +95,8 @@ class Plan:
 
         if not (self.tool_deadline > 0 and self.store_patience > 0):
             raise ValueError(f"tool_deadline and store_patience must be above 0 seconds; got {self.tool_deadline} and {self.store_patience}")
+        if self.group is not None and self.rules.groups * self.rollouts < self.group.layout.world:
+            raise ValueError(f"{self.group.layout.world} ranks cannot share the {self.rules.groups * self.rollouts} conversations of a step")
         if self.store.startswith("memory://"):
             raise ValueError(f"the store must be one that processes share; {self.store} is one process's own")
 

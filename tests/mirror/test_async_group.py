@@ -120,6 +120,11 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
         play(Plan(tmp_path, Rules(4, 0, 2), PARTS, 1, slots=8, rollouts=2, group=PARTS.group(), timeout=2.0))
 
 
+def test_more_ranks_than_conversations(tmp_path):
+    with pytest.raises(ValueError, match="4 ranks cannot share the 2 conversations of a step"):
+        Plan(tmp_path, Rules(1, 0, 1), PARTS, 1, slots=8, rollouts=2, group=PARTS.group(dp=4))
+
+
 def test_the_command(tiny_run, tmp_path):
     """`--scale full` rehearsed on CPUs, with a price on drift and replayed experts: what it leaves are the weights that workers got last."""
     out, few = tmp_path / "run", {**FEW, "rl.steps": 3, "cluster.ep": 2, "cluster.dtype": "bfloat16"}
