@@ -80,7 +80,7 @@ def settings(c: Experiment, checkpoint: Path, arm: str, tool: float, number: int
     """What a cell plays."""
     free, slots = ARMS[arm]
     steps = c.long_steps if tool == c.long else c.steps
-    base = Async(str(checkpoint), 1000 * c.seed + number, tool_s=tool, heldout=c.heldout, samples=c.samples)
+    base = Async(str(checkpoint), seed=1000 * c.seed + number, tool_s=tool, heldout=c.heldout, samples=c.samples)
     return replace(
         base,
         staleness=(1 if arm == "one" else c.staleness) if free else 0,

@@ -4,6 +4,8 @@ checkpoint of the small recipe. It measures success on held-out tasks before and
     runs/async-rl/services      journal, records of groups, weights, events: all that a killed run goes on with, and that replays it; with
                                 --set store=… weights and records lie there instead
     runs/async-rl/timeline.png  trainer, workers' slots and versions over time
+
+With `--set trainers=2`, or `--scale full`, the trainer is a group of ranks that takes the step of `scaled/rl.py` (`scaled/async_rl/group.py`).
 """
 
 from __future__ import annotations
@@ -22,17 +24,44 @@ from kit.settings import RunError
 from ref.async_rl import Rules
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
-from ref.network import load_hf, release, save_hf
+from ref.network import Transformer, load_hf, release, save_hf
+from ref.network.model import config_of
 from ref.rl import Payment, Settings
 from scaled.async_rl import cluster, evaluator, local, services
 from scaled.async_rl.evaluator import Evaluate
+from scaled.async_rl.group import Sharded, TrainerGroup, restored
 from scaled.async_rl.learner import Trained
 from scaled.async_rl.local import Plan, claim
+from scaled.network import model as sharded
+from scaled.rl import Rl
+from scaled.runtime.mesh import Compute, Layout
 from sims.drawing import save
 from sims.microrepo.world import MicroWorld
 from sims.statistics import bootstrap
 
-__all__ = ["Async", "Small", "run", "successes", "there"]
+__all__ = ["Async", "Cluster", "Small", "run", "successes", "there"]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The ranks of a trainer that is a group, as in a full run of RL."""
+
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """gloo: CPUs. nccl: a GPU for each rank."""
+    cp: int = 1
+    """Ranks that split the tokens of each row."""
+    ep: int = 1
+    """Ranks that split the experts of each layer."""
+    length: int = 256
+    """Tokens per row."""
+    micro_rows: int = 32
+    """Rows per dp rank in one forward pass."""
+    dtype: Literal["bfloat16", "float32"] = "float32"
+    """Compute dtype; weights, gradient sums and moments are float32."""
+    rematerialise: bool = False
+    """Recompute the activations of each block in the backward pass instead of keeping them."""
+    timeout: float = 900.0
+    """Seconds that a rank may keep the others waiting in the middle of a step."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +90,10 @@ class Async:
     """Processes more that hold the weights and play nothing until a worker dies; one of them then takes its place."""
     store: str = ""
     """Where weights and records of groups lie: a folder, or an address such as s3://bucket/run; by default the run's own folder."""
+    trainers: int = 1
+    """Processes that train. More than one are a group of ranks, each with a part of the network and of a step's rollouts."""
+    cluster: Cluster = field(default_factory=Cluster)
+    """The ranks of such a group."""
     evaluate_every: int = 0
     """Steps from one version that is measured on the held-out tasks, while training goes on, to the next; 0: only before and after."""
     join: Literal["self", "none"] = "self"
@@ -75,6 +108,7 @@ class Async:
     def __post_init__(self):
         for name, least in {
             "workers": 1,
+            "trainers": 1,
             "slots": 1,
             "samples": 1,
             "heldout": 0,
@@ -92,11 +126,41 @@ class Async:
                 raise ValueError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
         if self.evaluate_every and not self.heldout:
             raise ValueError(f"evaluate_every measures held-out tasks: heldout must be at least 1, got {self.heldout}")
+        if self.grouped:
+            if self.runtime == "ray":
+                raise ValueError("a group of ranks as the trainer plays on one machine: runtime=ray wants trainers=1 and --scale small")
+            try:
+                self.ranks.check(self.layout.dp)
+            except ValueError as error:
+                raise ValueError(f"cluster: {error}") from None
+            if self.trainers == 1 and self.cluster.dtype != "float32":
+                raise ValueError(f"a single rank gathers no weights to compute in {self.cluster.dtype}: cluster.dtype must be float32")
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the trainer is a group of ranks."""
+        return self.trainers > 1 or self.cluster.backend == "nccl"
+
+    @property
+    def layout(self) -> Layout:
+        """How the ranks of a group share the work."""
+        cp, ep = self.cluster.cp, self.cluster.ep
+        for name, size in (("cp", cp), ("ep", ep)):
+            if size < 1 or self.trainers % size:
+                raise ValueError(f"{name}={size} must divide the number of trainers, {self.trainers}")
+        return Layout(self.trainers // cp, cp, ep)
+
+    @property
+    def ranks(self) -> Rl:
+        """The group's settings, as a full run of RL has them."""
+        c = self.cluster
+        how = {name: getattr(c, name) for name in ("length", "cp", "ep", "micro_rows", "dtype", "rematerialise", "timeout")}
+        return Rl(checkpoint=self.checkpoint, rl=self.rl, join=self.join, seed=self.seed, heldout=0, **how)
 
     @property
     def length(self) -> int:
-        """As long as contexts have to be."""
-        return 1 << 30
+        """As long as contexts may be."""
+        return self.cluster.length if self.grouped else 1 << 30
 
     @property
     def rules(self) -> Rules:
@@ -122,6 +186,27 @@ class Small:
         reference = load_hf(there(self.c.checkpoint)) if self.c.rl.payment.kl else None
         return Trained(self.c.rl, load_hf(there(self.c.checkpoint)), reference, on_cores)
 
+    def rank(self) -> Sharded:
+        """What a rank trains, instead."""
+        keep_freed_memory()
+        reference = sharded.load_hf(self.c.checkpoint) if self.c.rl.payment.kl else None
+        return Sharded(self.c.ranks, sharded.load_hf(self.c.checkpoint), reference)
+
+    def group(self) -> TrainerGroup:
+        c = self.c.cluster
+        compute = Compute(torch.bfloat16 if c.dtype == "bfloat16" else None, c.rematerialise)
+        return TrainerGroup(self.c.layout, self.rank, compute, c.backend, c.timeout)
+
+    def trained(self, folder: Path) -> Transformer:
+        """The policy as it was saved last, in bfloat16."""
+        if self.c.grouped:
+            network = load_hf(self.c.checkpoint)
+            restored(folder, network)
+            return network.bfloat16()
+        learner = self.learner()
+        services.restored(folder / "trainer", learner)
+        return learner.model
+
     def evaluate(self) -> Evaluate:
         world = MicroWorld(self.c)
         return lambda sampler: float(successes(self.c, world, sampler.model).mean())
@@ -142,7 +227,11 @@ def run(run: Run, config: Async) -> dict:
     there(c.checkpoint)
     if c.runtime == "ray":
         cluster.imported()
-    world = MicroWorld(c)
+    world = MicroWorld(c, length="cluster.length")
+    if c.cluster.backend == "nccl" and torch.cuda.device_count() < c.trainers:
+        raise RunError(f"{c.trainers} trainers over nccl need as many GPUs, and this machine has {torch.cuda.device_count()}; see cluster.backend")
+    if c.grouped and (experts := config_of(c.checkpoint).num_experts) % c.cluster.ep:
+        raise RunError(f"cluster.ep={c.cluster.ep} must divide the network's {experts} experts")
     try:
         plan = Plan(
             folder,
@@ -158,6 +247,7 @@ def run(run: Run, config: Async) -> dict:
             tool_deadline=c.tool_deadline,
             standby=c.standby,
             evaluate_every=c.evaluate_every,
+            group=Small(c).group() if c.grouped else None,
         )
     except ValueError as error:
         raise RunError(str(error)) from None
@@ -169,9 +259,8 @@ def run(run: Run, config: Async) -> dict:
         play = cluster.play if c.runtime == "ray" else local.play
         play(plan, shown)
         stage.finish(async_timeline.summary(folder, c.rl.steps))
-    learner = Small(c).learner()
-    services.restored(folder / "trainer", learner)
-    after = measured(run.stage("after", c.heldout, "tasks"), c, world, learner.model) if c.heldout else None
+    model = Small(c).trained(folder)
+    after = measured(run.stage("after", c.heldout, "tasks"), c, world, model) if c.heldout else None
     found = dict(stage.result())
     if rows := [{name: line[name] for name in ("version", "success", "seconds")} for line in evaluator.measured(folder)]:
         found["heldout by version"] = rows
@@ -180,7 +269,7 @@ def run(run: Run, config: Async) -> dict:
         gain = bootstrap(b - a, seed=c.seed)
         found |= {"success_before": float(a.mean()), "success_after": float(b.mean())}
         found |= {"gain": gain["value"], "gain_low": gain["low"], "gain_high": gain["high"]}
-    network = learner.model.config
+    network = model.config
     card = release.card(
         f"etude run {run.technique}",
         "An agent after asynchronous reinforcement learning (Dr. GRPO).",
@@ -188,7 +277,7 @@ def run(run: Run, config: Async) -> dict:
         {name.replace("_", " "): f"{value:.3g}" for name, value in found.items() if not isinstance(value, list)},
         opening="what the environment says first",
     )
-    save_hf(learner.model, run.path("checkpoints", "final"), beside=release.beside(c.checkpoint, network, card))
+    save_hf(model, run.path("checkpoints", "final"), beside=release.beside(c.checkpoint, network, card))
     save(async_timeline.bars([async_timeline.played(run.root.name, folder)]), run.path("timeline.png"))
     return found
 

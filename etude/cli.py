@@ -111,7 +111,7 @@ def run_technique(
         _print_settings(entry, backend if scale == "full" else None)
         return
     if scale == "full":
-        _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend)
+        _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, checkpoint_seconds)
         return
     assert isinstance(entry, catalog.Technique)
     if checkpoint is not None:
@@ -592,7 +592,7 @@ def bench_explorer() -> None:
     importlib.import_module("etude.bench.explorer").bench()
 
 
-def _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend) -> None:
+def _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, cadence) -> None:
     """Run the scaled path under torchrun."""
     from etude import full
 
@@ -606,6 +606,11 @@ def _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc
     toml = _read_toml(config)
     if entry.name == "recipe":
         toml = _without(config, toml, "the recipe", "study")
+    if entry.name == "async-rl":  # the small world's services, with a group of ranks as their trainer
+        if resume:
+            toml = _merge(stored_config(out, entry.name), toml)
+            nproc = nproc or toml["trainers"]
+        return play_technique(entry, out, toml, given + full.grouped(toml, given, nproc, backend), resume, cadence)
     if resume:
         toml = _merge(stored_config(out, f"{entry.name} full"), toml)
     full.run(entry, out, toml, given, resume, nproc, backend)

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from etude import catalog
 from kit.disk import atomic_write
@@ -54,8 +54,14 @@ def settings(name: str, backend: str, toml: dict | None = None, sets: Sequence[s
         from etude import ladder
 
         return fill(ladder.Ladder, toml, sets, ladder.Ladder.rehearsal() if backend == "gloo" else ladder.Ladder())
+    if name == "async-rl":
+        from etude import async_rl
+
+        return fill(async_rl.Async, toml, sets, async_rl.Async(cluster=async_rl.Cluster(backend=cast(Any, backend))))
     if name not in PRETRAINING | RL:
-        raise RunError(f"{name} has no full run; use --scale small. Techniques with a full run: {', '.join(['recipe', 'cpt-rl', *PRETRAINING, *RL])}")
+        raise RunError(
+            f"{name} has no full run; use --scale small. Techniques with a full run: {', '.join(['recipe', 'cpt-rl', 'async-rl', *PRETRAINING, *RL])}"
+        )
     kind = pretrain.Full if name in PRETRAINING else rl.Rl
     base = fill(kind, (PRETRAINING | RL)[name], base=kind.rehearsal() if backend == "gloo" else kind())
     return fill(kind, toml, sets, base)
@@ -197,6 +203,12 @@ def as_begun(config, out: Path, free: Sequence[str] = FREE, part: Callable[[dict
         return dataclasses.replace(config, **{name: before[name] for name in free})
     except (OSError, ValueError, KeyError, TypeError):
         return config  # Run.open says what is wrong with it
+
+
+def grouped(toml: dict, sets: Sequence[str | tuple[str, Any]], nproc: int | None, backend: str) -> list[tuple[str, Any]]:
+    """The settings that make a full run of async-rl of one of this machine: its trainer is a group of ranks. Raises RunError as `count`."""
+    config = settings("async-rl", backend, toml, sets)
+    return [("trainers", count(config.cluster, nproc, backend, "async-rl")), ("cluster.backend", backend)]
 
 
 def count(config, nproc: int | None, backend: str, name: str) -> int:

@@ -162,6 +162,8 @@ def play(
 ) -> None:
     """Run all services until every step is done, as `local.play` does; `started` is called with the name, pid and host of whatever starts. Raises
     RunError also if Ray is missing, or its cluster too small, and if a machine does not see the run folder or the store."""
+    if plan.group is not None:
+        raise RunError("a group of ranks as the trainer plays on one machine, not on Ray")
     store = plan.store if "://" in plan.store or not plan.store else str(Path(plan.store).resolve())
     plan = replace(plan, folder=plan.folder.resolve(), store=store)
     others = [*plan.names, *plan.spares, *(["evaluator"] if plan.evaluate_every else [])]

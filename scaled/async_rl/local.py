@@ -3,9 +3,9 @@
     play(Plan(...))        returns when every step is done
 
 A process that ends before it is told to is started again with the next epoch; after `most_restarts` of them the run ends with what the last one
-said. One that hangs, so that the reconciler gives it up, is killed first. What no restart can mend ends the run at once: a full disk, or a store
-that is down for too long. Everybody ends with the process that started them. Nothing here knows what is played: `Parts` makes it, in the process that
-needs it.
+said. The ranks of a trainer that is a group begin and end together. One that hangs, so that the reconciler gives it up, is killed first. What no
+restart can mend ends the run at once: a full disk, or a store that is down for too long. Everybody ends with the process that started them. Nothing
+here knows what is played: `Parts` makes it, in the process that needs it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kit.disk import NO_ROOM, atomic_write, refusal
 from kit.settings import RunError
 from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
-from scaled.async_rl import evaluator, services, worker
+from scaled.async_rl import evaluator, services, trainer, worker
 from scaled.async_rl.player import Player, Scene
 from scaled.async_rl.wire import Port, meeting_place
 from scaled.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from scaled.async_rl.group import TrainerGroup
 
 __all__ = ["Deaths", "Failed", "Parts", "Plan", "Silent", "claim", "named", "play", "serve"]
 
@@ -79,6 +82,8 @@ class Plan:
     """Workers more that hold the weights and play nothing until another one dies."""
     evaluate_every: int = 0
     """Versions from one that is measured to the next; 0: none is."""
+    group: TrainerGroup | None = None
+    """The ranks of the trainer; None: it is one process, which trains `parts.learner()`."""
 
     def __post_init__(self):
         least = {"workers": 1, "rollouts": 1, "slots": self.rollouts, "standby": 0, "evaluate_every": 0}
@@ -90,6 +95,8 @@ class Plan:
 
         if not (self.tool_deadline > 0 and self.store_patience > 0):
             raise ValueError(f"tool_deadline and store_patience must be above 0 seconds; got {self.tool_deadline} and {self.store_patience}")
+        if self.group is not None and self.rules.groups * self.rollouts < self.group.layout.world:
+            raise ValueError(f"{self.group.layout.world} ranks cannot share the {self.rules.groups * self.rollouts} conversations of a step")
         if self.store.startswith("memory://"):
             raise ValueError(f"the store must be one that processes share; {self.store} is one process's own")
 
@@ -100,6 +107,15 @@ class Plan:
     @property
     def spares(self) -> tuple[str, ...]:
         return tuple(f"standby-{n}" for n in range(self.standby))
+
+    @property
+    def trainers(self) -> tuple[str, ...]:
+        """Processes that are the trainer together."""
+        return ("trainer",) if self.group is None else self.group.names
+
+    def partners(self, name: str) -> tuple[str, ...]:
+        """Who begins and ends together with a process, itself included."""
+        return self.trainers if name in self.trainers else (name,)
 
     @property
     def address(self) -> str:
@@ -140,7 +156,7 @@ def play(
     claim(plan)
     # A server that has imported torch, and what its optimisers import late, forks whoever starts: in a tenth of a second instead of three.
     context, epochs, running, deaths = multiprocessing.get_context("forkserver"), Counter[str](), {}, Deaths(plan)
-    context.set_forkserver_preload(["torch._dynamo", "scaled.async_rl.worker"])
+    context.set_forkserver_preload(["torch._dynamo", "scaled.async_rl.worker" if plan.group is None else "scaled.async_rl.group"])
     with meeting_place() as at:
 
         def start(name: str) -> None:
@@ -153,44 +169,55 @@ def play(
             running[name] = process, here
             started(name, process)
 
+        def end(name: str) -> None:
+            process, here = running.pop(name)
+            process.kill()
+            process.join()
+            here.close()
+
         try:
-            for name in ("reconciler", "trainer", *plan.names, *plan.spares, *(["evaluator"] if plan.evaluate_every else [])):
+            for name in ("reconciler", *plan.trainers, *plan.names, *plan.spares, *(["evaluator"] if plan.evaluate_every else [])):
                 start(name)
             words = dict[str, Failed]()
             over = math.inf  # when those who did not hear that all steps are done are ended
             while running.keys() - {"evaluator"} and time.monotonic() < over:
                 heard = [x for process, here in running.values() for x in (process.sentinel, here)]
                 ready = multiprocessing.connection.wait(heard, None if over == math.inf else plan.timeout / 10)
-                for name, (process, here) in list(running.items()):
-                    while here in ready and here.poll():
+                for process, here in list(running.values()):
+                    while here.poll():
                         try:
                             said = here.recv()
                         except (EOFError, OSError):
                             break
                         if isinstance(said, Failed):
-                            words[name] = said  # its process may end later
+                            words[process.name] = said  # its process may end later
                         elif isinstance(said, Silent):
                             if said.name in running and said.epoch == epochs[said.name] - 1:
                                 running[said.name][0].kill()
                         else:
                             show(*said)
-                    if process.sentinel not in ready:
+                for name, (process, here) in list(running.items()):
+                    if process.sentinel not in ready or running.get(name) != (process, here):  # it has ended with a partner
                         continue
                     process.join()
-                    del running[name]
-                    here.close()
+                    end(name)
                     failed = words.pop(name, None)
                     if name == "reconciler" and process.exitcode == 0:
                         over = time.monotonic() + plan.timeout
                     if process.exitcode == 0 or over < math.inf:
                         continue
-                    deaths.note(name, epochs[name] - 1, f"exit code {process.exitcode}", failed)
-                    start(name)
+                    partners = plan.partners(name)
+                    for other in running.keys() & set(partners):
+                        end(other)
+                    # A rank may go because another one has, which has more to say.
+                    heard = [one for one in (failed, *(words.pop(other, None) for other in partners)) if one is not None]
+                    failed = max(heard, key=Failed.weight, default=None)
+                    deaths.note(partners[0], epochs[name] - 1, f"exit code {process.exitcode}", failed, process=name)
+                    for each in partners:
+                        start(each)
         finally:
-            for process, here in running.values():
-                process.kill()
-                process.join()
-                here.close()
+            for name in list(running):
+                end(name)
 
 
 @dataclass(frozen=True)
@@ -212,6 +239,10 @@ class Failed:
     """That of the operating system's error, if a disk is full."""
     path: str | None = None
 
+    def weight(self) -> int:
+        """How much it says about what is to be done."""
+        return 2 * (self.number is not None) + self.hopeless
+
 
 def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[Any], None]) -> Failed | None:
     """One service, until it is told to stop, or with an error. `tell` takes what whoever started it should know: Silent, or a step and its
@@ -224,12 +255,8 @@ def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[An
         import torch
 
         torch.set_num_threads(1)
-        if name == "trainer":
-
-            def show(step: int, figures: dict[str, float]) -> None:
-                tell((step, figures))
-
-            services.train(plan.folder, at, epoch, plan.parts.learner(), patience, plan.address, plan.store_patience, show)
+        if name in plan.trainers:
+            _train(plan, at, plan.trainers.index(name), epoch, tell, patience)
         elif name == "evaluator":
             measure = plan.parts.evaluate()
             evaluator.evaluate(plan.folder, epoch, plan.address, plan.parts.sampler(), measure, plan.evaluate_every, plan.rules.steps)
@@ -254,12 +281,12 @@ class Deaths:
     def __init__(self, plan: Plan):
         self.plan, self.number = plan, 0
 
-    def note(self, name: str, epoch: int, how: str, failed: Failed | None) -> None:
-        """Returns where another process may take the place of this one. Raises OSError for a full disk, and RunError for what no restart can mend
-        and for one death too many."""
+    def note(self, name: str, epoch: int, how: str, failed: Failed | None, **facts: str) -> None:
+        """Returns where another process may take the place of this one; `facts` go into its log. Raises OSError for a full disk, and RunError for
+        what no restart can mend and for one death too many."""
         why = how if failed is None else failed.why
         if name != "reconciler":
-            services.Log(self.plan.folder, name, epoch)("died", why=why)
+            services.Log(self.plan.folder, name, epoch)("died", why=why, **facts)
         if failed is not None and failed.number is not None:
             raise OSError(failed.number, os.strerror(failed.number), failed.path)
         if failed is not None and failed.hopeless:
@@ -278,6 +305,30 @@ def _serve(plan: Plan, at: Path, name: str, epoch: int, there) -> None:
     if failed is not None:
         there.send(failed)
         raise SystemExit(1)
+
+
+def _train(plan: Plan, at: Path | Port, rank: int, epoch: int, tell: Callable[[Any], None], patience: float) -> None:
+    """The trainer, or one of its ranks."""
+
+    def show(step: int, figures: dict[str, float]) -> None:
+        tell((step, figures))
+
+    stores = services.open_stores(plan.address)
+    if plan.group is None:
+        log = services.Log(plan.folder, "trainer", epoch)
+        work = trainer.Alone(plan.folder, plan.parts.learner(), stores, log, plan.store_patience)
+        return trainer.train(at, epoch, work, log, patience, show)
+    assert isinstance(at, Path)  # ranks of one machine
+    from scaled.async_rl import group  # FSDP and DCP take half a second, which nobody else needs
+
+    # Events are the trainer's, which is one to everybody else; what the other ranks have to say of the store lies elsewhere.
+    log = services.Log(plan.folder if rank == 0 else plan.folder / "ranks", plan.trainers[rank], epoch)
+    with group.joined(plan.group, rank, at.with_name(f"ranks-{epoch}"), plan.store_patience):
+        work = group.Rank(plan.folder, plan.group.learner(), stores, log, plan.store_patience)
+        if rank:
+            return work.follow()
+        trainer.train(at, epoch, work, log, patience, show)
+        work.stop()
 
 
 def _end_with(parent) -> None:

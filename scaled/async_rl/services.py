@@ -1,5 +1,5 @@
-"""The services as functions, each of which a process of its own runs: here the reconciler and the trainer. `worker.py` and `evaluator.py` have
-the other two.
+"""The services as functions, each of which a process of its own runs: here the reconciler, and what a trainer does with a step. `trainer.py`,
+`worker.py` and `evaluator.py` have the others.
 
 They meet at a socket's path, or at a port. They share a run folder, and a store, which is the same folder if no other is named:
 
@@ -33,7 +33,7 @@ from kit.settings import RunError
 from ref import weight_sync
 from ref.async_rl import Rules
 from ref.rl import Played
-from scaled.async_rl.messages import Batch, Hello, Ready, Refused, Repair, Stop, Trained, Workers, decode, encode
+from scaled.async_rl.messages import Hello, Ready, Refused, Stop, decode, encode
 from scaled.async_rl.reconciler import Reconciler
 from scaled.async_rl.records import unpack
 from scaled.async_rl.wire import Hub, Line, Lost, Port
@@ -44,15 +44,21 @@ __all__ = [
     "GivenUp",
     "Learner",
     "Log",
+    "Publisher",
     "Stores",
+    "Steps",
     "address",
+    "ages",
+    "insist",
+    "keep",
     "no_room",
     "open_stores",
+    "own_versions",
     "pause",
+    "read",
     "reconcile",
     "replay",
     "restored",
-    "train",
     "trained",
 ]
 
@@ -64,8 +70,8 @@ class GivenUp(RuntimeError):
     """The reconciler refused this process: another one has taken its place, or its folder is of another run."""
 
 
-class Learner(Protocol):
-    """What the trainer trains."""
+class Steps(Protocol):
+    """What is trained, by a process or by a rank."""
 
     @property
     def model(self) -> torch.nn.Module:
@@ -75,6 +81,10 @@ class Learner(Protocol):
     def step(self, played: Sequence[Played]) -> dict[str, float]:
         """One optimiser step on the rollouts of the groups of a step; returns its metrics."""
         ...
+
+
+class Learner(Steps, Protocol):
+    """What a trainer trains that is one process."""
 
     def save(self) -> bytes:
         """All that `restore` needs."""
@@ -196,9 +206,10 @@ def reconcile(
 class Publisher:
     """Publishes versions of a learner's weights, however often the store has to be asked. Raises RunError after `patience` seconds."""
 
-    def __init__(self, store: MutableMapping[str, bytes], learner: Learner, log: Log, patience: float):
-        self.store, self.learner, self.log, self.patience = store, learner, log, patience
-        self.writer = weight_sync.Writer(store)
+    def __init__(self, store: MutableMapping[str, bytes], learner: Steps, log: Log, patience: float, sync=weight_sync):
+        """sync: `ref.weight_sync`, or its twin, where every rank has a publisher and all call it together."""
+        self.store, self.learner, self.log, self.patience, self.sync = store, learner, log, patience, sync
+        self.writer = sync.Writer(store)
 
     def publish(self, version: int, anew: bool = False) -> None:
         """Returns once a version is visible. `anew`: it was, but somebody cannot read it; then it is published whole."""
@@ -206,15 +217,15 @@ class Publisher:
         def once() -> dict:
             if anew:
                 self.store.pop(f"{version:08d}/manifest", None)
-                self.writer = weight_sync.Writer(self.store)
-            return self.writer.publish(version, weight_sync.parts(self.learner.model))
+                self.writer = self.sync.Writer(self.store)
+            return self.writer.publish(version, self.sync.parts(self.learner.model))
 
         sent = insist(once, f"publishing version {version}", self.log, self.patience)
         size = sum(shard["bytes"] for link in sent["links"] for shard in link["shards"])
         self.log("repaired" if anew else "published", version=version, bytes=size)
         if version % self.writer.anchor_every == 0:
             try:
-                self.log("pruned", versions=weight_sync.prune(self.store))
+                self.log("pruned", versions=self.sync.prune(self.store))
             except (OSError, weight_sync.SyncError) as error:
                 self.log("unpruned", why=str(error))  # the next anchor comes
 
@@ -237,61 +248,15 @@ def insist(call: Callable, what: str, log: Log, patience: float):
             time.sleep(pause(failures))
 
 
-def train(
-    folder: Path,
-    at: Path | Port,
-    epoch: int,
-    learner: Learner,
-    patience: float,
-    store: str,
-    store_patience: float,
-    show: Callable[[int, dict[str, float]], None] = lambda step, figures: None,
-) -> None:
-    """The trainer, until it is told to stop. A step counts once its state is saved; its weights are published before that is told."""
-    log, saved = Log(folder, "trainer", epoch), folder / "trainer"
-    saved.mkdir(exist_ok=True)
-    version, groups = restored(saved, learner)
-    stores = open_stores(store)
-    publisher = Publisher(stores.weights, learner, log, store_patience)
-    log("start", version=version)
-    publisher.publish(version)  # the process before this one may have done so: then nothing changes
-    while True:
-        line = Line.to(at, patience)
-        try:
-            line.say(encode(Ready("trainer", epoch, version, groups)))
-            while True:
-                for data in line.heard(BEAT):
-                    message = decode(data)
-                    if isinstance(message, Stop):
-                        log("stop")
-                        return
-                    if isinstance(message, Refused):
-                        raise GivenUp(message.why)
-                    if isinstance(message, Workers):
-                        log("workers", alive=message.alive)
-                    elif isinstance(message, Repair) and message.version == version:
-                        publisher.publish(version, anew=True)
-                    elif isinstance(message, Batch) and message.version == version:
-                        log("train", version=version)
-                        played = insist(lambda asked=message: read(stores.groups, asked.keys, asked.digests), "reading groups", log, store_patience)
-                        figures = learner.step(played) | ages(played, version)
-                        keep(saved, learner, version + 1, message.groups)
-                        version, groups = version + 1, message.groups
-                        log("saved", version=version, **figures)
-                        publisher.publish(version)
-                        show(version, figures)
-                        line.say(encode(Trained("trainer", epoch, version - 1, groups)))
-                        line.say(encode(Ready("trainer", epoch, version, groups)))
-        except Lost:
-            log("lost")
-        finally:
-            line.close()
-
-
 def ages(played: Sequence[Played], version: int) -> dict[str, float]:
     """Mean and greatest age, in updates, of the policy's own tokens, and their number."""
-    own = torch.cat([s.version[s.sampled] for p in played for s in p.chain.segments])
+    own = own_versions(played)
     return {"age": (version - own).double().mean().item(), "oldest": float(version - int(own.min())), "tokens": float(len(own))}
+
+
+def own_versions(played: Sequence[Played]) -> torch.Tensor:
+    """The version of each of the policy's own tokens, [n]."""
+    return torch.cat([s.version[s.sampled] for p in played for s in p.chain.segments])
 
 
 def trained(folder: Path, store: str = "") -> Iterator[tuple[int, list[Played]]]:
@@ -306,7 +271,7 @@ def trained(folder: Path, store: str = "") -> Iterator[tuple[int, list[Played]]]
             yield line["version"], read(groups, keys, digests)
 
 
-def replay(folder: Path, learner: Learner, store: str = "") -> int:
+def replay(folder: Path, learner: Steps, store: str = "") -> int:
     """Train on the recorded groups of a run again, from where `learner` is at step 0; `store` as for `trained`. Returns the number of steps."""
     steps = 0
     for _, played in trained(folder, store):

@@ -19,6 +19,7 @@ import pickle
 import re
 import shutil
 import threading
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ from ref.network.checkpoint import CheckpointError, flush, read_json
 from scaled.runtime.mesh import current
 
 __all__ = ["CheckpointError", "Checkpoints"]
+
+warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # a single process is what `no_dist` asks for
 
 
 class Checkpoints:

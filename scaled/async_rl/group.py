@@ -1,0 +1,191 @@
+"""The trainer of asynchronous RL as a group of ranks over a mesh, where one process and its memory are too few.
+
+    rank 0     is the trainer that the reconciler knows; it tells the others what comes next
+    others     follow
+    all        read the groups of their share from the store, take one step of `scaled/rl.py`, write their part of the checkpoint (DCP) and their
+               shard of the version; rank 0 commits both
+
+    local to a rank      its conversations, its rows of the weights and of the optimiser's state, its shard of every version
+    known to all         the metrics of a step, and what became of it: a step or a version counts for all ranks or for none
+
+A rank that dies ends the group, and all of it begins again from the last checkpoint with the next epoch (`local.py`). The ranks meet by a file of
+the run's meeting place. On CPUs they speak over the loopback device.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from kit.settings import RunError
+from ref.rl import Played
+from scaled import weight_sync
+from scaled.async_rl.messages import Batch
+from scaled.async_rl.services import Log, Publisher, Stores, insist, own_versions, read
+from scaled.network import checkpoint
+from scaled.network.model import Transformer
+from scaled.rl import Rl, improve, means, share
+from scaled.runtime import sharding
+from scaled.runtime.checkpoint import CheckpointError, Checkpoints
+from scaled.runtime.comm import most, summed
+from scaled.runtime.mesh import Compute, Layout, computing, current, mesh
+
+__all__ = ["Rank", "Sharded", "TrainerGroup", "joined", "restored"]
+
+IDLE = timedelta(days=30)
+"""How long ranks wait for the first one's word. It waits for workers meanwhile, and a rank that dies ends the group at once."""
+
+
+@dataclass(frozen=True)
+class TrainerGroup:
+    """The ranks that are the trainer."""
+
+    layout: Layout
+    """How they share rows, tokens and experts; `layout.world` is their number."""
+    learner: Callable[[], Sharded]
+    """Makes what a rank trains, under the mesh; it is sent to each rank's process."""
+    compute: Compute = field(default_factory=Compute)
+    """Formats of computation and communication."""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """gloo: CPUs. nccl: GPUs, one for each rank."""
+    timeout: float = 900.0
+    """Seconds that a rank may keep the others waiting in the middle of a step."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the processes, by rank."""
+        return "trainer", *(f"trainer-{rank}" for rank in range(1, self.layout.world))
+
+
+class Sharded:
+    """Dr. GRPO on this rank's part of a network, as in a full run of RL. reference: the policy before RL, if drift from it is paid for."""
+
+    def __init__(self, c: Rl, model: Transformer, reference: Transformer | None = None):
+        self.c, self.model, self.reference, self.done = c, model, reference, 0
+        self.optimizers = c.optimizers(model)
+        self.rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
+
+    def step(self, played: Sequence[Played], first: int = 0) -> dict[str, float]:
+        """One optimiser step; all ranks call it together. played: conversations `first`, `first` + 1, … of the step, this rank's `share` of them
+        included. Returns metrics of all ranks' conversations."""
+        c, mine = self.c, [played[n - first] for n in share(self.c.rl.prompts * self.c.rl.rollouts).tolist()]
+        found = improve(c, self.model, self.reference, mine)
+        factor = c.schedule.rate(self.done)
+        for optimizer, rates in zip(self.optimizers, self.rates, strict=True):
+            for group, lr in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = lr * factor
+        norm = sharding.clip(self.model, c.max_norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.done += 1
+        ratio = found.gap.exp()
+        outside = ((ratio < 1 - c.rl.clip_low) | (ratio > 1 + c.rl.clip_high)).double().sum()
+        figures = {"reward": found.rewards.mean().item()} | means(mine) | {"kl": found.drift.mean().item(), "grad_norm": norm}
+        return figures | {"outside_clip": summed(outside).item() / found.tokens, "imbalance": found.load}
+
+    def state(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds: this rank's part, which it shares memory with."""
+        sharding.rest(self.model)
+        return checkpoint.state(self.model, self.optimizers)
+
+
+class Rank:
+    """`trainer.Work` of a rank. The first one's methods tell the others to do the same; the others `follow`."""
+
+    def __init__(self, folder: Path, learner: Sharded, stores: Stores, log: Log, patience: float):
+        """As `trainer.Alone`; all ranks call it together, under their mesh."""
+        self.learner, self.stores, self.log, self.patience = learner, stores, log, patience
+        self.first = dist.get_rank() == 0
+        words = dist.new_group(backend="gloo", timeout=IDLE)
+        assert not isinstance(words, int)  # every rank is a member
+        self.words = words
+        self.shelf = Checkpoints(folder / "trainer")
+        self.publisher = Publisher(stores.weights, learner, log, patience, weight_sync)
+
+    def restored(self) -> tuple[int, tuple[int, ...]]:
+        self._tell("restored")
+        if not self.shelf.steps():
+            return 0, ()
+        try:
+            checkpoint.begun(self.learner.model, self.learner.optimizers, self.shelf.names())
+            meta = self.shelf.load(self.learner.state())
+        except CheckpointError as error:
+            raise RunError(str(error)) from None
+        self.learner.done = meta["step"]
+        return meta["step"], tuple(meta["groups"])
+
+    def step(self, version: int, asked: Batch) -> dict[str, float]:
+        self._tell("step", version, asked)
+        rollouts = self.learner.c.rl.rollouts
+        numbers = share(self.learner.c.rl.prompts * rollouts).tolist()
+        some = slice(numbers[0] // rollouts, numbers[-1] // rollouts + 1)  # the groups that this rank's conversations belong to
+        played = insist(lambda: read(self.stores.groups, asked.keys[some], asked.digests[some]), "reading groups", self.log, self.patience)
+        begin = some.start * rollouts
+        figures = self.learner.step(played, begin) | ages([played[n - begin] for n in numbers], version)
+        self.shelf.save(version + 1, self.learner.state(), {"groups": list(asked.groups)})
+        self.shelf.finish()
+        return figures
+
+    def publish(self, version: int, anew: bool = False) -> None:
+        self._tell("publish", version, anew)
+        sharding.rest(self.learner.model)
+        self.publisher.publish(version, anew)
+
+    def stop(self) -> None:
+        """Lets the others end."""
+        self._tell("")
+
+    def follow(self) -> None:
+        """Does what the first rank tells, until it tells to stop."""
+        while True:
+            told: list[Any] = [None]
+            dist.broadcast_object_list(told, 0, group=self.words)
+            what, *arguments = told[0]
+            if not what:
+                return
+            getattr(self, what)(*arguments)
+
+    def _tell(self, *words: Any) -> None:
+        if self.first:
+            dist.broadcast_object_list([words], 0, group=self.words)
+
+
+def ages(played: Sequence[Played], version: int) -> dict[str, float]:
+    """`services.ages` of the conversations of all ranks, this rank's given."""
+    age = version - own_versions(played).to(current().device).double()
+    total, tokens = summed(torch.stack((age.sum(), torch.ones_like(age).sum()))).tolist()
+    return {"age": total / tokens, "oldest": most(age.max()).item(), "tokens": tokens}
+
+
+@contextmanager
+def joined(group: TrainerGroup, rank: int, meeting: Path, patience: float) -> Iterator[None]:
+    """This process as a rank of the group. meeting: a file that all ranks name, and no other group. patience: seconds that a rank may wait for the
+    store while others wait for it."""
+    if group.backend == "nccl":
+        torch.cuda.set_device(rank)
+    else:
+        os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    store = dist.FileStore(str(meeting), group.layout.world)
+    wait = timedelta(seconds=group.timeout + patience)
+    dist.init_process_group(group.backend, store=store, rank=rank, world_size=group.layout.world, timeout=wait)
+    layout = group.layout
+    with mesh(layout.dp, layout.cp, layout.ep), computing(**vars(group.compute)):
+        yield
+    dist.destroy_process_group()  # not after an error: others may still wait in a collective
+
+
+def restored(folder: Path, network: nn.Module) -> int:
+    """Fills a whole network with the weights that a group of any layout saved last in a run's folder. Returns the number of its steps. Raises
+    CheckpointError where there are none, or where a file is damaged."""
+    return Checkpoints(folder / "trainer").load(checkpoint.state(network))["step"]

@@ -1,0 +1,90 @@
+"""The trainer: a loop that speaks with the reconciler, and has each step done by this process or by a group of ranks (`group.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from scaled.async_rl import services
+from scaled.async_rl.messages import Batch, Ready, Refused, Repair, Stop, Trained, Workers, decode, encode
+from scaled.async_rl.services import BEAT, GivenUp, Learner, Log, Publisher, Stores, ages, insist
+from scaled.async_rl.wire import Line, Lost, Port
+
+__all__ = ["Alone", "Work", "train"]
+
+
+class Work(Protocol):
+    """What `train` has done: by this process (`Alone`), or by a group of ranks (`group.Rank`)."""
+
+    def restored(self) -> tuple[int, tuple[int, ...]]:
+        """Steps done, and the groups of the last one, after what is trained has been restored; 0 and none at the beginning."""
+        ...
+
+    def step(self, version: int, asked: Batch) -> dict[str, float]:
+        """Reads groups, trains on them, and saves step `version` + 1. Returns its metrics."""
+        ...
+
+    def publish(self, version: int, anew: bool = False) -> None:
+        """As `Publisher.publish`."""
+        ...
+
+
+class Alone:
+    """`Work` of a trainer that is one process."""
+
+    def __init__(self, folder: Path, learner: Learner, stores: Stores, log: Log, patience: float):
+        """patience: seconds that the store may be down."""
+        self.saved, self.learner, self.stores, self.log, self.patience = folder / "trainer", learner, stores, log, patience
+        self.saved.mkdir(exist_ok=True)
+        self.publisher = Publisher(stores.weights, learner, log, patience)
+
+    def restored(self) -> tuple[int, tuple[int, ...]]:
+        return services.restored(self.saved, self.learner)
+
+    def step(self, version: int, asked: Batch) -> dict[str, float]:
+        played = insist(lambda: services.read(self.stores.groups, asked.keys, asked.digests), "reading groups", self.log, self.patience)
+        figures = self.learner.step(played) | ages(played, version)
+        services.keep(self.saved, self.learner, version + 1, asked.groups)
+        return figures
+
+    def publish(self, version: int, anew: bool = False) -> None:
+        self.publisher.publish(version, anew)
+
+
+def train(
+    at: Path | Port, epoch: int, work: Work, log: Log, patience: float, show: Callable[[int, dict[str, float]], None] = lambda step, figures: None
+) -> None:
+    """The trainer, until it is told to stop. A step counts once its state is saved; its weights are published before that is told."""
+    version, groups = work.restored()
+    log("start", version=version)
+    work.publish(version)  # the process before this one may have done so: then nothing changes
+    while True:
+        line = Line.to(at, patience)
+        try:
+            line.say(encode(Ready("trainer", epoch, version, groups)))
+            while True:
+                for data in line.heard(BEAT):
+                    message = decode(data)
+                    if isinstance(message, Stop):
+                        log("stop")
+                        return
+                    if isinstance(message, Refused):
+                        raise GivenUp(message.why)
+                    if isinstance(message, Workers):
+                        log("workers", alive=message.alive)
+                    elif isinstance(message, Repair) and message.version == version:
+                        work.publish(version, anew=True)
+                    elif isinstance(message, Batch) and message.version == version:
+                        log("train", version=version)
+                        figures = work.step(version, message)
+                        version, groups = version + 1, message.groups
+                        log("saved", version=version, **figures)
+                        work.publish(version)
+                        show(version, figures)
+                        line.say(encode(Trained("trainer", epoch, version - 1, groups)))
+                        line.say(encode(Ready("trainer", epoch, version, groups)))
+        except Lost:
+            log("lost")
+        finally:
+            line.close()
