@@ -24,7 +24,7 @@ from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import load_hf, release, save_hf
 from ref.rl import Payment, Settings
-from scaled.async_rl import evaluator, services
+from scaled.async_rl import evaluator, services, vllm_engine
 from scaled.async_rl.evaluator import Evaluate
 from scaled.async_rl.learner import Trained
 from scaled.async_rl.local import Plan, claim, play
@@ -61,6 +61,8 @@ class Async:
     """Where weights and records of groups lie: a folder, or an address such as s3://bucket/run; by default the run's own folder."""
     evaluate_every: int = 0
     """Steps from one version that is measured on the held-out tasks, while training goes on, to the next; 0: only before and after."""
+    engine: Literal["own", "vllm"] = "own"
+    """What workers sample with: this project's engine, or vLLM, which wants an environment of its own and a dense network."""
     join: Literal["self", "none"] = "self"
     """How contexts are joined: by self-summaries, or not at all."""
     heldout: int = 100
@@ -147,9 +149,12 @@ def run(run: Run, config: Async) -> dict:
             tool_deadline=c.tool_deadline,
             standby=c.standby,
             evaluate_every=c.evaluate_every,
+            engine=c.engine,
         )
     except ValueError as error:
         raise RunError(str(error)) from None
+    if c.engine == "vllm":
+        vllm_engine.installed()
     claim(plan)  # before anything takes long
     before = measured(run.stage("before", c.heldout, "tasks"), c, world, load_hf(c.checkpoint)) if c.heldout else None
     stage = run.stage("services", c.rl.steps, "tokens")

@@ -72,6 +72,7 @@ def run_technique(
         str | None,
         typer.Option(help="Folder or address (s3://…) of the weights that services share.", show_default="the output folder", metavar="ADDRESS"),
     ] = None,
+    engine: Annotated[str | None, typer.Option(help="What services sample with: own or vllm.", show_default="own", metavar="NAME")] = None,
     nproc: Annotated[int | None, typer.Option(help="Number of ranks in a full run.", show_default="every GPU here, or 2 with gloo")] = None,
     backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: rehearse a full run on CPUs.")] = "nccl",
     help: Annotated[bool, typer.Option("--help", help="Show this help and the settings of TECHNIQUE.")] = False,
@@ -100,7 +101,7 @@ def run_technique(
         raise RunError(f"unknown technique {technique!r}; {guess}: {', '.join(names)}")
     if scale not in ("small", "full"):
         raise RunError(f"--scale expects small or full, got {scale!r}")
-    sets = [*(sets or []), *([f"store={store}"] if store is not None else [])]
+    sets = [*(sets or []), *(f"{name}={value}" for name, value in {"store": store, "engine": engine}.items() if value is not None)]
     if backend not in ("nccl", "gloo"):
         raise RunError(f"--backend expects nccl or gloo, got {backend!r}")
     if help:

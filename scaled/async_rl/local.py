@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from kit.disk import NO_ROOM, atomic_write, refusal
 from kit.settings import RunError
@@ -30,6 +30,7 @@ from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
 from scaled.async_rl import evaluator, services, worker
 from scaled.async_rl.player import Player, Scene
+from scaled.async_rl.vllm_engine import VLLM
 from scaled.async_rl.wire import meeting_place
 from scaled.runtime.store import open_store
 
@@ -79,6 +80,8 @@ class Plan:
     """Workers more that hold the weights and play nothing until another one dies."""
     evaluate_every: int = 0
     """Versions from one that is measured to the next; 0: none is."""
+    engine: Literal["own", "vllm"] = "own"
+    """What a worker samples with."""
 
     def __post_init__(self):
         least = {"workers": 1, "rollouts": 1, "slots": self.rollouts, "standby": 0, "evaluate_every": 0}
@@ -241,6 +244,8 @@ def _serve(plan: Plan, at: Path, name: str, epoch: int, there) -> None:
             evaluator.evaluate(plan.folder, epoch, plan.address, plan.parts.sampler(), measure, plan.evaluate_every, plan.rules.steps)
         else:
             sampler, scene = plan.parts.sampler(), plan.parts.scene()
+            if plan.engine == "vllm":
+                sampler = VLLM(sampler.model, plan.address, name, plan.slots, scene.how.limit, plan.temperature)
             player = Player(sampler, scene, plan.slots, plan.rollouts, plan.seed, plan.temperature, deadline=plan.tool_deadline)
             worker.work(plan.folder, at, name, epoch, player, plan.address, patience, plan.store_patience)
     except Exception as error:
