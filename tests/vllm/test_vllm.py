@@ -146,18 +146,17 @@ def test_five_swaps_under_running_requests(served):
 
 
 def test_conversations_of_many_turns(served):
-    """A player's: tools answer, contexts are summarised, and groups come and go. Every token has its log-probability under the whole context."""
+    """A player's: tools answer, and groups come and go. Every token has its log-probability under the whole context."""
     player = Player(served.engine, Quiz(), SEATS, 2, 0)
-    player.give(range(6))
+    player.give(range(10))
     for _ in range(5):
         player.tick(0.0)
-    player.forget([5])
+    player.forget([9])
     found = play_out(player)
-    assert sorted(found) == [0, 1, 2, 3, 4] and served.engine.free == SEATS
+    assert sorted(found) == list(range(9)) and served.engine.free == SEATS
     wide = dense().float()
     wide.load_state_dict(served.models[-1].state_dict())
     segments = [s for played in found.values() for p in played for s in p.chain.segments if bool(s.sampled.any())]
-    assert max(len(p.chain.segments) for played in found.values() for p in played) > 1
     assert any(int(s.sampled.int().diff().clamp(min=0).sum()) > 1 for s in segments), "some context has several turns"
     errors = []
     for model in (wide, served.models[-1]):
