@@ -10,6 +10,7 @@ needs it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -244,10 +245,12 @@ def _serve(plan: Plan, at: Path, name: str, epoch: int, there) -> None:
             evaluator.evaluate(plan.folder, epoch, plan.address, plan.parts.sampler(), measure, plan.evaluate_every, plan.rules.steps)
         else:
             sampler, scene = plan.parts.sampler(), plan.parts.scene()
-            if plan.engine == "vllm":
-                sampler = VLLM(sampler.model, plan.address, name, plan.slots, scene.how.limit, plan.temperature)
-            player = Player(sampler, scene, plan.slots, plan.rollouts, plan.seed, plan.temperature, deadline=plan.tool_deadline)
-            worker.work(plan.folder, at, name, epoch, player, plan.address, patience, plan.store_patience)
+            with contextlib.ExitStack() as ending:
+                if plan.engine == "vllm":
+                    own = VLLM(sampler.model, plan.address, name, plan.slots, scene.how.limit, plan.temperature)
+                    sampler = ending.enter_context(contextlib.closing(own))
+                player = Player(sampler, scene, plan.slots, plan.rollouts, plan.seed, plan.temperature, deadline=plan.tool_deadline)
+                worker.work(plan.folder, at, name, epoch, player, plan.address, patience, plan.store_patience)
     except Exception as error:
         refused = refusal(error)
         full = refused is not None and refused.errno in NO_ROOM

@@ -135,7 +135,7 @@ class VLLM:
         return asyncio.run_coroutine_threadsafe(waited, self.loop).result()
 
     def close(self) -> None:
-        """Ends vLLM; nothing may be asked of it afterwards."""
+        """Ends vLLM, for which Python would wait at its end; nothing may be asked of it afterwards."""
         self.llm.shutdown()
         self.loop.call_soon_threadsafe(self.loop.stop)
 
