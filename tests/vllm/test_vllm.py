@@ -209,7 +209,11 @@ def test_greedy_tokens_are_our_sampler_s(served):
 def agent(tmp_path_factory):
     """A dense agent of the small world."""
     folder = tmp_path_factory.mktemp("agent")
-    forks.play(*forks.smallest(folder / "recipe", "--set", "model.num_experts=0", "--set", "model.head_dim=32"), said=folder / "said", seconds=900)
+    forks.play(
+        *forks.smallest(folder / "recipe", "--set", "model.num_experts=0", "--set", "model.head_dim=32", "--set", "rl.steps=0"),
+        said=folder / "said",
+        seconds=900,
+    )
     return folder / "recipe" / "checkpoints" / "sft"
 
 
