@@ -217,8 +217,8 @@ def agent(tmp_path_factory):
     return folder / "recipe" / "checkpoints" / "sft"
 
 
-def test_three_steps_of_rl_in_the_small_world(agent, tmp_path):
-    """Six, with the services: nobody dies, no group is lost, the served sums are the trainer's at every version, and the journal replays."""
+def test_six_steps_of_rl_in_the_small_world(agent, tmp_path):
+    """With the services: nobody dies, no group is lost, the served sums are the trainer's at every version, and the journal replays."""
     rl = Settings(steps=6, prompts=4, rollouts=4, lr=1e-3, warmup=0, decay=0, max_len=96, payment=Payment(effort_price=0.002))
     parts, rules = Small(Async(str(agent), tool_s=0.05, rl=rl)), Rules(4, 2, 6)
     play(Plan(tmp_path, rules, parts, 1, slots=12, rollouts=4, timeout=60.0, engine="vllm"))
