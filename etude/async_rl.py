@@ -27,7 +27,7 @@ from ref.engine.sampler import Sampler
 from ref.network import Transformer, load_hf, release, save_hf
 from ref.network.model import config_of
 from ref.rl import Payment, Settings
-from scaled.async_rl import cluster, evaluator, local, services
+from scaled.async_rl import cluster, evaluator, local, services, vllm_engine
 from scaled.async_rl.evaluator import Evaluate
 from scaled.async_rl.group import Sharded, TrainerGroup, restored
 from scaled.async_rl.learner import Trained
@@ -96,6 +96,8 @@ class Async:
     """The ranks of such a group."""
     evaluate_every: int = 0
     """Steps from one version that is measured on the held-out tasks, while training goes on, to the next; 0: only before and after."""
+    engine: Literal["own", "vllm"] = "own"
+    """What workers sample with: this project's engine, or vLLM, which wants an environment of its own and a dense network."""
     join: Literal["self", "none"] = "self"
     """How contexts are joined: by self-summaries, or not at all."""
     heldout: int = 100
@@ -248,9 +250,12 @@ def run(run: Run, config: Async) -> dict:
             standby=c.standby,
             evaluate_every=c.evaluate_every,
             group=Small(c).group() if c.grouped else None,
+            engine=c.engine,
         )
     except ValueError as error:
         raise RunError(str(error)) from None
+    if c.engine == "vllm":
+        vllm_engine.installed()
     claim(plan)  # before anything takes long
     before = measured(run.stage("before", c.heldout, "tasks"), c, world, load_hf(c.checkpoint)) if c.heldout else None
     stage = run.stage("services", c.rl.steps, "tokens")

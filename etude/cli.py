@@ -75,6 +75,7 @@ def run_technique(
     runtime: Annotated[
         str | None, typer.Option(help="Where services run: local (processes of this machine) or ray (a cluster).", show_default="local")
     ] = None,
+    engine: Annotated[str | None, typer.Option(help="What services sample with: own or vllm.", show_default="own", metavar="NAME")] = None,
     nproc: Annotated[int | None, typer.Option(help="Number of ranks in a full run.", show_default="every GPU here, or 2 with gloo")] = None,
     backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: rehearse a full run on CPUs.")] = "nccl",
     help: Annotated[bool, typer.Option("--help", help="Show this help and the settings of TECHNIQUE.")] = False,
@@ -103,7 +104,8 @@ def run_technique(
         raise RunError(f"unknown technique {technique!r}; {guess}: {', '.join(names)}")
     if scale not in ("small", "full"):
         raise RunError(f"--scale expects small or full, got {scale!r}")
-    sets = [*(sets or []), *(f"{key}={value}" for key, value in {"store": store, "runtime": runtime}.items() if value is not None)]
+    named = {"store": store, "runtime": runtime, "engine": engine}
+    sets = [*(sets or []), *(f"{name}={value}" for name, value in named.items() if value is not None)]
     if backend not in ("nccl", "gloo"):
         raise RunError(f"--backend expects nccl or gloo, got {backend!r}")
     if help:

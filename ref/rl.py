@@ -346,10 +346,11 @@ def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor, temp
 
 def routing(rollouts: Sequence[Rollout | None], T: int, how: str, alpha: float) -> list | None:
     """The sampler's experts, per layer, for a training pass over these rollouts padded to T tokens (a rollout of None is a padding
-    row): indices [B·T, K] ("plain"), functions that filter them by this router's scores ("filtered"), or None ("none")."""
-    if how == "none":
-        return None
+    row): indices [B·T, K] ("plain"), functions that filter them by this router's scores ("filtered"), or None ("none", and for a dense
+    network)."""
     _, L, K = next(rollout for rollout in rollouts if rollout is not None).experts.shape
+    if how == "none" or not L:
+        return None
     # Padding needs K distinct experts too; no gradient comes from it.
     chosen = torch.arange(K).expand(len(rollouts), T, L, K).clone()
     for row, rollout in enumerate(rollouts):

@@ -58,6 +58,11 @@ class Engine:
         self.ready, self.full = 0, []  # how many rows are ready; seats that given tokens filled
 
     @property
+    def serving(self) -> int:
+        """Version of the weights."""
+        return self.sampler.version
+
+    @property
     def free(self) -> int:
         """Seats that nobody holds."""
         return self.state.count("free")

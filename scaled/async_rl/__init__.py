@@ -7,6 +7,7 @@
 | `records.py` | a finished group as bytes |
 | `services.py` | what the reconciler and the trainer do, each in a process of its own |
 | `worker.py` | the same of a worker: it plays groups, stores them, and loads weights in the background |
+| `vllm_engine.py`, `vllm_weights.py` | vLLM instead of this project's engine: its seats, and inside its process its weights |
 | `evaluator.py` | the same of the evaluator, which follows versions and measures them |
 | `learner.py` | what one process trains |
 | `local.py` | starts them on one machine, and starts anew whoever dies |

@@ -10,6 +10,7 @@ here knows what is played: `Parts` makes it, in the process that needs it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -22,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kit.disk import NO_ROOM, atomic_write, refusal
 from kit.settings import RunError
@@ -30,6 +31,7 @@ from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
 from scaled.async_rl import evaluator, services, trainer, worker
 from scaled.async_rl.player import Player, Scene
+from scaled.async_rl.vllm_engine import VLLM
 from scaled.async_rl.wire import Port, meeting_place
 from scaled.runtime.store import open_store
 
@@ -84,6 +86,8 @@ class Plan:
     """Versions from one that is measured to the next; 0: none is."""
     group: TrainerGroup | None = None
     """The ranks of the trainer; None: it is one process, which trains `parts.learner()`."""
+    engine: Literal["own", "vllm"] = "own"
+    """What a worker samples with."""
 
     def __post_init__(self):
         least = {"workers": 1, "rollouts": 1, "slots": self.rollouts, "standby": 0, "evaluate_every": 0}
@@ -262,8 +266,12 @@ def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[An
             evaluator.evaluate(plan.folder, epoch, plan.address, plan.parts.sampler(), measure, plan.evaluate_every, plan.rules.steps)
         else:
             sampler, scene = plan.parts.sampler(), plan.parts.scene()
-            player = Player(sampler, scene, plan.slots, plan.rollouts, plan.seed, plan.temperature, deadline=plan.tool_deadline)
-            worker.work(plan.folder, at, name, epoch, player, plan.address, patience, plan.store_patience)
+            with contextlib.ExitStack() as ending:
+                if plan.engine == "vllm":
+                    own = VLLM(sampler.model, plan.address, name, plan.slots, scene.how.limit, plan.temperature)
+                    sampler = ending.enter_context(contextlib.closing(own))
+                player = Player(sampler, scene, plan.slots, plan.rollouts, plan.seed, plan.temperature, deadline=plan.tool_deadline)
+                worker.work(plan.folder, at, name, epoch, player, plan.address, patience, plan.store_patience)
         return None
     except Exception as error:
         refused = refusal(error)

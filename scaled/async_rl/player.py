@@ -19,16 +19,62 @@ from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from ref.engine.continuous import Engine
 from ref.engine.sampler import Conversation, Sampler, uniform
+from ref.engine.sampler import Rollout as Sampled
 from ref.network import Transformer
 from ref.rl import Played
 from ref.self_summary import Chain, Chaining, Link
 
-__all__ = ["Player", "Scene"]
+__all__ = ["Follows", "Player", "Scene", "Seats"]
 
 C = TypeVar("C", bound=Conversation)
+
+
+class Follows(Protocol):
+    """An engine's weights, which follow what the trainer publishes."""
+
+    def fetch(self, want: int) -> None:
+        """Builds version `want` beside the one that serves. Called in a thread of its own while the engine decodes. Raises OSError or SyncError if
+        that may work later."""
+        ...
+
+    def anew(self) -> None:
+        """Nothing that was read of the store counts any more: a manifest may be replaced by one with a new anchor."""
+        ...
+
+    def swap(self) -> dict[str, float | str]:
+        """Puts what is built in place of what serves, between two steps. Returns its `version`, and what else is to be told of it."""
+        ...
+
+
+class Seats(Follows, Protocol):
+    """Another engine than ours, whose seats are those of `ref.engine.continuous.Engine`. It computes by itself: `step` says what has happened, and
+    may wait for that for some milliseconds."""
+
+    max_len: int
+    serving: int
+
+    @property
+    def state(self) -> Sequence[str]: ...
+
+    @property
+    def full(self) -> Sequence[int]: ...
+
+    @property
+    def free(self) -> int: ...
+
+    def join(self, prompt: Sequence[int], stop: int, draws: Tensor) -> int: ...
+
+    def answer(self, seat: int, tokens: Sequence[int]) -> None: ...
+
+    def turn(self, seat: int) -> list[int] | None: ...
+
+    def leave(self, seat: int, finished: bool = True) -> Sampled: ...
+
+    def step(self) -> list[int]: ...
 
 
 class Scene(Protocol[C]):
@@ -64,11 +110,12 @@ class Rollout(Generic[C]):
 
 
 class Player(Generic[C]):
-    """`rollouts`: conversations of a group. Task g of the stream is group g's. `deadline`: seconds that a tool may take."""
+    """`sampler`: one that our engine decodes with, or an engine with seats of its own, to which `slots`, `temperature` and `budget` mean nothing.
+    `rollouts`: conversations of a group. Task g of the stream is group g's. `deadline`: seconds that a tool may take."""
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: Sampler | Seats,
         scene: Scene[C],
         slots: int,
         rollouts: int,
@@ -79,7 +126,7 @@ class Player(Generic[C]):
         deadline: float = math.inf,
     ):
         self.scene, self.rollouts, self.seed, self.stream, self.deadline = scene, rollouts, seed, stream, deadline
-        self.engine = Engine(sampler, slots, scene.how.limit, temperature, budget)
+        self.engine: Engine | Seats = Engine(sampler, slots, scene.how.limit, temperature, budget) if isinstance(sampler, Sampler) else sampler
         self.waiting: list[Rollout[C]] = []  # without a seat
         self.seated: dict[int, Rollout[C]] = {}
         self.due: list[tuple[float, int, Rollout[C], list[int] | None]] = []  # answers that come later; None: the deadline passes first
@@ -89,7 +136,7 @@ class Player(Generic[C]):
     @property
     def version(self) -> int:
         """Of the weights."""
-        return self.engine.sampler.version
+        return self.engine.serving
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -120,11 +167,13 @@ class Player(Generic[C]):
                 del self.seated[seat]
 
     def load(self, model: Transformer, version: int, cache: Literal["keep", "recompute"] = "keep") -> None:
-        """New weights, in the middle of whatever is under way."""
+        """New weights for our engine, in the middle of whatever is under way."""
+        assert isinstance(self.engine, Engine)
         self.engine.load(model, version, cache)
 
     def renewed(self, version: int, cache: Literal["keep", "recompute"] = "keep") -> None:
         """The same, after somebody has written new weights into the sampler's network."""
+        assert isinstance(self.engine, Engine)
         self.engine.renewed(version, cache)
 
     def slots(self) -> dict[str, int]:

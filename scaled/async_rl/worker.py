@@ -20,9 +20,9 @@ import torch
 
 from kit.settings import RunError
 from ref import weight_sync
-from ref.engine.sampler import Sampler
+from ref.engine.continuous import Engine
 from scaled.async_rl.messages import Beat, Done, Forget, Hello, Loaded, Refused, Stop, Stuck, Update, Work, decode, encode
-from scaled.async_rl.player import Player
+from scaled.async_rl.player import Follows, Player
 from scaled.async_rl.records import oldest, pack
 from scaled.async_rl.services import BEAT, GivenUp, Log, no_room, open_stores, pause
 from scaled.async_rl.wire import Line, Lost, Port
@@ -104,24 +104,46 @@ class Storing:
     errand: Errand | None = None
 
 
-class Weights:
-    """The weights that a sampler serves, and the version that is built beside them."""
+class Own:
+    """The weights of this project's engine."""
 
-    def __init__(self, store: MutableMapping[str, bytes], name: str, sampler: Sampler, most: float):
+    def __init__(self, store: MutableMapping[str, bytes], name: str, engine: Engine):
         # What is synchronised is bfloat16, whatever the sampler computes in.
-        self.sampler = sampler
+        self.engine, sampler = engine, engine.sampler
         self.served = sampler.model if sampler.dtype is torch.bfloat16 else copy.deepcopy(sampler.model).bfloat16()
         self.reader = weight_sync.Reader(store, weight_sync.parts(self.served), name)
-        self.beside = Beside()
+        sampler.version = -1
+
+    def fetch(self, want: int) -> None:
+        self.reader.fetch(want)
+
+    def anew(self) -> None:
+        self.reader.known.clear()
+
+    def swap(self) -> dict[str, float | str]:
+        version = self.reader.swap()
+        assert version is not None
+        if self.served is self.engine.sampler.model:
+            self.engine.renewed(version)
+        else:
+            self.engine.load(self.served, version)
+        return {"version": version}
+
+
+class Weights:
+    """The version that an engine serves, and the one that is built beside it."""
+
+    def __init__(self, follows: Follows, most: float):
+        self.follows, self.beside = follows, Beside()
         self.errand: Errand | None = None
-        self.wanted = self.sampler.version = -1
+        self.serves = self.wanted = -1
         self.tries = Tries("loading weights from the store", most)
 
     def go_on(self) -> Exception | bool:
         """Begins to build what is wanted. True once it is built; an error if that failed."""
         if self.errand is None:
-            if self.wanted > self.sampler.version and self.tries.now:
-                self.errand = self.beside.send(lambda want=self.wanted: self.reader.fetch(want))
+            if self.wanted > self.serves and self.tries.now:
+                self.errand = self.beside.send(lambda want=self.wanted: self.follows.fetch(want))
             return False
         if not self.errand.done.is_set():
             return False
@@ -130,18 +152,17 @@ class Weights:
             self.tries.worked()
             return True
         self.errand = None
-        self.reader.known.clear()  # a manifest may be replaced by one with a new anchor
+        self.follows.anew()
         self.tries.failed(error)
         return error
 
-    def swap(self, player: Player) -> dict[str, float]:
-        """Puts what is built in place of what serves; nothing may decode meanwhile. Returns the version, and seconds."""
+    def swap(self) -> dict[str, float | str]:
+        """Puts what is built in place of what serves; nothing may decode meanwhile. Returns what `Follows.swap` does, and seconds."""
         assert self.errand is not None
         began, fetched, self.errand = time.monotonic(), self.errand.seconds, None
-        version = self.reader.swap()
-        assert version is not None
-        player.load(self.served, version) if self.served is not self.sampler.model else player.renewed(version)
-        return {"version": version, "fetch_s": fetched, "pause_s": time.monotonic() - began}
+        told = self.follows.swap()
+        self.serves = int(told["version"])
+        return {**told, "fetch_s": fetched, "pause_s": time.monotonic() - began}
 
 
 class Groups:
@@ -185,21 +206,21 @@ class Groups:
 def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, store: str, patience: float, store_patience: float) -> None:
     """A worker, until it is told to stop. Raises Lost if there is no reconciler for `patience` seconds, GivenUp if the reconciler refuses it, and
     RunError if the store takes and gives nothing for `store_patience` seconds."""
-    log, sampler = Log(folder, name, epoch), player.engine.sampler
-    in_store = open_stores(store)
-    weights, groups = Weights(in_store.weights, name, sampler, store_patience), Groups(in_store.groups, store_patience)
+    log, engine, in_store = Log(folder, name, epoch), player.engine, open_stores(store)
+    follows = Own(in_store.weights, name, engine) if isinstance(engine, Engine) else engine
+    weights, groups = Weights(follows, store_patience), Groups(in_store.groups, store_patience)
     log("start")
     while True:
         line = Line.to(at, patience)
         try:
             known = groups.oldest()
-            room = max(1, len(player.engine.state) // player.rollouts)
-            line.say(encode(Hello(name, epoch, room, sampler.version, tuple(known), tuple(known.values()))))
+            room = max(1, len(engine.state) // player.rollouts)
+            line.say(encode(Hello(name, epoch, room, weights.serves, tuple(known), tuple(known.values()))))
             for one in groups.done.values():
                 line.say(encode(one))
             beat = time.monotonic()
             while True:
-                wait = min(player.idle(time.monotonic()), BEAT / 2) if sampler.version >= 0 else BEAT / 2
+                wait = min(player.idle(time.monotonic()), BEAT / 2) if weights.serves >= 0 else BEAT / 2
                 if weights.errand is not None or groups.storing:
                     wait = min(wait, 0.005)
                 for data in line.heard(wait):
@@ -213,7 +234,7 @@ def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, s
                         raise GivenUp(message.why)
                     if isinstance(message, Work):
                         groups.drop(message.groups)
-                        groups.since |= dict.fromkeys(message.groups, sampler.version)
+                        groups.since |= dict.fromkeys(message.groups, weights.serves)
                         player.give(message.groups)
                         log("work", groups=len(message.groups))
                     elif isinstance(message, Forget):
@@ -228,10 +249,10 @@ def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, s
                     if weights.tries.failures > 1:
                         line.say(encode(Stuck(name, epoch, weights.wanted)))
                 elif came:
-                    told = weights.swap(player)
+                    told = weights.swap()
                     log("load", **told)
-                    line.say(encode(Loaded(name, epoch, int(told["version"]))))
-                for group, played in player.tick(time.monotonic()).items() if sampler.version >= 0 else ():
+                    line.say(encode(Loaded(name, epoch, weights.serves)))
+                for group, played in player.tick(time.monotonic()).items() if weights.serves >= 0 else ():
                     data = pack(played)
                     done = Done(name, epoch, group, oldest(played), f"{group:06d}-{name}-{epoch}", hashlib.sha256(data).hexdigest())
                     groups.storing[group] = Storing(done, data, sum(p.chain.written for p in played))
@@ -245,7 +266,7 @@ def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, s
                 if time.monotonic() - beat > BEAT:
                     beat = time.monotonic()
                     line.say(encode(Beat(name, epoch)))
-                    log("slots", version=sampler.version, late=player.late, **player.slots())
+                    log("slots", version=weights.serves, late=player.late, **player.slots())
         except Lost:
             log("lost")
         finally:

@@ -93,6 +93,7 @@ def test_without_staleness_no_token_is_old(tiny_run, tmp_path):
         ({"evaluate_every": 2, "heldout": 0}, "evaluate_every measures held-out tasks: heldout must be at least 1, got 0"),
         ({"store": "memory://here"}, "the store must be one that processes share; memory://here is one process's own"),
         ({"store": "nothing://here"}, "the store nothing://here cannot be opened"),
+        ({"engine": "vllm"}, "--engine vllm needs vLLM, in an environment of its own: pip install -e '.[vllm]'"),
         ({"rl.steps": 0}, "rl.steps must be at least 1, got 0"),
     ],
 )

@@ -38,6 +38,7 @@ from kit.disk import read_lines
 from kit.settings import RunError
 from ref import weight_sync
 from ref.async_rl import Rules
+from ref.engine.continuous import Engine
 from ref.engine.sampler import Sampler
 from scaled.async_rl import services
 from scaled.async_rl.evaluator import measured
@@ -45,7 +46,7 @@ from scaled.async_rl.local import Plan, play
 from scaled.async_rl.messages import Done, Hello, Loaded, Ready, Refused, decode, encode
 from scaled.async_rl.player import Player
 from scaled.async_rl.wire import Line, Lost, meeting_place
-from scaled.async_rl.worker import Weights
+from scaled.async_rl.worker import Own, Weights
 from scaled.runtime.store import open_store
 from tests.mirror.async_parts import Tiny, measure
 from tests.mirror.fault_parts import FAULTS, Faulty
@@ -147,13 +148,13 @@ def test_versions_out_of_order():
     for version in range(3):
         writer.publish(version, weight_sync.parts(changed(version)))
     sampler = Sampler(changed(9), torch.bfloat16)
-    weights, player = Weights(store, "one", sampler, 60.0), Player(sampler, Quiz(), 2, 1, 0)
+    weights = Weights(Own(store, "one", Engine(sampler, 2, 9)), 60.0)
     for version in (2, 1, 0):
         weights.wanted = max(weights.wanted, version)
         while weights.go_on() is not True and sampler.version < weights.wanted:
             time.sleep(0.001)
         if sampler.version < weights.wanted:
-            weights.swap(player)
+            weights.swap()
     assert sampler.version == 2 and all(a.equal(b) for a, b in zip(sampler.model.parameters(), changed(2).parameters(), strict=True))
     weights.wanted = 5
     came = False
@@ -167,12 +168,12 @@ def test_weights_change_between_steps_only():
     store = {}
     weight_sync.Writer(store).publish(1, weight_sync.parts(changed(1)))
     sampler = Sampler(changed(0), torch.bfloat16)
-    weights, player = Weights(store, "one", sampler, 60.0), Player(sampler, Quiz(), 2, 1, 0)
+    weights = Weights(Own(store, "one", Engine(sampler, 2, 9)), 60.0)
     weights.wanted = 1
     assert weights.go_on() is False and weights.errand is not None
     assert weights.errand.done.wait(60)
     assert all(a.equal(b) for a, b in zip(sampler.model.parameters(), changed(0).parameters(), strict=True)) and sampler.version == -1
-    assert weights.go_on() is True and weights.swap(player)["version"] == 1
+    assert weights.go_on() is True and weights.swap()["version"] == 1
     assert all(a.equal(b) for a, b in zip(sampler.model.parameters(), changed(1).parameters(), strict=True)) and sampler.version == 1
 
 
@@ -390,11 +391,11 @@ def test_weights_and_groups_through_a_store_of_fsspec(tmp_path):
     publisher = services.Publisher(stores.weights, learner, services.Log(tmp_path, "trainer", 0), 5.0)
     publisher.publish(0)
     sampler = Tiny().sampler()
-    weights, player = Weights(services.open_stores("memory://faults/run/").weights, "one", sampler, 5.0), Player(sampler, Quiz(), 4, 2, 0)
+    weights = Weights(Own(services.open_stores("memory://faults/run/").weights, "one", Engine(sampler, 4, 9)), 5.0)
     weights.wanted = 0
     while weights.go_on() is not True:
         time.sleep(0.001)
-    weights.swap(player)
+    weights.swap()
     assert all(a.equal(b) for a, b in zip(sampler.model.parameters(), learner.model.parameters(), strict=True))
     publisher.publish(0, anew=True)
     assert facts(tmp_path, "trainer", "repaired") and list(open_store("memory://faults/run/weights"))[-1] == "readers/one"

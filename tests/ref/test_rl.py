@@ -1,5 +1,6 @@
 """One step of `ref.rl`: the policy gradient written out context by context, sums that do not depend on the cut, and a loop that learns."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -114,6 +115,19 @@ def test_equal_rewards_teach_nothing_and_a_control_may_permute_them():
     turned = rl.improve(c, model, None, played, rearranged=lambda rewards: rewards.roll(1))
     wanted = rl.improve(c, model, None, [rl.Played(p.chain, q.reward) for p, q in zip(played, [played[-1], *played[:-1]], strict=True)])
     assert torch.equal(turned.rewards, wanted.rewards) and turned.loss == wanted.loss
+
+
+@pytest.mark.parametrize("replay", ["plain", "filtered"])
+def test_a_dense_network_has_nothing_to_replay(replay):
+    """Its rollouts say so: no layer of theirs was routed."""
+    torch.manual_seed(0)
+    model = Transformer(replace(CONFIG, num_experts=0)).double()
+    played = conversations(0, model)
+    for s in (s for p in played for s in p.chain.segments):
+        s.experts = s.experts[:, :0]
+    found, wanted = (rl.improve(asked(replay=how), model, None, played) for how in (replay, "none"))
+    assert found.loss == wanted.loss and found.dropped is None
+    assert all(torch.equal(a, b) for a, b in zip(found.gradients, wanted.gradients, strict=True) if a is not None)
 
 
 def test_draft_layers_learn_beside_and_the_trunk_has_none_of_it():
