@@ -25,8 +25,9 @@ from ref.rl import Played
 from scaled.async_rl import services
 from scaled.async_rl.local import Plan, play
 from scaled.async_rl.player import Player
+from sims.microrepo.world import MicroWorld
 
-__all__ = ["Pace", "as_json", "foretell", "measure", "of_json", "plan_of", "turns"]
+__all__ = ["Pace", "as_json", "foretell", "measure", "of_json", "plan_of", "second", "turns"]
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,18 @@ def turns(played: Played) -> list[tuple[int, bool]]:
     return [*found[:-1], (found[-1][0], False)]
 
 
-def foretell(pace: Pace, c: Async) -> Outcome:
-    """What the virtual clock says about a run with these settings. Tools take what they take in the small world, to the bit."""
-    world = Small(c).scene()
+def second(c: Async) -> MicroWorld:
+    """The small world whose tools take a second in the mean."""
+    return Small(replace(c, tool_s=1.0)).scene()
+
+
+def foretell(pace: Pace, c: Async, world: MicroWorld) -> Outcome:
+    """What the virtual clock says about a run with these settings. Tools take what they take in the run, to the bit; `world`: of `second`."""
 
     def drawn(group: int, rollout: int) -> list[tuple[int, float]]:
         asked, found = 0, []
         for tokens, tool in pace.turns[group % len(pace.turns)][rollout]:
-            found.append((tokens, world.latency("rl", group, rollout, asked) if tool else 0.0))
+            found.append((tokens, c.tool_s * world.latency("rl", group, rollout, asked) if tool else 0.0))
             asked += tool
         return found
 

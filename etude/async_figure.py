@@ -60,11 +60,11 @@ def experiment(run: Run, config: Experiment) -> dict:
         stage.progress(1)
         stage.finish(async_clock.as_json(pace))
     pace = async_clock.of_json(stage.result())
-    rows = []
+    rows, world = [], async_clock.second(settings(c, checkpoint, "more", 0.0, 0))
     for arm, tool, number in c.cells:
         asked = settings(c, checkpoint, arm, tool, number)
         row = {"arm": arm, "tool_s": tool, "seed": number, **cell(run, f"{arm}-{tool:g}-{number}", asked, c.every if tool == c.long else 0)}
-        told = async_clock.foretell(pace, asked)
+        told = async_clock.foretell(pace, asked, world)
         rows.append({**row, "foretold": told.seconds, "foretold_age": told.mean_age})
     curves = [{"arm": row["arm"], "seed": row["seed"], **one} for row in rows for one in row.pop("curve")]
     clock = {name: value for name, value in async_clock.as_json(pace).items() if name != "turns"}

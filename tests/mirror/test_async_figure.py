@@ -10,7 +10,7 @@ from matplotlib.image import imread
 
 from etude import async_clock, async_figure
 from etude.async_cells import ARMS, Experiment, cell, settings, thirds_of
-from etude.async_clock import Pace, foretell, turns
+from etude.async_clock import Pace, foretell, second, turns
 from etude.async_figure import picture, slope, verdicts
 from etude.async_rl import Async, Small, successes
 from kit.runs import Run
@@ -49,7 +49,7 @@ def test_the_clock_of_a_synchronous_run_by_hand(tiny_run):
     asked = Async(str(tiny_run / "checkpoints" / "sft"), workers=2, slots=4, staleness=0, tool_s=0.0)
     asked = replace(asked, rl=replace(asked.rl, steps=3, prompts=4, rollouts=2))
     pace = Pace(3.0, 0.4, 0.1, (0.1, 0.025), [[[(10, False)], [(4, True), (6, False)]]] * 4)
-    assert foretell(pace, asked).steps == pytest.approx([5.0, 10.5, 16.0])
+    assert foretell(pace, asked, second(asked)).steps == pytest.approx([5.0, 10.5, 16.0])
 
 
 def test_the_clock_asks_for_the_same_tools_as_a_run(tiny_run):
@@ -59,7 +59,7 @@ def test_the_clock_asks_for_the_same_tools_as_a_run(tiny_run):
     scene = Small(asked).scene()
     waits = [sum(scene.latency("rl", 0, rollout, turn) for turn in range(2)) for rollout in range(2)]
     pace = Pace(3.0, 0.0, 0.0, (0.1, 0.0), [[[(10, True), (5, False), (5, True), (1, False)]] * 2])
-    assert foretell(pace, asked).seconds == pytest.approx(2.1 + max(waits) + 3.0)
+    assert foretell(pace, asked, second(asked)).seconds == pytest.approx(2.1 + max(waits) + 3.0)
     assert waits[0] != waits[1]
 
 
@@ -126,7 +126,7 @@ def test_a_cell_and_its_clock(tiny_run, tmp_path):
     assert not list((tmp_path / "run" / "cells").iterdir())
     pace = async_clock.measure(tmp_path / "clock", asked, steps=2)
     assert min(pace.train_s, pace.publish_s, pace.swap_s, *pace.token_s) > 0 and len(pace.turns) == 2 * 2
-    told = foretell(pace, asked)
+    told = foretell(pace, asked, second(asked))
     assert told.trained == 4 and told.seconds > 2 * pace.train_s
 
 

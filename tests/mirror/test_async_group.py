@@ -134,7 +134,10 @@ def test_the_command(tiny_run, tmp_path):
     report = json.loads((out / "report.json").read_text())
     assert "success_after" in said and report["config"]["trainers"] == 2 and report["result"]["restarts"] == 0
     steps = async_timeline.trainings(async_timeline.events(out / "services")["trainer"])
-    assert [step["version"] for step in steps] == [1, 2, 3] and all(0 <= step["oldest"] <= 2 and step["kl"] != 0 for step in steps[1:])
+    assert [step["version"] for step in steps] == [1, 2, 3] and all(0 <= step["oldest"] <= 2 for step in steps)
+    # The policy drifts from where it began as soon as a step has had a gradient: where all rewards of all groups are alike, there is none.
+    drifted = [any(before["grad_norm"] > 0 for before in steps[:n]) for n in range(3)]
+    assert [step["kl"] != 0 for step in steps] == drifted
     network = load_hf(out / "checkpoints" / "final", torch.bfloat16)
     newest = copy.deepcopy(network).requires_grad_(False)
     reader = weight_sync.Reader(open_store(str(out / "services" / "weights")), weight_sync.parts(newest))
