@@ -142,6 +142,10 @@ class Rank:
         sharding.rest(self.learner.model)
         self.publisher.publish(version, anew)
 
+    def start(self, version: int, then: Callable[[], None] = lambda: None) -> None:
+        self._tell("start", version)
+        self.publisher.start(version, then)
+
     def stop(self) -> None:
         """Lets the others end."""
         self._tell("")
@@ -153,7 +157,7 @@ class Rank:
             dist.broadcast_object_list(told, 0, group=self.words)
             what, *arguments = told[0]
             if not what:
-                return
+                return self.publisher.wait()
             getattr(self, what)(*arguments)
 
     def _tell(self, *words: Any) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "Hello",
     "Loaded",
     "Message",
+    "Published",
     "Ready",
     "Refused",
     "Repair",
@@ -97,18 +98,26 @@ class Ready(Message):
     """The trainer has nothing to do."""
 
     version: int
-    """Steps that it has done; these weights are published."""
+    """Steps that it has done."""
     groups: tuple[int, ...] = ()
     """The groups of its last step; empty before the first."""
 
 
 @dataclass(frozen=True)
 class Trained(Message):
-    """A step is done, saved and published."""
+    """A step is done and saved."""
 
     version: int
     """The number of steps before it."""
     groups: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Published(Message):
+    """The trainer's weights can be loaded."""
+
+    version: int
+    """Steps before them."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +177,7 @@ class Stop:
     """To everyone: all steps are done."""
 
 
-TO_RECONCILER = (Hello, Beat, Loaded, Stuck, Done, Ready, Trained)
+TO_RECONCILER = (Hello, Beat, Loaded, Stuck, Done, Ready, Trained, Published)
 KINDS = {kind.__name__: kind for kind in (*TO_RECONCILER, Work, Forget, Update, Batch, Repair, Workers, Refused, Stop)}
 
 

@@ -8,7 +8,7 @@ lines, and its clients say hello again. All else it works out from what they say
     a worker is silent       after `timeout` its groups go to others; what it says later is refused, because its epoch is over
     a worker is replaced     hello with a higher epoch: the groups of the one before go to others, or back to it
     the trainer is replaced  it says how many steps it has done, and on which groups it did the last one; that step is noted if it was not
-    the reconciler died      workers say what they play; what nobody claims within `timeout` is played anew
+    the reconciler died      workers say what they play; what nobody claims, once all have spoken or after `timeout`, is played anew
 
 A group that is played anew keeps its number, and with it its task and its random numbers. One that was lost with its worker `tries` times is
 dropped: it may be what kills them.
@@ -27,7 +27,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ref.async_rl import Event, Life, Rules
-from scaled.async_rl.messages import Batch, Beat, Done, Forget, Hello, Loaded, Ready, Refused, Repair, Stop, Stuck, Trained, Update, Work, Workers
+from scaled.async_rl.messages import (
+    Batch,
+    Beat,
+    Done,
+    Forget,
+    Hello,
+    Loaded,
+    Published,
+    Ready,
+    Refused,
+    Repair,
+    Stop,
+    Stuck,
+    Trained,
+    Update,
+    Work,
+    Workers,
+)
 
 __all__ = ["Reconciler"]
 
@@ -79,9 +96,11 @@ class Reconciler:
         self.since: dict[int, int] = {}  # the weights with which a group's first token may have been sampled
         # Somebody may still play what ran when the reconciler before this one died.
         self.unclaimed = {group for group, state in self.life.state.items() if state == "running"}
+        self.silent_yet = {*self.names, *self.spares}  # who may claim some
         self.queue: list[int] = []  # groups that have started and that nobody plays
         self.waits, self.batch = False, None  # whether the trainer waits; what it was given at this version
-        self.published = bool(self.life.version)  # whether the weights of this version are there; at the beginning the trainer must say so
+        # The version that can be loaded. A step is noted before its weights are, and after those of the step before; the trainer will say which.
+        self.published = self.life.version - 1
 
     def handle(self, message, now: float) -> Sent:
         """Take a message. Returns what is to be sent."""
@@ -95,6 +114,10 @@ class Reconciler:
         if isinstance(message, (Ready, Trained)):
             self.alone = self.alone and not isinstance(message, Ready)  # it may be another process, which was told nothing
             sent += self._trainer(message)
+        elif isinstance(message, Published):
+            if message.version > self.published:
+                self.published = message.version
+                sent += [(name, Update(message.version)) for name in self.workers]
         elif isinstance(message, Hello):
             sent += self._hello(message, now)
         elif sender not in self.workers:
@@ -107,7 +130,7 @@ class Reconciler:
                 sent += self._done(message)
             elif isinstance(message, Stuck):
                 asked = now - self.repairs.get(message.version, -1e9) < self.timeout
-                if message.version == self.life.version and "trainer" in self.epochs and not asked:
+                if message.version == self.published and "trainer" in self.epochs and not asked:
                     self.repairs = {message.version: now}
                     sent.append(("trainer", Repair(message.version)))
             else:
@@ -122,9 +145,8 @@ class Reconciler:
                 self._lose(name)
                 self.silent.append((name, self.epochs[name]))
                 self.epochs[name] += 1  # whatever it says later comes from an epoch that is over
-        if self.unclaimed and now - self.began > self.timeout:
-            self.queue += sorted(self.unclaimed)
-            self.unclaimed = set()
+        if now - self.began > self.timeout:
+            self._play_anew()
         return self._go_on()
 
     def hung_up(self, name: str, now: float) -> Sent:
@@ -149,6 +171,11 @@ class Reconciler:
             else:
                 self._note(Event("drop", (group,), self.life.version))
 
+    def _play_anew(self) -> None:
+        """What nobody claims."""
+        self.queue += sorted(self.unclaimed)
+        self.unclaimed = set()
+
     def _hello(self, message: Hello, now: float) -> Sent:
         before = self.workers.get(message.sender)
         claimed = set(message.running)
@@ -159,8 +186,11 @@ class Reconciler:
         self.queue = [group for group in self.queue if group not in mine]
         self.workers[message.sender] = Worker(message.epoch, message.groups, message.version, now, mine)
         self.since |= {group: oldest for group, oldest in zip(message.running, message.oldest, strict=True) if group in mine}
+        self.silent_yet.discard(message.sender)
+        if not self.silent_yet:
+            self._play_anew()
         sent: Sent = [(message.sender, Forget(tuple(sorted(claimed - mine))))] if claimed - mine else []
-        return [*sent, (message.sender, Update(self.life.version))] if self.published else sent
+        return [*sent, (message.sender, Update(self.published))] if self.published >= 0 else sent
 
     def _done(self, message: Done) -> Sent:
         worker, group = self.workers[message.sender], message.group
@@ -182,22 +212,20 @@ class Reconciler:
             except ValueError as error:
                 return [("trainer", Refused(str(error)))]
             self.batch = None
-            told: Sent = [(name, Update(self.life.version)) for name in self.workers]
         elif isinstance(message, Trained) and message.version == self.life.version - 1:
-            told = []  # said twice
+            pass  # said twice
         elif isinstance(message, Trained) or message.version != self.life.version:
             return [("trainer", Refused(f"the journal has {self.life.version} steps, the trainer {message.version}; is this its folder?"))]
-        else:
-            told = [] if self.published else [(name, Update(self.life.version)) for name in self.workers]
-        self.published = True
         self.waits = self.waits or isinstance(message, Ready)
-        return told
+        return []
 
     def _go_on(self) -> Sent:
         sent: Sent = []
         if self.life.over:
-            stopped, self.waits = [*self.workers, *(["trainer"] if self.waits else [])], False
-            return [(name, Stop()) for name in stopped]
+            sent = [(name, Stop()) for name in self.workers]
+            if self.waits and self.published == self.life.version:  # the last weights are there
+                sent, self.waits = [*sent, ("trainer", Stop())], False
+            return sent
         sent += self._staff()
         sent += self._drop_old()
         if self.waits:

@@ -20,9 +20,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +34,7 @@ from kit.settings import RunError
 from ref import weight_sync
 from ref.async_rl import Rules
 from ref.rl import Played
+from scaled.async_rl.beside import Beside, Errand
 from scaled.async_rl.messages import Hello, Ready, Refused, Stop, decode, encode
 from scaled.async_rl.reconciler import Reconciler
 from scaled.async_rl.records import unpack
@@ -98,10 +100,11 @@ class Log:
 
     def __init__(self, folder: Path, name: str, epoch: int):
         (folder / "events").mkdir(parents=True, exist_ok=True)
-        self.file, self.epoch = Journal(folder / "events" / f"{name}.jsonl"), epoch
+        self.file, self.epoch, self.lock = Journal(folder / "events" / f"{name}.jsonl"), epoch, threading.Lock()
 
     def __call__(self, what: str, **facts: float | str) -> None:
-        self.file.append(json.dumps({"at": round(time.time(), 4), "epoch": self.epoch, "what": what, **facts}).encode() + b"\n")
+        with self.lock:
+            self.file.append(json.dumps({"at": round(time.time(), 4), "epoch": self.epoch, "what": what, **facts}).encode() + b"\n")
 
 
 @dataclass(frozen=True)
@@ -204,28 +207,62 @@ def reconcile(
 
 
 class Publisher:
-    """Publishes versions of a learner's weights, however often the store has to be asked. Raises RunError after `patience` seconds."""
+    """Publishes versions of a learner's weights, however often the store has to be asked. One version is on its way at a time."""
 
     def __init__(self, store: MutableMapping[str, bytes], learner: Steps, log: Log, patience: float, sync=weight_sync):
-        """sync: `ref.weight_sync`, or its twin, where every rank has a publisher and all call it together."""
+        """patience: seconds that the store may be down. sync: `ref.weight_sync`, or its twin, where every rank has a publisher and all call it
+        together."""
         self.store, self.learner, self.log, self.patience, self.sync = store, learner, log, patience, sync
-        self.writer = sync.Writer(store)
+        self.writer, self.beside = sync.Writer(store), Beside()
+        self.errand: Errand | None = None
+        self.visible = -1
+        """The newest version that was published."""
 
     def publish(self, version: int, anew: bool = False) -> None:
-        """Returns once a version is visible. `anew`: it was, but somebody cannot read it; then it is published whole."""
+        """Returns once a version is visible. `anew`: it was, but somebody cannot read it; then it is published whole. Raises RunError after
+        `patience` seconds."""
+        self.wait()
+        self._publish(version, self.sync.parts(self.learner.model), anew)
 
+    def start(self, version: int, then: Callable[[], None] = lambda: None) -> None:
+        """Returns once the weights are copied, and publishes them beside whatever this process does next; calls `then` once they are visible. First
+        waits for the version before."""
+        self.wait()
+        parts = [replace(part, weights=part.weights.detach().to(torch.bfloat16, copy=True)) for part in self.sync.parts(self.learner.model)]
+
+        def call() -> None:
+            self._publish(version, parts)
+            then()
+
+        self.errand = self.beside.send(call)
+
+    def check(self) -> None:
+        """Raises the error of the version that was started, if it has one."""
+        if self.errand is not None and self.errand.done.is_set():
+            errand, self.errand = self.errand, None
+            if errand.error is not None:
+                raise errand.error
+
+    def wait(self) -> None:
+        """Returns once the version that was started is visible; raises its error, if it has one."""
+        if self.errand is not None:
+            self.errand.done.wait()
+        self.check()
+
+    def _publish(self, version: int, parts: Sequence[weight_sync.Part], anew: bool = False) -> None:
         def once() -> dict:
             if anew:
                 self.store.pop(f"{version:08d}/manifest", None)
                 self.writer = self.sync.Writer(self.store)
-            return self.writer.publish(version, self.sync.parts(self.learner.model))
+            return self.writer.publish(version, parts)
 
+        began = time.monotonic()
         sent = insist(once, f"publishing version {version}", self.log, self.patience)
-        size = sum(shard["bytes"] for link in sent["links"] for shard in link["shards"])
-        self.log("repaired" if anew else "published", version=version, bytes=size)
-        if version % self.writer.anchor_every == 0:
+        self.visible, size = version, sum(shard["bytes"] for link in sent["links"] for shard in link["shards"])
+        self.log("repaired" if anew else "published", version=version, bytes=size, seconds=round(time.monotonic() - began, 4))
+        if version % self.writer.anchor_every == 0 and self.writer.rank == 0:
             try:
-                self.log("pruned", versions=self.sync.prune(self.store))
+                self.log("pruned", versions=weight_sync.prune(self.store))
             except (OSError, weight_sync.SyncError) as error:
                 self.log("unpruned", why=str(error))  # the next anchor comes
 

@@ -1,13 +1,17 @@
-"""The trainer: a loop that speaks with the reconciler, and has each step done by this process or by a group of ranks (`group.py`)."""
+"""The trainer: a loop that speaks with the reconciler, and has each step done by this process or by a group of ranks (`group.py`).
+
+A version is published by a thread while the next step is computed. A step waits for the store only if that has not taken the version before yet.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from scaled.async_rl import services
-from scaled.async_rl.messages import Batch, Ready, Refused, Repair, Stop, Trained, Workers, decode, encode
+from scaled.async_rl.messages import Batch, Published, Ready, Refused, Repair, Stop, Trained, Workers, decode, encode
 from scaled.async_rl.services import BEAT, GivenUp, Learner, Log, Publisher, Stores, ages, insist
 from scaled.async_rl.wire import Line, Lost, Port
 
@@ -25,8 +29,17 @@ class Work(Protocol):
         """Reads groups, trains on them, and saves step `version` + 1. Returns its metrics."""
         ...
 
+    @property
+    def publisher(self) -> Publisher:
+        """Of this process."""
+        ...
+
     def publish(self, version: int, anew: bool = False) -> None:
         """As `Publisher.publish`."""
+        ...
+
+    def start(self, version: int, then: Callable[[], None]) -> None:
+        """As `Publisher.start`."""
         ...
 
 
@@ -51,11 +64,20 @@ class Alone:
     def publish(self, version: int, anew: bool = False) -> None:
         self.publisher.publish(version, anew)
 
+    def start(self, version: int, then: Callable[[], None]) -> None:
+        self.publisher.start(version, then)
+
 
 def train(
     at: Path | Port, epoch: int, work: Work, log: Log, patience: float, show: Callable[[int, dict[str, float]], None] = lambda step, figures: None
 ) -> None:
-    """The trainer, until it is told to stop. A step counts once its state is saved; its weights are published before that is told."""
+    """The trainer, until it is told to stop. A step counts once its state is saved, and its weights are told once they are visible."""
+
+    def tell() -> None:
+        # Beside a step this loop cannot speak. If the reconciler is gone, the next one hears it when this loop connects.
+        with contextlib.suppress(Lost), contextlib.closing(Line.to(at, patience)) as own:
+            own.say(encode(Published("trainer", epoch, work.publisher.visible)))
+
     version, groups = work.restored()
     log("start", version=version)
     work.publish(version)  # the process before this one may have done so: then nothing changes
@@ -63,10 +85,13 @@ def train(
         line = Line.to(at, patience)
         try:
             line.say(encode(Ready("trainer", epoch, version, groups)))
+            line.say(encode(Published("trainer", epoch, work.publisher.visible)))
             while True:
+                work.publisher.check()
                 for data in line.heard(BEAT):
                     message = decode(data)
                     if isinstance(message, Stop):
+                        work.publisher.wait()
                         log("stop")
                         return
                     if isinstance(message, Refused):
@@ -80,7 +105,8 @@ def train(
                         figures = work.step(version, message)
                         version, groups = version + 1, message.groups
                         log("saved", version=version, **figures)
-                        work.publish(version)
+                        work.start(version, tell)
+                        log("publishing", version=version)
                         show(version, figures)
                         line.say(encode(Trained("trainer", epoch, version - 1, groups)))
                         line.say(encode(Ready("trainer", epoch, version, groups)))

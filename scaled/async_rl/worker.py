@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import queue
-import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +19,7 @@ import torch
 from kit.settings import RunError
 from ref import weight_sync
 from ref.engine.continuous import Engine
+from scaled.async_rl.beside import Beside, Errand
 from scaled.async_rl.messages import Beat, Done, Forget, Hello, Loaded, Refused, Stop, Stuck, Update, Work, decode, encode
 from scaled.async_rl.player import Follows, Player
 from scaled.async_rl.records import oldest, pack
@@ -31,43 +30,6 @@ __all__ = ["work"]
 
 MOST_DONE = 256
 """Groups of which a worker says again that they are done, when it connects again."""
-
-
-class Errand:
-    """A call that another thread makes."""
-
-    def __init__(self, call: Callable[[], object]):
-        self.call, self.done, self.seconds = call, threading.Event(), 0.0
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        began = time.monotonic()
-        try:
-            self.call()
-        except Exception as error:
-            self.error = error
-        self.seconds = time.monotonic() - began
-        self.done.set()
-
-
-class Beside:
-    """A thread that does errands, one after the other, and ends with the process at the latest."""
-
-    def __init__(self):
-        self.errands, begun = queue.SimpleQueue[Errand](), threading.Event()
-        threading.Thread(target=self.run, args=(begun,), daemon=True).start()
-        begun.wait()
-
-    def run(self, begun: threading.Event) -> None:
-        torch.set_num_threads(1)  # a number of its own; to be set while nobody computes
-        begun.set()
-        while True:
-            self.errands.get().run()
-
-    def send(self, call: Callable[[], object]) -> Errand:
-        errand = Errand(call)
-        self.errands.put(errand)
-        return errand
 
 
 class Tries:

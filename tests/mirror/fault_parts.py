@@ -200,6 +200,19 @@ def waiting(at, path, word):
     before(services, "keep", wait)
 
 
+def slow_store(mark):
+    """It takes no version before the next step has begun."""
+    events = mark.parent / "events" / "trainer.jsonl"
+
+    def wait(self, key, blob):
+        version, until = int(key[:8]), time.monotonic() + 60
+        while version in (1, 2, 3) and f'"train", "version": {version}}}' not in events.read_text():
+            assert time.monotonic() < until, "the step waits for the store"
+            time.sleep(0.01)
+
+    before(weight_sync.Writer, "put", wait)
+
+
 def watched(mark, name):
     """Ends a worker whose weights change while its network computes."""
     step = Engine.step
@@ -262,7 +275,7 @@ FAULTS = {
         lambda mark: before(services, "atomic_write", lambda path, data: die(mark) if path.name == "000002.json" else None)
     ),
     "trainer: before publishing": trainer(
-        lambda mark: before(services.Publisher, "publish", lambda self, version, anew=False: die(mark) if version == 2 else None)
+        lambda mark: before(services.Publisher, "start", lambda self, version, then=None: die(mark) if version == 2 else None)
     ),
     "trainer: between shard and manifest": trainer(
         lambda mark: before(weight_sync.Writer, "commit", lambda self, version, told: die(mark) if version == 2 else None)
@@ -289,6 +302,7 @@ FAULTS = {
     "disk full": trainer(small_disk),
     "versions cannot be stored": down("weights"),
     "the store is down": down(""),
+    "the store is slow": trainer(slow_store),
     "watched": watched,
     "often": often,
     "the evaluator dies": the_evaluator_dies,

@@ -17,7 +17,7 @@ from etude.async_rl import Async, Small
 from kit.disk import read_lines
 from kit.settings import fill
 from ref.network import load_hf
-from scaled.async_rl import services
+from scaled.async_rl import evaluator, services
 from tests import forks
 
 FEW = {"rl.prompts": 2, "rl.rollouts": 2, "heldout": 3, "samples": 2, "slots": 4, "tool_s": 0.02}
@@ -34,12 +34,12 @@ def steps(out):
 
 
 def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, tmp_path):
-    """With a standby, an evaluator, and a store of its own."""
+    """With a standby, an evaluator, and a store of its own. Tools are slow enough for the evaluator, which gets what time others leave."""
     out, store = tmp_path / "run", tmp_path / "store"
-    asked = *words(tiny_run, out, rl__steps=6, evaluate_every=1, standby=1), "--store", store
+    asked = *words(tiny_run, out, rl__steps=6, evaluate_every=1, standby=1, tool_s=0.6), "--store", store
     process = forks.start(*asked, said=tmp_path / "first")
     until = time.monotonic() + 120
-    while len(steps(out)) < 2 and process.is_alive():
+    while (len(steps(out)) < 2 or not evaluator.measured(out / "services")) and process.is_alive():
         assert time.monotonic() < until
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)

@@ -125,7 +125,7 @@ def test_a_cell_and_its_clock(tiny_run, tmp_path):
     assert found["curve"][0]["success"] == successes(asked, MicroWorld(asked), load_hf(asked.checkpoint)).mean()
     assert not list((tmp_path / "run" / "cells").iterdir())
     pace = async_clock.measure(tmp_path / "clock", asked, steps=2)
-    assert min(pace.train_s, pace.publish_s, pace.swap_s, *pace.token_s) > 0 and len(pace.turns) == 2 * 2
+    assert min(pace.train_s, pace.publish_s, pace.swap_s, pace.token_s[0]) > 0 and pace.token_s[1] >= 0 and len(pace.turns) == 2 * 2
     told = foretell(pace, asked, second(asked))
     assert told.trained == 4 and told.seconds > 2 * pace.train_s
 

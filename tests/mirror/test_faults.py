@@ -43,7 +43,7 @@ from ref.engine.sampler import Sampler
 from scaled.async_rl import services
 from scaled.async_rl.evaluator import measured
 from scaled.async_rl.local import Plan, play
-from scaled.async_rl.messages import Done, Hello, Loaded, Ready, Refused, decode, encode
+from scaled.async_rl.messages import Done, Hello, Loaded, Published, Ready, Refused, decode, encode
 from scaled.async_rl.player import Player
 from scaled.async_rl.wire import Line, Lost, meeting_place
 from scaled.async_rl.worker import Own, Weights
@@ -198,9 +198,9 @@ def lift(mark, enough):
 
 
 def test_the_store_is_down(tmp_path):
-    """For versions: workers start groups up to the bound on age and no more, the trainer waits, and nobody dies. When the store answers again, the
-    run goes on."""
-    rules, mark, seen, bound = Rules(4, 2, 6), tmp_path / "down", [], (2 + 1 + 1) * 4
+    """For versions: the trainer takes one step beside the version that it cannot publish, and waits; workers start groups up to the bound on age and
+    no more, and nobody dies. When the store answers again, the run goes on."""
+    rules, mark, seen, bound = Rules(4, 2, 6), tmp_path / "down", [], (2 + 2 + 1) * 4
 
     def enough():
         seen.append(sum(event.kind == "start" for event in events(tmp_path)))
@@ -211,7 +211,16 @@ def test_the_store_is_down(tmp_path):
     thread.join()
     assert check(tmp_path, rules, Tiny(steps=6)) == 0
     waits = facts(tmp_path, "trainer", "waits for the store")
-    assert seen[-1] == bound and "the store is down" in waits[0]["why"] and waits[0]["doing"] == "publishing version 2"
+    assert seen[-1] == bound and "the store is down" in waits[0]["why"] and {line["doing"] for line in waits} == {"publishing version 2"}
+
+
+def test_no_step_waits_for_the_store(tmp_path):
+    """It takes a version only after the next step has begun, so a trainer that waited for it would wait forever."""
+    play(plan_of(tmp_path, Faulty(seconds=0.02, steps=4, fault="the store is slow", mark=str(tmp_path / "none"))))
+    assert check(tmp_path, RULES, Tiny(steps=4)) == 0
+    told = [(line["what"], line["version"]) for line in log(tmp_path, "trainer") if line["what"] in ("train", "publishing", "published")]
+    for version in (1, 2, 3):
+        assert told.index(("publishing", version)) < told.index(("train", version)) < told.index(("published", version))
 
 
 @pytest.mark.faults
@@ -289,6 +298,7 @@ def test_a_zombie_is_refused(tmp_path):
         old.say(encode(Hello("a", 0, 1, 0)))
         new.say(encode(Hello("a", 1, 1, 0)))
         trainer.say(encode(Ready("trainer", 0, 0)))
+        trainer.say(encode(Published("trainer", 0, 0)))
         heard = wait_for(new, "Update")
         old.say(encode(Done("a", 0, 0, 0, "key", "digest")))
         refused = wait_for(old, "Refused")
@@ -297,6 +307,7 @@ def test_a_zombie_is_refused(tmp_path):
         new.say(encode(Loaded("a", 1, 0)))
         new.say(encode(Done("a", 1, 0, 0, "key", "digest")))
         wait_for(trainer, "Batch")
+        trainer.say(encode(Published("trainer", 0, 1)))
         trainer.say(encode(Ready("trainer", 0, 1, (0,))))
         wait_for(trainer, "Stop")
         for line in (old, new, trainer):

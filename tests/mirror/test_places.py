@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ref.async_rl import Rules
-from scaled.async_rl.messages import Beat, Done, Hello, Loaded, Ready, Repair, Stuck, Trained, Update, Work, Workers
+from scaled.async_rl.messages import Beat, Done, Hello, Loaded, Published, Ready, Repair, Stuck, Trained, Update, Work, Workers
 from scaled.async_rl.reconciler import Reconciler
 
 
@@ -92,7 +92,7 @@ def test_a_version_that_cannot_be_loaded_is_asked_for_anew_once_in_a_while():
     r = Reconciler(Rules(1, 1, 9), ["a", "b"], list().append, timeout=5.0)
     r.handle(Hello("a", 0, 1, -1), 0.0)
     assert r.handle(Stuck("a", 0, 0), 0.0) == []  # nobody is there to ask
-    r.handle(Ready("trainer", 0, 0), 0.0)
+    r.handle(Published("trainer", 0, 0), 0.0)
     assert r.handle(Stuck("a", 0, 0), 1.0) == [("trainer", Repair(0))]
     assert r.handle(Stuck("a", 0, 0), 3.0) == [] and r.handle(Stuck("a", 0, 0), 6.0) == [("trainer", Repair(0))]
     assert r.handle(Stuck("a", 0, 7), 20.0) == []  # not this version
@@ -105,5 +105,6 @@ def test_a_successor_gets_no_work_before_it_holds_weights():
     r.handle(Done("a", 0, 0, 0, "k", "d"), 0.0)
     r.handle(Ready("trainer", 0, 1, (0,)), 0.0)
     assert r.life.version == 1 and r.workers["a"].running == {1}
+    r.handle(Published("trainer", 0, 1), 0.0)
     assert r.handle(Hello("a", 1, 1, -1), 0.0) == [("a", Update(1))] and r.holders == [None]
     assert r.handle(Loaded("a", 1, 1), 0.0) == [("a", Work((1,)))]

@@ -19,6 +19,7 @@ from scaled.async_rl.messages import (
     Forget,
     Hello,
     Loaded,
+    Published,
     Ready,
     Refused,
     Stop,
@@ -105,7 +106,7 @@ class Player(Client):
             self.town.stopped.add(self.name)
 
     def load(self, version):
-        assert version <= self.town.saved[0]  # only what is published can be loaded
+        assert version <= self.town.published  # nothing else is in the store
         if version > self.version:
             self.version = version
             self.say(Loaded(self.name, self.epoch, version))
@@ -118,14 +119,17 @@ class Player(Client):
 
 
 class Learner(Client):
+    """It publishes a version beside the next step, and the one before must be there first."""
+
     def __init__(self, town, name, epoch):
         super().__init__(town, name, epoch)
-        self.busy = False
+        self.busy, town.published = False, town.saved[0]
         self.connect()
 
     def connect(self):
         if not self.busy:
             self.say(Ready(self.name, self.epoch, *self.town.saved))
+        self.say(Published(self.name, self.epoch, self.town.published))
 
     def hear(self, message):
         if isinstance(message, Batch) and not self.busy and message.version == self.town.saved[0]:
@@ -142,7 +146,15 @@ class Learner(Client):
         self.town.steps.append(batch.groups)
         self.later(self.town.rng.random() * 0.2, lambda: self.tell(batch))
 
+    def publish(self, version):
+        self.town.published = version
+        self.say(Published(self.name, self.epoch, version))
+
     def tell(self, batch):
+        if self.town.published < batch.version:
+            self.later(0.1, lambda: self.tell(batch))
+            return
+        self.later(self.town.rng.random() * 3, lambda: self.publish(batch.version + 1))
         self.busy = False
         self.say(Trained(self.name, self.epoch, batch.version, batch.groups))
         self.connect()
@@ -155,6 +167,7 @@ class Town:
         self.rules, self.room, self.rng, self.clock, self.faults = rules, room, random.Random(seed), Clock(), faults
         self.names, self.spares = [f"worker-{n}" for n in range(workers)], [f"standby-{n}" for n in range(spares)]
         self.lines, self.saved, self.steps, self.stopped, self.generation = [], (0, ()), [], set(), 0
+        self.published = -1
         self.epochs, self.clients, self.lines_to, self.reconciler = Counter(), {}, {}, None
         self.rise()
         for name in [*self.names, *self.spares, "trainer"]:
@@ -221,7 +234,7 @@ class Town:
             client.later(self.rng.random(), client.connect)
         elif kind == "stuck":
             client = self.clients[self.rng.choice(self.names)]
-            client.later(0.0, lambda: client.say(Stuck(client.name, client.epoch, self.saved[0])))
+            client.later(0.0, lambda: client.say(Stuck(client.name, client.epoch, self.published)))
         elif kind == "all workers":
             for name in [*self.names, *self.spares]:
                 self.kill(self.clients[name])
@@ -258,7 +271,7 @@ def test_whatever_dies(seed, groups, staleness, steps, workers, room, faults, sp
     assert faults or not any("standby" in line.get("key", "") for line in town.lines)
     events = Reconciler(rules, town.names, list().append, town.lines).life.journal
     counts, version = audit(rules, events)
-    assert version == steps == len(town.steps) and counts["trained"] == steps * groups
+    assert version == steps == len(town.steps) == town.published and counts["trained"] == steps * groups
     assert counts["running"] == counts["ready"] == 0 and set(counts) <= {"trained", "dropped"}
     # The journal's steps are the trainer's, and no group was trained on twice.
     assert [event.groups for event in events if event.kind == "train"] == town.steps
@@ -277,8 +290,8 @@ def test_without_staleness_each_worker_has_its_block():
     for name, group in zip("bbaa", (3, 2, 1, 0), strict=True):
         sent = r.handle(Done(name, 0, group, 0, f"k{group}", "d"), 1.0)
     assert sent == [("trainer", Batch(0, (0, 1, 2, 3), ("k0", "k1", "k2", "k3"), ("d",) * 4))]
-    sent = r.handle(Trained("trainer", 0, 0, (0, 1, 2, 3)), 2.0)
-    assert sent == [("a", Update(1)), ("b", Update(1))]
+    assert r.handle(Trained("trainer", 0, 0, (0, 1, 2, 3)), 2.0) == []
+    assert r.handle(Published("trainer", 0, 1), 2.0) == [("a", Update(1)), ("b", Update(1))]
     assert r.handle(Loaded("a", 0, 1), 3.0) == [("a", Work((4, 5)))]
     assert r.handle(Loaded("b", 0, 1), 3.0) == [("b", Work((6, 7)))]
 
@@ -303,7 +316,7 @@ def test_a_step_that_was_saved_but_not_told_is_noted():
     r = Reconciler(Rules(1, 0, 3), ["a"], lines.append)
     r.handle(Hello("a", 0, 1, 0), 0.0)
     r.handle(Done("a", 0, 0, 0, "k", "d"), 0.0)
-    assert r.handle(Ready("trainer", 0, 0), 0.0) == [("a", Update(0)), ("trainer", Batch(0, (0,), ("k",), ("d",)))]
+    assert r.handle(Ready("trainer", 0, 0), 0.0) == [("trainer", Batch(0, (0,), ("k",), ("d",)))]
     again = Reconciler(Rules(1, 0, 3), ["a"], lines.append, list(lines))
     assert again.handle(Ready("trainer", 1, 1, (0,)), 0.0) == [] and again.life.version == 1
     ((_, refused),) = again.handle(Ready("trainer", 1, 5, (0,)), 0.0)
@@ -312,11 +325,13 @@ def test_a_step_that_was_saved_but_not_told_is_noted():
 
 
 def test_nobody_loads_what_is_not_published():
-    """Before the trainer has said that the first weights are there, a worker waits; later ones are there once a step is noted."""
+    """Before the trainer has said that weights are there, a worker does without; those of one step are there once the next one is noted."""
     lines = []
     r = Reconciler(Rules(1, 1, 3), ["a", "b"], lines.append)
     assert r.handle(Hello("a", 0, 1, -1), 0.0) == [] and r.life.state == {}
-    assert r.handle(Ready("trainer", 0, 0), 0.0) == [("a", Update(0))]
+    assert r.handle(Ready("trainer", 0, 0), 0.0) == []
+    assert r.handle(Published("trainer", 0, 0), 0.0) == [("a", Update(0))]
+    assert r.handle(Published("trainer", 0, 0), 0.0) == []  # said twice
     assert r.handle(Hello("b", 0, 1, -1), 0.0) == [("b", Update(0))]
     assert r.handle(Loaded("a", 0, 0), 0.0) == [("a", Work((0,)))]
     again = Reconciler(Rules(1, 1, 3), ["a", "b"], lines.append, [dict(line) for line in lines])
@@ -324,7 +339,8 @@ def test_nobody_loads_what_is_not_published():
     again.handle(Done("a", 0, 0, 0, "k", "d"), 0.0)
     again.handle(Ready("trainer", 0, 1, (0,)), 0.0)
     third = Reconciler(Rules(1, 1, 3), ["a", "b"], lines.append, [dict(line) for line in lines])
-    assert third.handle(Hello("a", 0, 1, -1), 0.0) == [("a", Update(1))]
+    assert third.life.version == 1 and third.handle(Hello("a", 0, 1, -1), 0.0) == [("a", Update(0))]
+    assert third.handle(Published("trainer", 0, 1), 0.0) == [("a", Update(1))]
 
 
 def test_after_the_last_step_everyone_is_stopped():
@@ -334,7 +350,8 @@ def test_after_the_last_step_everyone_is_stopped():
     r.handle(Done("a", 0, 0, 0, "k", "d"), 0.0)
     r.handle(Ready("trainer", 0, 0), 0.0)
     assert ("a", Stop()) in r.handle(Trained("trainer", 0, 0, (0,)), 0.0)
-    assert r.handle(Ready("trainer", 0, 1, (0,)), 0.0) == [("a", Stop()), ("trainer", Stop())]
+    assert r.handle(Ready("trainer", 0, 1, (0,)), 0.0) == [("a", Stop())]  # it has the last weights on their way
+    assert r.handle(Published("trainer", 0, 1), 0.0) == [("a", Update(1)), ("a", Stop()), ("trainer", Stop())]
 
 
 @given(st.sampled_from(sorted(KINDS)), st.data())
@@ -372,6 +389,17 @@ def test_what_is_no_message(data):
 def test_a_journal_that_contradicts_itself_is_refused():
     with pytest.raises(ValueError, match="group 0 must be running; it is unknown"):
         Reconciler(Rules(), ["a"], list().append, [{"kind": "ready", "groups": [0], "version": 0, "key": "k", "digest": "d"}])
+
+
+def test_what_nobody_plays_is_played_anew_once_all_workers_have_spoken():
+    """A run that goes on after an interruption does not wait for the time-out."""
+    lines = []
+    r = Reconciler(Rules(4, 0, 1), ["a", "b"], lines.append)
+    r.handle(Hello("a", 0, 2, 0), 0.0)
+    r.handle(Hello("b", 0, 2, 0), 0.0)
+    again = Reconciler(Rules(4, 0, 1), ["a", "b"], lines.append, list(lines))
+    assert again.handle(Hello("a", 0, 2, 0, (0,), (0,)), 0.1) == []  # b may claim group 1
+    assert again.handle(Hello("b", 1, 2, 0), 0.2) == [("a", Work((1,))), ("b", Work((2, 3)))]
 
 
 def test_what_a_worker_says_that_another_has_taken_over_it_forgets():

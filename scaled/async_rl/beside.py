@@ -1,0 +1,49 @@
+"""What a service has done by a thread while it goes on itself."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+__all__ = ["Beside", "Errand"]
+
+
+class Errand:
+    """A call that another thread makes."""
+
+    def __init__(self, call: Callable[[], object]):
+        self.call, self.done, self.seconds = call, threading.Event(), 0.0
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        began = time.monotonic()
+        try:
+            self.call()
+        except Exception as error:
+            self.error = error
+        self.seconds = time.monotonic() - began
+        self.done.set()
+
+
+class Beside:
+    """A thread that does errands, one after the other, and ends with the process at the latest."""
+
+    def __init__(self):
+        self.errands, begun = queue.SimpleQueue[Errand](), threading.Event()
+        threading.Thread(target=self.run, args=(begun,), daemon=True).start()
+        begun.wait()
+
+    def run(self, begun: threading.Event) -> None:
+        torch.set_num_threads(1)  # a number of its own; to be set while nobody computes
+        begun.set()
+        while True:
+            self.errands.get().run()
+
+    def send(self, call: Callable[[], object]) -> Errand:
+        errand = Errand(call)
+        self.errands.put(errand)
+        return errand
