@@ -326,7 +326,7 @@ SYNC = (
         "sync-in-background",
         "§6.2",
         "compression, upload and hot-load are pipelined, so that a sync every step costs training little",
-        why="held by tests/mirror/test_faults.py: no step waits for the store; no experiment times it",
+        why="held by tests/mirror/test_faults.py on one machine; no experiment times it",
     ),
     Statement(
         "sync-by-chain",
