@@ -4,7 +4,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kernels import gemm, grouped_gemm, launch, operands
@@ -42,9 +42,11 @@ def test_linear(exactly, forms, N, O, D, dtype):
 
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 140), min_size=1, max_size=4), st.integers(1, 140), st.integers(1, 140), st.sampled_from(FORMS), st.integers(0, 2**20))
+@example([59], 12, 1, FORMS[0], 1)  # sums that cancel: the reference happens to be nine times closer than the kernel
 def test_experts(exactly, counts, O, D, forms, seed):
     """Any split of rows, experts without one included. Rows and columns differ by powers of two, so every scale has to be applied where it
-    belongs; every number of a result counts by the size of its row and column."""
+    belongs. A float32 sum of K products, in whatever order, is off by at most K/2 eps of the sum of their sizes; scales of NVFP4 round four times
+    more."""
     generator = torch.Generator().manual_seed(seed)
     x, w, up = (torch.randn(*s, generator=generator) for s in ((sum(counts), D), (len(counts), O, D), (sum(counts), O)))
     for t in (x, up):
@@ -52,18 +54,16 @@ def test_experts(exactly, counts, O, D, forms, seed):
     ends = torch.tensor(counts).cumsum(0)
     y, dx, dw = [], [], []
     for a, b, g in zip(x.split(counts), w, up.split(counts), strict=True):
-        y.append(exactly(a, forms[0], 1) @ exactly(b, forms[0], 1, True).T)
-        dx.append(exactly(g, forms[1], 1) @ exactly(b, forms[1], 0, True))
-        dw.append(exactly(g, forms[1], 0).T @ exactly(a, forms[1], 0))
-    true = torch.cat(y), torch.cat(dx), torch.stack(dw)
-    ours = run(grouped_gemm, "grouped_linear", x, w, up, ends, *forms, device=DEVICE)
-    for a, b, c in zip(ours, run(ref, "grouped_linear", x, w, up, ends, *forms), true, strict=True):
-        assert a.shape == b.shape and a.dtype == b.dtype
-        if a.numel():
-            size = c.abs().amax(-1, True).clamp(min=1e-30)
-            size = size * (c / size).abs().amax(-2, True).clamp(min=1e-30)
-            a, b = (((t.detach().cpu().double() - c) / size).abs().max() for t in (a, b))
-            assert a <= 2 * b + torch.finfo(torch.float32).eps / 2
+        y.append((exactly(a, forms[0], 1), exactly(b, forms[0], 1, True).T))
+        dx.append((exactly(g, forms[1], 1), exactly(b, forms[1], 0, True)))
+        dw.append((exactly(g, forms[1], 0).T, exactly(a, forms[1], 0)))
+    found = (run(m, "grouped_linear", x, w, up, ends, *forms, device=d) for m, d in ((grouped_gemm, DEVICE), (ref, "cpu")))
+    for a, b, products, join in zip(*found, (y, dx, dw), (torch.cat, torch.cat, torch.stack), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype == torch.float32
+        true = join([left @ right for left, right in products])
+        room = join([(left.shape[-1] + 4) * (left.abs() @ right.abs()) for left, right in products]) * torch.finfo(torch.float32).eps / 2
+        for some in (a, b):
+            assert ((some.detach().cpu().double() - true).abs() <= room).all()
 
 
 @pytest.mark.parametrize("form", ["mxfp8", "nvfp4-token"])
