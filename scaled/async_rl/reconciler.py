@@ -96,7 +96,6 @@ class Reconciler:
         self.since: dict[int, int] = {}  # the weights with which a group's first token may have been sampled
         # Somebody may still play what ran when the reconciler before this one died.
         self.unclaimed = {group for group, state in self.life.state.items() if state == "running"}
-        self.silent_yet = {*self.names, *self.spares}  # who may claim some
         self.queue: list[int] = []  # groups that have started and that nobody plays
         self.waits, self.batch = False, None  # whether the trainer waits; what it was given at this version
         # The version that can be loaded. A step is noted before its weights are, and after those of the step before; the trainer will say which.
@@ -186,8 +185,7 @@ class Reconciler:
         self.queue = [group for group in self.queue if group not in mine]
         self.workers[message.sender] = Worker(message.epoch, message.groups, message.version, now, mine)
         self.since |= {group: oldest for group, oldest in zip(message.running, message.oldest, strict=True) if group in mine}
-        self.silent_yet.discard(message.sender)
-        if not self.silent_yet:
+        if self.workers.keys() >= {*self.names, *self.spares}:  # nobody else may claim some
             self._play_anew()
         sent: Sent = [(message.sender, Forget(tuple(sorted(claimed - mine))))] if claimed - mine else []
         return [*sent, (message.sender, Update(self.published))] if self.published >= 0 else sent
