@@ -10,6 +10,14 @@ from tests.mirror import calls
 from tests.mirror.workers import ranks
 
 
+@pytest.fixture(autouse=True, scope="module")
+def rested():
+    """Ranks end with the file."""
+    yield
+    for n in (2, 4):
+        ranks(n).stop()
+
+
 @pytest.fixture
 def here(monkeypatch):
     """Ranks that are there already, instead of torchrun's; here.append(STAGE) makes the next ones die in it."""

@@ -1,4 +1,4 @@
-"""Ranks to test on: processes started once and sent one call after another, over gloo.
+"""Ranks to test on: processes started once for a test file and sent one call after another, over gloo.
 
     ranks(4).run(dict(dp=2, cp=2), f, x, y)        f(x, y) on each of four ranks under that mesh → their results, by rank
 
@@ -7,6 +7,9 @@ reported with its traceback, and the others, which may wait for it in a collecti
 
 Ranks that only wait are hung; ranks that compute, or would if other processes let them, are not: what counts is their processor time.
 What is sent is copied: torch would share memory by file descriptors, one exchange with a thread of the sender for each tensor.
+
+Each process group of gloo has a thread that wakes a hundred times a second: ranks end with the file whose tests asked for them, or they
+would take a tenth of a core while they wait.
 """
 
 import atexit
