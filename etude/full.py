@@ -222,9 +222,11 @@ def count(config, nproc: int | None, backend: str, name: str) -> int:
     here = torch.cuda.device_count()
     least = nproc or max(config.ep, config.cp, 1)
     if here < least:
+        # Of the recipe, the sizes are for GPUs too.
+        small = "--config examples/rehearsal.toml --backend gloo --nproc 2 --checkpoint runs/small/checkpoints/mid-cpt, after make small"
         raise RunError(
             f"{name} at full scale needs {least} CUDA GPUs (ep={config.ep}, cp={config.cp}); this machine has {here}. To rehearse it on CPUs: "
-            f"etude run {name} --scale full --backend gloo --nproc 4. To estimate its cost: etude plan"
+            f"etude run {name} --scale full {small if name in ('recipe', 'cpt-rl') else '--backend gloo --nproc 4'}. To estimate its cost: etude plan"
         )
     return nproc or here
 

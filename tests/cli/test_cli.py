@@ -40,6 +40,7 @@ BAD = [
     (["run", "kl", "--scale", "huge"], "--scale expects small or full, got 'huge'"),
     (["run", "kl", "--scale", "full", "--nproc", "8"], "needs 8 CUDA GPUs (ep=8, cp=8); this machine has"),
     (["run", "recipe", "--scale", "full", "--nproc", "8"], "recipe at full scale needs 8 CUDA GPUs (ep=8, cp=2); this machine has"),
+    (["run", "recipe", "--scale", "full", "--nproc", "8"], "--config examples/rehearsal.toml --backend gloo --nproc 2 --checkpoint runs/small/ch"),
     (["run", "recipe", "--scale", "full", "--backend", "gloo"], "a full run starts from a checkpoint: --checkpoint FOLDER, a Hugging Face folder"),
     (["run", "cpt", "--scale", "full", "--nproc", "8"], "needs 8 CUDA GPUs (ep=8, cp=2); this machine has"),
     (["run", "cpt", "--scale", "full", "--backend", "mpi"], "--backend expects nccl or gloo"),
