@@ -129,8 +129,6 @@ class Async:
         if self.evaluate_every and not self.heldout:
             raise ValueError(f"evaluate_every measures held-out tasks: heldout must be at least 1, got {self.heldout}")
         if self.grouped:
-            if self.runtime == "ray":
-                raise ValueError("a group of ranks as the trainer plays on one machine: runtime=ray wants trainers=1 and --scale small")
             try:
                 self.ranks.check(self.layout.dp)
             except ValueError as error:
@@ -230,7 +228,7 @@ def run(run: Run, config: Async) -> dict:
     if c.runtime == "ray":
         cluster.imported()
     world = MicroWorld(c, length="cluster.length")
-    if c.cluster.backend == "nccl" and torch.cuda.device_count() < c.trainers:
+    if c.cluster.backend == "nccl" and c.runtime == "local" and torch.cuda.device_count() < c.trainers:
         raise RunError(f"{c.trainers} trainers over nccl need as many GPUs, and this machine has {torch.cuda.device_count()}; see cluster.backend")
     if c.grouped and (experts := config_of(c.checkpoint).num_experts) % c.cluster.ep:
         raise RunError(f"cluster.ep={c.cluster.ep} must divide the network's {experts} experts")

@@ -206,9 +206,13 @@ def as_begun(config, out: Path, free: Sequence[str] = FREE, part: Callable[[dict
 
 
 def grouped(toml: dict, sets: Sequence[str | tuple[str, Any]], nproc: int | None, backend: str) -> list[tuple[str, Any]]:
-    """The settings that make a full run of async-rl of one of this machine: its trainer is a group of ranks. Raises RunError as `count`."""
+    """The settings that make a full run of async-rl of a small one: its trainer is a group of ranks. Raises RunError as `count`, and where ranks are
+    those of a Ray cluster and nobody says how many."""
     config = settings("async-rl", backend, toml, sets)
-    return [("trainers", count(config.cluster, nproc, backend, "async-rl")), ("cluster.backend", backend)]
+    on_ray = config.runtime == "ray"  # which counts its GPUs itself
+    if on_ray and nproc is None:
+        raise RunError("async-rl at full scale on Ray needs --nproc, the number of ranks that train")
+    return [("trainers", count(config.cluster, nproc, "gloo" if on_ray else backend, "async-rl")), ("cluster.backend", backend)]
 
 
 def count(config, nproc: int | None, backend: str, name: str) -> int:

@@ -8,11 +8,13 @@ RAY_ADDRESS names the cluster ("auto": the one that this machine belongs to). Wi
 |---|---|
 | reconciler | the machine where `play` is called |
 | trainer | a free CPU, and a GPU if the cluster has any |
-| workers, standbys, evaluator | a free CPU each; workers are spread over the machines |
+| ranks of a trainer that is a group | a free CPU each, and over nccl a GPU each |
+| workers, standbys, evaluator | a free CPU each, and with vLLM a GPU if the cluster has enough; workers are spread over the machines |
 
 What they do and say is the same as on one machine (`local.serve`); they meet at a port of the reconciler's machine. All machines must see the run
 folder, since the trainer's state and the events lie there, and the store, if it is another one. A process learns its epoch from `play`, not from
-Ray: an actor that Ray has given up and that goes on all the same has an earlier one than its successor, and is refused.
+Ray: an actor that Ray has given up and that goes on all the same has an earlier one than its successor, and is refused. The ranks of a group meet
+at another port of the reconciler's machine, and have one epoch: when one of them dies, the others are ended, and all begin again together.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,12 +63,12 @@ class Service:
     def ready(self) -> Process:
         return Process(os.getpid(), socket.gethostname())
 
-    def serve(self, plan: Plan, run: bytes, at: Port, epoch: int) -> list:
-        """Begins; returns what `said` does. run: the name of the run in the plan's folder."""
+    def serve(self, plan: Plan, run: bytes, at: Port, epoch: int, ranks: int) -> list:
+        """Begins; returns what `said` does. run: the name of the run in the plan's folder. ranks: the port where those of a group meet."""
 
         def go() -> None:
             wrong = unseen(plan, run)
-            self.told.put(Failed(wrong, hopeless=True) if wrong else serve(plan, at, self.name, epoch, self.told.put))
+            self.told.put(Failed(wrong, hopeless=True) if wrong else serve(plan, at, self.name, epoch, self.told.put, ranks))
 
         if self.epoch >= 0:
             os._exit(1)  # Ray could not reach it for a while, and it has been given up
@@ -115,9 +118,9 @@ def imported() -> Any:
 
 
 @contextlib.contextmanager
-def joined(cpus: int) -> Iterator[Any]:
-    """Ray, connected to a cluster that has so many CPUs. Leaves it afterwards, unless this process was connected before. Raises RunError if there is
-    none, or a smaller one."""
+def joined(cpus: int, gpus: int = 0) -> Iterator[Any]:
+    """Ray, connected to a cluster that has so many CPUs and GPUs. Leaves it afterwards, unless this process was connected before. Raises RunError if
+    there is none, or a smaller one."""
     address = os.environ.get("RAY_ADDRESS", "local")
     if "://" in address:
         raise RunError(f"RAY_ADDRESS={address} is for programs outside of a cluster; start this one on a machine of it, with RAY_ADDRESS=auto")
@@ -132,9 +135,10 @@ def joined(cpus: int) -> Iterator[Any]:
         wrong = "Ray does not start here" if address == "local" else f"RAY_ADDRESS={address} does not answer; is it a machine of a Ray cluster?"
         raise RunError(f"{wrong} ({' '.join(str(error).split())})") from None
     try:
-        there = int(ray.cluster_resources().get("CPU", 0))
-        if there < cpus:
-            raise RunError(f"the services want {cpus} CPUs, and the Ray cluster has {there}; add machines, or take fewer workers")
+        for kind, wanted in (("CPU", cpus), ("GPU", gpus)):
+            there = int(ray.cluster_resources().get(kind, 0))
+            if there < wanted:
+                raise RunError(f"the services want {wanted} {kind}s, and the Ray cluster has {there}; add machines, or take fewer workers or ranks")
         yield ray
     finally:
         if not before:
@@ -162,18 +166,29 @@ def play(
 ) -> None:
     """Run all services until every step is done, as `local.play` does; `started` is called with the name, pid and host of whatever starts. Raises
     RunError also if Ray is missing, or its cluster too small, and if a machine does not see the run folder or the store."""
-    if plan.group is not None:
-        raise RunError("a group of ranks as the trainer plays on one machine, not on Ray")
     store = plan.store if "://" in plan.store or not plan.store else str(Path(plan.store).resolve())
     plan = replace(plan, folder=plan.folder.resolve(), store=store)
-    others = [*plan.names, *plan.spares, *(["evaluator"] if plan.evaluate_every else [])]
+    others = [*plan.trainers, *plan.names, *plan.spares, *(["evaluator"] if plan.evaluate_every else [])]
     claim(plan)
-    run, deaths, running = named(plan.folder), Deaths(plan), dict[str, Running]()
-    with joined(1 + len(others)) as ray, meeting_port(ray.util.get_node_ip_address()) as at:
+    run, deaths, running, epochs = named(plan.folder), Deaths(plan), dict[str, Running](), Counter[str]()
+    with joined(len(others), gpus(plan)) as ray, meeting_port(ray.util.get_node_ip_address()) as at, ranks_port(plan, at.host) as ranks:
 
         def start(name: str) -> None:
-            running[name] = Running(ray.remote(Service).options(max_restarts=-1, **wants(ray, name)).remote(name))
+            running[name] = Running(ray.remote(Service).options(max_restarts=-1, **wants(ray, plan, name)).remote(name))
             running[name].next("ready")
+
+        def end_with(name: str, how: str) -> None:
+            """Notes the death of a service, and ends those that begin again together with it."""
+            partners = plan.partners(name)
+            first, rest = partners[0], [running[other] for other in partners if other != name and other in running]
+            deaths.note(first, epochs[first], how, heaviest(ray, [running[name], *rest]), process=name)
+            epochs[first] += 1
+            for one in rest:
+                if one.method != "ready":
+                    ray.kill(one.actor, no_restart=False)
+            for other in partners:
+                if other not in running:
+                    start(other)
 
         def hear(name: str, said: list) -> bool:
             """Whether the service has ended well."""
@@ -189,7 +204,7 @@ def play(
             return said[-1] is None
 
         try:
-            for name in ("reconciler", "trainer", *others):
+            for name in ("reconciler", *others):
                 start(name)
             over = math.inf  # when those who did not hear that all steps are done are ended
             while running.keys() - {"evaluator"} and time.monotonic() < over:
@@ -205,13 +220,14 @@ def play(
                             ray.kill(one.actor)
                             del running[name]
                             continue
-                        deaths.note(name, one.epoch, "Ray lost its process" if lost else last_line(error), one.failed)
+                        if one.epoch == epochs[plan.partners(name)[0]]:  # otherwise it was ended with a partner
+                            end_with(name, "Ray lost its process" if lost else last_line(error))
                         one.failed = None
                         one.next("ready")
                         continue
                     if one.method == "ready":
-                        one.epoch += 1
-                        one.next("serve", plan, run, at, one.epoch)
+                        one.epoch = epochs[plan.partners(name)[0]]
+                        one.next("serve", plan, run, at, one.epoch, ranks)
                         started(name, answer)
                     elif hear(name, answer):
                         ray.kill(one.actor)
@@ -224,16 +240,45 @@ def play(
                 ray.kill(one.actor)
 
 
-def wants(ray: Any, name: str) -> dict[str, Any]:
+def heaviest(ray: Any, dead: Sequence[Running]) -> Failed | None:
+    """What says most of why services died: a rank may go because another one has, which has more to say a moment later."""
+    calls = [one.call for one in dead[1:] if one.method != "ready"]
+    words = [one.failed for one in dead]
+    for call in ray.wait(calls, num_returns=len(calls), timeout=1.0)[0] if calls else []:
+        with contextlib.suppress(ray.exceptions.RayError):
+            words += [said for said in ray.get(call) if isinstance(said, Failed)]
+    return max((one for one in words if one is not None), key=Failed.weight, default=None)
+
+
+@contextlib.contextmanager
+def ranks_port(plan: Plan, host: str) -> Iterator[int]:
+    """A port of this machine where the ranks of a group meet; 0 if there is none."""
+    if plan.group is None:
+        yield 0
+    else:
+        from torch.distributed import TCPStore
+
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        yield store.port
+
+
+def gpus(plan: Plan) -> int:
+    """GPUs that a run cannot do without: one for each rank over nccl."""
+    return len(plan.trainers) if plan.group is not None and plan.group.backend == "nccl" else 0
+
+
+def wants(ray: Any, plan: Plan, name: str) -> dict[str, Any]:
     """Where a service may be placed, as options of its actor."""
     if name == "reconciler":
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyright: ignore[reportMissingImports]
 
         here = ray.get_runtime_context().get_node_id()
         return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
-    if name == "trainer":
-        return {"num_cpus": 1, "num_gpus": min(1, ray.cluster_resources().get("GPU", 0))}
-    return {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+    there = int(ray.cluster_resources().get("GPU", 0))
+    if name in plan.trainers:
+        return {"num_cpus": 1, "num_gpus": min(1, there if plan.group is None else gpus(plan))}
+    own = plan.engine == "vllm" and name != "evaluator" and there >= len(plan.trainers) + plan.workers + plan.standby
+    return {"num_cpus": 1, "num_gpus": int(own), "scheduling_strategy": "SPREAD"}
 
 
 def last_line(error: Exception) -> str:

@@ -8,8 +8,9 @@
     local to a rank      its conversations, its rows of the weights and of the optimiser's state, its shard of every version
     known to all         the metrics of a step, and what became of it: a step or a version counts for all ranks or for none
 
-A rank that dies ends the group, and all of it begins again from the last checkpoint with the next epoch (`local.py`). The ranks meet by a file of
-the run's meeting place. On CPUs they speak over the loopback device.
+A rank that dies ends the group, and all of it begins again from the last checkpoint with the next epoch (`local.py`, `cluster.py`). On one machine
+ranks meet by a file of the run's meeting place, and on CPUs they speak over the loopback device. On a Ray cluster they meet at a port, and speak
+over the interface that leads there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -42,6 +43,8 @@ from scaled.runtime.mesh import Compute, Layout, computing, current, mesh
 
 __all__ = ["Rank", "Sharded", "TrainerGroup", "joined", "restored"]
 
+SIOCGIFADDR = 0x8915
+"""The request for an interface's IPv4 address (man 7 netdevice)."""
 IDLE = timedelta(days=30)
 """How long ranks wait for the first one's word. It waits for workers meanwhile, and a rank that dies ends the group at once."""
 
@@ -172,15 +175,36 @@ def ages(played: Sequence[Played], version: int) -> dict[str, float]:
     return {"age": total / tokens, "oldest": most(age.max()).item(), "tokens": tokens}
 
 
+LOOPBACK = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+
+
+def interface_to(host: str, port: int) -> str:
+    """The network interface by which this machine reaches another one. Linux only."""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.connect((host, port))  # sends nothing
+        mine = s.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no address
+                if socket.inet_ntoa(fcntl.ioctl(s.fileno(), SIOCGIFADDR, name.encode().ljust(256, b"\0"))[20:24]) == mine:
+                    return name
+    return LOOPBACK
+
+
 @contextmanager
-def joined(group: TrainerGroup, rank: int, meeting: Path, patience: float) -> Iterator[None]:
-    """This process as a rank of the group. meeting: a file that all ranks name, and no other group. patience: seconds that a rank may wait for the
-    store while others wait for it."""
+def joined(group: TrainerGroup, rank: int, meeting: Path | tuple[str, int], epoch: int, patience: float) -> Iterator[None]:
+    """This process as a rank of the group. meeting: how the ranks find each other. On one machine it is the beginning of a file's name; on several
+    it is the host and port of a `TCPStore`. Ranks of different epochs do not meet. patience: seconds that a rank may wait for the store while others
+    wait for it."""
     if group.backend == "nccl":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     else:
-        os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    store = dist.FileStore(str(meeting), group.layout.world)
+        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK if isinstance(meeting, Path) else interface_to(*meeting)
+    if isinstance(meeting, Path):
+        store = dist.FileStore(f"{meeting}-{epoch}", group.layout.world)
+    else:
+        store = dist.PrefixStore(str(epoch), dist.TCPStore(*meeting, is_master=False, timeout=timedelta(seconds=group.timeout)))
     wait = timedelta(seconds=group.timeout + patience)
     dist.init_process_group(group.backend, store=store, rank=rank, world_size=group.layout.world, timeout=wait)
     layout = group.layout

@@ -248,9 +248,9 @@ class Failed:
         return 2 * (self.number is not None) + self.hopeless
 
 
-def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[Any], None]) -> Failed | None:
+def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[Any], None], ranks: int = 0) -> Failed | None:
     """One service, until it is told to stop, or with an error. `tell` takes what whoever started it should know: Silent, or a step and its
-    metrics."""
+    metrics. ranks: where services meet at a port, that at which the ranks of a trainer meet on the same machine."""
     patience = 6 * plan.timeout
     try:
         if name == "reconciler":
@@ -260,7 +260,7 @@ def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[An
 
         torch.set_num_threads(1)
         if name in plan.trainers:
-            _train(plan, at, plan.trainers.index(name), epoch, tell, patience)
+            _train(plan, at, plan.trainers.index(name), epoch, tell, patience, ranks)
         elif name == "evaluator":
             measure = plan.parts.evaluate()
             evaluator.evaluate(plan.folder, epoch, plan.address, plan.parts.sampler(), measure, plan.evaluate_every, plan.rules.steps)
@@ -315,7 +315,7 @@ def _serve(plan: Plan, at: Path, name: str, epoch: int, there) -> None:
         raise SystemExit(1)
 
 
-def _train(plan: Plan, at: Path | Port, rank: int, epoch: int, tell: Callable[[Any], None], patience: float) -> None:
+def _train(plan: Plan, at: Path | Port, rank: int, epoch: int, tell: Callable[[Any], None], patience: float, ranks: int) -> None:
     """The trainer, or one of its ranks."""
 
     def show(step: int, figures: dict[str, float]) -> None:
@@ -326,12 +326,12 @@ def _train(plan: Plan, at: Path | Port, rank: int, epoch: int, tell: Callable[[A
         log = services.Log(plan.folder, "trainer", epoch)
         work = trainer.Alone(plan.folder, plan.parts.learner(), stores, log, plan.store_patience)
         return trainer.train(at, epoch, work, log, patience, show)
-    assert isinstance(at, Path)  # ranks of one machine
     from scaled.async_rl import group  # FSDP and DCP take half a second, which nobody else needs
 
     # Events are the trainer's, which is one to everybody else; what the other ranks have to say of the store lies elsewhere.
     log = services.Log(plan.folder if rank == 0 else plan.folder / "ranks", plan.trainers[rank], epoch)
-    with group.joined(plan.group, rank, at.with_name(f"ranks-{epoch}"), plan.store_patience):
+    meeting = (at.host, ranks) if isinstance(at, Port) else at.with_name("ranks")
+    with group.joined(plan.group, rank, meeting, epoch, plan.store_patience):
         work = group.Rank(plan.folder, plan.group.learner(), stores, log, plan.store_patience)
         if rank:
             return work.follow()

@@ -53,25 +53,24 @@ def synchronous():
     return plain(PARTS, Rules(4, 0, 3))
 
 
-@pytest.mark.parametrize("layout", [dict(dp=1), dict(dp=2), dict(cp=2, ep=2)], ids=str)
-def test_without_staleness_it_is_the_synchronous_loop(tmp_path, synchronous, layout):
+def check_synchronous(folder, synchronous, layout: dict, play) -> None:
     """Weights within 1e-10 in float64, whatever is cut over ranks; what workers get, they round to bfloat16, so rollouts are the same to the bit."""
     weights, digests = synchronous
-    play(Plan(tmp_path, Rules(4, 0, 3), PARTS, 1, slots=8, rollouts=2, group=PARTS.group(**layout)))
-    version, mine = left(tmp_path)
+    play(Plan(folder, Rules(4, 0, 3), PARTS, 1, slots=8, rollouts=2, group=PARTS.group(**layout)))
+    version, mine = left(folder)
     assert version == 3 and mine.keys() == weights.keys()
     for name, x in weights.items():
         close(mine[name], x)
-    assert {line["groups"][0]: line["digest"] for line in read_lines(tmp_path / "journal.jsonl") if line["kind"] == "ready"} == digests
-    version, theirs, written = served(tmp_path)
+    assert {line["groups"][0]: line["digest"] for line in read_lines(folder / "journal.jsonl") if line["kind"] == "ready"} == digests
+    version, theirs, written = served(folder)
     assert version == 3 and written == {layout.get("dp", 1) * layout.get("cp", 1)}
     assert all(x.equal(mine[name].bfloat16()) for name, x in theirs.items())
     assert not all(x.equal(p.bfloat16()) for (name, x), p in zip(theirs.items(), PARTS.whole().parameters(), strict=True))
 
 
-def test_whichever_rank_is_killed_the_run_ends_and_replays(tmp_path):
+def check_killed(folder, play) -> list[str]:
     """Other ranks than the first, and the first, in the middle of a run with tools: all ranks begin again together, no group is trained on twice,
-    and the journal replays to the same bits on as many ranks."""
+    and the journal replays to the same bits on as many ranks. Returns the process that was seen to die first, each time."""
     parts, rules, alive, begun = Grouped(seconds=0.02, steps=8), Rules(4, 2, 8), {}, []
     kills = {2: "trainer-1", 4: "trainer", 5: "trainer-1"}
 
@@ -83,19 +82,28 @@ def test_whichever_rank_is_killed_the_run_ends_and_replays(tmp_path):
         if step in kills:
             signal.pidfd_send_signal(alive[kills.pop(step)], signal.SIGKILL)
 
-    play(Plan(tmp_path, rules, parts, 2, slots=6, rollouts=2, group=parts.group(dp=2)), kill, started)
+    play(Plan(folder, rules, parts, 2, slots=6, rollouts=2, group=parts.group(dp=2)), kill, started)
     assert not kills and begun.count("trainer") == begun.count("trainer-1") == 4 and begun.count("worker-0") == begun.count("reconciler") == 1
-    counts, _ = audit(rules, events(tmp_path))
+    counts, _ = audit(rules, events(folder))
     assert counts["trained"] == 32 and set(counts) <= {"trained", "dropped"}
-    trainings = [event.groups for event in events(tmp_path) if event.kind == "train"]
+    trainings = [event.groups for event in events(folder) if event.kind == "train"]
     assert len(set(itertools.chain(*trainings))) == 32
-    lines = read_lines(tmp_path / "events" / "trainer.jsonl")
+    lines = read_lines(folder / "events" / "trainer.jsonl")
     assert [line["epoch"] for line in lines if line["what"] == "start"] == [0, 1, 2, 3]
-    assert [line["process"] for line in lines if line["what"] == "died"] == ["trainer-1", "trainer", "trainer-1"]
-    version, mine = left(tmp_path)
-    again, other = ranks(2).run(dict(dp=2), replayed, tmp_path, parts)
+    version, mine = left(folder)
+    again, other = ranks(2).run(dict(dp=2), replayed, folder, parts)
     assert version == 8 and all(x.equal(again[name]) and x.equal(other[name]) for name, x in mine.items())
-    assert all(x.equal(mine[name].bfloat16()) for name, x in served(tmp_path)[1].items())
+    assert all(x.equal(mine[name].bfloat16()) for name, x in served(folder)[1].items())
+    return [line["process"] for line in lines if line["what"] == "died"]
+
+
+@pytest.mark.parametrize("layout", [dict(dp=1), dict(dp=2), dict(cp=2, ep=2)], ids=str)
+def test_without_staleness_it_is_the_synchronous_loop(tmp_path, synchronous, layout):
+    check_synchronous(tmp_path, synchronous, layout, play)
+
+
+def test_whichever_rank_is_killed_the_run_ends_and_replays(tmp_path):
+    assert check_killed(tmp_path, play) == ["trainer-1", "trainer", "trainer-1"]
 
 
 @pytest.mark.parametrize("fault", [pytest.param(name, marks=() if "between" in name else pytest.mark.faults) for name in FAULTS])
@@ -154,6 +162,7 @@ def test_the_command(tiny_run, tmp_path):
     [
         (["--scale", "full"], "async-rl at full scale needs 1 CUDA GPUs (ep=1, cp=1); this machine has 0"),
         (["--scale", "full", "--backend", "gloo", "--nproc", "3", "--set", "cluster.cp=2"], "cluster: cp=2 must divide the number of trainers, 3"),
+        (["--scale", "full", "--runtime", "ray"], "async-rl at full scale on Ray needs --nproc, the number of ranks that train"),
         (["--set", "trainers=0"], "trainers must be at least 1, got 0"),
         (["--set", "trainers=2", "--set", "cluster.ep=2"], "cluster.ep=2 must divide the network's 3 experts"),
         (["--set", "trainers=2", "--set", "cluster.length=8", "--set", "rl.max_len=8"], "cluster.length must hold a context of"),

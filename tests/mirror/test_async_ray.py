@@ -11,12 +11,14 @@ from kit.settings import RunError
 from ref.async_rl import Rules
 from scaled.async_rl import cluster
 from scaled.async_rl.local import Plan, claim, named
+from tests.mirror import test_async_group as group
 from tests.mirror.async_parts import Tiny
 from tests.mirror.fault_parts import Several
+from tests.mirror.group_parts import plain
 from tests.mirror.test_async_rl import check_synchronous
 from tests.mirror.test_faults import check, facts
 
-CPUS = 3
+CPUS = 4
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +70,35 @@ def test_whoever_is_killed_the_run_ends_and_replays(ray, tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize("layout", [dict(dp=2), dict(cp=2, ep=2)], ids=str)
+def test_a_group_of_ranks_without_staleness_is_it_too(ray, tmp_path, layout):
+    group.check_synchronous(tmp_path, plain(group.PARTS, Rules(4, 0, 3)), layout, cluster.play)
+
+
+@pytest.mark.ray
+def test_whichever_rank_is_killed_the_run_ends_and_replays(ray, tmp_path):
+    """Who is seen to die first is chance: a rank may say that another one is gone before Ray does."""
+    assert len(group.check_killed(tmp_path, cluster.play)) == 3
+
+
+@pytest.mark.ray
+def test_what_another_rank_says_ends_the_run(ray, tmp_path):
+    """A checkpoint that cannot be read is one line, whichever rank meets it."""
+    how = dict(slots=8, rollouts=2, group=group.PARTS.group(dp=2))
+    cluster.play(Plan(tmp_path, Rules(4, 0, 1), group.PARTS, 1, **how))
+    (path,) = (tmp_path / "trainer").glob("step-*/__1_0.distcp")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"distcp is damaged: \d+ of \d+ bytes$"):
+        cluster.play(Plan(tmp_path, Rules(4, 0, 2), group.PARTS, 1, **how))
+
+
+@pytest.mark.ray
 def test_a_cluster_that_is_too_small(ray, tmp_path):
-    with pytest.raises(RunError, match=rf"^the services want 10 CPUs, and the Ray cluster has {CPUS}; add machines, or take fewer workers$"):
+    with pytest.raises(RunError, match=rf"^the services want 10 CPUs, and the Ray cluster has {CPUS}; add machines, or take fewer workers or ranks$"):
         cluster.play(Plan(tmp_path, Rules(9, 0, 1), Tiny(), 9, rollouts=2))
+    ranks = dataclasses.replace(group.PARTS.group(dp=2), backend="nccl")
+    with pytest.raises(RunError, match=r"^the services want 2 GPUs, and the Ray cluster has 0; "):
+        cluster.play(Plan(tmp_path, Rules(4, 0, 1), group.PARTS, 1, slots=8, rollouts=2, group=ranks))
 
 
 @dataclasses.dataclass(frozen=True)
