@@ -113,7 +113,8 @@ def cell(run: Run, name: str, asked: Async, every: int) -> dict:
 
 
 def figures_of(folder: Path) -> dict:
-    """Seconds of a cell, when each version was saved, and ages."""
+    """Seconds of a cell, when each version was saved, shares of the time, and ages. `publishing`: that in which the next step could not begin because
+    a version was copied, or the one before was still on its way."""
     known = async_timeline.events(folder)
     trained = async_timeline.trainings(known["trainer"])
     restarts = sum(max(line["epoch"] for line in lines) for lines in known.values())
@@ -127,6 +128,8 @@ def figures_of(folder: Path) -> dict:
         "seconds": seconds,
         "at": [step["at"] - begin for step in trained],
         "tokens_per_s": tokens / seconds,
+        "publishing": sum(step["sent"] - step["at"] for step in trained) / seconds,
+        "published_s": float(np.mean([line["seconds"] for line in known["trainer"] if line["what"] == "published"])),
         "trainer_busy": sum(step["at"] - step["began"] for step in trained) / seconds,
         "age": sum(step["age"] * step["tokens"] for step in trained) / tokens,
         "oldest": max(step["oldest"] for step in trained),

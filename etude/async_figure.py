@@ -81,7 +81,8 @@ def verdicts(c: Experiment, rows: list[dict], curves: list[dict]) -> list[dict]:
     """Rules: half the time at the latency `long` if the interval of the ratio is above 1 and reaches 2; no loss without latency if it is above 0.85;
     the same success in less time if the ratio of slopes is below 1, and as early as we aim at if it reaches 0.65; stable if success after the
     same steps differs by less than 0.05; fresher if a rollout's first third is older than its last; a balance if S = 2 takes less time than S = 1
-    with older tokens. The virtual clock is right if no cell's mean over seeds is off by more than 0.15."""
+    with older tokens; in the background if publishing takes the trainer at most 0.02 of the time. The virtual clock is right if no cell's mean over
+    seeds is off by more than 0.15."""
 
     def of(key: str, arm: str, tool: float) -> np.ndarray:
         return np.array([row[key] for row in rows if (row["arm"], row["tool_s"]) == (arm, tool)])
@@ -167,6 +168,16 @@ def verdicts(c: Experiment, rows: list[dict], curves: list[dict]) -> list[dict]:
             "times faster than with S = 1",
             f"S = {c.staleness}, tools of {ms}; mean age in updates: {ages}",
             {"tokens are older": bool((of("age", "more", c.long) > of("age", "one", c.long)).all())},
+        ),
+        over_seeds(
+            "background",
+            "publishing a version every step costs the trainer no time",
+            "§6.2",
+            of("publishing", "more", c.long),
+            between(-0.02, 0.02),
+            "of the time",
+            f"from a step that is saved to its version on its way, S = {c.staleness}, tools of {ms}; the version itself takes "
+            f"{of('published_s', 'more', c.long).mean():.2f} s beside the next step",
         ),
         claim(
             "clock",

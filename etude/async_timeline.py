@@ -54,13 +54,16 @@ def slots(folder: Path) -> list[dict]:
 
 
 def trainings(lines: list[dict]) -> list[dict]:
-    """The steps of the trainer that count: when each began and was saved, and its metrics. What a killed process began is not among them."""
+    """The steps of the trainer that count: when each began, when it was saved, when its version was on its way so that the next step could begin,
+    and its metrics. What a killed process began is not among them."""
     found, began = {}, 0.0
     for line in lines:
         if line["what"] == "train":
             began = line["at"]
         elif line["what"] == "saved":
-            found[line["version"]] = {**line, "began": began}
+            found[line["version"]] = {**line, "began": began, "sent": line["at"]}
+        elif line["what"] == "publishing" and line["version"] in found:
+            found[line["version"]]["sent"] = line["at"]
     return [found[version] for version in sorted(found)]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from etude import async_clock, async_figure
+from etude import async_clock, async_figure, async_timeline
 from etude.async_cells import ARMS, Experiment, cell, settings, thirds_of
 from etude.async_clock import Pace, foretell, second, turns
 from etude.async_figure import picture, slope, verdicts
@@ -63,13 +63,20 @@ def test_the_clock_asks_for_the_same_tools_as_a_run(tiny_run):
     assert waits[0] != waits[1]
 
 
+def test_a_step_ends_when_its_version_is_on_its_way():
+    """A process that was killed after it had saved a step sends no version, and what it did later counts as saved again."""
+    log = [(1.0, "train", 0), (3.0, "saved", 1), (3.5, "publishing", 1), (3.6, "train", 1), (5.0, "saved", 2), (6.0, "start", 2)]
+    steps = async_timeline.trainings([{"at": at, "what": what, "version": version} for at, what, version in log])
+    assert [(step["began"], step["at"], step["sent"]) for step in steps] == [(1.0, 3.0, 3.5), (3.6, 5.0, 5.0)]
+
+
 def test_a_slope_through_the_common_beginning():
     curve = [{"seconds": t, "success": 0.5 + 0.002 * t} for t in (0.0, 10.0, 20.0)]
     assert slope(curve, 0.5) == pytest.approx(0.002)
     assert slope(curve, 0.4) > 0.002
 
 
-def made(c: Experiment, faster: float = 2.5, later: float = 0.0, foretold: float = 1.0) -> tuple[list[dict], list[dict]]:
+def made(c: Experiment, faster: float = 2.5, later: float = 0.0, foretold: float = 1.0, publishing: float = 0.001) -> tuple[list[dict], list[dict]]:
     """Cells and curves: with latency, `more` is so many times faster than the synchronous loop."""
     rows, curves = [], []
     for arm, tool, seed in c.cells:
@@ -77,7 +84,8 @@ def made(c: Experiment, faster: float = 2.5, later: float = 0.0, foretold: float
         seconds = (100 + seed) / speed
         age = {"synchronous": 0.0, "equal": 1.5, "one": 0.9, "more": 1.7}[arm]
         row = {"arm": arm, "tool_s": tool, "seed": seed, "seconds": seconds, "foretold": foretold * seconds, "age": age, "foretold_age": age}
-        rows.append(row | {"first_third": age + 0.1 + 0.01 * seed, "last_third": age, "trainer_busy": 0.5, "dropped": 0})
+        rows.append(row | {"first_third": age + 0.1 + 0.01 * seed, "last_third": age, "trainer_busy": 0.5, "dropped": 0, "published_s": 0.1})
+        rows[-1]["publishing"] = publishing
         if tool == c.long and arm != "one":
             for version in range(0, c.long_steps + 1, c.every):
                 gained = 0.1 * version / c.long_steps - (later if arm == "more" and version == c.long_steps else 0.0)
@@ -97,6 +105,7 @@ def test_rules():
     assert decided(c, faster=0.8)["half-the-time"] == decided(c, faster=0.8)["same-success"] == "contradicted"
     assert decided(c, faster=1.2)["same-success"] == "not at this scale"
     assert decided(c, later=0.06)["stable"] == "contradicted" and decided(c, later=0.04)["stable"] == "reproduced"
+    assert decided(c, publishing=0.03)["background"] == "contradicted"
     assert decided(c, foretold=1.16)["clock"] == "broken" and decided(c, foretold=0.86)["clock"] == "holds"
 
 
@@ -119,6 +128,7 @@ def test_a_cell_and_its_clock(tiny_run, tmp_path):
         found = cell(run, "more", asked, 1)
         assert cell(run, "more", asked, 1) == found
     assert 0 < found["seconds"] < 300 and 0 < found["trainer_busy"] < 1 and 0 <= found["age"] <= found["oldest"] <= 2
+    assert 0 <= found["publishing"] < 1 - found["trainer_busy"] and found["published_s"] > 0
     assert found["first_third"] >= found["last_third"] and found["tokens_per_s"] > 0
     assert [one["version"] for one in found["curve"]] == [0, 1, 2]
     assert 0 == found["curve"][0]["seconds"] < found["curve"][1]["seconds"] < found["curve"][2]["seconds"] == pytest.approx(found["seconds"])
@@ -147,7 +157,7 @@ def test_the_figure_of_given_cells(tiny_run, tmp_path, monkeypatch):
     with Run.open(tmp_path / "run", "figure async-rl", c) as run:
         found = async_figure.experiment(run, c)
     assert len(found["rows"]) == len(c.cells) and all(row["foretold"] > 0 for row in found["rows"])
-    assert len(found["claims"]) == 7 and found["clock"]["train_s"] == 3.0
+    assert len(found["claims"]) == 8 and found["clock"]["train_s"] == 3.0
     assert len(found["curves"]) == len(curves)
     picture({**found, "config": {**asdict(c), "tools": list(c.tools)}}, tmp_path / "drawn.png")
     shown = imread(tmp_path / "drawn.png")
