@@ -51,9 +51,9 @@ test-real: .venv/.has-test,dev .venv/.has-real
 	$(BIN)/python -m pytest -m real tests
 
 # vLLM pulls in three packages that it does not need here, and that may not fit its torch.
-.venv-vllm/.has-vllm: pyproject.toml | $(BIN)/python
+.venv-vllm/.has-vllm: pyproject.toml Makefile | $(BIN)/python
 	test -x .venv-vllm/bin/python || $(BIN)/python -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --disable-pip-version-check -q -e '.[vllm]' pytest hypothesis beartype
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check -q -e '.[vllm]' ray pytest hypothesis beartype
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 

@@ -1,6 +1,7 @@
 """vLLM as the engine of asynchronous RL: its tokens, log-probs and versions, its weights after every swap, and the networks that it does not serve.
 `make test-vllm` installs it into an environment of its own, and plays this file there."""
 
+import json
 import random
 import threading
 import time
@@ -14,7 +15,7 @@ from kit.settings import RunError
 from ref import weight_sync
 from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
-from ref.network import KVCache
+from ref.network import KVCache, load_hf
 from ref.rl import Payment, Settings
 from scaled.async_rl import services
 from scaled.async_rl.local import Plan, play
@@ -242,6 +243,33 @@ def test_six_steps_of_rl_in_the_small_world(agent, tmp_path):
     services.restored(tmp_path / "trainer", again)
     assert all(a.equal(b) for a, b in zip(weights(learner), weights(again), strict=True))
     print(f"\nversions loaded {[v for v, _ in loads]}, sampled from {sorted(set(sampled))}")
+
+
+def test_ranks_vllm_and_a_store_on_ray_are_one_run(agent, tmp_path, monkeypatch):
+    """`--scale full` on CPUs: every rank writes its shard of each version, and vLLM serves what these say, swapped under running requests."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)  # no cluster that somebody else has started
+    how = "--scale", "full", "--backend", "gloo", "--nproc", 2, "--runtime", "ray", "--engine", "vllm", "--store", tmp_path / "store"
+    rl = {"steps": 5, "prompts": 4, "rollouts": 4, "replay": "none", "lr": 1e-3, "warmup": 0, "decay": 0, "max_len": 96}
+    few = {"workers": 1, "slots": 12, "heldout": 0, "timeout": 60, "tool_s": 0.05, **{f"rl.{name}": value for name, value in rl.items()}}
+    sets = (word for name, value in few.items() for word in ("--set", f"{name}={value}"))
+    words = "run", "async-rl", *how, "--checkpoint", agent, "--out", tmp_path / "run", *sets
+    said = forks.play(*words, said=tmp_path / "said", seconds=900)
+    folder = tmp_path / "run" / "services"
+    counts, version = audit(Rules(4, 2, 5), events(folder))
+    log, report = read_lines(folder / "events" / "worker-0.jsonl"), json.loads((tmp_path / "run" / "report.json").read_text())
+    assert version == 5 and counts["trained"] == 20 and report["result"]["restarts"] == 0, said
+    assert not [line for line in log if line["what"] in ("died", "lost", "unsynced")]
+    network = load_hf(agent).bfloat16()
+    reader = weight_sync.Reader(services.open_stores(str(tmp_path / "store")).weights, weight_sync.parts(network))
+    sums = {}
+    for number in range(6):
+        assert reader.fetch(number) == number
+        reader.swap()
+        sums[number] = total({part.name: f"{weight_sync.digest(part):032x}" for part in weight_sync.parts(network)})
+    assert {len(link["shards"]) for manifest in reader.known.values() for link in manifest["links"]} == {2}
+    loads = [(line["version"], line["sums"]) for line in log if line["what"] == "load"]
+    assert len(loads) > 1 and all(sums[number] == value for number, value in loads) and len(set(sums.values())) > 1
+    print(f"\nversions loaded {[number for number, _ in loads]}")
 
 
 def test_a_mixture_of_experts_is_refused_in_one_line(tmp_path):
