@@ -67,6 +67,8 @@ def tiny_run(tmp_path_factory):
 
 
 LONG = (
+    "mirror/test_chain.py",
+    "mirror/test_ladder.py",
     "mirror/test_full.py",
     "sims/test_recipe.py",
     "cli/test_runs.py",
@@ -74,10 +76,19 @@ LONG = (
     "app/test_browser.py",
     "mirror/test_network.py",
     "mirror/test_rl.py",
+    "mirror/test_async_group.py",
+    "mirror/test_async_command.py",
+    "mirror/test_faults.py",
+    "mirror/test_player.py",
     "kernels/test_compiled.py",
     "sims/test_self_summary.py",
     "sims/test_cpt_rl.py",
     "sims/test_length_penalty.py",
+    "sims/test_router_mismatch.py",
+    "sims/test_mtp_distillation.py",
+    "sims/test_best_of_k.py",
+    "sims/test_base_eval.py",
+    "app/test_async_pages.py",
     "lessons/test_lessons.py",
 )
 """Files that take a minute or more, the longest first: begun last, one of them would keep one core busy while the others idle."""
