@@ -5,7 +5,7 @@
 # make test-big reads and writes a folder of 4 GB on two ranks, and says how much memory that took
 # make test-faults kills services again and again, and an S3 server in the middle of a sync: installs s3fs and moto (130 MB) beside the others
 # make test-ray runs the services of asynchronous RL on a Ray of this machine, and kills some: installs Ray (240 MB) beside the others
-# make test-vllm plays asynchronous RL with vLLM as its engine: installs that into an environment of its own, .venv-vllm (3.5 GB)
+# make test-vllm plays asynchronous RL with vLLM as its engine: installs that into an environment of its own, .venv-vllm (4 GB)
 # make test-real runs what needs small open models: installs them (350 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
