@@ -252,14 +252,18 @@ def heaviest(ray: Any, dead: Sequence[Running]) -> Failed | None:
 
 @contextlib.contextmanager
 def ranks_port(plan: Plan, host: str) -> Iterator[int]:
-    """A port of this machine where the ranks of a group meet; 0 if there is none."""
+    """A port of an address of this machine where the ranks of a group meet; 0 if there is none."""
     if plan.group is None:
         yield 0
     else:
         from torch.distributed import TCPStore
 
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        yield store.port
+        own = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port = own.getsockname()[1]
+        # Without a socket it would listen at all addresses.
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=own.detach())
+        yield port
+        del store
 
 
 def gpus(plan: Plan) -> int:

@@ -1,6 +1,7 @@
 """Asynchronous RL on Ray: the same bits as with processes of this machine, and a run that outlives its actors. One Ray for all, on loopback."""
 
 import dataclasses
+import socket
 import sys
 import threading
 import time
@@ -125,6 +126,16 @@ def test_a_machine_must_see_the_run_folder_and_the_store(tmp_path):
     assert f"does not see the run folder {elsewhere.folder}; choose one that all machines" in cluster.unseen(elsewhere, name, 0.0)
     assert "does not see the run folder" in cluster.unseen(plan, b"of another run", 0.0)
     assert not elsewhere.folder.exists()
+
+
+def test_ranks_meet_at_one_address_only(tmp_path):
+    plan = Plan(tmp_path, Rules(4, 0, 1), group.PARTS, 1, slots=8, rollouts=2, group=group.PARTS.group(dp=2))
+    with cluster.ranks_port(plan, "127.0.0.1") as port:
+        socket.create_connection(("127.0.0.1", port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port))
+    with cluster.ranks_port(dataclasses.replace(plan, group=None), "127.0.0.1") as port:
+        assert port == 0
 
 
 def test_a_file_of_another_machine_may_come_late(tmp_path):
