@@ -14,13 +14,20 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
 hook = jaxtyping.install_import_hook(["ref"], "beartype.beartype")
 # Where as many workers as cores run tests side by side, two threads in each would wait for each other in every product.
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else max(1, min(2, os.cpu_count() or 1)))
+THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else max(1, min(2, os.cpu_count() or 1))
+torch.set_num_threads(THREADS)
 # No test is timed: beside other workers an example that takes 5 ms took 600.
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
 # Both together make torch.empty hand out NaN: what reads memory that nobody wrote is seen.
 torch.use_deterministic_algorithms(True)
 torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_threads():
+    """A run that a test plays in this process sets its threads, and they stay. With two of them in two workers, tests of a second took a minute."""
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True)
