@@ -41,7 +41,7 @@ from scaled.runtime.checkpoint import CheckpointError, Checkpoints
 from scaled.runtime.comm import most, summed
 from scaled.runtime.mesh import Compute, Layout, computing, current, mesh
 
-__all__ = ["Rank", "Sharded", "TrainerGroup", "joined", "restored"]
+__all__ = ["Rank", "Sharded", "TrainerGroup", "interface_to", "joined", "restored"]
 
 SIOCGIFADDR = 0x8915
 """The request for an interface's IPv4 address (man 7 netdevice)."""
@@ -175,11 +175,8 @@ def ages(played: Sequence[Played], version: int) -> dict[str, float]:
     return {"age": total / tokens, "oldest": most(age.max()).item(), "tokens": tokens}
 
 
-LOOPBACK = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-
-
 def interface_to(host: str, port: int) -> str:
-    """The network interface by which this machine reaches another one. Linux only."""
+    """The network interface by which this machine reaches another one. Linux only. Raises RunError where none has the address that it speaks from."""
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -189,7 +186,7 @@ def interface_to(host: str, port: int) -> str:
             with suppress(OSError):  # it has no address
                 if socket.inet_ntoa(fcntl.ioctl(s.fileno(), SIOCGIFADDR, name.encode().ljust(256, b"\0"))[20:24]) == mine:
                     return name
-    return LOOPBACK
+    raise RunError(f"no network interface of {socket.gethostname()} has the address {mine}, by which it reaches the other ranks at {host}")
 
 
 @contextmanager
@@ -200,7 +197,8 @@ def joined(group: TrainerGroup, rank: int, meeting: Path | tuple[str, int], epoc
     if group.backend == "nccl":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     else:
-        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK if isinstance(meeting, Path) else interface_to(*meeting)
+        loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback if isinstance(meeting, Path) else interface_to(*meeting)
     if isinstance(meeting, Path):
         store = dist.FileStore(f"{meeting}-{epoch}", group.layout.world)
     else:

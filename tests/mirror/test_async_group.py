@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from kit.settings import RunError
 from ref import weight_sync
 from ref.async_rl import Rules
 from ref.network import Transformer, load_hf, save_hf
-from scaled.async_rl.group import restored
+from scaled.async_rl.group import interface_to, restored
 from scaled.async_rl.local import Plan, play
 from scaled.runtime.store import open_store
 from tests import forks
@@ -126,6 +127,14 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(RunError, match=r"distcp is damaged: \d+ of \d+ bytes$"):
         play(Plan(tmp_path, Rules(4, 0, 2), PARTS, 1, slots=8, rollouts=2, group=PARTS.group(), timeout=2.0))
+
+
+def test_ranks_speak_over_the_interface_that_leads_to_their_meeting(monkeypatch):
+    """Over another one they would never meet, so none is guessed."""
+    assert interface_to("127.0.0.1", 9).startswith("lo")
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "nothing0")])
+    with pytest.raises(RunError, match=r"^no network interface of .* has the address 127\.0\.0\.1, by which it reaches the other ranks at"):
+        interface_to("127.0.0.1", 9)
 
 
 def test_more_ranks_than_conversations(tmp_path):
