@@ -20,7 +20,18 @@ from ref.rl import Played
 from ref.self_summary import Chain, Segment
 from sims.microrepo.world import MicroWorld
 
-SMALL = {"tools": (0.05,), "long": 0.05, "steps": 2, "long_steps": 2, "every": 1, "prompts": 2, "rollouts": 2, "heldout": 40, "samples": 1, "seeds": 2}
+SMALL = {
+    "tools": (0.05,),
+    "long": 0.05,
+    "steps": 2,
+    "long_steps": 2,
+    "every": 1,
+    "prompts": 2,
+    "rollouts": 2,
+    "heldout": 40,
+    "samples": 1,
+    "seeds": 2,
+}
 """With more held-out rollouts than one process plays."""
 
 
