@@ -23,8 +23,10 @@ from sims.microrepo.world import MicroWorld
 
 __all__ = ["ARMS", "Experiment", "cell", "settings"]
 
-ARMS = {"synchronous": (False, 1), "equal": (True, 1), "more": (True, 2), "one": (True, 2)}
-"""Whether nobody waits, and slots for each rollout of a step."""
+ARMS = {"synchronous": 1, "equal": 1, "more": 2, "one": 2, "wide": 2}
+"""Slots for each rollout of a step."""
+LONG_ONLY = ("one", "wide")
+"""What is played at one latency alone."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Experiment:
     steps: int = 10
     """Steps of each cell."""
     long: float = 0.2
-    """The latency at which success is compared, and S = 1 is played too."""
+    """The latency at which success is compared, and other bounds on age are played too."""
     long_steps: int = 20
     """Steps of its cells."""
     every: int = 5
@@ -72,20 +74,20 @@ class Experiment:
     @property
     def cells(self) -> list[tuple[str, float, int]]:
         """Arm, latency and number of the seed; what is compared is played one after the other."""
-        kinds = [(arm, tool) for tool in self.tools for arm in ARMS if arm != "one" or tool == self.long]
+        kinds = [(arm, tool) for tool in self.tools for arm in ARMS if arm not in LONG_ONLY or tool == self.long]
         return [(arm, tool, number) for number in range(self.seeds) for arm, tool in kinds]
 
 
 def settings(c: Experiment, checkpoint: Path, arm: str, tool: float, number: int) -> Async:
     """What a cell plays."""
-    free, slots = ARMS[arm]
+    bounds = {"synchronous": 0, "one": 1, "wide": 2 * c.staleness}
     steps = c.long_steps if tool == c.long else c.steps
     base = Async(str(checkpoint), seed=1000 * c.seed + number, tool_s=tool, heldout=c.heldout, samples=c.samples)
     return replace(
         base,
-        staleness=(1 if arm == "one" else c.staleness) if free else 0,
+        staleness=bounds.get(arm, c.staleness),
         workers=cores(),
-        slots=slots * -(-c.prompts // cores()) * c.rollouts,
+        slots=ARMS[arm] * -(-c.prompts // cores()) * c.rollouts,
         rl=replace(base.rl, steps=steps, decay=steps // 2, prompts=c.prompts, rollouts=c.rollouts),
     )
 

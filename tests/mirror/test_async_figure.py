@@ -88,19 +88,21 @@ def test_a_slope_through_the_common_beginning():
     assert slope(curve, 0.4) > 0.002
 
 
-def made(c: Experiment, faster: float = 2.5, later: float = 0.0, foretold: float = 1.0, publishing: float = 0.001) -> tuple[list[dict], list[dict]]:
+def made(
+    c: Experiment, faster: float = 2.5, wider: float = 2.8, later: float = 0.0, foretold: float = 1.0, publishing: float = 0.001
+) -> tuple[list[dict], list[dict]]:
     """Cells and curves: with latency, `more` is so many times faster than the synchronous loop."""
     rows, curves = [], []
     for arm, tool, seed in c.cells:
-        speed = 1.0 if arm == "synchronous" or not tool else {"equal": 1.5, "one": 1.8, "more": faster}[arm]
+        speed = 1.0 if arm == "synchronous" or not tool else {"equal": 1.5, "one": 1.8, "more": faster, "wide": wider}[arm]
         seconds = (100 + seed) / speed
-        age = {"synchronous": 0.0, "equal": 1.5, "one": 0.9, "more": 1.7}[arm]
+        age = {"synchronous": 0.0, "equal": 1.5, "one": 0.9, "more": 1.7, "wide": 2.4}[arm]
         row = {"arm": arm, "tool_s": tool, "seed": seed, "seconds": seconds, "foretold": foretold * seconds, "age": age, "foretold_age": age}
         rows.append(row | {"first_third": age + 0.1 + 0.01 * seed, "last_third": age, "trainer_busy": 0.5, "dropped": 0, "published_s": 0.1})
         rows[-1]["publishing"] = publishing
-        if tool == c.long and arm != "one":
+        if tool == c.long:
             for version in range(0, c.long_steps + 1, c.every):
-                gained = 0.1 * version / c.long_steps - (later if arm == "more" and version == c.long_steps else 0.0)
+                gained = 0.1 * version / c.long_steps - (later if arm in ("more", "wide") and version == c.long_steps else 0.0)
                 one = {"version": version, "seconds": seconds * version / c.long_steps, "success": 0.6 + gained}
                 curves.append({"arm": arm, "seed": seed, **one})
     return rows, curves
@@ -117,16 +119,18 @@ def test_rules():
     assert decided(c, faster=0.8)["half-the-time"] == decided(c, faster=0.8)["same-success"] == "contradicted"
     assert decided(c, faster=1.2)["same-success"] == "not at this scale"
     assert decided(c, later=0.06)["stable"] == "contradicted" and decided(c, later=0.04)["stable"] == "reproduced"
+    assert decided(c, wider=1.6)["wider"] == "partly" and decided(c, wider=0.9)["wider"] == "contradicted"
+    assert decided(c, later=0.06)["wider"] != "reproduced" and decided(c, later=0.04)["wider"] == "reproduced"
     assert decided(c, publishing=0.03)["background"] == "contradicted"
     assert decided(c, foretold=1.16)["clock"] == "broken" and decided(c, foretold=0.86)["clock"] == "holds"
 
 
 def test_cells_differ_in_what_they_compare_and_nothing_else(tmp_path):
     c = Experiment()
-    assert len(c.cells) == len(set(c.cells)) == 3 * (3 * 4 + 1)
+    assert len(c.cells) == len(set(c.cells)) == 3 * (3 * 4 + 2)
     asked = {arm: settings(c, tmp_path, arm, 0.2, 1) for arm in ARMS}
-    assert [one.staleness for one in asked.values()] == [0, 2, 2, 1]
-    assert [one.slots * one.workers for one in asked.values()] == [128, 128, 256, 256]
+    assert [one.staleness for one in asked.values()] == [0, 2, 2, 1, 4]
+    assert [one.slots * one.workers for one in asked.values()] == [128, 128, 256, 256, 256]
     assert len({replace(one, staleness=0, slots=64) for one in asked.values()}) == 1
     with pytest.raises(ValueError, match="long one of tools"):
         Experiment(long=0.3)
@@ -169,7 +173,7 @@ def test_the_figure_of_given_cells(tiny_run, tmp_path, monkeypatch):
     with Run.open(tmp_path / "run", "figure async-rl", c) as run:
         found = async_figure.experiment(run, c)
     assert len(found["rows"]) == len(c.cells) and all(row["foretold"] > 0 for row in found["rows"])
-    assert len(found["claims"]) == 8 and found["clock"]["train_s"] == 3.0
+    assert len(found["claims"]) == 9 and found["clock"]["train_s"] == 3.0
     assert len(found["curves"]) == len(curves)
     picture({**found, "config": {**asdict(c), "tools": list(c.tools)}}, tmp_path / "drawn.png")
     shown = imread(tmp_path / "drawn.png")
