@@ -51,22 +51,23 @@ def plan_of(folder: Path, c: Async) -> Plan:
     return Plan(folder, c.rules, Small(c), c.workers, c.slots, c.rl.rollouts, c.seed, c.rl.temperature, c.timeout, tool_deadline=c.tool_deadline)
 
 
-def measure(folder: Path, c: Async, steps: int = 3) -> Pace:
-    """Plays `steps` synchronous steps without latency in `folder`, which is emptied before, and then times engines, one on each core."""
+def measure(folder: Path, c: Async, steps: int = 8) -> Pace:
+    """Plays `steps` synchronous steps without latency in `folder`, which is emptied before, and then times engines, one on each core. The first half
+    of the steps is not timed: until memory has been touched and kernels chosen, a step takes half as long again."""
     shutil.rmtree(folder, ignore_errors=True)
     slots = -(-c.rl.prompts // c.workers) * c.rl.rollouts
     short = replace(c, staleness=0, tool_s=0.0, slots=slots, rl=replace(c.rl, steps=steps))
     play(plan_of(folder, short))
     known = async_timeline.events(folder)
-    trained = async_timeline.trainings(known["trainer"])
+    trained, warm = async_timeline.trainings(known["trainer"]), steps // 2
     saved = {step["version"]: step["at"] for step in trained}
-    loads = [line for lines in async_timeline.workers(known).values() for line in lines if line["what"] == "load" and 0 < line["version"] < steps]
+    loads = [line for lines in async_timeline.workers(known).values() for line in lines if line["what"] == "load" and warm <= line["version"] < steps]
     recorded = [played for _, played in services.trained(folder)]
     groups = [some[n : n + c.rl.rollouts] for some in recorded for n in range(0, len(some), c.rl.rollouts)]
     ticks = np.concatenate(on_cores(lambda number: timed(short, number), range(cores())))
     fitted = np.linalg.lstsq(np.stack([np.ones(len(ticks)), ticks[:, 0]], 1), ticks[:, 1], rcond=None)[0]
     return Pace(
-        statistics.median(step["at"] - step["began"] for step in trained),
+        statistics.median(step["at"] - step["began"] for step in trained[warm:]),
         statistics.median(line["at"] - line["pause_s"] - saved[line["version"]] for line in loads),
         statistics.median(line["pause_s"] for line in loads),
         (max(float(fitted[0]), 1e-4), max(float(fitted[1]), 0.0)),
