@@ -102,6 +102,11 @@ class Deltas(WeightTransferEngine[Where, Which]):
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        for layer in self.model.modules():
+            if isinstance(layer, ParallelLMHead):
+                # Nothing of a head is loaded that shares the embedding's weights, so vLLM would keep the copy that oneDNN has packed, where it has
+                # packed one: on CPUs with AVX512-BF16 and no AMX.
+                layer.quant_method.process_weights_after_loading(layer)
 
     def sums(self) -> tuple[dict[str, str], dict[str, str]]:
         """Digests of all tensors that serve, and of the trainer's: those in the manifest."""
