@@ -571,6 +571,12 @@ def bench_delta() -> None:
     importlib.import_module("etude.bench.delta").bench()
 
 
+@bench_app.command("sandbox")
+def bench_sandbox() -> None:
+    """Start, call, store and fork sandboxes over a tree of 25 MB, and weigh idle ones."""
+    importlib.import_module("etude.bench.sandboxes").bench()
+
+
 @bench_app.command("crowded")
 def bench_crowded(
     run: Annotated[Path, typer.Argument(help="A small run of the recipe; the benchmark uses its policy after SFT.")] = Path("runs/small"),

@@ -17,17 +17,20 @@ from etude import catalog
 
 ROOT = Path(__file__).resolve().parent.parent
 STDLIB = set(sys.stdlib_module_names)
-ROOMS = {"kit", "ref", "kernels", "scaled", "sims", "lessons", "etude", "app"}
-# What the two strict rooms may import beside the standard library, and which rooms each may know.
+ROOMS = {"kit", "ref", "kernels", "scaled", "sims", "environments", "lessons", "etude", "app"}
+# What the three strict rooms may import beside the standard library, and which rooms each may know.
 LIBRARIES = {
     "ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "tokenizers", "zstandard"},
     "kernels": {"torch", "triton", "jaxtyping", "numpy"},
+    "environments": set(),
 }
 MAY = {
     "ref": {"ref"},
     "kernels": {"kernels", "ref"},
     "scaled": {"scaled", "ref", "kernels", "kit"},
     "sims": {"sims", "ref", "kit"},
+    "environments": {"environments", "ref", "kit"},
+    "environments/sandbox/inside": {"environments.sandbox.inside"},
     "lessons": {"lessons", "ref", "sims", "scaled", "kit"},
     "kit": {"kit"},
     "etude/catalog.py": set(),
@@ -61,7 +64,8 @@ def imported(source: str, package: tuple[str, ...]) -> set[str]:
 
 def room_of(path: Path) -> str:
     name = path.relative_to(ROOT).as_posix()
-    return name if name in MAY else name.partition("/")[0]
+    folder = name.rpartition("/")[0]
+    return next((found for found in (name, folder) if found in MAY), name.partition("/")[0])
 
 
 def files() -> list[Path]:

@@ -1,0 +1,47 @@
+"""Where sandboxes keep what they build: a folder of the user, which the sandbox's own user may read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kit.settings import RunError
+
+__all__ = ["OTHER", "cache_folder", "made", "owner", "reachable"]
+
+OTHER = 65533
+"""The user as which bwrap runs when root asks. Limits on processes do not bind root, and files of root's would be the sandbox's own. Debian and
+systemd give this number to nobody."""
+
+
+def owner() -> int | None:
+    """The user to whom a sandbox's files belong on this machine; None for the one who asks."""
+    return OTHER if os.geteuid() == 0 else None
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/etude`, by default `~/.cache/etude`, and for root, whose home is closed to others, `/var/cache/etude`."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(home):
+        return Path(home) / "etude"
+    return Path("/var/cache/etude") if os.geteuid() == 0 else Path.home() / ".cache" / "etude"
+
+
+def made(folder: Path) -> Path:
+    """The folder, made if it is missing, with all above it that are. Other users may enter those, whatever the umask is."""
+    if not folder.is_dir():
+        made(folder.parent)
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
+    return folder
+
+
+def reachable(folder: Path) -> Path:
+    """The same folder. Raises RunError if root asks and the sandbox's user cannot get there."""
+    if owner() is not None:
+        for above in (folder, *folder.resolve().parents):
+            if not above.stat().st_mode & 0o001:
+                raise RunError(
+                    f"{above} is closed to others, and a sandbox that root starts runs as user {OTHER}: set XDG_CACHE_HOME to an open folder"
+                )
+    return folder

@@ -1,0 +1,95 @@
+"""The tools that read and change single files, and list folders."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .tree import Refused, Room, kind, line, open_file, place
+
+__all__ = ["delete", "edit", "ls", "read", "write"]
+
+NOTE = 100
+"""Bytes that are kept free for a last line, which says where to read on."""
+LARGEST = 8 * 2**20
+"""Bytes of the largest file that is edited."""
+
+
+def read(room: Room, path: str, start: int = 1, lines: int = 0) -> str:
+    """Lines of a file, from line `start`, which is 1 for the first; `lines` 0: all of them. What is no UTF-8 is shown as \\x and its code."""
+    if start < 1 or lines < 0:
+        raise Refused("start must be at least 1, and lines not negative")
+    most = room.output - NOTE
+    found, size, number, more = [], 0, 0, ""
+    with open(open_file(room, path), "rb") as file:
+        while block := file.readline(most + 1):
+            if number + 1 >= start:
+                kept = block[: most - size] if not found else block
+                if size + len(kept) > most or len(kept) < len(block):
+                    kept = kept if not found else b""
+                    rest = os.fstat(file.fileno()).st_size - file.tell() + len(block) - len(kept)
+                    advice = f"line {number + 1} is longer than a tool may say" if kept else f"read on with start={number + 1}"
+                    more = f"\n… {rest} bytes more: {advice}"
+                    found.append(kept)
+                    break
+                found.append(block)
+                size += len(block)
+            number += block.endswith(b"\n")
+            if lines and number >= start - 1 + lines:
+                break
+    return b"".join(found).decode("utf-8", "backslashreplace") + more
+
+
+def write(room: Room, path: str, text: str) -> str:
+    """Makes or replaces a file, and the folders that it lies in."""
+    real = place(room, path)
+    if os.path.lexists(real) and not stat.S_ISREG(os.lstat(real).st_mode):
+        raise Refused(f"{line(path)} is a {kind(os.lstat(real).st_mode)}, not a file")
+    os.makedirs(os.path.dirname(real), exist_ok=True)
+    data = text.encode("utf-8", "surrogateescape")
+    with open(open_file(room, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        file.write(data)
+    return f"wrote {len(data)} bytes to {line(path)}"
+
+
+def edit(room: Room, path: str, old: str, new: str, every: bool = False) -> str:
+    """Replaces `old`, which must occur once, by `new`; `every`: however often it occurs."""
+    if not old:
+        raise Refused("old must not be empty; write makes a file")
+    with open(open_file(room, path), "rb") as file:
+        before = file.read(LARGEST + 1)
+    if len(before) > LARGEST:
+        raise Refused(f"{line(path)} is larger than {LARGEST >> 20} MiB; edit it with a command")
+    target = old.encode("utf-8", "surrogateescape")
+    times = before.count(target)
+    if times == 0 or (times > 1 and not every):
+        raise Refused(f"old occurs {times} times in {line(path)}; it must occur once" if times else f"old does not occur in {line(path)}")
+    after = before.replace(target, new.encode("utf-8", "surrogateescape"))
+    with open(open_file(room, path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+        file.write(after)
+    return f"replaced {times} {'place' if times == 1 else 'places'} in {line(path)}"
+
+
+def delete(room: Room, path: str) -> str:
+    """Removes a file, a link or a folder with all that is in it. Of a link it removes the link only."""
+    real = place(room, path, follow=False)
+    if stat.S_ISDIR(os.lstat(real).st_mode):
+        import shutil  # it loads compressors, which would slow down every start
+
+        shutil.rmtree(real)
+    else:
+        os.unlink(real)
+    return f"deleted {line(path)}"
+
+
+def ls(room: Room, path: str = ".") -> str:
+    """One line for each thing in a folder, in the order of names: its kind, its bytes, its name."""
+    real = place(room, path)
+    if not stat.S_ISDIR(os.lstat(real).st_mode):
+        raise Refused(f"{line(path)} is a {kind(os.lstat(real).st_mode)}, not a folder")
+    rows = []
+    for name in sorted(os.listdir(real)):
+        found = os.lstat(os.path.join(real, name))
+        target = f" -> {line(os.readlink(os.path.join(real, name)))}" if stat.S_ISLNK(found.st_mode) else ""
+        rows.append(f"{kind(found.st_mode):6} {found.st_size:>9} {line(name)}{target}")
+    return "\n".join(rows) or "the folder is empty"

@@ -1,0 +1,70 @@
+"""System calls that Python has no function for: mounts, capabilities, limits of the process, the filter. Each raises OSError."""
+
+from __future__ import annotations
+
+import _signal as signal  # pyright: ignore[reportMissingImports]  # the package signal loads enum, which slows down every start
+import ctypes
+import os
+
+__all__ = ["bind", "drop_capabilities", "filter_calls", "keep_private", "mount", "signal", "unmount"]
+
+NOSUID, NODEV, NOEXEC, READ_ONLY, REMOUNT, BIND, RECURSIVE = 2, 4, 8, 1, 32, 4096, 16384
+"""Flags of mount(2)."""
+DETACH = 2
+"""Of umount2(2): what is open stays usable."""
+SET_DUMPABLE, SET_SECCOMP, DROP_BOUNDING, NO_NEW_PRIVILEGES, AMBIENT, DEATH_SIGNAL = 4, 22, 24, 38, 47, 1
+"""Options of prctl(2)."""
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+libc.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
+
+
+def _done(code: int, what: str) -> None:
+    if code != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def mount(kind: str, where: str, options: str = "", flags: int = NOSUID | NODEV) -> None:
+    """Mounts a file system of this kind."""
+    _done(libc.mount(kind.encode(), where.encode(), kind.encode(), flags, options.encode()), f"mount of {kind} on {where}")
+
+
+def bind(what: str, where: str, read_only: bool = False) -> None:
+    """Lets a file or a folder appear at another path."""
+    _done(libc.mount(what.encode(), where.encode(), None, BIND, None), f"bind of {what} on {where}")
+    if read_only:
+        flags = BIND | REMOUNT | READ_ONLY | NOSUID | NODEV | NOEXEC
+        _done(libc.mount(None, where.encode(), None, flags, None), f"making {where} read-only")
+
+
+def unmount(where: str) -> None:
+    """Takes a mount out of sight. What was bound from it, and what is open in it, goes on."""
+    _done(libc.umount2(where.encode(), DETACH), f"unmount of {where}")
+
+
+def drop_capabilities() -> None:
+    """Gives up every capability, for this process and for all that it starts, for good."""
+    for number in range(64):
+        if libc.prctl(DROP_BOUNDING, number, 0, 0, 0) != 0:
+            break  # the kernel has no such capability
+    _done(libc.prctl(AMBIENT, 4, 0, 0, 0), "clearing ambient capabilities")
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    _done(libc.capset(header, none), "capset")
+
+
+def keep_private() -> None:
+    """No other process may look into this one, and it ends with the one that started it."""
+    _done(libc.prctl(SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
+    _done(libc.prctl(DEATH_SIGNAL, 9, 0, 0, 0), "PR_SET_PDEATHSIG")
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+
+
+def filter_calls(program: bytes) -> None:
+    """Installs a seccomp filter, eight bytes an instruction, for this process and for all that it starts."""
+    _done(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
+    packed = _Program(len(program) // 8, program)
+    _done(libc.prctl(SET_SECCOMP, 2, ctypes.addressof(packed), 0, 0), "seccomp filter")

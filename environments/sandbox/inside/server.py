@@ -1,0 +1,184 @@
+"""The tool server: takes requests as JSON lines from a private pipe, and answers them on another one, until the first is closed.
+
+It is the first process inside of the sandbox. Commands that it runs have neither pipe, cannot signal it, and cannot look into it. Frames are
+bounded on both sides. What it answers is no more trusted than what the commands say: they share the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+
+from . import changes, files, lines, setup, shell
+from .kernel import signal
+from .tree import Refused, Room, line
+
+__all__ = ["LONGEST", "TOOLS", "Server", "checked", "main"]
+
+
+def _searched(name: str):
+    """A tool of search.py, which loads regular expressions: they would slow down every start."""
+
+    def tool(*how, **args):
+        from . import search
+
+        return getattr(search, name)(*how, **args)
+
+    return tool
+
+
+LONGEST = 64 * 2**20
+"""Bytes of a request."""
+TOOLS = {
+    "read": (files.read, {"path": str}, {"start": int, "lines": int}),
+    "write": (files.write, {"path": str, "text": str}, {}),
+    "edit": (files.edit, {"path": str, "old": str, "new": str}, {"every": bool}),
+    "delete": (files.delete, {"path": str}, {}),
+    "list": (files.ls, {}, {"path": str}),
+    "glob": (_searched("glob"), {"pattern": str}, {"path": str}),
+    "grep": (_searched("grep"), {"pattern": str}, {"path": str, "glob": str, "ignore_case": bool}),
+    "shell": (None, {"command": str}, {"cwd": str}),
+}
+"""Of every tool: its function, the arguments that it needs, and those that it may be given."""
+WORDS = {str: "text", int: "a whole number", bool: "true or false"}
+
+
+def checked(tool: object, args: object) -> dict:
+    """The arguments of a call, if it is one. Raises Refused, which says what is missing, too much, or of the wrong type."""
+    if not isinstance(tool, str) or tool not in TOOLS:
+        raise Refused(f"there is no tool {str(tool)[:100]!r}; there are {', '.join(TOOLS)}")
+    if not isinstance(args, dict):
+        raise Refused(f"{tool} expects its arguments by name; got {type(args).__name__}")
+    _, needed, allowed = TOOLS[tool]
+    for name in needed:
+        if name not in args:
+            raise Refused(f"{tool} needs {name}, {WORDS[needed[name]]}")
+    for name, value in args.items():
+        wanted = {**needed, **allowed}.get(name)
+        if wanted is None:
+            raise Refused(f"{tool} has no argument {str(name)[:100]!r}; it has {', '.join({**needed, **allowed})}")
+        if type(value) is not wanted:
+            raise Refused(f"{name} of {tool} must be {WORDS[wanted]}; got {lines.encode(value)[:100]}")
+    return args
+
+
+class Late(Exception):
+    """A tool took too long."""
+
+
+class Server(shell.Stop):
+    """Reads from one handle and writes to another. `start`: what setup found."""
+
+    def __init__(self, reader: int, writer: int, start: setup.Start, buffer: bytes) -> None:
+        self.handle, self.writer, self.start, self.buffer = reader, writer, start, bytearray(buffer)
+        self.room = Room("/work", start.output)
+        self.deadline = float("inf")
+        signal.signal(signal.SIGALRM, self.alarm)
+
+    def alarm(self, *_: object) -> None:
+        """Interrupts a tool of this process, also within a regular expression. A command could send the signal, too: the clock decides."""
+        if time.monotonic() >= self.deadline:
+            raise Late
+
+    def line(self) -> dict | None:
+        """The next request; None once the pipe is closed. What is no request ends the server."""
+        while (end := self.buffer.find(b"\n")) < 0:
+            if len(self.buffer) > LONGEST or not (block := os.read(self.handle, 1 << 20)):
+                return None
+            self.buffer += block
+        found = lines.decode(self.buffer[:end].decode())
+        del self.buffer[: end + 1]
+        assert isinstance(found, dict)
+        return found
+
+    def reason(self) -> str | None:
+        """Why a command is to be ended, if that was said by now; the pipe's end is a reason as well."""
+        if b"\n" not in self.buffer and not select.select([self.handle], [], [], 0)[0]:
+            return None
+        found = self.line()
+        return "the sandbox is closed" if found is None else found.get("stop")
+
+    def answer(self, **found: object) -> None:
+        send(self.writer, lines.encode(found).encode() + b"\n")
+
+    def play(self, request: dict) -> dict:
+        """The answer to a request for a tool."""
+        since, seconds = time.monotonic(), float(request["seconds"])
+        try:
+            found = self.attempt(request, since, seconds)
+        except Late:
+            found = {"text": "", "ok": False, "ended": f"more than {seconds:g} seconds"}
+        self.deadline = float("inf")
+        return {"exit": None, "ended": None, **found, "seconds": time.monotonic() - since}
+
+    def attempt(self, request: dict, since: float, seconds: float) -> dict:
+        """The same, but raises Late."""
+        found: dict = {}
+        try:
+            args = checked(request["tool"], request["args"])
+            if request["tool"] == "shell":
+                s = self.start
+                bounds = shell.Bounds(seconds, s.processes, s.flood, s.disk, s.inodes, s.handle)
+                heard = shell.shell(self.room, bounds, self, **args)
+                found |= {"text": heard.text, "exit": heard.exit, "ended": heard.ended, "ok": heard.exit == 0 and heard.ended is None}
+            else:
+                self.deadline = since + seconds
+                signal.setitimer(signal.ITIMER_REAL, seconds, 0.01)
+                found |= {"text": TOOLS[request["tool"]][0](self.room, **args), "ok": True}
+        except (Refused, OSError, ValueError, RecursionError, MemoryError) as error:
+            found |= {"text": told(error), "ok": False}
+            if isinstance(error, OSError) and error.errno in (28, 122):
+                found["ended"] = shell.full(shell.Bounds(0, 0, 0, self.start.disk, self.start.inodes, self.start.handle))
+        finally:
+            self.deadline = float("inf")
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return found
+
+    def run(self) -> None:
+        """Until nobody asks any more."""
+        while (request := self.line()) is not None:
+            what = request.get("do")
+            if what == "call":
+                self.answer(id=request["id"], **self.play(request))
+            elif what == "scan":
+                try:
+                    self.answer(id=request["id"], **changes.scan(self.start))
+                except (Refused, OSError, RecursionError) as error:
+                    self.answer(id=request["id"], refused=told(error))
+            elif what == "fetch":
+                changes.fetch(request["path"], self.writer)
+
+
+def told(error: BaseException) -> str:
+    """An error in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+        return f"{error.strerror}: {line(name.removeprefix('/work/'))}" if name else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def send(handle: int, data: bytes) -> None:
+    """Writes all of it: a pipe may take less at a time."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(handle, left) :]
+
+
+def main() -> None:
+    """Called once, in the first process: sets the sandbox up, says so, and serves."""
+    reader, writer, notes = os.dup(0), os.dup(1), os.dup(2)
+    try:
+        nothing = os.open("/dev/null", os.O_RDWR)
+        for handle in (0, 1, 2):
+            os.dup2(nothing, handle)
+        start, buffer = setup.begin(reader)
+        server = Server(reader, writer, start, buffer)
+    except BaseException as error:
+        os.write(notes, f"{type(error).__name__}: {error}\n".encode("utf-8", "backslashreplace"))
+        os._exit(70)
+    os.close(notes)
+    server.answer(ready=True, overlay=start.upper is not None)
+    server.run()
+    sys.exit(0)

@@ -1,0 +1,204 @@
+"""What the first process does before anybody else is there: mounts the work tree, sets limits, and gives up what it could do that for.
+
+bwrap gives it a few capabilities within the sandbox's own user namespace. It mounts what bwrap 0.8 cannot: one tmpfs that bounds bytes and
+inodes, with the work tree, /tmp and /dev/shm in it, and an overlay that lets the tree begin with files that are nowhere copied. Where overlay
+mounts cannot be had, the files are copied. Then it gives all capabilities up and installs the filter of system calls.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+
+from . import kernel, lines
+from .kernel import signal
+
+__all__ = ["MASKED", "Start", "begin"]
+
+DISK, BASE, WORK = "/run", "/base", "/work"
+MASKED = (
+    "acpi",
+    "asound",
+    "cmdline",
+    "interrupts",
+    "kcore",
+    "key-users",
+    "keys",
+    "latency_stats",
+    "sched_debug",
+    "scsi",
+    "timer_list",
+    "timer_stats",
+)
+"""Names in /proc that tell about the machine, or reach it."""
+READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+"""Names in /proc through which settings are changed."""
+COUNTED = {"max_inotify_instances": 16, "max_inotify_watches": 4096, "max_fanotify_groups": 0, "max_fanotify_marks": 0} | {
+    f"max_{kind}_namespaces": 0 for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
+}
+"""What the kernel counts by namespace, and else by user: a sandbox must not use up what the user who started it has."""
+OWN_INODES = 8
+"""Folders that the tmpfs begins with."""
+
+
+class Start:
+    """What the server works with. `upper`: a handle of the overlay's folder of changes, None where the tree was copied; `handle`: one of the bounded
+    disk; the others are limits."""
+
+    def __init__(self, upper: int | None, handle: int, output: int, processes: int, flood: int, disk: int, inodes: int) -> None:
+        self.upper, self.handle, self.output = upper, handle, output
+        self.processes, self.flood, self.disk, self.inodes = processes, flood, disk, inodes
+
+
+def begin(reader: int) -> tuple[Start, bytes]:
+    """Reads what is wanted from the pipe, and does it. Gives also what was read beyond that. Raises OSError for what the kernel refuses."""
+    buffer = b""
+    while b"\n" not in buffer:
+        if not (block := os.read(reader, 1 << 20)):
+            raise EOFError("nobody says what is wanted")
+        buffer += block
+    first, _, buffer = buffer.partition(b"\n")
+    wanted = lines.decode(first.decode())
+    assert isinstance(wanted, dict)
+    limits, base = wanted["limits"], wanted["base"]
+    upper, handle = _mount(limits, base)
+    buffer = _lay(wanted["remove"], wanted["entries"], reader, buffer)
+    _close_off()
+    _limit(limits, base["bytes"])
+    kernel.drop_capabilities()
+    kernel.keep_private()
+    kernel.filter_calls(bytes.fromhex(wanted["filter"]))
+    names = ("output", "processes", "flood", "disk", "inodes")
+    return Start(upper, handle, **{name: limits[name] for name in names}), buffer
+
+
+def _mount(limits: dict, base: dict) -> tuple[int | None, int]:
+    size, inodes = limits["disk"], limits["inodes"] + OWN_INODES
+    kernel.mount("tmpfs", DISK, f"size={size},nr_inodes={inodes},mode=755")
+    for name in ("upper", "scratch", "tmp", "shm"):
+        os.mkdir(f"{DISK}/{name}")
+    os.chmod(f"{DISK}/upper", stat.S_IMODE(os.stat(BASE).st_mode))
+    upper = os.open(f"{DISK}/upper", os.O_RDONLY | os.O_DIRECTORY)
+    handle = os.open(DISK, os.O_RDONLY | os.O_DIRECTORY)
+    overlaid = base["overlay"] and _overlay()
+    if not overlaid:
+        grown = f"size={size + base['bytes']},nr_inodes={inodes + base['inodes']}"
+        kernel.mount("tmpfs", DISK, grown, kernel.REMOUNT | kernel.NOSUID | kernel.NODEV)
+        _copy(BASE, f"{DISK}/upper")
+        kernel.bind(f"{DISK}/upper", WORK)
+    kernel.bind(f"{DISK}/tmp", "/tmp")
+    kernel.bind(f"{DISK}/shm", "/dev/shm")
+    kernel.unmount(BASE)
+    kernel.unmount(DISK)
+    return upper if overlaid else None, handle
+
+
+def _overlay() -> bool:
+    """Whether the work tree is the base with changes above it. The kernel needs overlays in user namespaces (5.11) and extended attributes
+    on tmpfs (6.6), which tell a folder that was made anew from one that was changed."""
+    try:
+        os.setxattr(f"{DISK}/upper", "user.overlay.probe", b"y")
+        os.removexattr(f"{DISK}/upper", "user.overlay.probe")
+        options = f"lowerdir={BASE},upperdir={DISK}/upper,workdir={DISK}/scratch,userxattr"
+        kernel.mount("overlay", WORK, options)
+        return True
+    except OSError:
+        return False
+
+
+def _copy(there: str, here: str) -> None:
+    """Copies a tree, with modes and links."""
+    for entry in os.scandir(there):
+        target, mode = f"{here}/{entry.name}", entry.stat(follow_symlinks=False).st_mode
+        if stat.S_ISLNK(mode):
+            os.symlink(os.readlink(entry.path), target)
+        elif stat.S_ISDIR(mode):
+            os.mkdir(target)
+            _copy(entry.path, target)
+            os.chmod(target, stat.S_IMODE(mode))
+        else:
+            source, copy = os.open(entry.path, os.O_RDONLY), os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            while os.sendfile(copy, source, None, 1 << 24):
+                pass
+            os.fchmod(copy, stat.S_IMODE(mode))
+            os.close(source)
+            os.close(copy)
+
+
+def _lay(remove: list[str], entries: list[list], reader: int, buffer: bytes) -> bytes:
+    """Changes the tree: removes paths, then makes entries (path, kind, mode, and a file's size or a link's target) in their order. The
+    contents of files follow each other in the pipe."""
+    data = bytearray(buffer)
+    for path in remove:
+        _remove(f"{WORK}/{path}")
+    folders = []
+    for path, kind, mode, value in entries:
+        target = f"{WORK}/{path}" if path else WORK
+        if kind == "dir":
+            os.makedirs(target, exist_ok=True)
+            folders.append((target, mode))
+            continue
+        if os.path.lexists(target):
+            os.unlink(target)
+        if kind == "link":
+            os.symlink(value, target)
+            continue
+        with open(target, "xb") as file:
+            left = value
+            while left:
+                data = data or bytearray(os.read(reader, min(left, 1 << 20)))
+                if not data:
+                    raise EOFError("the tree is cut short")
+                taken = file.write(data[:left])
+                del data[:taken]
+                left -= taken
+        os.chmod(target, mode)
+    for target, mode in reversed(folders):
+        os.chmod(target, mode)
+    return bytes(data)
+
+
+def _remove(path: str) -> None:
+    if not os.path.islink(path) and os.path.isdir(path):
+        for name in os.listdir(path):
+            _remove(f"{path}/{name}")
+        os.rmdir(path)
+    else:
+        os.unlink(path)
+
+
+def _close_off() -> None:
+    """No more user namespaces, and nothing in /proc that tells about the machine or changes it."""
+    for name, most in COUNTED.items():
+        try:
+            with open(f"/proc/sys/user/{name}", "w") as file:
+                file.write(str(most))
+        except OSError:
+            pass  # a kernel without this count; the filter refuses namespaces anyway
+    for name in MASKED:
+        path = f"/proc/{name}"
+        if os.path.isdir(path):
+            kernel.bind("/run", path, read_only=True)
+        elif os.path.exists(path):
+            kernel.bind("/dev/null", path)
+    for name in READ_ONLY:
+        if os.path.exists(f"/proc/{name}"):
+            kernel.bind(f"/proc/{name}", f"/proc/{name}", read_only=True)
+
+
+def _limit(limits: dict, base: int) -> None:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # where the machine runs out of memory, it is the sandbox that goes
+    for what, most in (
+        (resource.RLIMIT_NPROC, limits["processes"] + 17),  # the server, and room in which the server sees who has crossed the limit
+        (resource.RLIMIT_AS, 4 * limits["memory"] + 2**30),  # no single process runs away between two looks of the watchdog
+        (resource.RLIMIT_FSIZE, limits["disk"] + base),
+        (resource.RLIMIT_NOFILE, 256),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 1024),
+    ):
+        resource.setrlimit(what, (most, most))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # from within, the first process receives only signals that it has handlers for

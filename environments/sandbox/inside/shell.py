@@ -1,0 +1,246 @@
+"""The tool that runs a command, and ends what it leaves behind.
+
+The first process of a process namespace can signal all others at once and is the parent of every orphan. So nothing that a command starts, however
+it forks and hides, lives longer than its call.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from .kernel import signal
+from .tree import Refused, Room, line, place
+
+__all__ = ["Bounds", "Heard", "Stop", "Tail", "end_all", "full", "others", "shell"]
+
+ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb", "USER": "agent", "SHELL": "/bin/sh"}
+DEFAULTS = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGALRM, signal.SIGTERM)
+TICK = 0.05
+"""Seconds between two looks at processes and disk."""
+GRACE, LINGER = 0.5, 0.2
+"""Seconds from SIGTERM to SIGKILL, and from the end of a command to that of what it started."""
+
+
+class Bounds:
+    """What ends a command. `flood`: bytes of output; `handle`: of a file on the bounded disk."""
+
+    def __init__(self, seconds: float, processes: int, flood: int, disk: int, inodes: int, handle: int) -> None:
+        self.seconds, self.processes, self.flood = seconds, processes, flood
+        self.disk, self.inodes, self.handle = disk, inodes, handle
+
+
+class Stop:
+    """Where a reason to end a command may come from. `handle` becomes readable when there may be one."""
+
+    handle: int
+
+    def reason(self) -> str | None:
+        """The reason, if there is one by now."""
+        raise NotImplementedError
+
+
+class Heard:
+    """How a command ended."""
+
+    def __init__(self, text: str, exit: int | None, ended: str | None) -> None:
+        self.text, self.exit, self.ended = text, exit, ended
+
+
+class Tail:
+    """Keeps the beginning and the end of a stream, `room` bytes together, and counts the rest."""
+
+    def __init__(self, room: int) -> None:
+        self.half, self.head, self.tail, self.total = room // 2, bytearray(), bytearray(), 0
+
+    def add(self, block: bytes) -> None:
+        self.total += len(block)
+        free = self.half - len(self.head)
+        self.head += block[:free]
+        self.tail += block[free:] if free < len(block) else b""
+        if len(self.tail) > 2 * self.half:
+            del self.tail[: -self.half]
+
+    def text(self) -> str:
+        tail = bytes(self.tail[-self.half :])
+        left_out = self.total - len(self.head) - len(tail)
+        middle = f"\n… {left_out} bytes left out …\n".encode() if left_out else b""
+        return (bytes(self.head) + middle + tail).decode("utf-8", "backslashreplace")
+
+
+class Command:
+    """A command that runs. `status`: how it ended; `ended`: the bound that it crossed; `was_full`: whether the disk has been full all the time."""
+
+    def __init__(self, pid: int, pipe: int, said: Tail) -> None:
+        self.pid, self.pipe, self.said, self.open = pid, pipe, said, True
+        self.status: int | None = None
+        self.ended: str | None = None
+        self.since = time.monotonic()
+        self.was_full = False
+
+    def hear(self, wait: float, *handles: int) -> None:
+        """Waits for output or for one of the handles, and takes what is there."""
+        ready, _, _ = select.select([self.pipe, *handles] if self.open else handles, [], [], wait)
+        if self.pipe in ready:
+            block = os.read(self.pipe, 1 << 16)
+            self.said.add(block)
+            self.open = bool(block)
+
+    def reap(self) -> None:
+        """Takes note of processes that have ended."""
+        try:
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                if found[0] == self.pid:
+                    self.status = found[1]
+        except ChildProcessError:
+            pass
+
+
+def others() -> list[int]:
+    """Every process but the first one that has not ended."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    state = file.read().rpartition(b")")[2].split()[0]
+            except OSError:
+                continue
+            if state not in (b"Z", b"X"):
+                found.append(int(name))
+    return found
+
+
+def tasks() -> int:
+    """Processes and threads, without those of the first process."""
+    total = 0
+    for pid in others():
+        try:
+            total += len(os.listdir(f"/proc/{pid}/task"))
+        except OSError:
+            continue
+    return total
+
+
+def end_all(politely: bool) -> bool:
+    """Ends all processes but the first, and waits until they are gone. `politely`: with SIGTERM first. True if some took no notice of that."""
+    stubborn = False
+    try:
+        if politely:
+            os.kill(-1, signal.SIGTERM)
+            os.kill(-1, signal.SIGCONT)
+            until = time.monotonic() + GRACE
+            while (stubborn := bool(others())) and time.monotonic() < until:
+                time.sleep(0.005)
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        return stubborn
+
+
+def _overrun(command: Command, bounds: Bounds) -> str | None:
+    """The bound that a command has crossed."""
+    if command.said.total > bounds.flood:
+        return f"more than {_bytes(bounds.flood)} of output"
+    if time.monotonic() - command.since > bounds.seconds:
+        return _late(bounds)
+    if tasks() > bounds.processes:
+        return _too_many(bounds)
+    reached = full(bounds)
+    command.was_full = command.was_full and reached is not None
+    return None if command.was_full else reached  # a command that finds the disk full may be one that makes room
+
+
+def _late(bounds: Bounds) -> str:
+    return f"more than {bounds.seconds:g} seconds"
+
+
+def _too_many(bounds: Bounds) -> str:
+    return f"more than {bounds.processes} processes"
+
+
+def full(bounds: Bounds) -> str | None:
+    """Which bound of the disk is reached, if one is."""
+    room = os.fstatvfs(bounds.handle)
+    if room.f_bavail == 0:
+        return f"more than {_bytes(bounds.disk)} of disk"
+    return f"more than {bounds.inodes} inodes" if room.f_favail == 0 else None
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:g} {unit}"
+    return f"{count} bytes"
+
+
+def shell(room: Room, bounds: Bounds, stop: Stop, command: str, cwd: str = ".") -> Heard:
+    """Runs a command in /bin/bash, or in /bin/sh, in the folder `cwd`."""
+    folder = place(room, cwd)
+    if "\0" in command:
+        raise Refused("command must not hold a null character")
+    if len(command.encode("utf-8", "surrogateescape")) > 100_000:
+        raise Refused("command must have at most 100000 bytes; write a script")
+    before = full(bounds) is not None
+    program = next(path for path in ("/bin/bash", "/bin/sh") if os.path.exists(path))
+    reader, writer = os.pipe()
+    actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_DUP2, writer, 2)]
+    try:
+        os.chdir(folder)  # a spawned process begins where its parent is
+        pid = os.posix_spawn(program, [program, "-c", command], ENVIRONMENT, file_actions=actions, setsid=True, setsigdef=DEFAULTS)
+    except NotADirectoryError:
+        raise Refused(f"{line(cwd)} is no folder") from None
+    finally:
+        os.chdir("/")
+        os.close(writer)
+    running = Command(pid, reader, Tail(room.output))
+    running.was_full = before
+    life = os.pidfd_open(pid)
+    try:
+        return _watch(running, bounds, life, stop)
+    finally:
+        end_all(politely=False)
+        os.close(life)
+        os.close(reader)
+
+
+def _watch(running: Command, bounds: Bounds, life: int, stop: Stop) -> Heard:
+    looked = running.since
+    while running.ended is None:
+        running.hear(TICK, life, stop.handle)
+        now = time.monotonic()
+        running.ended = stop.reason()
+        if running.ended is None and (running.said.total > bounds.flood or now - looked > TICK or now - running.since > bounds.seconds):
+            running.ended, looked = _overrun(running, bounds), now
+        running.reap()
+        if running.status is not None:
+            break
+    left = _left_behind() if running.ended is None else []
+    if len(left) > bounds.processes:
+        running.ended = _too_many(bounds)
+    if running.ended:  # what crosses another bound than that of time would go on while it is asked to end
+        if end_all(politely=running.ended == _late(bounds)):
+            running.ended += "; it took no notice of SIGTERM, and was killed"
+    elif left:
+        end_all(politely=False)
+        running.ended = f"{len(left)} {'process' if len(left) == 1 else 'processes'} that outlived the call"
+    while running.open and running.said.total <= bounds.flood:  # what it still said; nobody is left who could say more
+        running.hear(TICK)
+    running.ended = running.ended or full(bounds)
+    if running.status is None:
+        return Heard(running.said.text(), None, running.ended)
+    code = os.waitstatus_to_exitcode(running.status)
+    return Heard(running.said.text(), code if code >= 0 else 128 - code, running.ended)
+
+
+def _left_behind() -> list[int]:
+    """The processes that are still there a moment after their command has ended."""
+    until = time.monotonic() + LINGER
+    while (left := others()) and time.monotonic() < until:
+        time.sleep(0.005)
+    return left

@@ -1,0 +1,38 @@
+"""The front door: a sandbox over a folder or over a stored tree."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Literal
+
+from kit.settings import RunError
+
+from .bubblewrap import Bubblewrap
+from .cache import cache_folder, reachable
+from .interface import LIMITS, Limits
+from .root import root_file_system
+from .store import Store
+
+__all__ = ["open_sandbox"]
+
+
+def open_sandbox(
+    tree: Path | str, kind: Literal["bubblewrap"] = "bubblewrap", limits: Limits = LIMITS, *, root: Path | None = None, store: Store | None = None
+) -> Bubblewrap:
+    """A sandbox whose work tree begins as `tree`: a folder, which is copied and never changed, or the hash of a stored tree. A folder is read whole
+    each time; who opens many sandboxes over one stores it once, and names its hash.
+
+    `root`: a root file system, by default the one of root.py, which is built at the first use. `store`: where trees are stored, by default in the
+    user's cache folder. Raises RunError, in one line that says what to do, where this machine has no sandboxes and for a tree that cannot be had.
+
+        with open_sandbox(Path("package")) as sandbox:
+            print(sandbox.call("shell", {"command": "pytest -q"}).text)
+    """
+    if kind != "bubblewrap":
+        raise RunError(f"there is no kind of sandbox called {kind!r}; there is bubblewrap")
+    if platform.system() != "Linux":
+        raise RunError(f"sandboxes need Linux's namespaces, which {platform.system()} lacks; run this in a virtual machine with Linux")
+    root = reachable(root or root_file_system())
+    store = store or Store(cache_folder() / "store")
+    return Bubblewrap(root, store, store.add_folder(tree) if isinstance(tree, Path) else tree, limits)

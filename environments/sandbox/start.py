@@ -1,0 +1,159 @@
+"""Starting bwrap, and what to say when it does not start."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit.settings import RunError
+
+from .cache import owner
+
+__all__ = ["Started", "explain", "start"]
+
+BOOT = "import sys; sys.path.insert(0, '/usr/lib/sandbox'); from inside.server import main; main()"
+CAPABILITIES = ("SYS_ADMIN", "SYS_RESOURCE", "SETPCAP", "DAC_OVERRIDE", "CHOWN", "FOWNER")
+"""Of the first process, within the sandbox's own user namespace, until it has mounted the work tree and set its limits."""
+NODES = ("null", "zero", "full", "random", "urandom")
+PROFILE = "abi <abi/4.0>, profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }"
+
+
+class Spawner:
+    """One thread that starts all sandboxes and lives as long as the process. The kernel ends a sandbox when the *thread* that started it ends; a
+    worker's may end before its sandboxes do."""
+
+    def __init__(self) -> None:
+        self.lock, self.pool = threading.Lock(), None
+        os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        """A forked process has none of its parent's threads."""
+        self.lock, self.pool = threading.Lock(), None
+
+    def run(self, command: list[str], **how) -> subprocess.Popen:
+        with self.lock:
+            self.pool = self.pool or ThreadPoolExecutor(1, thread_name_prefix="sandboxes")
+        return self.pool.submit(subprocess.Popen, command, **how).result()
+
+
+SPAWNER = Spawner()
+
+
+@dataclass(frozen=True)
+class Started:
+    """A sandbox whose first process runs."""
+
+    monitor: subprocess.Popen
+    """bwrap, outside. It ends after the last process inside."""
+    first: int
+    """The number of the first process inside, as the machine sees it."""
+    handle: int
+    """A pidfd of it, which never means another process."""
+    starter: int
+    """The process that started it, and that alone ends it: a fork of that process does not when it ends itself."""
+
+    def kill(self, wait: float = 10.0) -> None:
+        """Ends the first process, and with it all others. Returns once they are gone: bwrap waits for them."""
+        if os.getpid() != self.starter:
+            return
+        try:
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+        except (ProcessLookupError, OSError):
+            pass
+        try:
+            self.monitor.wait(wait)
+        except subprocess.TimeoutExpired:
+            self.monitor.kill()
+            self.monitor.wait()
+        os.close(self.handle)
+        for pipe in (self.monitor.stdin, self.monitor.stdout, self.monitor.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def command(program: str, root: Path, tree: Path, information: int) -> list[str]:
+    """The words that start a sandbox. `information`: where bwrap writes the number of the first process."""
+    words = [program, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    words += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
+    for name in CAPABILITIES:
+        words += ["--cap-add", f"CAP_{name}"]
+    words += ["--ro-bind", str(root), "/", "--ro-bind", str(tree), "/base", "--proc", "/proc"]
+    for name in NODES:
+        words += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    return [*words, "--info-fd", str(information), "--chdir", "/", "--", "/usr/bin/python3", "-I", "-S", "-c", BOOT]
+
+
+def start(root: Path, tree: Path) -> Started:
+    """Starts the first process over a read-only root, with `tree` at /base. Its pipes are the monitor's standard ones. Raises RunError."""
+    if (program := shutil.which("bwrap")) is None:
+        raise RunError("a sandbox needs bubblewrap, which is not installed; on Debian and Ubuntu: apt-get install bubblewrap")
+    if not Path("/proc/thread-self/children").exists():
+        raise RunError("a sandbox's limit on memory needs a kernel that lists the children of a process (CONFIG_PROC_CHILDREN)")
+    other = owner()
+    user, before = {}, []
+    if other is not None and (setpriv := shutil.which("setpriv")) is not None:
+        before = [setpriv, f"--reuid={other}", f"--regid={other}", "--clear-groups", "--"]
+    elif other is not None:  # Python changes the user only after a fork, which takes long in a large process
+        user = {"user": other, "group": other, "extra_groups": []}
+    reader, writer = os.pipe()
+    try:
+        # bwrap begins without environment: what --clearenv takes away can still be read in /proc/1/environ
+        pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+        words = [*before, *command(program, root, tree, writer)]
+        monitor = SPAWNER.run(words, **pipes, **user, bufsize=0, env={}, cwd="/", pass_fds=(writer,), start_new_session=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        os.close(reader)
+        raise RunError(f"{program} cannot be started: {error}") from None
+    finally:
+        os.close(writer)
+    with open(reader, "rb") as file:
+        said = file.read(1000)
+    try:
+        first = int(json.loads(said)["child-pid"])
+        return Started(monitor, first, os.pidfd_open(first), os.getpid())
+    except (ValueError, KeyError, OSError):
+        raise RunError(failure(monitor)) from None
+
+
+def failure(monitor: subprocess.Popen) -> str:
+    """Why bwrap or the first process has ended, in one line."""
+    assert monitor.stderr is not None
+    os.set_blocking(monitor.stderr.fileno(), False)
+    until, said = time.monotonic() + 2, b""
+    while time.monotonic() < until and monitor.poll() is None:
+        time.sleep(0.01)
+    said = monitor.stderr.read(4000) or b""
+    monitor.kill()
+    monitor.wait()
+    return explain(" ".join(said.decode(errors="replace").split()))
+
+
+def explain(said: str, settings: Path = Path("/proc/sys")) -> str:
+    """What to do about an error of bwrap's: which setting forbids user namespaces, if one does."""
+
+    def value(name: str) -> str:
+        try:
+            return (settings / name).read_text().strip()
+        except OSError:
+            return ""
+
+    about = f"bwrap says: {said[:300] or 'nothing'}"
+    if not re.search(r"[Nn]amespace|uid map|loopback|Operation not permitted|Permission denied|No space left", said):
+        return f"the sandbox did not start; {about}"
+    if value("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        load = "apparmor_parser -r /etc/apparmor.d/bwrap"
+        return f"AppArmor forbids user namespaces: write '{PROFILE}' into /etc/apparmor.d/bwrap, and run: {load}; {about}"
+    if value("kernel/unprivileged_userns_clone") == "0":
+        return f"the kernel forbids user namespaces; run: sysctl -w kernel.unprivileged_userns_clone=1; {about}"
+    if value("user/max_user_namespaces") == "0":
+        return f"the kernel allows no user namespaces; run: sysctl -w user.max_user_namespaces=10000; {about}"
+    return f"user namespaces are forbidden here; in a container, start it with --security-opt seccomp=unconfined; {about}"

@@ -1,0 +1,38 @@
+"""Text from a sandbox, made safe to print: what a terminal or a reader would not show is written out."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["cut", "one_line", "visible"]
+
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Control characters but tab and newline, what changes the direction of writing or has no width, and halves of characters."""
+
+
+def visible(text: str) -> str:
+    """The same text with \\x1b for an escape, \\u202e for a character that turns the direction round, \\xff for a byte that is no UTF-8."""
+    return HIDDEN.sub(_written, text)
+
+
+def _written(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte that is no UTF-8
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def cut(text: str, most: int) -> str:
+    """At most `most` bytes of UTF-8 of a text, and a line in its middle that says how many are left out."""
+    data = text.encode()
+    if len(data) <= most:
+        return text
+    head, tail = data[: most // 2].decode(errors="ignore"), data[-(most - most // 2) :].decode(errors="ignore")
+    return f"{head}\n… {len(data) - len(head.encode()) - len(tail.encode())} bytes left out …\n{tail}"
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """The first `most` characters of a text, in one line."""
+    return " ".join(visible(text).split())[:most]

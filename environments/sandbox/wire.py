@@ -1,0 +1,99 @@
+"""The harness's end of the pipe to a tool server: frames of bounded size, and times by which they must be there.
+
+The server shares a machine with what the agent runs. Nothing that it sends may stop, fill or mislead the harness: whatever is no answer to the last
+request is an error in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import time
+from collections.abc import Callable
+
+__all__ = ["Broken", "Wire"]
+
+
+class Broken(Exception):
+    """The other end is gone, or says what is no answer: one line."""
+
+
+class Wire:
+    """Two pipes. `tick`: called about every 50 ms while an answer is waited for."""
+
+    TICK = 0.05
+
+    def __init__(self, reader: int, writer: int, tick: Callable[[], None] = lambda: None) -> None:
+        self.reader, self.writer, self.tick = reader, writer, tick
+        self.buffer = bytearray()
+        for handle in (reader, writer):
+            os.set_blocking(handle, False)
+
+    def send(self, data: bytes, until: float) -> None:
+        """Writes all of it. `until`: of time.monotonic. Raises Broken."""
+        left = memoryview(data)
+        while left:
+            self._wait([], [self.writer], until)
+            try:
+                left = left[os.write(self.writer, left[: 1 << 16]) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise Broken("the sandbox's server has ended") from None
+
+    def line(self, until: float, most: int) -> bytes:
+        """The next line, of at most `most` bytes. Raises Broken."""
+        searched = 0
+        while (end := self.buffer.find(b"\n", searched)) < 0:
+            searched = len(self.buffer)
+            if searched > most:
+                raise Broken(f"the sandbox's server said more than {most} bytes in an answer")
+            self._more(until)
+        found = bytes(self.buffer[:end])
+        del self.buffer[: end + 1]
+        return found
+
+    def answer(self, until: float, most: int) -> dict:
+        """The next line, which must be a JSON object, and the last one. Raises Broken."""
+        try:
+            found = json.loads(self.line(until, most))
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or self.buffer:
+            raise Broken("the sandbox's server said what is no answer")
+        return found
+
+    def read(self, size: int, until: float) -> bytes:
+        """Between 1 and `size` bytes. Raises Broken."""
+        if not self.buffer:
+            self._more(until)
+        found = bytes(self.buffer[:size])
+        del self.buffer[:size]
+        return found
+
+    def rest(self, until: float) -> bool:
+        """Whether the other end was closed by then. What still comes is thrown away."""
+        try:
+            while True:
+                self._more(until, tick=False)
+                self.buffer.clear()
+        except Broken:
+            return time.monotonic() < until
+
+    def _more(self, until: float, tick: bool = True) -> None:
+        self._wait([self.reader], [], until, tick)
+        try:
+            block = os.read(self.reader, 1 << 16)
+        except BlockingIOError:
+            return
+        if not block:
+            raise Broken("the sandbox's server has ended")
+        self.buffer += block
+
+    def _wait(self, readers: list[int], writers: list[int], until: float, tick: bool = True) -> None:
+        while not any(select.select(readers, writers, [], max(0.0, min(self.TICK, until - time.monotonic())))):
+            if time.monotonic() >= until:
+                raise Broken("the sandbox's server gave no answer in time")
+            if tick:
+                self.tick()

@@ -1,0 +1,106 @@
+"""`etude bench sandbox`: how long a sandbox takes to start, to answer, to be stored and to be forked, and how much memory idle ones take.
+
+The tree is as large as a package's repository: 3,114 files, 25 MB. A fork begins with that tree and one change. It counts only if its own snapshot is
+the one that it was forked from.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from environments.sandbox import memory
+from environments.sandbox.bubblewrap import Bubblewrap
+from environments.sandbox.cache import cache_folder
+from environments.sandbox.open import open_sandbox
+from environments.sandbox.store import Store
+from etude.bench import written
+from kit.process import machine
+from kit.settings import RunError
+
+FILES, SIZE = 3114, 25_000_000
+TARGETS = {"start": 60.0, "fork": 50.0}
+"""Milliseconds, medians."""
+
+
+def fill(folder: Path, files: int, size: int, seed: int = 0) -> None:
+    """Writes a tree of text files with so many bytes in all."""
+    draw = random.Random(seed)
+    for i in range(files):
+        path = folder / f"package{i % 40}" / f"part{i % 7}" / f"module{i}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(draw.randbytes(size // files // 2).hex().encode())
+
+
+def timed(seconds: dict[str, list[float]], name: str, do: Callable[[], Any]) -> Any:
+    """What `do` gives; its seconds are noted."""
+    since = time.perf_counter()
+    found = do()
+    seconds.setdefault(name, []).append(time.perf_counter() - since)
+    return found
+
+
+def round_of(seconds: dict[str, list[float]], tree: str, store: Store, root: Path | None, number: int) -> None:
+    """One sandbox from its start to its end, and a fork of it. Raises RunError if the fork is another tree."""
+    sandbox: Bubblewrap = timed(seconds, "start", lambda: open_sandbox(tree, store=store, root=root))
+    with sandbox:
+        timed(seconds, "list", lambda: sandbox.call("list", {}))
+        timed(seconds, "write", lambda: sandbox.call("write", {"path": "changed.py", "text": f"x = {number}\n"}))
+        timed(seconds, "read", lambda: sandbox.call("read", {"path": "changed.py"}))
+        timed(seconds, "grep", lambda: sandbox.call("grep", {"pattern": "^x = ", "path": "package0"}))
+        timed(seconds, "shell: true", lambda: sandbox.call("shell", {"command": "true"}))
+        timed(seconds, "shell: python", lambda: sandbox.call("shell", {"command": "python3 -c pass"}))
+        name = timed(seconds, "snapshot", sandbox.snapshot)
+        fork = timed(seconds, "fork", lambda: sandbox.fork(name))
+        if fork.snapshot() != name:
+            raise RunError("a fork is not the tree that it was forked from; that is a fault of the program")
+        timed(seconds, "close", fork.close)
+
+
+def bench(out: Path | None = Path("results"), rounds: int = 30, idle: int = 100, files: int = FILES, size: int = SIZE) -> dict[str, Any]:
+    """Prints a table and writes out/sandbox-CPU.json."""
+    seconds: dict[str, list[float]] = {}
+    loads = [os.getloadavg()[0]]
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="bench-") as home:
+        Path(home).chmod(0o755)
+        (Path(home) / "tree").mkdir()
+        fill(Path(home) / "tree", files, size)
+        store = Store(Path(home) / "store")
+        tree = timed(seconds, "store a folder", lambda: store.add_folder(Path(home) / "tree"))
+        timed(seconds, "lay a tree out", lambda: store.tree(tree))
+        for number in range(rounds):
+            round_of(seconds, tree, store, None, number)
+        loads.append(os.getloadavg()[0])
+        kept = [open_sandbox(tree, store=store) for _ in range(idle)]
+        held = [memory.processes(sandbox.first) for sandbox in kept]
+        for sandbox in kept:
+            sandbox.close()
+    rows = [
+        {"what": name, "ms": 1000 * statistics.median(found), "slowest_ms": 1000 * max(found), "times": len(found)} for name, found in seconds.items()
+    ]
+    for row in rows:
+        target = f"   target {TARGETS[row['what']]:g}" if row["what"] in TARGETS else ""
+        print(f"{row['what']:16} {row['ms']:9.2f} ms   slowest {row['slowest_ms']:9.2f}{target}")
+    print(f"{idle} idle sandboxes hold {sum(held) / 2**20:.0f} MiB")
+    result = {
+        "what": "milliseconds of a sandbox's life, and memory of idle ones",
+        "command": "etude bench sandbox",
+        "machine": machine(),
+        "files": files,
+        "bytes": size,
+        "rounds": rounds,
+        "seed": 0,
+        "load": loads,
+        "rows": rows,
+        "targets_ms": TARGETS,
+        "idle": {"sandboxes": idle, "mib": sum(held) / 2**20},
+        "note": "medians; load: of the machine before and after the rounds; memory: proportional set sizes of the first processes",
+    }
+    return written(result, out, "sandbox", result["machine"]["cpu"])

@@ -1,0 +1,135 @@
+"""Attempts to get out of a sandbox: none succeeds, as whoever runs the tests and, if that is root, as another user too; and each succeeds elsewhere.
+
+The attempts stand in attempts.py, their targets in planted.py. All of a user's attempts share one sandbox.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from environments.sandbox.root import PYTHON
+from tests.environments import attempts
+from tests.environments.planted import planted
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+NAMES = [(family, name) for family, found in attempts.FAMILIES.items() for name in found]
+CODES = {f"{family}: {name}": attempts.FAMILIES[family][name].code for family, name in NAMES}
+NOBODY = 65534
+USERS = ["this user", "nobody"] if os.geteuid() == 0 else ["this user"]
+MISTAKES = ("NameError", "SyntaxError", "TypeError", "KeyError", "AttributeError", "ImportError", "ModuleNotFoundError", "UnboundLocalError", "late")
+"""Errors of an attempt that was not made at all."""
+
+
+@pytest.fixture(scope="module")
+def siege(root, shared_store):
+    """What every attempt got: by user in the sandbox, outside, and in a weaker sandbox."""
+    with planted(REPOSITORY, shared_store.folder) as at:
+        folder = Path(at["folder"])
+        shutil.copy(HERE / "runner.py", folder)
+        for room in ("environments", "kit"):
+            shutil.copytree(REPOSITORY / room, folder / "code" / room, ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / "tree").mkdir()
+        (folder / "tree" / "file").write_text("x")
+        shared_store.tree(shared_store.add_folder(folder / "tree"))
+        found = {user: besieged(user, root, at, folder) for user in USERS}
+        (folder / "asked.json").write_text(json.dumps({"at": at, "codes": codes(attempts.OUTSIDE, attempts.ROOT)}))
+        with open(at["marker"]) as inherited:
+            os.set_inheritable(inherited.fileno(), True)
+            environment = {**os.environ, "PLANTED_SECRET": at["planted"]}
+            how = {"capture_output": True, "text": True, "env": environment, "close_fds": False}
+            plain = subprocess.run([sys.executable, "-I", folder / "runner.py", folder / "asked.json"], **how)
+            (folder / "asked.json").write_text(json.dumps({"at": at, "codes": codes(attempts.WEAK)}))
+            weak = subprocess.run([*weaker(folder), sys.executable, "-I", folder / "runner.py", folder / "asked.json"], **how)
+        found[attempts.OUTSIDE] = found[attempts.ROOT] = said(plain)
+        found[attempts.WEAK] = said(weak)
+        yield found
+
+
+def codes(*controls):
+    return {name: code for name, code in CODES.items() if of(name).control in controls}
+
+
+def of(name):
+    family, _, rest = name.partition(": ")
+    return attempts.FAMILIES[family][rest]
+
+
+def said(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def weaker(folder):
+    """A sandbox that shows the machine's files, gives all capabilities within its namespaces, and filters nothing."""
+    words = ["bwrap", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--unshare-pid", "--unshare-net", "--unshare-ipc"]
+    return [*words, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--bind", folder, folder]
+
+
+def besieged(user, root, at, folder):
+    """All attempts in one sandbox that this user opens. What they did to the machine counts, whatever they say."""
+    store = folder / f"store of {user}"
+    store.mkdir()
+    request = folder / "request.json"
+    told = {"root": str(root), "store": str(store), "tree": str(folder / "tree"), "code": str(folder / "code"), "runner": str(folder / "runner.py")}
+    request.write_text(json.dumps({**told, "at": at, "codes": CODES}))
+    program, how = [sys.executable], {}
+    if user == "nobody":
+        os.chown(store, NOBODY, NOBODY)
+        shutil.copy(HERE / "besiege.py", folder)
+        loader = next((root / "usr" / "lib").glob("ld-*"))  # another user may not be able to enter where this Python lies
+        program = [loader, "--library-path", root / "usr" / "lib", root / "usr" / "bin" / PYTHON]
+        how = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
+    environment = {"PATH": os.environ["PATH"], "PLANTED_SECRET": at["planted"]}
+    with open(at["marker"]) as inherited:
+        os.set_inheritable(inherited.fileno(), True)
+        script = folder / "besiege.py" if user == "nobody" else HERE / "besiege.py"
+        done = subprocess.run([*program, script, request], capture_output=True, text=True, env=environment, close_fds=False, **how)
+    heard = said(done)
+    assert heard["lives"] and heard["ended"] is None, heard
+    found = json.loads(heard["text"])
+    for name, trace in (
+        ("files: writing", "writable/written"),
+        ("files: renaming", "writable/renamed"),
+        ("processes: signalling a process", "signalled"),
+    ):
+        if (folder / trace).exists():
+            found[name] = {"got": "its trace is on the machine"}
+    return found
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("name", CODES)
+def test_an_attempt_gets_nothing(siege, user, name):
+    found = siege[user][name]
+    assert not found.get("got"), found
+    assert not found.get("error", "").startswith(MISTAKES), found
+
+
+@pytest.mark.parametrize("name", [name for name in CODES if of(name).control != attempts.OWN])
+def test_the_same_attempt_succeeds_elsewhere(siege, name):
+    attempt = of(name)
+    found = siege[attempt.control][name]
+    assert found.get("got") or attempt.perhaps or (attempt.control == attempts.ROOT and os.geteuid() != 0), found
+
+
+def test_most_controls_show_something(siege):
+    """Where a kernel lacks what is attempted, a control shows nothing; that must stay the exception."""
+    shown = [name for name in CODES if of(name).control != attempts.OWN and siege[of(name).control][name].get("got")]
+    perhaps = [name for name in CODES if of(name).perhaps]
+    assert len(shown) >= 60 and len(perhaps) < len(CODES) / 3
+    assert all(attempt.why for found in attempts.FAMILIES.values() for attempt in found.values() if attempt.control == attempts.OWN)
+
+
+def test_foreign_calls_end_the_process(siege):
+    """Not with an error that a program could go on from."""
+    if platform.machine() == "x86_64":
+        for user in USERS:
+            assert siege[user]["privilege: a call by the x32 numbers"]["error"] == "SIGSYS"
+            assert siege[user]["privilege: a 32-bit call"]["error"] in ("SIGSYS", "SIGSEGV")
