@@ -288,6 +288,7 @@ def test_no_gradient_reaches_the_teacher_though_it_has_the_same_weights(kind, to
     loss(both, both).backward()
     loss(alone, weight).backward()
     assert torch.equal(both.grad, alone.grad) and both.grad.abs().max() > 1e-3
+    assert not aligned(x @ both, y @ both, where)[1].requires_grad, "whatever the caller does with it"
     # Also where a caller gives logits that were not detached.
     student, teacher = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
     feedback_loss(student, teacher, torch.ones(3), budget=1, kind=kind, top_k=top_k).backward()
