@@ -54,6 +54,11 @@ def test_by_hand():
     assert rewarded(1.0, 0.1, priced) == pytest.approx(0.405)
 
 
+def test_a_broken_call_is_no_failed_one_too():
+    found = measures(acted(Call("grep", valid=False, ok=False)))
+    assert (found["broken"], found["failed"]) == (1, 0)
+
+
 def test_a_tidy_rollout_costs_nothing():
     found = behaviour(acted((READ, WRITE, TEST)), Prices())
     assert found.total == 0 and set(found.parts.values()) == {0.0}
@@ -168,6 +173,7 @@ SHARES = {
     "a string that begins an expression": (['"a".join(b)\n'], 0),
     "two pieces weigh by their size": (["#ab\n", "x=1\n" * 3], 3 / 12),
     "indented, as an edit is": (["    # ab\n    x=1\n"], 3 / 6),
+    "an edit that ends further left": (["        x=1  # ab\n    y=2\n"], 3 / 9),
     "nothing but comments": (["# a\n# b\n"], 1),
     "no Python": (["  // ab\nlet x = 1;\n"], 4 / 11),
     "no Python, or only half": (["# ab\nx = (1\n"], 3 / 7),
