@@ -20,7 +20,7 @@ name") that are put into the context in front of the message. Nothing is sampled
 The traps
 a. Positions shift by the hint. The logits that predict token t sit at t − 1 of the student's sequence, and at t' − 1 of the teacher's, where t'
    is the place of the same token there. That is not the place to which t − 1 is shifted: the hint may stand between t − 1 and t, and then the
-   teacher's first prediction is made by the last token of the hint. `hinted` maps tokens, and `aligned` steps back by one in each sequence.
+   teacher's first prediction is made by the last token of the hint. `hinted` maps tokens, and `predictions` steps back by one in each sequence.
 b. A hint that contains the answer distils the answer, and a hint that quotes the message makes the student copy itself. `leaked` finds
    what a hint shares with a text and the context does not already say.
 c. The teacher has the student's weights. Without detaching it, the policy could lower the loss by ignoring hints.
@@ -59,7 +59,7 @@ from torch import Tensor
 from ref.checks import expect, expect_choice, expect_positive, refuse
 from ref.engine.sampler import Rollout
 
-__all__ = ["Demo", "Hint", "Hinted", "aligned", "demo", "divergence", "feedback_loss", "hinted", "leaked"]
+__all__ = ["Demo", "Hint", "Hinted", "demo", "divergence", "feedback_loss", "hinted", "leaked", "predictions"]
 
 KINDS = ("forward", "reverse", "js")
 
@@ -130,7 +130,7 @@ def hinted(segment: Rollout, hints: Sequence[Hint]) -> Hinted:
     return Hinted(tokens, student.to(tokens.device), (student + shift[student]).to(tokens.device))
 
 
-def aligned(student: Float[Tensor, "T D"], teacher: Float[Tensor, "U D"], where: Hinted) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]:
+def predictions(student: Float[Tensor, "T D"], teacher: Float[Tensor, "U D"], where: Hinted) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]:
     """What predicts the distilled tokens in both sequences: logits, or hidden states before the head is run. The teacher's part is detached.
     Each sequence is read at the position before the token. Raises ValueError if one is shorter than `where` asks for."""
     for name, found, wanted in (("student", student, where.student), ("teacher", teacher, where.teacher)):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ref.engine.sampler import Rollout
 from ref.network import Transformer
 from ref.self_summary import Segment
-from ref.textual_feedback import Demo, Hint, aligned, demo, divergence, feedback_loss, hinted, leaked
+from ref.textual_feedback import Demo, Hint, demo, divergence, feedback_loss, hinted, leaked, predictions
 from tests.networks import configs, same, scramble
 
 INF, NAN = math.inf, math.nan
@@ -162,7 +162,7 @@ def test_a_real_network_teaches_what_it_says_under_the_hint(moe):
         with torch.no_grad():
             student = model(segment.tokens[None]).logits[0].log_softmax(-1)
             teacher = model(found.tokens[None]).logits[0].log_softmax(-1)
-            left, right = aligned(student, teacher, found)
+            left, right = predictions(student, teacher, found)
             for row, t in enumerate(found.student.tolist()):
                 prefix = []
                 for p in range(t + 1):
@@ -178,7 +178,7 @@ def test_the_first_prediction_under_the_hint_is_made_by_its_last_token():
     """The place to which the student's t − 1 is shifted stands before the hint, and knows nothing of it."""
     where = hinted(TEXT, [Hint(2, (8, 9), 2, 4)])
     places = torch.arange(20.0)[:, None]
-    student, teacher = aligned(places, places, where)
+    student, teacher = predictions(places, places, where)
     assert student[:, 0].tolist() == [1, 2] and teacher[:, 0].tolist() == [3, 4]
     assert where.tokens[3] == 9
 
@@ -186,11 +186,11 @@ def test_the_first_prediction_under_the_hint_is_made_by_its_last_token():
 def test_sequences_that_are_too_short_are_refused():
     where = hinted(TEXT, [Hint(2, (8, 9), 2, 4)])
     ok = torch.zeros(5, 3)
-    aligned(ok[:3], ok, where)
+    predictions(ok[:3], ok, where)
     with pytest.raises(ValueError, match="student must have at least 3 positions; got 2"):
-        aligned(ok[:2], ok, where)
+        predictions(ok[:2], ok, where)
     with pytest.raises(ValueError, match="teacher must have at least 5 positions; got 4"):
-        aligned(ok, ok[:4], where)
+        predictions(ok, ok[:4], where)
 
 
 S, T = double(0.5, 0.25, 0.25), double(0.25, 0.25, 0.5)
@@ -282,13 +282,13 @@ def test_no_gradient_reaches_the_teacher_though_it_has_the_same_weights(kind, to
     where = hinted(rollout(list(range(7)), "0011111"), [Hint(2, (), 2, 7)])
 
     def loss(student, teacher):
-        return feedback_loss(*aligned(x @ student, y @ teacher, where), torch.ones(5), budget=5, kind=kind, top_k=top_k)
+        return feedback_loss(*predictions(x @ student, y @ teacher, where), torch.ones(5), budget=5, kind=kind, top_k=top_k)
 
     both, alone = weight.clone().requires_grad_(), weight.clone().requires_grad_()
     loss(both, both).backward()
     loss(alone, weight).backward()
     assert torch.equal(both.grad, alone.grad) and both.grad.abs().max() > 1e-3
-    assert not aligned(x @ both, y @ both, where)[1].requires_grad, "whatever the caller does with it"
+    assert not predictions(x @ both, y @ both, where)[1].requires_grad, "whatever the caller does with it"
     # Also where a caller gives logits that were not detached.
     student, teacher = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
     feedback_loss(student, teacher, torch.ones(3), budget=1, kind=kind, top_k=top_k).backward()
@@ -414,7 +414,7 @@ def test_without_a_token_that_counts_the_loss_is_zero(kind):
         loss.backward()
         assert loss.item() == 0 and not student.grad.any()
     where = hinted(TEXT, [Hint(2, (8,), 2, 2)])
-    student, teacher = aligned(torch.randn(8, 4), torch.randn(3, 4), where)
+    student, teacher = predictions(torch.randn(8, 4), torch.randn(3, 4), where)
     assert student.shape == teacher.shape == (0, 4)
 
 
