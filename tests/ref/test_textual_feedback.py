@@ -16,6 +16,8 @@ from ref.self_summary import Segment
 from ref.textual_feedback import Demo, Hint, demo, divergence, feedback_loss, hinted, leaked, predictions
 from tests.networks import configs, same, scramble
 
+# Where a strategy makes a Hint, the check of types looks at a random item of a tuple.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 INF, NAN = math.inf, math.nan
 KINDS = ("forward", "reverse", "js")
 kinds = pytest.mark.parametrize("kind", KINDS)
