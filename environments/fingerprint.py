@@ -1,0 +1,155 @@
+"""How deleted code is recognised where it should not be: as text in any layout, and by its names where it was compiled.
+
+As text, code is a row of tokens without space and comments, and both kinds of quotes are one. It is divided into blocks of at most BLOCK tokens,
+and a block is found where a share SHARE of its runs of RUN tokens stand. So a copy is found after a formatter, within other text, or in part; not
+where its variables have other names. Code of fewer than LEAST tokens cannot be told from what anybody would write: it has no fingerprint, and a
+piece without one should be no task.
+
+Compiled, code keeps its names and strings. The telling ones do not occur in what is left of the package and are no everyday words. They are found
+where a share NAMED of them, and three at least, stand close together.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+__all__ = ["BLOCK", "LEAST", "NAMED", "RUN", "SHARE", "Block", "Deleted", "runs", "tokens"]
+
+RUN, BLOCK, LEAST = 5, 80, 14
+SHARE, NAMED = 0.6, 0.6
+TOKEN = re.compile(r"[^\W\d]\w*|\d[\w.]*|[^\w\s]")
+WORD = re.compile(r"[^\W\d]\w{2,}")
+STRING = re.compile(r'"([^"\\\n]{4,200})"')
+COMMENT = re.compile(r"#[^\n]*|\\\r?\n")
+EVERYDAY = {*keyword.kwlist, *dir(builtins)} | set(
+    "args append cls code copy count data default dest end error extend file find format get index items join key keys kwargs len line lines list"
+    " match message mode msg name names node num obj offset option options other params parent part parts path pop pos prefix read replace res"
+    " result ret root self size sort source split start startswith state stop string strip sub text the tmp token tokens update val value values"
+    " width word words write".split()
+)
+
+
+def tokens(text: str) -> list[str]:
+    """The tokens of code or of any other text."""
+    return TOKEN.findall(COMMENT.sub("", text).replace("'", '"'))
+
+
+def runs(row: Sequence[str]) -> set[tuple[str, ...]]:
+    """All rows of RUN tokens that stand one behind the other."""
+    return {tuple(row[at : at + RUN]) for at in range(len(row) - RUN + 1)}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of deleted code."""
+
+    runs: frozenset[tuple[str, ...]]
+    words: frozenset[bytes]
+    """Its words of three letters and more, in UTF-8: what has few of them need not be looked at closely."""
+
+    @classmethod
+    def of(cls, row: Sequence[str]) -> Block:
+        return cls(frozenset(runs(row)), frozenset(word.encode() for word in row if WORD.fullmatch(word)))
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """What was taken out of a package, and what is left of the files that it was taken from."""
+
+    code: tuple[str, ...]
+    """The lines that are gone, a text for each place."""
+    left: Mapping[str, bytes]
+    """Files of the package as they are now, by name; at least those that were changed. What stands here tells nothing new."""
+
+    def __post_init__(self) -> None:
+        if not self.blocks:
+            raise ValueError(f"the deleted code has fewer than {LEAST} tokens in every place: no copy of it could be recognised")
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The fingerprint."""
+        found = []
+        for text in self.code:
+            row = tokens(text)
+            parts = max(1, -(-len(row) // BLOCK))
+            size = -(-len(row) // parts) if row else 1
+            found += [row[at : at + size] for at in range(0, len(row), size)]
+        return tuple(Block.of(row) for row in found if len(row) >= LEAST)
+
+    @cached_property
+    def telling(self) -> frozenset[bytes]:
+        """Names and strings of the deleted code that stand nowhere in what is left."""
+        left = b"\n".join(self.left.values())
+        plain = [COMMENT.sub("", text).replace("'", '"') for text in self.code]
+        found = {word for text in plain for word in WORD.findall(STRING.sub("", text)) if word not in EVERYDAY}
+        found |= {string for text in plain for string in STRING.findall(text)}
+        return frozenset(word.encode() for word in found if word.encode() not in left)
+
+    @cached_property
+    def words(self) -> frozenset[bytes]:
+        return frozenset().union(*(block.words for block in self.blocks))
+
+    @cached_property
+    def signatures(self) -> tuple[frozenset[bytes], ...]:
+        """For each function of which even the first line is gone: its name and those of its parameters that are telling, two at least."""
+        found = []
+        for text in self.code:
+            row = tokens(text)
+            for at, token in enumerate(row):
+                if token == "def":
+                    names, end, depth = {row[at + 1]} if at + 1 < len(row) else set(), at + 2, 0
+                    while end < len(row):
+                        depth += (row[end] in "([{") - (row[end] in ")]}")
+                        if not depth:
+                            break
+                        names |= {row[end]} if depth == 1 and row[end - 1] in ("(", ",", "*") and row[end].isidentifier() else set()
+                        end += 1
+                    telling = frozenset(name.encode() for name in names) & self.telling
+                    found += [telling] if len(telling) > 1 and row[at + 1].encode() in telling else []
+        return tuple(found)
+
+    def may_hold(self, data: bytes) -> bool:
+        """Whether it is worth reading `data` as text: most words of a block stand there."""
+        present = {word for word in self.words if word in data}
+        return any(len(block.words & present) >= SHARE * len(block.words) for block in self.blocks)
+
+    def as_text(self, text: str) -> str:
+        """How much of which block stands in a text; empty if none does."""
+        return self.among(runs(tokens(text)))
+
+    def among(self, found: set[tuple[str, ...]]) -> str:
+        """The same for the runs of a text."""
+        for number, block in enumerate(self.blocks, 1):
+            if (common := len(block.runs & found)) >= SHARE * len(block.runs):
+                return f"{common} of {len(block.runs)} runs of {RUN} tokens of block {number}"
+        return ""
+
+    def by_names(self, data: bytes) -> str:
+        """Which telling names stand close together in `data`; empty for too few."""
+        least = max(3, -(-len(self.telling) * 6 // 10))
+        present = [word for word in self.telling if word in data]
+        if len(self.telling) < 3 or len(present) < least:
+            return ""
+        span = max(2048, 6 * sum(map(len, self.code)))
+        places = sorted((at, word) for word in present for at in _everywhere(word, data))
+        first, seen = 0, dict.fromkeys(present, 0)
+        for at, word in places:
+            seen[word] += 1
+            while at - places[first][0] > span:
+                seen[places[first][1]] -= 1
+                first += 1
+            if sum(map(bool, seen.values())) >= least:
+                return f"the names {', '.join(sorted(word.decode(errors='replace') for word, n in seen.items() if n)[:5])} within {span} bytes"
+        return ""
+
+
+def _everywhere(word: bytes, data: bytes, most: int = 1000) -> Iterator[int]:
+    at = data.find(word)
+    while at >= 0 and most:
+        yield at
+        at, most = data.find(word, at + 1), most - 1

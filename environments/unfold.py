@@ -1,0 +1,235 @@
+"""What lies folded up within a file: archives, compressed and encoded data, Git's packs, and text in another dress.
+
+Nothing is unpacked onto the disk and nothing is run. Every step gives bytes, and the caller looks at them and unfolds them again. What comes out is
+bounded: a step that would give more raises TooLarge, and the caller says that the file could not be read to its end.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import bz2
+import html
+import io
+import json
+import lzma
+import re
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from environments.git_objects import TooLarge, loose, pack
+
+__all__ = ["DRESSES", "FOLDS", "Fold", "TooLarge"]
+
+Fold = Callable[[bytes, int], Iterator[tuple[str, bytes]]]
+"""Data, and how many bytes may come out → the names of what lies within, and its bytes. Nothing for data of another kind."""
+
+
+def _stream(decompressor: Any, data: bytes, most: int) -> bytes:
+    """All members of a compressed file, as many as can be read: a stream that is cut off gives what it has."""
+    out = bytearray()
+    while data:
+        one = decompressor()
+        try:
+            out += one.decompress(data, most - len(out) + 1)
+        except (zlib.error, OSError, EOFError, lzma.LZMAError):
+            break
+        if len(out) > most:
+            raise TooLarge(f"more than {most} bytes are in a compressed file")
+        data = one.unused_data if one.eof else b""
+    return bytes(out)
+
+
+def gzip_members(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+    if data[:3] == b"\x1f\x8b\x08":
+        yield "gzip", _stream(lambda: zlib.decompressobj(31), data, most)
+
+
+def bz2_members(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+    if data[:3] == b"BZh":
+        yield "bz2", _stream(bz2.BZ2Decompressor, data, most)
+
+
+def xz_members(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+    if data[:6] == b"\xfd7zXZ\x00" or data[:3] == b"\x5d\x00\x00":
+        yield "xz", _stream(lambda: lzma.LZMADecompressor(memlimit=256 << 20), data, most)
+
+
+def zlib_stream(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+    """Also loose objects of Git, wherever they lie and whoever refers to them."""
+    if len(data) > 2 and data[0] & 15 == 8 and data[0] >> 4 <= 7 and not (data[0] << 8 | data[1]) % 31:
+        try:
+            kind, content = loose(data, most)
+            yield f"git {kind}", content
+        except TooLarge:
+            raise
+        except ValueError:
+            if out := _stream(zlib.decompressobj, data, most):
+                yield "zlib", out
+
+
+def zip_members(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+    """Wheels, eggs and documents too, and archives behind a program."""
+    if b"PK\x05\x06" not in data[-70000:]:
+        return
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for info in archive.infolist():
+                if info.flag_bits & 1:
+                    raise TooLarge(f"{info.filename} is encrypted")
+                with archive.open(info) as member:
+                    content = member.read(most + 1)
+                if (most := most - len(content)) < 0:
+                    raise TooLarge("too many bytes are in a zip archive")
+                yield info.filename, content
+    except TooLarge:
+        raise
+    except (zipfile.BadZipFile, NotImplementedError, OSError, EOFError, zlib.error, lzma.LZMAError, struct.error, ValueError, RuntimeError):
+        return
+
+
+def tar_members(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+    if data[257:262] != b"ustar":
+        return
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            for info in archive:
+                if info.isreg() and (member := archive.extractfile(info)):
+                    content = member.read(most + 1)
+                    if (most := most - len(content)) < 0:
+                        raise TooLarge("too many bytes are in a tar archive")
+                    yield info.name, content
+    except (tarfile.TarError, OSError, EOFError, UnicodeDecodeError, OverflowError):
+        return
+
+
+def git_packs(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+    """Packs, and bundles, which are a pack behind a few lines."""
+    start = 0 if data[:4] == b"PACK" else data.find(b"\n\nPACK") + 2 if data[:4] == b"# v2" or data[:4] == b"# v3" else -1
+    if start < 0 or data[start : start + 4] != b"PACK":
+        return
+    try:
+        yield from pack(data[start:], most)
+    except TooLarge:
+        raise
+    except ValueError:
+        return
+
+
+def wide_text(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+    """UTF-16 and UTF-32, with a mark or without."""
+    head = data[:400]
+    if b"\0" not in head or len(data) * 2 > most:
+        return
+    marks = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+    kind = next((name for mark, name in marks.items() if data.startswith(mark)), "")
+    if not kind:
+        even, odd = head[::2].count(0), head[1::2].count(0)
+        if 4 * max(even, odd) < len(head):
+            return
+        kind = ("utf-32-le" if even > len(head) / 8 else "utf-16-le") if odd > even else ("utf-32-be" if odd > len(head) / 8 else "utf-16-be")
+    text = data.decode(kind, errors="ignore").removeprefix("\ufeff")
+    if text[:200].replace("\n", "").replace("\t", "").replace("\r", "").isprintable():  # the zeros of other formats are not those of letters
+        yield kind, text.encode(errors="ignore")
+
+
+BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{40,}={0,2}(?:[\"',\\\s]{1,12}(?:n\s*[\"'])?[A-Za-z0-9+/_-]{16,}={0,2})*")
+HEX = re.compile(rb"(?:[0-9a-fA-F]{2}(?:\\x|[\s:,]|0x){0,3}){40,}")
+DUMP = re.compile(rb"^[0-9a-fA-F]{6,8}:?[ \t]+((?:[0-9a-fA-F]{2,4} +)+)", re.MULTILINE)
+
+
+def base64_runs(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+    for found in BASE64.finditer(data):
+        run = re.sub(rb"\\n|[^A-Za-z0-9+/_-]", b"", found[0]).translate(bytes.maketrans(b"-_", b"+/"))
+        if len(set(run)) > 20:
+            yield f"base64 at {found.start()}", base64.b64decode(run[: len(run) // 4 * 4])
+
+
+def hex_runs(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+    """Hexadecimal digits in a row, and what xxd and hexdump print."""
+    for found in HEX.finditer(data):
+        digits = re.sub(rb"\\x|0x|[\s:,]", b"", found[0])
+        yield f"hex at {found.start()}", binascii.unhexlify(digits[: len(digits) // 2 * 2])
+    if rows := DUMP.findall(data):
+        digits = re.sub(rb"\s", b"", b"".join(rows))
+        yield "hex dump", binascii.unhexlify(digits[: len(digits) // 2 * 2])
+
+
+FOLDS: Mapping[str, Fold] = MappingProxyType(
+    {
+        "gzip": gzip_members,
+        "bz2": bz2_members,
+        "xz": xz_members,
+        "zlib": zlib_stream,
+        "zip": zip_members,
+        "tar": tar_members,
+        "git pack": git_packs,
+        "wide text": wide_text,
+        "base64": base64_runs,
+        "hex": hex_runs,
+    }
+)
+
+
+# The same text in another dress: tokens that are not the code's stand between those that are.
+
+NUMBERED = re.compile(r"^(?:\S*?:)?[ \t]*\d+[:|\-\t ](?: ?\| ?)?", re.MULTILINE)
+LINE_NUMBER = re.compile(r'<(a|span|td)\b[^>]*(?:href|id=|lineno|linenos|class="n")[^>]*>\s*\d+\s*</\1>')
+
+
+def _html(text: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", LINE_NUMBER.sub("", text))) if "<" in text or "&" in text else ""
+
+
+def _json(text: str) -> str:
+    """The strings of JSON, one behind the other; notebooks have one for each line."""
+    found: list[str] = []
+
+    def walk(value: object) -> None:
+        if isinstance(value, str):
+            found.append(value if value.endswith("\n") else value + "\n")
+        elif isinstance(value, dict | list):
+            for one in value.values() if isinstance(value, dict) else value:
+                walk(one)
+
+    for part in [text] if text.lstrip()[:1] in ("{", "[") else []:
+        try:
+            walk(json.loads(part))
+        except (ValueError, RecursionError):
+            for line in part.splitlines():
+                try:
+                    walk(json.loads(line))
+                except (ValueError, RecursionError):
+                    continue
+    return "".join(found)
+
+
+def _escapes(text: str) -> str:
+    """A string within a program, or within JSON that is damaged."""
+    if "\\n" not in text:
+        return ""
+    return text.replace('\\n",\n', "\\n").replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"').replace("\\'", "'").replace("\\\\", "\\")
+
+
+def _diff(text: str) -> str:
+    """Both sides of a patch: marks at the beginnings of lines go."""
+    return re.sub(r"^[+\-!<> ]{1,2}", "", text, flags=re.MULTILINE) if re.search(r"^(@@ |[+\-<>] ?\S|\*\*\* )", text, re.MULTILINE) else ""
+
+
+def _numbered(text: str) -> str:
+    return NUMBERED.sub("", text) if NUMBERED.search(text) else ""
+
+
+def _swap(text: str) -> str:
+    """Vim's swap file has the lines of a block from the last one to the first, each with a zero behind it."""
+    return "\n".join(reversed(text.split("\0"))) if text.startswith("b0VIM") else ""
+
+
+DRESSES: Mapping[str, Callable[[str], str]] = MappingProxyType(
+    {"html": _html, "json": _json, "escapes": _escapes, "diff": _diff, "numbered": _numbered, "swap": _swap}
+)
