@@ -1,0 +1,169 @@
+"""Guard G2: of what an agent left, only regular files of the editable set come into the tree that is graded.
+
+The folder that an agent worked in is hostile. It may hold links out of it, FIFOs that block who opens them, names that break terminals or other
+file systems, and configuration that turns a test runner into a program of the agent. So the graded tree is a pristine one, onto which files are laid
+that pass every check. What is refused or ignored is named: a task that pays in spite of it tells nothing about the agent otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["NEVER", "Collected", "Editable", "collect", "lay", "write"]
+
+PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+NEVER = re.compile(
+    r"(.*/)?(conftest\.py|pytest\.ini|\.pytest\.ini|tox\.ini|setup\.cfg|setup\.py|pyproject\.toml|(site|user)customize\.py"
+    r"|[^/]*\.(pth|pyc|pyo|so|pyd|egg-link)|(__pycache__|[^/]*\.(egg-info|dist-info))(/.*)?)",
+    re.IGNORECASE,
+)
+"""Files that change how tests are run or what is imported: no set of editable files reaches them."""
+
+
+@dataclass(frozen=True)
+class Editable:
+    """Which files a task may change, and how much."""
+
+    names: tuple[str, ...]
+    """Files, and folders with a slash at the end, in which files of Python may be made too."""
+    file: int = 1 << 20
+    """Bytes of a file, at most."""
+    files: int = 200
+    """Files that may be laid, at most."""
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if name.startswith("/") or not all(PLAIN.fullmatch(part) for part in name.removesuffix("/").split("/")) or NEVER.fullmatch(name):
+                raise ValueError(f"{name!r} cannot be editable: it must be a plain relative path, and no file that test runners obey")
+
+    def __contains__(self, name: str) -> bool:
+        inside = any(folder.endswith("/") and name.startswith(folder) for folder in self.names)
+        return (name in self.names or inside and name.endswith(".py")) and not NEVER.fullmatch(name)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was found in a folder that an agent left."""
+
+    files: Mapping[str, bytes]
+    """The editable ones."""
+    refused: tuple[tuple[str, str], ...]
+    """Editable names that are no plain files, with the reason; and whatever has an odd name."""
+    ignored: tuple[str, ...]
+    """What was changed or made outside of the editable set."""
+
+
+def collect(root: Path, editable: Editable, pristine: Mapping[str, bytes], entries: int = 100_000) -> Collected:
+    """Reads a folder that an agent left, and follows nothing. `pristine`: the files that it began with. `entries`: how many names are looked at, at
+    most. Raises ValueError where the folder is none, or holds more."""
+    files: dict[str, bytes] = {}
+    refused: list[tuple[str, str]] = []
+    ignored: list[str] = []
+    seen, known = 0, {*pristine}
+    for name in pristine:
+        known |= {name[:at] for at, letter in enumerate(name) if letter == "/"}
+
+    def walk(handle: int, prefix: str) -> None:
+        nonlocal seen
+        for entry in sorted(os.listdir(handle)):
+            if (seen := seen + 1) > entries:
+                raise ValueError(f"the folder has more than {entries} entries")
+            name = f"{prefix}{entry}"
+            if not PLAIN.fullmatch(entry) and name not in known:
+                if PLAIN.fullmatch(entry.removeprefix(".")):
+                    ignored.append(name)
+                else:
+                    refused.append((shown(name), "its name is not plain"))
+                continue
+            what = os.stat(entry, dir_fd=handle, follow_symlinks=False)
+            if stat.S_ISDIR(what.st_mode):
+                try:
+                    inner = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
+                except OSError as error:
+                    refused.append((name, error.strerror or "it cannot be opened"))
+                    continue
+                try:
+                    walk(inner, name + "/")
+                finally:
+                    os.close(inner)
+            elif name not in editable:
+                data = content(handle, entry, len(pristine.get(name, b"")))
+                if name not in pristine or data != pristine[name]:
+                    ignored.append(name)
+            elif why := plain(what, editable.file):
+                refused.append((name, why))
+            elif len(files) >= editable.files:
+                refused.append((name, f"more than {editable.files} files would be laid"))
+            elif (data := content(handle, entry, editable.file)) is None:
+                refused.append((name, "it cannot be read"))
+            else:
+                files[name] = data
+
+    try:
+        top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ValueError(f"root must be a folder; {root}: {error.strerror}") from error
+    try:
+        walk(top, "")
+    finally:
+        os.close(top)
+    folded = {}
+    for name in sorted(files):
+        if folded.setdefault(name.casefold(), name) != name:
+            refused.append((name, f"it differs from {folded[name.casefold()]} by capital letters alone"))
+    return Collected({name: data for name, data in files.items() if folded[name.casefold()] == name}, tuple(sorted(refused)), tuple(sorted(ignored)))
+
+
+def shown(name: str) -> str:
+    """A name as it can be printed anywhere: others could move a terminal's cursor."""
+    return ascii(name)[1:-1]
+
+
+def plain(what: os.stat_result, most: int) -> str:
+    """Why something cannot be laid; empty for a regular file that has one name."""
+    kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    if not stat.S_ISREG(what.st_mode):
+        return f"it is {kinds.get(stat.S_IFMT(what.st_mode), 'no regular file')}"
+    if what.st_nlink > 1:
+        return "it is a hard link"
+    return f"it has more than {most} bytes" if what.st_size > most else ""
+
+
+def content(handle: int, entry: str, most: int) -> bytes | None:
+    """A regular file's bytes; None for others, and for one that has more than `most` when it is read."""
+    try:
+        file = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=handle)
+    except OSError:
+        return None
+    with open(file, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return None
+        data = stream.read(most + 1)
+    return data if len(data) <= most else None
+
+
+def lay(pristine: Mapping[str, bytes], collected: Collected, editable: Editable) -> dict[str, bytes]:
+    """The tree that is graded: the pristine one, in which the editable files are what the agent left. An editable file that is gone is gone."""
+    kept = {name: data for name, data in pristine.items() if name not in editable}
+    for name in collected.files:
+        if name not in editable:
+            raise ValueError(f"{name} is not editable")
+    return {**kept, **collected.files}
+
+
+def write(tree: Mapping[str, bytes], folder: Path) -> None:
+    """Writes a tree into a folder that is empty or does not exist. Raises ValueError for any other, and for names that lead out of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ValueError(f"{folder} must be empty")
+    for name, data in tree.items():
+        if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
+            raise ValueError(f"{name!r} leads out of the folder")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)

@@ -1,0 +1,419 @@
+"""What is laid onto the graded tree, which verdicts count, which half is held out, and what is paid."""
+
+import ast
+import json
+import os
+import re
+import socket
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from environments.grading.halves import halves
+from environments.grading.lay import NEVER, Collected, Editable, collect, lay, write
+from environments.grading.rewards import Weights, added, changed, conformance, reward, succinctness
+from environments.grading.verdicts import canaries, read, seal
+
+# G2: what is laid.
+
+PRISTINE = {"words/__init__.py": b"", "words/cases.py": b"x = 1\n", "tests/test_cases.py": b"def test(): pass\n", ".github/ci.yml": b"on: push\n"}
+EDITABLE = Editable(("words/cases.py", "words/parts/"))
+
+
+def left(folder, **files: bytes):
+    write({**PRISTINE, **{name.replace("__", "/").replace("_py", ".py"): data for name, data in files.items()}}, folder)
+    return folder
+
+
+def test_only_the_editable_set_is_laid(tmp_path):
+    """Tests, configuration and new files elsewhere stay as they were, and are named."""
+    root = left(tmp_path / "left")
+    (root / "words/cases.py").write_bytes(b"x = 2\n")
+    (root / "words/parts").mkdir()
+    (root / "words/parts/new.py").write_bytes(b"y = 1\n")
+    (root / "words/parts/data.json").write_bytes(b"{}")
+    (root / "words/parts/conftest.py").write_bytes(b"import os")
+    (root / "tests/test_cases.py").write_bytes(b"def test(): assert True\n")
+    (root / "conftest.py").write_bytes(b"")
+    (root / ".git").mkdir()
+    found = collect(root, EDITABLE, PRISTINE)
+    assert found.files == {"words/cases.py": b"x = 2\n", "words/parts/new.py": b"y = 1\n"} and found.refused == ()
+    assert found.ignored == (".git", "conftest.py", "tests/test_cases.py", "words/parts/conftest.py", "words/parts/data.json")
+    assert lay(PRISTINE, found, EDITABLE) == {**PRISTINE, **found.files}
+    (root / "words/cases.py").unlink()
+    assert "words/cases.py" not in lay(PRISTINE, collect(root, EDITABLE, PRISTINE), EDITABLE)
+    with pytest.raises(ValueError, match="tests/test_cases.py is not editable"):
+        lay(PRISTINE, replace(found, files={"tests/test_cases.py": b""}), EDITABLE)
+
+
+def symbolic(path):
+    path.symlink_to("/etc/hostname")
+
+
+def inside(path):
+    path.symlink_to("__init__.py")
+
+
+def hard(path):
+    (path.parent.parent / "other.py").write_bytes(b"x")
+    path.hardlink_to(path.parent.parent / "other.py")
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def listening(path):
+    with socket.socket(socket.AF_UNIX) as one:
+        before = os.getcwd()
+        os.chdir(path.parent)  # names of sockets are short
+        try:
+            one.bind(path.name)
+        finally:
+            os.chdir(before)
+
+
+def folder(path):
+    path.mkdir()
+
+
+def large(path):
+    with open(path, "wb") as file:
+        file.truncate((1 << 20) + 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (symbolic, "it is a symbolic link"),
+        (inside, "it is a symbolic link"),
+        (hard, "it is a hard link"),
+        (fifo, "it is a FIFO"),
+        (listening, "it is a socket"),
+        (large, "it has more than 1048576 bytes"),
+    ],
+)
+def test_what_is_no_plain_file_is_refused(make, why, tmp_path):
+    root = left(tmp_path / "left")
+    (root / "words/cases.py").unlink()
+    make(root / "words/cases.py")
+    found = collect(root, EDITABLE, PRISTINE)
+    assert found.files == {} and found.refused == (("words/cases.py", why),)
+
+
+def test_a_folder_in_a_file_s_place_and_links_of_folders(tmp_path):
+    root = left(tmp_path / "left")
+    (root / "words/cases.py").unlink()
+    (root / "words/cases.py").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/a.py").write_bytes(b"secret")
+    (root / "words/parts").symlink_to(tmp_path / "outside")
+    found = collect(root, EDITABLE, PRISTINE)
+    assert found.files == {} and found.ignored == ("words/parts",)
+    (root / "words/parts").unlink()
+    root.rename(tmp_path / "moved")
+    (tmp_path / "left").symlink_to(tmp_path / "moved")
+    with pytest.raises(ValueError, match="root must be a folder"):
+        collect(tmp_path / "left", EDITABLE, PRISTINE)
+
+
+@pytest.mark.parametrize("name", ["a\nb.py", "a b.py", "\x1b[2J.py", "-rf.py", "é.py", "a" * 101 + ".py", "\udc80.py", "a\\b.py", "..a.py"])
+def test_odd_names_are_refused(name, tmp_path):
+    root = left(tmp_path / "left")
+    (root / "words/parts").mkdir()
+    (root / "words/parts" / name).write_bytes(b"")
+    found = collect(root, EDITABLE, PRISTINE)
+    assert found.files == {"words/cases.py": b"x = 1\n"} and len(found.refused) == 1
+    assert found.refused[0][0].isprintable() and found.refused[0][0].isascii()
+
+
+def test_names_that_differ_by_capitals_and_too_many_files(tmp_path):
+    root = left(tmp_path / "left")
+    (root / "words/parts").mkdir()
+    for name in ("a.py", "A.py", "b.py"):
+        (root / "words/parts" / name).write_bytes(b"")
+    found = collect(root, EDITABLE, PRISTINE)
+    assert set(found.files) == {"words/cases.py", "words/parts/A.py", "words/parts/b.py"}
+    assert found.refused == (("words/parts/a.py", "it differs from words/parts/A.py by capital letters alone"),)
+    few = collect(root, replace(EDITABLE, files=2), PRISTINE)
+    assert len(few.files) == 2 and few.refused[0][1] == "more than 2 files would be laid"
+    with pytest.raises(ValueError, match="more than 4 entries"):
+        collect(root, EDITABLE, PRISTINE, entries=4)
+
+
+@pytest.mark.parametrize(
+    "name", ["conftest.py", "a/conftest.py", "pytest.ini", "a/setup.cfg", "sitecustomize.py", "x.pth", "a/__pycache__/b.py", "C.PYC"]
+)
+def test_what_runners_obey_is_never_editable(name):
+    assert NEVER.fullmatch(name) and name not in Editable(("a/",))
+    with pytest.raises(ValueError, match="cannot be editable"):
+        Editable((name,))
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../a.py", "a//b.py", "", "a/./b.py", "-a.py"])
+def test_what_cannot_be_editable(name):
+    with pytest.raises(ValueError, match="cannot be editable"):
+        Editable((name,))
+
+
+def test_writing_a_tree(tmp_path):
+    write(PRISTINE, tmp_path / "a")
+    assert {path.relative_to(tmp_path / "a").as_posix(): path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == PRISTINE
+    with pytest.raises(ValueError, match="must be empty"):
+        write(PRISTINE, tmp_path / "a")
+    for name in ("../b.py", "/b.py", "a//b.py"):
+        with pytest.raises(ValueError, match="leads out of the folder"):
+            write({name: b""}, tmp_path / "c")
+
+
+@given(st.dictionaries(st.sampled_from(["words/cases.py", "words/parts/a.py", "words/parts/b.py"]), st.binary(max_size=5)))
+def test_laying_changes_nothing_else(files):
+    graded = lay(PRISTINE, Collected(files, (), ()), EDITABLE)
+    assert {name: data for name, data in graded.items() if name not in EDITABLE} == {n: data for n, data in PRISTINE.items() if n not in EDITABLE}
+    assert {name: data for name, data in graded.items() if name in EDITABLE} == files
+
+
+# G4 and G5: what counts.
+
+KEY = b"k" * 16
+names = st.sampled_from(["a", "b", "c", "d"])
+outcomes = st.sampled_from(["passed", "failed", "skipped", "error"])
+
+
+def test_verdicts_by_hand():
+    lines = [seal(KEY, "a", "passed"), seal(KEY, "b", "failed"), seal(KEY, "c", "skipped")]
+    found = read(lines, KEY, ["a", "b", "c", "d"])
+    assert found.passed == {"a"} and found.failed == {"b": "failed", "c": "skipped", "d": "missing"} and found.flags == () and not found.all_passed
+    assert read(lines, KEY, ["a"]).flags == ("nobody asked for b",)
+    assert read(lines[:1], KEY, ["a"]).all_passed
+    with pytest.raises(ValueError, match="tests must not be empty"):
+        read(lines, KEY, [])
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"\n", b"a passed\n", seal(b"other", "b", "passed"), seal(KEY, "b", "failed").replace(b"failed", b"passed"), b"\xff" * 64 + b" x\n"]
+)
+def test_a_wrong_seal_ends_all_belief(line):
+    """Also where the right lines came first: who can write to the pipe might have written them."""
+    found = read([seal(KEY, "a", "passed"), line], KEY, ["a"])
+    assert found.passed == frozenset() and found.flags == ("line 2 of the verdicts has a wrong seal",) and not found.all_passed
+
+
+def test_the_first_line_counts_and_a_second_one_is_told():
+    found = read([seal(KEY, "a", "failed"), seal(KEY, "a", "passed")], KEY, ["a"])
+    assert found.failed == {"a": "failed"} and found.flags == ("a was first failed and then passed",)
+    assert read([seal(KEY, "a", "passed"), seal(KEY, "a", "passed")], KEY, ["a"]).all_passed
+
+
+@given(st.lists(st.tuples(names, outcomes)), st.sets(names, min_size=1))
+def test_laws_of_verdicts(said, tests):
+    found = read([seal(KEY, *one) for one in said], KEY, tests)
+    assert found.passed | found.failed.keys() == tests and not found.passed & found.failed.keys()
+    first: dict[str, str] = {}
+    for test, outcome in said:
+        first.setdefault(test, outcome)
+    assert found.all_passed == (not found.flags and all(first.get(test) == "passed" for test in tests))
+    assert all(first[test] == "passed" for test in found.passed)
+
+
+def test_canaries_must_fail():
+    lines = [seal(KEY, "a", "passed"), seal(KEY, "c", "failed")]
+    assert read(lines, KEY, ["a"], ["c"]).all_passed
+    for outcome in ("passed", "skipped"):
+        found = read([lines[0], seal(KEY, "c", outcome)], KEY, ["a"], ["c"])
+        assert found.flags == (f"the canary c must fail; it is {outcome}",) and not found.all_passed
+    assert read(lines[:1], KEY, ["a"], ["c"]).flags == ("the canary c must fail; it is missing",)
+    # A tree that cannot be imported fails everything and claims nothing: it is wrong, and no hack.
+    broken = read([], KEY, ["a"], ["c"])
+    assert broken.flags == () and broken.failed == {"a": "missing"}
+
+
+TESTS = """import pytest
+from words import split
+
+def test_one():
+    assert split("a b") == ["a", "b"]
+    assert split("a")
+
+def test_two():
+    with pytest.raises(TypeError):
+        split(1)
+
+@pytest.mark.skipif(True, reason="x")
+def test_skipped():
+    assert split("") == []
+
+def test_leaves():
+    if not split("a"):
+        return
+    assert split("a") == ["a"]
+
+class TestMore:
+    def test_three(self):
+        assert split("a") == ["a"]
+"""
+
+
+def play(source: str, function: object) -> dict[str, bool]:
+    """Runs the module's tests, with what they import from `words` in its place."""
+    space: dict = {"split": function}
+    exec(re.sub(r"^from words.*$", "", source, flags=re.MULTILINE), space)
+    passed = {}
+    for name in [name for name in space if name.startswith("test")]:
+        try:
+            space[name]()
+            passed[name] = True
+        except BaseException:  # pytest's own failure is no Exception
+            passed[name] = False
+    return passed
+
+
+class Anything:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_canaries_fail_for_all_solutions():
+    """For the right one, a wrong one, and one whose answers are equal to everything, unless asserting is broken itself."""
+    source, copies = canaries(TESTS, KEY)
+    assert len(copies) == 2 and all(re.fullmatch(r"test_(one|two)_[0-9a-f]{12}", name) for name in copies)
+    assert source.startswith(TESTS.rstrip()) and ast.parse(source)
+    solutions = {"right": lambda text: text.split(" "), "wrong": lambda text: 0, "equal": lambda text: Anything(), "nothing": lambda text: None}
+    for name, function in solutions.items():
+        passed = play(source, function)
+        assert not any(passed[copy] for copy in copies), name
+    assert play(source, solutions["right"])["test_one"] and play(source, solutions["equal"])["test_one"]
+
+
+def test_canaries_by_key():
+    assert canaries(TESTS, KEY) == canaries(TESTS, KEY) and canaries(TESTS, KEY)[1] != canaries(TESTS, b"other")[1]
+    assert len(canaries(TESTS, KEY, most=1)[1]) == 1
+    assert canaries("x = 1\n", KEY) == ("x = 1\n", ())
+    with pytest.raises(SyntaxError):
+        canaries("def", KEY)
+
+
+def test_an_object_equal_to_everything_meets_an_object_of_no_value():
+    """In a copy the right side is an object that nobody can have made ready."""
+    source, copies = canaries("def test_a():\n    assert f(1) == 2\n", KEY)
+    assert "assert f(1) == object()" in source and source.rstrip().endswith("assert False") and copies
+
+
+# G6: which half.
+
+many = st.sets(st.text("abcdef[]0", min_size=1, max_size=6), min_size=2, max_size=30)
+
+
+@given(many, st.text(min_size=1, max_size=8))
+def test_laws_of_halves(tests, task):
+    visible, held = halves(tests, task)
+    assert sorted(visible + held) == sorted(tests) and not set(visible) & set(held)
+    assert visible and held
+    assert halves(sorted(tests, reverse=True), task) == (visible, held)
+    groups = {test.partition("[")[0] for test in tests}
+    if len(groups) > 1:
+        assert not {test.partition("[")[0] for test in visible} & {test.partition("[")[0] for test in held}
+        parts = [len({test.partition("[")[0] for test in half}) for half in (visible, held)]
+        assert 0 <= parts[1] - parts[0] <= 1
+
+
+def test_halves_by_hand():
+    tests = [f"t{n}" for n in range(20)]
+    splits = {halves(tests, f"task {n}") for n in range(20)}
+    assert len(splits) > 15 and halves(tests, "a") != halves(tests, "a", b"key")
+    visible, held = halves(["t[1]", "t[2]", "t[3]"], "a")
+    assert len(visible) == 1 and len(held) == 2
+    for tests, task in ((["t"], "a"), (["t", "t"], "a"), (["t", "u"], "")):
+        with pytest.raises(ValueError, match="needs an id and at least two tests"):
+            halves(tests, task)
+
+
+# Rewards.
+
+BEFORE = {"m.py": b"def f():\n    raise NotImplementedError\n\n\ndef g():\n    return 1\n"}
+GOLD = {"m.py": b"def f():\n    x = 1\n    return x\n\n\ndef g():\n    return 1\n"}
+
+
+def test_changed_lines_by_hand():
+    assert changed(BEFORE, GOLD) == 3 == changed(GOLD, BEFORE) and changed(GOLD, GOLD) == 0
+    assert changed(BEFORE, {**BEFORE, "n.py": b"a\n\nb\n"}) == 2
+    assert added(b"a\nb\nc\n", b"a\nx\nb\nc\ny\n") == {2: "x", 5: "y"}
+    assert added(b"", b"a\n") == {1: "a"} and added(b"a\n", b"") == {}
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abc"), max_size=12))
+def test_laws_of_added_lines(old, new):
+    """What is not new is left of the old text in its order."""
+    one, other = "".join(f"{x}\n" for x in old).encode(), "".join(f"{x}\n" for x in new).encode()
+    fresh = added(one, other)
+    assert all(new[number - 1] == line for number, line in fresh.items())
+    kept = iter(old)
+    assert all(line in kept for number, line in enumerate(new, 1) if number not in fresh)
+    assert bool(fresh or added(other, one)) == (old != new)
+
+
+def test_succinctness_by_hand():
+    assert succinctness(BEFORE, GOLD, GOLD) == 1.0 == succinctness(BEFORE, BEFORE, GOLD)
+    long = {"m.py": GOLD["m.py"].replace(b"    x = 1\n", b"    x = 1\n" * 5)}
+    assert changed(BEFORE, long) == 7 and succinctness(BEFORE, long, GOLD) == pytest.approx(1.2 * 3 / 7)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("    return 1 ", "space at the end of the line"),
+        ("\treturn 1", "tabs where the file has spaces"),
+        (f"    return {'1' * 100}", "the line has 111 characters; no other has more than 100"),
+        ("    print(1)", "print is left"),
+        ("    breakpoint()", "breakpoint is left"),
+        ("    import os", "os is imported and not used"),
+        ("    from os import path as p, sep", "p is imported and not used"),
+        ("    return None == 1 or 1 == None", "a comparison with None by =="),
+        ("    def someThing(): pass", "someThing is not written as the file writes names"),
+        ("    def some(x=[]): pass", "a default that can be changed"),
+        ("    return (", "the file cannot be parsed"),
+    ],
+)
+def test_problems_of_new_lines(line, problem):
+    after = {"m.py": BEFORE["m.py"].replace(b"    raise NotImplementedError", line.encode())}
+    found = conformance(BEFORE, after)
+    assert any(said.partition(": ")[2] == problem for said in found.problems), found
+    assert found.score < 1
+    # The same line where it already stood is nobody's fault.
+    assert conformance(after, after).problems == ()
+
+
+def test_conformance_by_hand():
+    assert conformance(BEFORE, GOLD).problems == () and conformance(BEFORE, GOLD).score == 1.0
+    bare = {"m.py": GOLD["m.py"].replace(b"    x = 1\n", b"    try:\n        x = 1\n    except:\n        x = 2\n")}
+    assert conformance(BEFORE, bare).problems == ("m.py:4: a bare except",) and conformance(BEFORE, bare).score == pytest.approx(1 - 3 / 5)
+    thoughts = {"m.py": GOLD["m.py"].replace(b"    x = 1\n", b"    # hm\n" * 9 + b"    x = 1\n")}
+    assert conformance(BEFORE, thoughts).problems == ("m.py:2: 9 lines of comments for 2 of code",)
+    assert conformance(BEFORE, {"m.py": GOLD["m.py"].rstrip()}).problems == ("m.py:7: no line end at the end of the file",)
+    assert conformance(BEFORE, {"m.py": GOLD["m.py"].replace(b"\n", b"\r\n")}).problems[0] == "m.py:1: other line ends than before"
+    tabs = {"m.py": b"def f():\n\treturn 1\n"}
+    assert conformance(tabs, {"m.py": b"def f():\n    return 2\n"}).problems == ("m.py:2: spaces where the file has tabs",)
+    assert conformance(BEFORE, {**BEFORE, "notes.txt": b"print( \n"}).lines == 0
+
+
+def test_rewards_by_hand():
+    whole = reward(True, BEFORE, GOLD, GOLD)
+    assert (whole.success, whole.succinctness, whole.conformance, whole.total) == (True, 1.0, 1.0, 1.0)
+    assert reward(False, BEFORE, GOLD, GOLD).total == 0.0
+    flagged = reward(True, BEFORE, GOLD, GOLD, ("changes conftest",))
+    assert flagged.total == 0.0 and flagged.success and flagged.flags == ("changes conftest",)
+    long = {"m.py": GOLD["m.py"].replace(b"    x = 1\n", b"    x = 1\n" * 5)}
+    assert reward(True, BEFORE, long, GOLD).total == pytest.approx(0.8 + 0.1 * 1.2 * 3 / 7 + 0.1)
+    assert reward(True, BEFORE, long, GOLD, weights=Weights(1.0, 0.0, 0.0)).total == 1.0
+    for parts in ((0.5, 0.5, 0.5), (1.2, -0.1, -0.1)):
+        with pytest.raises(ValueError, match="weights must not be negative and must make 1"):
+            Weights(*parts)
+
+
+def test_a_seal_is_one_line_of_ascii():
+    line = seal(KEY, "t[é\n]", "passed")
+    assert line.isascii() and line.count(b"\n") == 1 and json.loads(line.partition(b" ")[2]) == ["t[é\n]", "passed"]
