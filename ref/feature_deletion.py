@@ -98,6 +98,11 @@ class Who:
             self.found[first, last] = reduce(or_, (self.tests.get(line, 0) for line in range(first, last + 1)), 0)
         return self.found[first, last]
 
+    def only(self, first: int, last: int, group: int) -> bool:
+        """(2): whether somebody executed these lines, and nobody outside of the group did."""
+        found = self.over(first, last)
+        return bool(found) and not found & ~group
+
 
 def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str, int]]], least: int = 3, most: float = 0.5) -> tuple[Piece, ...]:
     """(2) for every group of (3), sorted. `tree`: files by name. `coverage`: test → (file, line) that it executed. The empty name stands for what ran
@@ -123,7 +128,8 @@ def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[st
     for group in sorted(g for g in groups if least <= g.bit_count() <= most * len(tests) and not g & bit[""]):  # (3)
         patches, names = [], []
         for file, source in sources.items():
-            edits = [(name, edit) for name, node in inside[file] for edit in _of_function(source, node, who[file], group)]
+            found = [(name, node) for name, node in inside[file] if who[file].over(node.lineno, node.end_lineno or 0) & group]
+            edits = [(name, edit) for name, node in found for edit in _of_function(source, node, who[file], group)]
             if edits:
                 patches.append(patch(file, tree[file], [edit for _, edit in edits]))
                 names.append(f"{file}:{','.join(dict.fromkeys(name for name, _ in edits))}")
@@ -135,28 +141,24 @@ def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[st
 def _of_function(source: Source, node: Function, who: Who, group: int) -> list[Edit]:
     body = docstring_apart(node)
     edits = _of_suite(source, body, GONE, who, group) if body else []
+    if not edits or len(edits) == 1 and edits[0].new.rstrip().endswith(GONE.encode()):
+        return edits
     covered = {line for edit in edits for line in range(edit.first, edit.last + 1)}
     yields = [found.lineno for found in own(node) if isinstance(found, ast.Yield | ast.YieldFrom)]
-    whole = len(edits) == 1 and edits[0].new.rstrip().endswith(GONE.encode())
-    return [] if yields and not whole and covered.issuperset(yields) else edits
+    return [] if yields and covered.issuperset(yields) else edits
 
 
 def _of_suite(source: Source, suite: Suite, fill: str, who: Who, group: int) -> list[Edit]:
     """(2) for the statements of a suite, and for those within the ones that stay."""
-
-    def ours(first: int, last: int) -> bool:
-        found = who.over(first, last)
-        return bool(found) and not found & ~group
-
     start, end = source.begins(suite[0])[0], suite[-1].end_lineno or 0
     if not who.over(start, end) & group:
         return []
-    if ours(start, end):  # also what nobody executes there: alone it would make no sense
+    if who.only(start, end, group):  # also what nobody executes there: alone it would make no sense
         edits = [source.cut(suite[0], suite[-1], fill, whole=bool(fill))]
     else:
         edits, run = [], []
         for chunk in [*source.chunks(suite), []]:
-            if chunk and ours(source.begins(chunk[0])[0], chunk[-1].end_lineno or 0):
+            if chunk and who.only(source.begins(chunk[0])[0], chunk[-1].end_lineno or 0, group):
                 run += chunk
                 continue
             if run and source.alone(run[0]):
@@ -166,7 +168,7 @@ def _of_suite(source: Source, suite: Suite, fill: str, who: Who, group: int) -> 
                 for inner, instead in suites(source, node):
                     of_function = isinstance(node, Function)
                     edits += _of_function(source, node, who, group) if of_function else _of_suite(source, inner, instead, who, group)
-    return [edit for edit in edits if ours(edit.first, edit.last)]
+    return [edit for edit in edits if who.only(edit.first, edit.last, group)]
 
 
 def suites(source: Source, node: ast.stmt) -> list[tuple[Suite, str]]:
@@ -198,10 +200,12 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
 
 def own(node: ast.AST) -> Iterator[ast.AST]:
     """What lies within a function, and not in functions or classes within it."""
-    for child in ast.iter_child_nodes(node):
+    todo = [*ast.iter_child_nodes(node)]
+    while todo:
+        child = todo.pop()
         yield child
         if not isinstance(child, Function | ast.ClassDef | ast.Lambda):
-            yield from own(child)
+            todo += ast.iter_child_nodes(child)
 
 
 def bodies(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:

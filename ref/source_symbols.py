@@ -8,10 +8,9 @@ and one who means the symbol meets a NameError when it is called.
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 
-from ref.source_text import Edit, Source, apply, patch, read
+from ref.source_text import Edit, Source, apply, patch, read, tree_of
 
 __all__ = ["defined", "removal"]
 
@@ -24,8 +23,9 @@ def module_of(file: str) -> str:
 
 
 def defined(source: Source) -> list[str]:
-    """Names of the functions and classes that a module defines at its top, also beneath `if` and `try`."""
-    return sorted({node.name for _, node in _statements(source.tree.body) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)})
+    """Names of the functions and classes that a module defines at its top, also beneath `if` and `try`, and does not use itself at import."""
+    found = {node.name for _, node in _statements(source.tree.body) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    return sorted(found - {node.id for node in at_import(source.tree) if isinstance(node, ast.Name)})
 
 
 def removal(sources: Mapping[str, Source], file: str, name: str) -> dict[str, list[Edit]] | None:
@@ -75,17 +75,16 @@ def at_import(tree: ast.AST) -> Iterator[ast.AST]:
         isinstance(one, ast.ImportFrom) and one.module == "__future__" and any(a.name == "annotations" for a in one.names) for one in ast.walk(tree)
     )
 
-    def walk(node: ast.AST) -> Iterator[ast.AST]:
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
         for field, value in ast.iter_fields(node):
             of_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and field == "body"
             if of_function or lazy and field in ("annotation", "returns"):
                 continue
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield child
-                    yield from walk(child)
-
-    return walk(tree)
+            inner = [child for child in (value if isinstance(value, list) else [value]) if isinstance(child, ast.AST)]
+            yield from inner
+            todo += inner
 
 
 def _target(file: str, node: ast.ImportFrom) -> str:
@@ -160,19 +159,21 @@ def _without_element(source: Source, elements: Sequence[ast.expr] | Sequence[ast
 
 def _exact(source: Source, file: str, gone: Sequence[tuple[Edit, ast.AST]]) -> bool:
     """Whether the edited file has the tree that it had, but for the nodes that had to go: a comma too many or too few is seen."""
-    places, data = {_place(node) for _, node in gone}, b"".join(source.raw)
-    expected = copy.deepcopy(source.tree)
+    places = {(type(node), getattr(node, "lineno", 0), getattr(node, "col_offset", 0)) for _, node in gone}
+    data, expected = b"".join(source.raw), tree_of("".join(source.lines))
     for node in ast.walk(expected):
         for field, value in ast.iter_fields(node):
-            if isinstance(value, list) and any(_place(one) in places for one in value):
-                kept = [one for one in value if _place(one) not in places]
-                setattr(node, field, kept or ([] if field == "elts" or isinstance(node, ast.Module) else [ast.Pass()]))
+            if isinstance(value, list):
+                kept = [one for one in value if (type(one), getattr(one, "lineno", 0), getattr(one, "col_offset", 0)) not in places]
+                if len(kept) < len(value):
+                    setattr(node, field, kept or ([] if field == "elts" or isinstance(node, ast.Module) else [ast.Pass()]))
     try:
         after = read(apply(patch(file, data, [edit for edit, _ in gone]), data)).tree
     except ValueError:
         return False
-    return ast.dump(after) == ast.dump(expected)
-
-
-def _place(node: object) -> tuple[str, int, int] | None:
-    return (type(node).__name__, node.lineno, node.col_offset) if isinstance(node, ast.stmt | ast.expr | ast.alias) else None
+    # Statements before the first edit and behind the last one have their text: only the others need be compared.
+    first, last = min(edit.first for edit, _ in gone), max(edit.last for edit, _ in gone)
+    head = sum((node.end_lineno or 0) < first for node in expected.body)
+    tail = sum(node.lineno > last for node in expected.body)
+    parts = [tree.body[head : len(tree.body) - tail] for tree in (expected, after)]
+    return [ast.dump(node) for node in parts[0]] == [ast.dump(node) for node in parts[1]]

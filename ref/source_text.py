@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Edit", "Patch", "Source", "apply", "compiles", "docstring_apart", "patch", "read", "restore", "split"]
+__all__ = ["Edit", "Patch", "Source", "apply", "compiles", "docstring_apart", "patch", "read", "restore", "split", "tree_of"]
 
 BOM = b"\xef\xbb\xbf"
 
@@ -95,7 +95,8 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def parse(text: str) -> ast.Module:
+def tree_of(text: str) -> ast.Module:
+    """The tree of a program's text. Raises what `ast.parse` raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the author of a package may have been told about escapes
         return ast.parse(text)
@@ -194,7 +195,7 @@ def read(data: bytes) -> Source:
             raise ValueError(f"lines in the encoding {encoding} cannot be changed one by one")
         if lines and data.startswith(BOM):
             lines[0] = lines[0].removeprefix("\ufeff")
-        tree = parse("".join(lines))
+        tree = tree_of("".join(lines))
     except (SyntaxError, RecursionError, MemoryError, LookupError) as error:
         raise ValueError(f"this is no Python source: {error}") from error
     strings = [

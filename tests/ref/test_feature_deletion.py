@@ -80,6 +80,7 @@ def gone(source: str, ours: str, theirs: str = "", **more: object) -> list[str]:
         ),
         ("def f(x): ours(); return 1|", "ours", "", "def f(x): raise NotImplementedError|"),
         ('def f(x): "Doc."; ours()|', "ours", "", 'def f(x): "Doc."; raise NotImplementedError|'),
+        ("def f(x):|    if x: # theirs|        ours()  |    theirs()|", "ours", "theirs", "def f(x):|    if x: # theirs|        pass|    theirs()|"),
         ("def f(x):|    ours(); y = 1|    theirs()|", "ours", "theirs", "def f(x):|    theirs()|"),
         ("def f(x):|    ours(); \\|  y = 1|    theirs()|", "ours y", "theirs", "def f(x):|    theirs()|"),
         ("def f(x):|    ours(1,|         2)|    theirs()|", "ours 2)", "theirs", "def f(x):|    theirs()|"),
@@ -299,7 +300,7 @@ def holds(tree: dict[str, bytes], piece: Piece) -> None:
         assert after[file] == tree[file]
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.data())
 def test_laws_of_slices(data):
     tree = {"f.py": data.draw(programs())}
@@ -335,7 +336,7 @@ def generators(data: bytes) -> dict[str, bool]:
     return {name: any(isinstance(one, ast.Yield) for one in feature_deletion.own(node)) for name, node in feature_deletion.functions(ast.parse(data))}
 
 
-@settings(max_examples=60)
+@settings(max_examples=50)
 @given(st.data())
 def test_a_generator_stays_one(data):
     tree = {"f.py": data.draw(programs())}
@@ -359,7 +360,7 @@ def test_files_of_the_standard_library(name):
     ways = [bodies(tree), symbols(tree), slices(tree, table, least=1, most=0.9)]
     assert ways[0] and (ways[2] or lines < 100)
     for way in ways:
-        for piece in draw.sample(way, min(12, len(way))):
+        for piece in draw.sample(way, min(5, len(way))):
             holds(tree, piece)
             assert difficulty(tree, piece).lines > 0
 
@@ -425,7 +426,7 @@ def test_faults_by_hand():
 def test_difficulty_by_hand():
     tree = {
         "a.py": b"def f(x):\n    # how\n    y = 1\n\n    return y\n\ndef g():\n    return f(1)\n\nclass A:\n    def m(self):\n        return mod.f\n",
-        "b.py": b"def h():\n    return 2\n",
+        "b.py": b"def h():\n    return f\n",
     }
     table = {**{f"t{n}": {("a.py", 3), ("a.py", 5), ("b.py", 2)} for n in range(3)}, **{f"u{n}": {("a.py", 8)} for n in range(4)}}
     piece = next(piece for piece in slices(tree, table) if len(piece.tests) == 3)
@@ -434,7 +435,7 @@ def test_difficulty_by_hand():
     assert found.bits == pytest.approx(2 + 1 + 1 + 1 + 1.584962500721156)
     assert difficulty(tree, piece, failing=9).bits == pytest.approx(found.bits + 1)
     whole = next(piece for piece in symbols(tree) if piece.name == "a.py:f")
-    assert difficulty(tree, whole).callers == 2 and difficulty(tree, whole).functions == 1
+    assert difficulty(tree, whole).callers == 3 and difficulty(tree, whole).functions == 1
 
 
 def test_a_piece_that_holds_another_is_harder():
