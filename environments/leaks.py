@@ -68,29 +68,32 @@ class _Audit:
         self.root, self.deleted, self.limits, self.detectors = root, deleted, limits, detectors
         self.left, self.files = limits.total, 0
 
-    def walk(self, folder: Path) -> Iterator[Leak]:
-        try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError as error:
-            yield self.unread(folder, error.strerror or "it cannot be opened")
-            return
-        for entry in entries:
-            path = Path(entry.path)
-            if self.files >= self.limits.files:
-                yield self.unread(path, f"the tree has more than {self.limits.files} files")
-                return
-            self.files += 1
-            if "attributes" in self.detectors.rules:
-                yield from self.attributes(path)
-            mode = entry.stat(follow_symlinks=False).st_mode
-            if stat.S_ISDIR(mode):
-                yield from self.walk(path)
-            elif stat.S_ISLNK(mode):
-                yield from self.link(path)
-            elif stat.S_ISREG(mode):
-                yield from self.file(path, path)
-            else:
-                yield self.unread(path, "it is neither a file nor a folder")
+    def walk(self) -> Iterator[Leak]:
+        folders = [self.root]
+        while folders:  # no recursion: a tree may be deeper than Python's stack
+            folder = folders.pop()
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except OSError as error:
+                yield self.unread(folder, error.strerror or "it cannot be opened")
+                continue
+            for entry in entries:
+                path = Path(entry.path)
+                if self.files >= self.limits.files:
+                    yield self.unread(path, f"the tree has more than {self.limits.files} files")
+                    return
+                self.files += 1
+                if "attributes" in self.detectors.rules:
+                    yield from self.attributes(path)
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode):
+                    folders.append(path)
+                elif stat.S_ISLNK(mode):
+                    yield from self.link(path)
+                elif stat.S_ISREG(mode):
+                    yield from self.file(path, path)
+                else:
+                    yield self.unread(path, "it is neither a file nor a folder")
 
     def name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -182,4 +185,4 @@ def audit(tree: Path, deleted: Deleted, limits: Limits = Limits(), detectors: De
     if not tree.is_dir():
         raise ValueError(f"tree must be a folder; got {tree}")
     root = tree.resolve()
-    return sorted(set(_Audit(root, deleted, limits, detectors).walk(root)))
+    return sorted(set(_Audit(root, deleted, limits, detectors).walk()))

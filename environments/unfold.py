@@ -178,6 +178,7 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
 
 # The same text in another dress: tokens that are not the code's stand between those that are.
 
+SPACE = re.compile(r"\s*")
 NUMBERED = re.compile(r"^(?:\S*?:)?[ \t]*\d+[:|\-\t ](?: ?\| ?)?", re.MULTILINE)
 LINE_NUMBER = re.compile(r'<(a|span|td)\b[^>]*(?:href|id=|lineno|linenos|class="n")[^>]*>\s*\d+\s*</\1>')
 
@@ -189,6 +190,7 @@ def _html(text: str) -> str:
 def _json(text: str) -> str:
     """The strings of JSON, one behind the other; notebooks have one for each line."""
     found: list[str] = []
+    text = text.strip()
 
     def walk(value: object) -> None:
         if isinstance(value, str):
@@ -197,15 +199,15 @@ def _json(text: str) -> str:
             for one in value.values() if isinstance(value, dict) else value:
                 walk(one)
 
-    for part in [text] if text.lstrip()[:1] in ("{", "[") else []:
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text) and text[at] in "{[":  # one value, or one behind the other
         try:
-            walk(json.loads(part))
+            value, at = decoder.raw_decode(text, at)
+            walk(value)
         except (ValueError, RecursionError):
-            for line in part.splitlines():
-                try:
-                    walk(json.loads(line))
-                except (ValueError, RecursionError):
-                    continue
+            break
+        found_space = SPACE.match(text, at)
+        at = found_space.end() if found_space else len(text)
     return "".join(found)
 
 
