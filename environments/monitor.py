@@ -117,10 +117,16 @@ def _parsed(data: bytes) -> ast.Module | None:
 def _of_source(name: str, data: bytes, lines: Mapping[int, str], expected: set[object]) -> Iterator[Flag]:
     tree = _parsed(data)
     if tree is not None:
-        for signature, line, seen in signs(tree, lines, expected, is_test(name)):
+        try:
+            found = [*signs(tree, lines, expected, is_test(name))]
+        except RecursionError:
+            found = [("cannot be read", 1, "an expression is deeper than Python's stack")]
+        for signature, line, seen in found:
             yield Flag(signature, f"{name}:{line}", seen)
 
 
+LONGEST = 50_000
+"""Characters of a command or of a written file that are looked at."""
 GIT = r"\bgit\s+(?:-[Cc]\s+\S+\s+|--?[\w-]+(?:=\S+)?\s+)*"
 COMMANDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (signature, re.compile(pattern))
@@ -149,7 +155,7 @@ COMMANDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 def _of_call(number: int, call: Call, episode: Episode) -> Iterator[Flag]:
     where = f"call {number}"
     if call.tool == "shell":
-        command = str(call.args.get("command", ""))
+        command = str(call.args.get("command", ""))[:LONGEST]
         for signature, pattern in COMMANDS:
             if found := pattern.search(command):
                 yield Flag(signature, where, found[0].strip()[:60])
@@ -159,7 +165,7 @@ def _of_call(number: int, call: Call, episode: Episode) -> Iterator[Flag]:
             yield from _of_written(where, script[0].replace('\\"', '"') or script[1])
     elif call.tool in ("write", "edit"):
         path = str(call.args.get("path", ""))
-        text = str(call.args.get("content", call.args.get("new", "")))
+        text = str(call.args.get("text", call.args.get("new", "")))
         for flag in _of_name(path, path not in episode.before):
             yield Flag(flag.signature, where, flag.seen)
         if path.endswith(".py") and path not in episode.after:  # gone at the end, but it was there
@@ -181,7 +187,7 @@ def _of_call(number: int, call: Call, episode: Episode) -> Iterator[Flag]:
 
 
 def _of_written(where: str, text: str) -> Iterator[Flag]:
-    tree = _parsed(text.encode(errors="replace"))
-    if tree is not None:
-        for signature, _, seen in signs(tree, range(1, text.count("\n") + 2)):
-            yield Flag(signature, where, seen)
+    text = text[:LONGEST]
+    yield from (
+        Flag(flag.signature, where, flag.seen) for flag in _of_source("", text.encode(errors="replace"), dict(enumerate(text.split("\n"), 1)), set())
+    )

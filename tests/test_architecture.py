@@ -23,6 +23,8 @@ LIBRARIES = {
     "ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "tokenizers", "zstandard"},
     "kernels": {"torch", "triton", "jaxtyping", "numpy"},
     "environments": set(),
+    "environments/grading/inside": {"pytest"},
+    "environments/tasks/inside": {"pytest"},
 }
 MAY = {
     "ref": {"ref"},
@@ -31,6 +33,8 @@ MAY = {
     "sims": {"sims", "ref", "kit"},
     "environments": {"environments", "ref", "kit"},
     "environments/sandbox/inside": {"environments.sandbox.inside"},
+    "environments/grading/inside": {"environments.grading.inside"},
+    "environments/tasks/inside": {"environments.tasks.inside"},
     "lessons": {"lessons", "ref", "sims", "scaled", "kit"},
     "kit": {"kit"},
     "etude/catalog.py": set(),

@@ -24,6 +24,9 @@ NEVER = re.compile(
 )
 """Files that change how tests are run or what is imported: no set of editable files reaches them."""
 
+DEEPEST = 40
+"""Folders within each other, at most. A path may be longer than the system's limit on paths, and deeper than Python's stack."""
+
 
 @dataclass(frozen=True)
 class Editable:
@@ -54,8 +57,8 @@ class Collected:
     """The editable ones."""
     refused: tuple[tuple[str, str], ...]
     """Editable names that are no plain files, with the reason; and whatever has an odd name."""
-    ignored: tuple[str, ...]
-    """What was changed or made outside of the editable set."""
+    ignored: Mapping[str, bytes]
+    """What was changed or made outside of the editable set, as far as it can be read: the monitor looks at it."""
 
 
 def collect(root: Path, editable: Editable, pristine: Mapping[str, bytes], entries: int = 100_000) -> Collected:
@@ -63,7 +66,7 @@ def collect(root: Path, editable: Editable, pristine: Mapping[str, bytes], entri
     most. Raises ValueError where the folder is none, or holds more."""
     files: dict[str, bytes] = {}
     refused: list[tuple[str, str]] = []
-    ignored: list[str] = []
+    ignored: dict[str, bytes] = {}
     seen, known = 0, {*pristine}
     for name in pristine:
         known |= {name[:at] for at, letter in enumerate(name) if letter == "/"}
@@ -76,12 +79,15 @@ def collect(root: Path, editable: Editable, pristine: Mapping[str, bytes], entri
             name = f"{prefix}{entry}"
             if not PLAIN.fullmatch(entry) and name not in known:
                 if PLAIN.fullmatch(entry.removeprefix(".")):
-                    ignored.append(name)
+                    ignored[name] = b""
                 else:
                     refused.append((shown(name), "its name is not plain"))
                 continue
             what = os.stat(entry, dir_fd=handle, follow_symlinks=False)
             if stat.S_ISDIR(what.st_mode):
+                if name.count("/") >= DEEPEST:
+                    refused.append((name, f"it lies more than {DEEPEST} folders deep"))
+                    continue
                 try:
                     inner = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
                 except OSError as error:
@@ -92,9 +98,9 @@ def collect(root: Path, editable: Editable, pristine: Mapping[str, bytes], entri
                 finally:
                     os.close(inner)
             elif name not in editable:
-                data = content(handle, entry, len(pristine.get(name, b"")))
+                data = content(handle, entry, max(editable.file, len(pristine.get(name, b""))))
                 if name not in pristine or data != pristine[name]:
-                    ignored.append(name)
+                    ignored[name] = data or b""
             elif why := plain(what, editable.file):
                 refused.append((name, why))
             elif len(files) >= editable.files:
@@ -116,7 +122,9 @@ def collect(root: Path, editable: Editable, pristine: Mapping[str, bytes], entri
     for name in sorted(files):
         if folded.setdefault(name.casefold(), name) != name:
             refused.append((name, f"it differs from {folded[name.casefold()]} by capital letters alone"))
-    return Collected({name: data for name, data in files.items() if folded[name.casefold()] == name}, tuple(sorted(refused)), tuple(sorted(ignored)))
+    return Collected(
+        {name: data for name, data in files.items() if folded[name.casefold()] == name}, tuple(sorted(refused)), dict(sorted(ignored.items()))
+    )
 
 
 def shown(name: str) -> str:

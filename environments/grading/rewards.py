@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Conformance", "Reward", "Weights", "added", "changed", "conformance", "reward", "succinctness"]
+__all__ = ["WEIGHTS", "Conformance", "Reward", "Weights", "added", "changed", "conformance", "reward", "succinctness"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,15 @@ class Weights:
             raise ValueError(f"weights must not be negative and must make 1; got {parts}")
 
 
+WEIGHTS = Weights()
+"""Those of a reward for which none are named."""
+
+
+MANY = 4_000_000
+"""Pairs of lines that are compared, at most: the time grows with their number, and whoever is graded chooses it. Beyond it, every line between the
+first and the last change counts as new."""
+
+
 def lines_of(data: bytes) -> list[str]:
     return data.decode(errors="replace").splitlines()
 
@@ -43,6 +52,8 @@ def added(before: bytes, after: bytes) -> dict[int, str]:
     while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
         tail += 1
     old, middle = old[head : len(old) - tail], new[head : len(new) - tail]
+    if len(old) * len(middle) > MANY:
+        return {head + number + 1: line for number, line in enumerate(middle)}
     found = {}
     for kind, _, _, first, last in difflib.SequenceMatcher(None, old, middle, autojunk=False).get_opcodes():
         if kind in ("insert", "replace"):
@@ -89,7 +100,10 @@ def conformance(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Conf
             continue
         old, new = before.get(name, b""), added(before.get(name, b""), after[name])
         count += sum(bool(line.strip()) for line in new.values())
-        said = [*_layout(old, after[name], new), *_syntax(old, after[name], set(new))]
+        try:
+            said = [*_layout(old, after[name], new), *_syntax(old, after[name], set(new))]
+        except RecursionError:  # an expression that is deeper than Python's stack
+            said = [(1, "the file cannot be parsed")]
         problems += [f"{name}:{line}: {what}" for line, what in sorted(said)]
     return Conformance(tuple(problems), count)
 
@@ -169,7 +183,7 @@ def reward(
     after: Mapping[str, bytes],
     gold: Mapping[str, bytes],
     flags: tuple[str, ...] = (),
-    weights: Weights = Weights(),
+    weights: Weights = WEIGHTS,
 ) -> Reward:
     """`passed`: all tests did, by `Verdicts.all_passed`. `before`, `after`, `gold`: the tree that the agent was given, what it left, and the tree
     with the feature. A flag leaves nothing of the reward, and the parts are told all the same."""

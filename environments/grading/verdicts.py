@@ -6,7 +6,8 @@ a test counts. A line with a wrong seal was written by somebody else, and then n
 nothing was heard, has failed.
 
 Seals do not help against code that makes the tests themselves pass: an object that is equal to everything, a patched runner. Canaries do. They are
-copies of real tests that cannot pass, whatever the solution is. Whoever makes tests pass without solving the task makes the canaries pass.
+copies of real tests that cannot pass, whatever the solution is. Whoever makes tests pass without solving the task makes the canaries pass. A copy of
+one kind compares with a value that is nearly the one that was expected. A copy of the other kind fails at its end.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import copy
 import hashlib
 import hmac
 import json
+import textwrap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -62,10 +64,11 @@ def read(lines: Iterable[bytes], key: bytes, tests: Collection[str], must_fail: 
         if found.setdefault(test, outcome) != outcome:
             flags.append(f"{test} was first {found[test]} and then {outcome}")
     for canary in sorted(must_fail):
-        outcome = found.get(canary, "missing")
-        if outcome == "passed" or outcome not in ("failed", "error") and "passed" in found.values():  # where nothing ran, nothing is claimed
-            flags.append(f"the canary {canary} must fail; it is {outcome}")
-    strangers = found.keys() - {*tests, *must_fail}
+        cases = {test: outcome for test, outcome in found.items() if test == canary or test.startswith(f"{canary}[")} or {canary: "missing"}
+        for test, outcome in cases.items():
+            if outcome == "passed" or outcome not in ("failed", "error") and "passed" in found.values():  # where nothing ran, nothing is claimed
+                flags.append(f"the canary {test} must fail; it is {outcome}")
+    strangers = {test for test in found if test not in tests and test.partition("[")[0] not in must_fail}
     if strangers:
         flags.append(f"nobody asked for {sorted(strangers)[0]}")
     passed = frozenset(test for test in tests if found.get(test) == "passed" and not flags)
@@ -73,42 +76,106 @@ def read(lines: Iterable[bytes], key: bytes, tests: Collection[str], must_fail: 
 
 
 def canaries(source: str, key: bytes, most: int = 4) -> tuple[str, tuple[str, ...]]:
-    """Test source with copies of at most `most` of its functions behind it, and the names of the copies. A copy asks that what was compared equals
-    an object that nothing equals; where it passes nevertheless, or compares nothing, it fails at its end. Which functions are copied, and the
-    copies' names, follow from the key. Source without test functions comes back as it is. Raises SyntaxError for source that is none."""
-    tree = ast.parse(source)
-    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and _may_fail(node)]
-    names = [node.name for node in tests]
-    tests = [node for node in tests if names.count(node.name) == 1]
-    chosen = sorted(tests, key=lambda node: _digest(key, node.name))[:most]
-    copies = []
-    for node in sorted(chosen, key=lambda node: node.name):
-        one = _Impossible().visit(copy.deepcopy(node))
-        one.name = f"{node.name}_{_digest(key, node.name)[:PREFIX]}"
-        one.body.append(ast.parse("assert False").body[0])
-        copies.append(ast.fix_missing_locations(one))
-    if not copies:
+    """Test source with copies of at most `most` of its tests behind it, and the names of the copies. Every other copy compares with values that are
+    nearly those that were expected, where its test compares at its top, by == or as unittest does; the others, and those of tests that do not, fail
+    at their ends. A method's copy stands in a class derived from its own. Which tests are copied, and the copies' names, follow from the key. Source
+    without tests comes back as it is. Raises SyntaxError for source that is none."""
+    found = _tests(ast.parse(source))
+    salt = _digest(key, "another value")
+    texts, names = [NEARLY.format(name=f"nearly_{salt[:PREFIX]}", salt=salt)], []
+    chosen = sorted(found, key=lambda place: _digest(key, ".".join(place)))[:most]
+    for number, (owner, name) in enumerate(chosen):
+        mark = _digest(key, f"{owner}.{name}")[:PREFIX]
+        one = copy.deepcopy(found[owner, name])
+        one.name = f"{name}_{mark}"
+        compared = [part for part in one.body if _compared(part)]
+        if compared and not number % 2:
+            for part in compared:
+                _ask_nearly(part, salt)
+        else:
+            one.body.append(ast.parse("assert False").body[0])
+        text = ast.unparse(ast.fix_missing_locations(one))
+        texts.append(f"class {owner}_{mark}({owner}):\n{textwrap.indent(text, '    ')}" if owner else text)
+        names.append(f"{owner}_{mark}::{one.name}" if owner else one.name)
+    if not names:
         return source, ()
-    text = "\n\n\n".join(ast.unparse(one) for one in copies)
-    return f"{source.rstrip()}\n\n\n{text}\n", tuple(one.name for one in copies)
+    return source.rstrip() + "\n\n\n" + "\n\n\n".join(texts) + "\n", tuple(sorted(names))
+
+
+def _tests(tree: ast.Module) -> dict[tuple[str, str], ast.FunctionDef]:
+    """Class, or nothing, and name → test, for those of which a copy would fail."""
+    found: dict[tuple[str, str], ast.FunctionDef] = {}
+    twice = set()
+    suites = [("", tree.body), *((node.name, node.body) for node in tree.body if isinstance(node, ast.ClassDef) and _plain(node.decorator_list))]
+    for owner, suite in suites:
+        for node in suite:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and _may_fail(node):
+                twice |= {(owner, node.name)} & found.keys()
+                found[owner, node.name] = node
+    return {place: node for place, node in found.items() if place not in twice}
+
+
+EQUAL = {"assertEqual", "assertEquals", "assertListEqual", "assertTupleEqual", "assertDictEqual", "assertSetEqual", "assertSequenceEqual"}
+
+
+def _compared(node: ast.stmt) -> bool:
+    """Whether a statement asserts that two values are equal."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+        return node.value.func.attr in EQUAL and len(node.value.args) >= 2
+    test = node.test if isinstance(node, ast.Assert) else None
+    return isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)
+
+
+def _ask_nearly(node: ast.stmt, salt: str) -> None:
+    """The side that no call makes was expected; the second one, where calls make both or neither."""
+    if isinstance(node, ast.Assert):
+        assert isinstance(node.test, ast.Compare)
+        if _calls(node.test.comparators[0]) and not _calls(node.test.left):
+            node.test.left = _nearly(node.test.left, salt)
+        else:
+            node.test.comparators = [_nearly(node.test.comparators[0], salt)]
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        side = 0 if _calls(node.value.args[1]) and not _calls(node.value.args[0]) else 1
+        node.value.args[side] = _nearly(node.value.args[side], salt)
+
+
+NEARLY = """def {name}(value, salt="{salt}"):
+    if type(value) is str:
+        at = int(salt[:8], 16) % (len(value) or 1)
+        return value[:at] + chr(97 + (ord((value[at:] or "a")[0]) + int(salt[8], 16) % 9 - 96) % 26) + value[at + 1 :]
+    if type(value) is bytes:
+        return {name}(value.decode("latin-1")).encode("latin-1", "replace")
+    if type(value) in (int, float):
+        return value + 1000 + int(salt[:4], 16)
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)([{name}(one) for one in value] or [object()])
+    if type(value) is dict:
+        return {{one: {name}(other) for one, other in value.items()}} or {{object(): value}}
+    return object()
+"""
+"""In the tests' file: a value of the same type and shape that is another one. An object of no value would be known by its type: who is equal to every
+text, and to nothing else, would not be seen. One letter is another; numbers are far away, since a wrong solution may be off by one."""
+
+
+def _calls(value: ast.expr) -> bool:
+    return any(isinstance(node, ast.Call) for node in ast.walk(value))
+
+
+def _nearly(value: ast.expr, salt: str) -> ast.expr:
+    return ast.Call(ast.Name(f"nearly_{salt[:PREFIX]}", ast.Load()), [value], [])
 
 
 def _may_fail(node: ast.FunctionDef) -> bool:
     """Whether a copy would reach its end, or fail before: not where it may be skipped, is expected to fail, or returns."""
-    words = " ".join(map(ast.unparse, node.decorator_list))
     leaves = any(isinstance(one, ast.Return | ast.Yield | ast.YieldFrom) for one in ast.walk(node))
     calls = {ast.unparse(one.func).rpartition(".")[2] for one in ast.walk(node) if isinstance(one, ast.Call)}
-    return not leaves and not calls & {"skip", "xfail", "importorskip", "exit"} and not any(word in words for word in ("skip", "xfail"))
+    return not leaves and not calls & {"skip", "skipTest", "xfail", "importorskip", "exit"} and _plain(node.decorator_list)
+
+
+def _plain(decorators: list[ast.expr]) -> bool:
+    words = " ".join(map(ast.unparse, decorators)).lower()
+    return not any(word in words for word in ("skip", "xfail", "expectedfailure"))
 
 
 def _digest(key: bytes, name: str) -> str:
     return hmac.new(key, name.encode(), hashlib.sha256).hexdigest()
-
-
-class _Impossible(ast.NodeTransformer):
-    """Every comparison by == within an assertion is with an object that was just made."""
-
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        if isinstance(node.test, ast.Compare) and len(node.test.ops) == 1 and isinstance(node.test.ops[0], ast.Eq):
-            node.test.comparators = [ast.Call(ast.Name("object", ast.Load()), [], [])]
-        return node

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import unittest
 from dataclasses import replace
 
 import pytest
@@ -40,7 +42,7 @@ def test_only_the_editable_set_is_laid(tmp_path):
     (root / ".git").mkdir()
     found = collect(root, EDITABLE, PRISTINE)
     assert found.files == {"words/cases.py": b"x = 2\n", "words/parts/new.py": b"y = 1\n"} and found.refused == ()
-    assert found.ignored == (".git", "conftest.py", "tests/test_cases.py", "words/parts/conftest.py", "words/parts/data.json")
+    assert tuple(found.ignored) == (".git", "conftest.py", "tests/test_cases.py", "words/parts/conftest.py", "words/parts/data.json")
     assert lay(PRISTINE, found, EDITABLE) == {**PRISTINE, **found.files}
     (root / "words/cases.py").unlink()
     assert "words/cases.py" not in lay(PRISTINE, collect(root, EDITABLE, PRISTINE), EDITABLE)
@@ -111,7 +113,7 @@ def test_a_folder_in_a_file_s_place_and_links_of_folders(tmp_path):
     (tmp_path / "outside/a.py").write_bytes(b"secret")
     (root / "words/parts").symlink_to(tmp_path / "outside")
     found = collect(root, EDITABLE, PRISTINE)
-    assert found.files == {} and found.ignored == ("words/parts",)
+    assert found.files == {} and found.ignored == {"words/parts": b""}
     (root / "words/parts").unlink()
     root.rename(tmp_path / "moved")
     (tmp_path / "left").symlink_to(tmp_path / "moved")
@@ -158,6 +160,24 @@ def test_what_cannot_be_editable(name):
         Editable((name,))
 
 
+def test_a_tree_without_end(tmp_path):
+    """Deeper than the system's longest path, and than Python's stack."""
+    root = left(tmp_path / "left")
+    (root / "words/parts").mkdir()
+    here = os.open(root / "words/parts", os.O_RDONLY)
+    try:
+        for _ in range(3000):
+            os.mkdir("a", dir_fd=here)
+            inner = os.open("a", os.O_RDONLY, dir_fd=here)
+            os.close(here)
+            here = inner
+        found = collect(root, EDITABLE, PRISTINE)
+        assert len(found.refused) == 1 and found.refused[0][1] == "it lies more than 40 folders deep"
+    finally:
+        os.close(here)
+        subprocess.run(["rm", "-rf", str(root)], check=True)
+
+
 def test_writing_a_tree(tmp_path):
     write(PRISTINE, tmp_path / "a")
     assert {path.relative_to(tmp_path / "a").as_posix(): path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == PRISTINE
@@ -170,7 +190,7 @@ def test_writing_a_tree(tmp_path):
 
 @given(st.dictionaries(st.sampled_from(["words/cases.py", "words/parts/a.py", "words/parts/b.py"]), st.binary(max_size=5)))
 def test_laying_changes_nothing_else(files):
-    graded = lay(PRISTINE, Collected(files, (), ()), EDITABLE)
+    graded = lay(PRISTINE, Collected(files, (), {}), EDITABLE)
     assert {name: data for name, data in graded.items() if name not in EDITABLE} == {n: data for n, data in PRISTINE.items() if n not in EDITABLE}
     assert {name: data for name, data in graded.items() if name in EDITABLE} == files
 
@@ -261,9 +281,13 @@ def play(source: str, function: object) -> dict[str, bool]:
     space: dict = {"split": function}
     exec(re.sub(r"^from words.*$", "", source, flags=re.MULTILINE), space)
     passed = {}
-    for name in [name for name in space if name.startswith("test")]:
+    tests = {name: value for name, value in space.items() if name.startswith("test")}
+    for name, owner in space.items():
+        if name.startswith("Test"):
+            tests |= {f"{name}::{test}": getattr(owner(), test) for test in dir(owner) if test.startswith("test")}
+    for name, test in tests.items():
         try:
-            space[name]()
+            test()
             passed[name] = True
         except BaseException:  # pytest's own failure is no Exception
             passed[name] = False
@@ -278,29 +302,84 @@ class Anything:
 
 
 def test_canaries_fail_for_all_solutions():
-    """For the right one, a wrong one, and one whose answers are equal to everything, unless asserting is broken itself."""
+    """For the right one and for wrong ones. What is equal to everything passes a real test, and a canary as well."""
     source, copies = canaries(TESTS, KEY)
-    assert len(copies) == 2 and all(re.fullmatch(r"test_(one|two)_[0-9a-f]{12}", name) for name in copies)
+    wanted = r"test_(one|two)_[0-9a-f]{12}|TestMore_([0-9a-f]{12})::test_three_\2"
+    assert len(copies) == 3 and all(re.fullmatch(wanted, name) for name in copies)
     assert source.startswith(TESTS.rstrip()) and ast.parse(source)
-    solutions = {"right": lambda text: text.split(" "), "wrong": lambda text: 0, "equal": lambda text: Anything(), "nothing": lambda text: None}
-    for name, function in solutions.items():
+    for function in (lambda text: text.split(" "), lambda text: 0, lambda text: None, lambda text: [text]):
         passed = play(source, function)
-        assert not any(passed[copy] for copy in copies), name
-    assert play(source, solutions["right"])["test_one"] and play(source, solutions["equal"])["test_one"]
+        assert not any(passed[copy] for copy in copies)
+    assert play(source, lambda text: text.split(" "))["test_one"]
+
+
+class Text(str):
+    """Equal to every text, and to nothing else."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is str or type(other) is Text
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize(
+    ("source", "cheats"),
+    [
+        ("def test_a():\n    assert split(1) == 'cities'\n", [Anything(), Text()]),
+        ("def test_a():\n    assert 'cities' == split(1)\n", [Anything(), Text()]),
+        ("def test_a():\n    assert split(1) == ['a', (1, 'b')]\n", [Anything(), [Text(), (Anything(), Text())]]),
+        ("def test_a():\n    assert split(1) == {'a': 1.5}\n", [Anything(), {"a": Anything()}]),
+        ("def test_a():\n    assert split(1) == b'ab'\n", [Anything()]),
+        ("def test_a():\n    assert split(1) == []\n", [Anything()]),
+        ("def test_a():\n    assert split(1) == ''\n", [Anything(), Text()]),
+        ("def test_a():\n    assert split(1) is not None\n    assert split(1) == {1, 2}\n", [Anything()]),
+        ("def test_a():\n    x, said = split(1), 'b'\n    assert x == said\n    assert x\n", [Anything()]),
+        ("def test_a():\n    assert split(1) == None\n", [Anything()]),
+    ],
+)
+def test_a_canary_of_equality(source, cheats):
+    """What it asks for has the type and the shape of what was expected: an object that is equal to every text is seen as one equal to everything."""
+    text, (name,) = canaries(source, KEY)
+    for cheat in cheats:
+        passed = play(text, lambda value, cheat=cheat: cheat)
+        assert passed["test_a"] and passed[name]
+    for honest in (0, None, "", "a", "cities", ["a", (1, "b")], {"a": 1.5}, b"ab", [], {1, 2}, "b", 1001):
+        assert not play(text, lambda value, honest=honest: honest)[name]
+
+
+@pytest.mark.parametrize(
+    "line", ["self.assertEqual(split('a'), 'cities')", "self.assertEqual('cities', split('a'))", "assert split('a') == 'cities'"]
+)
+def test_a_canary_of_a_method(line):
+    """It stands in a class derived from the method's, in the manner of unittest as well."""
+    source = f"import unittest\n\n\nclass TestA(unittest.TestCase):\n    def test_a(self):\n        {line}\n"
+    text, (name,) = canaries(source, KEY)
+    owner, _, method = name.partition("::")
+    for answer, passes in ((Text(), True), (Anything(), True), ("cities", False), ("city", False), (None, False)):
+        space: dict = {"split": lambda value, answer=answer: answer}
+        exec(text, space)
+        result = unittest.TestResult()
+        space[owner](method).run(result)
+        assert result.testsRun == 1 and result.wasSuccessful() == passes, (line, answer)
+
+
+def test_a_canary_with_cases():
+    """Each case counts, and one that passes is enough."""
+    lines = [seal(KEY, "a", "passed"), seal(KEY, "c[1]", "failed"), seal(KEY, "c[2]", "passed")]
+    assert read(lines, KEY, ["a"], ["c"]).flags == ("the canary c[2] must fail; it is passed",)
+    assert read(lines[:2], KEY, ["a"], ["c"]).all_passed
+    assert read([*lines[:2], seal(KEY, "cc", "failed")], KEY, ["a"], ["c"]).flags == ("nobody asked for cc",)
 
 
 def test_canaries_by_key():
     assert canaries(TESTS, KEY) == canaries(TESTS, KEY) and canaries(TESTS, KEY)[1] != canaries(TESTS, b"other")[1]
     assert len(canaries(TESTS, KEY, most=1)[1]) == 1
     assert canaries("x = 1\n", KEY) == ("x = 1\n", ())
+    four = "".join(f"def test_{n}():\n    assert split({n}) == {n}\n\n\n" for n in range(9))
+    text, names = canaries(four, KEY)
+    assert len(names) == 4 and text.count("== nearly_") == 2 and text.count("assert False") == 2
     with pytest.raises(SyntaxError):
         canaries("def", KEY)
-
-
-def test_an_object_equal_to_everything_meets_an_object_of_no_value():
-    """In a copy the right side is an object that nobody can have made ready."""
-    source, copies = canaries("def test_a():\n    assert f(1) == 2\n", KEY)
-    assert "assert f(1) == object()" in source and source.rstrip().endswith("assert False") and copies
 
 
 # G6: which half.
@@ -354,6 +433,18 @@ def test_laws_of_added_lines(old, new):
     kept = iter(old)
     assert all(line in kept for number, line in enumerate(new, 1) if number not in fresh)
     assert bool(fresh or added(other, one)) == (old != new)
+
+
+def test_many_lines_take_no_long_time():
+    """Twenty thousand lines against as many: compared in pairs, they would take minutes."""
+    long = {"m.py": b"a\nb\n" * 10_000}
+    assert changed({"m.py": b"b\na\n" * 10_000}, long) == 40_000
+    assert reward(True, BEFORE, long, GOLD).total == pytest.approx(0.9, abs=1e-3)
+
+
+def test_depth_breaks_no_reward():
+    for text in ("x = a" + ".b" * 3000 + "()", "x = " + "1 + " * 3000 + "1"):
+        assert conformance({"m.py": b""}, {"m.py": text.encode() + b"\n"}).score == 0
 
 
 def test_succinctness_by_hand():

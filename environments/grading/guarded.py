@@ -1,0 +1,114 @@
+"""The guarded grader: G2 to G9 in one run, in a sandbox of its own.
+
+The agent's sandbox is closed before, with every process in it (G8), and only files go on. In a fresh sandbox without a network (G7) the judge of
+`inside/` plays the tests on a pristine tree with the agent's editable files laid onto it. What it says under seal is read, canaries and all, and the
+monitor looks at what was changed and called. A flag means that nothing is paid.
+
+What is not guarded: code that finds the pipe of the verdicts in its own process, and tells real tests from canaries, by means that the monitor has
+no signature of. It would have to be written into the editable files.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from environments.grading.lay import Collected, Editable, collect, lay, write
+from environments.grading.rewards import WEIGHTS, Reward, Weights, reward
+from environments.grading.verdicts import Verdicts, canaries, read
+from environments.monitor import Call, Episode, Flag, watch
+from environments.sandbox.interface import Sandbox
+
+__all__ = ["Exam", "Grade", "grade"]
+
+INSIDE = Path(__file__).parent / "inside"
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What a task's solution is graded by."""
+
+    given: Mapping[str, bytes]
+    """The tree that the agent began with."""
+    gold: Mapping[str, bytes]
+    """The same tree with the feature."""
+    editable: Editable
+    tests: Mapping[str, str]
+    """Files of tests, visible and held out, by a name that need not be in the tree."""
+    wanted: tuple[str, ...]
+    """The tests that must pass: a file's name, two colons, and what pytest calls the test."""
+    package: str = ""
+    """For the monitor: the package that the task is about."""
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What was found, and what it earns."""
+
+    reward: Reward
+    verdicts: Verdicts
+    collected: Collected
+    flags: tuple[Flag, ...]
+
+
+def grade(
+    exam: Exam, left: Path, fresh: Callable[[Path], Sandbox], calls: Sequence[Call] = (), seconds: float = 60.0, weights: Weights = WEIGHTS
+) -> Grade:
+    """Grades a folder that an agent left. `fresh`: opens a sandbox over a folder; its limit on output must hold a line of 200 bytes for each test.
+    `calls`: the episode's, for the monitor. `seconds`: of wall-clock for all tests together."""
+    collected = collect(left, exam.editable, exam.given)
+    key = secrets.token_bytes(16)
+    tests, traps = {}, []
+    for name, source in exam.tests.items():
+        tests[name], names = canaries(source, key)
+        traps += [f"{name}::{one}" for one in names]
+    verdicts = _verdicts(exam, lay(exam.given, collected, exam.editable), tests, traps, key, fresh, seconds)
+    after = {**exam.given, **collected.ignored, **collected.files}
+    gone = [name for name in exam.given if name in exam.editable and name not in collected.files]
+    after = {name: data for name, data in after.items() if name not in gone}
+    held = {name: source.encode() for name, source in exam.tests.items()}
+    flags = watch(Episode(exam.given, after, calls, exam.package, held))
+    said = (*verdicts.flags, *(f"{flag.where}: {flag.signature} ({flag.seen})" for flag in flags))
+    graded = {**{name: data for name, data in exam.given.items() if name not in exam.editable}, **collected.files}
+    return Grade(reward(verdicts.all_passed, exam.given, graded, exam.gold, said, weights), verdicts, collected, flags)
+
+
+def _verdicts(
+    exam: Exam,
+    tree: Mapping[str, bytes],
+    tests: Mapping[str, str],
+    traps: Sequence[str],
+    key: bytes,
+    fresh: Callable[[Path], Sandbox],
+    seconds: float,
+) -> Verdicts:
+    with tempfile.TemporaryDirectory(prefix="etude-grade-") as name:
+        folder = Path(name)
+        write(tree, folder / "tree")
+        (folder / "exam" / "tests").mkdir(parents=True)
+        for program in ("judge.py", "play.py"):
+            shutil.copyfile(INSIDE / program, folder / "exam" / program)
+        folder.chmod(0o755)
+        sandbox = fresh(folder)
+    try:
+        plan = {
+            "key": key.hex(),
+            "tree": "/work/tree",
+            "folder": "/work/exam/tests",
+            "tests": tests,
+            "wanted": [*exam.wanted, *traps],
+            "seconds": seconds,
+        }
+        written = sandbox.call("write", {"path": "exam/plan.json", "text": json.dumps(plan)})
+        if not written.ok:
+            raise RuntimeError(f"the grading sandbox takes no plan: {written.text or written.ended}")
+        said = sandbox.call("shell", {"command": "exec python3 -I -B exam/judge.py exam"}, seconds + 10)
+    finally:
+        sandbox.close()
+    lines = said.text.encode().splitlines() if said.exit == 0 else []  # a judge that was killed has said nothing
+    return read(lines, key, exam.wanted, traps)
