@@ -1,0 +1,1 @@
+"""Tasks: features taken out of packages, checked, split, and put into words."""

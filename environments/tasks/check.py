@@ -1,0 +1,95 @@
+"""Is a task what it promises? The gold is paid in full, nothing done is paid nothing, and neither has a flag.
+
+The agent's tree lacks the piece, and the tests that are held out: their functions are cut out of the tests' files. Where a function has cases on
+both sides, all of it goes. The grader plays all tests, from the package's own files.
+"""
+
+from __future__ import annotations
+
+import ast
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from environments.grading.guarded import Exam, Grade, grade
+from environments.grading.lay import Editable, write
+from environments.sandbox.interface import Sandbox
+from environments.tasks.make import Task
+from environments.tasks.package import Package
+from ref.feature_deletion import delete, functions
+from ref.source_text import Edit, apply, patch, read
+
+__all__ = ["Checked", "check", "exam_of", "without_tests"]
+
+
+def without_tests(data: bytes, names: Collection[str]) -> bytes:
+    """A file of tests without some of its functions, which are named as in pytest's names: `test_a`, or `TestB::test_a`. All else stays as it is,
+    byte for byte; a class that becomes empty says `pass`. Raises ValueError for a file that is no Python."""
+    source, edits = read(data), dict[int, Edit]()
+    wanted = {name.replace("::", ".") for name in names}
+    found = {id(node) for name, node in functions(source.tree) if name in wanted}
+    suites = [source.tree.body, *(node.body for node in source.tree.body if isinstance(node, ast.ClassDef))]
+    for suite in suites:
+        gone = [node for node in suite if id(node) in found]
+        for node in gone:
+            last = len(gone) == len(suite) and suite is not source.tree.body and node is gone[-1]
+            edit = source.cut(node, node, "pass" if last else "")
+            edits[edit.first] = edit
+    if not edits:
+        return data
+    return apply(patch("the tests", data, list(edits.values())), data)
+
+
+def exam_of(task: Task, package: Package) -> Exam:
+    """What a solution of the task is graded by, and the tree that an agent begins with."""
+    held: dict[str, set[str]] = {}
+    for test in task.held:
+        file, _, name = test.partition("::")
+        held.setdefault(file, set()).add(name.partition("[")[0])
+    shown = {name: without_tests(data, held[name]) if name in held else data for name, data in package.tests.items()}
+    wanted = (*task.visible, *task.held, *task.keep)
+    files = {test.partition("::")[0] for test in wanted}
+    return Exam(
+        given={**delete(package.files, task.piece), **shown},
+        gold={**package.files, **shown},
+        editable=Editable(tuple(one.file for one in task.piece.patches)),
+        tests={name: data.decode() for name, data in package.tests.items() if name in files},
+        wanted=wanted,
+        package=package.name,
+    )
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the grader said of a task."""
+
+    oracle: Grade
+    """For the gold."""
+    nop: Grade
+    """For nothing done."""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Why the task is none; empty for a good one."""
+        found = []
+        if self.oracle.reward.total != 1.0:
+            first = next(iter(self.oracle.verdicts.failed.items()), ("no test", "failed"))
+            found.append(f"the gold is paid {self.oracle.reward.total:g}: {'; '.join(self.oracle.reward.flags[:2]) or ' '.join(first)}")
+        if self.nop.reward.total != 0.0 or self.nop.reward.success:
+            found.append(f"nothing done is paid {self.nop.reward.total:g}")
+        if self.nop.reward.flags:
+            found.append(f"nothing done is flagged: {self.nop.reward.flags[0]}")
+        return tuple(found)
+
+
+def check(task: Task, package: Package, fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> Checked:
+    """Grades the gold and nothing. `fresh`: see `grade`."""
+    exam = exam_of(task, package)
+    return Checked(*(_graded(exam, tree, fresh, seconds) for tree in (exam.gold, exam.given)))
+
+
+def _graded(exam: Exam, tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float) -> Grade:
+    with tempfile.TemporaryDirectory(prefix="etude-check-") as name:
+        write(tree, Path(name) / "left")
+        return grade(exam, Path(name) / "left", fresh, seconds=seconds)

@@ -1,0 +1,136 @@
+"""Runs a package's tests many times, each time with some files changed, and says each outcome, or which test executed which lines.
+
+pytest is imported once. Every run is a fork with a copy of the tree, so that none sees what another one did, and no module of the package is imported
+twice in a process. Tests are collected without conftest files and without sibling modules, as the grader does.
+
+    python3 -I -B run.py PLAN        PLAN: JSON with tree, changes, jobs, seconds, and trace
+"""
+
+import base64
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+
+class Told:
+    """The outcome of each test; of a file that cannot be collected, "error"."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, str] = {}
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.outcomes[report.nodeid or "collection"] = "error"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        both = (self.outcomes.get(report.nodeid, "passed"), report.outcome)
+        self.outcomes[report.nodeid] = "failed" if "failed" in both else "skipped" if "skipped" in both else "passed"
+
+
+class Traced:
+    """Lines of files in the tree by the test that executed them; by the empty name those that ran outside of tests."""
+
+    def __init__(self, tree: str) -> None:
+        self.tree, self.lines, self.now = tree + "/", {"": set()}, set()
+        self.now = self.lines[""]
+
+    def start(self) -> None:
+        threading.settrace(self.trace)
+        sys.settrace(self.trace)
+
+    def trace(self, frame, event, argument):
+        if not frame.f_code.co_filename.startswith(self.tree):
+            return None
+        if event == "line":
+            self.now.add((frame.f_code.co_filename, frame.f_lineno))
+        return self.trace
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        self.now = self.lines.setdefault(item.nodeid, set())
+        try:
+            return (yield)
+        finally:
+            self.now = self.lines[""]
+
+
+def play(tree: str, changes: dict[str, str | None], trace: bool) -> dict:
+    """One run, in a process of its own."""
+    for name, data in changes.items():
+        path = Path(tree, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink() if data is None else path.write_bytes(base64.b64decode(data))
+    os.chdir(tree)
+    sys.path += [tree, f"{tree}/src"]
+    Path(tree, ".pytest.ini").write_text("[pytest]\n")
+    told, traced = Told(), Traced(tree)
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", ".pytest.ini", "--rootdir", tree, "--import-mode=importlib", "--tb=no"]
+    if trace:
+        traced.start()
+    pytest.main([*options, "--continue-on-collection-errors", tree], plugins=[told, traced] if trace else [told])
+    sys.settrace(None)
+    found: dict[str, dict[str, list[int]]] = {}
+    for test, lines in traced.lines.items():
+        for file, line in sorted(lines):
+            found.setdefault(test, {}).setdefault(file[len(tree) + 1 :], []).append(line)
+    return {"outcomes": told.outcomes, "lines": found}
+
+
+def start(number: int, plan: dict) -> int:
+    """Begins a run, and gives its process."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        for handle, how in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+            os.dup2(os.open(os.devnull, how), handle)
+        tree = f"/tmp/run-{number}"
+        shutil.copytree(plan["tree"], tree)
+        found = play(tree, plan["changes"][number], plan["trace"])
+        with open(f"/tmp/said-{number}", "w") as file:
+            json.dump(found, file)
+    finally:
+        os._exit(0)
+
+
+def finish(number: int) -> dict:
+    """What a run said; an error where it said nothing, because it was ended or ended itself."""
+    shutil.rmtree(f"/tmp/run-{number}", ignore_errors=True)
+    try:
+        with open(f"/tmp/said-{number}") as file:
+            found = json.load(file)
+        os.unlink(f"/tmp/said-{number}")
+        return found
+    except (OSError, ValueError):
+        return {"outcomes": {"the run": "error"}, "lines": {}}
+
+
+def main(path: str) -> None:
+    with open(path) as file:
+        plan = json.load(file)
+    waiting, running, found = list(range(len(plan["changes"]))), {}, {}
+    while waiting or running:
+        while waiting and len(running) < plan["jobs"]:
+            number = waiting.pop(0)
+            running[start(number, plan)] = number, time.monotonic() + plan["seconds"]
+        pid, _ = os.waitpid(-1, os.WNOHANG)
+        if pid in running:
+            number, _ = running.pop(pid)
+            found[number] = finish(number)
+        elif not pid:
+            for late in [one for one, (_, until) in running.items() if time.monotonic() > until]:
+                os.killpg(late, signal.SIGKILL)
+            time.sleep(0.002)
+    print(json.dumps([found[number] for number in sorted(found)]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,193 @@
+"""Tasks made from a package: pieces are tried one by one, and what stands every check becomes a task.
+
+What runs tests is given as an argument: code of a package runs in a sandbox, never here. Checks come in the order of their cost. Cheap ones need no
+run: is there enough code to recognise a copy, is the tree free of copies, is it another piece than those before. Then the tests run without the
+piece (`faults` of ref/feature_deletion.py), and with fools in its place: code that answers nothing, or what it was given, may pass half of the tests
+that matter at most.
+
+The same package gives the same tasks: pieces come sorted, ids are hashes of what was deleted, and nothing is drawn by chance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from environments.fingerprint import Deleted
+from environments.grading.halves import halves
+from environments.grading.lay import write
+from environments.leaks import audit
+from environments.tasks.package import Package
+from environments.tasks.prompts import specified, terse
+from ref.feature_deletion import Difficulty, Piece, bodies, delete, difficulty, faults, slices, symbols
+from ref.source_text import Patch
+
+__all__ = ["Made", "Runner", "Task", "baseline", "fools", "make"]
+
+
+class Runner(Protocol):
+    """Runs a package's tests somewhere safe."""
+
+    def outcomes(self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},)) -> Sequence[Mapping[str, str]]:
+        """Files, tests included, and for each run some of them with other contents → for each run, test → "passed", "failed", "skipped" or "error". A
+        file that cannot be collected is a test in error."""
+        ...
+
+    def coverage(self, files: Mapping[str, bytes]) -> Mapping[str, Collection[tuple[str, int]]]:
+        """The same → test → lines that it executed; the empty name for what ran at import."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """A feature to be written again."""
+
+    id: str
+    package: str
+    version: str
+    licence: str
+    origin: str
+    piece: Piece
+    terse: str
+    specified: str
+    visible: tuple[str, ...]
+    """Tests that fail without the feature and that the agent sees."""
+    held: tuple[str, ...]
+    """Those that it does not see."""
+    keep: tuple[str, ...]
+    """Tests that pass without the feature, and must go on doing so."""
+    difficulty: Difficulty
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of a package."""
+
+    tasks: tuple[Task, ...]
+    tried: int
+    """Pieces that were looked at."""
+    reasons: Mapping[str, tuple[str, ...]]
+    """Piece that became no task → why."""
+    flaky: tuple[str, ...]
+    """Tests whose outcome changed from one run to the next: no task uses them."""
+
+    @property
+    def why_not(self) -> Mapping[str, int]:
+        """How many pieces failed first for which kind of reason."""
+        return Counter(reasons[0].partition(":")[0] for reasons in self.reasons.values())
+
+
+def baseline(runner: Runner, files: Mapping[str, bytes], repeats: int = 3) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Outcomes that are the same in every run, and the names of tests of which they are not."""
+    runs = runner.outcomes(files, [{}] * repeats)
+    tests = sorted(set().union(*runs))
+    flaky = tuple(test for test in tests if len({run.get(test, "missing") for run in runs}) > 1)
+    return {test: runs[0][test] for test in tests if test not in flaky}, flaky
+
+
+def fools(files: Mapping[str, bytes], piece: Piece) -> Iterable[tuple[str, dict[str, bytes]]]:
+    """Trees in which every hole of a function holds an answer that knows nothing: None, and the last argument that is no keyword."""
+    gone = delete(files, piece)
+    hole = b"raise NotImplementedError"
+    changed = [one.file for one in piece.patches if any(hole in edit.new for edit in one.edits)]
+    for name, answer in (("nothing", b"return None"), ("what it is given", b"return ([*locals().values()] or [None])[-1]")):
+        if changed:
+            yield name, {**gone, **{file: gone[file].replace(hole, answer) for file in changed}}
+
+
+def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, repeats: int = 3) -> Made:
+    """All tasks of a package. Raises ValueError where its own tests do not pass: then it is no material."""
+    whole = {**package.files, **package.tests}
+    before, flaky = baseline(runner, whole, repeats)
+    if sum(outcome == "passed" for outcome in before.values()) < least:
+        raise ValueError(f"{package.name} {package.version}: fewer than {least} of its tests pass every time; nothing can be made of it")
+    if broken := sorted(test for test, outcome in before.items() if outcome == "error"):
+        raise ValueError(f"{package.name} {package.version}: {broken[0]} cannot be collected")
+    stable = {test: lines for test, lines in runner.coverage(whole).items() if before.get(test) == "passed" or not test}
+    source = {name: data for name, data in package.files.items() if name.endswith(".py")}
+    pieces = [*slices(source, stable, least, most), *bodies(source), *symbols(source)]
+    reasons: dict[str, tuple[str, ...]] = {}
+    todo: dict[tuple[Patch, ...], Piece] = {}
+    for piece in pieces:
+        if piece.patches in todo:
+            reasons[label(piece)] = ("again: another way found the same piece",)
+        elif found := _cheap(package, piece):
+            reasons[label(piece)] = found
+        else:
+            todo[piece.patches] = piece
+    played = dict(zip(todo, runner.outcomes(whole, [_changes(piece, delete(whole, piece)) for piece in todo.values()]), strict=True))
+    for patches, outcomes in list(played.items()):
+        after = {test: outcome for test, outcome in outcomes.items() if test in before or outcome == "error"}
+        if found := faults(whole, todo[patches], before, after, least):
+            reasons[label(todo[patches])] = tuple(f"tests: {one}" for one in found)
+            del played[patches]
+        else:
+            played[patches] = after
+    tried = [(patches, name, fool) for patches in played for name, fool in fools(whole, todo[patches])]
+    answers = runner.outcomes(whole, [_changes(todo[patches], fool) for patches, _, fool in tried])
+    for (patches, name, _), outcomes in zip(tried, answers, strict=True):
+        failing = _failing(before, played[patches])
+        passed = sum(outcomes.get(test) == "passed" for test in failing)
+        if 2 * passed > len(failing):
+            reasons[label(todo[patches])] = (f"fool: an answer of {name} passes {passed} of {len(failing)} tests",)
+    tasks = [_task(package, todo[patches], before, after) for patches, after in played.items() if label(todo[patches]) not in reasons]
+    return Made(tuple(tasks), len(pieces), reasons, flaky)
+
+
+def label(piece: Piece) -> str:
+    """A name for a piece that no other one has."""
+    return f"{piece.way} {piece.name} {_digest(piece)[:8]}"
+
+
+def _changes(piece: Piece, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {one.file: files[one.file] for one in piece.patches}
+
+
+def _failing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    return sorted(test for test, outcome in before.items() if outcome == "passed" and after.get(test) == "failed")
+
+
+def _digest(piece: Piece) -> str:
+    return hashlib.sha256(repr([(one.file, one.before, one.after) for one in piece.patches]).encode()).hexdigest()
+
+
+def _cheap(package: Package, piece: Piece) -> tuple[str, ...]:
+    """Reasons that need no run."""
+    gone = delete(package.files, piece)
+    code = tuple(edit.old.decode(errors="replace") for one in piece.patches for edit in one.edits)
+    try:
+        deleted = Deleted(code, {one.file: gone[one.file] for one in piece.patches})
+    except ValueError as error:
+        return (f"short: {error}",)
+    with tempfile.TemporaryDirectory(prefix="etude-audit-") as name:
+        write(gone, Path(name) / "tree")
+        return tuple(f"leak: {leak.path}, {leak.why}" for leak in audit(Path(name) / "tree", deleted))
+
+
+def _task(package: Package, piece: Piece, before: Mapping[str, str], after: Mapping[str, str]) -> Task:
+    failing = _failing(before, after)
+    keep = tuple(sorted(test for test, outcome in before.items() if outcome == "passed" and after.get(test) == "passed"))
+    name = f"{package.name}-{package.version}-{_digest(piece)[:12]}"
+    visible, held = halves(failing, name)
+    source = {one: data for one, data in package.files.items() if one.endswith(".py")}
+    piece = replace(piece, tests=tuple(failing))
+    editable = [one.file for one in piece.patches]
+    return Task(
+        name,
+        package.name,
+        package.version,
+        package.licence,
+        package.origin,
+        piece,
+        terse(piece, visible),
+        specified(piece, package.files, visible, editable),
+        visible,
+        held,
+        keep,
+        difficulty(source, piece, len(failing)),
+    )

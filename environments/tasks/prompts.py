@@ -1,0 +1,71 @@
+"""What an agent is asked: in few words, as people ask, or with all that a specification says.
+
+The terse prompt has at most 390 characters, the median of CursorBench's prompts. It names what is missing and how that shows, and nothing of how it
+was done. The specified one adds signatures, docstrings, the tests that fail, and the rules. Both are made from names, signatures and docstrings; no
+line of the deleted code goes into either.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from ref.feature_deletion import Piece
+
+__all__ = ["TERSE", "specified", "terse"]
+
+TERSE = 390
+"""Characters."""
+
+
+def places(piece: Piece) -> list[tuple[str, list[str]]]:
+    """Files of a piece, and the qualified names of functions in them."""
+    found = []
+    for part in piece.name.split("+"):
+        file, _, names = part.partition(":")
+        found.append((file, names.split(",")))
+    return found
+
+
+def terse(piece: Piece, visible: Sequence[str]) -> str:
+    """At most TERSE characters."""
+    (file, names), *more = places(piece)
+    what = f"`{names[0]}` in {file}" + (f" and {len(names) + len(more) - 1} more" if len(names) + len(more) > 1 else "")
+    verb = {"slice": "lost part of what it did", "body": "is not implemented any more", "symbol": "is gone"}[piece.way]
+    said = f"{what} {verb}. Bring it back"
+    tests = [test.rpartition("::")[2] for test in visible]
+    for number in (3, 2, 1, 0):
+        shown = ", ".join(tests[:number])
+        text = f"{said}; see {shown}." if number and tests else f"{said}."
+        if len(text) <= TERSE:
+            return text
+    return f"{said}."[:TERSE]
+
+
+def specified(piece: Piece, whole: Mapping[str, bytes], visible: Sequence[str], editable: Sequence[str]) -> str:
+    """Signatures and docstrings from `whole`, the files with the feature; the visible tests that fail; and the rules."""
+    lines = ["Some code was taken out of this package. Write it again.", ""]
+    for file, names in places(piece):
+        lines.append(f"In {file}:")
+        for name in names:
+            signature, doc = _told(whole[file], name)
+            lines.append(f"- `{signature or name}`" + (f": {' '.join(doc.split())}" if doc else ""))
+    lines += ["", "These tests fail and must pass:", *(f"- {test}" for test in visible)]
+    lines += ["", f"Others that you cannot see must pass, too, and none may break. Change only {', '.join(editable)}. Do not change tests."]
+    return "\n".join(lines)
+
+
+def _told(data: bytes, name: str) -> tuple[str, str]:
+    """Signature and docstring of a function or class by its qualified name."""
+    node: ast.AST = ast.parse(data)
+    for part in name.replace(".<locals>", "").split("."):
+        inner = [one for one in ast.walk(node) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and one.name == part]
+        if not inner:
+            return "", ""
+        node = inner[0]
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    doc = ast.get_docstring(node) or ""
+    if isinstance(node, ast.ClassDef):
+        return f"class {name}", doc
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"{'async ' if isinstance(node, ast.AsyncFunctionDef) else ''}def {name}({ast.unparse(node.args)}){returns}", doc

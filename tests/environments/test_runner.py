@@ -1,0 +1,128 @@
+"""Tests of a package that run in a sandbox: outcomes, lines, changes that do not meet each other, and what never ends."""
+
+from functools import partial
+
+import pytest
+
+from environments.sandbox.open import open_sandbox
+from environments.tasks.check import check, exam_of
+from environments.tasks.make import make
+from environments.tasks.package import Package
+from environments.tasks.runner import LIMITS, Sandboxed
+from kit.settings import RunError
+from ref.feature_deletion import delete, undelete
+
+NOUNS = '''"""Plurals."""
+
+TABLE = {"man": "men"}
+
+
+def plural(word):
+    """The plural of a noun."""
+    if word in TABLE:
+        return TABLE[word]
+    if word.endswith("y") and word[-2:-1] not in "aeiou":
+        # city, cities
+        stem = word[:-1]
+        return stem + "ies"
+    if word.endswith(("s", "x", "ch")):
+        return word + "es"
+    return word + "s"
+'''
+TESTS = """import pytest
+
+from words.nouns import plural
+
+
+@pytest.mark.parametrize(("word", "said"), [("city", "cities"), ("sky", "skies"), ("fly", "flies"), ("lady", "ladies")])
+def test_cities(word, said):
+    assert plural(word) == said
+
+
+@pytest.mark.parametrize("word", ["cat", "dog", "day", "key", "car", "cup"])
+def test_plain(word):
+    assert plural(word) == word + "s"
+
+
+@pytest.mark.skip
+def test_skipped():
+    assert False
+
+
+@pytest.fixture
+def man():
+    return plural("man")
+
+
+def test_men(man):
+    assert man == "men"
+"""
+FILES = {"words/__init__.py": b"", "words/nouns.py": NOUNS.encode(), "tests/test_nouns.py": TESTS.encode()}
+
+
+@pytest.fixture(scope="module")
+def runner(root, shared_store):
+    return Sandboxed(partial(open_sandbox, root=root, store=shared_store, limits=LIMITS), seconds=10)
+
+
+def test_outcomes_and_changes(runner):
+    """Each run sees its own change: what one of them breaks, the next one has."""
+    broken, wrong = {"words/nouns.py": b"def plural(word:\n"}, {"words/nouns.py": NOUNS.replace('"men"', '"mans"').encode()}
+    stuck = {"words/nouns.py": b"while True:\n    pass\n"}
+    leaves = {"words/nouns.py": b"import os\nos._exit(0)\n"}
+    whole, cut, other, again, ended = runner.outcomes(FILES, [{}, broken, wrong, {}, leaves])
+    assert whole == again and len(whole) == 12
+    assert whole["tests/test_nouns.py::test_cities[city-cities]"] == "passed" and whole["tests/test_nouns.py::test_skipped"] == "skipped"
+    assert cut == {"tests/test_nouns.py": "error"} and ended == {"the run": "error"}
+    assert {test for test in whole if other[test] != whole[test]} == {"tests/test_nouns.py::test_men"}
+    runner.seconds, before = 2.0, runner.seconds
+    assert runner.outcomes(FILES, [stuck]) == [{"the run": "error"}]
+    runner.seconds = before
+
+
+def test_coverage_by_hand(runner):
+    """Fixtures belong to the test that asks for them, and what runs at import to the empty name."""
+    found = runner.coverage(FILES)
+    nouns = {test: sorted(line for file, line in lines if file == "words/nouns.py") for test, lines in found.items()}
+    assert nouns["tests/test_nouns.py::test_cities[city-cities]"] == [8, 10, 12, 13]
+    assert nouns["tests/test_nouns.py::test_plain[cat]"] == [8, 10, 14, 16]
+    assert nouns["tests/test_nouns.py::test_men"] == [8, 9]
+    assert nouns[""] == [1, 3, 6]
+
+
+def test_tasks_of_a_package(runner):
+    """From source to tasks, twice, in sandboxes."""
+    package = Package(
+        "words", "1.0", {name: data for name, data in FILES.items() if "test" not in name}, {"tests/test_nouns.py": TESTS.encode()}, "MIT", "test"
+    )
+    made = make(package, runner, least=3)
+    again = make(package, runner, least=3)
+    assert made == again and made.tasks and made.flaky == ()
+    cities = next(task for task in made.tasks if task.piece.way == "slice")
+    assert {*cities.visible, *cities.held} == {
+        f"tests/test_nouns.py::test_cities[{pair}]" for pair in ("city-cities", "sky-skies", "fly-flies", "lady-ladies")
+    }
+    gone = delete(package.files, cities.piece)
+    assert b"ies" not in gone["words/nouns.py"] and undelete(gone, cities.piece) == package.files
+    checked = check(cities, package, runner.fresh, 20)
+    assert checked.faults == () and checked.oracle.reward.total == 1.0 and checked.nop.reward.total == 0.0
+    exam = exam_of(cities, package)
+    assert b"def test_cities" not in exam.given["tests/test_nouns.py"] and b"def test_plain" in exam.given["tests/test_nouns.py"]
+    (outcomes,) = runner.outcomes(FILES, [{"words/nouns.py": gone["words/nouns.py"]}])
+    assert {test for test, outcome in outcomes.items() if outcome == "failed"} == {*cities.visible, *cities.held}
+
+
+def test_a_sandbox_that_cannot_run_tests(root, shared_store):
+    class Closed:
+        def __init__(self, folder):
+            self.sandbox = open_sandbox(folder, root=root, store=shared_store)
+            self.sandbox.close()
+
+        def call(self, *args, **more):
+            return self.sandbox.call(*args, **more)
+
+        def close(self):
+            self.sandbox.close()
+
+    with pytest.raises(RunError, match="the tests cannot be run: the sandbox is closed"):
+        Sandboxed(Closed).outcomes(FILES)
