@@ -114,6 +114,26 @@ def test_no_slice_of(source, ours, theirs):
     assert gone(source, ours, theirs) == []
 
 
+@pytest.mark.parametrize("source", ['def f(x):\n    "Doc."; ours()\n    theirs()\n', "def f(x):\n    ours(); \\\n  theirs()\n"])
+def test_what_shares_its_line_stays(source):
+    assert gone(source, "ours", "theirs") == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "# coding: latin-1\ndef f(x='é'): return 1\n".encode("latin-1"),
+            "# coding: latin-1\ndef f(x='é'): raise NotImplementedError\n".encode("latin-1"),
+        ),
+        (b"\xef\xbb\xbfdef f(): return 1\n", b"\xef\xbb\xbfdef f(): raise NotImplementedError\n"),
+    ],
+)
+def test_a_changed_line_keeps_its_encoding(before, after):
+    (piece,) = bodies({"f.py": before})
+    assert delete({"f.py": before}, piece)["f.py"] == after
+
+
 def test_what_the_compiler_refuses_is_no_slice():
     """Without `y = ours` the nonlocal statement would have no variable, which the parser does not mind."""
     source = "def f(x):\n    if x: # theirs\n        y = ours()\n    def g(): # theirs\n        nonlocal y\n"
