@@ -12,29 +12,31 @@ Two tables are all that the method needs: the syntax tree of each file, and whic
     groups      G = w(l) of some line l, with at least `least` tests and at most a share `most` of all                (3)
     valid       at least `least` tests fail, all others pass, nothing fails to be collected, and gold comes back by hash    (4)
 
-(2) is what makes a slice safe: no test outside of G ever was in it, so none can miss it. It need not be a function. A slice may be one branch of
-an `if`, a handler of an exception, or such pieces of several files, and so it finds features inside of functions. Two other ways stand beside it.
-`bodies` takes one function's body, which breaks the tests of all who call it. `symbols` takes a whole function or class, with what imports and
-lists it. It leaves no hole that could be filled: the agent has to find out where the thing belongs.
+(2) is what makes a slice safe: no test outside of G ever was in it, so few can miss it, and (4) finds those that do. It need not be a function. A
+slice may be one branch of an `if`, a handler of an exception, or such pieces of several files, and so it finds features inside of functions. Two
+other ways stand beside it. `bodies` takes one function's body, which breaks the tests of all who call it. `symbols` takes a whole function or
+class, with what imports and lists it. It leaves no hole that could be filled: the agent has to find out where the thing belongs.
 
 What stands in a hole
-A function whose body goes raises NotImplementedError. It could not be `pass`: None would travel on, and tests would fail far away for reasons that
-tell nothing, or pass where None is what they wait for. A suite of an `if`, `else`, `except`, `case`, loop, `with` or class that goes becomes
-`pass`. It must not raise: the place of the raise would give the condition of the feature away. An `elif` that goes leaves nothing. A
-docstring stays, for it is the specification; comments directly above what goes are removed with it, for they tell how it was done.
+A function whose body goes raises NotImplementedError. It could not be `pass`: None would travel on, and tests would fail far away for reasons
+that tell nothing, or pass where None is what they wait for. A suite of an `if`, `else`, `except`, `case`, loop, `with` or class that goes becomes
+`pass`, of a `while` loop `break`, for it might never end otherwise. It does not raise: a traceback would lead to the line. Who reads the source
+still sees the condition. An `elif` that goes leaves nothing. A docstring stays, for it is the specification; comments directly above what goes
+are removed with it, for they tell how it was done.
 
 What makes a piece hard? (5) counts doublings: of lines, functions, files, tests that must pass together, and places that use what is gone.
 
-    difficulty  d = Σ log2(1 + n)  over lines, further functions, further files, tests / least, callers               (5)
+    difficulty  d = Σ log2(1 + n)  over lines, further functions, further files, tests / 3, callers                   (5)
     level       the next one after more than `high` of the rollouts succeed, the one before after less than `low`      (6)
 
 Where this file departs from the release, which gives neither an algorithm nor a number
-1. An agent deletes there. Here a rule does, so that no model is needed, the same tasks come out every time, and a thousand cost minutes.
+1. An agent deletes there. Here a rule does, so that no model is needed, and the same tasks come out every time.
 2. Slices, and everything in (2) to (6), are our choice. `least` = 3 keeps out pieces that a single guess would restore. `most` keeps out the heart of
    a package. 0.25 and 0.75 in (6) keep groups of rollouts away from all-failed and all-solved, which have no gradient in GRPO.
 3. Statements that run at import (of modules and classes) never are in a slice: all tests depend on them.
-4. A function that would no longer be a generator is left whole by a slice. Its callers would see another type, executed or not.
-5. `symbols` offers functions and classes of modules only, and none that is used while something is imported. It does not follow attributes of
+4. A function that would no longer be a generator is left whole by a slice. Its callers would see another type, executed or not. Where a generator's
+   whole body goes, it raises when it is called, not when it is read.
+5. `symbols` offers functions and classes of modules only, and none that a module names while it is imported. It does not follow attributes of
    objects. Whoever uses the symbol inside of a function meets a NameError there, which belongs to the feature.
 
 Glossary
@@ -181,6 +183,8 @@ def suites(source: Source, node: ast.stmt) -> list[tuple[Suite, str]]:
         parts = [getattr(node, part, []) for part in ("body", "orelse", "finalbody")]
         parts += [part.body for part in [*getattr(node, "handlers", []), *getattr(node, "cases", [])]]
         found = [(part, "" if len(part) == 1 and _is_elif(source, part[0]) else "pass") for part in parts]
+        if isinstance(node, ast.While):
+            found[0] = (node.body, "break")
     return [(suite, fill) for suite, fill in found if suite]
 
 
@@ -245,12 +249,12 @@ def _readable(tree: Mapping[str, bytes]) -> Iterator[tuple[str, Source]]:
 
 
 def delete(tree: Mapping[str, bytes], piece: Piece) -> dict[str, bytes]:
-    """The tree without the piece. A tree that lacks it already stays as it is. Raises ValueError for any other tree."""
+    """The tree without the piece. A file that lacks its part already stays as it is. Raises ValueError for any other file."""
     return _each(apply, tree, piece)
 
 
 def undelete(tree: Mapping[str, bytes], piece: Piece) -> dict[str, bytes]:
-    """The gold: the tree with the piece again, the same bytes. Raises ValueError unless the tree lacks exactly the piece."""
+    """The gold: the tree with the piece again, the same bytes. A file that has its part stays as it is. Raises ValueError for any other file."""
     return _each(restore, tree, piece)
 
 

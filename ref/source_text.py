@@ -88,7 +88,10 @@ def _swap(patch: Patch, data: bytes, start: str, end: str, swaps: list[tuple[int
     for first, old, new in swaps:
         out += [*lines[at : first - 1], new]
         at = first - 1 + len(split(old))
-    return b"".join([*out, *lines[at:]])
+    found = b"".join([*out, *lines[at:]])
+    if digest(found) != end:  # line ends of several kinds, which met where lines went
+        raise ValueError(f"{patch.file} cannot be changed: its line ends are of several kinds")
+    return found
 
 
 def digest(data: bytes) -> str:

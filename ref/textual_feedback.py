@@ -30,13 +30,13 @@ e. D_t is a divergence given the prefix that was sampled. Its gradient does not 
 
 Where this file departs from the papers
 1. The release says KL and neither its direction nor how many outcomes it sums over. All of the above are here; reverse is the default,
-   as in SDPO.
+   as in SDPO's formula (the code that its authors published has js as its default).
 2. The papers distil a whole answer. Here only the tokens of one message count, and only those that the policy wrote.
 3. The release does not say where in the context the hint stands. Here it may be anywhere before its message, but inside of no message.
-4. With several hints in one segment there is one teacher's sequence, and the later message's teacher sees the earlier hints too. Who does not want
-   that calls `hinted` once for each hint.
+4. With several hints in one segment there is one teacher's sequence, and every teacher sees all hints that stand before its message. To avoid
+   that, call `hinted` once for each hint.
 5. The top k outcomes are the teacher's: a token that only the hint makes likely is among them, and the partition has no gradient. All
-   others are one outcome, so the sum never exceeds the full divergence (data-processing inequality).
+   others are one outcome, so the sum never exceeds the full divergence (data-processing inequality). SDPO's code takes the student's.
 6. The teacher has the newest weights. A slower copy, which some of the papers use, is the caller's choice: logits are arguments.
 
 Glossary

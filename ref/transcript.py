@@ -10,6 +10,7 @@ Glossary
     failed call   the tool was called as it should be and could not do it; a test suite with failures is a result, and no failed call
 """
 
+import ast
 import io
 import re
 import textwrap
@@ -153,8 +154,10 @@ def squeezed(text: str) -> str:
 def comments(code: str) -> list[str]:
     lines = [line for line in code.splitlines() if line.lstrip().startswith(("#", "//"))]
     try:
-        return lines if any(line.lstrip().startswith("//") for line in lines) else list(python_comments(textwrap.dedent(code)))
-    except (tokenize.TokenError, SyntaxError):
+        if any(line.lstrip().startswith("//") for line in lines):
+            ast.parse(textwrap.dedent(code))  # Python divides so, other languages comment
+        return list(python_comments(textwrap.dedent(code)))
+    except (tokenize.TokenError, SyntaxError, ValueError, RecursionError):
         return lines
 
 

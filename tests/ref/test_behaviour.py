@@ -177,6 +177,8 @@ SHARES = {
     "nothing but comments": (["# a\n# b\n"], 1),
     "no Python": (["  // ab\nlet x = 1;\n"], 4 / 11),
     "no Python, or only half": (["# ab\nx = (1\n"], 3 / 7),
+    "a thought behind two slashes": (['"""\n//\nab"""\nx=1\n'], 10 / 13),
+    "a division over two lines": (["x = (a\n// b)  # c\n"], 2 / 10),
     "no code": ([], None),
     "white space": ([" \n"], None),
 }
