@@ -61,7 +61,7 @@ from types import FrameType
 from typing import Any
 
 from ref.source_symbols import defined, removal
-from ref.source_text import Edit, Patch, Source, apply, compiles, docstring_apart, patch, read, restore
+from ref.source_text import Edit, Patch, Source, apply, compiles, docstring_apart, parse_source, patch, restore
 
 __all__ = ["Demo", "Difficulty", "Piece", "bodies", "delete", "demo", "difficulty", "faults", "level", "slices", "symbols", "undelete"]
 
@@ -118,7 +118,7 @@ def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[st
     for test, lines in coverage.items():
         for file, line in lines:
             who.setdefault(file, Who()).add(line, bit[test])
-    sources = {file: read(tree[file]) for file in sorted(who) if file in tree and file.endswith(".py")}
+    sources = {file: parse_source(tree[file]) for file in sorted(who) if file in tree and file.endswith(".py")}
     inside = {file: [(name, node) for name, node in functions(source.tree) if "<locals>" not in name] for file, source in sources.items()}
     groups = {
         who[file].over(line, line)
@@ -243,7 +243,7 @@ def _readable(tree: Mapping[str, bytes]) -> Iterator[tuple[str, Source]]:
     for file in sorted(tree):
         if file.endswith(".py"):
             try:
-                yield file, read(tree[file])
+                yield file, parse_source(tree[file])
             except ValueError:
                 continue
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-from ref.source_text import Edit, Source, apply, patch, read, tree_of
+from ref.source_text import Edit, Source, apply, parse_source, patch, tree_of
 
 __all__ = ["defined", "removal"]
 
@@ -168,7 +168,7 @@ def _exact(source: Source, file: str, gone: Sequence[tuple[Edit, ast.AST]]) -> b
                 if len(kept) < len(value):
                     setattr(node, field, kept or ([] if field == "elts" or isinstance(node, ast.Module) else [ast.Pass()]))
     try:
-        after = read(apply(patch(file, data, [edit for edit, _ in gone]), data)).tree
+        after = parse_source(apply(patch(file, data, [edit for edit, _ in gone]), data)).tree
     except ValueError:
         return False
     # Statements before the first edit and behind the last one have their text: only the others need be compared.

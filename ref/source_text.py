@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Edit", "Patch", "Source", "apply", "compiles", "docstring_apart", "patch", "read", "restore", "split", "tree_of"]
+__all__ = ["Edit", "Patch", "Source", "apply", "compiles", "docstring_apart", "patch", "parse_source", "restore", "split", "tree_of"]
 
 BOM = b"\xef\xbb\xbf"
 
@@ -185,7 +185,7 @@ class Source:
         return text.lstrip().startswith("#") and text.startswith(begins) and line not in self.quoted
 
 
-def read(data: bytes) -> Source:
+def parse_source(data: bytes) -> Source:
     """Reads a file of Python source. Raises ValueError for one that Python could not read either, and for an encoding in which a line has other
     bytes than alone."""
     try:

@@ -18,7 +18,7 @@ from environments.sandbox.interface import Sandbox
 from environments.tasks.make import Task
 from environments.tasks.package import Package
 from ref.feature_deletion import delete, functions
-from ref.source_text import Edit, apply, patch, read
+from ref.source_text import Edit, apply, parse_source, patch
 
 __all__ = ["Checked", "check", "exam_of", "without_tests"]
 
@@ -26,7 +26,7 @@ __all__ = ["Checked", "check", "exam_of", "without_tests"]
 def without_tests(data: bytes, names: Collection[str]) -> bytes:
     """A file of tests without some of its functions, which are named as in pytest's names: `test_a`, or `TestB::test_a`. All else stays as it is,
     byte for byte; a class that becomes empty says `pass`. Raises ValueError for a file that is no Python."""
-    source, edits = read(data), dict[int, Edit]()
+    source, edits = parse_source(data), dict[int, Edit]()
     wanted = {name.replace("::", ".") for name in names}
     found = {id(node) for name, node in functions(source.tree) if name in wanted}
     suites = [source.tree.body, *(node.body for node in source.tree.body if isinstance(node, ast.ClassDef))]

@@ -46,10 +46,13 @@ def siege(root, shared_store):
             how = {"capture_output": True, "text": True, "env": environment, "close_fds": False}
             plain = subprocess.run([sys.executable, "-I", folder / "runner.py", folder / "asked.json"], **how)
             (folder / "asked.json").write_text(json.dumps({"at": at, "codes": codes(attempts.WEAK)}))
-            weak = subprocess.run([*weaker(folder), sys.executable, "-I", folder / "runner.py", folder / "asked.json"], **how)
+            weak = subprocess.run([*weaker(folder), BASE, "-I", folder / "runner.py", folder / "asked.json"], **how)
         found[attempts.OUTSIDE] = found[attempts.ROOT] = said(plain)
         found[attempts.WEAK] = said(weak)
         yield found
+
+
+BASE = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
 
 def codes(*controls):
@@ -69,7 +72,9 @@ def said(done):
 def weaker(folder):
     """A sandbox that shows the machine's files, gives all capabilities within its namespaces, and filters nothing."""
     words = ["bwrap", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--unshare-pid", "--unshare-net", "--unshare-ipc"]
-    return [*words, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--bind", folder, folder]
+    words += ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    # A checkout in /tmp has its environment there, too.
+    return [*words, "--ro-bind", sys.base_prefix, sys.base_prefix, "--bind", folder, folder]
 
 
 def besieged(user, root, at, folder):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ref import feature_deletion
 from ref.feature_deletion import Demo, Piece, bodies, delete, demo, difficulty, faults, level, slices, symbols, undelete
-from ref.source_text import Edit, apply, compiles, patch, read, restore, split
+from ref.source_text import Edit, apply, compiles, parse_source, patch, restore, split
 
 FILLS = (b"pass", b"break", b"raise NotImplementedError")
 
@@ -304,7 +304,7 @@ def holds(tree: dict[str, bytes], piece: Piece) -> None:
     assert delete(after, piece) == after
     assert undelete(after, piece) == tree and undelete(tree, piece) == tree
     for one in piece.patches:
-        read(after[one.file])
+        parse_source(after[one.file])
         # What is left are lines of the original in their order, and one line for each edit that fills a hole.
         lines, kept, fills = split(tree[one.file]), [], 0
         for number, line in enumerate(lines, 1):
@@ -420,7 +420,7 @@ def test_a_patch_knows_its_file():
 def test_lines_are_all_of_a_file(data):
     assert b"".join(split(data)) == data and b"" not in split(data)
     try:
-        source = read(data)
+        source = parse_source(data)
     except ValueError:
         return
     assert b"".join(source.raw) == data and len(source.raw) == len(source.lines)
@@ -431,7 +431,7 @@ def test_lines_are_all_of_a_file(data):
 )
 def test_no_source(data):
     with pytest.raises(ValueError):
-        read(data)
+        parse_source(data)
 
 
 def test_faults_by_hand():
