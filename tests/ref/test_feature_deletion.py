@@ -365,8 +365,12 @@ def test_laws_of_bodies_and_symbols(program):
         assert name not in {getattr(node, "name", None) for node in left.body}
 
 
-def generators(data: bytes) -> dict[str, bool]:
-    return {name: any(isinstance(one, ast.Yield) for one in feature_deletion.own(node)) for name, node in feature_deletion.functions(ast.parse(data))}
+def generators(data: bytes) -> dict[str, set[bool]]:
+    """Whether the functions of a name are generators: a program may define one name twice."""
+    found: dict[str, set[bool]] = {}
+    for name, node in feature_deletion.functions(ast.parse(data)):
+        found.setdefault(name, set()).add(any(isinstance(one, ast.Yield) for one in feature_deletion.own(node)))
+    return found
 
 
 @settings(max_examples=50)
@@ -377,7 +381,7 @@ def test_a_generator_stays_one(data):
         after = delete(tree, piece)["f.py"]
         empty = {name for name, node in feature_deletion.functions(ast.parse(after)) if isinstance(node.body[-1], ast.Raise)}
         left, before = generators(after), generators(tree["f.py"])
-        assert all(left[name] == before[name] for name in left if name not in empty)
+        assert all(left[name] <= before[name] for name in left if name not in empty)
 
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
