@@ -125,6 +125,7 @@ def test_no_tool_waits_for_a_fifo_or_follows_a_link_out(room):
 
 @given(st.lists(st.sampled_from(["..", ".", "", "up", "out", "in", "pkg", "loop", "a.txt", "/etc", "x"]), max_size=5).map("/".join))
 @example("up/work/a.txt")
+@example("loop/../up")
 def test_a_place_lies_in_the_tree_or_is_refused(tmp_path_factory, path):
     base = tmp_path_factory.getbasetemp() / "places"
     if not base.exists():

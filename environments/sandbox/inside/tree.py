@@ -36,6 +36,16 @@ def kind(mode: int) -> str:
     return words.get(stat.S_IFMT(mode), "device")
 
 
+def resolved(path: str) -> str:
+    """As os.path.realpath, which gives up at a link that leads to itself, and then leaves links behind it as they are."""
+    for _ in range(40):
+        real = os.path.realpath(path)
+        if real == path:
+            return real
+        path = real
+    raise Refused(f"{line(path)} has too many links")
+
+
 def place(room: Room, path: str, follow: bool = True) -> str:
     """The real absolute path. `follow`: also if the path itself is a link. Raises Refused where it leads out of the tree, and without `follow` for
     its root."""
@@ -46,9 +56,9 @@ def place(room: Room, path: str, follow: bool = True) -> str:
         folder, name = os.path.split(joined.rstrip("/"))
         if name in ("", ".", ".."):
             raise Refused(f"{line(path)!r} names nothing in {room.root}")
-        real = os.path.join(os.path.realpath(folder), name)
+        real = os.path.join(resolved(folder), name)
     else:
-        real = os.path.realpath(joined)
+        real = resolved(joined)
     if not real.startswith(room.root + "/") and not (follow and real == room.root):
         raise Refused(f"{line(path)} leads out of {room.root}")
     return real
