@@ -67,7 +67,7 @@ class Started:
             return
         try:
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
-        except (ProcessLookupError, OSError):
+        except ProcessLookupError:
             pass
         try:
             self.monitor.wait(wait)
