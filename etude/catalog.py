@@ -148,6 +148,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         sim="sims/weight_sync.py",
         tests=("tests/sims/test_weight_sync.py",),
     ),
+    Experiment(
+        name="async-rl",
+        title="services side by side against the synchronous loop: time, success against time, ages, and the virtual clock",
+        source="§4.1, §6.2; arXiv:2505.24298",
+        sim="etude/async_figure.py",
+        tests=("tests/mirror/test_async_figure.py",),
+    ),
 )
 
 
