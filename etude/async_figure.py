@@ -1,6 +1,6 @@
 """Asynchronous RL against the synchronous loop: time for the same steps, success against time, and ages, at several latencies of tools.
 
-    etude figure async-rl            an hour and a half on two idle cores; the policy of runs/small after SFT (make small)
+    etude figure async-rl            an hour on two idle cores; the policy of runs/small after SFT (make small)
     etude figure async-rl --quick
 
 Every cell is a run of the services of `scaled/async_rl` from the same policy, with the same tasks, optimiser and number of steps, and as many

@@ -282,6 +282,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         sim="etude/async_rl.py",
         lesson="lessons/13_async_rl.py",
         page="async-rl",
+        figure="results/figures/async-rl.png",
         tests=("tests/mirror/test_async_command.py", "tests/ref/test_async_rl.py"),
     ),
     Technique(
