@@ -11,10 +11,18 @@ __all__ = ["constants", "signs"]
 CALLS = {
     "os._exit": "leaves the process",
     "os.abort": "leaves the process",
+    "os.execv": "leaves the process",
+    "os.execve": "leaves the process",
+    "os.execvp": "leaves the process",
+    "ctypes.CDLL": "calls native code",
     "atexit.register": "acts at the process's end",
     "sys._getframe": "looks into its caller's frame",
     "inspect.currentframe": "looks into its caller's frame",
     "inspect.stack": "looks into its caller's frame",
+    "inspect.getouterframes": "looks into its caller's frame",
+    "traceback.extract_stack": "looks into its caller's frame",
+    "traceback.walk_stack": "looks into its caller's frame",
+    "sys._current_frames": "looks into its caller's frame",
     "gc.get_objects": "looks through all objects",
     "gc.get_referrers": "looks through all objects",
     "os.getppid": "knows its parent process",
@@ -22,6 +30,8 @@ CALLS = {
     "os.killpg": "sends signals",
     "os.setsid": "outlives its parent",
     "os.fork": "outlives its parent",
+    "os.write": "writes to open pipes",
+    "os.writev": "writes to open pipes",
     "marshal.loads": "reads compiled code",
     "marshal.load": "reads compiled code",
     "dis.dis": "reads compiled code",
@@ -83,6 +93,8 @@ def signs(tree: ast.Module, lines: Collection[int], expected: Collection[object]
                 yield "changes the test runner", line, said
             if said.endswith((".f_back", ".f_globals", ".f_locals", ".tb_frame", ".gi_frame")):
                 yield "looks into its caller's frame", line, said
+            if said.endswith((".co_consts", ".co_code", ".co_names")) or said.endswith(".__code__") and isinstance(node.ctx, ast.Store):
+                yield "looks into another's code", line, said
             if said == "sys.modules" and isinstance(outer, ast.Compare):
                 yield "asks whether it is tested", line, said
         elif isinstance(node, ast.Import | ast.ImportFrom) and not is_test:
@@ -153,7 +165,10 @@ def _is_docstring(node: ast.Constant, parents: Mapping[ast.AST, ast.AST]) -> boo
 
 def _of_string(text: str, line: int, is_test: bool) -> Iterator[tuple[str, int, str]]:
     for part, what in {
-        "PYTEST_CURRENT_TEST": "asks whether it is tested",
+        "PYTEST_CURRENT": "asks whether it is tested",
+        "co_consts": "looks into another's code",
+        "f_back": "looks into its caller's frame",
+        "tb_frame": "looks into its caller's frame",
         "PYTEST_ADDOPTS": "changes the test runner's options",
         "PYTHONOPTIMIZE": "changes the test runner's options",
         "__pycache__": "reads compiled code",

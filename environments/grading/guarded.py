@@ -20,7 +20,7 @@ from pathlib import Path
 
 from environments.grading.lay import Collected, Editable, collect, lay, write
 from environments.grading.rewards import WEIGHTS, Reward, Weights, reward
-from environments.grading.verdicts import Verdicts, canaries, read
+from environments.grading.verdicts import Verdicts, canaries, disguised, read
 from environments.monitor import Call, Episode, Flag, watch
 from environments.sandbox.interface import Sandbox
 
@@ -95,13 +95,15 @@ def _verdicts(
             shutil.copyfile(INSIDE / program, folder / "exam" / program)
         folder.chmod(0o755)
         sandbox = fresh(folder)
+    played = disguised(exam.wanted, key)
     try:
         plan = {
             "key": key.hex(),
             "tree": "/work/tree",
             "folder": "/work/exam/tests",
             "tests": tests,
-            "wanted": [*exam.wanted, *traps],
+            "wanted": [*played.values(), *traps],
+            "names": {test.partition("[")[0]: name.partition("[")[0] for test, name in played.items()},
             "seconds": seconds,
         }
         written = sandbox.call("write", {"path": "exam/plan.json", "text": json.dumps(plan)})
@@ -111,4 +113,6 @@ def _verdicts(
     finally:
         sandbox.close()
     lines = said.text.encode().splitlines() if said.exit == 0 else []  # a judge that was killed has said nothing
-    return read(lines, key, exam.wanted, traps)
+    said = read(lines, key, [*played.values()], traps)
+    names = {name: test for test, name in played.items()}
+    return Verdicts(frozenset(map(names.__getitem__, said.passed)), {names[name]: why for name, why in said.failed.items()}, said.flags)

@@ -21,10 +21,10 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Verdicts", "canaries", "read", "seal"]
+__all__ = ["Verdicts", "canaries", "disguised", "read", "seal"]
 
 PREFIX = 12
-"""Digits of a canary's name."""
+"""Digits at the end of a canary's name, and of a test's while it is played."""
 
 
 @dataclass(frozen=True)
@@ -76,30 +76,46 @@ def read(lines: Iterable[bytes], key: bytes, tests: Collection[str], must_fail: 
 
 
 def canaries(source: str, key: bytes, most: int = 4) -> tuple[str, tuple[str, ...]]:
-    """Test source with copies of at most `most` of its tests behind it, and the names of the copies. Every other copy compares with values that are
+    """Test source with copies of at most `most` of its tests in it, and the names of the copies. Every other copy compares with values that are
     nearly those that were expected, where its test compares at its top, by == or as unittest does; the others, and those of tests that do not, fail
-    at their ends. A method's copy stands in a class derived from its own. Which tests are copied, and the copies' names, follow from the key. Source
-    without tests comes back as it is. Raises SyntaxError for source that is none."""
+    at their ends. A copy stands beside its test, every other one before it: who answers a question otherwise when it is asked again gains nothing.
+    Which tests are copied, where the copies stand, and their names follow from the key. Source without tests comes back as it is. Raises
+    SyntaxError for source that is none."""
     found = _tests(ast.parse(source))
     salt = _digest(key, "another value")
-    texts, names = [NEARLY.format(name=f"nearly_{salt[:PREFIX]}", salt=salt)], []
+    lines, names, placed = source.replace("\r\n", "\n").replace("\r", "\n").split("\n"), [], []
     chosen = sorted(found, key=lambda place: _digest(key, ".".join(place)))[:most]
+    coin = int(salt[-1], 16)
     for number, (owner, name) in enumerate(chosen):
-        mark = _digest(key, f"{owner}.{name}")[:PREFIX]
-        one = copy.deepcopy(found[owner, name])
-        one.name = f"{name}_{mark}"
+        node = found[owner, name]
+        one = copy.deepcopy(node)
+        one.name = f"{name}_{_digest(key, f'{owner}.{name}')[:PREFIX]}"
         compared = [part for part in one.body if _compared(part)]
         if compared and not number % 2:
             for part in compared:
                 _ask_nearly(part, salt)
         else:
             one.body.append(ast.parse("assert False").body[0])
-        text = ast.unparse(ast.fix_missing_locations(one))
-        texts.append(f"class {owner}_{mark}({owner}):\n{textwrap.indent(text, '    ')}" if owner else text)
-        names.append(f"{owner}_{mark}::{one.name}" if owner else one.name)
+        first = min(line.lineno for line in (node, *node.decorator_list)) - 1
+        at = first if (number + coin) % 2 else node.end_lineno or 0
+        indent = lines[node.lineno - 1][: node.col_offset]
+        placed.append((at, textwrap.indent(ast.unparse(ast.fix_missing_locations(one)), indent)))
+        names.append(f"{owner}::{one.name}" if owner else one.name)
     if not names:
         return source, ()
-    return source.rstrip() + "\n\n\n" + "\n\n\n".join(texts) + "\n", tuple(sorted(names))
+    for at, text in sorted(placed, reverse=True):
+        lines[at:at] = ["", *text.split("\n"), ""]
+    return "\n".join([*lines, "", NEARLY.format(name=f"nearly_{salt[:PREFIX]}", salt=salt)]), tuple(sorted(names))
+
+
+def disguised(tests: Iterable[str], key: bytes) -> dict[str, str]:
+    """Test → the name under which it is played. It ends like a canary's, so that a name tells nobody which of the two a test is. Cases of a function
+    share it."""
+    found = {}
+    for test in tests:
+        name, bracket, case = test.partition("[")
+        found[test] = f"{name}_{_digest(key, f'name of {name}')[:PREFIX]}{bracket}{case}"
+    return found
 
 
 def _tests(tree: ast.Module) -> dict[tuple[str, str], ast.FunctionDef]:
@@ -127,42 +143,55 @@ def _compared(node: ast.stmt) -> bool:
 
 
 def _ask_nearly(node: ast.stmt, salt: str) -> None:
-    """The side that no call makes was expected; the second one, where calls make both or neither."""
+    """Asks for a value that is nearly the expected one. The side that no call makes was expected; the second, where calls make both or neither."""
+    name = f"nearly_{salt[:PREFIX]}"
     if isinstance(node, ast.Assert):
         assert isinstance(node.test, ast.Compare)
-        if _calls(node.test.comparators[0]) and not _calls(node.test.left):
-            node.test.left = _nearly(node.test.left, salt)
-        else:
-            node.test.comparators = [_nearly(node.test.comparators[0], salt)]
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        side = 0 if _calls(node.value.args[1]) and not _calls(node.value.args[0]) else 1
-        node.value.args[side] = _nearly(node.value.args[side], salt)
+        node.test = _asked(name, node.test.left, node.test.comparators[0])
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+        node.value.func.attr = "assertTrue"
+        node.value.args[:2] = [_asked(name, *node.value.args[:2])]
 
 
-NEARLY = """def {name}(value, salt="{salt}"):
-    if type(value) is str:
-        at = int(salt[:8], 16) % (len(value) or 1)
-        return value[:at] + chr(97 + (ord((value[at:] or "a")[0]) + int(salt[8], 16) % 9 - 96) % 26) + value[at + 1 :]
-    if type(value) is bytes:
-        return {name}(value.decode("latin-1")).encode("latin-1", "replace")
-    if type(value) in (int, float):
-        return value + 1000 + int(salt[:4], 16)
-    if type(value) in (list, tuple, set, frozenset):
-        return type(value)([{name}(one) for one in value] or [object()])
-    if type(value) is dict:
-        return {{one: {name}(other) for one, other in value.items()}} or {{object(): value}}
-    return object()
+def _asked(name: str, left: ast.expr, right: ast.expr) -> ast.expr:
+    swapped = ast.Constant(_calls(right) and not _calls(left))
+    return ast.Call(ast.Name(name, ast.Load()), [left, right, swapped], [])
+
+
+NEARLY = """def {name}(left, right, swapped):
+    if swapped:
+        return any(other == right for other in {name}_to(left))
+    return any(left == other for other in {name}_to(right))
+
+
+def {name}_to(value, salt="{salt}"):
+    kind, most = type(value), 8
+    if kind is str:
+        draws = [int(salt[4 * at : 4 * at + 4], 16) % (len(value) or 1) for at in range(most)]
+        places = range(len(value) or 1) if len(value) <= most else dict.fromkeys(draws)
+        shift = int(salt[8], 16) % 9 - 96
+        letters = [chr(97 + (ord((value[at:] or "a")[0]) + shift) % 26) for at in places]
+        return [value[:at] + letter + value[at + 1 :] for at, letter in zip(places, letters)]
+    if kind is bytes:
+        return [one.encode("latin-1", "replace") for one in {name}_to(value.decode("latin-1"))]
+    if kind in (int, float):
+        return [value + 1000 + int(salt[:4], 16)]
+    if kind in (list, tuple, set, frozenset):
+        parts = list(value)
+        found = [[*parts[:at], one, *parts[at + 1 :]] for at, part in enumerate(parts[:most]) for one in {name}_to(part)[-2:]]
+        return [kind(one) for one in found] or [kind([object()])]
+    if kind is dict:
+        found = [{{**value, key: one}} for key in list(value)[:most] for one in {name}_to(value[key])[-2:]]
+        return found or [{{object(): value}}]
+    return [object()]
 """
-"""In the tests' file: a value of the same type and shape that is another one. An object of no value would be known by its type: who is equal to every
-text, and to nothing else, would not be seen. One letter is another; numbers are far away, since a wrong solution may be off by one."""
+"""In the tests' file: whether a side is equal to one of some values that have the type and shape of what was expected, and are other ones. An object
+of no value would be known by its type: who is equal to every text, and to nothing else, would not be seen. Each value differs in one letter or one
+element: who compares loosely, such as by first letters, is equal to one of them. Numbers are far away, since a wrong solution may be off by one."""
 
 
 def _calls(value: ast.expr) -> bool:
     return any(isinstance(node, ast.Call) for node in ast.walk(value))
-
-
-def _nearly(value: ast.expr, salt: str) -> ast.expr:
-    return ast.Call(ast.Name(f"nearly_{salt[:PREFIX]}", ast.Load()), [value], [])
 
 
 def _may_fail(node: ast.FunctionDef) -> bool:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from environments.grading.halves import halves
 from environments.grading.lay import NEVER, Collected, Editable, collect, lay, write
 from environments.grading.rewards import Weights, added, changed, conformance, reward, succinctness
-from environments.grading.verdicts import canaries, read, seal
+from environments.grading.verdicts import canaries, disguised, read, seal
 
 # G2: what is laid.
 
@@ -304,9 +304,10 @@ class Anything:
 def test_canaries_fail_for_all_solutions():
     """For the right one and for wrong ones. What is equal to everything passes a real test, and a canary as well."""
     source, copies = canaries(TESTS, KEY)
-    wanted = r"test_(one|two)_[0-9a-f]{12}|TestMore_([0-9a-f]{12})::test_three_\2"
+    wanted = r"(test_(one|two)|TestMore::test_three)_[0-9a-f]{12}"
     assert len(copies) == 3 and all(re.fullmatch(wanted, name) for name in copies)
-    assert source.startswith(TESTS.rstrip()) and ast.parse(source)
+    rest = iter(source.split("\n"))
+    assert all(line in rest for line in TESTS.split("\n")) and ast.parse(source)  # nothing of it is lost, and its order is the same
     for function in (lambda text: text.split(" "), lambda text: 0, lambda text: None, lambda text: [text]):
         passed = play(source, function)
         assert not any(passed[copy] for copy in copies)
@@ -322,11 +323,29 @@ class Text(str):
     __hash__ = str.__hash__
 
 
+class Begins(str):
+    """Equal to every text that begins as it does."""
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self[:1], str(other)[:1])
+
+    __hash__ = str.__hash__
+
+
+class Ends(list):
+    """Equal to every list that ends as it does."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list) and self[-1:] == other[-1:]
+
+
 @pytest.mark.parametrize(
     ("source", "cheats"),
     [
-        ("def test_a():\n    assert split(1) == 'cities'\n", [Anything(), Text()]),
-        ("def test_a():\n    assert 'cities' == split(1)\n", [Anything(), Text()]),
+        ("def test_a():\n    assert split(1) == 'cities'\n", [Anything(), Text(), Begins("c")]),
+        ("def test_a():\n    assert 'cities' == split(1)\n", [Anything(), Text(), Begins("c")]),
+        ("def test_a():\n    assert split(1) == [1, 2, 3]\n", [Anything(), Ends([3])]),
+        ("def test_a():\n    assert split(1) == [[1, 2], ['ab']]\n", [Anything(), [[1, 2], [Begins("a")]]]),
         ("def test_a():\n    assert split(1) == ['a', (1, 'b')]\n", [Anything(), [Text(), (Anything(), Text())]]),
         ("def test_a():\n    assert split(1) == {'a': 1.5}\n", [Anything(), {"a": Anything()}]),
         ("def test_a():\n    assert split(1) == b'ab'\n", [Anything()]),
@@ -351,7 +370,7 @@ def test_a_canary_of_equality(source, cheats):
     "line", ["self.assertEqual(split('a'), 'cities')", "self.assertEqual('cities', split('a'))", "assert split('a') == 'cities'"]
 )
 def test_a_canary_of_a_method(line):
-    """It stands in a class derived from the method's, in the manner of unittest as well."""
+    """It stands in the method's class, in the manner of unittest as well."""
     source = f"import unittest\n\n\nclass TestA(unittest.TestCase):\n    def test_a(self):\n        {line}\n"
     text, (name,) = canaries(source, KEY)
     owner, _, method = name.partition("::")
@@ -377,9 +396,48 @@ def test_canaries_by_key():
     assert canaries("x = 1\n", KEY) == ("x = 1\n", ())
     four = "".join(f"def test_{n}():\n    assert split({n}) == {n}\n\n\n" for n in range(9))
     text, names = canaries(four, KEY)
-    assert len(names) == 4 and text.count("== nearly_") == 2 and text.count("assert False") == 2
+    assert len(names) == 4 and text.count("assert nearly_") == 2 and text.count("assert False") == 2
     with pytest.raises(SyntaxError):
         canaries("def", KEY)
+
+
+INDENTED = '''class TestA:
+\t@staticmethod
+\tdef test_a():
+\t\tassert split("""a
+b""") == """c
+  d"""
+\tx = 1
+'''
+
+
+@given(st.binary(min_size=1, max_size=4), st.integers(1, 4))
+def test_laws_of_canaries(key, most):
+    """Whatever the key: the lines of the source stay in their order, and canaries stand on both sides of their tests where there are several."""
+    many = "".join(f"def test_{n}():\n    assert split({n}) == {n}\r\n" for n in range(6)) + INDENTED
+    text, names = canaries(many, key, most)
+    rest = iter(text.split("\n"))
+    assert all(line in rest for line in many.replace("\r\n", "\n").rstrip("\n").split("\n")) and len(names) == most
+    order = [found[1] for found in re.finditer(r"^\s*def (test_\w+)", text, re.MULTILINE)]
+    before = [order.index(name.rpartition("::")[2]) < order.index(re.sub("_[0-9a-f]{12}$", "", name.rpartition("::")[2])) for name in names]
+    assert most == 1 or {*before} == {True, False}
+    passed = play(text, lambda value: value)
+    assert not any(passed[name] for name in names) and all(passed[f"test_{n}"] for n in range(6))
+    passed = play(text, lambda value: "c\n  d")
+    assert not any(passed[name] for name in names) and passed["TestA::test_a"]
+
+
+@given(st.lists(st.text("abc:[]", min_size=1, max_size=8), unique=True))
+def test_laws_of_disguises(tests):
+    """Every test has a name of its own, cases of a function share theirs, and no name is a canary's."""
+    found = disguised(tests, KEY)
+    assert list(found) == tests and len({*found.values()}) == len(tests)
+    for test, name in found.items():
+        head, bracket, case = test.partition("[")
+        assert re.fullmatch(re.escape(head) + "_[0-9a-f]{12}" + re.escape(bracket + case), name)
+    assert disguised(["a[1]"], KEY)["a[1]"].partition("[")[0] == disguised(["a[2]"], KEY)["a[2]"].partition("[")[0]
+    names = canaries(TESTS, KEY)[1]
+    assert not {*names} & {*disguised([name.rpartition("_")[0] for name in names], KEY).values()}
 
 
 # G6: which half.

@@ -2,9 +2,11 @@
 
 The agent's code runs in this process, so nothing that it says is believed for itself: see environments/grading/verdicts.py. What is done here makes
 the usual ways useless. No configuration, conftest or plugin of the tree is read. The tree comes last on the path, so it shadows no module. The
-tests' sources come through a pipe before anything of the tree is imported, and files of their names are empty.
+tests' sources come through a pipe before anything of the tree is imported, and files of their names are empty. Real tests are played under names
+that end like those of canaries, and neither the environment nor the command line tells what is being played.
 """
 
+import inspect
 import json
 import os
 import sys
@@ -17,24 +19,43 @@ import pytest
 class Held:
     """Collects tests from sources in memory."""
 
-    def __init__(self, sources: dict[str, str], wanted: set[str], folder: Path) -> None:
-        self.sources, self.wanted, self.folder = sources, wanted, folder
+    def __init__(self, sources: dict[str, str], wanted: set[str], names: dict[str, str], folder: Path) -> None:
+        self.sources, self.wanted, self.names, self.folder = sources, wanted, names, folder
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-        name = file_path.relative_to(self.folder).as_posix()
-        if name not in self.sources:
+        path = file_path.relative_to(self.folder).as_posix()
+        if path not in self.sources:
             return None
-        module = types.ModuleType(name.removesuffix(".py").replace("/", "_"))
+        module = types.ModuleType(path.removesuffix(".py").replace("/", "_"))
         module.__file__ = str(file_path)
         sys.modules[module.__name__] = module
-        exec(compile(self.sources[name], str(file_path), "exec", dont_inherit=True), module.__dict__)
+        exec(compile(self.sources[path], str(file_path), "exec", dont_inherit=True), module.__dict__)
+        for test, played in self.names.items():
+            file, *owners, name = test.split("::")
+            if file == path:
+                also(module, owners, name, played.rpartition("::")[2])
         found = pytest.Module.from_parent(parent, path=file_path)
         found.obj = module
         return found
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """What is wanted may be a case, or a function with all of its cases."""
-        items[:] = [item for item in items if item.nodeid in self.wanted or item.nodeid.partition("[")[0] in self.wanted]
+        """What is wanted may be a case, or a function with all of its cases. Each is played where its test stands under its own name."""
+        own, at = {played: test for test, played in self.names.items()}, {}
+        heads = {item: item.nodeid.partition("[")[0] for item in items}
+        for number, item in enumerate(items):
+            at.setdefault(heads[item], number)
+        items.sort(key=lambda item: at.get(own.get(heads[item], heads[item]), at[heads[item]]))
+        items[:] = [item for item in items if item.nodeid in self.wanted or heads[item] in self.wanted]
+
+
+def also(module: types.ModuleType, owners: list[str], name: str, other: str) -> None:
+    """Gives a test of a module, or of a class in it, another name beside its own."""
+    holder: object = module
+    for owner in owners:
+        holder = getattr(holder, owner, None)
+    test = inspect.getattr_static(holder, name, None)
+    if test is not None:
+        setattr(holder, other, test)
 
 
 class Told:
@@ -55,15 +76,18 @@ class Told:
 def main(pipe: int) -> None:
     plan = json.loads(sys.stdin.buffer.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.argv[:], sys.orig_argv[:] = ["pytest"], ["python3"]
+    # pytest would put the name of each test into the environment.
+    vars(sys.modules["_pytest.runner"])["_update_current_test_var"] = lambda item, when: None
     folder = Path(plan["folder"])
     for name in plan["tests"]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     (folder / "pytest.ini").write_text("[pytest]\npython_files = none\n")
     os.chdir(folder)
-    sys.path.append(plan["tree"])
+    sys.path += [plan["tree"], f"{plan['tree']}/src"]
     options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "--assert=plain"]
-    pytest.main([*options, str(folder)], plugins=[Held(plan["tests"], set(plan["wanted"]), folder), Told(pipe)])
+    pytest.main([*options, str(folder)], plugins=[Held(plan["tests"], set(plan["wanted"]), plan["names"], folder), Told(pipe)])
 
 
 if __name__ == "__main__":
