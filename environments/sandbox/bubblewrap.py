@@ -16,6 +16,7 @@ with nothing but its own machine: if it does not answer, or answers nonsense, th
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import weakref
@@ -51,6 +52,7 @@ class Bubblewrap:
         """Raises RunError where sandboxes cannot be had, or the snapshot is not stored or damaged. `overlay`: False copies the tree instead."""
         self.root, self.store, self.limits, self.overlay = root, store, limits, overlay
         self._lock, self._number, self._over, self._stopping = threading.Lock(), 0, "", 0.0
+        self._ending = threading.Lock()
         wanted, difference = store.manifest(snapshot), None
         self.base = snapshot
         if near is not None and not store.laid_out(snapshot):
@@ -112,9 +114,15 @@ class Bubblewrap:
         return Bubblewrap(self.root, self.store, snapshot, self.limits, self.base, self.overlay)
 
     def close(self) -> None:
-        """Ends every process, and returns when they are gone."""
+        """Ends every process, and returns when they are gone. A call that another thread waits for says that the sandbox is closed."""
         self._over = self._over or "the sandbox is closed"
-        self._end()
+        if os.getpid() != self._started.starter:
+            return  # a fork leaves its parent's sandboxes as they are
+        with self._ending:
+            if self._end.alive:
+                self._started.stop()
+        with self._lock:  # whoever waits for an answer reads from handles that are closed now
+            self._finish()
 
     def __enter__(self) -> Bubblewrap:
         return self
@@ -129,8 +137,12 @@ class Bubblewrap:
 
     def _give_up(self, why: str) -> str:
         self._over = self._over or f"{why}; the episode is over"
-        self._end()
+        self._finish()
         return self._over
+
+    def _finish(self) -> None:
+        with self._ending:
+            self._end()
 
     def _hello(self, wanted: Manifest, remove: list[str], paths: list[str]) -> bytes:
         """What the first process is told, and the contents of the files that it makes."""

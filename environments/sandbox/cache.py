@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 from pathlib import Path
 
 from kit.settings import RunError
 
-__all__ = ["OTHER", "cache_folder", "made", "owner", "reachable"]
+__all__ = ["OTHER", "cache_folder", "keep", "made", "owner", "reachable", "unused"]
 
 OTHER = 65533
 """The user as which bwrap runs when root asks. Limits on processes do not bind root, and files of root's would be the sandbox's own. Debian and
@@ -34,6 +36,25 @@ def made(folder: Path) -> Path:
         folder.mkdir(exist_ok=True)
         folder.chmod(0o755)
     return folder
+
+
+def keep(folder: Path) -> int:
+    """Says to all processes that this one uses a folder, until it ends or closes the handle that it gets. Raises OSError for one that is gone."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(handle, fcntl.LOCK_SH)
+    return handle
+
+
+def unused(folder: Path) -> int | None:
+    """A handle of a folder that nobody uses, and that nobody can begin to use until the handle is closed; None where somebody does."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def reachable(folder: Path) -> Path:

@@ -23,10 +23,12 @@ def processes(first: int) -> int:
     while waiting:
         pid = waiting.pop()
         try:
-            for task in os.listdir(f"/proc/{pid}/task"):
-                waiting += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
-            total += _proportional(pid)
-            shared |= _anonymous(pid)
+            tasks = [f"/proc/{pid}/task/{task}" for task in os.listdir(f"/proc/{pid}/task")]
+            for task in tasks:
+                waiting += map(int, _told(f"{task}/children").split())
+            if lives := _living(tasks):
+                total += _proportional(lives)
+                shared |= _anonymous(lives)
         except OSError:
             continue
     return total + sum(shared.values())
@@ -52,17 +54,30 @@ def sockets(pid: int) -> int:
         return 0
 
 
-def _proportional(pid: int) -> int:
-    for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
+def _living(tasks: list[str]) -> str:
+    """One of these threads that has not ended, if there is one. A process lives on when its first thread ends, but is said to have no memory."""
+    return next((task for task in tasks if _told(f"{task}/statm").split()[:1] not in ([], [b"0"])), "")
+
+
+def _told(path: str) -> bytes:
+    """What a thread says of itself, which may have ended: then nothing. Others of its process go on, and count."""
+    try:
+        return _read(path)
+    except OSError:
+        return b""
+
+
+def _proportional(folder: str) -> int:
+    for line in _read(f"{folder}/smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
     return 0
 
 
-def _anonymous(pid: int) -> dict[bytes, int]:
+def _anonymous(folder: str) -> dict[bytes, int]:
     """Shared anonymous memory, by its inode, which processes that share it have in common."""
     found: dict[bytes, int] = {}
-    for line in _read(f"/proc/{pid}/maps").splitlines():
+    for line in _read(f"{folder}/maps").splitlines():
         if line.endswith(b"/dev/zero (deleted)"):
             span, _, _, _, inode, *_ = line.split()
             start, _, end = span.partition(b"-")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import platform
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +17,20 @@ from .root import root_file_system
 from .store import Store
 
 __all__ = ["open_sandbox"]
+
+
+KEPT = 14 * 24 * 3600
+"""Seconds for which a tree is kept that nobody begins with."""
+
+
+@functools.cache
+def own_store(folder: Path) -> Store:
+    """The user's store; one for a process. What has not been used for long is removed, at most once a day."""
+    store, mark = Store(folder), folder / "forgotten"
+    if not mark.exists() or mark.stat().st_mtime < time.time() - 24 * 3600:
+        mark.touch()
+        store.forget(time.time() - KEPT)
+    return store
 
 
 def open_sandbox(
@@ -34,5 +50,5 @@ def open_sandbox(
     if platform.system() != "Linux":
         raise RunError(f"sandboxes need Linux's namespaces, which {platform.system()} lacks; run this in a virtual machine with Linux")
     root = reachable(root or root_file_system())
-    store = store or Store(cache_folder() / "store")
+    store = store or own_store(cache_folder() / "store")
     return Bubblewrap(root, store, store.add_folder(tree) if isinstance(tree, Path) else tree, limits)

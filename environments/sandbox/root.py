@@ -19,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,9 +29,9 @@ from pathlib import Path
 from kit.settings import RunError
 
 from . import bytecode
-from .cache import cache_folder, made
+from .cache import cache_folder, keep, made, unused
 
-__all__ = ["DISTRIBUTIONS", "UTILITIES", "Source", "forget", "root_file_system", "sources"]
+__all__ = ["DISTRIBUTIONS", "UTILITIES", "Source", "find", "forget", "root_file_system", "sources"]
 
 DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 """What pytest needs from Python 3.11 on."""
@@ -91,18 +92,50 @@ class Source:
 def root_file_system(distributions: tuple[str, ...] = DISTRIBUTIONS, cache: Path | None = None) -> Path:
     """The folder, which is built first if the cache lacks it. `distributions`: what lies in its site-packages, all of it, since nothing is
     added for what they need in turn. Raises RunError, in one line, for what this machine lacks."""
-    return _found(tuple(distributions), cache or cache_folder())
+    with BUILDING.lock:
+        return find(tuple(distributions), cache or cache_folder())
+
+
+class _Building:
+    """One thread of a process builds at a time. A fork has its own lock: the thread that held this one is not in it."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.Lock()
+
+
+BUILDING = _Building()
 
 
 @functools.cache
-def _found(distributions: tuple[str, ...], cache: Path) -> Path:
+def find(distributions: tuple[str, ...], cache: Path) -> Path:
     """Looked for once in a process: to look at a thousand files takes as long as to start a sandbox."""
     home, wanted = cache / "roots", sources(distributions)
     known = home / "known" / _fingerprint(wanted)
-    if known.exists() and (found := home / known.read_text().strip()).is_dir():
-        with contextlib.suppress(OSError):  # another user's cache
-            os.utime(known)
-        return found
+    if (found := _known(home, known)) is None:
+        _make(home, known, wanted)
+        found = _known(home, known)
+    if found is None:
+        raise RunError(f"the sandbox's root file system was removed from {home} as soon as it was there; nothing else should write there")
+    return found
+
+
+def _known(home: Path, known: Path) -> Path | None:
+    """The root that was built of the same files, if it is there. No other process removes it until this one ends."""
+    try:
+        found = home / known.read_text().strip()
+        keep(found)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # another user's cache
+        os.utime(known)
+    return found if found.is_dir() else None
+
+
+def _make(home: Path, known: Path, wanted: dict[str, Source]) -> None:
     building = Path(tempfile.mkdtemp(prefix=".building-", dir=made(home)))
     try:
         name = _build(building, wanted)
@@ -119,20 +152,22 @@ def _found(distributions: tuple[str, ...], cache: Path) -> Path:
     temporary.write_text(name + "\n")
     temporary.rename(known)
     forget(home, time.time() - KEPT)
-    return home / name
 
 
 def forget(home: Path, since: float) -> None:
-    """Removes roots that nobody has asked for since then, and what builds that were killed have left."""
+    """Removes roots that nobody has asked for since then and nobody uses, and what builds that were killed have left."""
     wanted = set()
     for known in (home / "known").iterdir():
-        if known.stat().st_mtime < since:
-            known.unlink(missing_ok=True)
-        else:
-            wanted.add(known.read_text().strip())
+        with contextlib.suppress(FileNotFoundError):  # another process forgets at the same time
+            if known.stat().st_mtime < since:
+                known.unlink()
+            else:
+                wanted.add(known.read_text().strip())
     for folder in home.iterdir():
-        if folder.name != "known" and folder.name not in wanted and folder.stat().st_ctime < since:
-            _remove(folder)
+        with contextlib.suppress(FileNotFoundError):
+            if folder.name != "known" and folder.name not in wanted and folder.stat().st_ctime < since and (handle := unused(folder)) is not None:
+                _remove(folder)
+                os.close(handle)
 
 
 def sources(distributions: Iterable[str]) -> dict[str, Source]:
@@ -256,4 +291,4 @@ def _shared(wanted: dict[str, Source]) -> dict[str, Source]:
 def _remove(folder: Path) -> None:
     """Removes what was being built, if it is still there."""
     if folder.exists() and stat.S_ISDIR(folder.lstat().st_mode):
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -35,12 +35,17 @@ class Machine:
     socketpair: int
     clone: int
     ioctl: int
-    prlimit: int
+    itself: tuple[int, ...]
+    """prlimit, sched_setparam, sched_setscheduler, sched_setattr."""
+    priority: tuple[tuple[int, int], ...]
+    """setpriority and ioprio_set, each with the word that says that a single process is meant."""
 
 
 MACHINES = {
-    "x86_64": Machine(0, 0xC000003E, True, socket=41, socketpair=53, clone=56, ioctl=16, prlimit=302),
-    "aarch64": Machine(1, 0xC00000B7, False, socket=198, socketpair=199, clone=220, ioctl=29, prlimit=261),
+    "x86_64": Machine(0, 0xC000003E, True, socket=41, socketpair=53, clone=56, ioctl=16, itself=(302, 142, 144, 314), priority=((141, 0), (251, 1))),
+    "aarch64": Machine(
+        1, 0xC00000B7, False, socket=198, socketpair=199, clone=220, ioctl=29, itself=(261, 118, 119, 274), priority=((140, 0), (30, 1))
+    ),
 }
 REFUSED: dict[str, dict[str, tuple[int | None, int | None]]] = {
     "another process's memory": {
@@ -64,6 +69,7 @@ REFUSED: dict[str, dict[str, tuple[int | None, int | None]]] = {
         "kexec_file_load": (320, 294),
     },
     "queues of calls that no filter sees": {"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)},
+    "requests of which the machine has a fixed number for all its users": {"io_setup": (206, 0)},
     "mounts": {
         "mount": (165, 40),
         "umount2": (166, 39),
@@ -137,13 +143,16 @@ NAMESPACES = 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x
 TERMINAL = {0x5412: "TIOCSTI", 0x541C: "TIOCLINUX"}
 """Requests of ioctl(2) that type into somebody's terminal. They are refused with EPERM."""
 ITSELF = 0
-"""The only process whose limits prlimit(2) may touch, else EPERM: the kernel lets a process lower those of the server, which is the same user."""
+"""The only process whose limits and priority may be changed, else EPERM: the kernel lets a process lower those of the server, which is the same
+user."""
 RAW, TYPE_MASK = 3, 0xF
 """Raw sockets are refused with EPERM; a socket's type holds flags beside it."""
+PROTOCOLS = {0: "the family's own", 6: "TCP", 17: "UDP"}
+"""Others are refused with EPROTONOSUPPORT: for most of them the kernel would load a module."""
 
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 """Instructions: load a word; and; jump if equal, if at least, if any bit is set; return."""
-NUMBER, ABI, FIRST, SECOND = 0, 4, 16, 24
+NUMBER, ABI, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32
 """Where the words lie in the kernel's `struct seccomp_data`; of an argument the lower half, which is all that these calls read."""
 ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 
@@ -167,7 +176,11 @@ def program(name: str | None = None) -> bytes:
     for number in sorted(refused(machine)):
         lines += [_line(EQUAL, number, 0, 1), _line(RETURN, ERROR | errno.ENOSYS)]
     lines += _of(machine.clone, [_line(LOAD, FIRST), _line(ANY_BIT, NAMESPACES, 0, 1), _line(RETURN, ERROR | errno.EPERM)])
-    lines += _of(machine.prlimit, [_line(LOAD, FIRST), _line(EQUAL, ITSELF, 1, 0), _line(RETURN, ERROR | errno.EPERM)])
+    itself = [_line(EQUAL, ITSELF, 1, 0), _line(RETURN, ERROR | errno.EPERM)]
+    for number in machine.itself:
+        lines += _of(number, [_line(LOAD, FIRST), *itself])
+    for number, process in machine.priority:
+        lines += _of(number, [_line(LOAD, FIRST), _line(EQUAL, process, 1, 0), _line(RETURN, ERROR | errno.EPERM), _line(LOAD, SECOND), *itself])
     requests = [_line(LOAD, SECOND)]
     for request in TERMINAL:
         requests += [_line(EQUAL, request, 0, 1), _line(RETURN, ERROR | errno.EPERM)]
@@ -175,8 +188,10 @@ def program(name: str | None = None) -> bytes:
     families = [_line(EQUAL, family, len(FAMILIES) - i, 0) for i, family in enumerate(FAMILIES)]
     family = [_line(LOAD, FIRST), *families, _line(RETURN, ERROR | errno.EAFNOSUPPORT)]
     raw = [_line(LOAD, SECOND), _line(AND, TYPE_MASK), _line(EQUAL, RAW, 0, 1), _line(RETURN, ERROR | errno.EPERM)]
+    known = [_line(EQUAL, protocol, len(PROTOCOLS) - i, 0) for i, protocol in enumerate(PROTOCOLS)]
+    protocol = [_line(LOAD, THIRD), *known, _line(RETURN, ERROR | errno.EPROTONOSUPPORT)]
     for number in (machine.socket, machine.socketpair):
-        lines += _of(number, family + raw)
+        lines += _of(number, family + raw + protocol)
     return b"".join([*lines, _line(RETURN, ALLOW)])
 
 

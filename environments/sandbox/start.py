@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from kit.settings import RunError
 
 from .cache import owner
 
-__all__ = ["Started", "explain", "start"]
+__all__ = ["Started", "explain", "information", "start"]
 
 BOOT = "import sys; sys.path.insert(0, '/usr/lib/sandbox'); from inside.server import main; main()"
 CAPABILITIES = ("SYS_ADMIN", "SYS_RESOURCE", "SETPCAP", "DAC_OVERRIDE", "CHOWN", "FOWNER")
@@ -61,14 +62,18 @@ class Started:
     starter: int
     """The process that started it, and that alone ends it: a fork of that process does not when it ends itself."""
 
-    def kill(self, wait: float = 10.0) -> None:
-        """Ends the first process, and with it all others. Returns once they are gone: bwrap waits for them."""
-        if os.getpid() != self.starter:
-            return
+    def stop(self) -> None:
+        """Ends the first process. The kernel ends all others with it; nothing is waited for."""
         try:
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+    def kill(self, wait: float = 10.0) -> None:
+        """Ends the first process, and with it all others. Returns once they are gone: bwrap waits for them."""
+        if os.getpid() != self.starter:
+            return
+        self.stop()
         try:
             self.monitor.wait(wait)
         except subprocess.TimeoutExpired:
@@ -115,13 +120,22 @@ def start(root: Path, tree: Path) -> Started:
         raise RunError(f"{program} cannot be started: {error}") from None
     finally:
         os.close(writer)
-    with open(reader, "rb") as file:
-        said = file.read(1000)
+    said = information(reader)
     try:
         first = int(json.loads(said)["child-pid"])
         return Started(monitor, first, os.pidfd_open(first), os.getpid())
     except (ValueError, KeyError, OSError):
         raise RunError(failure(monitor)) from None
+
+
+def information(reader: int, seconds: float = 30.0) -> bytes:
+    """What bwrap says of the first process, and nothing where it does not come to that. Closes the handle."""
+    said, until, poll = b"", time.monotonic() + seconds, select.poll()
+    poll.register(reader, select.POLLIN)
+    while poll.poll(1000 * max(0.0, until - time.monotonic())) and (block := os.read(reader, 1000)):
+        said += block
+    os.close(reader)
+    return said
 
 
 def failure(monitor: subprocess.Popen) -> str:
@@ -134,6 +148,9 @@ def failure(monitor: subprocess.Popen) -> str:
     said = monitor.stderr.read(4000) or b""
     monitor.kill()
     monitor.wait()
+    for pipe in (monitor.stdin, monitor.stdout, monitor.stderr):
+        if pipe is not None:
+            pipe.close()
     return explain(" ".join(said.decode(errors="replace").split()))
 
 

@@ -7,19 +7,22 @@ name, and damage is reported, not passed on. Snapshots hold files only: a fork o
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import stat
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 from kit.settings import RunError
 
 from . import manifest as lists
-from .cache import made, owner, reachable
+from .cache import keep, made, owner, reachable
 from .manifest import Entry, Manifest
 
 __all__ = ["Store"]
@@ -39,6 +42,36 @@ class Store:
         for name in ("contents", "lists"):
             (folder / name).chmod(stat.S_IRWXU)
         reachable(folder)
+        self._handle = keep(folder)
+        weakref.finalize(self, os.close, self._handle)
+
+    def forget(self, since: float) -> int:
+        """Removes trees that nobody has begun with or added since then (in seconds since 1970), and contents that no other tree holds. Gives the
+        number of trees. Does nothing while another store, of whichever process, is open over the same folder; no other thread may use this one."""
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return 0
+        try:
+            old = [path for path in (self.folder / "lists").iterdir() if path.stat().st_mtime < since]
+            for path in old:
+                path.unlink()
+            left = [path for path in (self.folder / "lists").glob("*.json")]
+            for path in (self.folder / "trees").iterdir():
+                if not self._list(path.name).exists() and path.stat().st_ctime < since:
+                    _remove(path)
+            kept: set[str] = set()
+            for path in left:
+                with contextlib.suppress(ValueError):  # a damaged list is of no use any more
+                    kept |= {entry.value for entry in lists.load(path.read_bytes()).values() if entry.kind == "file"}
+            for path in (self.folder / "contents").glob("*/*"):
+                if path.parent.name + path.name not in kept and path.stat().st_mtime < since:
+                    path.unlink()
+        finally:
+            for known in (self._known, self._laid, self._sound, self._seen):
+                known.clear()
+            fcntl.flock(self._handle, fcntl.LOCK_SH)
+        return sum(path.suffix == ".json" for path in old)
 
     def __contains__(self, snapshot: str) -> bool:
         return snapshot in self._known or self._list(snapshot).exists()
@@ -59,7 +92,9 @@ class Store:
             if entry.kind == "file" and not self.has(entry.value):
                 raise RunError(f"the content of {path!r} is not stored: {entry.value}")
         name = lists.digest(manifest)
-        if not self._list(name).exists():
+        if self._list(name).exists():
+            self._used(name)
+        else:
             self._publish(self._list(name), lists.dump(manifest))
         self._known[name] = manifest
         return name
@@ -96,6 +131,7 @@ class Store:
             if not re.fullmatch("[0-9a-f]{64}", snapshot) or not self._list(snapshot).exists():
                 raise RunError(f"no tree {snapshot!r} is stored in {self.folder}")
             data = self._list(snapshot).read_bytes()
+            self._used(snapshot)
             if hashlib.sha256(data).hexdigest() != snapshot:
                 raise RunError(f"the stored list {self._list(snapshot)} is damaged: its content does not fit its name; delete it")
             self._known[snapshot] = lists.load(data)
@@ -168,6 +204,11 @@ class Store:
             shutil.copyfile(self._content(entry.value), target)
         except FileNotFoundError:
             raise RunError(f"the stored content {self._content(entry.value)} is missing") from None
+
+    def _used(self, name: str) -> None:
+        """Takes note, for `forget`."""
+        with contextlib.suppress(OSError):  # another user's store
+            os.utime(self._list(name))
 
     def _content(self, value: str) -> Path:
         return self.folder / "contents" / value[:2] / value[2:]

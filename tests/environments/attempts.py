@@ -135,6 +135,18 @@ resource.prlimit(at['process'] if at['outside'] else 1, resource.RLIMIT_NOFILE, 
 got = True
 """,
     ),
+    "the server's priority": Attempt(
+        OUTSIDE,
+        """
+whose = os.PRIO_PROCESS, at['process'] if at['outside'] else 1
+os.setpriority(*whose, os.getpriority(*whose))
+got = True
+""",
+    ),
+    "priorities of a user's processes": Attempt(OWN, "os.setpriority(os.PRIO_USER, 0, 7)\ngot = True", "outside it would reach all of this user's"),
+    "how the server is scheduled": Attempt(
+        OUTSIDE, "os.sched_setscheduler(at['process'] if at['outside'] else 1, os.SCHED_BATCH, os.sched_param(0))\ngot = True"
+    ),
     "shared memory": Attempt(OUTSIDE, "libc.shmget.restype = ctypes.c_int\ngot = libc.shmget(at['key'], 0, 0) >= 0"),
     "message queue": Attempt(OUTSIDE, "got = libc.msgget(at['key'], 0) >= 0"),
     "semaphores": Attempt(OUTSIDE, "got = libc.semget(at['key'], 0, 0) >= 0"),
@@ -190,6 +202,7 @@ got = at['secret'].encode() in s.recv(100)
     "echo socket": Attempt(
         WEAK, "import socket\nopen('/proc/sys/net/ipv4/ping_group_range', 'w').write('0 0')\ngot = socket.socket(2, 2, 1).fileno() >= 0"
     ),
+    "a protocol that is a module": Attempt(OUTSIDE, "import socket\ngot = socket.socket(2, 1, 262).fileno() >= 0", perhaps=True),
     "any other family": Attempt(
         OUTSIDE,
         """

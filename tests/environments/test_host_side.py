@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from environments.sandbox import manifest as lists
 from environments.sandbox.open import open_sandbox
+from environments.sandbox.store import Store
 from environments.sandbox.wire import Wire
 from kit.settings import RunError
 
@@ -206,12 +206,21 @@ def test_answers_cannot_be_forged_from_a_command(hostile):
     assert set(heard.text.split("\n")[-5:-1]) <= {"0", "1", "2", "3"}
 
 
-def test_a_tree_that_grows_while_it_is_listed_is_refused(tmp_path):
+def test_a_file_that_changes_while_it_is_stored_is_refused(open_folder, monkeypatch):
     """What was hashed is what is stored, or nothing is."""
-    (tmp_path / "a").write_text("a")
-    found = {path: entry for path, entry, _ in lists.of_folder(tmp_path)}
-    (tmp_path / "a").write_text("b")
-    assert {path: entry for path, entry, _ in lists.of_folder(tmp_path)} != found
+    tree, store = open_folder / "tree", Store(open_folder / "store")
+    tree.mkdir()
+    (tree / "a").write_text("a")
+    has = store.has
+
+    def changes(value):
+        (tree / "a").write_text("b")
+        return has(value)
+
+    monkeypatch.setattr(store, "has", changes)
+    with pytest.raises(RunError, match="'a' was changed while it was stored"):
+        store.add_folder(tree)
+    assert not [path for path in (store.folder / "contents").rglob("*") if path.is_file()] and not list((store.folder / "lists").iterdir())
 
 
 def test_the_folder_that_a_sandbox_begins_with_is_never_written(start, tmp_path):

@@ -27,6 +27,16 @@ for at in range(0, len(kept), 1 << 20):
 time.sleep(60)
 """
 """Pages that no table of the process shows any more."""
+ORPHANED = """
+import ctypes, os, threading, time
+def grow():
+    time.sleep(0.3)
+    kept = b"x" * (150 << 20)
+    time.sleep(60)
+threading.Thread(target=grow).start()
+ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)
+"""
+"""A process whose first thread has ended: the system says that it has no memory."""
 SOCKETS = """
 import os, socket, time
 os.fork()
@@ -97,6 +107,7 @@ CASES = {
     ),
     "memory over many processes": (python(GREEDY), "more than 96 MiB of memory"),
     "shared memory that is in no table": (python(HIDDEN), "more than 96 MiB of memory"),
+    "memory of a process without its first thread": (python(ORPHANED), "more than 96 MiB of memory"),
     "memory in sockets": (python(SOCKETS), "more than 96 MiB of memory"),
     "memory in connections": (python(TCP, "127.0.0.1"), "more than 96 MiB of memory"),
     "memory in connections by IPv6": (python(TCP, "::1"), "more than 96 MiB of memory"),
@@ -211,3 +222,22 @@ time.sleep(60)
         child.kill()
         child.wait()
     assert memory.processes(child.pid) == 0
+
+
+def test_lower_limits_of_whoever_starts_it_are_kept(root, shared_store, open_folder):
+    """Nobody may raise a hard limit, and a sandbox starts all the same."""
+    (open_folder / "t").mkdir()
+    name = shared_store.add_folder(open_folder / "t")
+    program = f"""
+import resource, sys
+sys.path.insert(0, {str(Path(memory.__file__).parents[2])!r})
+from pathlib import Path
+from environments.sandbox.bubblewrap import Bubblewrap
+from environments.sandbox.store import Store
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+resource.setrlimit(resource.RLIMIT_SIGPENDING, (100, 100))
+with Bubblewrap(Path({str(root)!r}), Store(Path({str(shared_store.folder)!r})), {name!r}) as sandbox:
+    print(sandbox.call("shell", {{"command": "ulimit -Hn; ulimit -Hi"}}).text, end="")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "200\n100\n", done.stderr

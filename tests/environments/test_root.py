@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from environments.sandbox import bytecode
 from environments.sandbox import root as building
+from environments.sandbox.cache import keep
 from kit.settings import RunError
 
 
@@ -25,6 +27,7 @@ def played(sandbox, program):
 
 def test_it_is_built_once_and_is_readable_by_all(root):
     since = time.time_ns()
+    building.find.cache_clear()  # as another process would ask
     assert building.root_file_system() == root and root.stat().st_ctime_ns < since
     assert all(os.stat(folder).st_mode & 0o777 == 0o755 for folder, _, _ in os.walk(root))
     assert not [name for name in os.listdir(root.parent) if name.startswith(".building-") and (root.parent / name).stat().st_ctime_ns > since]
@@ -57,6 +60,27 @@ def test_roots_that_nobody_asks_for_are_removed_in_the_end(open_folder):
     assert os.listdir(home / "known") == ["kept"]
     building.forget(home, time.time() + 100)
     assert [path.name for path in home.iterdir()] == ["known"]
+
+
+def test_a_root_that_is_used_stays(open_folder):
+    """A sandbox whose root is removed under it has no /proc any more."""
+    home = open_folder / "roots"
+    for name in ("known", "used"):
+        (home / name).mkdir(parents=True)
+    handle = keep(home / "used")
+    building.forget(home, time.time() + 100)
+    assert (home / "used").is_dir()
+    os.close(handle)
+    building.forget(home, time.time() + 100)
+    assert not (home / "used").exists()
+
+
+def test_threads_build_one_root(open_folder):
+    """One builds it, and the others wait for it."""
+    building.find.cache_clear()
+    with ThreadPoolExecutor(3) as pool:
+        found = {*pool.map(lambda _: building.root_file_system((), open_folder), range(3))}
+    assert len(found) == 1 and sorted(os.listdir(open_folder / "roots")) == sorted(["known", next(iter(found)).name])
 
 
 def test_what_is_missing_is_named_with_what_installs_it(monkeypatch):

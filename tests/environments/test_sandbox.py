@@ -17,7 +17,7 @@ from environments.sandbox import bubblewrap
 from environments.sandbox.bubblewrap import Bubblewrap
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import open_sandbox
-from environments.sandbox.start import PROFILE, explain
+from environments.sandbox.start import PROFILE, explain, information
 from environments.sandbox.wire import Wire
 from kit.settings import RunError
 
@@ -132,6 +132,28 @@ def test_a_forked_process_that_ends_leaves_its_parent_s_sandboxes(start):
         os._exit(0)
     os.waitpid(program, 0)
     assert sandbox.call("list", {}).ok
+
+
+def test_a_sandbox_may_be_closed_during_a_call(start):
+    """Whoever waits for the call's answer hears of it, and reads from no handle that means something else by then."""
+    sandbox, heard = start(), []
+    thread = threading.Thread(target=lambda: heard.append(sandbox.call("shell", {"command": "echo begun; sleep 60"}, 60)))
+    thread.start()
+    time.sleep(0.3)
+    since = time.monotonic()
+    sandbox.close()
+    thread.join()
+    assert heard[0].ended == "the sandbox is closed" and time.monotonic() - since < 10
+    assert sandbox.call("list", {}).ended == "the sandbox is closed"
+
+
+def test_a_start_that_comes_to_nothing_is_not_waited_for():
+    """bwrap says nothing, or less than it should, and holds its pipe open."""
+    for said in (b"", b'{"child-pid"'):
+        reader, writer = os.pipe()
+        os.write(writer, said)
+        assert information(reader, 0.05) == said
+        os.close(writer)
 
 
 def test_a_sandbox_that_nobody_keeps_is_closed(root, shared_store, open_folder):

@@ -36,9 +36,9 @@ def verdict(program: bytes, abi: int, number: int, arguments: tuple[int, ...] = 
             raise AssertionError(f"no instruction of a filter: {code:#x}")
 
 
-def expected(machine: seccomp.Machine, number: int, arguments: tuple[int, int]) -> str:
+def expected(machine: seccomp.Machine, number: int, arguments: tuple[int, int, int]) -> str:
     """The table in words, without a filter."""
-    first, second = (argument % 2**32 for argument in arguments)
+    first, second, third = (argument % 2**32 for argument in arguments)
     if machine.x32 and number >= 2**30:
         return KILL
     if number > 456 or number in seccomp.refused(machine):
@@ -47,19 +47,22 @@ def expected(machine: seccomp.Machine, number: int, arguments: tuple[int, int]) 
         return "EPERM" if first & 0x7E020000 else ALLOW
     if number == machine.ioctl:
         return "EPERM" if second in (0x5412, 0x541C) else ALLOW
-    if number == machine.prlimit:
+    if number in machine.itself:
         return "EPERM" if first else ALLOW
+    if number in dict(machine.priority):
+        return "EPERM" if first != dict(machine.priority)[number] or second else ALLOW
     if number in (machine.socket, machine.socketpair):
-        return "EAFNOSUPPORT" if first not in (1, 2, 10) else "EPERM" if second & 15 == 3 else ALLOW
+        refused = "EPERM" if second & 15 == 3 else "EPROTONOSUPPORT" if third not in (0, 6, 17) else ALLOW
+        return "EAFNOSUPPORT" if first not in (1, 2, 10) else refused
     return ALLOW
 
 
 @pytest.mark.parametrize("name", MACHINES)
 @given(
     st.one_of(st.integers(0, 500), st.integers(0, 2**32 - 1)),
-    st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)) | st.tuples(st.integers(0, 45), st.integers(0, 15)),
+    st.tuples(*[st.integers(0, 2**64 - 1)] * 3) | st.tuples(st.integers(0, 45), st.integers(0, 15), st.integers(0, 300)),
 )
-@example(2**30 + 1, (0, 0))
+@example(2**30 + 1, (0, 0, 0))
 def test_the_filter_is_the_table(name, number, arguments):
     machine = seccomp.MACHINES[name]
     assert verdict(seccomp.program(name), machine.audit, number, arguments) == expected(machine, number, arguments)
@@ -96,8 +99,23 @@ def test_numbers_are_those_of_the_kernel():
     for machine in seccomp.MACHINES.values():
         column = [both[machine.column] for both in numbers.values() if both[machine.column] is not None]
         assert len(set(column)) == len(column)
-        taken = {machine.socket, machine.socketpair, machine.clone, machine.ioctl, machine.prlimit}
-        assert len(taken) == 5 and not taken & set(column)
+        taken = {machine.socket, machine.socketpair, machine.clone, machine.ioctl, *machine.itself, *dict(machine.priority)}
+        assert len(taken) == 10 and not taken & set(column)
+    known = [machine.itself + tuple(dict(machine.priority)) for _, machine in sorted(seccomp.MACHINES.items())]
+    assert known == [(261, 118, 119, 274, 140, 30), (302, 142, 144, 314, 141, 251)]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_calls_with_arguments_of_their_own(name):
+    """Each of them with what programs pass, and with what would reach another process or load a module."""
+    machine, program = seccomp.MACHINES[name], seccomp.program(name)
+    for number in machine.itself:
+        assert verdict(program, machine.audit, number, (0, 5)) == ALLOW and verdict(program, machine.audit, number, (1, 5)) == "EPERM"
+    for number, process in machine.priority:
+        assert verdict(program, machine.audit, number, (process, 0, 5)) == ALLOW
+        assert verdict(program, machine.audit, number, (process, 1, 5)) == verdict(program, machine.audit, number, (2, 0, 5)) == "EPERM"
+    for protocol, says in ((0, ALLOW), (6, ALLOW), (17, ALLOW), (132, "EPROTONOSUPPORT"), (262, "EPROTONOSUPPORT"), (1, "EPROTONOSUPPORT")):
+        assert verdict(program, machine.audit, machine.socket, (2, 1 | 0o2000000, protocol)) == says
 
 
 def test_clone_may_start_threads_and_processes_and_no_namespace():

@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from environments.sandbox import manifest as lists
 from environments.sandbox.cache import OTHER, cache_folder, owner, reachable
+from environments.sandbox.open import KEPT, own_store
 from environments.sandbox.store import Store
 from kit.settings import RunError
 
@@ -67,6 +69,35 @@ def test_another_process_finds_what_this_one_stored(store, folder):
     other = Store(store.folder)
     assert name in other and other.manifest(name) == store.manifest(name) and not other.laid_out(name)
     assert other.tree(name) == store.tree(name) and other.laid_out(name)
+
+
+def test_what_nobody_uses_is_forgotten(store, folder):
+    """With the contents that no other tree holds. A store that is open elsewhere keeps all."""
+    old = store.add_folder(folder)
+    for path in ("a.py", "b/same"):
+        (folder / path).write_bytes(b"x = 2\n")
+    young, later = store.add_folder(folder), time.time() + 1000
+    store.tree(old), store.tree(young)
+    os.utime(store.folder / "lists" / f"{young}.json", (later + 1, later + 1))
+    before, other = {*store.folder.rglob("*")}, Store(store.folder)
+    assert store.forget(later) == 0 and {*store.folder.rglob("*")} == before
+    del other
+    assert store.forget(later) == 1 and old not in store and not store.laid_out(old) and young in store
+    assert listed(store.tree(young)) == lists.readable(store.manifest(young)) and store.add_folder(folder) == young
+    assert len([path for path in (store.folder / "contents").rglob("*") if path.is_file()]) == 3
+    os.utime(store.folder / "lists" / f"{young}.json", (1, 1))
+    assert Store(store.folder).manifest(young) and store.forget(time.time() - 100) == 0  # who begins with it uses it
+
+
+def test_the_user_s_store_forgets_once_a_day(open_folder, monkeypatch):
+    asked, folder = [], open_folder / "store"
+    monkeypatch.setattr(Store, "forget", lambda self, since: asked.append(since))
+    for wait, expected in ((0, 1), (3600, 1), (24 * 3600, 2)):
+        if wait:
+            os.utime(folder / "forgotten", (time.time() - wait - 1,) * 2)
+        own_store.cache_clear()  # as in another process
+        assert own_store(folder) is own_store(folder) and len(asked) == expected
+    assert asked[-1] < time.time() - KEPT + 10
 
 
 def damage(path):

@@ -1,6 +1,7 @@
 """Whatever the other end of the pipe does, the harness has an answer or one line."""
 
 import os
+import resource
 import threading
 import time
 
@@ -40,6 +41,25 @@ def soon(seconds=20.0):
 def test_an_answer_comes_through(peer):
     os.write(peer.says, b'{"a": 1}\n')
     assert peer.wire.answer(soon(), 100) == {"a": 1}
+
+
+def test_any_number_of_handles():
+    """select(2) knows none above 1023."""
+    kept, most = [], resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(1100, most[0]), most[1]))
+        while not kept or kept[-1] < 1030:
+            kept.append(os.dup(0))
+        other = Peer()
+        other.wire.send(b"{}\n", soon())
+        assert os.read(other.hears, 10) == b"{}\n"
+        os.write(other.says, b'{"a": 1}\n')
+        assert other.wire.answer(soon(), 100) == {"a": 1}
+        other.close()
+    finally:
+        for handle in kept:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
 
 
 @given(st.binary(max_size=200), st.integers(1, 100))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import stat
 
-from .tree import Refused, Room, kind, line, open_file, place
+from .tree import NOTE, Refused, Room, Rows, kind, line, open_file, place
 
 __all__ = ["delete", "edit", "ls", "read", "write"]
 
-NOTE = 100
-"""Bytes that are kept free for a last line, which says where to read on."""
 LARGEST = 8 * 2**20
 """Bytes of the largest file that is edited."""
 
@@ -87,9 +85,10 @@ def ls(room: Room, path: str = ".") -> str:
     real = place(room, path)
     if not stat.S_ISDIR(os.lstat(real).st_mode):
         raise Refused(f"{line(path)} is a {kind(os.lstat(real).st_mode)}, not a folder")
-    rows = []
-    for name in sorted(os.listdir(real)):
+    rows, names = Rows(room), sorted(os.listdir(real))
+    for number, name in enumerate(names):
         found = os.lstat(os.path.join(real, name))
         target = f" -> {line(os.readlink(os.path.join(real, name)))}" if stat.S_ISLNK(found.st_mode) else ""
-        rows.append(f"{kind(found.st_mode):6} {found.st_size:>9} {line(name)}{target}")
-    return "\n".join(rows) or "the folder is empty"
+        if not rows.add(f"{kind(found.st_mode):6} {found.st_size:>9} {line(name)}{target}"):
+            return rows.text(f"{len(names) - number} more; glob finds them by name")
+    return rows.text() or "the folder is empty"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 
-from .tree import Refused, Room, line, open_file, place, walk
+from .tree import Refused, Room, Rows, line, open_file, place, walk
 
 __all__ = ["glob", "grep", "pattern"]
 
 LONGEST = 4096
 """Bytes of a line that are searched and shown."""
+MORE = "there is more: look in a folder beneath, or for something rarer"
 
 
 def pattern(words: str) -> re.Pattern[str]:
@@ -39,15 +40,13 @@ def pattern(words: str) -> re.Pattern[str]:
 
 def glob(room: Room, pattern: str, path: str = ".") -> str:
     """The paths of files beneath a folder that match, in the order of names."""
-    wanted, found, size = _compiled(pattern), [], 0
+    wanted, found = _compiled(pattern), Rows(room)
     for name, entry in walk(room, path):
         if entry.is_dir(follow_symlinks=False) or not wanted.fullmatch(name):
             continue
-        found.append(line(name))
-        size += len(found[-1]) + 1
-        if size > room.output:
-            break
-    return "\n".join(found) or "nothing matches"
+        if not found.add(line(name)):
+            return found.text(MORE)
+    return found.text() or "nothing matches"
 
 
 _compiled = pattern  # the tool's argument has the same name
@@ -60,7 +59,7 @@ def grep(room: Room, pattern: str, path: str = ".", glob: str = "*", ignore_case
         wanted = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, OverflowError, RecursionError) as error:
         raise Refused(f"pattern is no regular expression: {error}") from None
-    named, found, size = _compiled(glob), [], 0
+    named, found = _compiled(glob), Rows(room)
     for name, entry in _files(room, path):
         if not (entry is None or named.fullmatch(name)):
             continue
@@ -77,12 +76,9 @@ def grep(room: Room, pattern: str, path: str = ".", glob: str = "*", ignore_case
                 number += whole
                 whole = block.endswith(b"\n")
                 text = block.decode("utf-8", "backslashreplace").rstrip("\r\n")
-                if wanted.search(text):
-                    found.append(f"{line(name)}:{number}:{text}")
-                    size += len(found[-1]) + 1
-                    if size > room.output:
-                        return "\n".join(found)
-    return "\n".join(found) or "nothing matches"
+                if wanted.search(text) and not found.add(f"{line(name)}:{number}:{text}"):
+                    return found.text(MORE)
+    return found.text() or "nothing matches"
 
 
 def _files(room: Room, path: str):

@@ -200,5 +200,7 @@ def _limit(limits: dict, base: int) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, 1024),
     ):
+        _, hard = resource.getrlimit(what)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # who started this may have less
         resource.setrlimit(what, (most, most))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # from within, the first process receives only signals that it has handlers for

@@ -105,9 +105,10 @@ def others() -> list[int]:
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     state = file.read().rpartition(b")")[2].split()[0]
+                lives = state not in (b"Z", b"X") or len(os.listdir(f"/proc/{name}/task")) > 1  # the first thread may end before others
             except OSError:
                 continue
-            if state not in (b"Z", b"X"):
+            if lives:
                 found.append(int(name))
     return found
 

@@ -9,11 +9,33 @@ from __future__ import annotations
 import os
 import stat
 
-__all__ = ["Refused", "Room", "kind", "line", "open_file", "place", "walk"]
+__all__ = ["NOTE", "Refused", "Room", "Rows", "kind", "line", "open_file", "place", "walk"]
+
+
+NOTE = 100
+"""Bytes that are kept free for a last line, which says how to read on."""
 
 
 class Refused(Exception):
     """Why a tool does not do what it was asked, in one line."""
+
+
+class Rows:
+    """Lines of an answer, as many as a tool may say. What counts are bytes of UTF-8: the longest frame is known by them."""
+
+    def __init__(self, room: Room) -> None:
+        self.rows, self.left = [], room.output - NOTE
+
+    def add(self, row: str) -> bool:
+        """Whether there was room for it."""
+        self.left -= len(row.encode("utf-8", "surrogatepass")) + 1
+        if self.left >= 0:
+            self.rows.append(row)
+        return self.left >= 0
+
+    def text(self, more: str = "") -> str:
+        """All lines, and a last one where something is left out."""
+        return "\n".join([*self.rows, *([f"… {more}"] if more else [])])
 
 
 class Room:
