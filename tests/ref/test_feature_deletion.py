@@ -107,7 +107,6 @@ def test_a_slice_by_hand(source, ours, theirs, left):
         ("def f(x):\n    ours() # theirs\n", "ours", "theirs"),  # others execute it too
         ("def f(x):\n    if ours(): # theirs\n        nobody()\n    theirs()\n", "ours", "theirs"),
         ("def f(x):\n    theirs()\n    yield ours\n", "ours", "theirs"),  # would be no generator any more
-        ("def f(x):\n    y = 1 # theirs\n    def g():\n        ours()\n        if y: nonlocal_y()\n", "nothing", "theirs"),
     ],
 )
 def test_no_slice_of(source, ours, theirs):
