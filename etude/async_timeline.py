@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -189,56 +191,65 @@ def colour(version: int) -> str:
 
 
 def bars(timelines: Sequence[Timeline]) -> Figure:
-    """A strip for the trainer, and for each worker one with the version it holds above one with what its slots do, from top to bottom."""
+    """A strip for the trainer, and for each worker one with the version it holds above one with what its slots do, from top to bottom. All timelines
+    share one pair of axes and few collections of shapes: a redraw waits for the drawing."""
     heights = [1.0 + 1.5 * len(one.slots) for one in timelines]
-    fig = Figure(figsize=(8.4, 0.9 + 0.3 * sum(heights) + 0.28 * len(timelines)))
-    tall = fig.get_figheight()
-    fig.subplots_adjust(left=0.085, right=0.99, bottom=0.42 / tall, top=1 - 0.5 / tall, hspace=0.5)
-    made = fig.subplots(len(timelines), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    gap = 0.28 / 0.3  # a strip's unit is 0.3 inches high; a title takes 0.28
+    whole = sum(heights) + gap * len(timelines)
+    tall = 0.72 + 0.3 * whole
+    fig = Figure(figsize=(8.4, tall))
+    ax = fig.add_axes((0.085, 0.42 / tall, 0.905, 0.3 * whole / tall))
     longest = max(one.seconds for one in timelines)
-    words = MOST_WORDS // len(timelines)
-    for ax, one in zip(made, timelines, strict=True):
-        top = 1.0 + 1.5 * len(one.slots)
-        ticks = {top - 0.5: TRAINER}
-        ax.broken_barh(
-            [(begin, end - begin) for begin, end, _ in one.steps],
-            (top - 0.9, 0.8),
-            facecolors=[colour(version) for *_, version in one.steps],
-            edgecolor="white",
-            linewidth=0.8,
-        )
+    shapes: dict[tuple[str, float, str], list[np.ndarray]] = {}
+    ticks, base = {}, whole
+    for one, height in zip(timelines, heights, strict=True):
+        base -= height + gap
+        top = base + height
+        ticks[top - 0.5] = TRAINER
+        ax.text(0, top + 0.15, one.name.replace("$", r"\$"), fontsize=9)
+        ax.plot((0, longest), (base, base), color="black", linewidth=0.8)
+        for begin, end, version in one.steps:
+            shapes.setdefault((colour(version), 1.0, "white"), []).append(box(begin, end, top - 0.9, 0.8))
         # What is too narrow for a number has none.
-        for begin, end, version in [step for step in one.steps if step[1] - step[0] > 0.012 * longest][:words]:
+        for begin, end, version in [step for step in one.steps if step[1] - step[0] > 0.012 * longest][: MOST_WORDS // len(timelines)]:
             ax.text((begin + end) / 2, top - 0.52, str(version), ha="center", va="center", fontsize=7, color="white", fontweight="bold")
         for number, (who, lines) in enumerate(one.slots.items()):
             low = top - 1.0 - 1.5 * (number + 1)
             ticks[low + 0.7] = who
             held = [*one.held.get(who, []), (one.seconds, -1)]
-            spans = [(start, end, version) for (start, version), (end, _) in zip(held, held[1:]) if end > start]
-            if spans:
-                ax.broken_barh([(start, end - start) for start, end, _ in spans], (low + 1.08, 0.27), facecolors=[colour(v) for *_, v in spans])
-            if not lines:
-                continue
-            lines = thinned(lines, one.seconds)
-            at = [line[0] for line in lines] + [one.seconds]
-            whole = [max(1, sum(line[1:])) for line in lines]
-            decoding = [line[1] / n for line, n in zip(lines, whole, strict=True)]
-            busy = [(line[1] + line[2]) / n for line, n in zip(lines, whole, strict=True)]
-            decoding, busy = ([low + share for share in [*shares, shares[-1]]] for shares in (decoding, busy))
-            ax.fill_between(at, low, low + 1.0, color=LIGHT, linewidth=0, step="post")
-            ax.fill_between(at, low, busy, color=ORANGE, alpha=0.55, linewidth=0, step="post")
-            ax.fill_between(at, low, decoding, color=GREEN, linewidth=0, step="post")
-        ax.set_yticks(list(ticks), list(ticks.values()), fontsize=8)
-        ax.set(xlim=(0, longest), ylim=(0, top))
-        ax.set_title(one.name.replace("$", r"\$"), loc="left", fontsize=9, pad=2)
-        ax.spines[["top", "right", "left"]].set_visible(False)
-        ax.tick_params(axis="y", length=0)
-        ax.tick_params(axis="x", labelsize=8)
-    made[-1].set_xlabel("seconds", fontsize=8)
+            for (start, version), (end, _) in zip(held, held[1:]):
+                if end > start:
+                    shapes.setdefault((colour(version), 1.0, "none"), []).append(box(start, end, low + 1.08, 0.27))
+            if lines:
+                what = np.array(thinned(lines, one.seconds))
+                at, counts = np.append(what[:, 0], one.seconds), what[:, 1:] / np.maximum(1, what[:, 1:].sum(1, keepdims=True))
+                shapes.setdefault((LIGHT, 1.0, "none"), []).append(box(at[0], at[-1], low, 1.0))
+                shapes.setdefault((ORANGE, 0.55, "none"), []).append(stairs(at, low, counts[:, 0] + counts[:, 1]))
+                shapes.setdefault((GREEN, 1.0, "none"), []).append(stairs(at, low, counts[:, 0]))
+    order = (LIGHT, ORANGE, GREEN)  # what decodes lies above what is busy, and that above all slots
+    for (shade, alpha, edge), outlines in sorted(shapes.items(), key=lambda item: order.index(item[0][0]) if item[0][0] in order else len(order)):
+        ax.add_collection(PolyCollection(outlines, facecolors=shade, alpha=alpha, edgecolors=edge, linewidths=0.8), autolim=False)
+    ax.set_yticks(list(ticks), list(ticks.values()), fontsize=8)
+    ax.set(xlim=(0, longest), ylim=(0, whole))
+    ax.spines[:].set_visible(False)
+    ax.tick_params(axis="y", length=0)
+    ax.tick_params(axis="x", labelsize=8)
+    ax.set_xlabel("seconds", fontsize=8)
     kinds = [("slots that decode", GREEN, 1.0), ("that wait for a tool", ORANGE, 0.55), ("free", LIGHT, 1.0)]
     patches = [Patch(color=shade, alpha=alpha, label=label) for label, shade, alpha in kinds]
     fig.legend(handles=patches, loc="upper right", ncols=3, frameon=False, fontsize=8, borderaxespad=0.2)
     return fig
+
+
+def box(left: float, right: float, low: float, height: float) -> np.ndarray:
+    """Corners of a rectangle."""
+    return np.array([(left, low), (right, low), (right, low + height), (left, low + height)])
+
+
+def stairs(at: np.ndarray, low: float, shares: np.ndarray) -> np.ndarray:
+    """Outline of what is above `low` by `shares[n]` from `at[n]` to `at[n + 1]`."""
+    x, y = np.repeat(at, 2), low + np.repeat(shares, 2)
+    return np.column_stack([x, np.concatenate([[low], y, [low]])])
 
 
 def thinned(lines: list[tuple[float, int, int, int]], seconds: float) -> list[tuple[float, int, int, int]]:
