@@ -32,6 +32,8 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure speed; results go to
 app.add_typer(bench_app, name="bench")
 eval_app = typer.Typer(no_args_is_help=True, help="Evaluate checkpoints.")
 app.add_typer(eval_app, name="eval")
+tasks_app = typer.Typer(no_args_is_help=True, help="Coding tasks: features taken out of Python packages, graded in sandboxes.")
+app.add_typer(tasks_app, name="tasks")
 
 
 @app.command("list")
@@ -575,6 +577,34 @@ def bench_delta() -> None:
 def bench_sandbox() -> None:
     """Start, call, store and fork sandboxes over a tree of 25 MB, and weigh idle ones."""
     importlib.import_module("etude.bench.sandboxes").bench()
+
+
+JOBS = typer.Option(help="Sandboxes at a time.", min=1, show_default="one a core")
+RUN_SECONDS = typer.Option(help="Seconds that a package's tests may take.", min=1.0)
+
+
+@tasks_app.command("make")
+def tasks_make(
+    packages: Annotated[list[str], typer.Argument(help="Folders, sdists, or NAME==VERSION, whose sdist is fetched from the package index.")],
+    out: Annotated[Path, typer.Option(help="Folder for the recipes, NAME-VERSION.json.")] = Path("tasks"),
+    jobs: Annotated[int | None, JOBS] = None,
+    seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    again: Annotated[bool, typer.Option("--again", help="Make recipes anew that are there already.")] = False,
+) -> None:
+    """Take features out of packages, one by one, and keep those that make a task. Code of packages runs in sandboxes only."""
+    if not importlib.import_module("etude.tasks").make_all(packages, out, jobs or process.cores(), seconds, again):
+        raise typer.Exit(2)
+
+
+@tasks_app.command("check")
+def tasks_check(
+    recipes: Annotated[list[Path], typer.Argument(help="Recipes, or folders of them.", readable=False)],
+    jobs: Annotated[int | None, JOBS] = None,
+    seconds: Annotated[float, RUN_SECONDS] = 60.0,
+) -> None:
+    """Make the tasks of recipes again, and grade the original code (paid in full) and nothing done (paid nothing)."""
+    if not importlib.import_module("etude.tasks").check_all(recipes, jobs or process.cores(), seconds):
+        raise typer.Exit(2)
 
 
 @bench_app.command("crowded")

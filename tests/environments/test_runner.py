@@ -1,5 +1,6 @@
 """Tests of a package that run in a sandbox: outcomes, lines, changes that do not meet each other, and what never ends."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -78,6 +79,22 @@ def test_outcomes_and_changes(runner):
     runner.seconds, before = 2.0, runner.seconds
     assert runner.outcomes(FILES, [stuck]) == [{"the run": "error"}]
     runner.seconds = before
+
+
+def test_a_run_takes_no_other_with_it(root, shared_store):
+    """Neither one that leaves processes behind, in its session or in one of their own, nor one that takes all memory."""
+    small = Sandboxed(partial(open_sandbox, root=root, store=shared_store, limits=replace(LIMITS, memory=200 << 20)), seconds=20)
+    leaves = "import os, time\nif os.fork() == 0:\n    {}time.sleep(60)\n    os._exit(0)\n\n\ndef plural(word):\n    return word\n"
+    changes = [leaves.format(""), leaves.format("os.setsid()\n    "), "x = bytearray(b'x') * (1 << 29)\n", NOUNS]
+    found = small.outcomes(FILES, [{"words/nouns.py": text.encode()} for text in changes])
+    assert found[2] == {"the run": "error"} and found[3]["tests/test_nouns.py::test_men"] == "passed"
+    assert found[0] == found[1] and {*found[0].values()} == {"failed", "skipped"}
+
+
+def test_coverage_that_is_cut_is_no_coverage(root, shared_store):
+    late = Sandboxed(partial(open_sandbox, root=root, store=shared_store, limits=LIMITS), seconds=0.2)
+    with pytest.raises(RunError, match="do not end within 2 seconds"):
+        late.coverage({**FILES, "words/nouns.py": b"while True:\n    pass\n"})
 
 
 def test_coverage_by_hand(runner):

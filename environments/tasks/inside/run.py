@@ -7,6 +7,7 @@ twice in a process. Tests are collected without conftest files and without sibli
 """
 
 import base64
+import ctypes
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class Told:
@@ -101,6 +104,23 @@ def start(number: int, plan: dict) -> int:
         os._exit(0)
 
 
+def end(session: int) -> None:
+    """Ends what a run has started and left."""
+    try:
+        os.killpg(session, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def end_children() -> None:
+    """Ends what has left its run's session. Orphans are children of this process, which adopts them."""
+    me = os.getpid()
+    while children := Path(f"/proc/{me}/task/{me}/children").read_text().split():
+        for pid in map(int, children):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
 def finish(number: int) -> dict:
     """What a run said; an error where it said nothing, because it was ended or ended itself."""
     shutil.rmtree(f"/tmp/run-{number}", ignore_errors=True)
@@ -116,6 +136,7 @@ def finish(number: int) -> dict:
 def main(path: str) -> None:
     with open(path) as file:
         plan = json.load(file)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     waiting, running, found = list(range(len(plan["changes"]))), {}, {}
     while waiting or running:
         while waiting and len(running) < plan["jobs"]:
@@ -124,11 +145,13 @@ def main(path: str) -> None:
         pid, _ = os.waitpid(-1, os.WNOHANG)
         if pid in running:
             number, _ = running.pop(pid)
+            end(pid)
             found[number] = finish(number)
         elif not pid:
             for late in [one for one, (_, until) in running.items() if time.monotonic() > until]:
-                os.killpg(late, signal.SIGKILL)
+                end(late)
             time.sleep(0.002)
+    end_children()
     print(json.dumps([found[number] for number in sorted(found)]))
 
 

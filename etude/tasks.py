@@ -1,0 +1,143 @@
+"""`etude tasks`: features taken out of packages, made into tasks, and checked by the grader."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from environments.sandbox.cache import cache_folder
+from environments.sandbox.interface import Limits
+from environments.sandbox.open import open_sandbox
+from environments.tasks.check import check as graded
+from environments.tasks.make import Made, Task, make
+from environments.tasks.package import Package
+from environments.tasks.recipe import as_json, differences, prepared
+from environments.tasks.runner import LIMITS, Sandboxed
+from environments.tasks.sources import package_of
+from kit.disk import Journal, atomic_write, read_lines
+from kit.settings import RunError
+
+__all__ = ["check_all", "faults_of", "make_all"]
+
+GRADING = Limits(memory=1 << 30, output=4 << 20, seconds=600.0)
+"""Of the sandboxes in which solutions are graded."""
+
+
+class Line:
+    """How far a package is: one line that is drawn again on a terminal, and elsewhere a line every 20 seconds."""
+
+    def __init__(self, name: str, what: str) -> None:
+        self.name, self.what, self.done, self.since = name, what, 0, time.monotonic()
+        self.drawn = self.since
+
+    def __call__(self, count: int) -> None:
+        self.done += count
+        now, terminal = time.monotonic(), sys.stdout.isatty()
+        if now - self.drawn >= (0.2 if terminal else 20.0):
+            self.drawn = now
+            says = f"{self.name}: {self.done} {self.what}, {now - self.since:.0f} s"
+            print(f"\r\x1b[K{says}" if terminal else says, end="" if terminal else "\n", flush=True)
+
+    def end(self) -> None:
+        if sys.stdout.isatty():
+            print("\r\x1b[K", end="", flush=True)
+
+
+def made_of(package: Package, jobs: int, seconds: float) -> tuple[Package, tuple[str, ...], Made, float]:
+    """The package without the test files that cannot be collected, their names, its tasks, and the seconds that it took. Raises ValueError for
+    what is no material, and RunError."""
+    since, line = time.monotonic(), Line(f"{package.name} {package.version}", "runs of its tests")
+    try:
+        runner = Sandboxed(partial(open_sandbox, limits=LIMITS), jobs, seconds, line)
+        package, left_out = prepared(package, runner)
+        made = make(package, runner)
+    finally:
+        line.end()
+    return package, left_out, made, time.monotonic() - since
+
+
+def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool) -> bool:
+    """Writes OUT/NAME-VERSION.json for each package, and says how many tasks each gave. A package that gives none is said in one line, and the next
+    one comes. A recipe that is there stays, unless `again`. True if all packages gave tasks."""
+    rows, good = [], True
+    out.mkdir(parents=True, exist_ok=True)
+    for spec in specs:
+        try:
+            package = package_of(spec, cache_folder() / "sdists")
+            path = out / f"{package.name}-{package.version}.json"
+            if path.exists() and not again:
+                print(f"{path} is there already; --again makes it anew")
+                continue
+            package, left_out, made, took = made_of(package, jobs, seconds)
+        except (RunError, ValueError) as error:
+            print(f"{spec}: {error}", file=sys.stderr)
+            good = False
+            continue
+        atomic_write(path, json.dumps(as_json(spec, package, left_out, made), indent=1) + "\n")
+        why = ", ".join(f"{count} {kind}" for kind, count in sorted(made.why_not.items()))
+        left = f"; left out: {', '.join(left_out)}" if left_out else ""
+        print(f"{path}: {len(made.tasks)} tasks of {made.tried} pieces in {took:.0f} s ({why}){left}", flush=True)
+        rows.append((len(made.tasks), made.tried, took))
+    if len(rows) > 1:
+        tasks, tried, took = map(sum, zip(*rows, strict=True))
+        print(f"{tasks} tasks of {tried} pieces from {len(rows)} packages, {60 * tasks / took:.1f} a minute")
+    return good
+
+
+def check_all(paths: Sequence[Path], jobs: int, seconds: float) -> bool:
+    """Makes the tasks of recipes again, compares them, and grades for each the gold and nothing done. Results go to NAME-VERSION.checks.jsonl, and a
+    check that was made already is not made again. True if nothing is wrong."""
+    good = True
+    for path in [one for where in paths for one in _recipes(where)]:
+        try:
+            recipe = json.loads(path.read_text(encoding="utf-8"))
+            spec, _, _ = recipe["package"]["spec"], recipe["package"]["digest"], [row["id"] for row in recipe["tasks"]]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise RunError(f"{path} is no recipe of tasks ({type(error).__name__}): `etude tasks make` writes them") from None
+        try:
+            package, _, made, _ = made_of(package_of(spec, cache_folder() / "sdists"), jobs, seconds)
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        faults = checked(path.with_suffix(".checks.jsonl"), package, made, jobs, seconds)
+        wrong = [*differences(recipe, package, made), *(f"{task.id}: {one}" for task in made.tasks for one in faults[task.id])]
+        says = f"{len(wrong)} wrong" if wrong else "gold paid in full, nothing done paid nothing"
+        print(f"{path}: {len(made.tasks)} tasks, made again and graded: {says}", *(f"  {one}" for one in wrong), sep="\n")
+        good = good and not wrong
+    return good
+
+
+def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float) -> dict[str, list[str]]:
+    """Task → what is wrong with it. What stands in the file at `path` already is not looked at again; the rest is added there."""
+    known = {row["id"]: row["faults"] for row in read_lines(path) if row["digest"] == package.digest}
+    todo = [task for task in made.tasks if task.id not in known]
+    line, log = Line(f"{package.name} {package.version}", f"of {len(todo)} tasks graded"), Journal(path)
+    if log.torn():
+        log.append(b"\n")
+    try:
+        # Processes, not threads: Python 3.11 fails where two threads parse at once (python/cpython#106905).
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+            for task, faults in zip(todo, pool.map(partial(faults_of, package=package, seconds=seconds), todo), strict=True):
+                known[task.id] = [*faults]
+                log.append(json.dumps({"id": task.id, "digest": package.digest, "faults": known[task.id]}).encode() + b"\n")
+                line(1)
+    finally:
+        line.end()
+        log.close()
+    return known
+
+
+def faults_of(task: Task, package: Package, seconds: float) -> tuple[str, ...]:
+    """What is wrong with a task, in a process of its own."""
+    return graded(task, package, partial(open_sandbox, limits=GRADING), seconds).faults
+
+
+def _recipes(path: Path) -> Iterator[Path]:
+    if not path.exists():
+        raise RunError(f"{path} does not exist; `etude tasks make PACKAGE` writes recipes into tasks/")
+    yield from sorted(path.glob("*.json")) if path.is_dir() else [path]

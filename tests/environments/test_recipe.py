@@ -1,0 +1,99 @@
+"""`etude tasks`: recipes of tasks are written, made again with the same ids, and graded; what is no material is a line."""
+
+import json
+
+import pytest
+
+from environments.tasks.make import make
+from environments.tasks.recipe import as_json, differences, prepared
+from tests.environments.test_runner import NOUNS, TESTS
+from tests.environments.test_tasks import PACKAGE, Player
+
+
+def test_a_recipe_by_hand():
+    """It holds ids and names, and no line of code."""
+    made = make(PACKAGE, Player())
+    recipe = json.loads(json.dumps(as_json("words==1.0", PACKAGE, ["tests/test_slow.py"], made)))
+    assert recipe["package"]["left out"] == ["tests/test_slow.py"] and recipe["package"]["digest"] == PACKAGE.digest
+    assert [row["id"] for row in recipe["tasks"]] == sorted(task.id for task in made.tasks) and recipe["pieces"]["tried"] == made.tried
+    text = json.dumps(recipe)
+    for task in made.tasks:
+        for line in (line.strip() for one in task.piece.patches for edit in one.edits for line in edit.old.decode().splitlines()):
+            assert len(line) < 12 or line not in text
+    assert differences(recipe, PACKAGE, made) == ()
+    gone = recipe["tasks"].pop(0)["id"]
+    recipe["tasks"].append({"id": "words-1.0-other"})
+    assert differences(recipe, PACKAGE, made) == ("words-1.0-other is not made any more", f"{gone} is new")
+    recipe["package"]["digest"] = "other"
+    assert "the files of words 1.0 are others" in differences(recipe, PACKAGE, made)[0]
+
+
+def test_files_that_cannot_be_collected_are_left_out():
+    name = next(iter(PACKAGE.tests))
+    package, left_out = prepared(PACKAGE, Player(extra={name: "error", "words.py": "error"}))
+    assert left_out == (name,) and package.tests == {} and package.files == PACKAGE.files
+    assert prepared(PACKAGE, Player()) == (PACKAGE, ())
+
+    class Says(Player):
+        def one(self, files):
+            return self.extra
+
+    for extra, why in (
+        ({name: "error"}, f"{name} cannot be collected"),
+        ({"a": "failed"}, "no test passes"),
+        ({"the run": "error"}, "its tests do not end"),
+    ):
+        with pytest.raises(ValueError, match=f"words 1.0: {why}; nothing can be made of it"):
+            prepared(PACKAGE, Says(extra=extra))
+
+
+@pytest.fixture
+def words(open_folder, monkeypatch):
+    """A checkout with a file of tests that needs what is not there; caches of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(open_folder / "cache"))
+    for name, text in {
+        "words/__init__.py": "",
+        "words/nouns.py": NOUNS,
+        "tests/test_nouns.py": TESTS,
+        "tests/test_other.py": "import nothing_of_this_name\n",
+        "pyproject.toml": '[project]\nname = "words"\nversion = "1.0"\n',
+    }.items():
+        (open_folder / "words" / name).parent.mkdir(parents=True, exist_ok=True)
+        (open_folder / "words" / name).write_text(text)
+    return open_folder / "words"
+
+
+def test_make_and_check(words, ask, tmp_path):
+    """The commands, on a folder: a recipe, the same again, every task graded, and grading that goes on where it was."""
+    out = tmp_path / "tasks"
+    code, said, _ = ask("tasks", "make", words, "--out", out)
+    path = out / "words-1.0.json"
+    recipe = json.loads(path.read_text())
+    assert code == 0 and f"{path}: {len(recipe['tasks'])} tasks of {recipe['pieces']['tried']} pieces" in said
+    assert recipe["tasks"] and "left out: tests/test_other.py" in said and recipe["package"]["left out"] == ["tests/test_other.py"]
+    code, said, _ = ask("tasks", "make", words, "--out", out)
+    assert code == 0 and "is there already; --again makes it anew" in said
+    log, number = out / "words-1.0.checks.jsonl", len(recipe["tasks"])
+    code, said, _ = ask("tasks", "check", out)
+    assert code == 0 and f"{path}: {number} tasks, made again and graded: gold paid in full, nothing done paid nothing" in said
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [row["faults"] for row in rows] == [[]] * number
+    kept = [json.dumps(row) for row in [{**rows[0], "faults": ["as it was"]}, *rows[2:]]]
+    log.write_text("\n".join([*kept, json.dumps(rows[1])[:30]]))  # a kill has cut the last line off
+    code, said, _ = ask("tasks", "check", path)
+    assert code == 2 and f"1 wrong\n  {rows[0]['id']}: as it was\n" in said, "what was graded is not graded again"
+    assert number >= 2 and json.loads(log.read_text().splitlines()[-1]) == rows[1]
+    (words / "words" / "nouns.py").write_text(NOUNS.replace("Plurals", "Some plurals"))
+    code, said, _ = ask("tasks", "check", path)
+    assert code == 2 and "the files of words 1.0 are others than those that the recipe was made of" in said
+
+
+def test_bad_input_is_one_line(words, ask, tmp_path):
+    (words / "tests" / "test_nouns.py").write_text("def test_a():\n    assert False\n")
+    code, said, wrong = ask("tasks", "make", words, tmp_path / "nowhere-1.0.tar.gz", "--out", tmp_path / "tasks")
+    assert code == 2 and said == "" and wrong.count("\n") == 2 and "nowhere-1.0.tar.gz is no sdist" in wrong
+    assert "words 1.0: " in wrong and "nothing can be made of it" in wrong and not list((tmp_path / "tasks").iterdir())
+    (tmp_path / "x.json").write_text("{}")
+    for path, says in ((tmp_path / "x.json", "is no recipe of tasks"), (tmp_path / "missing", "does not exist; `etude tasks make PACKAGE`")):
+        code, _, wrong = ask("tasks", "check", path)
+        assert code == 2 and says in wrong and wrong.count("\n") == 1
