@@ -30,6 +30,8 @@ CONTEXT.set_forkserver_preload(
         "matplotlib.pyplot",
         "tensorboard.compat.proto.summary_pb2",
         "tensorboard.summary.writer.record_writer",
+        "tests.mirror.fault_parts",
+        "tests.mirror.group_parts",
     ]
 )
 

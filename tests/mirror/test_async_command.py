@@ -33,7 +33,7 @@ def steps(out):
     return [line for line in (read_lines(path) if path.exists() else []) if line["kind"] == "train"]
 
 
-def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, tmp_path):
+def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, tmp_path, ask):
     """With a standby, an evaluator, and a store of its own. Tools are slow enough for the evaluator, which gets what time others leave."""
     out, store = tmp_path / "run", tmp_path / "store"
     asked = *words(tiny_run, out, rl__steps=6, evaluate_every=1, standby=1, tool_s=0.6), "--store", store
@@ -45,7 +45,8 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     before = len(steps(out))
-    said = forks.play("run", "async-rl", "--out", out, "--resume", said=tmp_path / "second")
+    code, said, error = ask("run", "async-rl", "--out", out, "--resume")
+    assert code == 0, error
     assert "success_after" in said and "report.json" in said
     assert before >= 2 and len(steps(out)) == 6
     groups = [group for line in steps(out) for group in line["groups"]]
@@ -74,9 +75,10 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
     assert not all(a.equal(b) for a, b in zip(load_hf(c.checkpoint, torch.bfloat16).parameters(), left.parameters(), strict=True))
 
 
-def test_without_staleness_no_token_is_old(tiny_run, tmp_path):
+def test_without_staleness_no_token_is_old(tiny_run, tmp_path, ask):
     out = tmp_path / "run"
-    forks.play(*words(tiny_run, out, rl__steps=3, staleness=0, heldout=0), said=tmp_path / "said")
+    code, _, error = ask(*words(tiny_run, out, rl__steps=3, staleness=0, heldout=0))
+    assert code == 0, error
     found = json.loads((out / "report.json").read_text())["result"]
     assert found["age"] == found["oldest"] == found["dropped_groups"] == 0 and "gain" not in found
     trained = async_timeline.trainings(async_timeline.events(out / "services")["trainer"])

@@ -21,7 +21,6 @@ from ref.network import Transformer, load_hf, save_hf
 from scaled.async_rl.group import interface_to, restored
 from scaled.async_rl.local import Plan, play
 from scaled.runtime.store import open_store
-from tests import forks
 from tests.mirror.group_parts import FAULTS, Grouped, plain, replayed
 from tests.mirror.layouts import close
 from tests.mirror.test_async_command import FEW
@@ -142,12 +141,13 @@ def test_more_ranks_than_conversations(tmp_path):
         Plan(tmp_path, Rules(1, 0, 1), PARTS, 1, slots=8, rollouts=2, group=PARTS.group(dp=4))
 
 
-def test_the_command(tiny_run, tmp_path):
+def test_the_command(tiny_run, tmp_path, ask):
     """`--scale full` rehearsed on CPUs, with a price on drift and replayed experts: what it leaves are the weights that workers got last."""
     out, few = tmp_path / "run", {**FEW, "rl.steps": 3, "cluster.ep": 2, "cluster.dtype": "bfloat16"}
     sets = (word for name, value in few.items() for word in ("--set", f"{name}={value}"))
     how = "--scale", "full", "--backend", "gloo", "--nproc", 2, "--checkpoint", tiny_run / "checkpoints" / "sft"
-    said = forks.play("run", "async-rl", *how, "--out", out, *sets, said=tmp_path / "said")
+    code, said, error = ask("run", "async-rl", *how, "--out", out, *sets)
+    assert code == 0, error
     report = json.loads((out / "report.json").read_text())
     assert "success_after" in said and report["config"]["trainers"] == 2 and report["result"]["restarts"] == 0
     steps = async_timeline.trainings(async_timeline.events(out / "services")["trainer"])
@@ -163,7 +163,8 @@ def test_the_command(tiny_run, tmp_path):
         p.zero_()
     reader.swap()
     assert all(a.equal(b) for a, b in zip(network.parameters(), newest.parameters(), strict=True))
-    assert forks.play("run", "async-rl", "--scale", "full", "--backend", "gloo", "--out", out, "--resume", said=tmp_path / "again")
+    code, said, error = ask("run", "async-rl", "--scale", "full", "--backend", "gloo", "--out", out, "--resume")
+    assert code == 0 and "success_after" in said, error
 
 
 @pytest.mark.parametrize(
