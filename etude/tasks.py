@@ -114,7 +114,7 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float) -> bool:
 
 def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float) -> dict[str, list[str]]:
     """Task → what is wrong with it. What stands in the file at `path` already is not looked at again; the rest is added there."""
-    known = {row["id"]: row["faults"] for row in read_lines(path) if row["digest"] == package.digest}
+    known = {row["id"]: row["faults"] for row in read_lines(path) if _ours(row) and row["digest"] == package.digest}
     todo = [task for task in made.tasks if task.id not in known]
     line, log = Line(f"{package.name} {package.version}", f"of {len(todo)} tasks graded"), Journal(path)
     if log.torn():
@@ -135,6 +135,12 @@ def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float)
 def faults_of(task: Task, package: Package, seconds: float) -> tuple[str, ...]:
     """What is wrong with a task, in a process of its own."""
     return graded(task, package, partial(open_sandbox, limits=GRADING), seconds).faults
+
+
+def _ours(row: dict) -> bool:
+    """Whether a line is the result of a check."""
+    faults = row.get("faults")
+    return isinstance(row.get("id"), str) and isinstance(faults, list) and all(isinstance(one, str) for one in faults) and "digest" in row
 
 
 def _recipes(path: Path) -> Iterator[Path]:

@@ -61,6 +61,8 @@ LIBRARIES = ("libgcc_s.so.1",)
 """Shared libraries that are opened by name only: threads end through this one."""
 KEPT = 14 * 24 * 3600
 """Seconds for which a root is kept that nobody asks for."""
+GONE = ".removed-"
+"""How the name of a folder begins that is being removed."""
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 LIBRARY, SITE, INSIDE = f"usr/lib/{PYTHON}", f"usr/lib/{PYTHON}/site-packages", "usr/lib/sandbox/inside"
 FOLDERS = ("base", "dev/shm", "proc", "run", "tmp", "work", "etc", "home", SITE)
@@ -151,11 +153,15 @@ def _make(home: Path, known: Path, wanted: dict[str, Source]) -> None:
     temporary = made(known.parent) / f".{known.name}-{os.getpid()}"
     temporary.write_text(name + "\n")
     temporary.rename(known)
-    forget(home, time.time() - KEPT)
+    try:
+        forget(home, time.time() - KEPT)
+    except OSError as error:
+        raise RunError(f"what no sandbox uses any more cannot be removed from {home}: {error}") from None
 
 
 def forget(home: Path, since: float) -> None:
-    """Removes roots that nobody has asked for since then and nobody uses, and what builds that were killed have left."""
+    """Removes roots that nobody has asked for since then and nobody uses, and what builds and removals that were killed have left. Raises OSError for
+    what cannot be removed."""
     wanted = set()
     for known in (home / "known").iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process forgets at the same time
@@ -165,9 +171,12 @@ def forget(home: Path, since: float) -> None:
                 wanted.add(known.read_text().strip())
     for folder in home.iterdir():
         with contextlib.suppress(FileNotFoundError):
-            if folder.name != "known" and folder.name not in wanted and folder.stat().st_ctime < since and (handle := unused(folder)) is not None:
-                _remove(folder)
-                os.close(handle)
+            old = folder.name.startswith(GONE) or folder.stat().st_ctime < since
+            if old and folder.name not in ("known", *wanted) and (handle := unused(folder)) is not None:
+                try:
+                    _remove(folder)
+                finally:
+                    os.close(handle)
 
 
 def sources(distributions: Iterable[str]) -> dict[str, Source]:
@@ -289,6 +298,8 @@ def _shared(wanted: dict[str, Source]) -> dict[str, Source]:
 
 
 def _remove(folder: Path) -> None:
-    """Removes what was being built, if it is still there."""
+    """Removes a root, if it is there. It has lost its name before, so that nobody takes what is left of it for a whole one. Raises OSError."""
     if folder.exists() and stat.S_ISDIR(folder.lstat().st_mode):
-        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.name.startswith("."):
+            folder = folder.rename(folder.with_name(f"{GONE}{folder.name}"))
+        shutil.rmtree(folder)

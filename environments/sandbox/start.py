@@ -132,9 +132,11 @@ def information(reader: int, seconds: float = 30.0) -> bytes:
     """What bwrap says of the first process, and nothing where it does not come to that. Closes the handle."""
     said, until, poll = b"", time.monotonic() + seconds, select.poll()
     poll.register(reader, select.POLLIN)
-    while poll.poll(1000 * max(0.0, until - time.monotonic())) and (block := os.read(reader, 1000)):
-        said += block
-    os.close(reader)
+    try:
+        while poll.poll(1000 * max(0.0, until - time.monotonic())) and (block := os.read(reader, 1000)):
+            said += block
+    finally:
+        os.close(reader)
     return said
 
 

@@ -55,10 +55,10 @@ def package_of(spec: str, cache: Path) -> Package:
 def named(folder: Path) -> tuple[str, str]:
     """Name and version of a checkout, by its pyproject.toml or PKG-INFO; else the folder's name, and "0"."""
     try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
-        if isinstance(project.get("name"), str) and isinstance(project.get("version"), str):
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project")
+        if isinstance(project, dict) and isinstance(project.get("name"), str) and isinstance(project.get("version"), str):
             return project["name"], project["version"]
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         pass
     try:
         said = (folder / "PKG-INFO").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]

@@ -79,7 +79,8 @@ def test_make_and_check(words, ask, tmp_path):
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert [row["faults"] for row in rows] == [[]] * number
     kept = [json.dumps(row) for row in [{**rows[0], "faults": ["as it was"]}, *rows[2:]]]
-    log.write_text("\n".join([*kept, json.dumps(rows[1])[:30]]))  # a kill has cut the last line off
+    foreign = ["{}", '{"id": 3, "faults": [], "digest": ""}', json.dumps({**rows[0], "faults": "none"})]
+    log.write_text("\n".join([*kept, *foreign, json.dumps(rows[1])[:30]]))  # a kill has cut the last line off
     code, said, _ = ask("tasks", "check", path)
     assert code == 2 and f"1 wrong\n  {rows[0]['id']}: as it was\n" in said, "what was graded is not graded again"
     assert number >= 2 and json.loads(log.read_text().splitlines()[-1]) == rows[1]

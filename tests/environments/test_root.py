@@ -75,6 +75,32 @@ def test_a_root_that_is_used_stays(open_folder):
     assert not (home / "used").exists()
 
 
+def test_a_root_that_cannot_be_removed_is_said_and_never_taken_for_a_whole_one(open_folder, monkeypatch):
+    """Its removal fails in the middle; the next one goes on with what is left, however young it is."""
+    home = open_folder / "roots"
+    for name in ("known", "old/bin"):
+        (home / name).mkdir(parents=True)
+    (home / "old" / "python").touch()
+    rmtree = building.shutil.rmtree
+
+    def fails(folder, *_, **how):
+        os.unlink(folder / "python")
+        if not how.get("ignore_errors"):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(building.shutil, "rmtree", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        building.forget(home, time.time() + 100)
+    assert not (home / "old").exists() and [path.name for path in home.iterdir() if (path / "bin").is_dir()] == [".removed-old"]
+    monkeypatch.setattr(building, "forget", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(RunError, match=r"what no sandbox uses any more cannot be removed from .*roots: .*Input/output error"):
+        building.root_file_system(("iniconfig",), open_folder)
+    monkeypatch.undo()
+    assert building.shutil.rmtree is rmtree
+    building.forget(home, time.time() - 100)
+    assert not (home / ".removed-old").exists()
+
+
 def test_threads_build_one_root(open_folder):
     """One builds it, and the others wait for it."""
     building.find.cache_clear()

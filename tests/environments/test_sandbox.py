@@ -154,6 +154,11 @@ def test_a_start_that_comes_to_nothing_is_not_waited_for():
         os.write(writer, said)
         assert information(reader, 0.05) == said
         os.close(writer)
+    handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    with pytest.raises(OSError, match="Is a directory"):
+        information(handle)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
 
 
 def test_a_sandbox_that_nobody_keeps_is_closed(root, shared_store, open_folder):
