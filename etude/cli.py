@@ -15,7 +15,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -605,6 +605,46 @@ def tasks_check(
     """Make the tasks of recipes again, and grade the original code (paid in full) and nothing done (paid nothing)."""
     if not importlib.import_module("etude.tasks").check_all(recipes, jobs or process.cores(), seconds):
         raise typer.Exit(2)
+
+
+@tasks_app.command("try")
+def tasks_try(
+    task: Annotated[str, typer.Argument(help="A task of a recipe, by its id or by what it begins with.")],
+    model: Annotated[str, typer.Option(help="Address of an OpenAI-compatible server, such as http://localhost:8000/v1; or oracle, or fool.")],
+    name: Annotated[str, typer.Option(help="The model's name there.")] = "",
+    recipes: Annotated[list[Path] | None, typer.Option(help="Folder or file of recipes.", show_default="tasks, examples/tasks")] = None,
+    prompt: Annotated[
+        Literal["specified", "terse"], typer.Option(help="With signatures, docstrings and tests, or at most 390 characters.")
+    ] = "specified",
+    out: Annotated[Path, typer.Option(help="Folder for the transcript.")] = Path("runs/episodes"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a transcript that was interrupted.")] = False,
+    turns: Annotated[int, typer.Option(help="Replies, at most.", min=1)] = 40,
+    tokens: Annotated[int, typer.Option(help="Sampled tokens, at most.", min=1)] = 60_000,
+    context: Annotated[int, typer.Option(help="Tokens of a context; near them the model summarises.", min=500)] = 16_000,
+    minutes: Annotated[float, typer.Option(help="Wall-clock minutes, at most.", min=0.01)] = 30.0,
+    temperature: Annotated[float, typer.Option(help="Of the sampling.", min=0.0)] = 1.0,
+    seed: Annotated[int, typer.Option(help="Sent with each request.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Calls must fit their schema exactly.")] = False,
+    corpus: Annotated[Path | None, typer.Option(help="Folder of pages for web_search; without it the tool is not there.")] = None,
+    jobs: Annotated[int | None, JOBS] = None,
+    seconds: Annotated[float, RUN_SECONDS] = 60.0,
+) -> None:
+    """Let a model work on a task in a sandbox, grade what it leaves, and keep the transcript. OPENAI_API_KEY is sent if it is set."""
+    from environments.harness.episode import Budget
+
+    budget = Budget(turns, tokens, 60 * minutes, context)
+    sampling = {"temperature": temperature, "seed": seed}
+    how = prompt, out, resume, budget, sampling, strict, corpus, jobs or process.cores(), seconds
+    importlib.import_module("etude.episodes").try_task(task, model, name, recipes or (), *how)
+
+
+@app.command("show")
+def show(
+    transcript: Annotated[Path, typer.Argument(help="A transcript that `etude tasks try` wrote.", readable=False)],
+    rows: Annotated[int, typer.Option(help="Lines of each text, at most; 0 for all.", min=0)] = 12,
+) -> None:
+    """Show a transcript: what was asked, said, called and answered, and what it earned."""
+    importlib.import_module("etude.episodes").show(transcript, rows)
 
 
 @bench_app.command("crowded")

@@ -15,6 +15,7 @@ from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import open_sandbox
 from environments.tasks.check import check as graded
+from environments.tasks.kept import keep
 from environments.tasks.make import Made, Task, make
 from environments.tasks.package import Package
 from environments.tasks.recipe import as_json, differences, prepared
@@ -23,7 +24,7 @@ from environments.tasks.sources import package_of
 from kit.disk import Journal, atomic_write, read_lines
 from kit.settings import RunError
 
-__all__ = ["check_all", "faults_of", "make_all"]
+__all__ = ["check_all", "faults_of", "made_of", "make_all", "recipe_of", "recipes"]
 
 GRADING = Limits(memory=1 << 30, output=4 << 20, seconds=600.0)
 """Of the sandboxes in which solutions are graded."""
@@ -80,6 +81,8 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
             good = False
             continue
         atomic_write(path, json.dumps(as_json(spec, package, left_out, made), indent=1) + "\n")
+        for task in made.tasks:
+            keep(cache_folder() / "tasks", task, package)
         why = ", ".join(f"{count} {kind}" for kind, count in sorted(made.why_not.items()))
         left = f"; left out: {', '.join(left_out)}" if left_out else ""
         print(f"{path}: {len(made.tasks)} tasks of {made.tried} pieces in {took:.0f} s ({why}){left}", flush=True)
@@ -94,14 +97,10 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float) -> bool:
     """Makes the tasks of recipes again, compares them, and grades for each the gold and nothing done. Results go to NAME-VERSION.checks.jsonl, and a
     check that was made already is not made again. True if nothing is wrong."""
     good = True
-    for path in [one for where in paths for one in _recipes(where)]:
+    for path in [one for where in paths for one in recipes(where)]:
+        recipe = recipe_of(path)
         try:
-            recipe = json.loads(path.read_text(encoding="utf-8"))
-            spec, _, _ = recipe["package"]["spec"], recipe["package"]["digest"], [row["id"] for row in recipe["tasks"]]
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise RunError(f"{path} is no recipe of tasks ({type(error).__name__}): `etude tasks make` writes them") from None
-        try:
-            package, _, made, _ = made_of(package_of(spec, cache_folder() / "sdists"), jobs, seconds)
+            package, _, made, _ = made_of(package_of(recipe["package"]["spec"], cache_folder() / "sdists"), jobs, seconds)
         except ValueError as error:
             raise RunError(str(error)) from None
         faults = checked(path.with_suffix(".checks.jsonl"), package, made, jobs, seconds)
@@ -143,7 +142,20 @@ def _ours(row: dict) -> bool:
     return isinstance(row.get("id"), str) and isinstance(faults, list) and all(isinstance(one, str) for one in faults) and "digest" in row
 
 
-def _recipes(path: Path) -> Iterator[Path]:
+def recipe_of(path: Path) -> dict:
+    """A recipe. Raises RunError for a file that is none."""
+    try:
+        recipe = json.loads(path.read_text(encoding="utf-8"))
+        known = [recipe["package"]["spec"], recipe["package"]["digest"], *(row["id"] for row in recipe["tasks"])]
+        if not all(isinstance(one, str) for one in known):
+            raise TypeError("text")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise RunError(f"{path} is no recipe of tasks ({type(error).__name__}): `etude tasks make` writes them") from None
+    return recipe
+
+
+def recipes(path: Path) -> Iterator[Path]:
+    """A recipe's path, or those in a folder. Raises RunError where there is nothing."""
     if not path.exists():
         raise RunError(f"{path} does not exist; `etude tasks make PACKAGE` writes recipes into tasks/")
     yield from sorted(path.glob("*.json")) if path.is_dir() else [path]

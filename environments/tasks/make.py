@@ -27,7 +27,7 @@ from environments.tasks.prompts import specified, terse
 from ref.feature_deletion import Difficulty, Piece, bodies, delete, difficulty, faults, slices, symbols
 from ref.source_text import Patch
 
-__all__ = ["Made", "Runner", "Task", "baseline", "fools", "make"]
+__all__ = ["Made", "Runner", "Task", "baseline", "fools", "make", "task_id"]
 
 
 class Runner(Protocol):
@@ -139,6 +139,11 @@ def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, re
     return Made(tuple(tasks), len(pieces), reasons, flaky)
 
 
+def task_id(package: Package, piece: Piece) -> str:
+    """The package's name and version, and a hash of what is deleted."""
+    return f"{package.name}-{package.version}-{_digest(piece)[:12]}"
+
+
 def label(piece: Piece) -> str:
     """A name for a piece that no other one has."""
     return f"{piece.way} {piece.name} {_digest(piece)[:8]}"
@@ -172,7 +177,7 @@ def _cheap(package: Package, piece: Piece) -> tuple[str, ...]:
 def _task(package: Package, piece: Piece, before: Mapping[str, str], after: Mapping[str, str]) -> Task:
     failing = _failing(before, after)
     keep = tuple(sorted(test for test, outcome in before.items() if outcome == "passed" and after.get(test) == "passed"))
-    name = f"{package.name}-{package.version}-{_digest(piece)[:12]}"
+    name = task_id(package, piece)
     visible, held = halves(failing, name)
     source = {one: data for one, data in package.files.items() if one.endswith(".py")}
     piece = replace(piece, tests=tuple(failing))

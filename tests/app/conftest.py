@@ -25,7 +25,7 @@ manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_componen
 SLOW = 120
 """Seconds that a page may take at most: a page that hangs fails, on a slow machine too."""
 KINDS = ("slider", "select_slider", "selectbox", "radio", "multiselect", "button_group", "number_input", "checkbox", "toggle", "text_input")
-BY_HAND = {"run", "examples", "async-run"}
+BY_HAND = {"run", "examples", "async-run", "episode"}
 """Controls that the page itself keeps in the URL; of all others Streamlit does."""
 
 

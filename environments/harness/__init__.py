@@ -1,0 +1,1 @@
+"""The harness: tools as a model sees them, turns, budgets, summaries, transcripts."""

@@ -1,0 +1,296 @@
+"""One episode: a policy, tools, a sandbox, and a transcript that a killed episode goes on with.
+
+A turn is a reply and the answers to its calls, which are made in the order in which they stand there. Behind each turn the tree is stored, so the
+transcript names a tree for each: an episode that was interrupted goes on from the last one, in a fork. A context that comes near its limit is
+replaced by the policy's own summary (self-summarisation; ref/self_summary.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+
+from environments.grading.rewards import conformance
+from environments.harness.index import Index
+from environments.harness.messages import Called, Message, Policy, PolicyError
+from environments.harness.record import Record, context, spent
+from environments.harness.tools import TOOLS, BadCall, Tool, chosen, openai
+from environments.sandbox.interface import Observation, Sandbox
+from environments.sandbox.manifest import Entry
+from environments.sandbox.store import Store
+from environments.sandbox.visible import cut, one_line, visible
+from kit.settings import RunError
+
+__all__ = ["SYSTEM", "Budget", "Episode", "Job", "difference", "size"]
+
+SYSTEM = """You are a software engineer. You work in a folder with the source of a package, through tools. There is no network.
+Look at the code, change what is needed and no more, run the tests, and call finish when you are done. Several calls may stand in one reply."""
+NUDGE = "You have called no tool. Call one, or call finish if you are done."
+SUMMARISE = (
+    "The context is nearly full. Write a summary for yourself with which you can go on: what was asked, what you have found and changed, with the "
+    "names of files, and what is left to do. Nothing else of this conversation will be there."
+)
+LARGEST, LONGEST = 1 << 20, 16 << 10
+"""Bytes of a file that is compared, and of a turn's diff."""
+CACHES = {"__pycache__", ".pytest_cache"}
+ROOM = 0.8
+"""Share of a context behind which it is summarised."""
+PATIENCE = 2
+"""Replies without a call, one after the other, that end an episode."""
+BROKEN = "broken"
+"""What is said of an answer to a call that was none."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What an episode may use. Raises ValueError unless all are positive."""
+
+    turns: int = 40
+    tokens: int = 60_000
+    """That the policy samples, in all."""
+    seconds: float = 1800.0
+    """Of wall-clock in all."""
+    context: int = 16_000
+    """Tokens of a context. Where a policy does not tell how many it has, four characters count as one."""
+    reply: int = 2_000
+    """Tokens of a reply, at most."""
+    call: float = 60.0
+    """Seconds of a call."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise ValueError(f"{field.name} must be positive; got {getattr(self, field.name)}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an agent is asked."""
+
+    task: str
+    """Its name."""
+    prompt: str
+    tree: str
+    """The hash of the stored tree that it begins with."""
+    given: Mapping[str, bytes]
+    """The files of that tree: for lints, and for the search."""
+    pages: Mapping[str, str] | None = None
+    """A frozen corpus: name of a page → its text."""
+    tools: tuple[str, ...] = tuple(TOOLS)
+    strict: bool = False
+
+
+def size(messages: Sequence[Message]) -> int:
+    """Tokens of some messages, at four characters each."""
+    return sum(len(one.text) + sum(len(call.name) + len(call.arguments) for call in one.calls) for one in messages) // 4
+
+
+class Episode:
+    """`fork`: opens a sandbox over a stored tree. `told`: hears every line of the transcript, to show it."""
+
+    def __init__(
+        self,
+        job: Job,
+        policy: Policy,
+        record: Record,
+        fork: Callable[[str], Sandbox],
+        store: Store,
+        budget: Budget = Budget(),
+        told: Callable[[dict], None] = lambda line: None,
+    ) -> None:
+        """A transcript that holds lines already is gone on with, under the budget that it was begun with. Raises RunError for another task's."""
+        self.job, self.policy, self.record, self.store, self.budget, self.told = job, policy, record, store, budget, told
+        self.tools = {tool.name: tool for tool in chosen(job.tools)}
+        self.over = next((line["over"] for line in record.lines if "over" in line), "")
+        self.index, self.corpus = None, None
+        if not record.lines:
+            asked = {"task": job.task, "system": SYSTEM, "prompt": job.prompt, "tools": [*self.tools], "strict": job.strict}
+            self._add("begin", **asked, budget=asdict(budget), schemas=openai([*self.tools.values()], job.strict), tree=job.tree)
+        begin = record.lines[0]
+        if (begin["task"], begin["prompt"], begin["strict"], begin["tools"]) != (job.task, job.prompt, job.strict, [*self.tools]):
+            raise RunError(f"{record.path} is a transcript of {begin['task']}, or was begun with another prompt or other tools")
+        self.budget = Budget(**begin["budget"])
+        self.before = spent(record.lines)
+        self.since = time.monotonic()
+        self.turns = sum(line["kind"] == "reply" for line in record.lines)
+        self.tokens = sum(line.get("tokens") or 0 for line in record.lines if line["kind"] in ("reply", "summary"))
+        self.tree = next(line["tree"] for line in reversed(record.lines) if "tree" in line)
+        self.fork = fork
+
+    def play(self) -> str:
+        """Plays until the episode is over, and gives the hash of the tree that is left. Raises PolicyError where the policy gives no answer: the
+        same transcript goes on later."""
+        if any(line["kind"] == "end" for line in self.record.lines):
+            return self.tree
+        self.sandbox = self.fork(self.tree)
+        try:
+            while not (why := self._why()):
+                self._turn()
+            self._add("end", why=why, seconds=self._spent())
+        except PolicyError as error:
+            self._add("stop", why=one_line(str(error)))
+            raise
+        finally:
+            self.sandbox.close()
+        return self.tree
+
+    def _why(self) -> str:
+        """Why the episode is over, if it is."""
+        b, lines = self.budget, self.record.lines
+        silent = [bool(line["calls"]) for line in lines if line["kind"] == "reply"][-PATIENCE:]
+        if self.over:
+            return self.over
+        if len(silent) == PATIENCE and not any(silent):
+            return "nothing was called"
+        if self.turns >= b.turns:
+            return f"{b.turns} turns"
+        if self.tokens >= b.tokens:
+            return f"{b.tokens} tokens"
+        if self._spent() >= b.seconds:
+            return f"{b.seconds:g} seconds"
+        return ""
+
+    def _spent(self) -> float:
+        return self.before + time.monotonic() - self.since
+
+    def _add(self, kind: str, **fields: object) -> None:
+        self.record.add(kind, **fields)
+        self.told(self.record.lines[-1])
+
+    def _size(self, messages: Sequence[Message]) -> int:
+        """Tokens of the context: those that the policy told of its last one, and what came since."""
+        replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
+        last = next((line for line in reversed(self.record.lines) if line["kind"] in ("reply", "summary")), None)
+        if replies and last and last["kind"] == "reply" and last.get("prompt_tokens") is not None:
+            return last["prompt_tokens"] + (last.get("tokens") or 0) + size(messages[replies[-1] + 1 :])
+        return size(messages)
+
+    def _turn(self) -> None:
+        """A reply and the answers to its calls; or a summary."""
+        messages, b, since = context(self.record.lines), self.budget, time.monotonic()
+        if len(messages) > 3 and self._size(messages) > ROOM * b.context:
+            reply = self.policy.reply([*messages, Message("user", SUMMARISE)], (), b.reply)
+            self.tokens += self._count(reply.text, reply.tokens)
+            told = {"prompt_tokens": reply.prompt_tokens, "tokens": self._count(reply.text, reply.tokens)}
+            self._add("summary", text=reply.text, **told, tree=self.tree, spent=self._spent(), seconds=time.monotonic() - since)
+            return
+        reply = self.policy.reply(messages, [*self.tools.values()], min(b.reply, b.tokens - self.tokens))
+        written = self._count(reply.text + "".join(call.arguments for call in reply.calls), reply.tokens)
+        self.tokens, self.turns = self.tokens + written, self.turns + 1
+        known = {name: getattr(reply, name) for name in ("token_ids", "logprobs", "prompt_ids") if getattr(reply, name) is not None}
+        told = {"prompt_tokens": reply.prompt_tokens, "tokens": written, "cut": reply.cut, **known}
+        self._add("reply", text=reply.text, calls=[asdict(call) for call in reply.calls], **told, seconds=time.monotonic() - since)
+        for call in reply.calls:
+            self._answer(call)
+        if not reply.calls:
+            self._add("nudge", text=NUDGE)
+        changed = self._store() if reply.calls else ""
+        more = {name: value for name, value in (("diff", changed), ("over", self.over)) if value}
+        self._add("turn", tree=self.tree, **more, spent=self._spent())
+
+    def _store(self) -> str:
+        """Stores the tree, and gives the difference to the last one. A tree that cannot be stored, with a FIFO in it for instance, is the agent's to
+        mend; the last good one stays."""
+        try:
+            before, self.tree = self.tree, self.sandbox.snapshot()
+            return difference(self.store, before, self.tree) if before != self.tree else ""
+        except RunError as error:
+            heard = self.sandbox.call("list", {})
+            if heard.ended:
+                self.over = f"the sandbox ended: {heard.ended}"
+            else:
+                self._add("nudge", text=f"The work tree cannot be stored, and counts as it was before: {one_line(str(error))}")
+            return ""
+
+    def _count(self, text: str, told: int | None) -> int:
+        return told if told is not None else -(-len(text) // 4)
+
+    def _answer(self, call: Called) -> None:
+        since, tool = time.monotonic(), self.tools.get(call.name)
+        args, more = None, {}
+        try:
+            if self.over:
+                raise BadCall("the episode is over; this call was not made")
+            if tool is None:
+                raise BadCall(f"there is no tool {call.name[:100]!r}; there are {', '.join(self.tools)}")
+            args = tool.checked(call.arguments, self.job.strict)
+            heard = self._own(tool, args) or self.sandbox.call(tool.name, args, self.budget.call)
+        except BadCall as error:
+            heard, more = Observation(one_line(str(error), 1000), False), {BROKEN: True}
+        text = heard.text
+        if heard.exit:
+            text += f"\n[exit code {heard.exit}]"
+        if heard.ended:
+            text += f"\n[ended: {heard.ended}]"
+        more |= {name: value for name, value in (("exit", heard.exit), ("ended", heard.ended)) if value is not None}
+        self._add("answer", id=call.id, tool=call.name, text=text.strip("\n"), ok=heard.ok, **more, seconds=time.monotonic() - since)
+
+    def _own(self, tool: Tool, args: dict) -> Observation | None:
+        """What a tool of the harness says; None for one that runs in the sandbox."""
+        if tool.name == "finish":
+            self.over = "finish"
+            return Observation("the episode is over", True)
+        if tool.name == "todo":
+            done = sum(item["state"] == "done" for item in args["items"])
+            return Observation(f"{len(args['items'])} items, {done} done", True)
+        if tool.name == "lints":
+            return self._lints(args["path"])
+        if tool.name == "semantic_search":
+            self.index = self.index or Index({name: data.decode() for name, data in self.job.given.items() if _text(data)})
+            return _hits(self.index, args["query"])
+        if tool.name == "web_search":
+            self.corpus = self.corpus or Index(self.job.pages or {}, height=60)
+            return _hits(self.corpus, args["query"])
+        return None
+
+    def _lints(self, path: str) -> Observation:
+        """Problems of the lines of a file that are new."""
+        name = path.removeprefix("/work/").removeprefix("./")
+        try:
+            entry = self.store.manifest(self.sandbox.snapshot()).get(name)
+        except RunError as error:
+            return Observation(one_line(str(error)), False)
+        if entry is None or entry.kind != "file" or not name.endswith(".py"):
+            return Observation(f"{one_line(path)} is no file of Python in the work tree", False)
+        known = {name: self.job.given[name]} if name in self.job.given else {}
+        found = conformance(known, {name: self.store.content(entry)})
+        return Observation("\n".join(found.problems) or f"nothing in {found.lines} new lines", True)
+
+
+def difference(store: Store, before: str, after: str) -> str:
+    """What changed from one stored tree to another, as a unified diff of its text files; of others it says so. Folders, and caches of Python and
+    pytest, are left out. At most LONGEST bytes. Raises RunError."""
+    old, new, found = store.manifest(before), store.manifest(after), list[str]()
+    for name in sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path) and not CACHES & {*path.split("/")}):
+        sides = [_side(store, tree.get(name)) for tree in (old, new)]
+        if None in sides:
+            found.append(f"{visible(name)}: no text, or a link, or too large")
+            continue
+        one, other = ([*map(visible, (side or "").splitlines())] for side in sides)
+        lines = [*difflib.unified_diff(one, other, f"a/{visible(name)}", f"b/{visible(name)}", lineterm="")]
+        same = any(tree[name].kind == "dir" for tree in (old, new) if name in tree)
+        found += lines or ([] if same else [f"{visible(name)}: its mode or the end of its last line"])
+    return cut("\n".join(found), LONGEST)
+
+
+def _side(store: Store, entry: Entry | None) -> str | None:
+    """A file's text for a diff; empty where there is none, and None where it is nothing to compare."""
+    if entry is None or entry.kind == "dir":
+        return ""
+    data = store.content(entry) if entry.kind == "file" and entry.size <= LARGEST else b"\0"
+    return data.decode() if _text(data) else None
+
+
+def _text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in data
+
+
+def _hits(index: Index, query: str) -> Observation:
+    found = [f"{hit.name}:{hit.line}\n{hit.text}" for hit in index.find(query)]
+    return Observation("\n\n".join(found) or "nothing is found", True)

@@ -1,0 +1,135 @@
+"""A transcript: JSON lines, one for each thing that happened, in order.
+
+It is what an episode goes on with after a kill, and what a person reads. Kinds of lines:
+
+    begin    what was asked, with which tools and budgets, over which tree
+    reply    of the policy: text, calls, tokens, ids and log-probs where they are known, seconds
+    answer   of a tool to a call
+    nudge    of the harness, where a reply called nothing
+    turn     the end of a turn: the tree's hash, what changed in it, seconds so far
+    summary  the policy's own, which takes the place of all before it but what was asked; also the end of a turn
+    stop     why nobody went on: the policy gave no answer. The episode can be gone on with
+    end      why the episode is over
+    grade    what it earned
+
+What stands behind the last end of a turn was not finished, and is done again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from environments.harness.messages import Called, Message
+from environments.monitor import Call
+from kit.disk import Journal, atomic_write, read_lines
+from kit.settings import RunError
+
+__all__ = ["Record", "calls", "context", "read", "spent"]
+
+ENDS = ("begin", "turn", "summary", "end", "grade")
+"""Kinds of lines behind which nothing is half done."""
+FIELDS = {
+    "begin": {"task": str, "system": str, "prompt": str, "tools": list, "strict": bool, "budget": dict, "tree": str},
+    "reply": {"text": str, "calls": list, "seconds": (int, float)},
+    "answer": {"id": str, "tool": str, "text": str, "ok": bool, "seconds": (int, float)},
+    "nudge": {"text": str},
+    "turn": {"tree": str, "spent": (int, float)},
+    "summary": {"text": str, "tree": str, "spent": (int, float)},
+    "stop": {"why": str},
+    "end": {"why": str},
+    "grade": {"reward": (int, float), "success": bool, "flags": list},
+}
+
+
+def read(path: Path) -> list[dict]:
+    """The lines of a transcript. Raises RunError, in one line, for what is none."""
+    try:
+        found = read_lines(path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from None
+    if not found or found[0].get("kind") != "begin":
+        raise RunError(f"{path} is no transcript: `etude tasks try` writes them")
+    for number, line in enumerate(found, 1):
+        fields = FIELDS.get(str(line.get("kind")))
+        if fields is None or not all(isinstance(line.get(name), kind) for name, kind in fields.items()):
+            raise RunError(f"{path}: line {number} is none of a transcript")
+        if line["kind"] == "reply" and not all(_called(one) for one in line["calls"]):
+            raise RunError(f"{path}: line {number} is none of a transcript")
+    return found
+
+
+def _called(one: object) -> bool:
+    return isinstance(one, dict) and all(isinstance(one.get(name), str) for name in ("id", "name", "arguments"))
+
+
+class Record:
+    """A transcript that is being written. What a kill left half done at its end is cut off first, and `lines` are those that stay."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = _whole(path)
+        self._journal = Journal(path)
+
+    def add(self, kind: str, **fields: object) -> None:
+        """Adds a line. Raises OSError where it does not fit onto the disk."""
+        text = json.dumps({"kind": kind, **fields})
+        self._journal.append(text.encode() + b"\n")
+        if kind in ENDS:
+            self._journal.sync()
+        self.lines.append(json.loads(text))  # as it would be read
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _whole(path: Path) -> list[dict]:
+    """The lines up to the last end of a turn; those behind it are cut off. Raises RunError for another file."""
+    lines = read_lines(path)
+    while lines and lines[-1].get("kind") not in ENDS:
+        lines.pop()
+    if not lines and path.exists() and path.stat().st_size:
+        raise RunError(f"{path} is no transcript, and would be overwritten; name another folder with --out")
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    if lines and path.read_bytes() != data:
+        atomic_write(path, data)
+    return lines
+
+
+def context(lines: list[dict]) -> list[Message]:
+    """What the policy is shown next: what it was asked, and what was said and done since, or since its last summary."""
+    begin = lines[0]
+    asked, rest = [Message("system", begin["system"]), Message("user", begin["prompt"])], []
+    for line in lines[1:]:
+        if line["kind"] == "reply":
+            rest.append(Message("assistant", line["text"], tuple(Called(one["id"], one["name"], one["arguments"]) for one in line["calls"])))
+        elif line["kind"] == "answer":
+            rest.append(Message("tool", line["text"], answers=line["id"]))
+        elif line["kind"] == "nudge":
+            rest.append(Message("user", line["text"]))
+        elif line["kind"] == "summary":
+            rest = [Message("user", f"You have worked on this before. Your own summary of it:\n\n{line['text']}")]
+    return [*asked, *rest]
+
+
+def spent(lines: list[dict]) -> float:
+    """Seconds of all turns so far."""
+    return next((line["spent"] for line in reversed(lines) if "spent" in line), 0.0)
+
+
+def calls(lines: list[dict]) -> Iterator[Call]:
+    """All calls, for the monitor; a broken one with what was written as its only argument."""
+    for line in lines:
+        for one in line["calls"] if line["kind"] == "reply" else ():
+            try:
+                args = json.loads(one["arguments"])
+            except (ValueError, RecursionError):
+                args = None
+            yield Call(one["name"], args if isinstance(args, Mapping) else {"written": one["arguments"]})

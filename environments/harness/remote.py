@@ -1,0 +1,150 @@
+"""A policy behind an OpenAI-compatible address: POST …/chat/completions, with tools.
+
+Nothing is assumed of a server but the answer's form. Where it tells them, log-probs, token ids and counts of tokens are kept; vLLM gives ids to who
+asks with `return_token_ids`, and servers that do not know the field ignore it or are asked again without it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+
+from environments.harness.messages import Called, Message, PolicyError, Reply
+from environments.harness.tools import Tool, openai
+from environments.sandbox.visible import one_line
+
+__all__ = ["Remote"]
+
+TRIES, WAIT, LONGEST = 5, 1.0, 30.0
+"""Times that a request is made, seconds before the second one, which double, and the most of them."""
+AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+"""Statuses behind which the same request may succeed."""
+LARGEST = 64 << 20
+"""Bytes of an answer."""
+EXTRAS = {"logprobs": True, "return_token_ids": True}
+"""Fields that some servers do not know."""
+
+
+class Remote:
+    """`address`: that of the API, such as http://localhost:8000/v1. `key`: sent as a bearer token. `sampling`: further fields of each request, such
+    as temperature and seed. `seconds`: that a server may say nothing. `told`: hears why a request is made again."""
+
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        key: str = "",
+        sampling: Mapping[str, object] | None = None,
+        strict: bool = False,
+        seconds: float = 600.0,
+        told: Callable[[str], None] = lambda why: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Raises ValueError for an address that is none."""
+        if not address.startswith(("http://", "https://")) or any(letter <= " " for letter in address):
+            raise ValueError(f"{address!r} is no address of a model: it begins with http:// or https://, as in http://localhost:8000/v1")
+        self.address, self.model, self.key, self.strict = address.rstrip("/"), model, key, strict
+        self.sampling, self.seconds, self.told, self.sleep = dict(sampling or {}), seconds, told, sleep
+        self.extras = dict(EXTRAS)
+
+    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
+        """See `Policy`. Raises PolicyError for a server that cannot be reached, refuses, or says what is no answer, after a few tries."""
+        asked = {"model": self.model, "messages": [_message(one) for one in messages], "max_tokens": most, **self.sampling}
+        if tools:
+            asked |= {"tools": openai(tools, self.strict), "tool_choice": "auto"}
+        why = ""
+        for number in range(TRIES):
+            if number:
+                pause = min(LONGEST, WAIT * 2 ** (number - 1))
+                self.told(f"{why}; asked again in {pause:g} s")
+                self.sleep(pause)
+            try:
+                return read(self._ask({**asked, **self.extras}))
+            except urllib.error.HTTPError as error:
+                said = one_line(error.read(1000).decode(errors="replace"))
+                why = f"{self.address} answers {error.code}: {said}"
+                if error.code in (400, 422) and self.extras:
+                    self.extras = {}  # perhaps it does not know them
+                elif error.code not in AGAIN:
+                    break
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                why = f"{self.address}: {one_line(str(getattr(error, 'reason', error))) or type(error).__name__}"
+        raise PolicyError(why)
+
+    def _ask(self, asked: Mapping[str, object]) -> bytes:
+        headers = {"Content-Type": "application/json", "User-Agent": "etude"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        request = urllib.request.Request(f"{self.address}/chat/completions", json.dumps(asked).encode(), headers)
+        with urllib.request.urlopen(request, timeout=self.seconds) as answer:
+            data = answer.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ValueError(f"the answer has more than {LARGEST >> 20} MiB")
+        return data
+
+
+def _message(one: Message) -> dict:
+    if one.role == "tool":
+        return {"role": "tool", "tool_call_id": one.answers, "content": one.text}
+    found: dict = {"role": one.role, "content": one.text}
+    if one.calls:
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in one.calls
+        ]
+    return found
+
+
+def read(data: bytes) -> Reply:
+    """The reply in an answer of chat completions. Raises ValueError for what is none; a broken call is part of a reply."""
+    try:
+        said = json.loads(data)
+        choice = said["choices"][0]
+        message = choice["message"]
+        text = message.get("content") or ""
+        if isinstance(text, list):  # parts
+            text = "".join(part.get("text", "") for part in text if isinstance(part, dict))
+        calls = tuple(_called(number, one) for number, one in enumerate(message.get("tool_calls") or ()))
+        usage = said.get("usage") or {}
+        if not isinstance(text, str):
+            raise TypeError("content")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        said = one_line(data[:200].decode(errors="replace"))
+        raise ValueError(f"the answer is none of chat completions ({type(error).__name__}): {said}") from None
+    return Reply(
+        text,
+        calls,
+        _count(usage, "prompt_tokens"),
+        _count(usage, "completion_tokens"),
+        _ids(choice.get("token_ids")),
+        _logprobs(choice.get("logprobs")),
+        _ids(said.get("prompt_token_ids")),
+        choice.get("finish_reason") == "length",
+    )
+
+
+def _called(number: int, one: dict) -> Called:
+    """A call; a server that gives it no id, or arguments as an object, is forgiven."""
+    function = one["function"]
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = json.dumps({} if arguments is None else arguments)
+    return Called(str(one.get("id") or f"call-{number}"), str(function.get("name") or ""), arguments)
+
+
+def _count(usage: object, name: str) -> int | None:
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return value if type(value) is int and value >= 0 else None
+
+
+def _ids(found: object) -> tuple[int, ...] | None:
+    return tuple(found) if isinstance(found, list) and found and all(type(one) is int for one in found) else None
+
+
+def _logprobs(found: object) -> tuple[float, ...] | None:
+    rows = found.get("content") if isinstance(found, dict) else None
+    if not isinstance(rows, list) or not rows:
+        return None
+    values = [row.get("logprob") if isinstance(row, dict) else None for row in rows]
+    return tuple(map(float, values)) if all(isinstance(one, int | float) and not isinstance(one, bool) for one in values) else None  # pyright: ignore

@@ -1,0 +1,61 @@
+"""Policies that follow a script: what shows that a task, a sandbox and a grader work, before a model is asked."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from environments.harness.messages import Called, Message, PolicyError, Reply
+from environments.harness.tools import Tool
+
+__all__ = ["Script", "call", "fool", "oracle"]
+
+
+def call(name: str, **arguments: object) -> Called:
+    """A call with an id that follows from it."""
+    written = json.dumps(arguments)
+    return Called(f"{name}-{zlib.crc32(written.encode()):08x}", name, written)
+
+
+class Script:
+    """Says its replies one after the other, whatever it is shown, from number `said` on: an episode that goes on has heard so many. Asked for a
+    summary, it says `summary`."""
+
+    def __init__(self, replies: Iterable[Reply], summary: str = "nothing yet", said: int = 0) -> None:
+        self.replies, self.summary, self.said = [*replies], summary, said
+
+    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
+        """See `Policy`. Raises PolicyError where the script is at its end."""
+        if not tools:
+            return Reply(self.summary)
+        if self.said >= len(self.replies):
+            raise PolicyError("the script is at its end")
+        self.said += 1
+        return self.replies[self.said - 1]
+
+
+def tests(names: Sequence[str]) -> Called:
+    """Runs tests."""
+    return call("shell", command="python3 -m pytest -q " + " ".join(map(shlex.quote, names)))
+
+
+def oracle(given: Mapping[str, bytes], gold: Mapping[str, bytes], visible: Sequence[str]) -> Script:
+    """Looks, writes the original code, runs the tests that fail without it, and finishes."""
+    changed = sorted(name for name in gold if given.get(name) != gold[name])
+    look = [call("read", path=name) for name in changed]
+    write = [call("write", path=name, text=gold[name].decode("utf-8", "surrogateescape")) for name in changed]
+    return Script(
+        [
+            Reply("I look at what is there.", (*look, tests(visible))),
+            Reply("I write what is missing.", tuple(write)),
+            Reply("", (tests(visible), *(call("lints", path=name) for name in changed))),
+            Reply("", (call("finish", message="It is there again."),)),
+        ]
+    )
+
+
+def fool(visible: Sequence[str]) -> Script:
+    """Runs the tests, changes nothing, and says that it is done."""
+    return Script([Reply("", (tests(visible),)), Reply("", (call("finish", message="All tests pass."),))])

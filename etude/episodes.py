@@ -1,0 +1,229 @@
+"""`etude tasks try`: one agent on one task, graded; and `etude show`: what an episode was, for a person to read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from environments.grading.guarded import Exam, grade
+from environments.grading.lay import write
+from environments.harness import record, scripted
+from environments.harness.episode import Budget, Episode, Job
+from environments.harness.messages import Policy, PolicyError
+from environments.harness.record import Record
+from environments.harness.remote import Remote
+from environments.harness.tools import TOOLS
+from environments.sandbox.cache import cache_folder
+from environments.sandbox.interface import Limits
+from environments.sandbox.open import open_sandbox, own_store
+from environments.sandbox.visible import one_line, visible
+from environments.tasks.check import exam_of
+from environments.tasks.kept import keep, kept
+from environments.tasks.make import Task
+from environments.tasks.package import Package
+from environments.tasks.sources import package_of
+from etude.tasks import GRADING, made_of, recipe_of, recipes
+from kit.settings import Interrupted, RunError
+
+__all__ = ["show", "try_task"]
+
+WORKING = Limits(output=8 << 10)
+"""Of the sandbox that an agent works in: a model reads what a call says."""
+FOLDERS = (Path("tasks"), Path("examples/tasks"))
+"""Where recipes are looked for."""
+
+
+def found_in(name: str, folders: Sequence[Path]) -> tuple[Path, dict]:
+    """The recipe with a task of this name, or of the one name that begins so. Raises RunError."""
+    paths = [path for folder in folders if folder.exists() for path in recipes(folder)]
+    rows = [(path, recipe, row["id"]) for path in paths for recipe in [recipe_of(path)] for row in recipe["tasks"]]
+    fits = [one for one in rows if one[2] == name] or [one for one in rows if one[2].startswith(name)]
+    if len({one[2] for one in fits}) == 1:
+        return fits[0][0], {**fits[0][1], "task": fits[0][2]}
+    if fits:
+        more = f" and {len(fits) - 12} more" if len(fits) > 12 else ""
+        raise RunError(f"{len(fits)} tasks begin with {name}; name one: {', '.join(one[2] for one in fits[:12])}{more}")
+    where = ", ".join(map(str, folders))
+    raise RunError(f"no recipe in {where} has a task {name}; `etude tasks make PACKAGE` writes recipes, and they list their tasks")
+
+
+def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float) -> tuple[Task, Package]:
+    """The task and its package; made again where it is not kept from before. Raises RunError."""
+    path, recipe = found_in(name, folders)
+    about, name = recipe["package"], recipe["task"]
+    package = package_of(about["spec"], cache_folder() / "sdists")
+    left_out = set(about.get("left out", ()))
+    package = Package(**{**vars(package), "tests": {one: data for one, data in package.tests.items() if one not in left_out}})
+    cache = cache_folder() / "tasks"
+    if (task := kept(cache, name, package)) is None:
+        print(f"{path}: its tasks are made once more; they are kept then", flush=True)
+        try:
+            package, _, made, _ = made_of(package, jobs, seconds)
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        for one in made.tasks:
+            keep(cache, one, package)
+        if (task := kept(cache, name, package)) is None:
+            raise RunError(f"{name} is not made any more: `etude tasks check {path}` tells what differs")
+    return task, package
+
+
+def policy_of(model: str, name: str, exam: Exam, task: Task, sampling: dict, strict: bool) -> Policy:
+    """Who plays: "oracle", "fool", or the address of a model. Raises RunError."""
+    if model in ("oracle", "fool"):
+        return scripted.oracle(exam.given, exam.gold, task.visible) if model == "oracle" else scripted.fool(task.visible)
+    if not name:
+        raise RunError("a model behind an address has a name there: --name NAME")
+    try:
+        key = os.environ.get("OPENAI_API_KEY", "")
+        return Remote(model, name, key, sampling, strict, told=lambda why: print(why, file=sys.stderr, flush=True))
+    except ValueError as error:
+        raise RunError(f"{error}; oracle and fool play without a model") from None
+
+
+def try_task(
+    name: str,
+    model: str,
+    model_name: str,
+    folders: Sequence[Path],
+    prompt: str,
+    out: Path,
+    resume: bool,
+    budget: Budget,
+    sampling: dict,
+    strict: bool,
+    corpus: Path | None,
+    jobs: int,
+    seconds: float,
+) -> float:
+    """Plays an episode, grades it, and says what it earned. Gives the reward. Raises RunError, and Interrupted."""
+    task, package = task_of(name, folders or FOLDERS, jobs, seconds)
+    exam, store = exam_of(task, package), own_store(cache_folder() / "store")
+    path = out / f"{task.id}.jsonl"
+    if path.exists() and not resume:
+        raise RunError(f"{path} is there already; --resume goes on with it, and --out names another folder")
+    policy = policy_of(model, model_name, exam, task, sampling, strict)
+    tools = tuple(one for one in TOOLS if corpus or one != "web_search")
+    asked = task.specified if prompt == "specified" else task.terse
+    job = Job(task.id, asked, stored(exam.given), exam.given, pages_of(corpus) if corpus else None, tools, strict)
+    out.mkdir(parents=True, exist_ok=True)
+    with Record(path) as journal:
+        if isinstance(policy, scripted.Script):
+            policy.said = sum(line["kind"] == "reply" for line in journal.lines)
+        for line in journal.lines:
+            told(line)  # what was there already
+        episode = Episode(job, policy, journal, partial(open_sandbox, limits=WORKING), store, budget, told)
+        try:
+            tree = episode.play()
+        except PolicyError as error:
+            raise RunError(f"{error}; --resume goes on from turn {episode.turns}") from None
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; --resume goes on from turn {episode.turns}") from None
+        if not any(line["kind"] == "grade" for line in journal.lines):
+            found = grade(exam, store.tree(tree), partial(open_sandbox, limits=GRADING), [*record.calls(journal.lines)], seconds)
+            parts = {"succinctness": found.reward.succinctness, "conformance": found.reward.conformance}
+            failed = {test: one_line(why) for test, why in found.verdicts.failed.items()}
+            counts = {"passed": len(found.verdicts.passed), "of": len(exam.wanted)}
+            flags = [*found.reward.flags]
+            journal.add("grade", reward=found.reward.total, success=found.reward.success, **parts, **counts, flags=flags, failed=failed)
+            told(journal.lines[-1])
+        reward = next(line["reward"] for line in journal.lines if line["kind"] == "grade")
+    print(f"{path}: read it with `etude show {path}`")
+    return reward
+
+
+def stored(files) -> str:
+    """The hash of a tree of files, stored."""
+    with tempfile.TemporaryDirectory(prefix="etude-try-") as name:
+        folder = Path(name) / "tree"
+        write(files, folder)
+        return own_store(cache_folder() / "store").add_folder(folder)
+
+
+def pages_of(corpus: Path) -> dict[str, str]:
+    """The texts of a frozen corpus: every .md, .rst and .txt beneath a folder. Raises RunError."""
+    found = {path.relative_to(corpus).as_posix(): path for path in sorted(corpus.rglob("*")) if path.suffix in (".md", ".rst", ".txt")}
+    if not found:
+        raise RunError(f"{corpus} holds no pages: .md, .rst or .txt")
+    return {name: path.read_text(encoding="utf-8", errors="replace") for name, path in found.items()}
+
+
+def told(line: dict) -> None:
+    """One line of a transcript while it grows."""
+    for text in shown(line, 1 if line["kind"] != "grade" else 5):
+        print(text, flush=True)
+
+
+def show(path: Path, rows: int, out: Callable[[str], None] = print) -> None:
+    """A transcript for a person: `rows` lines of each text at most, 0 for all. Raises RunError."""
+    for line in record.read(path):
+        for text in shown(line, rows):
+            out(text)
+
+
+def shown(line: dict, rows: int) -> Iterator[str]:
+    """A line of a transcript as lines of text."""
+    kind = line["kind"]
+    if kind == "begin":
+        yield f"task {visible(line['task'])}, tree {line['tree'][:12]}, tools {', '.join(map(str, line['tools']))}"
+        yield from _block("asked", line["prompt"], rows)
+    elif kind == "reply":
+        tokens = f"{line['tokens']} tokens, " if line.get("tokens") is not None else ""
+        yield f"── reply ({tokens}{line['seconds']:.1f} s{', cut off' if line.get('cut') else ''})"
+        yield from _block("", line["text"], rows)
+        for one in line["calls"]:
+            yield from _block(f"→ {visible(one['name'])}", _arguments(one["arguments"]), rows)
+    elif kind == "answer":
+        mark = "broken call" if line.get("broken") else "ok" if line["ok"] else "failed"
+        yield from _block(f"← {visible(line['tool'])} {mark}, {line['seconds']:.2f} s", line["text"], rows)
+    elif kind == "turn" and line.get("diff"):
+        yield from _block("changed", str(line["diff"]), rows)
+    elif kind in ("nudge", "summary"):
+        yield from _block({"nudge": "harness", "summary": "── summary"}[kind], line["text"], rows)
+    elif kind in ("stop", "end"):
+        yield f"{'stopped' if kind == 'stop' else 'end'}: {visible(line['why'])}"
+    elif kind == "grade":
+        yield (
+            f"reward {line['reward']:.2f}: {line.get('passed', '?')} of {line.get('of', '?')} tests pass, "
+            f"succinctness {line.get('succinctness', 0):.2f}, conformance {line.get('conformance', 0):.2f}"
+        )
+        yield from (f"  flag: {visible(str(flag))}" for flag in line["flags"])
+        failed = [*(line.get("failed") or {}).items()]
+        yield from (f"  {visible(test)}: {visible(str(why))}" for test, why in (failed[:rows] if rows else failed))
+        if rows and len(failed) > rows:
+            yield f"  … {len(failed) - rows} more"
+
+
+def _arguments(written: str) -> str:
+    """Arguments as a person reads them: a line for each, and texts as they are."""
+    try:
+        args = json.loads(written)
+    except (ValueError, RecursionError):
+        return written
+    if not isinstance(args, dict):
+        return written
+    return "\n".join(f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in args.items())
+
+
+def _block(head: str, text: str, rows: int) -> Iterator[str]:
+    """A heading and a text beneath it: in one line where it has one, else its first lines, indented."""
+    width = shutil.get_terminal_size((120, 24)).columns if rows else 10**9
+    lines = [visible(line).replace("\t", "    ") for line in text.splitlines() if line.strip() or not rows]
+    if len(lines) <= 1 or rows == 1:
+        more = f" … {len(lines) - 1} lines more" if len(lines) > 1 else ""
+        first = textwrap.shorten(lines[0], max(20, width - len(head) - len(more) - 3), placeholder=" …") if lines and rows else "".join(lines[:1])
+        if head or first:
+            yield f"{head}: {first}{more}" if head and first else head or first + more
+        return
+    if head:
+        yield head
+    yield from (f"    {line[: width - 4]}" for line in (lines[:rows] if rows else lines))
+    if rows and len(lines) > rows:
+        yield f"    … {len(lines) - rows} lines more"

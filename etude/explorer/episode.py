@@ -1,0 +1,149 @@
+"""Episodes of coding agents: a transcript, step by step."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import streamlit as st
+
+from environments.harness import record
+from environments.sandbox.visible import visible
+from etude.explorer import provenance
+from etude.explorer.files import stamp
+from etude.explorer.page import Page, table
+from etude.explorer.spans import metrics
+from kit.settings import RunError
+
+EXAMPLE = "committed example"
+FOLDER = Path(__file__).resolve().parents[2] / "results" / "episodes"
+
+
+def transcripts() -> dict[str, Path]:
+    """Transcripts by name: the user's, newest first, then the committed ones."""
+    places = sorted((provenance.RUNS / "episodes").glob("*.jsonl"), key=lambda path: (-path.stat().st_mtime, path.name))
+    return {path.stem: path for path in places} | {f"{EXAMPLE}: {path.stem}": path for path in sorted(FOLDER.glob("*.jsonl"), reverse=True)}
+
+
+@lru_cache(8)
+def read(key: tuple) -> tuple[dict, ...]:
+    return tuple(record.read(key[0]))
+
+
+def steps(lines: tuple[dict, ...]) -> list[dict]:
+    """The turns and summaries of an episode: each with its reply, the answers to its calls by their ids, what the harness said, and the diff."""
+    found, now = [], None
+    for line in lines:
+        kind = line["kind"]
+        if kind in ("reply", "summary"):
+            now = {"kind": kind, "said": line, "answers": {}, "nudges": [], "diff": ""}
+            found.append(now)
+        elif now is not None and kind == "answer":
+            now["answers"].setdefault(line["id"], line)
+        elif now is not None and kind == "nudge":
+            now["nudges"].append(line["text"])
+        elif now is not None and kind == "turn":
+            now["diff"] = str(line.get("diff") or "")
+    return found
+
+
+def rows(turns: list[dict]) -> list[dict]:
+    """The turns in figures."""
+    return [
+        {
+            "turn": number,
+            "calls": ", ".join(visible(call["name"]) for call in one["said"].get("calls", ())) or one["kind"],
+            "broken": sum(bool(answer.get("broken")) for answer in one["answers"].values()),
+            "failed": sum(not answer["ok"] and not answer.get("broken") for answer in one["answers"].values()),
+            "lines changed": sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in one["diff"].splitlines() if line),
+            "tokens": one["said"].get("tokens"),
+            "seconds": float(one["said"]["seconds"]) + sum(answer["seconds"] for answer in one["answers"].values()),
+        }
+        for number, one in enumerate(turns, 1)
+    ]
+
+
+def arguments(written: str) -> dict:
+    """What a call was given; what is no JSON object as one argument."""
+    try:
+        found = json.loads(written)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"written": written}
+
+
+def height(text: str) -> int | Literal["content"]:
+    """Of a box for a text, in pixels: long ones scroll."""
+    return 360 if text.count("\n") > 16 or len(text) > 2000 else "content"
+
+
+def drawn(turn: dict) -> None:
+    """One turn: what was said, each call with its answer, and what changed."""
+    if turn["said"]["text"].strip():
+        st.text(visible(turn["said"]["text"]))
+    if turn["diff"]:
+        st.markdown("What changed")
+        st.code(visible(turn["diff"]), language="diff", height=height(turn["diff"]))
+    for call in turn["said"].get("calls", ()):
+        answer = turn["answers"].get(call["id"])
+        state = "no answer" if answer is None else "broken call" if answer.get("broken") else "ok" if answer["ok"] else "failed"
+        st.markdown(f"**{provenance.plain(visible(call['name']))}** · {state}" + (f" · {answer['seconds']:.2f} s" if answer else ""))
+        for name, value in arguments(call["arguments"]).items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            st.code(visible(f"{name}: {text}" if "\n" not in text else f"{name}:\n{text}"), language=None, wrap_lines=True, height=height(text))
+        if answer and answer["text"]:
+            with st.container(border=True, height=height(answer["text"])):
+                st.text(visible(answer["text"]))
+    for nudge in turn["nudges"]:
+        st.caption(f"The harness: {provenance.plain(visible(nudge))}")
+
+
+def draw() -> None:
+    known = transcripts()
+    left, right = st.columns([1, 2], vertical_alignment="bottom")
+    with left:
+        path = known[provenance.choice(list(known), "episode")]
+    lines = read(stamp(path))
+    turns, begin, last = steps(lines), lines[0], lines[-1]
+    with right:
+        end = next((line["why"] for line in reversed(lines) if line["kind"] in ("end", "stop")), "not over yet")
+        st.caption(f"Task **{provenance.plain(visible(begin['task']))}** · {len(turns)} turns · {provenance.plain(visible(end))}")
+    if not turns:
+        raise RunError(f"{path} has no turn yet")
+    if last["kind"] == "grade":
+        metrics(
+            (
+                "Reward",
+                f"{last['reward']:.2f}",
+                "0.8 for success, 0.1 each for a short change and for one that fits its file. A flag leaves nothing.",
+            ),
+            (
+                "Tests",
+                f"{last.get('passed', '?')} of {last.get('of', '?')}",
+                "Those that the agent saw, those held out, and those that passed before.",
+            ),
+            ("Succinctness", f"{last.get('succinctness', 0):.2f}", None),
+            ("Conformance", f"{last.get('conformance', 0):.2f}", None),
+            ("Flags", len(last["flags"]), None),
+        )
+        for flag in last["flags"]:
+            st.error(visible(str(flag)))
+    with st.expander("What was asked"):
+        st.text(visible(begin["prompt"]))
+    number = st.slider("Turn", 1, len(turns), 1, key="turn", bind="query-params") if len(turns) > 1 else 1
+    drawn(turns[number - 1])
+    st.subheader("All turns")
+    table(rows(turns), "episode-turns")
+
+
+PAGE = Page(
+    name="episodes",
+    title="Episodes",
+    says="What a coding agent did with a task: what it said, each call with its answer, what changed in the tree, and what the grader paid. "
+    "`etude tasks try` writes transcripts into `runs/episodes`; without any, this page shows committed ones of scripted agents.",
+    formula="",
+    look="broken and failed calls are answers, no errors of the episode; the diff behind each turn; and that who says that all tests pass is not "
+    "paid for it.",
+    draw=draw,
+    code=(record.context,),
+)

@@ -1,0 +1,145 @@
+"""`etude tasks try` and `etude show`: an agent on a task, its transcript, its reward, and one that goes on after it was interrupted."""
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from environments.harness.remote import Remote
+from environments.sandbox.cache import cache_folder
+from environments.tasks.kept import keep, kept
+from environments.tasks.make import make
+from tests.environments.served import CUT, answer, serving
+from tests.environments.test_runner import NOUNS, TESTS
+from tests.environments.test_tasks import PACKAGE, Player
+
+
+@pytest.fixture(scope="module")
+def home(root):
+    """A folder with a package, in which caches lie, too; the root file system is that of all tests."""
+    with tempfile.TemporaryDirectory(prefix="etude-test-") as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "cache" / "etude").mkdir(parents=True)
+        (folder / "cache" / "etude" / "roots").symlink_to(root.parent)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setenv("no_proxy", "127.0.0.1")
+        for file, text in {
+            "words/__init__.py": "",
+            "words/nouns.py": NOUNS,
+            "tests/test_nouns.py": TESTS,
+            "pyproject.toml": '[project]\nname = "words"\nversion = "1.0"\n',
+        }.items():
+            (folder / "words" / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "words" / file).write_text(text)
+        yield folder
+
+
+@pytest.fixture
+def recipe(home, ask):
+    """A file of recipes, and the id of its task about the function's body."""
+    path = home / "tasks" / "words-1.0.json"
+    if not path.exists():
+        code, said, wrong = ask("tasks", "make", home / "words", "--out", home / "tasks")
+        assert code == 0, said + wrong
+    return path, next(row["id"] for row in json.loads(path.read_text())["tasks"] if row["way"] == "body")
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_oracle_and_fool(recipe, ask, tmp_path):
+    """The original is paid in full and nothing done is paid nothing, through the tools of an agent; a person can read what happened."""
+    path, name = recipe
+    (cache_folder() / "tasks" / f"{name}.json").unlink()  # as on a machine that has the recipe only
+    for who, reward in (("oracle", 1.0), ("fool", 0.0)):
+        code, said, wrong = ask("tasks", "try", name, "--model", who, "--recipes", path, "--out", tmp_path / who)
+        assert code == 0, said + wrong
+        assert ("its tasks are made once more; they are kept then" in said) == (who == "oracle")
+        found = lines(tmp_path / who / f"{name}.jsonl")
+        assert found[-1]["kind"] == "grade" and found[-1]["reward"] == reward and found[-1]["flags"] == []
+        assert f"reward {reward:.2f}" in said and f"etude show {tmp_path / who / name}.jsonl" in said
+    code, said, _ = ask("show", tmp_path / "oracle" / f"{name}.jsonl")
+    assert code == 0 and "→ write\n    path: words/nouns.py\n    text: " in said and "← shell ok" in said and "reward 1.00" in said
+    assert "stem + " not in found[0]["prompt"] and 'return stem + "ies"' in said
+    short = ask("show", tmp_path / "oracle" / f"{name}.jsonl", "--rows", 2)[1]
+    assert len(short) < len(said) < len(ask("show", tmp_path / "oracle" / f"{name}.jsonl", "--rows", 0)[1]) and "lines more" in short
+
+
+def test_a_model_over_http_that_is_interrupted_and_goes_on(recipe, ask, tmp_path):
+    """It makes two calls at once, a malformed one, and loses its server in the middle; the episode goes on where it was, in the same tree."""
+    path, name = recipe
+    hole = json.loads((cache_folder() / "tasks" / f"{name}.json").read_text())
+    assert hole["task"]["id"] == name
+    said_by = [
+        answer("", ("read", {"path": "words/nouns.py"}), ("write", '{"path": "words/nouns.py", "text": "')),
+        answer("", ("write", {"path": "words/nouns.py", "text": NOUNS})),
+        answer("", ("shell", {"command": "python3 -m pytest -q tests"})),
+        answer("", ("finish", {"message": "done"})),
+    ]
+    out = tmp_path / "out"
+    how = "tasks", "try", name, "--recipes", path, "--out", out, "--prompt", "terse", "--name", "small", "--seed", 5
+    with serving(lambda number, body: said_by[number] if number < 2 else (403, "no more")) as (address, asked):
+        code, _, wrong = ask(*how, "--model", address)
+        assert code == 2 and "answers 403: no more; --resume goes on from turn 2" in wrong and wrong.count("\n") == 1
+    assert asked[0][0]["seed"] == 5 and asked[0][0]["model"] == "small" and len(asked[0][0]["messages"][1]["content"]) <= 390
+    code, _, wrong = ask(*how, "--model", address)
+    assert code == 2 and "is there already; --resume goes on with it" in wrong
+    with serving(lambda number, body: CUT if number == 0 else said_by[number + 1]) as (address, asked):
+        code, said, wrong = ask(*how, "--model", address, "--resume")
+    assert code == 0 and "asked again in 1 s" in wrong and "reward 1.00" in said
+    found = lines(out / f"{name}.jsonl")
+    assert [line["kind"] for line in found].count("reply") == 4 and [line.get("broken", False) for line in found if line["kind"] == "answer"][:2] == [
+        False,
+        True,
+    ]
+    assert "stop" not in [line["kind"] for line in found] and [one["role"] for one in asked[0][0]["messages"]][-1] == "tool"
+    code, said, _ = ask(*how, "--model", address, "--resume")
+    assert code == 0 and "reward 1.00" in said and lines(out / f"{name}.jsonl") == found, "what is over is only shown"
+
+
+def test_an_interrupted_episode_says_how_to_go_on(recipe, ask, tmp_path, monkeypatch):
+    path, name = recipe
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Remote, "reply", interrupted)
+    code, _, wrong = ask("tasks", "try", name, "--recipes", path, "--out", tmp_path / "out", "--name", "small", "--model", "http://127.0.0.1:1/v1")
+    assert code == 130 and wrong == "interrupted; --resume goes on from turn 0\n"
+    assert [line["kind"] for line in lines(tmp_path / "out" / f"{name}.jsonl")] == ["begin"]
+
+
+def test_one_line_for_what_cannot_be_tried(recipe, ask, tmp_path):
+    path, name = recipe
+    (tmp_path / "t").write_text("{}\n")
+    for words, says in (
+        (("tasks", "try", "words-1.0-none", "--model", "oracle", "--recipes", path), "has a task words-1.0-none; `etude tasks make PACKAGE`"),
+        (("tasks", "try", "words", "--model", "oracle", "--recipes", path), "tasks begin with words; name one: words-1.0-"),
+        (("tasks", "try", name, "--model", "gpt", "--name", "x", "--recipes", path), "oracle and fool play without a model"),
+        (("tasks", "try", name, "--model", "http://127.0.0.1:1/v1", "--recipes", path), "has a name there: --name NAME"),
+        (("tasks", "try", name, "--model", "oracle", "--recipes", tmp_path / "nowhere"), "nowhere"),
+        (("tasks", "try", name, "--model", "oracle", "--recipes", path, "--corpus", tmp_path / "none"), "holds no pages"),
+        (("show", tmp_path / "nowhere"), "is no transcript: `etude tasks try` writes them"),
+        (("show", tmp_path / "t"), "is no transcript"),
+    ):
+        code, said, wrong = ask(*words, *(("--out", tmp_path / "out") if words[0] == "tasks" else ()))
+        assert code == 2 and says in wrong and wrong.count("\n") == 1, (words, wrong)
+
+
+def test_what_is_kept_comes_back_or_is_none(tmp_path):
+    made = make(PACKAGE, Player())
+    for task in made.tasks:
+        keep(tmp_path, task, PACKAGE)
+        assert kept(tmp_path, task.id, PACKAGE) == task
+    path = tmp_path / f"{made.tasks[0].id}.json"
+    whole = path.read_text()
+    other = replace(PACKAGE, tests={"tests/test_other.py": b""})
+    assert kept(tmp_path, made.tasks[0].id, other) is None and kept(tmp_path, "words-1.0-none", PACKAGE) is None
+    swapped = whole.replace(made.tasks[0].id, made.tasks[1].id)
+    for text in ("", "{}", whole[:-9], swapped, whole.replace('"first": ', '"first": 1')):
+        path.write_text(text)
+        assert kept(tmp_path, made.tasks[0].id, PACKAGE) is None
