@@ -72,6 +72,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_kl_variance.py",),
     ),
     Experiment(
+        name="disk-world",
+        title="RL on files of Python in sandboxes, with pytest and the guarded grader, against RL in memory",
+        source="§6.2; Composer 2.5",
+        sim="sims/disk_world.py",
+        tests=("tests/sims/test_disk_world.py",),
+    ),
+    Experiment(
         name="best-of-k",
         title="average reward and best-of-K along RL: does it widen what is reachable?",
         source="§4.1, Fig. 5",

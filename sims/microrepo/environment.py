@@ -60,6 +60,10 @@ class Environment(Protocol):
         """Judges the current state by tests that the agent never sees. May be called at any time."""
         ...
 
+    def close(self) -> None:
+        """Ends what the episode holds, such as a sandbox. `verify` goes on to answer."""
+        ...
+
     def fork(self) -> "Environment":
         """An independent copy of the episode in its current state."""
         ...

@@ -10,13 +10,14 @@ newlines. An output never ends in a newline and is short, because the agent pays
 """
 
 import copy
+from collections.abc import Sequence
 
 from sims.microrepo import evaluator
 from sims.microrepo.environment import Reward
 from sims.microrepo.evaluator import Body, EvaluationError
 from sims.microrepo.task import Case, Task
 
-__all__ = ["Session"]
+__all__ = ["Session", "called", "short"]
 
 INDENT = "    "
 MAX_CALLS = 16
@@ -69,15 +70,15 @@ class Session:
 
     def verify(self) -> Reward:
         """Runs the hidden tests on the current body."""
-        tests = self.task.hidden_tests
-        passed = sum(self._complaint(case) is None for case in tests)
+        return self._reward([complaint is None for complaint in self._complaints(self.task.hidden_tests)])
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _reward(self, passed: list[bool]) -> Reward:
+        """The verdict, from which hidden tests pass."""
         return Reward(
-            tests=float(passed == len(tests)),
-            passed=passed / len(tests),
-            turns=self.turns,
-            tested=self._tested,
-            finished=self._finished,
-            **self._counts,
+            tests=float(all(passed)), passed=sum(passed) / len(passed), turns=self.turns, tested=self._tested, finished=self._finished, **self._counts
         )
 
     def fork(self) -> "Session":
@@ -115,7 +116,7 @@ class Session:
         if module is None:
             return self._invalid("no such file")
         self._valid("reads")
-        return module.source(name, self._text if name == self.task.target else f"return {module.expr}")
+        return self._source(name)
 
     def _write(self, name: str, text: str) -> str:
         if name not in self.task.files:
@@ -128,27 +129,44 @@ class Session:
             return self._invalid(str(error))
         self._valid("writes")
         self._text, self._tested = text, False
+        self._put()
         return "ok"
 
     def _test(self) -> str:
         self._valid("test_runs")
         self._tested = self._body is not None
-        complaints = [self._complaint(case) for case in self.task.visible_tests]
+        complaints = self._complaints(self.task.visible_tests)
         wrong = [complaint for complaint in complaints if complaint is not None]
         summary = f"passed {len(complaints) - len(wrong)} of {len(complaints)}"
         return f"{summary}: {wrong[0]}" if wrong else summary
 
-    def _complaint(self, case: Case) -> str | None:
-        """What is wrong with the body for this case, or None."""
+    def _complaints(self, cases: Sequence[Case]) -> list[str | None]:
+        """What is wrong with the body in each case, or None."""
         if self._body is None:
-            return "no body"
-        call = f"{self.task.target}({', '.join(map(str, case.inputs))})"
+            return ["no body"] * len(cases)
+        return [self._complaint(self._body, case) for case in cases]
+
+    def _complaint(self, body: Body, case: Case) -> str | None:
         try:
-            value = self._body.evaluate(case.inputs)
+            value = body.evaluate(case.inputs)
         except EvaluationError as error:
-            return f"{call} fails, {error}"
-        return None if value == case.want else f"{call} is {_short(value)}, want {_short(case.want)}"
+            return f"{called(self.task, case)} fails, {error}"
+        return None if value == case.want else f"{called(self.task, case)} is {short(value)}, want {short(case.want)}"
+
+    def _source(self, name: str) -> str:
+        """The text of a file."""
+        module = self.task.files[name]
+        return module.source(name, self._text if name == self.task.target else f"return {module.expr}")
+
+    def _put(self) -> None:
+        """The target has a new body."""
 
 
-def _short(value: int) -> str:
+def called(task: Task, case: Case) -> str:
+    """The call of a test, as it stands in an answer."""
+    return f"{task.target}({', '.join(map(str, case.inputs))})"
+
+
+def short(value: int) -> str:
+    """A number as it stands in an answer."""
     return str(value) if abs(value) < 10**9 else "large"

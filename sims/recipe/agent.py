@@ -126,9 +126,11 @@ def play(
     generator: torch.Generator | None,
     temperature: float = 1.0,
     progress: Callable[[int], None] = lambda done: None,
+    opened: Callable[[Task, int], Environment] = Session,
 ) -> list[Episode]:
     """`samples` rollouts of every task on all cores, each a chain of contexts under `how`; rollouts of a task are adjacent. The random numbers
-    of a rollout depend on a number from `generator`, its task and its index. `progress` is called with the number of finished rollouts.
+    of a rollout depend on a number from `generator`, its task and its index. `progress` is called with the number of finished rollouts. `opened`
+    begins an episode of a task with so many turns at most.
 
     Batches do not depend on the number of processes, because the last bit of a product depends on its number of rows."""
     stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
@@ -140,10 +142,14 @@ def play(
             count[task.key] += 1
 
     def rollouts(part: range) -> list[tuple[Environment, Chain]]:
-        episodes = [Episode(language, Session(wanted[i][1], max_turns), wanted[i][0]) for i in part]
+        episodes = [Episode(language, opened(wanted[i][1], max_turns), wanted[i][0]) for i in part]
         seeds = [hash_seed(stream, wanted[i][1].key, wanted[i][2]) for i in part]
         draws = None if generator is None else [torch.Generator().manual_seed(seed) for seed in seeds]
-        return [(e.environment, c) for e, c in zip(episodes, rollout_chains(sampler, episodes, how, temperature, draws), strict=True)]
+        try:
+            return [(e.environment, c) for e, c in zip(episodes, rollout_chains(sampler, episodes, how, temperature, draws), strict=True)]
+        finally:
+            for episode in episodes:
+                episode.environment.close()
 
     size = min(max(LEAST, -(-len(wanted) // 4)), MOST)
     parts = [range(len(wanted))[start : start + size] for start in range(0, len(wanted), size)]

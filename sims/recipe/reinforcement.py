@@ -21,7 +21,8 @@ from ref.mtp import MTP
 from ref.network import Transformer
 from ref.rl import Played, improve
 from ref.self_summary import Chaining
-from sims.microrepo import Task
+from sims.microrepo import Session, Task
+from sims.microrepo.disk import DiskSession
 from sims.recipe.agent import Episode, Language, hash_seed, pay, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
@@ -78,7 +79,8 @@ def learn(
         keep = kept(played, r.upsampling) if step >= r.steps * (1 - r.later) else np.ones(KINDS)
         chosen, passed = choose(tasks, r.prompts, keep, random.Random(hash_seed(config.seed, "harder", step)))
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "rl", step))
-        episodes = play(sampler, language, chosen, r.rollouts, how, r.max_turns, generator, r.temperature)
+        opened = DiskSession if r.world == "disk" else Session
+        episodes = play(sampler, language, chosen, r.rollouts, how, r.max_turns, generator, r.temperature, opened=opened)
         figures = advance(config, learner, reference, episodes, step)
         consumed += len(chosen) + passed
         seen += sum(len(e.rollout.tokens) for e in episodes)

@@ -178,6 +178,9 @@ class Rl(Settings):
     """Strength: tasks are kept in proportion to this power of the turns and tokens that their kind has needed so far; 0 keeps all alike."""
     shuffle_rewards: bool = False
     """Control: permute the rewards over the batch, so they carry no information about their rollouts."""
+    world: Literal["memory", "disk"] = "memory"
+    """Where training episodes are played: in this process, or on files of Python in a sandbox, with pytest and the grader of real environments.
+    Both say the same; disk takes a hundred times as long for an episode's tools, and needs Linux with bubblewrap."""
     gate: float = 0.10
     """Minimum sampled success after SFT. Below it the run stops, because the penalties would only teach the agent to give up at once. 0: no
     minimum."""

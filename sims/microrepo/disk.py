@@ -1,0 +1,142 @@
+"""The small world on disk: the same episodes with files of Python in a sandbox, tests that pytest runs, and the grader of real environments.
+
+The agent says and hears the same as in memory (`sims/microrepo/session.py`), byte for byte, so a policy can be moved from one to the other, and a
+training run of RL has the same curves in both. What an answer says comes from the machine: `read` reads the file, `write` writes it, `test` runs
+pytest on a file with the three visible tests, and the verdict is that of `environments/grading` on 32 hidden ones, in a sandbox of their own.
+
+Two answers differ, because Python knows more than the world's own arithmetic: a negative power is a fraction, and a number may have more than 4,096
+bits. In memory both are failures of the body.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from environments.grading.guarded import Exam, grade
+from environments.grading.lay import Editable, write
+from environments.sandbox.cache import cache_folder
+from environments.sandbox.interface import Limits, Sandbox
+from environments.sandbox.open import open_sandbox, own_store
+from kit.settings import RunError
+from sims.microrepo.environment import Reward
+from sims.microrepo.session import Session, called, short
+from sims.microrepo.task import Case, Task
+
+__all__ = ["DiskSession", "files_of", "tests_of"]
+
+LIMITS = Limits(processes=16, memory=256 << 20, disk=16 << 20, inodes=500, seconds=8.0)
+PYTEST = "COLUMNS=2000 python3 -B -m pytest -q --tb=no -rf -p no:cacheprovider test_{}.py"
+"""-B: a file that is written twice in a second with as many bytes would run from the bytecode of the first."""
+FAILED = re.compile(r"^FAILED test_m\d+\.py::test_(\d+) - (.*)$", re.MULTILINE)
+NOT_EQUAL = re.compile(r"(?:AssertionError: )?assert (\S+) == ")
+HIDDEN = "test_hidden.py"
+
+
+def tests_of(task: Task, cases: Sequence[Case]) -> str:
+    """A file of tests, one function for each case."""
+    tests = [f"def test_{number}():\n    assert {called(task, case)} == {case.want}\n" for number, case in enumerate(cases)]
+    return "\n\n".join([f"from {task.target} import {task.target}\n", *tests])
+
+
+def files_of(task: Task) -> dict[str, bytes]:
+    """The repository with its visible tests; the target without its body."""
+    modules = {name: module.source(name, None if name == task.target else f"return {module.expr}") for name, module in task.files.items()}
+    found = {f"{name}.py": text + "\n" for name, text in modules.items()} | {f"test_{task.target}.py": tests_of(task, task.visible_tests)}
+    return {name: text.encode() for name, text in found.items()}
+
+
+@lru_cache(4096)
+def stored(task: Task) -> str:
+    """The hash of the repository in the user's store."""
+    with tempfile.TemporaryDirectory(prefix="etude-small-world-") as name:
+        write(files_of(task), Path(name) / "tree")
+        return own_store(cache_folder() / "store").add_folder(Path(name) / "tree")
+
+
+class DiskSession(Session):
+    """An `Environment` for one task, with a sandbox from its first call to `close`. Raises RunError where this machine has no sandboxes, and
+    where one dies."""
+
+    def __init__(self, task: Task, max_turns: int = 12) -> None:
+        super().__init__(task, max_turns)
+        self._sandbox: Sandbox | None = None
+        self._closed: Reward | None = None
+
+    def verify(self) -> Reward:
+        """What the grader says of the tree as it is, or as it was when the session was closed."""
+        return self._closed or self._graded()
+
+    def close(self) -> None:
+        """Grades, and ends the sandbox."""
+        try:
+            self._closed = self.verify()
+        finally:
+            if self._sandbox is not None:
+                self._sandbox.close()
+            self._sandbox = None
+
+    def fork(self) -> DiskSession:
+        """The same episode in a sandbox of its own, which begins with the files as they are now."""
+        twin = copy.copy(self)
+        twin._counts = dict(self._counts)
+        if self._sandbox is not None:
+            twin._sandbox = self._sandbox.fork(self._sandbox.snapshot())
+        return twin
+
+    def __getstate__(self) -> dict:
+        """A session that is sent to another process leaves its sandbox behind."""
+        return {**self.__dict__, "_sandbox": None}
+
+    def _call_tool(self, tool: str, args: Mapping[str, object]) -> str:
+        """What a tool says. A command may fail, which its text tells; nothing else may."""
+        if self._sandbox is None:
+            self._sandbox = open_sandbox(stored(self.task), limits=LIMITS)
+        heard = self._sandbox.call(tool, args)
+        if not heard.ok and heard.exit is None and tool != "shell":
+            raise RunError(f"the small world's sandbox cannot {tool}: {heard.ended or heard.text}")
+        return heard.text
+
+    def _source(self, name: str) -> str:
+        return self._call_tool("read", {"path": f"{name}.py"}).rstrip("\n")
+
+    def _put(self) -> None:
+        target = self.task.target
+        self._call_tool("write", {"path": f"{target}.py", "text": self.task.files[target].source(target, self._text) + "\n"})
+
+    def _complaints(self, cases: Sequence[Case]) -> list[str | None]:
+        """Of the visible cases: what pytest says of each."""
+        if self._body is None:
+            return ["no body"] * len(cases)
+        said = self._call_tool("shell", {"command": PYTEST.format(self.task.target)})
+        failed = {int(number): why for number, why in FAILED.findall(said)}
+        if not failed and f"{len(cases)} passed" not in said:
+            return [f"{called(self.task, case)} fails, no answer" for case in cases]  # it was ended
+        return [_complaint(self.task, case, failed[number]) if number in failed else None for number, case in enumerate(cases)]
+
+    def _graded(self) -> Reward:
+        """Hidden tests, in a sandbox of their own; without a body none can pass."""
+        cases = self.task.hidden_tests
+        if self._body is None or self._sandbox is None:
+            return self._reward([False] * len(cases))
+        given, target = files_of(self.task), f"{self.task.target}.py"
+        gold = {**given, target: self.task.files[self.task.target].source(self.task.target, self.task.answer).encode() + b"\n"}
+        names = [f"{HIDDEN}::test_{number}" for number in range(len(cases))]
+        exam = Exam(given, gold, Editable((target,)), {HIDDEN: tests_of(self.task, cases)}, tuple(names))
+        left = own_store(cache_folder() / "store").tree(self._sandbox.snapshot())
+        found = grade(exam, left, lambda tree: open_sandbox(tree, limits=LIMITS), seconds=LIMITS.seconds)
+        return self._reward([name in found.verdicts.passed and not found.reward.flags for name in names])
+
+
+def _complaint(task: Task, case: Case, why: str) -> str:
+    """What pytest says of a failed test, in the world's words."""
+    if compared := NOT_EQUAL.match(why):
+        value = {"True": "1", "False": "0"}.get(compared[1], compared[1])
+        number = re.fullmatch(r"-?\d+", value)
+        return f"{called(task, case)} is {short(int(value)) if number else 'large' if '...' in value else value[:12]}, want {short(case.want)}"
+    kind = why.partition(":")[0]
+    return f"{called(task, case)} fails, {'division by zero' if kind == 'ZeroDivisionError' else kind[:20]}"

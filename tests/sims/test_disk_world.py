@@ -1,0 +1,104 @@
+"""The small world on disk says what it says in memory, byte for byte, and its verdicts are the same."""
+
+import pickle
+import random
+import sys
+from dataclasses import replace
+
+import pytest
+
+from sims.microrepo import Environment, Session, demonstration, disk, generate
+from sims.microrepo.corpus import NoiseConfig
+from sims.microrepo.disk import DiskSession, files_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
+
+NOISY = NoiseConfig(wrong_body=0.6, invalid_call=0.4)
+
+
+def both(task, turns):
+    """What both say to the same turns, and their verdicts."""
+    found = []
+    for kind in (Session, DiskSession):
+        session, said = kind(task), []
+        for turn in turns:
+            if session.done:
+                break
+            said.append(session.step(turn))
+        session.close()
+        found.append((said, session.verify()))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_demonstration_hears_the_same(seed):
+    rng = random.Random(seed)
+    task = generate(rng, "train")
+    memory, other = both(task, demonstration(task, rng, NOISY))
+    assert memory == other and memory[0]
+
+
+TASK = generate(random.Random(3), "train", depth=1)
+ARGS = TASK.files[TASK.target].args
+
+
+def body(*lines):
+    return f"write {TASK.target}\n" + "\n".join(f"    {line}" for line in lines)
+
+
+def test_bodies_of_all_kinds_hear_the_same():
+    """Right, wrong, comparisons, large numbers, errors of Python's, refused ones, and a file that is written twice within a second."""
+    a, b = ARGS[:2]
+    turns = [
+        "test",
+        body("return 1 // 0") + "\ntest",
+        body(f"return {a} % ({b} - {b})") + "\ntest",
+        body(f"return {a} < {b}") + "\ntest",
+        body(f"return -{a} ** 9 - 999999999999") + "\ntest",
+        body(f"return {a} * 10000000 ** 40") + "\ntest",
+        body("x = 3", f"return x if {a} > 100 else x - {b}") + "\ntest",
+        body("return m7(1, 2)") + "\n" + body("import os") + f"\nread {TASK.target}",
+        body("return 1") + "\ntest\n" + body("return 2") + "\ntest",
+        body(*TASK.answer.split("\n")) + f"\ntest\nread {TASK.target}\nread nothing",
+        "done",
+    ]
+    memory, other = both(TASK, turns)
+    assert memory == other
+    assert memory[1].tests == 1.0 and "division by zero" in memory[0][1] and "want" in memory[0][3] and "large" in memory[0][5]
+
+
+def test_what_python_knows_and_the_world_does_not(monkeypatch):
+    """A negative power, and a number of more than 4,096 bits: failures in memory, values on disk, and success nowhere."""
+    monkeypatch.setattr(disk, "LIMITS", replace(disk.LIMITS, seconds=3.0))
+    turns = [body("return 2 ** -1") + "\ntest", body("return 10 ** 2000") + "\ntest", body("return 9 ** 9 ** 9 ** 9") + "\ntest"]
+    memory, other = both(TASK, turns)
+    assert ["fails, negative power" in memory[0][0], "fails, number too large" in memory[0][1]] == [True, True]
+    assert " is 0.5, want" in other[0][0] and " is large, want" in other[0][1] and "fails, no answer" in other[0][2]
+    assert memory[1] == other[1]
+
+
+def test_a_fork_goes_on_alone_and_a_verdict_outlives_the_sandbox():
+    session = DiskSession(TASK)
+    assert isinstance(session, Environment)
+    session.step(body("return 1"))
+    twin = session.fork()
+    session.step(body(*TASK.answer.split("\n")))
+    assert "return 1" in twin.step(f"read {TASK.target}") and TASK.answer in session.step(f"read {TASK.target}")
+    assert session.verify().tests == 1.0 and twin.verify().tests == 0.0
+    session.close(), twin.close()
+    again = pickle.loads(pickle.dumps(session))
+    assert again.verify() == session.verify() and again.verify().tests == 1.0
+
+
+def test_the_repository_holds_no_answer():
+    files = files_of(TASK)
+    assert {*files} == {*(f"{name}.py" for name in TASK.files), f"test_{TASK.target}.py"}
+    assert TASK.answer.encode() not in b"".join(files.values())
+
+
+def test_a_session_that_did_nothing_starts_no_sandbox(monkeypatch):
+    monkeypatch.setattr("sims.microrepo.disk.open_sandbox", lambda *_, **__: pytest.fail("a sandbox was started"))
+    session = DiskSession(TASK)
+    session.step("test")
+    session.close()
+    assert session.verify().passed == 0.0
