@@ -5,11 +5,16 @@ import random
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
+from kit.runs import Run
+from sims import disk_world
 from sims.microrepo import Environment, Session, demonstration, disk, generate
 from sims.microrepo.corpus import NoiseConfig
 from sims.microrepo.disk import DiskSession, files_of
+from sims.policies import read_config
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
@@ -102,3 +107,62 @@ def test_a_session_that_did_nothing_starts_no_sandbox(monkeypatch):
     session.step("test")
     session.close()
     assert session.verify().passed == 0.0
+
+
+# The experiment.
+
+
+def made(apart=0.0, gain=0.1, unequal=()):
+    """Rows of two trainings of three steps, and held-out successes of forty tasks."""
+    c = disk_world.Experiment(trainings=2, steps=3, tasks=40)
+    rows = [
+        {"training": n, "arm": arm, "step": s, "success": 0.5 + 0.1 * s + apart * (arm == "disk"), "reward": 0.4, "step_s": 1.0 + 9 * (arm == "disk")}
+        for arm in ("memory", "disk")
+        for n in range(2)
+        for s in (1, 2, 3)
+    ]
+    before = np.tile(np.linspace(0.2, 0.8, 40), (2, 1))
+    solved = {arm: np.stack([before, before + gain], 1) for arm in ("memory", "disk")}
+    return disk_world.verdicts(rows, solved, [n not in unequal for n in range(2)], c)
+
+
+def test_rules():
+    def verdicts(**how):
+        return [one["verdict"] for one in made(**how)]
+
+    assert verdicts() == ["holds", "reproduced"]
+    assert verdicts(apart=1e-3)[0] == "broken" and verdicts(unequal=(1,))[0] == "broken"
+    assert verdicts(gain=0.0)[1] == "not at this scale" and verdicts(gain=-0.1)[1] == "contradicted"
+    assert "64 rollouts takes 10.0 s on disk and 1.0 s in memory" in made()[0]["note"]
+
+
+def test_both_arms_train_the_same_weights(tiny_run, tmp_path, monkeypatch):
+    """A tiny agent that calls what it likes: one arm plays on disk, the other does not, and they end alike."""
+    opened = []
+
+    class Counted(DiskSession):
+        def __init__(self, *how):
+            opened.append(how)
+            super().__init__(*how)
+
+    monkeypatch.setattr("sims.recipe.reinforcement.DiskSession", Counted)
+    monkeypatch.setattr("kit.process.cores", lambda: 1)  # in this process, where it is counted
+    c = disk_world.Experiment(run=str(tiny_run), trainings=1, steps=2, prompts=2, rollouts=2, tasks=4, samples=2)
+    recipe = read_config(tiny_run)
+    with Run.open(tmp_path / "run", "figure disk-world", c) as run:
+        memory = disk_world.training(run, c, tiny_run, recipe, "memory", 0)
+        assert not opened
+        other = disk_world.training(run, c, tiny_run, recipe, "disk", 0)
+        assert len(opened) == 8 and other["weights"] == memory["weights"] and other["solved"] == memory["solved"]
+        assert disk_world.training(run, c, tiny_run, recipe, "disk", 0) == other and len(opened) == 8
+        found = disk_world.experiment(run, c)
+    assert [one["step"] for one in other["steps"]] == [1, 2] and len(found["rows"]) == 4 and len(found["heldout"]) == 2
+    assert found["claims"][0]["verdict"] == "holds"
+    disk_world.picture(found, tmp_path / "drawn.png")
+    assert len(np.unique(imread(tmp_path / "drawn.png")[..., :3].reshape(-1, 3), axis=0)) > 20
+
+
+@pytest.mark.parametrize("wrong", [{"trainings": 0}, {"steps": 0}, {"samples": 0}])
+def test_bad_settings(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be at least 1, got 0"):
+        disk_world.Experiment(**wrong)
