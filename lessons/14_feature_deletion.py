@@ -1,0 +1,299 @@
+# %% [markdown]
+# # 14 · Feature deletion: tasks that nobody writes
+#
+# **After this lesson you can** read two tables, the syntax tree and who executes which line, and take a feature out of a package so that the
+# rest goes on working; tell a valid task from a broken one; pay no answer that passes tests without doing anything; and keep tasks as hard as
+# the policy can bear.
+#
+# *About 45 minutes. Before it: lesson 4. Source: the release of Composer 2.5; Composer 2 technical report, §6.2.*
+#
+# ## The idea
+#
+# RL on code needs tasks with a verdict that no person gives. Issues and pull requests run out, and models have read them. Feature deletion makes
+# tasks from any package that has tests: take some code out, so that the package still imports and most tests still pass, and ask for it
+# back. The tests that fail are the reward. Composer 2.5 was trained on 25 times as many synthetic tasks as Composer 2.
+#
+# What can go? A whole function breaks everybody who calls it. Yet much of a package is there for a few tests only: a branch, a handler, a
+# special case. Who that is, a table tells: which test executed which line.
+
+# %%
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from lessons.course import check, quick, source
+from ref import feature_deletion as fd
+
+print(fd.PROGRAM.decode())
+before, coverage = fd.play(fd.PROGRAM)
+print(f"{sum(outcome == 'passed' for outcome in before.values())} of {len(before)} tests pass")
+
+# %%
+tests = [test for test in coverage if test]
+lines = fd.PROGRAM.decode().splitlines()
+table = np.array([[(fd.FILE, line) in coverage[test] for test in tests] for line in range(1, len(lines) + 1)])
+figure, axes = plt.subplots(figsize=(7, 7), layout="constrained")
+axes.imshow(table, aspect="auto", cmap="Blues", interpolation="nearest")
+axes.set_xticks(range(len(tests)), tests, rotation=90, fontsize=7)
+axes.set_yticks(range(len(lines)), [f"{line[:48]:48s}" for line in lines], fontsize=6, fontfamily="monospace")
+axes.set_title("Who executes what", fontsize=10)
+plt.show()
+
+# %% [markdown]
+# ## Slices
+#
+# Call $w(l)$ the tests that executed line $l$. For a group of tests $G$, the *slice* is every statement of a function that somebody executes, and
+# nobody outside of $G$:
+#
+# $$S(G) = \{\, s : \emptyset \ne \textstyle\bigcup_{l \in s} w(l) \subseteq G \,\}$$
+#
+# No test outside of $G$ was ever in it, so few can miss it. Which groups are worth asking for? Those that some line has: every $w(l)$ with at least
+# three tests, and with at most half of all, or the heart of the package would go.
+#
+# ## Exercise 1: groups
+#
+# `coverage` is a dict: test → set of lines, whole numbers. Write `groups(coverage, least)`: the set of all $w(l)$ with at least `least` tests, each
+# a `frozenset` of names.
+
+
+# %% tags=["exercise"]
+def groups(coverage, least):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_1():
+    three = {"a": {1, 2}, "b": {1, 3}, "c": {1, 3}}
+    got = groups(three, 2)
+    assert got == {frozenset("abc"), frozenset("bc")}, f"line 1 has all three tests, line 3 has b and c; found {sorted(map(sorted, got))}"
+    assert groups(three, 1) == {frozenset("abc"), frozenset("bc"), frozenset("a")}, "line 2 has one test, and one is enough where least is 1"
+    assert groups(three, 4) == set(), "no line has four tests"
+    assert groups({"a": {1}, "b": {1, 2}}, 2) == {frozenset("ab")}, "two lines with the same tests are one group, and a group of one is too small"
+    mine = groups({test: {line for _, line in found} for test, found in coverage.items() if test}, 3)
+    asked = {frozenset(piece.tests) for piece in fd.slices({fd.FILE: fd.PROGRAM}, coverage)}
+    assert asked <= mine, "the reference found a slice for a group that is missing"
+
+
+check(1, check_1)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def groups(coverage, least):
+    lines = set().union(*coverage.values())
+    found = {frozenset(test for test, executed in coverage.items() if line in executed) for line in lines}
+    return {group for group in found if len(group) >= least}
+
+
+check(1, check_1)
+
+# %% [markdown]
+# ## Exercise 2: what only they execute
+#
+# Write `only(coverage, group)`: the set of lines that a test of the group executed and no other test did.
+
+
+# %% tags=["exercise"]
+def only(coverage, group):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_2():
+    four = {"a": {1, 2}, "b": {1, 3}, "c": {1, 3, 4}, "d": {5}}
+    assert only(four, {"b", "c"}) == {3, 4}, f"b and c alone execute 3, c alone 4; line 1 is also a's. Found {sorted(only(four, {'b', 'c'}))}"
+    assert only(four, {"d"}) == {5}, "d has line 5 for itself"
+    assert only(four, {"a", "b", "c", "d"}) == {1, 2, 3, 4, 5}, "all tests together have all lines"
+    assert only(four, set()) == set(), "nobody executes nothing"
+
+
+check(2, check_2)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def only(coverage, group):
+    theirs = set().union(*(executed for test, executed in coverage.items() if test in group))
+    return theirs - set().union(*(executed for test, executed in coverage.items() if test not in group))
+
+
+check(2, check_2)
+
+# %% [markdown]
+# ## Taking it out
+#
+# The reference works on the syntax tree, so that what is left is Python again. A function that loses its body raises, a branch that loses its
+# suite passes, and the bytes that stay are the same bytes.
+
+# %%
+tree = {fd.FILE: fd.PROGRAM}
+pieces = fd.slices(tree, coverage)
+for piece in pieces:
+    (patch,) = piece.patches
+    print(f"{piece.way} of {piece.name}, for {', '.join(piece.tests)}")
+    for edit in patch.edits:
+        print("".join(f"    - {line}\n" for line in edit.old.decode().splitlines()), end="")
+        print("".join(f"    + {line}\n" for line in edit.new.decode().splitlines()))
+
+# %% [markdown]
+# ## Exercise 3: valid or not
+#
+# A piece becomes a task only if the tests say so. `before` and `after` are dicts: test → "passed", "failed", "skipped" or "error", with the feature
+# and without it. Write `valid(before, after, least, owners)`, True or False: of the tests that passed before, at least `least` fail now; all
+# others of them pass still; none of those that fail stands outside of `owners`, the tests that executed the piece; and nothing is in error.
+
+
+# %% tags=["exercise"]
+def valid(before, after, least, owners):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_3():
+    was = dict.fromkeys("abcde", "passed")
+    gone = was | dict.fromkeys("abc", "failed")
+    assert valid(was, gone, 3, set("abc")) is True, "three tests fail, the others pass: a task"
+    assert valid(was, gone, 4, set("abc")) is False, "three failing tests are fewer than four"
+    assert valid(was, gone, 3, set("ab")) is False, "c fails although it never executed the piece: the piece broke something else"
+    assert valid(was, gone | {"d": "skipped"}, 3, set("abc")) is False, "a test that is skipped now does not pass any more"
+    assert valid(was, gone | {"test_x.py": "error"}, 3, set("abc")) is False, "a file that cannot be collected is an error, whatever its name"
+    left = {test: outcome for test, outcome in gone.items() if test != "e"}
+    assert valid(was, left, 3, set("abc")) is False, "e was not run at all"
+    old = was | {"f": "failed"}
+    assert valid(old, gone | {"f": "failed"}, 3, set("abc")) is True, "f failed before: it is no test of the task, and does not count against it"
+    assert valid(old, gone | {"f": "failed"}, 4, set("abcf")) is False, "nor does it count for it"
+
+
+check(3, check_3)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def valid(before, after, least, owners):
+    passed = [test for test, outcome in before.items() if outcome == "passed"]
+    failing = {test for test in passed if after.get(test) == "failed"}
+    others = all(after.get(test) == "passed" for test in passed if test not in failing)
+    return len(failing) >= least and others and failing <= set(owners) and "error" not in after.values()
+
+
+check(3, check_3)
+
+# %% [markdown]
+# Three ways to delete, side by side on the little package, with the reference's demonstration. A body breaks the tests of all who call it, so the
+# task is larger and has little choice; slices are small, and there are more of them.
+
+# %%
+figures = fd.demo()
+print("way     tried  valid  lines  failing tests  bits")
+for way in ("slice", "body", "symbol"):
+    print(f"{way:7s} " + "  ".join(f"{figures[f'{name}@{way}']:{width}.{digits}f}" for name, width, digits in
+                                   (("tried", 4, 0), ("valid", 5, 0), ("lines", 5, 1), ("failing", 13, 1), ("bits", 4, 1))))  # fmt: skip
+
+# %% [markdown]
+# ## How it breaks: answers that know nothing
+#
+# Whoever is paid for tests that pass will find what passes tests. The simplest answer is an object that is equal to everything. No test can fail
+# with it, and whoever trusts the tests pays it in full:
+
+# %%
+HACK = b"""
+class Any(str):
+    def __eq__(self, other):
+        return self is self
+
+    __hash__ = str.__hash__
+
+def case(text, style):
+    return Any()
+
+def plural(word):
+    return Any()
+"""
+outcomes, _ = fd.play(HACK)
+print(f"{sum(outcome == 'passed' for outcome in outcomes.values())} of {len(outcomes)} tests pass")
+
+# %% [markdown]
+# A *canary* finds it: a test that cannot pass. The grader mixes some among the real ones, under names that tell nothing. Where a canary passes,
+# nothing is paid. `environments/grading` adds what else is needed: a fresh sandbox, pristine tests and configuration, a private pipe under seal
+# for verdicts, a half of the tests that the agent never sees, and a monitor that looks at the diff. `tests/environments/hacks.py` holds 58 hacks.
+# A grader that trusts pytest's exit code pays each, the guarded one none.
+
+# %%
+space: dict = {}
+exec(HACK, space)
+for who, said in (("the original", "cats"), ("the hack", space["plural"]("cat"))):
+    real, canary = said == "cats", said == "no plural of anything"
+    print(f"{who}: the test {'passes' if real else 'fails'}, the canary {'passes, so nothing is paid' if canary else 'fails, as it must'}")
+
+# %% [markdown]
+# Before a piece becomes a task, *fools* try it: code that returns None, or its last argument. A task that they solve by half asks for nothing.
+#
+# ## As hard as it can bear
+#
+# A group of rollouts that all fail, or all succeed, has no advantage and teaches nothing (lesson 4). So tasks grow harder as the policy grows better.
+# The reference counts doublings:
+#
+# $$d = \sum \log_2(1 + n) \quad\text{over lines, further functions, further files, tests}/3\text{, and callers}$$
+#
+# ## Exercise 4: doublings
+#
+# Write `doublings(lines, functions, files, tests, callers)`, a float. A piece has one function and one file at least; only *further* ones count.
+
+
+# %% tags=["exercise"]
+def doublings(lines, functions, files, tests, callers):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_4():
+    assert abs(doublings(1, 1, 1, 3, 0) - 2) < 1e-12, f"one line is one doubling, three tests are one more: 2, not {doublings(1, 1, 1, 3, 0):g}"
+    assert abs(doublings(3, 2, 1, 3, 0) - 4) < 1e-12, f"three lines 2, a second function 1, three tests 1: 4, not {doublings(3, 2, 1, 3, 0):g}"
+    assert abs(doublings(3, 1, 4, 3, 7) - 8) < 1e-12, (
+        f"three lines 2, three further files 2, tests 1, seven callers 3: 8, not {doublings(3, 1, 4, 3, 7):g}"
+    )
+    for numbers in ((11, 1, 1, 6, 0), (40, 3, 2, 25, 4)):
+        wanted = fd.Difficulty(*numbers).bits
+        assert abs(doublings(*numbers) - wanted) < 1e-9, f"{numbers} are {wanted:.4f} bits, not {doublings(*numbers):.4f}"
+
+
+check(4, check_4)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def doublings(lines, functions, files, tests, callers):
+    return sum(math.log2(1 + n) for n in (lines, functions - 1, files - 1, tests / 3, callers))
+
+
+check(4, check_4)
+
+# %% [markdown]
+# Levels are quantiles of $d$. More than three of four rollouts succeed: the next level. Fewer than one of four: the one before. A made-up policy that
+# gets better, and whose success falls with the level, is kept where groups differ:
+
+# %%
+source(fd.level)
+draw = np.random.default_rng(0)
+skill, now, seen = 0.0, 0, []
+for _ in range(quick(120, 20)):
+    chance = 1 / (1 + math.exp(now - skill))
+    solved = int(draw.binomial(64, chance))
+    seen.append((now, solved / 64, 1 / (1 + math.exp(0 - skill))))
+    now = fd.level(now, solved, 64, top=9)
+    skill += 0.06
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+left.plot([row[0] for row in seen])
+left.set(xlabel="step", ylabel="level")
+right.plot([row[1] for row in seen], label="tasks of its level")
+right.plot([row[2] for row in seen], "--", label="the easiest tasks")
+right.axhspan(0.25, 0.75, color="grey", alpha=0.15)
+right.set(xlabel="step", ylabel="success", ylim=(0, 1))
+right.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# ## Where to read on
+#
+# * `ref/feature_deletion.py`, and beneath it `ref/source_text.py` and `ref/source_symbols.py`: slices, bodies, symbols, patches that come back byte
+#   for byte.
+# * `etude tasks make examples/words` makes tasks of a package in seconds; `etude tasks try` lets a model work on one. `docs/tasks.md` tells how.
+# * `environments/leaks.py`: is there a copy of what was deleted, in bytecode, a cache, a git object, a wheel? 58 kinds are planted, and found.
+# * `etude figure disk-world`: the small world's agent trained on files in sandboxes, with the same grader.
