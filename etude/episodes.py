@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from environments.grading.guarded import Exam, grade
 from environments.grading.lay import write
@@ -75,7 +76,7 @@ def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float) -> tu
     return task, package
 
 
-def policy_of(model: str, name: str, exam: Exam, task: Task, sampling: dict, strict: bool) -> Policy:
+def policy_of(model: str, name: str, exam: Exam, task: Task, sampling: dict, strict: bool, choice: Literal["auto", "required"]) -> Policy:
     """Who plays: "oracle", "fool", or the address of a model. Raises RunError."""
     if model in ("oracle", "fool"):
         return scripted.oracle(exam.given, exam.gold, task.visible) if model == "oracle" else scripted.fool(task.visible)
@@ -83,7 +84,7 @@ def policy_of(model: str, name: str, exam: Exam, task: Task, sampling: dict, str
         raise RunError("a model behind an address has a name there: --name NAME")
     try:
         key = os.environ.get("OPENAI_API_KEY", "")
-        return Remote(model, name, key, sampling, strict, told=lambda why: print(why, file=sys.stderr, flush=True))
+        return Remote(model, name, key, sampling, strict, choice, told=lambda why: print(why, file=sys.stderr, flush=True))
     except ValueError as error:
         raise RunError(f"{error}; oracle and fool play without a model") from None
 
@@ -99,6 +100,7 @@ def try_task(
     budget: Budget,
     sampling: dict,
     strict: bool,
+    choice: Literal["auto", "required"],
     corpus: Path | None,
     jobs: int,
     seconds: float,
@@ -109,7 +111,7 @@ def try_task(
     path = out / f"{task.id}.jsonl"
     if path.exists() and not resume:
         raise RunError(f"{path} is there already; --resume goes on with it, and --out names another folder")
-    policy = policy_of(model, model_name, exam, task, sampling, strict)
+    policy = policy_of(model, model_name, exam, task, sampling, strict, choice)
     tools = tuple(one for one in TOOLS if corpus or one != "web_search")
     asked = task.specified if prompt == "specified" else task.terse
     job = Job(task.id, asked, stored(exam.given), exam.given, pages_of(corpus) if corpus else None, tools, strict)

@@ -1,7 +1,7 @@
 """A policy behind an OpenAI-compatible address: POST …/chat/completions, with tools.
 
-Nothing is assumed of a server but the answer's form. Where it tells them, log-probs, token ids and counts of tokens are kept; vLLM gives ids to who
-asks with `return_token_ids`, and servers that do not know the field ignore it or are asked again without it.
+Nothing is assumed of a server but the answer's form. Where it tells them, log-probs, token ids and counts of tokens are kept. vLLM gives ids to who
+asks with `return_token_ids`, llama.cpp beside the log-probs; servers that do not know these fields ignore them or are asked again without them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from environments.harness.messages import Called, Message, PolicyError, Reply
 from environments.harness.tools import Tool, openai
@@ -31,7 +32,8 @@ EXTRAS = {"logprobs": True, "return_token_ids": True}
 
 class Remote:
     """`address`: that of the API, such as http://localhost:8000/v1. `key`: sent as a bearer token. `sampling`: further fields of each request, such
-    as temperature and seed. `seconds`: that a server may say nothing. `told`: hears why a request is made again."""
+    as temperature and seed. `choice`: "required" where each reply must call a tool, if the server can hold it to that. `seconds`: that a server may
+    say nothing. `told`: hears why a request is made again."""
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class Remote:
         key: str = "",
         sampling: Mapping[str, object] | None = None,
         strict: bool = False,
+        choice: Literal["auto", "required"] = "auto",
         seconds: float = 600.0,
         told: Callable[[str], None] = lambda why: None,
         sleep: Callable[[float], None] = time.sleep,
@@ -47,15 +50,16 @@ class Remote:
         """Raises ValueError for an address that is none."""
         if not address.startswith(("http://", "https://")) or any(letter <= " " for letter in address):
             raise ValueError(f"{address!r} is no address of a model: it begins with http:// or https://, as in http://localhost:8000/v1")
-        self.address, self.model, self.key, self.strict = address.rstrip("/"), model, key, strict
+        self.address, self.model, self.key, self.strict, self.choice = address.rstrip("/"), model, key, strict, choice
         self.sampling, self.seconds, self.told, self.sleep = dict(sampling or {}), seconds, told, sleep
         self.extras = dict(EXTRAS)
 
     def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
         """See `Policy`. Raises PolicyError for a server that cannot be reached, refuses, or says what is no answer, after a few tries."""
-        asked = {"model": self.model, "messages": [_message(one) for one in messages], "max_tokens": most, **self.sampling}
+        asked = {"model": self.model, "messages": [_message(one) for one in messages], "max_tokens": most}
         if tools:
-            asked |= {"tools": openai(tools, self.strict), "tool_choice": "auto"}
+            asked |= {"tools": openai(tools, self.strict), "tool_choice": self.choice}
+        asked |= self.sampling
         why = ""
         for number in range(TRIES):
             if number:
@@ -117,7 +121,7 @@ def read(data: bytes) -> Reply:
         calls,
         _count(usage, "prompt_tokens"),
         _count(usage, "completion_tokens"),
-        _ids(choice.get("token_ids")),
+        _ids(choice.get("token_ids")) or _ids([one.get("id") for one in _rows(choice.get("logprobs"))]),
         _logprobs(choice.get("logprobs")),
         _ids(said.get("prompt_token_ids")),
         choice.get("finish_reason") == "length",
@@ -142,9 +146,14 @@ def _ids(found: object) -> tuple[int, ...] | None:
     return tuple(found) if isinstance(found, list) and found and all(type(one) is int for one in found) else None
 
 
-def _logprobs(found: object) -> tuple[float, ...] | None:
+def _rows(found: object) -> list[dict]:
+    """What an answer says of each sampled token."""
     rows = found.get("content") if isinstance(found, dict) else None
-    if not isinstance(rows, list) or not rows:
+    return rows if isinstance(rows, list) and all(isinstance(row, dict) for row in rows) else []
+
+
+def _logprobs(found: object) -> tuple[float, ...] | None:
+    values = [row.get("logprob") for row in _rows(found)]
+    if not values:
         return None
-    values = [row.get("logprob") if isinstance(row, dict) else None for row in rows]
     return tuple(map(float, values)) if all(isinstance(one, int | float) and not isinstance(one, bool) for one in values) else None  # pyright: ignore

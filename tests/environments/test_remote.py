@@ -55,6 +55,20 @@ def test_what_is_asked_and_what_is_read():
     assert body["messages"][3] == {"role": "tool", "tool_call_id": "1", "content": "one"}
 
 
+def test_ids_beside_log_probs_are_read_too():
+    """As llama.cpp tells them."""
+    rows = [{"id": 57, "token": "I", "logprob": -2.25}, {"id": 9, "token": "!", "logprob": -0.5}]
+    assert read(json.dumps(answer("I!", logprobs={"content": rows})).encode()).token_ids == (57, 9)
+    assert read(json.dumps(answer("I!", logprobs={"content": [{**rows[0], "id": None}, rows[1]]})).encode()).token_ids is None
+
+
+def test_each_reply_must_call_a_tool_where_that_is_asked():
+    with serving(lambda number, body: answer("", ("read", {"path": "b"}))) as (address, asked):
+        remote(address, choice="required")[0].reply(CONTEXT, TOOLS, 50)
+        remote(address)[0].reply(CONTEXT, TOOLS, 50)
+    assert [body["tool_choice"] for body, _ in asked] == ["required", "auto"]
+
+
 def test_without_tools_none_are_sent():
     with serving(lambda number, body: answer("A summary.")) as (address, asked):
         found = remote(address)[0].reply(CONTEXT[:2], (), 50)
