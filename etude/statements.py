@@ -399,6 +399,12 @@ SYSTEMS = (
 )
 
 ENVIRONMENTS = (
+    Statement(
+        "same-harness",
+        "§6.2",
+        "an agent trains in the harness in which it works: real files, real tools, isolated machines",
+        _in("disk-world", "same-curves", "learns-on-disk"),
+    ),
     Statement("strict-arguments", "§6.2", "stricter checks of tool arguments teach more precise calls", why=HERE),
     Statement("tools-removed", "§6.2", "training with tools taken away makes the agent steerable", why=REAL),
     Statement("shadow-backend", "§6.2", "tools with outside dependencies work from a shadow deployment", why=REAL),
