@@ -24,6 +24,7 @@ LIBRARIES = {
     "kernels": {"torch", "triton", "jaxtyping", "numpy"},
     "environments": set(),
     "environments/sandbox/engine.py": {"docker", "requests"},
+    "environments/harbor/verify.py": set(),
     "environments/grading/inside": {"pytest"},
     "environments/tasks/inside": {"pytest"},
 }
@@ -34,6 +35,7 @@ MAY = {
     "sims": {"sims", "ref", "kit"},
     "environments": {"environments", "ref", "kit"},
     "environments/sandbox/engine.py": {"environments.sandbox", "kit"},
+    "environments/harbor/verify.py": {"environments.grading", "environments.sandbox.interface"},
     "environments/sandbox/inside": {"environments.sandbox.inside"},
     "environments/grading/inside": {"environments.grading.inside"},
     "environments/tasks/inside": {"environments.tasks.inside"},

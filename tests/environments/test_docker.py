@@ -33,15 +33,6 @@ SUCCEED = {
 
 
 @pytest.fixture(scope="module")
-def engine():
-    """Skips where no engine answers."""
-    try:
-        connected().close()
-    except RunError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
 def begin(engine, root, shared_store, tmp_path_factory):
     """begin(files, limits=…) gives a sandbox of Docker's; all of them are closed after the tests of this file."""
     begun = []
