@@ -29,7 +29,7 @@ PAGE, LINK = 4096, 100
 """Bytes of a page, and of a link that has room without one."""
 SPARE = 32 * 2**20
 """Bytes of memory for the server and for what the kernel keeps of a container."""
-HIDDEN = ("/sys", "/dev/pts", "/dev/mqueue", "/dev/tty", "/dev/console", "/etc/resolv.conf", "/etc/mtab", *(f"/proc/{name}" for name in MASKED))
+HIDDEN = ("/sys", "/dev/pts", "/dev/mqueue", "/dev/tty", "/dev/console", "/etc/resolv.conf", *(f"/proc/{name}" for name in MASKED))
 """What Docker shows of its machine, and no task needs."""
 
 

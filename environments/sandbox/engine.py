@@ -70,12 +70,23 @@ def image(client: Any, root: Path) -> str:
     with closed_after(client), refusals("the sandbox's image cannot be imported"):
         about = root.name if re.fullmatch("[0-9a-f]{64}", root.name) else lists.digest({path: entry for path, entry, _ in lists.of_folder(root)})
         tag = hashlib.sha256(json.dumps([about, VERSION, OTHER]).encode()).hexdigest()[:24]
-        with open(made(cache_folder()) / "images.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two that import at a time would leave one without a name
-            if not client.images(f"{REPOSITORY}:{tag}"):
-                _import(client, root, tag)
-                _forget(client, tag)
-        return f"{REPOSITORY}:{tag}"
+        name = f"{REPOSITORY}:{tag}"
+        if not client.images(name):
+            with one_at_a_time():
+                if not client.images(name):
+                    _import(client, root, tag)
+                    _forget(client, tag)
+        return name
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Lets no other process of this user import an image: of two that do, one would be left without a name. Does nothing where the user has no cache
+    folder."""
+    with contextlib.ExitStack() as closing:
+        with contextlib.suppress(OSError):
+            fcntl.flock(closing.enter_context(open(made(cache_folder()) / "images.lock", "w")), fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

@@ -169,10 +169,10 @@ def gone(first, seconds=20.0):
 
 
 def left():
-    """How many containers of ours there are."""
+    """The containers of ours, also those that are being removed."""
     client = connected()
     try:
-        return len(client.containers(all=True, filters={"label": "etude"}))
+        return {found["Id"] for found in client.containers(all=True, filters={"label": "etude"})}
     finally:
         client.close()
 
@@ -187,13 +187,13 @@ def test_closing_ends_all_and_leaves_no_container(begin, root, shared_store):
     sandbox.close()
     sandbox.close()
     thread.join()
-    assert heard[0].ended == "the sandbox is closed" and gone(sandbox.first, 0) and left() == before
+    assert heard[0].ended == "the sandbox is closed" and gone(sandbox.first, 0) and left() <= before
     assert len(os.listdir("/proc/self/fd")) == handles
     forgotten = open_sandbox(REPOSITORY / "kit", "docker", root=root, store=shared_store)
     first = forgotten.first
     del forgotten
     gc.collect()
-    assert gone(first) and left() == before
+    assert gone(first) and left() <= before
 
 
 def test_a_server_that_is_killed_ends_the_episode_in_one_line(begin):
@@ -276,4 +276,4 @@ def test_a_sandbox_that_cannot_start_says_why_and_leaves_nothing(engine, root, s
     monkeypatch.setattr("environments.sandbox.seccomp.program", lambda: b"\0" * 8)
     with pytest.raises(RunError, match="the sandbox did not start; it says: OSError: .*seccomp filter"):
         open_sandbox(open_folder / "t", "docker", root=root, store=shared_store)
-    assert left() == before
+    assert left() <= before
