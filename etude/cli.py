@@ -581,6 +581,7 @@ def bench_sandbox() -> None:
 
 JOBS = typer.Option(help="Sandboxes at a time.", min=1, show_default="one a core")
 RUN_SECONDS = typer.Option(help="Seconds that a package's tests may take.", min=1.0)
+SANDBOX = typer.Option(help="What makes the sandboxes: bubblewrap, or a Docker engine of this machine.")
 
 
 @tasks_app.command("make")
@@ -590,9 +591,10 @@ def tasks_make(
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
     again: Annotated[bool, typer.Option("--again", help="Make recipes anew that are there already.")] = False,
+    sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Take features out of packages, one by one, and keep those that make a task. Code of packages runs in sandboxes only."""
-    if not importlib.import_module("etude.tasks").make_all(packages, out, jobs or process.cores(), seconds, again):
+    if not importlib.import_module("etude.tasks").make_all(packages, out, jobs or process.cores(), seconds, again, sandbox):
         raise typer.Exit(2)
 
 
@@ -601,9 +603,24 @@ def tasks_check(
     recipes: Annotated[list[Path], typer.Argument(help="Recipes, or folders of them.", readable=False)],
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Make the tasks of recipes again, and grade the original code (paid in full) and nothing done (paid nothing)."""
-    if not importlib.import_module("etude.tasks").check_all(recipes, jobs or process.cores(), seconds):
+    if not importlib.import_module("etude.tasks").check_all(recipes, jobs or process.cores(), seconds, sandbox):
+        raise typer.Exit(2)
+
+
+@tasks_app.command("export")
+def tasks_export(
+    recipes: Annotated[list[Path], typer.Argument(help="Recipes, or folders of them.", readable=False)],
+    out: Annotated[Path, typer.Option(help="Folder for the tasks, a folder each.")] = Path("harbor"),
+    format: Annotated[str, typer.Option("--format", help="harbor: folders with a task.toml of schema 1.4.")] = "harbor",
+    jobs: Annotated[int | None, JOBS] = None,
+    seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    sandbox: Annotated[str, SANDBOX] = "bubblewrap",
+) -> None:
+    """Make the tasks of recipes again, and write them for another program, with their grader."""
+    if not importlib.import_module("etude.tasks").export_all(recipes, out, format, jobs or process.cores(), seconds, sandbox):
         raise typer.Exit(2)
 
 
@@ -629,13 +646,14 @@ def tasks_try(
     corpus: Annotated[Path | None, typer.Option(help="Folder of pages for web_search; without it the tool is not there.")] = None,
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Let a model work on a task in a sandbox, grade what it leaves, and keep the transcript. OPENAI_API_KEY is sent if it is set."""
     from environments.harness.episode import Budget
 
     budget = Budget(turns, tokens, 60 * minutes, context)
     sampling = {"temperature": temperature, "seed": seed}
-    how = prompt, out, resume, budget, sampling, strict, tool_choice, corpus, jobs or process.cores(), seconds
+    how = prompt, out, resume, budget, sampling, strict, tool_choice, corpus, jobs or process.cores(), seconds, sandbox
     importlib.import_module("etude.episodes").try_task(task, model, name, recipes or (), *how)
 
 

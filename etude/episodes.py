@@ -23,7 +23,7 @@ from environments.harness.remote import Remote
 from environments.harness.tools import TOOLS
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits
-from environments.sandbox.open import open_sandbox, own_store
+from environments.sandbox.open import Kind, open_sandbox, own_store
 from environments.sandbox.visible import one_line, visible
 from environments.tasks.check import exam_of
 from environments.tasks.kept import keep, kept
@@ -55,7 +55,7 @@ def found_in(name: str, folders: Sequence[Path]) -> tuple[Path, dict]:
     raise RunError(f"no recipe in {where} has a task {name}; `etude tasks make PACKAGE` writes recipes, and they list their tasks")
 
 
-def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float) -> tuple[Task, Package]:
+def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> tuple[Task, Package]:
     """The task and its package; made again where it is not kept from before. Raises RunError."""
     path, recipe = found_in(name, folders)
     about, name = recipe["package"], recipe["task"]
@@ -66,7 +66,7 @@ def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float) -> tu
     if (task := kept(cache, name, package)) is None:
         print(f"{path}: its tasks are made once more; they are kept then", flush=True)
         try:
-            package, _, made, _ = made_of(package, jobs, seconds)
+            package, _, made, _ = made_of(package, jobs, seconds, kind)
         except ValueError as error:
             raise RunError(str(error)) from None
         for one in made.tasks:
@@ -104,9 +104,10 @@ def try_task(
     corpus: Path | None,
     jobs: int,
     seconds: float,
+    kind: Kind = "bubblewrap",
 ) -> float:
     """Plays an episode, grades it, and says what it earned. Gives the reward. Raises RunError, and Interrupted."""
-    task, package = task_of(name, folders or FOLDERS, jobs, seconds)
+    task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
     exam, store = exam_of(task, package), own_store(cache_folder() / "store")
     path = out / f"{task.id}.jsonl"
     if path.exists() and not resume:
@@ -121,7 +122,7 @@ def try_task(
             policy.said = sum(line["kind"] == "reply" for line in journal.lines)
         for line in journal.lines:
             told(line)  # what was there already
-        episode = Episode(job, policy, journal, partial(open_sandbox, limits=WORKING), store, budget, told)
+        episode = Episode(job, policy, journal, partial(open_sandbox, kind=kind, limits=WORKING), store, budget, told)
         try:
             tree = episode.play()
         except PolicyError as error:
@@ -129,7 +130,7 @@ def try_task(
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; --resume goes on from turn {episode.turns}") from None
         if not any(line["kind"] == "grade" for line in journal.lines):
-            found = grade(exam, store.tree(tree), partial(open_sandbox, limits=GRADING), [*record.calls(journal.lines)], seconds)
+            found = grade(exam, store.tree(tree), partial(open_sandbox, kind=kind, limits=GRADING), [*record.calls(journal.lines)], seconds)
             parts = {"succinctness": found.reward.succinctness, "conformance": found.reward.conformance}
             failed = {test: one_line(why) for test, why in found.verdicts.failed.items()}
             counts = {"passed": len(found.verdicts.passed), "of": len(exam.wanted)}

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 
+from environments.grading.lay import write
+from environments.harbor import export as harbor
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits
-from environments.sandbox.open import open_sandbox
+from environments.sandbox.open import Kind, open_sandbox
 from environments.tasks.check import check as graded
 from environments.tasks.kept import keep
 from environments.tasks.make import Made, Task, make
@@ -24,7 +28,7 @@ from environments.tasks.sources import package_of
 from kit.disk import Journal, atomic_write, read_lines
 from kit.settings import RunError
 
-__all__ = ["check_all", "faults_of", "made_of", "make_all", "recipe_of", "recipes"]
+__all__ = ["check_all", "export_all", "faults_of", "made_of", "make_all", "recipe_of", "recipes"]
 
 GRADING = Limits(memory=1 << 30, output=4 << 20, seconds=600.0)
 """Of the sandboxes in which solutions are graded."""
@@ -50,12 +54,12 @@ class Line:
             print("\r\x1b[K", end="", flush=True)
 
 
-def made_of(package: Package, jobs: int, seconds: float) -> tuple[Package, tuple[str, ...], Made, float]:
-    """The package without the test files that cannot be collected, their names, its tasks, and the seconds that it took. Raises ValueError for
-    what is no material, and RunError."""
+def made_of(package: Package, jobs: int, seconds: float, kind: Kind) -> tuple[Package, tuple[str, ...], Made, float]:
+    """The package without the test files that cannot be collected, their names, its tasks, and the seconds that it took. `kind`: of the sandboxes.
+    Raises ValueError for what is no material, and RunError."""
     since, line = time.monotonic(), Line(f"{package.name} {package.version}", "runs of its tests")
     try:
-        runner = Sandboxed(partial(open_sandbox, limits=LIMITS), jobs, seconds, line)
+        runner = Sandboxed(partial(open_sandbox, kind=kind, limits=LIMITS), jobs, seconds, line)
         package, left_out = prepared(package, runner)
         made = make(package, runner)
     finally:
@@ -63,9 +67,9 @@ def made_of(package: Package, jobs: int, seconds: float) -> tuple[Package, tuple
     return package, left_out, made, time.monotonic() - since
 
 
-def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool) -> bool:
+def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool, kind: Kind = "bubblewrap") -> bool:
     """Writes OUT/NAME-VERSION.json for each package, and says how many tasks each gave. A package that gives none is said in one line, and the next
-    one comes. A recipe that is there stays, unless `again`. True if all packages gave tasks."""
+    one comes. A recipe that is there stays, unless `again`. `kind`: of the sandboxes. True if all packages gave tasks."""
     rows, good = [], True
     out.mkdir(parents=True, exist_ok=True)
     for spec in specs:
@@ -75,7 +79,7 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
             if path.exists() and not again:
                 print(f"{path} is there already; --again makes it anew")
                 continue
-            package, left_out, made, took = made_of(package, jobs, seconds)
+            package, left_out, made, took = made_of(package, jobs, seconds, kind)
         except (RunError, ValueError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             good = False
@@ -93,17 +97,12 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
     return good
 
 
-def check_all(paths: Sequence[Path], jobs: int, seconds: float) -> bool:
+def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bubblewrap") -> bool:
     """Makes the tasks of recipes again, compares them, and grades for each the gold and nothing done. Results go to NAME-VERSION.checks.jsonl, and a
-    check that was made already is not made again. True if nothing is wrong."""
+    check that was made already is not made again. `kind`: of the sandboxes. True if nothing is wrong."""
     good = True
-    for path in [one for where in paths for one in recipes(where)]:
-        recipe = recipe_of(path)
-        try:
-            package, _, made, _ = made_of(package_of(recipe["package"]["spec"], cache_folder() / "sdists"), jobs, seconds)
-        except ValueError as error:
-            raise RunError(str(error)) from None
-        faults = checked(path.with_suffix(".checks.jsonl"), package, made, jobs, seconds)
+    for path, recipe, package, made in again_made(paths, jobs, seconds, kind):
+        faults = checked(path.with_suffix(".checks.jsonl"), package, made, jobs, seconds, kind)
         wrong = [*differences(recipe, package, made), *(f"{task.id}: {one}" for task in made.tasks for one in faults[task.id])]
         says = f"{len(wrong)} wrong" if wrong else "gold paid in full, nothing done paid nothing"
         print(f"{path}: {len(made.tasks)} tasks, made again and graded: {says}", *(f"  {one}" for one in wrong), sep="\n")
@@ -111,7 +110,45 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float) -> bool:
     return good
 
 
-def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float) -> dict[str, list[str]]:
+def again_made(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> Iterator[tuple[Path, dict, Package, Made]]:
+    """Each recipe with what is made of its package now. Raises RunError for what is no recipe, and where nothing can be made."""
+    for path in [one for where in paths for one in recipes(where)]:
+        recipe = recipe_of(path)
+        try:
+            package, _, made, _ = made_of(package_of(recipe["package"]["spec"], cache_folder() / "sdists"), jobs, seconds, kind)
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        yield path, recipe, package, made
+
+
+def export_all(paths: Sequence[Path], out: Path, format: str, jobs: int, seconds: float, kind: Kind = "bubblewrap") -> bool:
+    """Makes the tasks of recipes again, and writes OUT/ID, a folder of Harbor's, for each; one that is there is written anew. True if all tasks of
+    the recipes, and no others, were made. Raises RunError for another format."""
+    if format != "harbor":
+        raise RunError(f"there is no format called {format!r}; there is harbor")
+    good = True
+    for path, recipe, package, made in again_made(paths, jobs, seconds, kind):
+        for task in made.tasks:
+            write_anew(harbor.folder(task, package, metadata.version("pytest"), seconds), out / task.id)
+        wrong = differences(recipe, package, made)
+        print(f"{path}: {len(made.tasks)} tasks, made again and written to {out}", *(f"  {one}" for one in wrong), sep="\n")
+        good = good and not wrong
+    return good
+
+
+def write_anew(files: Mapping[str, bytes], folder: Path) -> None:
+    """Replaces a folder by one of these files; scripts may be executed. What was there goes only when the new one is whole."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as name:
+        write(files, Path(name) / "new")
+        for path in files:
+            (Path(name) / "new" / path).chmod(0o755 if path.endswith(".sh") else 0o644)
+        if folder.exists():
+            folder.rename(Path(name) / "old")
+        (Path(name) / "new").rename(folder)
+
+
+def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float, kind: Kind) -> dict[str, list[str]]:
     """Task → what is wrong with it. What stands in the file at `path` already is not looked at again; the rest is added there."""
     known = {row["id"]: row["faults"] for row in read_lines(path) if _ours(row) and row["digest"] == package.digest}
     todo = [task for task in made.tasks if task.id not in known]
@@ -121,7 +158,7 @@ def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float)
     try:
         # Processes, not threads: Python 3.11 fails where two threads parse at once (python/cpython#106905).
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            for task, faults in zip(todo, pool.map(partial(faults_of, package=package, seconds=seconds), todo), strict=True):
+            for task, faults in zip(todo, pool.map(partial(faults_of, package=package, seconds=seconds, kind=kind), todo), strict=True):
                 known[task.id] = [*faults]
                 log.append(json.dumps({"id": task.id, "digest": package.digest, "faults": known[task.id]}).encode() + b"\n")
                 line(1)
@@ -131,9 +168,9 @@ def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float)
     return known
 
 
-def faults_of(task: Task, package: Package, seconds: float) -> tuple[str, ...]:
+def faults_of(task: Task, package: Package, seconds: float, kind: Kind) -> tuple[str, ...]:
     """What is wrong with a task, in a process of its own."""
-    return graded(task, package, partial(open_sandbox, limits=GRADING), seconds).faults
+    return graded(task, package, partial(open_sandbox, kind=kind, limits=GRADING), seconds).faults
 
 
 def _ours(row: dict) -> bool:

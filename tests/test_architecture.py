@@ -23,6 +23,8 @@ LIBRARIES = {
     "ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "tokenizers", "zstandard"},
     "kernels": {"torch", "triton", "jaxtyping", "numpy"},
     "environments": set(),
+    "environments/sandbox/engine.py": {"docker", "requests"},
+    "environments/harbor/verify.py": set(),
     "environments/grading/inside": {"pytest"},
     "environments/tasks/inside": {"pytest"},
 }
@@ -32,6 +34,8 @@ MAY = {
     "scaled": {"scaled", "ref", "kernels", "kit"},
     "sims": {"sims", "ref", "kit"},
     "environments": {"environments", "ref", "kit"},
+    "environments/sandbox/engine.py": {"environments.sandbox", "kit"},
+    "environments/harbor/verify.py": {"environments.grading", "environments.sandbox.interface"},
     "environments/sandbox/inside": {"environments.sandbox.inside"},
     "environments/grading/inside": {"environments.grading.inside"},
     "environments/tasks/inside": {"environments.tasks.inside"},

@@ -6,19 +6,21 @@ import functools
 import platform
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args, overload
 
 from kit.settings import RunError
 
 from .bubblewrap import Bubblewrap
 from .cache import cache_folder, reachable
+from .docker import Docker
 from .interface import LIMITS, Limits
 from .root import root_file_system
 from .store import Store
 
-__all__ = ["open_sandbox"]
+__all__ = ["Kind", "open_sandbox"]
 
-
+Kind = Literal["bubblewrap", "docker"]
+"""Of sandboxes: bubblewrap needs nothing but its program; Docker needs an engine that answers, and its SDK for Python."""
 KEPT = 14 * 24 * 3600
 """Seconds for which a tree is kept that nobody begins with."""
 
@@ -33,9 +35,21 @@ def own_store(folder: Path) -> Store:
     return store
 
 
+@overload
 def open_sandbox(
-    tree: Path | str, kind: Literal["bubblewrap"] = "bubblewrap", limits: Limits = LIMITS, *, root: Path | None = None, store: Store | None = None
-) -> Bubblewrap:
+    tree: Path | str, kind: Literal["bubblewrap"] = ..., limits: Limits = ..., *, root: Path | None = ..., store: Store | None = ...
+) -> Bubblewrap: ...
+
+
+@overload
+def open_sandbox(
+    tree: Path | str, kind: Kind, limits: Limits = ..., *, root: Path | None = ..., store: Store | None = ...
+) -> Bubblewrap | Docker: ...
+
+
+def open_sandbox(
+    tree: Path | str, kind: Kind = "bubblewrap", limits: Limits = LIMITS, *, root: Path | None = None, store: Store | None = None
+) -> Bubblewrap | Docker:
     """A sandbox whose work tree begins as `tree`: a folder, which is copied and never changed, or the hash of a stored tree. A folder is read whole
     each time; who opens many sandboxes over one stores it once, and names its hash.
 
@@ -45,10 +59,11 @@ def open_sandbox(
         with open_sandbox(Path("package")) as sandbox:
             print(sandbox.call("shell", {"command": "pytest -q"}).text)
     """
-    if kind != "bubblewrap":
-        raise RunError(f"there is no kind of sandbox called {kind!r}; there is bubblewrap")
+    if kind not in get_args(Kind):
+        raise RunError(f"there is no kind of sandbox called {kind!r}; there are {' and '.join(get_args(Kind))}")
     if platform.system() != "Linux":
         raise RunError(f"sandboxes need Linux's namespaces, which {platform.system()} lacks; run this in a virtual machine with Linux")
     root = reachable(root or root_file_system())
     store = store or own_store(cache_folder() / "store")
-    return Bubblewrap(root, store, store.add_folder(tree) if isinstance(tree, Path) else tree, limits)
+    name = store.add_folder(tree) if isinstance(tree, Path) else tree
+    return Docker(root, store, name, limits) if kind == "docker" else Bubblewrap(root, store, name, limits)

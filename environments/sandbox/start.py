@@ -11,6 +11,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ from pathlib import Path
 from kit.settings import RunError
 
 from .cache import owner
+from .wire import Wire
 
-__all__ = ["Started", "explain", "information", "start"]
+__all__ = ["BOOT", "Started", "explain", "information", "start"]
 
 BOOT = "import sys; sys.path.insert(0, '/usr/lib/sandbox'); from inside.server import main; main()"
 CAPABILITIES = ("SYS_ADMIN", "SYS_RESOURCE", "SETPCAP", "DAC_OVERRIDE", "CHOWN", "FOWNER")
@@ -83,6 +85,19 @@ class Started:
         for pipe in (self.monitor.stdin, self.monitor.stdout, self.monitor.stderr):
             if pipe is not None:
                 pipe.close()
+
+    def wire(self, tick: Callable[[], None]) -> Wire:
+        """The pipes to the first process, which are bwrap's standard ones."""
+        assert self.monitor.stdin is not None and self.monitor.stdout is not None
+        return Wire(self.monitor.stdout.fileno(), self.monitor.stdin.fileno(), tick)
+
+    def crossed(self) -> bool:
+        """Whether a bound of bwrap's on memory has ended a process: it has none."""
+        return False
+
+    def failure(self, wire: Wire) -> str:
+        """Why bwrap or the first process has ended, in one line."""
+        return failure(self.monitor)
 
 
 def command(program: str, root: Path, tree: Path, information: int) -> list[str]:

@@ -89,6 +89,10 @@ class Wire:
             return
         if not block:
             raise Broken("the sandbox's server has ended")
+        self.take(block)
+
+    def take(self, block: bytes) -> None:
+        """Adds to the buffer what has come."""
         self.buffer += block
 
     def _wait(self, readers: list[int], writers: list[int], until: float, tick: bool = True) -> None:

@@ -5,15 +5,26 @@ from pathlib import Path
 
 import pytest
 
+from environments.sandbox.engine import connected
 from environments.sandbox.open import open_sandbox
 from environments.sandbox.root import root_file_system
 from environments.sandbox.store import Store
+from kit.settings import RunError
 
 
 @pytest.fixture(scope="session")
 def root():
     """The root file system of the user who runs the tests, from the cache."""
     return root_file_system()
+
+
+@pytest.fixture(scope="session")
+def engine():
+    """Skips where no Docker engine answers."""
+    try:
+        connected().close()
+    except RunError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -6,37 +6,24 @@ The attempts stand in attempts.py, their targets in planted.py. All of a user's 
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from environments.sandbox.root import PYTHON
 from tests.environments import attempts
 from tests.environments.planted import planted
+from tests.environments.siege import CODES, MISTAKES, REPOSITORY, besieged, prepared, said
 
-HERE = Path(__file__).parent
-REPOSITORY = HERE.parents[1]
-NAMES = [(family, name) for family, found in attempts.FAMILIES.items() for name in found]
-CODES = {f"{family}: {name}": attempts.FAMILIES[family][name].code for family, name in NAMES}
-NOBODY = 65534
 USERS = ["this user", "nobody"] if os.geteuid() == 0 else ["this user"]
-MISTAKES = ("NameError", "SyntaxError", "TypeError", "KeyError", "AttributeError", "ImportError", "ModuleNotFoundError", "UnboundLocalError", "late")
-"""Errors of an attempt that was not made at all."""
 
 
 @pytest.fixture(scope="module")
 def siege(root, shared_store):
     """What every attempt got: by user in the sandbox, outside, and in a weaker sandbox."""
     with planted(REPOSITORY, shared_store.folder) as at:
-        folder = Path(at["folder"])
-        shutil.copy(HERE / "runner.py", folder)
-        for room in ("environments", "kit"):
-            shutil.copytree(REPOSITORY / room, folder / "code" / room, ignore=shutil.ignore_patterns("__pycache__"))
-        (folder / "tree").mkdir()
-        (folder / "tree" / "file").write_text("x")
+        folder = prepared(at)
         shared_store.tree(shared_store.add_folder(folder / "tree"))
         found = {user: besieged(user, root, at, folder) for user in USERS}
         (folder / "asked.json").write_text(json.dumps({"at": at, "codes": codes(attempts.OUTSIDE, attempts.ROOT)}))
@@ -64,49 +51,12 @@ def of(name):
     return attempts.FAMILIES[family][rest]
 
 
-def said(done):
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def weaker(folder):
     """A sandbox that shows the machine's files, gives all capabilities within its namespaces, and filters nothing."""
     words = ["bwrap", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--unshare-pid", "--unshare-net", "--unshare-ipc"]
     words += ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     # A checkout in /tmp has its environment there, too.
     return [*words, "--ro-bind", sys.base_prefix, sys.base_prefix, "--bind", folder, folder]
-
-
-def besieged(user, root, at, folder):
-    """All attempts in one sandbox that this user opens. What they did to the machine counts, whatever they say."""
-    store = folder / f"store of {user}"
-    store.mkdir()
-    request = folder / "request.json"
-    told = {"root": str(root), "store": str(store), "tree": str(folder / "tree"), "code": str(folder / "code"), "runner": str(folder / "runner.py")}
-    request.write_text(json.dumps({**told, "at": at, "codes": CODES}))
-    program, how = [sys.executable], {}
-    if user == "nobody":
-        os.chown(store, NOBODY, NOBODY)
-        shutil.copy(HERE / "besiege.py", folder)
-        loader = next((root / "usr" / "lib").glob("ld-*"))  # another user may not be able to enter where this Python lies
-        program = [loader, "--library-path", root / "usr" / "lib", root / "usr" / "bin" / PYTHON]
-        how = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
-    environment = {"PATH": os.environ["PATH"], "PLANTED_SECRET": at["planted"]}
-    with open(at["marker"]) as inherited:
-        os.set_inheritable(inherited.fileno(), True)
-        script = folder / "besiege.py" if user == "nobody" else HERE / "besiege.py"
-        done = subprocess.run([*program, script, request], capture_output=True, text=True, env=environment, close_fds=False, **how)
-    heard = said(done)
-    assert heard["lives"] and heard["ended"] is None, heard
-    found = json.loads(heard["text"])
-    for name, trace in (
-        ("files: writing", "writable/written"),
-        ("files: renaming", "writable/renamed"),
-        ("processes: signalling a process", "signalled"),
-    ):
-        if (folder / trace).exists():
-            found[name] = {"got": "its trace is on the machine"}
-    return found
 
 
 @pytest.mark.parametrize("user", USERS)

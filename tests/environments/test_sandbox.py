@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.sandbox import bubblewrap
+from environments.sandbox import bubblewrap, served
 from environments.sandbox.bubblewrap import Bubblewrap
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import open_sandbox
@@ -58,7 +58,7 @@ def test_a_server_that_is_killed_in_a_call_ends_the_episode_in_one_line(start):
 
 
 def test_a_server_that_stops_answering_is_ended_at_its_time(start, monkeypatch):
-    monkeypatch.setattr(bubblewrap, "LATE", 0.3)
+    monkeypatch.setattr(served, "LATE", 0.3)
     sandbox = start()
     os.kill(sandbox.first, signal.SIGSTOP)
     heard = sandbox.call("list", {}, timeout=0.2)

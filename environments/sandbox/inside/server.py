@@ -120,7 +120,7 @@ class Server(shell.Stop):
             args = checked(request["tool"], request["args"])
             if request["tool"] == "shell":
                 s = self.start
-                bounds = shell.Bounds(seconds, s.processes, s.flood, s.disk, s.inodes, s.handle)
+                bounds = shell.Bounds(seconds, s.processes, s.flood, s.disk, s.inodes, s.disks)
                 heard = shell.shell(self.room, bounds, self, **args)
                 found |= {"text": heard.text, "exit": heard.exit, "ended": heard.ended, "ok": heard.exit == 0 and heard.ended is None}
             else:
@@ -130,7 +130,7 @@ class Server(shell.Stop):
         except (Refused, OSError, ValueError, RecursionError, MemoryError) as error:
             found |= {"text": told(error), "ok": False}
             if isinstance(error, OSError) and error.errno in (28, 122):
-                found["ended"] = shell.full(shell.Bounds(0, 0, 0, self.start.disk, self.start.inodes, self.start.handle))
+                found["ended"] = shell.full(shell.Bounds(0, 0, 0, self.start.disk, self.start.inodes, self.start.disks))
         finally:
             self.deadline = float("inf")
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -2,7 +2,8 @@
 
 bwrap gives it a few capabilities within the sandbox's own user namespace. It mounts what bwrap 0.8 cannot: one tmpfs that bounds bytes and
 inodes, with the work tree, /tmp and /dev/shm in it, and an overlay that lets the tree begin with files that are nowhere copied. Where overlay
-mounts cannot be had, the files are copied. Then it gives all capabilities up and installs the filter of system calls.
+mounts cannot be had, the files are copied. Then it gives all capabilities up and installs the filter of system calls. Docker gives it none, and has
+mounted a tmpfs for each of the three; the tree comes through the pipe.
 """
 
 from __future__ import annotations
@@ -13,41 +14,26 @@ import stat
 
 from . import kernel, lines
 from .kernel import signal
+from .places import BASE, DISK, MASKED, MOUNTED, READ_ONLY, ROOM, WORK
 
-__all__ = ["MASKED", "Start", "begin"]
+__all__ = ["Start", "begin"]
 
-DISK, BASE, WORK = "/run", "/base", "/work"
-MASKED = (
-    "acpi",
-    "asound",
-    "cmdline",
-    "interrupts",
-    "kcore",
-    "key-users",
-    "keys",
-    "latency_stats",
-    "sched_debug",
-    "scsi",
-    "timer_list",
-    "timer_stats",
-)
-"""Names in /proc that tell about the machine, or reach it."""
-READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
-"""Names in /proc through which settings are changed."""
 COUNTED = {"max_inotify_instances": 16, "max_inotify_watches": 4096, "max_fanotify_groups": 0, "max_fanotify_marks": 0} | {
     f"max_{kind}_namespaces": 0 for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
 }
 """What the kernel counts by namespace, and else by user: a sandbox must not use up what the user who started it has."""
 OWN_INODES = 8
 """Folders that the tmpfs begins with."""
+SHARED_PROCESSES = 1 << 16
+"""Where the kernel counts the processes of a user over several sandboxes, and a control group bounds those of each."""
 
 
 class Start:
-    """What the server works with. `upper`: a handle of the overlay's folder of changes, None where the tree was copied; `handle`: one of the bounded
-    disk; the others are limits."""
+    """What the server works with. `upper`: a handle of the overlay's folder of changes, None where the tree was copied; `disks`: handles of the
+    bounded file systems (see shell.py); the others are limits."""
 
-    def __init__(self, upper: int | None, handle: int, output: int, processes: int, flood: int, disk: int, inodes: int) -> None:
-        self.upper, self.handle, self.output = upper, handle, output
+    def __init__(self, upper: int | None, disks: tuple[int, ...], output: int, processes: int, flood: int, disk: int, inodes: int) -> None:
+        self.upper, self.disks, self.output = upper, disks, output
         self.processes, self.flood, self.disk, self.inodes = processes, flood, disk, inodes
 
 
@@ -62,25 +48,31 @@ def begin(reader: int) -> tuple[Start, bytes]:
     wanted = lines.decode(first.decode())
     assert isinstance(wanted, dict)
     limits, base = wanted["limits"], wanted["base"]
-    upper, handle = _mount(limits, base)
+    mounted = base.get("mounted", False)
+    upper, disks = (None, _opened(MOUNTED)) if mounted else _mount(limits, base)
     buffer = _lay(wanted["remove"], wanted["entries"], reader, buffer)
-    _close_off()
-    _limit(limits, base["bytes"])
+    if not mounted:
+        _close_off()
+    _limit(limits, base["bytes"], SHARED_PROCESSES if mounted else limits["processes"] + ROOM)
     kernel.drop_capabilities()
     kernel.keep_private()
     kernel.filter_calls(bytes.fromhex(wanted["filter"]))
     names = ("output", "processes", "flood", "disk", "inodes")
-    return Start(upper, handle, **{name: limits[name] for name in names}), buffer
+    return Start(upper, disks, **{name: limits[name] for name in names}), buffer
 
 
-def _mount(limits: dict, base: dict) -> tuple[int | None, int]:
+def _opened(folders: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in folders)
+
+
+def _mount(limits: dict, base: dict) -> tuple[int | None, tuple[int, ...]]:
     size, inodes = limits["disk"], limits["inodes"] + OWN_INODES
     kernel.mount("tmpfs", DISK, f"size={size},nr_inodes={inodes},mode=755")
     for name in ("upper", "scratch", "tmp", "shm"):
         os.mkdir(f"{DISK}/{name}")
     os.chmod(f"{DISK}/upper", stat.S_IMODE(os.stat(BASE).st_mode))
     upper = os.open(f"{DISK}/upper", os.O_RDONLY | os.O_DIRECTORY)
-    handle = os.open(DISK, os.O_RDONLY | os.O_DIRECTORY)
+    disks = _opened((DISK,))
     overlaid = base["overlay"] and _overlay()
     if not overlaid:
         grown = f"size={size + base['bytes']},nr_inodes={inodes + base['inodes']}"
@@ -91,7 +83,7 @@ def _mount(limits: dict, base: dict) -> tuple[int | None, int]:
     kernel.bind(f"{DISK}/shm", "/dev/shm")
     kernel.unmount(BASE)
     kernel.unmount(DISK)
-    return upper if overlaid else None, handle
+    return upper if overlaid else None, disks
 
 
 def _overlay() -> bool:
@@ -187,11 +179,11 @@ def _close_off() -> None:
             kernel.bind(f"/proc/{name}", f"/proc/{name}", read_only=True)
 
 
-def _limit(limits: dict, base: int) -> None:
+def _limit(limits: dict, base: int, processes: int) -> None:
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where the machine runs out of memory, it is the sandbox that goes
     for what, most in (
-        (resource.RLIMIT_NPROC, limits["processes"] + 17),  # the server, and room in which the server sees who has crossed the limit
+        (resource.RLIMIT_NPROC, processes),
         (resource.RLIMIT_AS, 4 * limits["memory"] + 2**30),  # no single process runs away between two looks of the watchdog
         (resource.RLIMIT_FSIZE, limits["disk"] + base),
         (resource.RLIMIT_NOFILE, 256),

@@ -24,11 +24,12 @@ GRACE, LINGER = 0.5, 0.2
 
 
 class Bounds:
-    """What ends a command. `flood`: bytes of output; `handle`: of a file on the bounded disk."""
+    """What ends a command. `flood`: bytes of output; `disks`: handles of the bounded file systems, the first of which has room for what all of them
+    together may hold."""
 
-    def __init__(self, seconds: float, processes: int, flood: int, disk: int, inodes: int, handle: int) -> None:
+    def __init__(self, seconds: float, processes: int, flood: int, disk: int, inodes: int, disks: tuple[int, ...]) -> None:
         self.seconds, self.processes, self.flood = seconds, processes, flood
-        self.disk, self.inodes, self.handle = disk, inodes, handle
+        self.disk, self.inodes, self.disks = disk, inodes, disks
 
 
 class Stop:
@@ -167,10 +168,12 @@ def _too_many(bounds: Bounds) -> str:
 
 def full(bounds: Bounds) -> str | None:
     """Which bound of the disk is reached, if one is."""
-    room = os.fstatvfs(bounds.handle)
-    if room.f_bavail == 0:
+    rooms = [os.fstatvfs(handle) for handle in bounds.disks]
+    if any(room.f_bavail == 0 for room in rooms) or sum(room.f_blocks - room.f_bavail for room in rooms) >= rooms[0].f_blocks:
         return f"more than {_bytes(bounds.disk)} of disk"
-    return f"more than {bounds.inodes} inodes" if room.f_favail == 0 else None
+    if any(room.f_favail == 0 for room in rooms) or sum(room.f_files - room.f_favail for room in rooms) >= rooms[0].f_files:
+        return f"more than {bounds.inodes} inodes"
+    return None
 
 
 def _bytes(count: int) -> str:

@@ -1,0 +1,1 @@
+"""Tasks in Harbor's format, and the grader that goes with them."""

@@ -1,0 +1,105 @@
+"""The guarded grader within Harbor's verifier, whose container takes the place of a sandbox of ours.
+
+If the verifier is root, what the agent left runs as nobody, who cannot enter the folder of the tests nor that of the reward, and every process of
+whom is ended before the reward is written.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from environments.grading.guarded import Exam, grade
+from environments.grading.lay import Editable
+from environments.sandbox.interface import Observation
+
+__all__ = ["APP", "Here", "exam_in", "main"]
+
+APP = "/app"
+"""Where the package lies, for the agent and for the verifier."""
+NOBODY = 65534
+WORK = Path("/work")
+"""Where the grader plays the tests (see grading/guarded.py)."""
+END = "import os, signal; os.kill(-1, signal.SIGKILL)"
+
+
+class Here:
+    """What the grader needs of a sandbox (see sandbox/interface.py): `write` and `shell` in WORK, as nobody where this user is root."""
+
+    def __init__(self, folder: Path) -> None:
+        for part in ("tree", "exam"):
+            shutil.rmtree(WORK / part, ignore_errors=True)
+            shutil.copytree(folder / part, WORK / part)
+        self.user: dict = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if apart() else {}
+        if self.user:
+            for below, _, names in os.walk(WORK):
+                for path in (below, *(os.path.join(below, name) for name in names)):
+                    os.chown(path, NOBODY, NOBODY)
+
+    def call(self, tool: str, args: Mapping[str, object], timeout: float | None = None) -> Observation:
+        """Writes a file, or runs a command and gives what it said on its standard output."""
+        if tool == "write":
+            path = WORK / str(args["path"])
+            path.write_text(str(args["text"]))
+            if self.user:
+                os.chown(path, NOBODY, NOBODY)
+            return Observation("", True)
+        words = ["/bin/sh", "-c", str(args["command"])]
+        how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "cwd": WORK, "env": {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}}
+        try:
+            done = subprocess.run(words, timeout=timeout, **how, **self.user)
+        except subprocess.TimeoutExpired:
+            return Observation("", False, None, f"more than {timeout:g} seconds")
+        return Observation(done.stdout.decode(errors="replace"), done.returncode == 0, done.returncode)
+
+    def snapshot(self) -> str:
+        """There are none here. Raises NotImplementedError."""
+        raise NotImplementedError("a verifier stores no trees")
+
+    def fork(self, snapshot: str) -> Here:
+        """There are none here. Raises NotImplementedError."""
+        raise NotImplementedError("a verifier stores no trees")
+
+    def close(self) -> None:
+        """Ends every process of nobody's."""
+        if self.user:
+            subprocess.run([sys.executable, "-I", "-S", "-c", END], cwd="/", **self.user)
+
+
+def apart() -> bool:
+    """Whether this user may start processes as nobody."""
+    try:
+        return os.geteuid() == 0 and subprocess.run(["true"], user=NOBODY, group=NOBODY, extra_groups=[]).returncode == 0
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return False
+
+
+def exam_in(path: Path) -> tuple[Exam, float]:
+    """The exam that export.py has written, and the seconds that its tests may take."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    given, gold = ({name: base64.b64decode(data) for name, data in told[tree].items()} for tree in ("given", "gold"))
+    return Exam(given, gold, Editable(tuple(told["editable"])), told["tests"], tuple(told["wanted"]), told["package"]), told["seconds"]
+
+
+def main(tests: str, left: str, logs: str) -> None:
+    """Grades the folder `left`, and writes LOGS/reward.txt and what was found, LOGS/verdicts.json."""
+    exam, seconds = exam_in(Path(tests) / "exam.json")
+    modes = {path: os.stat(path).st_mode & 0o7777 for path in (tests, logs)} if apart() else {}
+    try:
+        for path in modes:
+            os.chmod(path, stat.S_IRWXU)
+        found = grade(exam, Path(left), Here, seconds=seconds)
+    finally:
+        for path, mode in modes.items():
+            os.chmod(path, mode)
+    told = {name: getattr(found.reward, name) for name in ("success", "succinctness", "conformance", "flags", "total")}
+    told |= {"failed": dict(found.verdicts.failed), "user of its own": bool(modes)}
+    (Path(logs) / "verdicts.json").write_text(json.dumps(told, indent=1) + "\n")
+    (Path(logs) / "reward.txt").write_text(f"{found.reward.total:g}\n")
