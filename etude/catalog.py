@@ -293,15 +293,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         tests=("tests/mirror/test_async_command.py", "tests/ref/test_async_rl.py"),
     ),
     Technique(
-        name="feature-deletion",
-        title="feature deletion: tasks made from a package and its tests, by taking out what only some of them execute",
-        source="Composer 2.5",
-        ref="ref/feature_deletion.py",
-        lesson="lessons/14_feature_deletion.py",
-        page="episodes",
-        tests=("tests/ref/test_feature_deletion.py",),
-    ),
-    Technique(
         name="packing",
         title="global sequence packing: quadratic cost dealt evenly to ranks, sequences laid in rows",
         source="§6.1",

@@ -651,7 +651,10 @@ def tasks_try(
     """Let a model work on a task in a sandbox, grade what it leaves, and keep the transcript. OPENAI_API_KEY is sent if it is set."""
     from environments.harness.episode import Budget
 
-    budget = Budget(turns, tokens, 60 * minutes, context)
+    try:
+        budget = Budget(turns, tokens, 60 * minutes, context)
+    except ValueError as error:
+        raise settings.RunError(str(error)) from None
     sampling = {"temperature": temperature, "seed": seed}
     how = prompt, out, resume, budget, sampling, strict, tool_choice, corpus, jobs or process.cores(), seconds, sandbox
     importlib.import_module("etude.episodes").try_task(task, model, name, recipes or (), *how)

@@ -115,7 +115,8 @@ def try_task(
     policy = policy_of(model, model_name, exam, task, sampling, strict, choice)
     tools = tuple(one for one in TOOLS if corpus or one != "web_search")
     asked = task.specified if prompt == "specified" else task.terse
-    job = Job(task.id, asked, stored(exam.given), exam.given, pages_of(corpus) if corpus else None, tools, strict)
+    who = model if isinstance(policy, scripted.Script) else f"{model_name}, {json.dumps(sampling)}"
+    job = Job(task.id, asked, stored(exam.given), exam.given, pages_of(corpus) if corpus else None, tools, strict, who)
     out.mkdir(parents=True, exist_ok=True)
     with Record(path) as journal:
         if isinstance(policy, scripted.Script):
@@ -175,31 +176,33 @@ def shown(line: dict, rows: int) -> Iterator[str]:
     """A line of a transcript as lines of text."""
     kind = line["kind"]
     if kind == "begin":
-        yield f"task {visible(line['task'])}, tree {line['tree'][:12]}, tools {', '.join(map(str, line['tools']))}"
+        yield one_line(
+            f"task {line['task']}, by {line.get('who') or 'nobody'}, tree {line['tree'][:12]}, tools {', '.join(map(str, line['tools']))}", 400
+        )
         yield from _block("asked", line["prompt"], rows)
     elif kind == "reply":
         tokens = f"{line['tokens']} tokens, " if line.get("tokens") is not None else ""
         yield f"── reply ({tokens}{line['seconds']:.1f} s{', cut off' if line.get('cut') else ''})"
         yield from _block("", line["text"], rows)
         for one in line["calls"]:
-            yield from _block(f"→ {visible(one['name'])}", _arguments(one["arguments"]), rows)
+            yield from _block(f"→ {one_line(one['name'], 60)}", _arguments(one["arguments"]), rows)
     elif kind == "answer":
         mark = "broken call" if line.get("broken") else "ok" if line["ok"] else "failed"
-        yield from _block(f"← {visible(line['tool'])} {mark}, {line['seconds']:.2f} s", line["text"], rows)
+        yield from _block(f"← {one_line(line['tool'], 60)} {mark}, {line['seconds']:.2f} s", line["text"], rows)
     elif kind == "turn" and line.get("diff"):
         yield from _block("changed", str(line["diff"]), rows)
     elif kind in ("nudge", "summary"):
         yield from _block({"nudge": "harness", "summary": "── summary"}[kind], line["text"], rows)
     elif kind in ("stop", "end"):
-        yield f"{'stopped' if kind == 'stop' else 'end'}: {visible(line['why'])}"
+        yield f"{'stopped' if kind == 'stop' else 'end'}: {one_line(line['why'])}"
     elif kind == "grade":
         yield (
             f"reward {line['reward']:.2f}: {line.get('passed', '?')} of {line.get('of', '?')} tests pass, "
             f"succinctness {line.get('succinctness', 0):.2f}, conformance {line.get('conformance', 0):.2f}"
         )
-        yield from (f"  flag: {visible(str(flag))}" for flag in line["flags"])
+        yield from (f"  flag: {one_line(str(flag))}" for flag in line["flags"])
         failed = [*(line.get("failed") or {}).items()]
-        yield from (f"  {visible(test)}: {visible(str(why))}" for test, why in (failed[:rows] if rows else failed))
+        yield from (f"  {one_line(test)}: {one_line(str(why))}" for test, why in (failed[:rows] if rows else failed))
         if rows and len(failed) > rows:
             yield f"  … {len(failed) - rows} more"
 

@@ -190,8 +190,8 @@ for way in ("slice", "body", "symbol"):
 # %% [markdown]
 # ## How it breaks: answers that know nothing
 #
-# Whoever is paid for tests that pass will find what passes tests. The simplest answer is an object that is equal to everything. No test can fail
-# with it, and whoever trusts the tests pays it in full:
+# Whoever is paid for tests that pass will find what passes tests. The simplest answer is an object that is equal to everything. No test that
+# compares by `==` can fail with it, and whoever trusts the tests pays it in full:
 
 # %%
 HACK = b"""
@@ -224,7 +224,8 @@ for who, said in (("the original", "cats"), ("the hack", space["plural"]("cat"))
     print(f"{who}: the test {'passes' if real else 'fails'}, the canary {'passes, so nothing is paid' if canary else 'fails, as it must'}")
 
 # %% [markdown]
-# Before a piece becomes a task, *fools* try it: code that returns None, or its last argument. A task that they solve by half asks for nothing.
+# Before a piece becomes a task, *fools* try it: code that returns None, or its last argument. A task of which they pass more than half asks for
+# nothing.
 #
 # ## As hard as it can bear
 #

@@ -32,7 +32,7 @@ MAY = {
     "ref": {"ref"},
     "kernels": {"kernels", "ref"},
     "scaled": {"scaled", "ref", "kernels", "kit"},
-    "sims": {"sims", "ref", "kit"},
+    "sims": {"sims", "ref", "kit", "environments"},
     "environments": {"environments", "ref", "kit"},
     "environments/sandbox/engine.py": {"environments.sandbox", "kit"},
     "environments/harbor/verify.py": {"environments.grading", "environments.sandbox.interface"},

@@ -125,7 +125,8 @@ def _layout(old: bytes, whole: bytes, new: Mapping[int, str]) -> list[tuple[int,
     if whole and not whole.endswith((b"\n", b"\r")):
         found.append((len(lines_of(whole)), "no line end at the end of the file"))
     comments = [number for number, line in new.items() if line.lstrip().startswith("#")]
-    code = [number for number, line in new.items() if line.strip() and number not in set(comments)]
+    marked = set(comments)
+    code = [number for number, line in new.items() if line.strip() and number not in marked]
     if len(comments) > max(4, 2 * len(code)):  # a chain of thought in comments
         found.append((comments[0], f"{len(comments)} lines of comments for {len(code)} of code"))
     return found

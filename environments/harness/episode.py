@@ -8,6 +8,7 @@ replaced by the policy's own summary (self-summarisation; ref/self_summary.py).
 from __future__ import annotations
 
 import difflib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -32,8 +33,12 @@ SUMMARISE = (
     "The context is nearly full. Write a summary for yourself with which you can go on: what was asked, what you have found and changed, with the "
     "names of files, and what is left to do. Nothing else of this conversation will be there."
 )
-LARGEST, LONGEST = 1 << 20, 16 << 10
-"""Bytes of a file that is compared, and of a turn's diff."""
+LARGEST, LONGEST, SAYS = 256 << 10, 16 << 10, 16 << 10
+"""Bytes of a file that is compared or looked through for lints, of a turn's diff, and of an answer."""
+MANY = 4_000_000
+"""Pairs of lines that are compared for a diff, at most: whoever works in the tree chooses their number."""
+CALLS, LEAST = 32, 16
+"""Calls of a reply that are made, and tokens that a reply may always have."""
 CACHES = {"__pycache__", ".pytest_cache"}
 ROOM = 0.8
 """Share of a context behind which it is summarised."""
@@ -80,6 +85,8 @@ class Job:
     """A frozen corpus: name of a page → its text."""
     tools: tuple[str, ...] = tuple(TOOLS)
     strict: bool = False
+    who: str = ""
+    """Who plays, and how it samples."""
 
 
 def size(messages: Sequence[Message]) -> int:
@@ -106,12 +113,18 @@ class Episode:
         self.over = next((line["over"] for line in record.lines if "over" in line), "")
         self.index, self.corpus = None, None
         if not record.lines:
-            asked = {"task": job.task, "system": SYSTEM, "prompt": job.prompt, "tools": [*self.tools], "strict": job.strict}
+            asked = {"task": job.task, "system": SYSTEM, "prompt": job.prompt, "tools": [*self.tools], "strict": job.strict, "who": job.who}
             self._add("begin", **asked, budget=asdict(budget), schemas=openai([*self.tools.values()], job.strict), tree=job.tree)
         begin = record.lines[0]
         if (begin["task"], begin["prompt"], begin["strict"], begin["tools"]) != (job.task, job.prompt, job.strict, [*self.tools]):
-            raise RunError(f"{record.path} is a transcript of {begin['task']}, or was begun with another prompt or other tools")
-        self.budget = Budget(**begin["budget"])
+            raise RunError(f"{record.path} is a transcript of {one_line(begin['task'])}, or was begun with another prompt or other tools")
+        if begin.get("who", "") != job.who:
+            raise RunError(f"{record.path} was begun by {one_line(begin.get('who', '')) or 'nobody'}, not by {job.who or 'nobody'}")
+        try:
+            self.budget = Budget(**begin["budget"])
+        except (TypeError, ValueError) as error:
+            raise RunError(f"{record.path}: line 1 is none of a transcript: {one_line(str(error))}") from None
+        self.schemas = len(json.dumps(openai([*self.tools.values()], job.strict))) // 4
         self.before = spent(record.lines)
         self.since = time.monotonic()
         self.turns = sum(line["kind"] == "reply" for line in record.lines)
@@ -165,25 +178,27 @@ class Episode:
         last = next((line for line in reversed(self.record.lines) if line["kind"] in ("reply", "summary")), None)
         if replies and last and last["kind"] == "reply" and last.get("prompt_tokens") is not None:
             return last["prompt_tokens"] + (last.get("tokens") or 0) + size(messages[replies[-1] + 1 :])
-        return size(messages)
+        return size(messages) + self.schemas
 
     def _turn(self) -> None:
         """A reply and the answers to its calls; or a summary."""
         messages, b, since = context(self.record.lines), self.budget, time.monotonic()
-        if len(messages) > 3 and self._size(messages) > ROOM * b.context:
-            reply = self.policy.reply([*messages, Message("user", SUMMARISE)], (), b.reply)
+        full = self._size(messages)
+        if len(messages) > 3 and full > ROOM * b.context:
+            asked = fitting([*messages, Message("user", SUMMARISE)], b.context - min(b.reply, b.context // 4))
+            reply = self.policy.reply(asked, (), max(1, min(b.reply, b.context // 4, b.tokens - self.tokens)))
             self.tokens += self._count(reply.text, reply.tokens)
             told = {"prompt_tokens": reply.prompt_tokens, "tokens": self._count(reply.text, reply.tokens)}
             self._add("summary", text=reply.text, **told, tree=self.tree, spent=self._spent(), seconds=time.monotonic() - since)
             return
-        reply = self.policy.reply(messages, [*self.tools.values()], min(b.reply, b.tokens - self.tokens))
+        reply = self.policy.reply(messages, [*self.tools.values()], max(LEAST, min(b.reply, b.tokens - self.tokens, b.context - full)))
         written = self._count(reply.text + "".join(call.arguments for call in reply.calls), reply.tokens)
         self.tokens, self.turns = self.tokens + written, self.turns + 1
         known = {name: getattr(reply, name) for name in ("token_ids", "logprobs", "prompt_ids") if getattr(reply, name) is not None}
         told = {"prompt_tokens": reply.prompt_tokens, "tokens": written, "cut": reply.cut, **known}
         self._add("reply", text=reply.text, calls=[asdict(call) for call in reply.calls], **told, seconds=time.monotonic() - since)
-        for call in reply.calls:
-            self._answer(call)
+        for number, call in enumerate(reply.calls):
+            self._answer(call, number)
         if not reply.calls:
             self._add("nudge", text=NUDGE)
         changed = self._store() if reply.calls else ""
@@ -201,25 +216,30 @@ class Episode:
             if heard.ended:
                 self.over = f"the sandbox ended: {heard.ended}"
             else:
-                self._add("nudge", text=f"The work tree cannot be stored, and counts as it was before: {one_line(str(error))}")
+                self._add("nudge", text=f"The work tree cannot be stored, and is again as it was before: {one_line(str(error))}")
+                self.sandbox.close()
+                self.sandbox = self.fork(self.tree)
             return ""
 
     def _count(self, text: str, told: int | None) -> int:
         return told if told is not None else -(-len(text) // 4)
 
-    def _answer(self, call: Called) -> None:
+    def _answer(self, call: Called, number: int) -> None:
         since, tool = time.monotonic(), self.tools.get(call.name)
         args, more = None, {}
         try:
             if self.over:
                 raise BadCall("the episode is over; this call was not made")
+            left = self.budget.seconds - self._spent()
+            if number >= CALLS or left <= 0:
+                raise BadCall(f"there are more than {CALLS} calls in this reply" if number >= CALLS else "the time of the episode is over")
             if tool is None:
                 raise BadCall(f"there is no tool {call.name[:100]!r}; there are {', '.join(self.tools)}")
             args = tool.checked(call.arguments, self.job.strict)
-            heard = self._own(tool, args) or self.sandbox.call(tool.name, args, self.budget.call)
+            heard = self._own(tool, args) or self.sandbox.call(tool.name, args, min(self.budget.call, left))
         except BadCall as error:
             heard, more = Observation(one_line(str(error), 1000), False), {BROKEN: True}
-        text = heard.text
+        text = cut(heard.text, SAYS)
         if heard.exit:
             text += f"\n[exit code {heard.exit}]"
         if heard.ended:
@@ -252,11 +272,24 @@ class Episode:
             entry = self.store.manifest(self.sandbox.snapshot()).get(name)
         except RunError as error:
             return Observation(one_line(str(error)), False)
-        if entry is None or entry.kind != "file" or not name.endswith(".py"):
-            return Observation(f"{one_line(path)} is no file of Python in the work tree", False)
+        if entry is None or entry.kind != "file" or not name.endswith(".py") or entry.size > LARGEST:
+            return Observation(f"{one_line(path)} is no file of Python in the work tree, or larger than {LARGEST >> 10} KiB", False)
         known = {name: self.job.given[name]} if name in self.job.given else {}
         found = conformance(known, {name: self.store.content(entry)})
         return Observation("\n".join(found.problems) or f"nothing in {found.lines} new lines", True)
+
+
+def fitting(messages: Sequence[Message], most: int) -> list[Message]:
+    """The messages in at most so many tokens, if that can be had: the oldest answers of tools lose their text first, then what the policy wrote."""
+    found = [*messages]
+    for role in ("tool", "assistant"):
+        for at, one in enumerate(found):
+            if size(found) <= most:
+                return found
+            if one.role == role:
+                calls = tuple(Called(call.id, call.name, "{}") for call in one.calls)
+                found[at] = Message(role, "[left out: there is no room]", calls, one.answers)
+    return found
 
 
 def difference(store: Store, before: str, after: str) -> str:
@@ -269,7 +302,13 @@ def difference(store: Store, before: str, after: str) -> str:
             found.append(f"{visible(name)}: no text, or a link, or too large")
             continue
         one, other = ([*map(visible, (side or "").splitlines())] for side in sides)
+        if len(one) * len(other) > MANY:
+            found.append(f"{visible(name)}: too many lines to compare")
+            continue
         lines = [*difflib.unified_diff(one, other, f"a/{visible(name)}", f"b/{visible(name)}", lineterm="")]
+        if sum(map(len, found)) > LONGEST:
+            found.append("…")
+            break
         same = any(tree[name].kind == "dir" for tree in (old, new) if name in tree)
         found += lines or ([] if same else [f"{visible(name)}: its mode or the end of its last line"])
     return cut("\n".join(found), LONGEST)
@@ -292,5 +331,5 @@ def _text(data: bytes) -> bool:
 
 
 def _hits(index: Index, query: str) -> Observation:
-    found = [f"{hit.name}:{hit.line}\n{hit.text}" for hit in index.find(query)]
+    found = [f"{hit.name}:{hit.line}\n" + "\n".join(line[:300] for line in hit.text.splitlines()) for hit in index.find(query)]
     return Observation("\n\n".join(found) or "nothing is found", True)

@@ -18,7 +18,7 @@ What stands behind the last end of a turn was not finished, and is done again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from environments.harness.messages import Called, Message
@@ -30,17 +30,27 @@ __all__ = ["Record", "calls", "context", "read", "spent"]
 
 ENDS = ("begin", "turn", "summary", "end", "grade")
 """Kinds of lines behind which nothing is half done."""
+NUMBER = (int, float)
 FIELDS = {
     "begin": {"task": str, "system": str, "prompt": str, "tools": list, "strict": bool, "budget": dict, "tree": str},
-    "reply": {"text": str, "calls": list, "seconds": (int, float)},
-    "answer": {"id": str, "tool": str, "text": str, "ok": bool, "seconds": (int, float)},
+    "reply": {"text": str, "calls": list, "seconds": NUMBER},
+    "answer": {"id": str, "tool": str, "text": str, "ok": bool, "seconds": NUMBER},
     "nudge": {"text": str},
-    "turn": {"tree": str, "spent": (int, float)},
-    "summary": {"text": str, "tree": str, "spent": (int, float)},
+    "turn": {"tree": str, "spent": NUMBER},
+    "summary": {"text": str, "tree": str, "spent": NUMBER, "seconds": NUMBER},
     "stop": {"why": str},
     "end": {"why": str},
-    "grade": {"reward": (int, float), "success": bool, "flags": list},
+    "grade": {"reward": NUMBER, "success": bool, "flags": list},
 }
+"""Fields that a line of a kind has."""
+MORE = {
+    **dict.fromkeys(("tokens", "prompt_tokens", "passed", "of", "exit"), int),
+    **dict.fromkeys(("succinctness", "conformance", "seconds"), NUMBER),
+    **dict.fromkeys(("broken", "cut"), bool),
+    **dict.fromkeys(("diff", "over", "ended", "who"), str),
+    "failed": dict,
+}
+"""Fields that it may have."""
 
 
 def read(path: Path) -> list[dict]:
@@ -52,12 +62,19 @@ def read(path: Path) -> list[dict]:
     if not found or found[0].get("kind") != "begin":
         raise RunError(f"{path} is no transcript: `etude tasks try` writes them")
     for number, line in enumerate(found, 1):
-        fields = FIELDS.get(str(line.get("kind")))
-        if fields is None or not all(isinstance(line.get(name), kind) for name, kind in fields.items()):
-            raise RunError(f"{path}: line {number} is none of a transcript")
-        if line["kind"] == "reply" and not all(_called(one) for one in line["calls"]):
+        if not _sound(line):
             raise RunError(f"{path}: line {number} is none of a transcript")
     return found
+
+
+def _sound(line: dict) -> bool:
+    """Whether a line has the fields of its kind."""
+    fields = FIELDS.get(str(line.get("kind")))
+    if fields is None or not all(isinstance(line.get(name), kind) for name, kind in fields.items()):
+        return False
+    if not all(line[name] is None or isinstance(line[name], kind) for name, kind in MORE.items() if name in line):
+        return False
+    return line["kind"] != "reply" or all(_called(one) for one in line["calls"])
 
 
 def _called(one: object) -> bool:
@@ -92,11 +109,9 @@ class Record:
 
 def _whole(path: Path) -> list[dict]:
     """The lines up to the last end of a turn; those behind it are cut off. Raises RunError for another file."""
-    lines = read_lines(path)
+    lines = read(path) if path.exists() and path.stat().st_size else []
     while lines and lines[-1].get("kind") not in ENDS:
         lines.pop()
-    if not lines and path.exists() and path.stat().st_size:
-        raise RunError(f"{path} is no transcript, and would be overwritten; name another folder with --out")
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()
     if lines and path.read_bytes() != data:
         atomic_write(path, data)
@@ -125,11 +140,9 @@ def spent(lines: list[dict]) -> float:
 
 
 def calls(lines: list[dict]) -> Iterator[Call]:
-    """All calls, for the monitor; a broken one with what was written as its only argument."""
-    for line in lines:
-        for one in line["calls"] if line["kind"] == "reply" else ():
-            try:
-                args = json.loads(one["arguments"])
-            except (ValueError, RecursionError):
-                args = None
-            yield Call(one["name"], args if isinstance(args, Mapping) else {"written": one["arguments"]})
+    """The calls that were made, for the monitor. What was no call, or came after the end, did nothing."""
+    asked = [one for line in lines if line["kind"] == "reply" for one in line["calls"]]
+    answers = [line for line in lines if line["kind"] == "answer"]
+    for one, answer in zip(asked, answers, strict=False):
+        if not answer.get("broken"):
+            yield Call(one["name"], json.loads(one["arguments"] or "{}"))

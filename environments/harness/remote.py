@@ -26,6 +26,16 @@ AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses behind which the same request may succeed."""
 LARGEST = 64 << 20
 """Bytes of an answer."""
+
+
+class _Straight(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: it would take the key to another host."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+OPENER = urllib.request.build_opener(_Straight)
 EXTRAS = {"logprobs": True, "return_token_ids": True}
 """Fields that some servers do not know."""
 
@@ -50,6 +60,9 @@ class Remote:
         """Raises ValueError for an address that is none."""
         if not address.startswith(("http://", "https://")) or any(letter <= " " for letter in address):
             raise ValueError(f"{address!r} is no address of a model: it begins with http:// or https://, as in http://localhost:8000/v1")
+        if not all("!" <= letter <= "~" for letter in key.strip()):
+            raise ValueError("the key of the model holds what no header may hold; set OPENAI_API_KEY to the key alone")
+        key = key.strip()
         self.address, self.model, self.key, self.strict, self.choice = address.rstrip("/"), model, key, strict, choice
         self.sampling, self.seconds, self.told, self.sleep = dict(sampling or {}), seconds, told, sleep
         self.extras = dict(EXTRAS)
@@ -64,29 +77,51 @@ class Remote:
         for number in range(TRIES):
             if number:
                 pause = min(LONGEST, WAIT * 2 ** (number - 1))
-                self.told(f"{why}; asked again in {pause:g} s")
+                self.told(f"{self._without_key(why)}; asked again in {pause:g} s")
                 self.sleep(pause)
             try:
                 return read(self._ask({**asked, **self.extras}))
             except urllib.error.HTTPError as error:
-                said = one_line(error.read(1000).decode(errors="replace"))
-                why = f"{self.address} answers {error.code}: {said}"
+                why = f"{self.address} answers {error.code}: {_body(error)}"
                 if error.code in (400, 422) and self.extras:
                     self.extras = {}  # perhaps it does not know them
                 elif error.code not in AGAIN:
                     break
             except (OSError, http.client.HTTPException, ValueError) as error:
                 why = f"{self.address}: {one_line(str(getattr(error, 'reason', error))) or type(error).__name__}"
-        raise PolicyError(why)
+        raise PolicyError(self._without_key(why))
+
+    def _without_key(self, text: str) -> str:
+        """A server may say what it was sent."""
+        return text.replace(self.key, "…") if self.key else text
 
     def _ask(self, asked: Mapping[str, object]) -> bytes:
         headers = {"Content-Type": "application/json", "User-Agent": "etude"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         request = urllib.request.Request(f"{self.address}/chat/completions", json.dumps(asked).encode(), headers)
-        with urllib.request.urlopen(request, timeout=self.seconds) as answer:
+        with OPENER.open(request, timeout=self.seconds) as answer:
             data = answer.read(LARGEST + 1)
         if len(data) > LARGEST:
             raise ValueError(f"the answer has more than {LARGEST >> 20} MiB")
         return data
+
+
+def _body(error: urllib.error.HTTPError) -> str:
+    """What a server says of a refusal, in one line, if it does."""
+    try:
+        with error:
+            return one_line(error.read(1000).decode(errors="replace"))
+    except (OSError, http.client.HTTPException):
+        return "nothing"
+
+
+def _object(arguments: str) -> str:
+    """Arguments as a server reads them in a history: what is no JSON object would be refused, with all that follows."""
+    try:
+        if isinstance(json.loads(arguments), dict):
+            return arguments
+    except (ValueError, RecursionError):
+        pass
+    return json.dumps({"written": arguments})
 
 
 def _message(one: Message) -> dict:
@@ -95,7 +130,7 @@ def _message(one: Message) -> dict:
     found: dict = {"role": one.role, "content": one.text}
     if one.calls:
         found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in one.calls
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _object(call.arguments)}} for call in one.calls
         ]
     return found
 
@@ -113,19 +148,19 @@ def read(data: bytes) -> Reply:
         usage = said.get("usage") or {}
         if not isinstance(text, str):
             raise TypeError("content")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        said = one_line(data[:200].decode(errors="replace"))
-        raise ValueError(f"the answer is none of chat completions ({type(error).__name__}): {said}") from None
-    return Reply(
-        text,
-        calls,
-        _count(usage, "prompt_tokens"),
-        _count(usage, "completion_tokens"),
-        _ids(choice.get("token_ids")) or _ids([one.get("id") for one in _rows(choice.get("logprobs"))]),
-        _logprobs(choice.get("logprobs")),
-        _ids(said.get("prompt_token_ids")),
-        choice.get("finish_reason") == "length",
-    )
+        return Reply(
+            text,
+            calls,
+            _count(usage, "prompt_tokens"),
+            _count(usage, "completion_tokens"),
+            _ids(choice.get("token_ids")) or _ids([one.get("id") for one in _rows(choice.get("logprobs"))]),
+            _logprobs(choice.get("logprobs")),
+            _ids(said.get("prompt_token_ids")),
+            choice.get("finish_reason") == "length",
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        words = one_line(data[:200].decode(errors="replace"))
+        raise ValueError(f"the answer is none of chat completions ({type(error).__name__}): {words}") from None
 
 
 def _called(number: int, one: dict) -> Called:

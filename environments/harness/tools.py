@@ -25,8 +25,6 @@ TODO = {
     "additionalProperties": False,
 }
 WORDS = {"string": "text", "integer": "a whole number", "boolean": "true or false", "array": "a list"}
-DEEPEST = 100
-"""Brackets within each other in a call's arguments, at most."""
 
 
 class BadCall(ValueError):

@@ -2,6 +2,7 @@
 
 import json
 from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -31,15 +32,15 @@ def read(key: tuple) -> tuple[dict, ...]:
 
 
 def steps(lines: tuple[dict, ...]) -> list[dict]:
-    """The turns and summaries of an episode: each with its reply, the answers to its calls by their ids, what the harness said, and the diff."""
+    """The turns and summaries of an episode: each with its reply, the answers to its calls in order, what the harness said, and the diff."""
     found, now = [], None
     for line in lines:
         kind = line["kind"]
         if kind in ("reply", "summary"):
-            now = {"kind": kind, "said": line, "answers": {}, "nudges": [], "diff": ""}
+            now = {"kind": kind, "said": line, "answers": [], "nudges": [], "diff": ""}
             found.append(now)
         elif now is not None and kind == "answer":
-            now["answers"].setdefault(line["id"], line)
+            now["answers"].append(line)
         elif now is not None and kind == "nudge":
             now["nudges"].append(line["text"])
         elif now is not None and kind == "turn":
@@ -53,11 +54,11 @@ def rows(turns: list[dict]) -> list[dict]:
         {
             "turn": number,
             "calls": ", ".join(visible(call["name"]) for call in one["said"].get("calls", ())) or one["kind"],
-            "broken": sum(bool(answer.get("broken")) for answer in one["answers"].values()),
-            "failed": sum(not answer["ok"] and not answer.get("broken") for answer in one["answers"].values()),
+            "broken": sum(bool(answer.get("broken")) for answer in one["answers"]),
+            "failed": sum(not answer["ok"] and not answer.get("broken") for answer in one["answers"]),
             "lines changed": sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in one["diff"].splitlines() if line),
             "tokens": one["said"].get("tokens"),
-            "seconds": float(one["said"]["seconds"]) + sum(answer["seconds"] for answer in one["answers"].values()),
+            "seconds": float(one["said"]["seconds"]) + sum(answer["seconds"] for answer in one["answers"]),
         }
         for number, one in enumerate(turns, 1)
     ]
@@ -84,8 +85,9 @@ def drawn(turn: dict) -> None:
     if turn["diff"]:
         st.markdown("What changed")
         st.code(visible(turn["diff"]), language="diff", height=height(turn["diff"]))
-    for call in turn["said"].get("calls", ()):
-        answer = turn["answers"].get(call["id"])
+    for call, answer in zip_longest(turn["said"].get("calls", ()), turn["answers"]):
+        if call is None:
+            break
         state = "no answer" if answer is None else "broken call" if answer.get("broken") else "ok" if answer["ok"] else "failed"
         st.markdown(f"**{provenance.plain(visible(call['name']))}** · {state}" + (f" · {answer['seconds']:.2f} s" if answer else ""))
         for name, value in arguments(call["arguments"]).items():
@@ -127,7 +129,7 @@ def draw() -> None:
             ("Flags", len(last["flags"]), None),
         )
         for flag in last["flags"]:
-            st.error(visible(str(flag)))
+            st.error(provenance.plain(visible(str(flag))))
     with st.expander("What was asked"):
         st.text(visible(begin["prompt"]))
     number = st.slider("Turn", 1, len(turns), 1, key="turn", bind="query-params") if len(turns) > 1 else 1

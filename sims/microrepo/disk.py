@@ -5,7 +5,7 @@ training run of RL has the same curves in both. What an answer says comes from t
 pytest on a file with the three visible tests, and the verdict is that of `environments/grading` on 32 hidden ones, in a sandbox of their own.
 
 Two answers differ, because Python knows more than the world's own arithmetic: a negative power is a fraction, and a number may have more than 4,096
-bits. In memory both are failures of the body.
+bits. In memory both are failures of the body, so a body that only passes through one (2 ** -1 * 2 * a) can be right on disk and wrong in memory.
 """
 
 from __future__ import annotations
@@ -71,19 +71,20 @@ class DiskSession(Session):
         """What the grader says of the tree as it is, or as it was when the session was closed."""
         return self._closed or self._graded()
 
+    def judge(self) -> None:
+        """Grades now, so that the verdict outlives the sandbox."""
+        self._closed = self.verify()
+
     def close(self) -> None:
-        """Grades, and ends the sandbox."""
-        try:
-            self._closed = self.verify()
-        finally:
-            if self._sandbox is not None:
-                self._sandbox.close()
-            self._sandbox = None
+        """Ends the sandbox. Without `judge` before, the verdict is that of no body."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+        self._sandbox = None
 
     def fork(self) -> DiskSession:
         """The same episode in a sandbox of its own, which begins with the files as they are now."""
         twin = copy.copy(self)
-        twin._counts = dict(self._counts)
+        twin.counts = dict(self.counts)
         if self._sandbox is not None:
             twin._sandbox = self._sandbox.fork(self._sandbox.snapshot())
         return twin
@@ -101,16 +102,16 @@ class DiskSession(Session):
             raise RunError(f"the small world's sandbox cannot {tool}: {heard.ended or heard.text}")
         return heard.text
 
-    def _source(self, name: str) -> str:
+    def source_of(self, name: str) -> str:
         return self._call_tool("read", {"path": f"{name}.py"}).rstrip("\n")
 
-    def _put(self) -> None:
+    def put(self) -> None:
         target = self.task.target
-        self._call_tool("write", {"path": f"{target}.py", "text": self.task.files[target].source(target, self._text) + "\n"})
+        self._call_tool("write", {"path": f"{target}.py", "text": self.task.files[target].source(target, self.text) + "\n"})
 
-    def _complaints(self, cases: Sequence[Case]) -> list[str | None]:
+    def complaints(self, cases: Sequence[Case]) -> list[str | None]:
         """Of the visible cases: what pytest says of each."""
-        if self._body is None:
+        if self.body is None:
             return ["no body"] * len(cases)
         said = self._call_tool("shell", {"command": PYTEST.format(self.task.target)})
         failed = {int(number): why for number, why in FAILED.findall(said)}
@@ -121,15 +122,15 @@ class DiskSession(Session):
     def _graded(self) -> Reward:
         """Hidden tests, in a sandbox of their own; without a body none can pass."""
         cases = self.task.hidden_tests
-        if self._body is None or self._sandbox is None:
-            return self._reward([False] * len(cases))
+        if self.body is None or self._sandbox is None:
+            return self.reward_of([False] * len(cases))
         given, target = files_of(self.task), f"{self.task.target}.py"
         gold = {**given, target: self.task.files[self.task.target].source(self.task.target, self.task.answer).encode() + b"\n"}
         names = [f"{HIDDEN}::test_{number}" for number in range(len(cases))]
         exam = Exam(given, gold, Editable((target,)), {HIDDEN: tests_of(self.task, cases)}, tuple(names))
         left = own_store(cache_folder() / "store").tree(self._sandbox.snapshot())
         found = grade(exam, left, lambda tree: open_sandbox(tree, limits=LIMITS), seconds=LIMITS.seconds)
-        return self._reward([name in found.verdicts.passed and not found.reward.flags for name in names])
+        return self.reward_of([name in found.verdicts.passed and not found.reward.flags for name in names])
 
 
 def _complaint(task: Task, case: Case, why: str) -> str:

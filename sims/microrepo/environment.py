@@ -60,8 +60,12 @@ class Environment(Protocol):
         """Judges the current state by tests that the agent never sees. May be called at any time."""
         ...
 
+    def judge(self) -> None:
+        """Makes sure of the verdict: `verify` goes on to answer after `close`."""
+        ...
+
     def close(self) -> None:
-        """Ends what the episode holds, such as a sandbox. `verify` goes on to answer."""
+        """Ends what the episode holds, such as a sandbox. Raises nothing."""
         ...
 
     def fork(self) -> "Environment":

@@ -33,11 +33,11 @@ class Session:
         self.max_turns = max_turns
         self.prompt = task.prompt
         self.turns = 0
-        self._text: str | None = None
-        self._body: Body | None = None
+        self.text: str | None = None
+        self.body: Body | None = None
         self._finished = False
         self._tested = False
-        self._counts: dict[str, int] = dict.fromkeys(("calls", "invalid_calls", "reads", "writes", "test_runs"), 0)
+        self.counts: dict[str, int] = dict.fromkeys(("calls", "invalid_calls", "reads", "writes", "test_runs"), 0)
 
     @property
     def done(self) -> bool:
@@ -70,22 +70,25 @@ class Session:
 
     def verify(self) -> Reward:
         """Runs the hidden tests on the current body."""
-        return self._reward([complaint is None for complaint in self._complaints(self.task.hidden_tests)])
+        return self.reward_of([complaint is None for complaint in self.complaints(self.task.hidden_tests)])
+
+    def judge(self) -> None:
+        """The verdict needs nothing that ends."""
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _reward(self, passed: list[bool]) -> Reward:
+    def reward_of(self, passed: list[bool]) -> Reward:
         """The verdict, from which hidden tests pass."""
         return Reward(
-            tests=float(all(passed)), passed=sum(passed) / len(passed), turns=self.turns, tested=self._tested, finished=self._finished, **self._counts
+            tests=float(all(passed)), passed=sum(passed) / len(passed), turns=self.turns, tested=self._tested, finished=self._finished, **self.counts
         )
 
     def fork(self) -> "Session":
         """A copy of the current episode that continues independently. The task and the parsed body are shared,
         because both are read-only."""
         twin = copy.copy(self)
-        twin._counts = dict(self._counts)
+        twin.counts = dict(self.counts)
         return twin
 
     def _call(self, line: str, body: list[str]) -> str:
@@ -98,25 +101,25 @@ class Session:
                 return self._test()
             case ["done"]:
                 self._finished = True
-                self._counts["calls"] += 1
+                self.counts["calls"] += 1
                 return ""
         return self._invalid("no such call")
 
     def _invalid(self, reason: str) -> str:
-        self._counts["calls"] += 1
-        self._counts["invalid_calls"] += 1
+        self.counts["calls"] += 1
+        self.counts["invalid_calls"] += 1
         return f"error: {reason}"
 
     def _valid(self, kind: str) -> None:
-        self._counts["calls"] += 1
-        self._counts[kind] += 1
+        self.counts["calls"] += 1
+        self.counts[kind] += 1
 
     def _read(self, name: str) -> str:
         module = self.task.files.get(name)
         if module is None:
             return self._invalid("no such file")
         self._valid("reads")
-        return self._source(name)
+        return self.source_of(name)
 
     def _write(self, name: str, text: str) -> str:
         if name not in self.task.files:
@@ -124,27 +127,27 @@ class Session:
         if name != self.task.target:
             return self._invalid(f"{name} is not the file to fix")
         try:
-            self._body = evaluator.parse(text, self.task.files[name].args)
+            self.body = evaluator.parse(text, self.task.files[name].args)
         except EvaluationError as error:
             return self._invalid(str(error))
         self._valid("writes")
-        self._text, self._tested = text, False
-        self._put()
+        self.text, self._tested = text, False
+        self.put()
         return "ok"
 
     def _test(self) -> str:
         self._valid("test_runs")
-        self._tested = self._body is not None
-        complaints = self._complaints(self.task.visible_tests)
+        self._tested = self.body is not None
+        complaints = self.complaints(self.task.visible_tests)
         wrong = [complaint for complaint in complaints if complaint is not None]
         summary = f"passed {len(complaints) - len(wrong)} of {len(complaints)}"
         return f"{summary}: {wrong[0]}" if wrong else summary
 
-    def _complaints(self, cases: Sequence[Case]) -> list[str | None]:
+    def complaints(self, cases: Sequence[Case]) -> list[str | None]:
         """What is wrong with the body in each case, or None."""
-        if self._body is None:
+        if self.body is None:
             return ["no body"] * len(cases)
-        return [self._complaint(self._body, case) for case in cases]
+        return [self._complaint(self.body, case) for case in cases]
 
     def _complaint(self, body: Body, case: Case) -> str | None:
         try:
@@ -153,12 +156,12 @@ class Session:
             return f"{called(self.task, case)} fails, {error}"
         return None if value == case.want else f"{called(self.task, case)} is {short(value)}, want {short(case.want)}"
 
-    def _source(self, name: str) -> str:
+    def source_of(self, name: str) -> str:
         """The text of a file."""
         module = self.task.files[name]
-        return module.source(name, self._text if name == self.task.target else f"return {module.expr}")
+        return module.source(name, self.text if name == self.task.target else f"return {module.expr}")
 
-    def _put(self) -> None:
+    def put(self) -> None:
         """The target has a new body."""
 
 

@@ -146,7 +146,10 @@ def play(
         seeds = [hash_seed(stream, wanted[i][1].key, wanted[i][2]) for i in part]
         draws = None if generator is None else [torch.Generator().manual_seed(seed) for seed in seeds]
         try:
-            return [(e.environment, c) for e, c in zip(episodes, rollout_chains(sampler, episodes, how, temperature, draws), strict=True)]
+            chains = rollout_chains(sampler, episodes, how, temperature, draws)
+            for episode in episodes:
+                episode.environment.judge()
+            return [(e.environment, c) for e, c in zip(episodes, chains, strict=True)]
         finally:
             for episode in episodes:
                 episode.environment.close()

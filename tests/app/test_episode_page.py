@@ -43,7 +43,7 @@ def test_each_turn_shows_what_was_said_called_and_changed(page, mine):
         said = " ".join(one.value for one in at.markdown)
         assert all(f"**{call['name']}**" in said for call in turn["said"]["calls"])
         texts = [one.value for one in at.text]
-        assert all(answer["text"] in texts for answer in turn["answers"].values() if answer["text"])
+        assert all(answer["text"] in texts for answer in turn["answers"] if answer["text"])
         assert (turn["diff"] in [one.value for one in at.code]) == bool(turn["diff"])
     shown = {one.label: one.value for one in at.metric}
     grade = lines[-1]
@@ -61,10 +61,13 @@ def test_hostile_text_stays_text(page, mine):
         if line["kind"] == "reply":
             line["text"] = "**bold** <script>alert(1)</script> \x1b[31m \u202e"
             line["calls"] = [{"id": "x", "name": "a**b**`c`<b>", "arguments": '["no object"'}]
+    lines[-1]["flags"] = ["call 1: ![x](https://example.com/a.png) <b>"]
     mine.write_text("".join(json.dumps(line) + "\n" for line in lines))
     at = page("episodes")
-    assert not at.error and "**bold** <script>alert(1)</script> \\x1b[31m \\u202e" in [one.value for one in at.text]
-    assert any("no answer" in one.value and "<b>" not in one.value.replace("\\<b>", "") for one in at.markdown)
+    (flag,) = [one.value for one in at.error]
+    assert "![" not in flag and "<b>" not in flag and "**bold** <script>alert(1)</script> \\x1b[31m \\u202e" in [one.value for one in at.text]
+    (called,) = [one.value for one in at.markdown if "· ok" in one.value]
+    assert "<b>" not in called and "a**b" not in called
 
 
 @pytest.mark.parametrize(("text", "says"), [("{}\n", "is no transcript"), ("", "is no transcript")])

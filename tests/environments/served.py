@@ -24,6 +24,13 @@ def answer(text="", *calls, usage=(100, 7), **more) -> dict:
     return {"choices": [choice], "usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}}
 
 
+def _readable(call: dict) -> bool:
+    try:
+        return isinstance(json.loads(call["function"]["arguments"]), dict)
+    except ValueError:
+        return False
+
+
 @contextmanager
 def serving(say: Callable[[int, dict], object]):
     """say(number of the request, what was asked) → an answer; or a status with a text; or bytes; or CUT or SILENT. Gives the address and the requests
@@ -39,6 +46,8 @@ def serving(say: Callable[[int, dict], object]):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append((body, dict(self.headers)))
             said, status = say(len(asked) - 1, body), 200
+            if not all(_readable(call) for message in body["messages"] for call in message.get("tool_calls", ())):
+                said = 400, "arguments in the history must be JSON objects"  # as vLLM and llama.cpp do
             if said == SILENT:
                 over.wait(20)
                 return
@@ -46,6 +55,8 @@ def serving(say: Callable[[int, dict], object]):
                 status, said = said
             data = said if isinstance(said, bytes) else said.encode() if isinstance(said, str) and said != CUT else json.dumps(said).encode()
             self.send_response(status)
+            if 300 <= status < 400:
+                self.send_header("Location", data.decode())
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data) + 100 * (said == CUT)))
             self.end_headers()

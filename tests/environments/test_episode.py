@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.harness import record as records
-from environments.harness.episode import NUDGE, Budget, Episode, Job
+from environments.harness.episode import NUDGE, Budget, Episode, Job, difference, size
 from environments.harness.messages import Called, PolicyError, Reply
 from environments.harness.record import Record, calls, context
 from environments.harness.scripted import Script, call
@@ -113,7 +114,7 @@ def test_broken_calls_are_answers_and_no_errors(tmp_path):
     assert "there is no tool 'fly'; there are read, write" in answers[0]["text"] and "no JSON" in answers[1]["text"]
     assert answers[2]["text"] == "write needs text, text" and answers[3]["text"] == "there is nothing\n[exit code 3]" and answers[3]["exit"] == 3
     assert "this call was not made" in answers[5]["text"] and Paper.trees[tree] == {}
-    assert [one.args for one in calls(journal.lines)][1] == {"written": '{"path": "a"'}
+    assert [one.tool for one in calls(journal.lines)] == ["read", "finish"], "what was no call is none of the monitor's"
 
 
 def test_strict_and_lenient(tmp_path):
@@ -151,6 +152,91 @@ def test_budgets(tmp_path, budget, policy, why, replies):
     played, journal = episode(tmp_path / "t", policy, budget)
     played.play()
     assert journal.lines[-1]["why"] == why and kinds(journal.lines).count("reply") == replies
+
+
+def test_the_calls_of_a_reply_are_bounded(tmp_path):
+    """In number, and by the time of the episode; no call may take longer than what is left of it."""
+    played, journal = episode(tmp_path / "t", [say("", *[call("list")] * 40), say("", FINISH)])
+    played.play()
+    assert sum(line.get("broken", False) for line in journal.lines if line["kind"] == "answer") == 8
+    waited = []
+
+    class Slow(Paper):
+        def call(self, tool, args, timeout=None):
+            waited.append(timeout)
+            time.sleep(0.2)
+            return super().call(tool, args, timeout)
+
+    played, journal = episode(tmp_path / "u", [say("", *[call("list")] * 5)], Budget(seconds=0.5), sandbox=Slow)
+    played.play()
+    assert journal.lines[-1]["why"] == "0.5 seconds" and len(waited) == 3 and max(waited) <= 0.5
+
+
+def test_a_reply_has_the_room_that_is_left(tmp_path):
+    """In the context, and in the tokens of the episode; a summary, too."""
+    asked = []
+
+    class Asked(Script):
+        def reply(self, messages, tools, most):
+            asked.append((bool(tools), most))
+            return super().reply(messages, tools, most)
+
+    replies = [Reply("", (call("list"),), 700, 10), Reply("", (call("list"),), 800, 10), Reply("", (FINISH,), 90, 10)]
+    played, _ = episode(tmp_path / "t", Asked(replies), Budget(context=1000, reply=500, tokens=400), tools=("list", "finish"))
+    played.play()
+    assert [tools for tools, _ in asked] == [True, True, False, True] and asked[0][1] == 400 and asked[1][1] in range(280, 291)
+    assert asked[2][1] == 250 and asked[3][1] < 400
+
+
+def test_a_context_that_is_too_full_for_a_summary_loses_the_oldest_answers(tmp_path):
+    asked = []
+
+    class Strict(Script):
+        """As a server that refuses what is longer than its context."""
+
+        def reply(self, messages, tools, most):
+            asked.append(list(messages))
+            if size(messages) + most > 1000:
+                raise PolicyError("too long")
+            return super().reply(messages, tools, most)
+
+    class Loud(Paper):
+        def call(self, tool, args, timeout=None):
+            return Observation("x" * 2000, True)
+
+    replies = [say("", *[call("list")] * 6), say("", FINISH)]
+    played, journal = episode(tmp_path / "t", Strict(replies), Budget(context=1000, reply=100), sandbox=Loud, tools=("list", "finish"))
+    played.play()
+    assert journal.lines[-1]["why"] == "finish" and kinds(journal.lines).count("summary") == 1
+    answers = [one.text for one in asked[1] if one.role == "tool"]
+    assert "[left out" in answers[0] and "x" in answers[-1] and asked[1][1].text == "Write it."
+
+
+def test_no_answer_is_longer_than_a_model_can_read(tmp_path):
+    class Loud(Paper):
+        def call(self, tool, args, timeout=None):
+            return Observation("x" * 10**6, True)
+
+    pages = {"a": "word " * 10**6}
+    replies = [say("", call("list"), call("web_search", query="word")), say("", FINISH)]
+    played, journal = episode(tmp_path / "t", replies, Budget(context=10**6), sandbox=Loud, pages=pages)
+    played.play()
+    assert all(len(line["text"]) < 17_000 for line in journal.lines if line["kind"] == "answer")
+
+
+def test_what_changed_is_compared_in_bounded_time(tmp_path):
+    """Many lines, and many files: a line that says so, and no minutes."""
+    lines = "\n".join(str(n * n % 151) for n in range(40_000))
+    old = {"a": lines, **{f"f{n}": "" for n in range(300)}}
+    new = {"a": lines.replace("7", "8"), **{f"f{n}": "y\n" * 1000 for n in range(300)}}
+    names = []
+    for files in (old, new):
+        paper = Paper(EMPTY)
+        paper.files = files
+        names.append(paper.snapshot())
+    since = time.perf_counter()
+    said = difference(Shelf(), *names)
+    assert "a: too many lines to compare" in said and len(said) < 17_000 and time.perf_counter() - since < 20
 
 
 def test_a_full_context_is_summarised(tmp_path):
@@ -194,7 +280,17 @@ def facts(lines):
     return [{name: value for name, value in line.items() if name not in ("seconds", "spent")} for line in lines]
 
 
+class Brittle(Paper):
+    """Cannot be stored while it has a file called pipe, as a FIFO."""
+
+    def snapshot(self):
+        if "pipe" in self.files:
+            raise RunError("pipe is a FIFO")
+        return super().snapshot()
+
+
 REPLIES = [
+    say("a tree that cannot be stored", call("write", path="gone", text="1"), call("write", path="pipe", text="")),
     say("first", call("write", path="a", text="1")),
     say("hm"),
     Reply("second", (call("write", path="b", text="2"), call("read", path="a")), 5000, 7, (1, 2), (-0.5, -0.25)),
@@ -207,7 +303,7 @@ REPLIES = [
 @given(cut=st.floats(0, 1))
 def test_a_kill_at_any_byte_changes_nothing(tmp_path_factory, cut):
     folder = tmp_path_factory.mktemp("killed")
-    played, journal = episode(folder / "whole", REPLIES, Budget(context=6000))
+    played, journal = episode(folder / "whole", REPLIES, Budget(context=6000), sandbox=Brittle)
     tree = played.play()
     journal.close()
     data = (folder / "whole").read_bytes()
@@ -215,7 +311,8 @@ def test_a_kill_at_any_byte_changes_nothing(tmp_path_factory, cut):
     (folder / "cut").write_bytes(data[: first + round(cut * (len(data) - first))])
     with Record(folder / "cut") as kept:
         said = sum(line["kind"] == "reply" for line in kept.lines)
-    again, other = episode(folder / "cut", REPLIES, said=said)
+    again, other = episode(folder / "cut", REPLIES, said=said, sandbox=Brittle)
+    assert "gone" not in Paper.trees[tree]
     assert again.play() == tree and facts(other.lines) == facts(journal.lines)
     assert facts(records.read(folder / "cut")) == facts(journal.lines)
 
@@ -224,6 +321,8 @@ def test_another_tasks_transcript_is_refused(tmp_path):
     played, journal = episode(tmp_path / "t", [say("", FINISH)])
     played.play()
     journal.close()
+    with pytest.raises(RunError, match="was begun by nobody, not by another"):
+        episode(tmp_path / "t", [], who="another")
     for more in ({"task": "other"}, {"prompt": "Other."}, {"strict": True}, {"tools": ("read", "finish")}):
         with pytest.raises(RunError, match="is a transcript of a-task, or was begun with another prompt or other tools"):
             episode(tmp_path / "t", [], **more)
@@ -235,7 +334,7 @@ def test_what_is_no_transcript_is_refused_and_left(tmp_path, text):
     with pytest.raises(RunError, match="is no transcript|is none of a transcript"):
         records.read(tmp_path / "t")
     if text and b"begin" not in text:
-        with pytest.raises(RunError, match="is no transcript, and would be overwritten"):
+        with pytest.raises(RunError, match="is no transcript|is none of a transcript"):
             Record(tmp_path / "t")
     assert (tmp_path / "t").read_bytes() == text
 
@@ -281,7 +380,7 @@ def test_in_a_sandbox(tmp_path, start, shared_store):
     assert "is no file of Python" in said[4] and "is no file of Python" in said[5]
     assert said[7].startswith("dates.md:1\nhow dates") and "FIFO" in said[8] and said[10] == "nothing is found" and said[11] == "[exit code 3]"
     nudges = [line["text"] for line in journal.lines if line["kind"] == "nudge"]
-    assert len(nudges) == 1 and "cannot be stored, and counts as it was before" in nudges[0]
+    assert len(nudges) == 1 and "cannot be stored, and is again as it was before" in nudges[0]
     trees = [line["tree"] for line in journal.lines if line["kind"] == "turn"]
     changes = [line.get("diff", "") for line in journal.lines if line["kind"] == "turn"]
     assert (

@@ -50,7 +50,7 @@ def test_what_is_asked_and_what_is_read():
     assert body["messages"][0] == {"role": "system", "content": "You work."}
     assert [one["function"] for one in body["messages"][2]["tool_calls"]] == [
         {"name": "read", "arguments": '{"path": "a"}'},
-        {"name": "fly", "arguments": "no JSON"},
+        {"name": "fly", "arguments": '{"written": "no JSON"}'},  # what servers refuse, with all that follows
     ]
     assert body["messages"][3] == {"role": "tool", "tool_call_id": "1", "content": "one"}
 
@@ -97,6 +97,42 @@ def test_a_refusal_is_not_asked_again():
         with pytest.raises(PolicyError, match="answers 401: no such key"):
             remote(address)[0].reply(CONTEXT, TOOLS, 50)
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirect_is_followed(status):
+    """It would take the key to another host."""
+    with serving(lambda number, body: answer("Hello.")) as (other, heard):
+        with serving(lambda number, body: (status, f"{other}/chat/completions")) as (address, asked):
+            with pytest.raises(PolicyError, match=f"answers {status}"):
+                remote(address, key="secret")[0].reply(CONTEXT, TOOLS, 50)
+    assert len(asked) == 1 and not heard
+
+
+@pytest.mark.parametrize("key", ["sk-a\nb", "sk-é", "sk a"])
+def test_a_key_that_no_header_may_hold_is_not_said(key):
+    with pytest.raises(ValueError, match="set OPENAI_API_KEY to the key alone") as said:
+        Remote("http://localhost:1/v1", "a-model", key)
+    assert "sk" not in str(said.value)
+
+
+def test_a_server_that_says_the_key_again():
+    with serving(lambda number, body: (401, "no such key: sk-secret")) as (address, asked):
+        with pytest.raises(PolicyError) as said:
+            remote(address, key="sk-secret\n")[0].reply(CONTEXT, TOOLS, 50)
+    assert asked[0][1]["Authorization"] == "Bearer sk-secret" and "no such key: …" in str(said.value) and "sk-" not in str(said.value)
+
+
+def test_a_refusal_whose_words_never_come():
+    with serving(lambda number, body: (500, CUT)) as (address, asked):
+        with pytest.raises(PolicyError, match="answers 500"):
+            remote(address, seconds=0.3)[0].reply(CONTEXT, TOOLS, 50)
+    assert len(asked) == TRIES
+
+
+def test_a_log_prob_of_many_digits():
+    with pytest.raises(ValueError, match="none of chat completions"):
+        read(json.dumps(answer("", logprobs={"content": [{"logprob": -(10**400)}]})).encode())
 
 
 def test_a_server_that_does_not_know_a_field_is_asked_without_it():

@@ -97,6 +97,8 @@ def test_a_model_over_http_that_is_interrupted_and_goes_on(recipe, ask, tmp_path
         True,
     ]
     assert "stop" not in [line["kind"] for line in found] and [one["role"] for one in asked[0][0]["messages"]][-1] == "tool"
+    code, _, wrong = ask(*how[:-1], 6, "--model", address, "--resume")
+    assert code == 2 and "was begun by small, " in wrong and wrong.count("\n") == 1
     code, said, _ = ask(*how, "--model", address, "--resume")
     assert code == 0 and "reward 1.00" in said and lines(out / f"{name}.jsonl") == found, "what is over is only shown"
 

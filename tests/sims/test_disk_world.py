@@ -30,6 +30,7 @@ def both(task, turns):
             if session.done:
                 break
             said.append(session.step(turn))
+        session.judge()
         session.close()
         found.append((said, session.verify()))
     return found
@@ -90,6 +91,7 @@ def test_a_fork_goes_on_alone_and_a_verdict_outlives_the_sandbox():
     session.step(body(*TASK.answer.split("\n")))
     assert "return 1" in twin.step(f"read {TASK.target}") and TASK.answer in session.step(f"read {TASK.target}")
     assert session.verify().tests == 1.0 and twin.verify().tests == 0.0
+    session.judge()
     session.close(), twin.close()
     again = pickle.loads(pickle.dumps(session))
     assert again.verify() == session.verify() and again.verify().tests == 1.0
@@ -105,6 +107,7 @@ def test_a_session_that_did_nothing_starts_no_sandbox(monkeypatch):
     monkeypatch.setattr("sims.microrepo.disk.open_sandbox", lambda *_, **__: pytest.fail("a sandbox was started"))
     session = DiskSession(TASK)
     session.step("test")
+    session.judge()
     session.close()
     assert session.verify().passed == 0.0
 
@@ -145,7 +148,16 @@ def test_both_arms_train_the_same_weights(tiny_run, tmp_path, monkeypatch):
             opened.append(how)
             super().__init__(*how)
 
+        def step(self, text):
+            """Whatever the agent says, it writes first."""
+            return super().step(f"write {self.task.target}\n    return {self.task.files[self.task.target].args[0]}\ntest\n{text}")
+
+    class Same(Session):
+        def step(self, text):
+            return super().step(f"write {self.task.target}\n    return {self.task.files[self.task.target].args[0]}\ntest\n{text}")
+
     monkeypatch.setattr("sims.recipe.reinforcement.DiskSession", Counted)
+    monkeypatch.setattr("sims.recipe.reinforcement.Session", Same)
     monkeypatch.setattr("kit.process.cores", lambda: 1)  # in this process, where it is counted
     c = disk_world.Experiment(run=str(tiny_run), trainings=1, steps=2, prompts=2, rollouts=2, tasks=4, samples=2)
     recipe = read_config(tiny_run)
