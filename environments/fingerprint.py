@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["BLOCK", "LEAST", "NAMED", "RUN", "SHARE", "Block", "Deleted", "runs", "tokens"]
+__all__ = ["BLOCK", "LEAST", "NAMED", "RUN", "SHARE", "Block", "Deleted", "gone", "runs", "tokens"]
 
 RUN, BLOCK, LEAST = 5, 80, 14
 SHARE, NAMED = 0.6, 0.6
@@ -37,6 +37,17 @@ EVERYDAY = {*keyword.kwlist, *dir(builtins)} | set(
 def tokens(text: str) -> list[str]:
     """The tokens of code or of any other text."""
     return TOKEN.findall(COMMENT.sub("", text).replace("'", '"'))
+
+
+def gone(old: str, new: str) -> str:
+    """What of `old` is not in `new`, its replacement, where both begin and end with the same tokens: of a list that lost a name, only that name."""
+    before, after = ([*TOKEN.finditer(text)] for text in (old, new))
+    same = [one[0] == other[0] for one, other in zip(before, after, strict=False)]
+    first = same.index(False) if False in same else len(same)
+    last = 0
+    while last < min(len(before), len(after)) - first and before[-1 - last][0] == after[-1 - last][0]:
+        last += 1
+    return old[before[first].start() : before[-1 - last].end()] if first + last < len(before) else ""
 
 
 def runs(row: Sequence[str]) -> set[tuple[str, ...]]:

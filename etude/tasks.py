@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -49,17 +49,19 @@ class Line:
             print("\r\x1b[K", end="", flush=True)
 
 
-def made_of(package: Package, jobs: int, seconds: float) -> tuple[Package, tuple[str, ...], Made, float]:
-    """The package without the test files that cannot be collected, their names, its tasks, and the seconds that it took. Raises ValueError for
-    what is no material, and RunError."""
+def made_of(
+    package: Package, jobs: int, seconds: float, without: Collection[str] | None = None
+) -> tuple[Package, tuple[str, ...], Collection[str], Made, float]:
+    """The package without the test files that cannot be collected, their names, those of tests that were not played (`without`, if they are known),
+    its tasks, and the seconds that it took. Raises ValueError for what is no material, and RunError."""
     since, line = time.monotonic(), Line(f"{package.name} {package.version}", "runs of its tests")
     try:
         runner = Sandboxed(partial(open_sandbox, limits=LIMITS), jobs, seconds, line)
-        package, left_out = prepared(package, runner)
+        package, left_out = prepared(package, runner, without)
         made = make(package, runner)
     finally:
         line.end()
-    return package, left_out, made, time.monotonic() - since
+    return package, left_out, runner.without, made, time.monotonic() - since
 
 
 def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool) -> bool:
@@ -74,14 +76,15 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
             if path.exists() and not again:
                 print(f"{path} is there already; --again makes it anew")
                 continue
-            package, left_out, made, took = made_of(package, jobs, seconds)
+            package, left_out, slow, made, took = made_of(package, jobs, seconds)
         except (RunError, ValueError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             good = False
             continue
-        atomic_write(path, json.dumps(as_json(spec, package, left_out, made), indent=1) + "\n")
+        atomic_write(path, json.dumps(as_json(spec, package, left_out, slow, made), indent=1) + "\n")
         why = ", ".join(f"{count} {kind}" for kind, count in sorted(made.why_not.items()))
-        left = f"; left out: {', '.join(left_out)}" if left_out else ""
+        gone = [*left_out, *([f"{len(slow)} slow tests"] if slow else [])]
+        left = f"; left out: {', '.join(gone)}" if gone else ""
         print(f"{path}: {len(made.tasks)} tasks of {made.tried} pieces in {took:.0f} s ({why}){left}", flush=True)
         rows.append((len(made.tasks), made.tried, took))
     if len(rows) > 1:
@@ -97,11 +100,12 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float) -> bool:
     for path in [one for where in paths for one in _recipes(where)]:
         try:
             recipe = json.loads(path.read_text(encoding="utf-8"))
-            spec, _, _ = recipe["package"]["spec"], recipe["package"]["digest"], [row["id"] for row in recipe["tasks"]]
+            about, _ = recipe["package"], [row["id"] for row in recipe["tasks"]]
+            spec, without, _ = about["spec"], [*about["slow"], *about["flaky"]], about["digest"]
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise RunError(f"{path} is no recipe of tasks ({type(error).__name__}): `etude tasks make` writes them") from None
         try:
-            package, _, made, _ = made_of(package_of(spec, cache_folder() / "sdists"), jobs, seconds)
+            package, _, _, made, _ = made_of(package_of(spec, cache_folder() / "sdists"), jobs, seconds, without)
         except ValueError as error:
             raise RunError(str(error)) from None
         faults = checked(path.with_suffix(".checks.jsonl"), package, made, jobs, seconds)

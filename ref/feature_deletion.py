@@ -170,7 +170,7 @@ def _of_suite(source: Source, suite: Suite, fill: str, who: Who, group: int) -> 
                 for inner, instead in suites(source, node):
                     of_function = isinstance(node, Function)
                     edits += _of_function(source, node, who, group) if of_function else _of_suite(source, inner, instead, who, group)
-    return [edit for edit in edits if who.only(edit.first, edit.last, group)]
+    return [edit for edit in edits if who.only(edit.first, edit.last, group) and edit.new != edit.old]  # `pass` instead of `pass` is no edit
 
 
 def suites(source: Source, node: ast.stmt) -> list[tuple[Suite, str]]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from environments.fingerprint import Deleted
+from environments.fingerprint import Deleted, gone
 from environments.grading.halves import halves
 from environments.grading.lay import write
 from environments.leaks import audit
@@ -33,9 +33,18 @@ __all__ = ["Made", "Runner", "Task", "baseline", "fools", "make"]
 class Runner(Protocol):
     """Runs a package's tests somewhere safe."""
 
-    def outcomes(self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},)) -> Sequence[Mapping[str, str]]:
-        """Files, tests included, and for each run some of them with other contents → for each run, test → "passed", "failed", "skipped" or "error". A
-        file that cannot be collected is a test in error."""
+    without: frozenset[str]
+    """Tests that are never played."""
+
+    def outcomes(
+        self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},), only: Sequence[Collection[str] | None] = ()
+    ) -> Sequence[Mapping[str, str]]:
+        """Files, tests included, and for each run some of them with other contents, and the tests to be played, where those are not all → for each
+        run, test → "passed", "failed", "skipped" or "error". A file that cannot be collected is a test in error, and so is a run without an end."""
+        ...
+
+    def patiently(self, files: Mapping[str, bytes]) -> Mapping[str, tuple[str, float]]:
+        """The same → test → its outcome, and its seconds, the least of two runs. Here a test may be slow."""
         ...
 
     def coverage(self, files: Mapping[str, bytes]) -> Mapping[str, Collection[tuple[str, int]]]:
@@ -92,12 +101,12 @@ def baseline(runner: Runner, files: Mapping[str, bytes], repeats: int = 3) -> tu
 
 def fools(files: Mapping[str, bytes], piece: Piece) -> Iterable[tuple[str, dict[str, bytes]]]:
     """Trees in which every hole of a function holds an answer that knows nothing: None, and the last argument that is no keyword."""
-    gone = delete(files, piece)
+    left = delete(files, piece)
     hole = b"raise NotImplementedError"
     changed = [one.file for one in piece.patches if any(hole in edit.new for edit in one.edits)]
     for name, answer in (("nothing", b"return None"), ("what it is given", b"return ([*locals().values()] or [None])[-1]")):
         if changed:
-            yield name, {**gone, **{file: gone[file].replace(hole, answer) for file in changed}}
+            yield name, {**left, **{file: left[file].replace(hole, answer) for file in changed}}
 
 
 def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, repeats: int = 3) -> Made:
@@ -129,12 +138,12 @@ def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, re
         else:
             played[patches] = after
     tried = [(patches, name, fool) for patches in played for name, fool in fools(whole, todo[patches])]
-    answers = runner.outcomes(whole, [_changes(todo[patches], fool) for patches, _, fool in tried])
+    failing = {patches: _failing(before, after) for patches, after in played.items()}
+    answers = runner.outcomes(whole, [_changes(todo[one], fool) for one, _, fool in tried], [failing[one] for one, _, _ in tried])
     for (patches, name, _), outcomes in zip(tried, answers, strict=True):
-        failing = _failing(before, played[patches])
-        passed = sum(outcomes.get(test) == "passed" for test in failing)
-        if 2 * passed > len(failing):
-            reasons[label(todo[patches])] = (f"fool: an answer of {name} passes {passed} of {len(failing)} tests",)
+        passed, all_of_them = sum(outcomes.get(test) == "passed" for test in failing[patches]), len(failing[patches])
+        if 2 * passed > all_of_them:
+            reasons[label(todo[patches])] = (f"fool: an answer of {name} passes {passed} of {all_of_them} tests",)
     tasks = [_task(package, todo[patches], before, after) for patches, after in played.items() if label(todo[patches]) not in reasons]
     return Made(tuple(tasks), len(pieces), reasons, flaky)
 
@@ -158,14 +167,14 @@ def _digest(piece: Piece) -> str:
 
 def _cheap(package: Package, piece: Piece) -> tuple[str, ...]:
     """Reasons that need no run."""
-    gone = delete(package.files, piece)
-    code = tuple(edit.old.decode(errors="replace") for one in piece.patches for edit in one.edits)
+    left = delete(package.files, piece)
+    code = tuple(gone(edit.old.decode(errors="replace"), edit.new.decode(errors="replace")) for one in piece.patches for edit in one.edits)
     try:
-        deleted = Deleted(code, {one.file: gone[one.file] for one in piece.patches})
+        deleted = Deleted(code, {one.file: left[one.file] for one in piece.patches})
     except ValueError as error:
         return (f"short: {error}",)
     with tempfile.TemporaryDirectory(prefix="etude-audit-") as name:
-        write(gone, Path(name) / "tree")
+        write(left, Path(name) / "tree")
         return tuple(f"leak: {leak.path}, {leak.why}" for leak in audit(Path(name) / "tree", deleted))
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from environments.tasks.make import make
-from environments.tasks.recipe import as_json, differences, prepared
+from environments.tasks.recipe import SLOW, as_json, differences, prepared
 from tests.environments.test_runner import NOUNS, TESTS
 from tests.environments.test_tasks import PACKAGE, Player
 
@@ -13,8 +13,9 @@ from tests.environments.test_tasks import PACKAGE, Player
 def test_a_recipe_by_hand():
     """It holds ids and names, and no line of code."""
     made = make(PACKAGE, Player())
-    recipe = json.loads(json.dumps(as_json("words==1.0", PACKAGE, ["tests/test_slow.py"], made)))
+    recipe = json.loads(json.dumps(as_json("words==1.0", PACKAGE, ["tests/test_slow.py"], {"b", "a"}, made)))
     assert recipe["package"]["left out"] == ["tests/test_slow.py"] and recipe["package"]["digest"] == PACKAGE.digest
+    assert recipe["package"]["slow"] == ["a", "b"]
     assert [row["id"] for row in recipe["tasks"]] == sorted(task.id for task in made.tasks) and recipe["pieces"]["tried"] == made.tried
     text = json.dumps(recipe)
     for task in made.tasks:
@@ -38,6 +39,10 @@ def test_files_that_cannot_be_collected_are_left_out():
         def one(self, files):
             return self.extra
 
+    late = Player()
+    late.slow = dict.fromkeys(late.one(PACKAGE.files), 2.0)
+    with pytest.raises(ValueError, match=r"words 1.0: all tests are slow; nothing"):
+        prepared(PACKAGE, late)
     for extra, why in (
         ({name: "error"}, f"{name} cannot be collected"),
         ({"a": "failed"}, "no test passes"),
@@ -45,6 +50,18 @@ def test_files_that_cannot_be_collected_are_left_out():
     ):
         with pytest.raises(ValueError, match=f"words 1.0: {why}; nothing can be made of it"):
             prepared(PACKAGE, Says(extra=extra))
+
+
+def test_slow_tests_are_left_out():
+    """One that takes longer than SLOW is played no more, and no task has it. A recipe says which ones: measured anew, they could be others."""
+    quick, late, told = Player(), Player(), Player()
+    for player in (late, told):
+        player.slow = {"camel 0": SLOW + 0.1, "snake 1": SLOW}
+    assert prepared(PACKAGE, quick) == prepared(PACKAGE, late) == prepared(PACKAGE, told, ["hiss 0"]) == (PACKAGE, ())
+    assert (quick.without, late.without, told.without) == (frozenset(), {"camel 0"}, {"hiss 0"})
+    for player in (late, told):
+        made = make(PACKAGE, player)
+        assert made.tasks and not any(player.without & {*task.visible, *task.held, *task.keep} for task in made.tasks)
 
 
 @pytest.fixture
