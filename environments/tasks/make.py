@@ -37,10 +37,11 @@ class Runner(Protocol):
     """Tests that are never played."""
 
     def outcomes(
-        self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},), only: Sequence[Collection[str] | None] = ()
+        self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},), only: Sequence[Collection[str] | None] = (), seed: int = 0
     ) -> Sequence[Mapping[str, str]]:
         """Files, tests included, and for each run some of them with other contents, and the tests to be played, where those are not all → for each
-        run, test → "passed", "failed", "skipped" or "error". A file that cannot be collected is a test in error, and so is a run without an end."""
+        run, test → "passed", "failed", "skipped" or "error". A file that cannot be collected is a test in error, and so is a run without an end.
+        `seed`: of the hashes by which Python orders sets."""
         ...
 
     def patiently(self, files: Mapping[str, bytes]) -> Mapping[str, tuple[str, float]]:
@@ -92,8 +93,9 @@ class Made:
 
 
 def baseline(runner: Runner, files: Mapping[str, bytes], repeats: int = 3) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Outcomes that are the same in every run, and the names of tests of which they are not."""
-    runs = runner.outcomes(files, [{}] * repeats)
+    """Outcomes that are the same in every run, and the names of tests of which they are not. Sets have another order in each: a test may depend on
+    it, and so may its name."""
+    runs = [runner.outcomes(files, seed=seed)[0] for seed in range(repeats)]
     tests = sorted(set().union(*runs))
     flaky = tuple(test for test in tests if len({run.get(test, "missing") for run in runs}) > 1)
     return {test: runs[0][test] for test in tests if test not in flaky}, flaky
@@ -122,13 +124,15 @@ def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, re
     pieces = [*slices(source, stable, least, most), *bodies(source), *symbols(source)]
     reasons: dict[str, tuple[str, ...]] = {}
     todo: dict[tuple[Patch, ...], Piece] = {}
-    for piece in pieces:
-        if piece.patches in todo:
-            reasons[label(piece)] = ("again: another way found the same piece",)
-        elif found := _cheap(package, piece):
-            reasons[label(piece)] = found
-        else:
-            todo[piece.patches] = piece
+    with tempfile.TemporaryDirectory(prefix="etude-audit-") as name:
+        write(package.files, Path(name) / "tree")
+        for piece in pieces:
+            if piece.patches in todo:
+                reasons[label(piece)] = ("again: another way found the same piece",)
+            elif found := _cheap(package, piece, Path(name) / "tree"):
+                reasons[label(piece)] = found
+            else:
+                todo[piece.patches] = piece
     played = dict(zip(todo, runner.outcomes(whole, [_changes(piece, delete(whole, piece)) for piece in todo.values()]), strict=True))
     for patches, outcomes in list(played.items()):
         after = {test: outcome for test, outcome in outcomes.items() if test in before or outcome == "error"}
@@ -165,17 +169,21 @@ def _digest(piece: Piece) -> str:
     return hashlib.sha256(repr([(one.file, one.before, one.after) for one in piece.patches]).encode()).hexdigest()
 
 
-def _cheap(package: Package, piece: Piece) -> tuple[str, ...]:
-    """Reasons that need no run."""
-    left = delete(package.files, piece)
+def _cheap(package: Package, piece: Piece, tree: Path) -> tuple[str, ...]:
+    """Reasons that need no run. `tree`: where the package lies, and lies again afterwards."""
     code = tuple(gone(edit.old.decode(errors="replace"), edit.new.decode(errors="replace")) for one in piece.patches for edit in one.edits)
+    left = _changes(piece, delete(package.files, piece))
     try:
-        deleted = Deleted(code, {one.file: left[one.file] for one in piece.patches})
+        deleted = Deleted(code, left)
     except ValueError as error:
         return (f"short: {error}",)
-    with tempfile.TemporaryDirectory(prefix="etude-audit-") as name:
-        write(left, Path(name) / "tree")
-        return tuple(f"leak: {leak.path}, {leak.why}" for leak in audit(Path(name) / "tree", deleted))
+    try:
+        for name, data in left.items():
+            (tree / name).write_bytes(data)
+        return tuple(f"leak: {leak.path}, {leak.why}" for leak in audit(tree, deleted))
+    finally:
+        for name in left:
+            (tree / name).write_bytes(package.files[name])
 
 
 def _task(package: Package, piece: Piece, before: Mapping[str, str], after: Mapping[str, str]) -> Task:

@@ -42,12 +42,12 @@ class Sandboxed:
         self.without: frozenset[str] = frozenset()
 
     def outcomes(
-        self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},), only: Sequence[Collection[str] | None] = ()
+        self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},), only: Sequence[Collection[str] | None] = (), seed: int = 0
     ) -> list[Mapping[str, str]]:
         """See `Runner`. Raises RunError where the sandbox cannot run tests at all."""
         found, runs = [], [*zip(changes, only or [None] * len(changes), strict=True)]
         for at in range(0, len(runs), BATCH):
-            found += [one["outcomes"] for one in self._play(files, runs[at : at + BATCH], self.seconds, EACH)]
+            found += [one["outcomes"] for one in self._play(files, runs[at : at + BATCH], self.seconds, EACH, seed=seed)]
             self.told(len(runs[at : at + BATCH]))
         return found
 
@@ -70,17 +70,17 @@ class Sandboxed:
     def _long(self) -> float:
         return min(SLOWER * self.seconds, LIMITS.seconds - 30)
 
-    def _play(self, files: Mapping[str, bytes], runs: Sequence[Run], seconds: float, each: float, trace: bool = False) -> list[dict]:
+    def _play(self, files: Mapping[str, bytes], runs: Sequence[Run], seconds: float, each: float, trace: bool = False, seed: int = 0) -> list[dict]:
         """What each run said. Where one of them takes the others down with it, halves are played again, until it is alone."""
-        found = self._once(files, runs, seconds, each, trace)
+        found = self._once(files, runs, seconds, each, trace, seed)
         if found is not None:
             return found
         if len(runs) == 1:
             return [{"outcomes": dict(SILENT), "lines": {}, "took": {}}]
         half = len(runs) // 2
-        return self._play(files, runs[:half], seconds, each, trace) + self._play(files, runs[half:], seconds, each, trace)
+        return [one for part in (runs[:half], runs[half:]) for one in self._play(files, part, seconds, each, trace, seed)]
 
-    def _once(self, files: Mapping[str, bytes], runs: Sequence[Run], seconds: float, each: float, trace: bool) -> list[dict] | None:
+    def _once(self, files: Mapping[str, bytes], runs: Sequence[Run], seconds: float, each: float, trace: bool, seed: int) -> list[dict] | None:
         """What each run said, or None where the call crossed a limit. Raises RunError where the sandbox does not work."""
         plan = {
             "tree": "/work/tree",
@@ -100,7 +100,9 @@ class Sandboxed:
             sandbox = self.fresh(folder)
         try:
             written = sandbox.call("write", {"path": "plan.json", "text": json.dumps(plan)})
-            said = sandbox.call("shell", {"command": "exec python3 -I -B run.py plan.json"})
+            said = sandbox.call(
+                "shell", {"command": f"exec env -i PATH=$PATH HOME=/tmp LANG=C.UTF-8 PYTHONHASHSEED={seed} python3 -s -P -B run.py plan.json"}
+            )
             works = written.ok and (said.ok or sandbox.call("shell", {"command": "true"}).ok)
         finally:
             sandbox.close()

@@ -8,7 +8,7 @@ import pytest
 
 from environments.sandbox.open import open_sandbox
 from environments.tasks.check import check, exam_of
-from environments.tasks.make import make
+from environments.tasks.make import baseline, make
 from environments.tasks.package import Package
 from environments.tasks.runner import EACH, LIMITS, Sandboxed
 from kit.settings import RunError
@@ -115,6 +115,17 @@ def test_some_of_the_tests(runner):
         assert cat not in runner.coverage(FILES) and cat not in runner.patiently(FILES)
     finally:
         runner.without = frozenset()
+
+
+def test_the_order_of_sets_is_given(runner):
+    """Python draws it anew for each process. Here it is the same for every piece, and another one in each run of the baseline."""
+    named = "import pytest\n\n\n@pytest.mark.parametrize('n', [[*{*'abcdefghij'}].index('a')])\ndef test_set(n):\n    pass\n"
+    files = {**FILES, "tests/test_sets.py": named.encode()}
+    assert runner.outcomes(files) == runner.outcomes(files) and runner.outcomes(files, seed=1) == runner.outcomes(files, seed=1)
+    found = {test for seed in range(4) for test in runner.outcomes(files, seed=seed)[0] if "test_set[" in test}
+    known, flaky = baseline(runner, files)
+    assert len(found) > 1 and flaky and found >= {*flaky} and known == runner.outcomes(FILES)[0]
+    assert {*runner.outcomes(files)[0]} >= {*runner.coverage(files)} - {""}
 
 
 def test_seconds_of_tests(runner):

@@ -23,7 +23,7 @@ class Player:
     def __init__(self, *unsteady: str, extra: dict[str, str] | None = None):
         self.runs, self.unsteady, self.extra, self.without, self.slow = 0, unsteady, extra or {}, frozenset(), {}
 
-    def outcomes(self, files, changes=({},), only=()):
+    def outcomes(self, files, changes=({},), only=(), seed=0):
         runs = zip(changes, only or [None] * len(changes), strict=True)
         return [self.played(self.one({**files, **change}), tests) for change, tests in runs]
 
@@ -98,9 +98,9 @@ def test_fools_play_what_matters():
     asked = []
 
     class Asked(Player):
-        def outcomes(self, files, changes=({},), only=()):
+        def outcomes(self, files, changes=({},), only=(), seed=0):
             asked.extend(only)
-            return super().outcomes(files, changes, only)
+            return super().outcomes(files, changes, only, seed)
 
     made = make(PACKAGE, Asked())
     assert len(asked) >= 8 and all(3 <= len(tests) < 18 for tests in asked) and made == make(PACKAGE, Player())

@@ -4,7 +4,7 @@ pytest is imported once. Every run is a fork with a copy of the tree, so that no
 twice in a process. Tests are collected without conftest files and without sibling modules, as the grader does, and asserts are not rewritten: that
 would take most of the time, to word messages that nobody reads.
 
-    python3 -I -B run.py PLAN        PLAN: JSON with tree, changes, only, without, jobs, seconds, each, and trace
+    PYTHONHASHSEED=0 python3 -s -P -B run.py PLAN        PLAN: JSON with tree, changes, only, without, jobs, seconds, each, and trace
 """
 
 import base64
