@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -15,6 +15,7 @@ from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import open_sandbox
 from environments.tasks.check import check as graded
+from environments.tasks.check import ungradable
 from environments.tasks.make import Made, Task, make
 from environments.tasks.package import Package
 from environments.tasks.recipe import as_json, differences, prepared
@@ -50,18 +51,24 @@ class Line:
 
 
 def made_of(
-    package: Package, jobs: int, seconds: float, without: Collection[str] | None = None
-) -> tuple[Package, tuple[str, ...], Collection[str], Made, float]:
-    """The package without the test files that cannot be collected, their names, those of tests that were not played (`without`, if they are known),
-    its tasks, and the seconds that it took. Raises ValueError for what is no material, and RunError."""
+    package: Package, jobs: int, seconds: float, known: Mapping[str, Collection[str]] | None = None
+) -> tuple[Package, Mapping[str, Collection[str]], Made, float]:
+    """The package without the test files that cannot be collected, the names of tests that no task uses (see `as_json`; `known`: those that a recipe
+    has), its tasks, and the seconds that it took. Raises ValueError for what is no material, and RunError."""
     since, line = time.monotonic(), Line(f"{package.name} {package.version}", "runs of its tests")
     try:
         runner = Sandboxed(partial(open_sandbox, limits=LIMITS), jobs, seconds, line)
-        package, left_out = prepared(package, runner, without)
+        package, left_out = prepared(package, runner, known and [*known["slow"], *known["flaky"], *known["ungradable"]])
+        unused = {"left out": left_out, "slow": runner.without, "ungradable": ()}
+        if known is None:
+            (outcomes,) = runner.outcomes({**package.files, **package.tests})
+            passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
+            unused["ungradable"] = ungradable(package, passed, partial(open_sandbox, limits=GRADING), seconds)
+            runner.without |= {*unused["ungradable"]}
         made = make(package, runner)
     finally:
         line.end()
-    return package, left_out, runner.without, made, time.monotonic() - since
+    return package, unused, made, time.monotonic() - since
 
 
 def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool) -> bool:
@@ -76,14 +83,14 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
             if path.exists() and not again:
                 print(f"{path} is there already; --again makes it anew")
                 continue
-            package, left_out, slow, made, took = made_of(package, jobs, seconds)
+            package, unused, made, took = made_of(package, jobs, seconds)
         except (RunError, ValueError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             good = False
             continue
-        atomic_write(path, json.dumps(as_json(spec, package, left_out, slow, made), indent=1) + "\n")
+        atomic_write(path, json.dumps(as_json(spec, package, unused, made), indent=1) + "\n")
         why = ", ".join(f"{count} {kind}" for kind, count in sorted(made.why_not.items()))
-        gone = [*left_out, *([f"{len(slow)} slow tests"] if slow else [])]
+        gone = [*unused["left out"], *(f"{len(unused[why])} {why} tests" for why in ("slow", "ungradable") if unused[why])]
         left = f"; left out: {', '.join(gone)}" if gone else ""
         print(f"{path}: {len(made.tasks)} tasks of {made.tried} pieces in {took:.0f} s ({why}){left}", flush=True)
         rows.append((len(made.tasks), made.tried, took))
@@ -101,11 +108,11 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float) -> bool:
         try:
             recipe = json.loads(path.read_text(encoding="utf-8"))
             about, _ = recipe["package"], [row["id"] for row in recipe["tasks"]]
-            spec, without, _ = about["spec"], [*about["slow"], *about["flaky"]], about["digest"]
+            spec, known, _ = about["spec"], {why: [*about[why]] for why in ("slow", "flaky", "ungradable")}, about["digest"]
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise RunError(f"{path} is no recipe of tasks ({type(error).__name__}): `etude tasks make` writes them") from None
         try:
-            package, _, _, made, _ = made_of(package_of(spec, cache_folder() / "sdists"), jobs, seconds, without)
+            package, _, made, _ = made_of(package_of(spec, cache_folder() / "sdists"), jobs, seconds, known)
         except ValueError as error:
             raise RunError(str(error)) from None
         faults = checked(path.with_suffix(".checks.jsonl"), package, made, jobs, seconds)

@@ -5,7 +5,7 @@ From the same package the same tasks are made again, and their ids, which are ha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 
 from environments.tasks.make import Made, Runner, Task
@@ -36,11 +36,12 @@ def prepared(package: Package, runner: Runner, without: Collection[str] | None =
     return replace(package, tests=tests), left_out
 
 
-def as_json(spec: str, package: Package, left_out: Sequence[str], slow: Collection[str], made: Made) -> dict:
-    """The recipe. `spec`: what the package was asked for by. `left_out`, `slow`: files of tests, and tests, that no task uses."""
+def as_json(spec: str, package: Package, unused: Mapping[str, Collection[str]], made: Made) -> dict:
+    """The recipe. `spec`: what the package was asked for by. `unused`: files of tests that are left out, tests that are slow, and tests that the
+    grader does not see pass ("ungradable"): what no task uses."""
     about = {name: getattr(package, name) for name in ("name", "version", "licence", "origin", "digest")}
     return {
-        "package": {"spec": spec, **about, "left out": list(left_out), "slow": sorted(slow), "flaky": list(made.flaky)},
+        "package": {"spec": spec, **about, **{why: sorted(tests) for why, tests in unused.items()}, "flaky": list(made.flaky)},
         "pieces": {"tried": made.tried, **dict(sorted(made.why_not.items()))},
         "tasks": [_row(task) for task in sorted(made.tasks, key=lambda task: task.id)],
     }

@@ -13,9 +13,9 @@ from tests.environments.test_tasks import PACKAGE, Player
 def test_a_recipe_by_hand():
     """It holds ids and names, and no line of code."""
     made = make(PACKAGE, Player())
-    recipe = json.loads(json.dumps(as_json("words==1.0", PACKAGE, ["tests/test_slow.py"], {"b", "a"}, made)))
+    recipe = json.loads(json.dumps(as_json("words==1.0", PACKAGE, {"left out": ["tests/test_slow.py"], "slow": {"b", "a"}, "ungradable": ()}, made)))
     assert recipe["package"]["left out"] == ["tests/test_slow.py"] and recipe["package"]["digest"] == PACKAGE.digest
-    assert recipe["package"]["slow"] == ["a", "b"]
+    assert recipe["package"]["slow"] == ["a", "b"] and recipe["package"]["ungradable"] == []
     assert [row["id"] for row in recipe["tasks"]] == sorted(task.id for task in made.tasks) and recipe["pieces"]["tried"] == made.tried
     text = json.dumps(recipe)
     for task in made.tasks:
@@ -73,6 +73,7 @@ def words(open_folder, monkeypatch):
         "words/nouns.py": NOUNS,
         "tests/test_nouns.py": TESTS,
         "tests/test_other.py": "import nothing_of_this_name\n",
+        "tests/test_near.py": "from pathlib import Path\n\n\ndef test_near():\n    assert Path(__file__).with_name('test_nouns.py').read_text()\n",
         "pyproject.toml": '[project]\nname = "words"\nversion = "1.0"\n',
     }.items():
         (open_folder / "words" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +88,9 @@ def test_make_and_check(words, ask, tmp_path):
     path = out / "words-1.0.json"
     recipe = json.loads(path.read_text())
     assert code == 0 and f"{path}: {len(recipe['tasks'])} tasks of {recipe['pieces']['tried']} pieces" in said
-    assert recipe["tasks"] and "left out: tests/test_other.py" in said and recipe["package"]["left out"] == ["tests/test_other.py"]
+    assert (
+        recipe["tasks"] and "left out: tests/test_other.py, 1 ungradable tests" in said and recipe["package"]["left out"] == ["tests/test_other.py"]
+    )
     code, said, _ = ask("tasks", "make", words, "--out", out)
     assert code == 0 and "is there already; --again makes it anew" in said
     log, number = out / "words-1.0.checks.jsonl", len(recipe["tasks"])
