@@ -16,12 +16,14 @@ import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
-__all__ = ["BLOCK", "LEAST", "NAMED", "RUN", "SHARE", "Block", "Deleted", "runs", "tokens"]
+__all__ = ["BLOCK", "LEAST", "NAMED", "RUN", "SHARE", "Block", "Deleted", "gone", "runs", "tokens"]
 
 RUN, BLOCK, LEAST = 5, 80, 14
 SHARE, NAMED = 0.6, 0.6
+KNOWN = 100_000
+"""Characters of a text whose runs are kept for the next piece; they take some thirty times as many bytes."""
 TOKEN = re.compile(r"[^\W\d]\w*|\d[\w.]*|[^\w\s]")
 WORD = re.compile(r"[^\W\d]\w{2,}")
 STRING = re.compile(r'"([^"\\\n]{4,200})"')
@@ -37,6 +39,17 @@ EVERYDAY = {*keyword.kwlist, *dir(builtins)} | set(
 def tokens(text: str) -> list[str]:
     """The tokens of code or of any other text."""
     return TOKEN.findall(COMMENT.sub("", text).replace("'", '"'))
+
+
+def gone(old: str, new: str) -> str:
+    """What of `old` is not in `new`, its replacement, where both begin and end with the same tokens: of a list that lost a name, only that name."""
+    before, after = ([*TOKEN.finditer(text)] for text in (old, new))
+    same = [one[0] == other[0] for one, other in zip(before, after, strict=False)]
+    first = same.index(False) if False in same else len(same)
+    last = 0
+    while last < min(len(before), len(after)) - first and before[-1 - last][0] == after[-1 - last][0]:
+        last += 1
+    return old[before[first].start() : before[-1 - last].end()] if first + last < len(before) else ""
 
 
 def runs(row: Sequence[str]) -> set[tuple[str, ...]]:
@@ -120,7 +133,7 @@ class Deleted:
 
     def as_text(self, text: str) -> str:
         """How much of which block stands in a text; empty if none does."""
-        return self.among(runs(tokens(text)))
+        return self.among(_known(text) if len(text) <= KNOWN else runs(tokens(text)))
 
     def among(self, found: set[tuple[str, ...]]) -> str:
         """The same for the runs of a text."""
@@ -146,6 +159,12 @@ class Deleted:
             if sum(map(bool, seen.values())) >= least:
                 return f"the names {', '.join(sorted(word.decode(errors='replace') for word, n in seen.items() if n)[:5])} within {span} bytes"
         return ""
+
+
+@lru_cache(maxsize=128)
+def _known(text: str) -> set[tuple[str, ...]]:
+    """The runs of a text. The pieces of a package are looked for in the same files."""
+    return runs(tokens(text))
 
 
 def _everywhere(word: bytes, data: bytes, most: int = 1000) -> Iterator[int]:

@@ -30,7 +30,7 @@ from environments.tasks.kept import keep, kept
 from environments.tasks.make import Task
 from environments.tasks.package import Package
 from environments.tasks.sources import package_of
-from etude.tasks import GRADING, made_of, recipe_of, recipes
+from etude.tasks import GRADING, made_of, recipe_of, recipes, unused_of
 from kit.settings import Interrupted, RunError
 
 __all__ = ["show", "try_task"]
@@ -66,7 +66,7 @@ def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind:
     if (task := kept(cache, name, package)) is None:
         print(f"{path}: its tasks are made once more; they are kept then", flush=True)
         try:
-            package, _, made, _ = made_of(package, jobs, seconds, kind)
+            package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe))
         except ValueError as error:
             raise RunError(str(error)) from None
         for one in made.tasks:

@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib import metadata
@@ -19,6 +19,7 @@ from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import Kind, open_sandbox
 from environments.tasks.check import check as graded
+from environments.tasks.check import ungradable
 from environments.tasks.kept import keep
 from environments.tasks.make import Made, Task, make
 from environments.tasks.package import Package
@@ -28,7 +29,7 @@ from environments.tasks.sources import package_of
 from kit.disk import Journal, atomic_write, read_lines
 from kit.settings import RunError
 
-__all__ = ["check_all", "export_all", "faults_of", "made_of", "make_all", "recipe_of", "recipes"]
+__all__ = ["check_all", "export_all", "faults_of", "made_of", "make_all", "recipe_of", "recipes", "unused_of"]
 
 GRADING = Limits(memory=1 << 30, output=4 << 20, seconds=600.0)
 """Of the sandboxes in which solutions are graded."""
@@ -54,17 +55,25 @@ class Line:
             print("\r\x1b[K", end="", flush=True)
 
 
-def made_of(package: Package, jobs: int, seconds: float, kind: Kind) -> tuple[Package, tuple[str, ...], Made, float]:
-    """The package without the test files that cannot be collected, their names, its tasks, and the seconds that it took. `kind`: of the sandboxes.
-    Raises ValueError for what is no material, and RunError."""
+def made_of(
+    package: Package, jobs: int, seconds: float, kind: Kind, known: Mapping[str, Collection[str]] | None = None
+) -> tuple[Package, Mapping[str, Collection[str]], Made, float]:
+    """The package without the test files that cannot be collected, the names of tests that no task uses (see `as_json`; `known`: those that a recipe
+    has), its tasks, and the seconds that it took. `kind`: of the sandboxes. Raises ValueError for what is no material, and RunError."""
     since, line = time.monotonic(), Line(f"{package.name} {package.version}", "runs of its tests")
     try:
         runner = Sandboxed(partial(open_sandbox, kind=kind, limits=LIMITS), jobs, seconds, line)
-        package, left_out = prepared(package, runner)
+        package, left_out = prepared(package, runner, known and [*known["slow"], *known["flaky"], *known["ungradable"]])
+        unused = {"left out": left_out, "slow": runner.without, "ungradable": ()}
+        if known is None:
+            (outcomes,) = runner.outcomes({**package.files, **package.tests})
+            passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
+            unused["ungradable"] = ungradable(package, passed, partial(open_sandbox, kind=kind, limits=GRADING), seconds)
+            runner.without |= {*unused["ungradable"]}
         made = make(package, runner)
     finally:
         line.end()
-    return package, left_out, made, time.monotonic() - since
+    return package, unused, made, time.monotonic() - since
 
 
 def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool, kind: Kind = "bubblewrap") -> bool:
@@ -79,16 +88,17 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
             if path.exists() and not again:
                 print(f"{path} is there already; --again makes it anew")
                 continue
-            package, left_out, made, took = made_of(package, jobs, seconds, kind)
+            package, unused, made, took = made_of(package, jobs, seconds, kind)
         except (RunError, ValueError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             good = False
             continue
-        atomic_write(path, json.dumps(as_json(spec, package, left_out, made), indent=1) + "\n")
+        atomic_write(path, json.dumps(as_json(spec, package, unused, made), indent=1) + "\n")
         for task in made.tasks:
             keep(cache_folder() / "tasks", task, package)
         why = ", ".join(f"{count} {kind}" for kind, count in sorted(made.why_not.items()))
-        left = f"; left out: {', '.join(left_out)}" if left_out else ""
+        gone = [*unused["left out"], *(f"{len(unused[why])} {why} tests" for why in ("slow", "ungradable") if unused[why])]
+        left = f"; left out: {', '.join(gone)}" if gone else ""
         print(f"{path}: {len(made.tasks)} tasks of {made.tried} pieces in {took:.0f} s ({why}){left}", flush=True)
         rows.append((len(made.tasks), made.tried, took))
     if len(rows) > 1:
@@ -115,7 +125,8 @@ def again_made(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> 
     for path in [one for where in paths for one in recipes(where)]:
         recipe = recipe_of(path)
         try:
-            package, _, made, _ = made_of(package_of(recipe["package"]["spec"], cache_folder() / "sdists"), jobs, seconds, kind)
+            package = package_of(recipe["package"]["spec"], cache_folder() / "sdists")
+            package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe))
         except ValueError as error:
             raise RunError(str(error)) from None
         yield path, recipe, package, made
@@ -183,12 +194,19 @@ def recipe_of(path: Path) -> dict:
     """A recipe. Raises RunError for a file that is none."""
     try:
         recipe = json.loads(path.read_text(encoding="utf-8"))
-        known = [recipe["package"]["spec"], recipe["package"]["digest"], *(row["id"] for row in recipe["tasks"])]
+        about = recipe["package"]
+        known = [about["spec"], about["digest"], *(row["id"] for row in recipe["tasks"]), *about["left out"], *about["slow"], *about["flaky"]]
+        known += about["ungradable"]
         if not all(isinstance(one, str) for one in known):
             raise TypeError("text")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunError(f"{path} is no recipe of tasks ({type(error).__name__}): `etude tasks make` writes them") from None
     return recipe
+
+
+def unused_of(recipe: dict) -> dict[str, list[str]]:
+    """The tests that a recipe does not use: another machine would find others."""
+    return {why: recipe["package"][why] for why in ("slow", "flaky", "ungradable")}
 
 
 def recipes(path: Path) -> Iterator[Path]:

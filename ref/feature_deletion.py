@@ -55,7 +55,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
 from types import FrameType
 from typing import Any
@@ -170,7 +170,7 @@ def _of_suite(source: Source, suite: Suite, fill: str, who: Who, group: int) -> 
                 for inner, instead in suites(source, node):
                     of_function = isinstance(node, Function)
                     edits += _of_function(source, node, who, group) if of_function else _of_suite(source, inner, instead, who, group)
-    return [edit for edit in edits if who.only(edit.first, edit.last, group)]
+    return [edit for edit in edits if who.only(edit.first, edit.last, group) and edit.new != edit.old]  # `pass` instead of `pass` is no edit
 
 
 def suites(source: Source, node: ast.stmt) -> list[tuple[Suite, str]]:
@@ -308,20 +308,33 @@ def difficulty(tree: Mapping[str, bytes], piece: Piece, failing: int | None = No
     holes: set[str] = set()
     lines, uses = 0, []
     changed = {one.file: one for one in piece.patches}
-    for file, source in _readable(tree):
+    for file in sorted(file for file in tree if file.endswith(".py")):
+        texts, found = _uses(tree[file])
         gone = {line for edit in changed[file].edits for line in range(edit.first, edit.last + 1)} if file in changed else set()
-        lines += sum(1 for line in gone if source.lines[line - 1].strip() and not source.lines[line - 1].lstrip().startswith("#"))
-        for name, node in functions(source.tree):
-            if "<locals>" in name:
-                continue
-            if hole := not gone.isdisjoint(range(source.begins(node)[0], (node.end_lineno or 0) + 1)):
-                holes.add(name.rpartition(".")[2])
-            used = {one.id if isinstance(one, ast.Name) else one.attr for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)}
+        lines += sum(1 for line in gone if texts[line - 1].strip() and not texts[line - 1].lstrip().startswith("#"))
+        for name, first, last, used in found:
+            if hole := not gone.isdisjoint(range(first, last + 1)):
+                holes.add(name)
             uses.append((hole, used))
     if piece.way == "symbol":
         holes = {piece.name.rpartition(":")[2]}
     callers = sum(1 for hole, used in uses if not hole and used & holes)
     return Difficulty(lines, max(1, len(holes)), len(changed), len(piece.tests) if failing is None else failing, callers)
+
+
+@lru_cache(maxsize=256)
+def _uses(data: bytes) -> tuple[tuple[str, ...], list[tuple[str, int, int, frozenset[str]]]]:
+    """The lines of a file, and the functions that lie in none: name, first and last line, and the names that they use. No Python has neither."""
+    try:
+        source = parse_source(data)
+    except ValueError:
+        return (), []
+    found = []
+    for name, node in functions(source.tree):
+        if "<locals>" not in name:
+            used = {one.id if isinstance(one, ast.Name) else one.attr for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)}
+            found.append((name.rpartition(".")[2], source.begins(node)[0], node.end_lineno or 0, frozenset(used)))
+    return source.lines, found
 
 
 def level(now: int, solved: int, tried: int, top: int, low: float = 0.25, high: float = 0.75) -> int:

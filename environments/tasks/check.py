@@ -20,7 +20,7 @@ from environments.tasks.package import Package
 from ref.feature_deletion import delete, functions
 from ref.source_text import Edit, apply, parse_source, patch
 
-__all__ = ["Checked", "check", "exam_of", "without_tests"]
+__all__ = ["Checked", "check", "exam_of", "ungradable", "without_tests"]
 
 
 def without_tests(data: bytes, names: Collection[str]) -> bytes:
@@ -87,6 +87,26 @@ def check(task: Task, package: Package, fresh: Callable[[Path], Sandbox], second
     """Grades the gold and nothing. `fresh`: see `grade`."""
     exam = exam_of(task, package)
     return Checked(*(_graded(exam, tree, fresh, seconds) for tree in (exam.gold, exam.given)))
+
+
+def ungradable(package: Package, tests: Collection[str], fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> tuple[str, ...]:
+    """Those of `tests`, which pass elsewhere, that the grader does not see pass with the package as it is, sorted: such as tests that read files
+    beside their own, which do not lie there. All are asked for together; where that fails, each file alone. `fresh`: see `grade`."""
+
+    def failing(names: Collection[str]) -> set[str]:
+        files = {name.partition("::")[0] for name in names}
+        sources = {name: package.tests[name].decode() for name in sorted(files)}
+        whole = {**package.files, **package.tests}
+        exam = Exam(whole, whole, Editable(()), sources, tuple(sorted(names)), package.name)
+        verdicts = _graded(exam, whole, fresh, seconds).verdicts
+        return set(verdicts.failed) or set(names if verdicts.flags else ())
+
+    if not tests or not failing(tests):
+        return ()
+    files: dict[str, list[str]] = {}
+    for name in tests:
+        files.setdefault(name.partition("::")[0], []).append(name)
+    return tuple(sorted(test for names in files.values() for test in failing(names)))
 
 
 def _graded(exam: Exam, tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float) -> Grade:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from environments.fingerprint import Deleted
+from environments.fingerprint import Deleted, gone
 from environments.grading.halves import halves
 from environments.grading.lay import write
 from environments.leaks import audit
@@ -33,9 +33,19 @@ __all__ = ["Made", "Runner", "Task", "baseline", "fools", "make", "task_id"]
 class Runner(Protocol):
     """Runs a package's tests somewhere safe."""
 
-    def outcomes(self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},)) -> Sequence[Mapping[str, str]]:
-        """Files, tests included, and for each run some of them with other contents → for each run, test → "passed", "failed", "skipped" or "error". A
-        file that cannot be collected is a test in error."""
+    without: frozenset[str]
+    """Tests that are never played."""
+
+    def outcomes(
+        self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},), only: Sequence[Collection[str] | None] = (), seed: int = 0
+    ) -> Sequence[Mapping[str, str]]:
+        """Files, tests included, and for each run some of them with other contents, and the tests to be played, where those are not all → for each
+        run, test → "passed", "failed", "skipped" or "error". A file that cannot be collected is a test in error, and so is a run without an end.
+        `seed`: of the hashes by which Python orders sets."""
+        ...
+
+    def patiently(self, files: Mapping[str, bytes]) -> Mapping[str, tuple[str, float]]:
+        """The same → test → its outcome, and its seconds, the least of two runs. Here a test may be slow."""
         ...
 
     def coverage(self, files: Mapping[str, bytes]) -> Mapping[str, Collection[tuple[str, int]]]:
@@ -83,8 +93,9 @@ class Made:
 
 
 def baseline(runner: Runner, files: Mapping[str, bytes], repeats: int = 3) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Outcomes that are the same in every run, and the names of tests of which they are not."""
-    runs = runner.outcomes(files, [{}] * repeats)
+    """Outcomes that are the same in every run, and the names of tests of which they are not. Sets have another order in each: a test may depend on
+    it, and so may its name."""
+    runs = [runner.outcomes(files, seed=seed)[0] for seed in range(repeats)]
     tests = sorted(set().union(*runs))
     flaky = tuple(test for test in tests if len({run.get(test, "missing") for run in runs}) > 1)
     return {test: runs[0][test] for test in tests if test not in flaky}, flaky
@@ -92,12 +103,12 @@ def baseline(runner: Runner, files: Mapping[str, bytes], repeats: int = 3) -> tu
 
 def fools(files: Mapping[str, bytes], piece: Piece) -> Iterable[tuple[str, dict[str, bytes]]]:
     """Trees in which every hole of a function holds an answer that knows nothing: None, and the last argument that is no keyword."""
-    gone = delete(files, piece)
+    left = delete(files, piece)
     hole = b"raise NotImplementedError"
     changed = [one.file for one in piece.patches if any(hole in edit.new for edit in one.edits)]
     for name, answer in (("nothing", b"return None"), ("what it is given", b"return ([*locals().values()] or [None])[-1]")):
         if changed:
-            yield name, {**gone, **{file: gone[file].replace(hole, answer) for file in changed}}
+            yield name, {**left, **{file: left[file].replace(hole, answer) for file in changed}}
 
 
 def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, repeats: int = 3) -> Made:
@@ -113,13 +124,15 @@ def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, re
     pieces = [*slices(source, stable, least, most), *bodies(source), *symbols(source)]
     reasons: dict[str, tuple[str, ...]] = {}
     todo: dict[tuple[Patch, ...], Piece] = {}
-    for piece in pieces:
-        if piece.patches in todo:
-            reasons[label(piece)] = ("again: another way found the same piece",)
-        elif found := _cheap(package, piece):
-            reasons[label(piece)] = found
-        else:
-            todo[piece.patches] = piece
+    with tempfile.TemporaryDirectory(prefix="etude-audit-") as name:
+        write(package.files, Path(name) / "tree")
+        for piece in pieces:
+            if piece.patches in todo:
+                reasons[label(piece)] = ("again: another way found the same piece",)
+            elif found := _cheap(package, piece, Path(name) / "tree"):
+                reasons[label(piece)] = found
+            else:
+                todo[piece.patches] = piece
     played = dict(zip(todo, runner.outcomes(whole, [_changes(piece, delete(whole, piece)) for piece in todo.values()]), strict=True))
     for patches, outcomes in list(played.items()):
         after = {test: outcome for test, outcome in outcomes.items() if test in before or outcome == "error"}
@@ -129,12 +142,12 @@ def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, re
         else:
             played[patches] = after
     tried = [(patches, name, fool) for patches in played for name, fool in fools(whole, todo[patches])]
-    answers = runner.outcomes(whole, [_changes(todo[patches], fool) for patches, _, fool in tried])
+    failing = {patches: _failing(before, after) for patches, after in played.items()}
+    answers = runner.outcomes(whole, [_changes(todo[one], fool) for one, _, fool in tried], [failing[one] for one, _, _ in tried])
     for (patches, name, _), outcomes in zip(tried, answers, strict=True):
-        failing = _failing(before, played[patches])
-        passed = sum(outcomes.get(test) == "passed" for test in failing)
-        if 2 * passed > len(failing):
-            reasons[label(todo[patches])] = (f"fool: an answer of {name} passes {passed} of {len(failing)} tests",)
+        passed, all_of_them = sum(outcomes.get(test) == "passed" for test in failing[patches]), len(failing[patches])
+        if 2 * passed > all_of_them:
+            reasons[label(todo[patches])] = (f"fool: an answer of {name} passes {passed} of {all_of_them} tests",)
     tasks = [_task(package, todo[patches], before, after) for patches, after in played.items() if label(todo[patches]) not in reasons]
     return Made(tuple(tasks), len(pieces), reasons, flaky)
 
@@ -161,17 +174,21 @@ def _digest(piece: Piece) -> str:
     return hashlib.sha256(repr([(one.file, one.before, one.after) for one in piece.patches]).encode()).hexdigest()
 
 
-def _cheap(package: Package, piece: Piece) -> tuple[str, ...]:
-    """Reasons that need no run."""
-    gone = delete(package.files, piece)
-    code = tuple(edit.old.decode(errors="replace") for one in piece.patches for edit in one.edits)
+def _cheap(package: Package, piece: Piece, tree: Path) -> tuple[str, ...]:
+    """Reasons that need no run. `tree`: where the package lies, and lies again afterwards."""
+    code = tuple(gone(edit.old.decode(errors="replace"), edit.new.decode(errors="replace")) for one in piece.patches for edit in one.edits)
+    left = _changes(piece, delete(package.files, piece))
     try:
-        deleted = Deleted(code, {one.file: gone[one.file] for one in piece.patches})
+        deleted = Deleted(code, left)
     except ValueError as error:
         return (f"short: {error}",)
-    with tempfile.TemporaryDirectory(prefix="etude-audit-") as name:
-        write(gone, Path(name) / "tree")
-        return tuple(f"leak: {leak.path}, {leak.why}" for leak in audit(Path(name) / "tree", deleted))
+    try:
+        for name, data in left.items():
+            (tree / name).write_bytes(data)
+        return tuple(f"leak: {leak.path}, {leak.why}" for leak in audit(tree, deleted))
+    finally:
+        for name in left:
+            (tree / name).write_bytes(package.files[name])
 
 
 def _task(package: Package, piece: Piece, before: Mapping[str, str], after: Mapping[str, str]) -> Task:

@@ -5,32 +5,43 @@ From the same package the same tasks are made again, and their ids, which are ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 
 from environments.tasks.make import Made, Runner, Task
 from environments.tasks.package import Package
 
-__all__ = ["as_json", "differences", "prepared"]
+__all__ = ["SLOW", "as_json", "differences", "prepared"]
 
 
-def prepared(package: Package, runner: Runner) -> tuple[Package, tuple[str, ...]]:
-    """The package without the files of tests that cannot be collected: they need what is not there, such as another package. And their names. Raises
-    ValueError where none is left."""
-    (found,) = runner.outcomes({**package.files, **package.tests})
-    left_out = tuple(sorted({test.partition("::")[0] for test, outcome in found.items() if outcome == "error"} & package.tests.keys()))
+SLOW = 1.0
+"""Seconds of a test that is left out: it would be played once for every piece."""
+
+
+def prepared(package: Package, runner: Runner, without: Collection[str] | None = None) -> tuple[Package, tuple[str, ...]]:
+    """The package without the files of tests that cannot be collected: they need what is not there, such as another package. And their names. From
+    here on the runner does not play `without`: what a recipe names, or else the tests that take more than SLOW seconds, which depends on the
+    machine. Raises ValueError where no test is left."""
+    found = runner.patiently({**package.files, **package.tests})
+    left_out = tuple(sorted({test.partition("::")[0] for test, (outcome, _) in found.items() if outcome == "error"} & package.tests.keys()))
     tests = {name: data for name, data in package.tests.items() if name not in left_out}
-    if not any(outcome == "passed" for outcome in found.values()):
-        why = f"{left_out[0]} cannot be collected" if left_out else "no test passes" if found.keys() - {"the run"} else "its tests do not end"
+    runner.without = frozenset(
+        without if without is not None else (test for test, (outcome, seconds) in found.items() if outcome != "error" and seconds > SLOW)
+    )
+    if not any(outcome == "passed" for test, (outcome, _) in found.items() if test not in runner.without):
+        passed = any(outcome == "passed" for outcome, _ in found.values())
+        why = f"{left_out[0]} cannot be collected" if left_out else "all tests are slow" if passed else "no test passes"
+        why = why if found.keys() - {"the run"} else "its tests do not end"
         raise ValueError(f"{package.name} {package.version}: {why}; nothing can be made of it")
     return replace(package, tests=tests), left_out
 
 
-def as_json(spec: str, package: Package, left_out: Sequence[str], made: Made) -> dict:
-    """The recipe. `spec`: what the package was asked for by."""
+def as_json(spec: str, package: Package, unused: Mapping[str, Collection[str]], made: Made) -> dict:
+    """The recipe. `spec`: what the package was asked for by. `unused`: files of tests that are left out, tests that are slow, and tests that the
+    grader does not see pass ("ungradable"): what no task uses."""
     about = {name: getattr(package, name) for name in ("name", "version", "licence", "origin", "digest")}
     return {
-        "package": {"spec": spec, **about, "left out": list(left_out), "flaky": list(made.flaky)},
+        "package": {"spec": spec, **about, **{why: sorted(tests) for why, tests in unused.items()}, "flaky": list(made.flaky)},
         "pieces": {"tried": made.tried, **dict(sorted(made.why_not.items()))},
         "tasks": [_row(task) for task in sorted(made.tasks, key=lambda task: task.id)],
     }

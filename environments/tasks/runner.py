@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from environments.grading.lay import write
@@ -20,58 +21,75 @@ LIMITS = Limits(memory=1 << 30, output=64 << 20, seconds=600.0)
 """For sandboxes in which tests run: tables of coverage are long."""
 BATCH = 20
 """Runs in one call."""
+EACH = 3.0
+"""Seconds of processor time of one test, after which its run is over: without a piece, a loop may never end."""
 SILENT = {"the run": "error"}
 """Outcomes of a run that said nothing, as in inside/run.py."""
 SLOWER = 10
-"""Times as long may a run take in which lines are recorded."""
+"""Times as long may a run take in which lines are recorded, or the first one of a package."""
+Run = tuple[Mapping[str, bytes], Collection[str] | None]
+"""Some files with other contents, and the tests that are played; None for all."""
 
 
 class Sandboxed:
     """See `Runner` in make.py. `fresh`: opens a sandbox over a folder, with LIMITS or wider ones. `jobs`: runs at a time. `seconds`: of one run.
-    `told`: hears how many runs were made, now and then."""
+    `told`: hears how many runs were made, now and then. `without`: tests that are never played."""
 
     def __init__(
         self, fresh: Callable[[Path], Sandbox], jobs: int = 2, seconds: float = 60.0, told: Callable[[int], None] = lambda count: None
     ) -> None:
         self.fresh, self.jobs, self.seconds, self.told = fresh, jobs, seconds, told
+        self.without: frozenset[str] = frozenset()
 
-    def outcomes(self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},)) -> list[Mapping[str, str]]:
+    def outcomes(
+        self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},), only: Sequence[Collection[str] | None] = (), seed: int = 0
+    ) -> list[Mapping[str, str]]:
         """See `Runner`. Raises RunError where the sandbox cannot run tests at all."""
-        found = []
-        for at in range(0, len(changes), BATCH):
-            found += [one["outcomes"] for one in self._play(files, changes[at : at + BATCH], False)]
-            self.told(len(changes[at : at + BATCH]))
+        found, runs = [], [*zip(changes, only or [None] * len(changes), strict=True)]
+        for at in range(0, len(runs), BATCH):
+            found += [one["outcomes"] for one in self._play(files, runs[at : at + BATCH], self.seconds, EACH, seed=seed)]
+            self.told(len(runs[at : at + BATCH]))
         return found
+
+    def patiently(self, files: Mapping[str, bytes]) -> dict[str, tuple[str, float]]:
+        """See `Runner`. Raises RunError as well."""
+        one, other = self._play(files, [({}, None)] * 2, self._long, 0.0)
+        self.told(2)
+        took = (one["took"], other["took"])
+        return {test: (outcome, min(times.get(test, math.inf) for times in took)) for test, outcome in one["outcomes"].items()}
 
     def coverage(self, files: Mapping[str, bytes]) -> dict[str, set[tuple[str, int]]]:
         """See `Runner`. Raises RunError as well, and where the tests do not end in time: half a table would look like a whole one."""
-        (found,) = self._play(files, [{}], True)
+        (found,) = self._play(files, [({}, None)], self._long, 0.0, trace=True)
         self.told(1)
         if SILENT.keys() <= found["outcomes"].keys():
-            raise RunError(f"the tests of which lines are recorded do not end within {self._time(True):g} seconds, or end the run")
+            raise RunError(f"the tests of which lines are recorded do not end within {self._long:g} seconds, or end the run")
         return {test: {(file, line) for file, lines in per.items() for line in lines} for test, per in found["lines"].items()}
 
-    def _time(self, trace: bool) -> float:
-        """Seconds of a run. To record lines takes several times as long as not to."""
-        return min(SLOWER * self.seconds, LIMITS.seconds - 30) if trace else self.seconds
+    @property
+    def _long(self) -> float:
+        return min(SLOWER * self.seconds, LIMITS.seconds - 30)
 
-    def _play(self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]], trace: bool) -> list[dict]:
+    def _play(self, files: Mapping[str, bytes], runs: Sequence[Run], seconds: float, each: float, trace: bool = False, seed: int = 0) -> list[dict]:
         """What each run said. Where one of them takes the others down with it, halves are played again, until it is alone."""
-        found = self._once(files, changes, trace)
+        found = self._once(files, runs, seconds, each, trace, seed)
         if found is not None:
             return found
-        if len(changes) == 1:
-            return [{"outcomes": dict(SILENT), "lines": {}}]
-        half = len(changes) // 2
-        return self._play(files, changes[:half], trace) + self._play(files, changes[half:], trace)
+        if len(runs) == 1:
+            return [{"outcomes": dict(SILENT), "lines": {}, "took": {}}]
+        half = len(runs) // 2
+        return [one for part in (runs[:half], runs[half:]) for one in self._play(files, part, seconds, each, trace, seed)]
 
-    def _once(self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]], trace: bool) -> list[dict] | None:
+    def _once(self, files: Mapping[str, bytes], runs: Sequence[Run], seconds: float, each: float, trace: bool, seed: int) -> list[dict] | None:
         """What each run said, or None where the call crossed a limit. Raises RunError where the sandbox does not work."""
         plan = {
             "tree": "/work/tree",
-            "changes": [{name: base64.b64encode(data).decode() for name, data in one.items()} for one in changes],
+            "changes": [{name: base64.b64encode(data).decode() for name, data in changes.items()} for changes, _ in runs],
+            "only": [only if only is None else sorted(only) for _, only in runs],
+            "without": sorted(self.without),
             "jobs": self.jobs,
-            "seconds": self._time(trace),
+            "seconds": seconds,
+            "each": each,
             "trace": trace,
         }
         with tempfile.TemporaryDirectory(prefix="etude-tasks-") as name:
@@ -82,7 +100,9 @@ class Sandboxed:
             sandbox = self.fresh(folder)
         try:
             written = sandbox.call("write", {"path": "plan.json", "text": json.dumps(plan)})
-            said = sandbox.call("shell", {"command": "exec python3 -I -B run.py plan.json"})
+            said = sandbox.call(
+                "shell", {"command": f"exec env -i PATH=$PATH HOME=/tmp LANG=C.UTF-8 PYTHONHASHSEED={seed} python3 -s -P -B run.py plan.json"}
+            )
             works = written.ok and (said.ok or sandbox.call("shell", {"command": "true"}).ok)
         finally:
             sandbox.close()

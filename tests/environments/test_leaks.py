@@ -28,7 +28,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.fingerprint import LEAST, Deleted, runs, tokens
+from environments.fingerprint import LEAST, Deleted, gone, runs, tokens
 from environments.git_objects import TooLarge, apply_delta, inflate, pack
 from environments.leaks import Detectors, Limits, audit
 from environments.unfold import DRESSES, FOLDS
@@ -426,6 +426,31 @@ def test_fingerprints_by_hand():
     for code in ((), ("x = 1",), (" ".join("a" * (LEAST - 1)),)):
         with pytest.raises(ValueError, match="fewer than 14 tokens in every place"):
             Deleted(code, {})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lost"),
+    [
+        ('__all__ = ["a", "b", "c"]', '__all__ = ["a", "c"]', 'b", "'),
+        ("from x import a, b", "from x import a", ", b"),
+        ('    return  "a  b"  # why\n', "    raise NotImplementedError\n", 'return  "a  b"  # why'),
+        ("x = 1\n", "", "x = 1"),
+        ("a a a", "a a", "a"),
+        ("pass", "pass", ""),
+    ],
+)
+def test_what_an_edit_takes(old, new, lost):
+    """What begins and ends as before is not gone: the rest of a list of names is no copy of it."""
+    assert gone(old, new).strip() == lost.strip()
+
+
+@given(st.lists(st.sampled_from("abc(,)"), max_size=12), st.lists(st.sampled_from("abc(,)"), max_size=12))
+def test_nothing_that_is_gone_is_forgotten(old, new):
+    """What an edit takes, put between what stays, is the old text again."""
+    row, left = tokens(" ".join(old)), tokens(" ".join(new))
+    lost = tokens(gone(" ".join(old), " ".join(new)))
+    ends = [(at, len(row) - at - len(lost)) for at in range(len(row) - len(lost) + 1) if row[at : at + len(lost)] == lost]
+    assert any(at + rest <= len(left) and row[:at] == left[:at] and row[len(row) - rest :] == left[len(left) - rest :] for at, rest in ends)
 
 
 @given(st.lists(st.sampled_from(["alpha", "beta", "=", "(", ")", "for", "1"]), min_size=LEAST, max_size=200), st.sampled_from([" ", "\n", "\t\n "]))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from environments.tasks.make import make
-from environments.tasks.recipe import as_json, differences, prepared
+from environments.tasks.recipe import SLOW, as_json, differences, prepared
 from tests.environments.test_runner import NOUNS, TESTS
 from tests.environments.test_tasks import PACKAGE, Player
 
@@ -13,8 +13,9 @@ from tests.environments.test_tasks import PACKAGE, Player
 def test_a_recipe_by_hand():
     """It holds ids and names, and no line of code."""
     made = make(PACKAGE, Player())
-    recipe = json.loads(json.dumps(as_json("words==1.0", PACKAGE, ["tests/test_slow.py"], made)))
+    recipe = json.loads(json.dumps(as_json("words==1.0", PACKAGE, {"left out": ["tests/test_slow.py"], "slow": {"b", "a"}, "ungradable": ()}, made)))
     assert recipe["package"]["left out"] == ["tests/test_slow.py"] and recipe["package"]["digest"] == PACKAGE.digest
+    assert recipe["package"]["slow"] == ["a", "b"] and recipe["package"]["ungradable"] == []
     assert [row["id"] for row in recipe["tasks"]] == sorted(task.id for task in made.tasks) and recipe["pieces"]["tried"] == made.tried
     text = json.dumps(recipe)
     for task in made.tasks:
@@ -38,6 +39,10 @@ def test_files_that_cannot_be_collected_are_left_out():
         def one(self, files):
             return self.extra
 
+    late = Player()
+    late.slow = dict.fromkeys(late.one(PACKAGE.files), 2.0)
+    with pytest.raises(ValueError, match=r"words 1.0: all tests are slow; nothing"):
+        prepared(PACKAGE, late)
     for extra, why in (
         ({name: "error"}, f"{name} cannot be collected"),
         ({"a": "failed"}, "no test passes"),
@@ -45,6 +50,18 @@ def test_files_that_cannot_be_collected_are_left_out():
     ):
         with pytest.raises(ValueError, match=f"words 1.0: {why}; nothing can be made of it"):
             prepared(PACKAGE, Says(extra=extra))
+
+
+def test_slow_tests_are_left_out():
+    """One that takes longer than SLOW is played no more, and no task has it. A recipe says which ones: measured anew, they could be others."""
+    quick, late, told = Player(), Player(), Player()
+    for player in (late, told):
+        player.slow = {"camel 0": SLOW + 0.1, "snake 1": SLOW}
+    assert prepared(PACKAGE, quick) == prepared(PACKAGE, late) == prepared(PACKAGE, told, ["hiss 0"]) == (PACKAGE, ())
+    assert (quick.without, late.without, told.without) == (frozenset(), {"camel 0"}, {"hiss 0"})
+    for player in (late, told):
+        made = make(PACKAGE, player)
+        assert made.tasks and not any(player.without & {*task.visible, *task.held, *task.keep} for task in made.tasks)
 
 
 @pytest.fixture
@@ -56,6 +73,7 @@ def words(open_folder, monkeypatch):
         "words/nouns.py": NOUNS,
         "tests/test_nouns.py": TESTS,
         "tests/test_other.py": "import nothing_of_this_name\n",
+        "tests/test_near.py": "from pathlib import Path\n\n\ndef test_near():\n    assert Path(__file__).with_name('test_nouns.py').read_text()\n",
         "pyproject.toml": '[project]\nname = "words"\nversion = "1.0"\n',
     }.items():
         (open_folder / "words" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +88,9 @@ def test_make_and_check(words, ask, tmp_path):
     path = out / "words-1.0.json"
     recipe = json.loads(path.read_text())
     assert code == 0 and f"{path}: {len(recipe['tasks'])} tasks of {recipe['pieces']['tried']} pieces" in said
-    assert recipe["tasks"] and "left out: tests/test_other.py" in said and recipe["package"]["left out"] == ["tests/test_other.py"]
+    assert (
+        recipe["tasks"] and "left out: tests/test_other.py, 1 ungradable tests" in said and recipe["package"]["left out"] == ["tests/test_other.py"]
+    )
     code, said, _ = ask("tasks", "make", words, "--out", out)
     assert code == 0 and "is there already; --again makes it anew" in said
     log, number = out / "words-1.0.checks.jsonl", len(recipe["tasks"])

@@ -1,5 +1,6 @@
 """Tests of a package that run in a sandbox: outcomes, lines, changes that do not meet each other, and what never ends."""
 
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -7,9 +8,9 @@ import pytest
 
 from environments.sandbox.open import open_sandbox
 from environments.tasks.check import check, exam_of
-from environments.tasks.make import make
+from environments.tasks.make import baseline, make
 from environments.tasks.package import Package
-from environments.tasks.runner import LIMITS, Sandboxed
+from environments.tasks.runner import EACH, LIMITS, Sandboxed
 from kit.settings import RunError
 from ref.feature_deletion import delete, undelete
 
@@ -89,6 +90,52 @@ def test_a_run_takes_no_other_with_it(root, shared_store):
     found = small.outcomes(FILES, [{"words/nouns.py": text.encode()} for text in changes])
     assert found[2] == {"the run": "error"} and found[3]["tests/test_nouns.py::test_men"] == "passed"
     assert found[0] == found[1] and {*found[0].values()} == {"failed", "skipped"}
+
+
+def test_a_test_that_never_ends_costs_seconds(runner):
+    """What is left of a loop may never end. A test that takes EACH seconds of processor time ends its run, which waits for no longer limit."""
+    stuck = NOUNS.replace(
+        "return TABLE[word]", "while True:\n            try:\n                pass\n            except BaseException:\n                pass"
+    )
+    runner.seconds, before, since = 300.0, runner.seconds, time.monotonic()
+    try:
+        assert runner.outcomes(FILES, [{"words/nouns.py": stuck.encode()}]) == [{"the run": "error"}]
+    finally:
+        runner.seconds = before
+    assert EACH <= time.monotonic() - since < 60
+
+
+def test_some_of_the_tests(runner):
+    men, cat = "tests/test_nouns.py::test_men", "tests/test_nouns.py::test_plain[cat]"
+    some, whole = runner.outcomes(FILES, [{}, {}], [{men, cat}, None])
+    assert some == {men: "passed", cat: "passed"} and len(whole) == 12
+    runner.without = frozenset({cat})
+    try:
+        assert runner.outcomes(FILES, [{}, {}], [{men, cat}, None]) == [{men: "passed"}, {test: said for test, said in whole.items() if test != cat}]
+        assert cat not in runner.coverage(FILES) and cat not in runner.patiently(FILES)
+    finally:
+        runner.without = frozenset()
+
+
+def test_the_order_of_sets_is_given(runner):
+    """Python draws it anew for each process. Here it is the same for every piece, and another one in each run of the baseline."""
+    named = "import pytest\n\n\n@pytest.mark.parametrize('n', [[*{*'abcdefghij'}].index('a')])\ndef test_set(n):\n    pass\n"
+    files = {**FILES, "tests/test_sets.py": named.encode()}
+    assert runner.outcomes(files) == runner.outcomes(files) and runner.outcomes(files, seed=1) == runner.outcomes(files, seed=1)
+    found = {test for seed in range(4) for test in runner.outcomes(files, seed=seed)[0] if "test_set[" in test}
+    known, flaky = baseline(runner, files)
+    assert len(found) > 1 and flaky and found >= {*flaky} and known == runner.outcomes(FILES)[0]
+    assert {*runner.outcomes(files)[0]} >= {*runner.coverage(files)} - {""}
+
+
+def test_seconds_of_tests(runner):
+    """Of the whole test, fixtures included, however long it takes."""
+    slow = TESTS.replace(
+        "def man():\n", f"def man():\n    import time\n    until = time.process_time() + {EACH + 1}\n    while time.process_time() < until: pass\n"
+    )
+    found = runner.patiently({**FILES, "tests/test_nouns.py": slow.encode()})
+    assert {test: said for test, (said, _) in found.items()} == runner.outcomes(FILES)[0]
+    assert [test.rpartition("::")[2] for test, (_, seconds) in found.items() if seconds > EACH] == ["test_men"]
 
 
 def test_coverage_that_is_cut_is_no_coverage(root, shared_store):

@@ -21,10 +21,17 @@ class Player:
     """The tests of the demonstration's little package, which is ours: it runs in this process. `unsteady`: tests that fail in every second run."""
 
     def __init__(self, *unsteady: str, extra: dict[str, str] | None = None):
-        self.runs, self.unsteady, self.extra = 0, unsteady, extra or {}
+        self.runs, self.unsteady, self.extra, self.without, self.slow = 0, unsteady, extra or {}, frozenset(), {}
 
-    def outcomes(self, files, changes=({},)):
-        return [self.one({**files, **change}) for change in changes]
+    def outcomes(self, files, changes=({},), only=(), seed=0):
+        runs = zip(changes, only or [None] * len(changes), strict=True)
+        return [self.played(self.one({**files, **change}), tests) for change, tests in runs]
+
+    def played(self, outcomes, tests):
+        return {test: said for test, said in outcomes.items() if test not in self.without and (tests is None or test in tests)}
+
+    def patiently(self, files):
+        return {test: (outcome, self.slow.get(test, 0.01)) for test, outcome in self.one(files).items()}
 
     def one(self, files):
         self.runs += 1
@@ -75,6 +82,28 @@ def test_why_pieces_are_no_tasks():
     assert made.why_not["short"] >= 1  # `return word + "s"` is what anybody would write
     leaking = Package("words", "1.0", {**PACKAGE.files, "docs/words.txt": PROGRAM}, {}, "MIT", "folder")
     assert make(leaking, Player()).tasks == () and make(leaking, Player()).why_not["leak"] >= 8
+
+
+def test_a_list_of_names_is_no_copy():
+    """A symbol that goes takes its name out of `__all__`. The other names stay there, and tell nothing of it."""
+    names = b"__all__ = [" + b", ".join(b'"%s"' % name for name in (b"words", b"case", b"plural", b"a", b"b", b"c")) + b"]\n"
+    package = Package("words", "1.0", {FILE: names + PROGRAM}, {}, "MIT", "folder")
+    made = make(package, Player())
+    assert not any("leak" in reason for reasons in made.reasons.values() for reason in reasons)
+    assert [task.piece.name for task in made.tasks if task.piece.way == "symbol"] == [f"{FILE}:case", f"{FILE}:plural", f"{FILE}:words"]
+
+
+def test_fools_play_what_matters():
+    """Only the tests that fail without a piece, since no others are asked about."""
+    asked = []
+
+    class Asked(Player):
+        def outcomes(self, files, changes=({},), only=(), seed=0):
+            asked.extend(only)
+            return super().outcomes(files, changes, only, seed)
+
+    made = make(PACKAGE, Asked())
+    assert len(asked) >= 8 and all(3 <= len(tests) < 18 for tests in asked) and made == make(PACKAGE, Player())
 
 
 def test_a_package_that_is_no_material():

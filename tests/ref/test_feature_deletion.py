@@ -107,6 +107,8 @@ def test_a_slice_by_hand(source, ours, theirs, left):
         ("def f(x):\n    ours() # theirs\n", "ours", "theirs"),  # others execute it too
         ("def f(x):\n    if ours(): # theirs\n        nobody()\n    theirs()\n", "ours", "theirs"),
         ("def f(x):\n    theirs()\n    yield ours\n", "ours", "theirs"),  # would be no generator any more
+        ("def f(x):\n    if x: # theirs\n        pass\n    theirs()\n", "pass", "theirs"),  # it would be what it is
+        ("def f(x):\n    raise NotImplementedError\ndef g(x):\n    return theirs()\n", "Error", "theirs"),
     ],
 )
 def test_no_slice_of(source, ours, theirs):

@@ -1,9 +1,10 @@
 """Runs a package's tests many times, each time with some files changed, and says each outcome, or which test executed which lines.
 
 pytest is imported once. Every run is a fork with a copy of the tree, so that none sees what another one did, and no module of the package is imported
-twice in a process. Tests are collected without conftest files and without sibling modules, as the grader does.
+twice in a process. Tests are collected without conftest files and without sibling modules, as the grader does, and asserts are not rewritten: that
+would take most of the time, to word messages that nobody reads.
 
-    python3 -I -B run.py PLAN        PLAN: JSON with tree, changes, jobs, seconds, and trace
+    PYTHONHASHSEED=0 python3 -s -P -B run.py PLAN        PLAN: JSON with tree, changes, only, without, jobs, seconds, each, and trace
 """
 
 import base64
@@ -23,10 +24,25 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Told:
-    """The outcome of each test; of a file that cannot be collected, "error"."""
+    """The outcome of each test; of a file that cannot be collected, "error". And the seconds of each.
 
-    def __init__(self) -> None:
+    `only`: the tests to be played, None for all. `without`: those not to be. `each`: seconds of processor time after which a test ends the run."""
+
+    def __init__(self, only: list[str] | None, without: list[str], each: float) -> None:
+        self.only, self.without, self.each = only if only is None else {*only}, {*without}, each
         self.outcomes: dict[str, str] = {}
+        self.took: dict[str, float] = {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if item.nodeid not in self.without and (self.only is None or item.nodeid in self.only)]
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self):
+        signal.setitimer(signal.ITIMER_PROF, self.each)  # its signal ends the process, whatever the test catches
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -35,6 +51,7 @@ class Told:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         both = (self.outcomes.get(report.nodeid, "passed"), report.outcome)
         self.outcomes[report.nodeid] = "failed" if "failed" in both else "skipped" if "skipped" in both else "passed"
+        self.took[report.nodeid] = self.took.get(report.nodeid, 0.0) + report.duration
 
 
 class Traced:
@@ -64,7 +81,7 @@ class Traced:
             self.now = self.lines[""]
 
 
-def play(tree: str, changes: dict[str, str | None], trace: bool) -> dict:
+def play(tree: str, changes: dict[str, str | None], only: list[str] | None, plan: dict) -> dict:
     """One run, in a process of its own."""
     for name, data in changes.items():
         path = Path(tree, name)
@@ -73,17 +90,18 @@ def play(tree: str, changes: dict[str, str | None], trace: bool) -> dict:
     os.chdir(tree)
     sys.path += [tree, f"{tree}/src"]
     Path(tree, ".pytest.ini").write_text("[pytest]\n")
-    told, traced = Told(), Traced(tree)
-    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", ".pytest.ini", "--rootdir", tree, "--import-mode=importlib", "--tb=no"]
+    told, traced, trace = Told(only, plan["without"], plan["each"]), Traced(tree), plan["trace"]
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", ".pytest.ini", "--rootdir", tree]
+    options += ["--import-mode=importlib", "--assert=plain", "--tb=no", "--continue-on-collection-errors"]
     if trace:
         traced.start()
-    pytest.main([*options, "--continue-on-collection-errors", tree], plugins=[told, traced] if trace else [told])
+    pytest.main([*options, tree], plugins=[told, traced] if trace else [told])
     sys.settrace(None)
     found: dict[str, dict[str, list[int]]] = {}
     for test, lines in traced.lines.items():
         for file, line in sorted(lines):
             found.setdefault(test, {}).setdefault(file[len(tree) + 1 :], []).append(line)
-    return {"outcomes": told.outcomes, "lines": found}
+    return {"outcomes": told.outcomes, "lines": found, "took": told.took}
 
 
 def start(number: int, plan: dict) -> int:
@@ -97,7 +115,7 @@ def start(number: int, plan: dict) -> int:
             os.dup2(os.open(os.devnull, how), handle)
         tree = f"/tmp/run-{number}"
         shutil.copytree(plan["tree"], tree)
-        found = play(tree, plan["changes"][number], plan["trace"])
+        found = play(tree, plan["changes"][number], plan["only"][number], plan)
         with open(f"/tmp/said-{number}", "w") as file:
             json.dump(found, file)
     finally:
@@ -130,7 +148,7 @@ def finish(number: int) -> dict:
         os.unlink(f"/tmp/said-{number}")
         return found
     except (OSError, ValueError):
-        return {"outcomes": {"the run": "error"}, "lines": {}}
+        return {"outcomes": {"the run": "error"}, "lines": {}, "took": {}}
 
 
 def main(path: str) -> None:
