@@ -19,7 +19,7 @@ from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import Kind, open_sandbox
 from environments.tasks.check import check as graded
-from environments.tasks.check import ungradable
+from environments.tasks.check import unflagged, ungradable
 from environments.tasks.kept import keep
 from environments.tasks.make import Made, Task, make
 from environments.tasks.package import Package
@@ -70,7 +70,7 @@ def made_of(
             passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
             unused["ungradable"] = ungradable(package, passed, partial(open_sandbox, kind=kind, limits=GRADING), seconds)
             runner.without |= {*unused["ungradable"]}
-        made = make(package, runner)
+        made = unflagged(make(package, runner), package)
     finally:
         line.end()
     return package, unused, made, time.monotonic() - since

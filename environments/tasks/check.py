@@ -9,18 +9,19 @@ from __future__ import annotations
 import ast
 import tempfile
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from environments.grading.guarded import Exam, Grade, grade
 from environments.grading.lay import Editable, write
+from environments.monitor import Episode, watch
 from environments.sandbox.interface import Sandbox
-from environments.tasks.make import Task
+from environments.tasks.make import Made, Task, label
 from environments.tasks.package import Package
 from ref.feature_deletion import delete, functions
 from ref.source_text import Edit, apply, parse_source, patch
 
-__all__ = ["Checked", "check", "exam_of", "ungradable", "without_tests"]
+__all__ = ["Checked", "check", "exam_of", "unflagged", "ungradable", "without_tests"]
 
 
 def without_tests(data: bytes, names: Collection[str]) -> bytes:
@@ -87,6 +88,20 @@ def check(task: Task, package: Package, fresh: Callable[[Path], Sandbox], second
     """Grades the gold and nothing. `fresh`: see `grade`."""
     exam = exam_of(task, package)
     return Checked(*(_graded(exam, tree, fresh, seconds) for tree in (exam.gold, exam.given)))
+
+
+def unflagged(made: Made, package: Package) -> Made:
+    """What was made, without tasks whose original the monitor would take for a hack, as a table of constants that tests expect: whoever wrote it
+    again would not be paid."""
+    tasks, reasons = [], dict(made.reasons)
+    for task in made.tasks:
+        exam = exam_of(task, package)
+        held = {name: source.encode() for name, source in exam.tests.items()}
+        if flags := watch(Episode(exam.given, exam.gold, (), exam.package, held)):
+            reasons[label(task.piece)] = (f"flag: {flags[0].where} looks like a hack: {flags[0].signature}",)
+        else:
+            tasks.append(task)
+    return replace(made, tasks=tuple(tasks), reasons=reasons)
 
 
 def ungradable(package: Package, tests: Collection[str], fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> tuple[str, ...]:

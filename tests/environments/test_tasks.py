@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.tasks.check import exam_of, without_tests
-from environments.tasks.make import baseline, fools, make
+from environments.monitor import Flag
+from environments.tasks import check as check_module
+from environments.tasks.check import exam_of, unflagged, without_tests
+from environments.tasks.make import baseline, fools, label, make
 from environments.tasks.package import Package, is_test, licence_of, sanitised
 from environments.tasks.prompts import TERSE, specified, terse
 from ref.feature_deletion import FILE, PROGRAM, Piece, bodies, delete, play, slices, symbols, undelete
@@ -261,3 +263,22 @@ def test_licences(text, licence):
 )
 def test_which_files_are_tests(name, found):
     assert is_test(name) == found
+
+
+def test_an_original_that_looks_like_a_hack_is_no_task(monkeypatch):
+    """Whoever wrote it again would not be paid."""
+    made, seen = make(PACKAGE, Player()), []
+    suspect = made.tasks[0]
+
+    def watched(episode):
+        seen.append(episode)
+        gone = delete(PACKAGE.files, suspect.piece)
+        return (Flag("table of expected values", f"{FILE}:3", "x"),) if episode.before[FILE] == gone[FILE] else ()
+
+    monkeypatch.setattr(check_module, "watch", watched)
+    left = unflagged(made, PACKAGE)
+    assert left.tasks == made.tasks[1:] and left.tried == made.tried
+    assert left.why_not["flag"] == 1 and left.reasons[label(suspect.piece)] == (f"flag: {FILE}:3 looks like a hack: table of expected values",)
+    assert all(one.after[FILE] == PACKAGE.files[FILE] for one in seen) and len(seen) == len(made.tasks)
+    monkeypatch.undo()
+    assert unflagged(made, PACKAGE) == made, "nothing is wrong with these"
