@@ -14,6 +14,7 @@ from pathlib import Path
 
 from environments.grading.guarded import Exam, Grade, grade
 from environments.grading.lay import Editable, write
+from environments.grading.rewards import conformance
 from environments.monitor import Episode, watch
 from environments.sandbox.interface import Sandbox
 from environments.tasks.make import Made, Task, label
@@ -91,14 +92,16 @@ def check(task: Task, package: Package, fresh: Callable[[Path], Sandbox], second
 
 
 def unflagged(made: Made, package: Package) -> Made:
-    """What was made, without tasks whose original the monitor would take for a hack, as a table of constants that tests expect: whoever wrote it
-    again would not be paid."""
+    """What was made, without tasks whose original would not be paid in full: the monitor would take it for a hack, as a table of constants that tests
+    expect, or its style is not that of its file."""
     tasks, reasons = [], dict(made.reasons)
     for task in made.tasks:
         exam = exam_of(task, package)
         held = {name: source.encode() for name, source in exam.tests.items()}
         if flags := watch(Episode(exam.given, exam.gold, (), exam.package, held)):
             reasons[label(task.piece)] = (f"flag: {flags[0].where} looks like a hack: {flags[0].signature}",)
+        elif problems := conformance(exam.given, exam.gold).problems:
+            reasons[label(task.piece)] = (f"style: {problems[0]}",)
         else:
             tasks.append(task)
     return replace(made, tasks=tuple(tasks), reasons=reasons)

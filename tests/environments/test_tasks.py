@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from environments.grading.rewards import Conformance
 from environments.monitor import Flag
 from environments.tasks import check as check_module
 from environments.tasks.check import exam_of, unflagged, without_tests
@@ -282,3 +283,7 @@ def test_an_original_that_looks_like_a_hack_is_no_task(monkeypatch):
     assert all(one.after[FILE] == PACKAGE.files[FILE] for one in seen) and len(seen) == len(made.tasks)
     monkeypatch.undo()
     assert unflagged(made, PACKAGE) == made, "nothing is wrong with these"
+    monkeypatch.setattr(check_module, "conformance", lambda before, after: Conformance(("a line is long",) * (before[FILE] == gone[FILE]), 3))
+    gone = delete(PACKAGE.files, suspect.piece)
+    left = unflagged(made, PACKAGE)
+    assert left.tasks == made.tasks[1:] and left.reasons[label(suspect.piece)] == ("style: a line is long",)
