@@ -12,7 +12,7 @@ from environments.harness import record
 from environments.sandbox.visible import visible
 from etude.explorer import provenance
 from etude.explorer.files import stamp
-from etude.explorer.page import Page, table
+from etude.explorer.page import COLOURS, Page, axes, figure, png, table
 from etude.explorer.spans import metrics
 from kit.settings import RunError
 
@@ -71,6 +71,20 @@ def arguments(written: str) -> dict:
     except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {"written": written}
+
+
+@lru_cache(64)
+def outcomes(counts: tuple[tuple[int, int, int], ...]) -> bytes:
+    """Calls of each turn: those that did what they were asked, failed ones, broken ones."""
+    fig, ax = axes("turn", "calls", 7.0, 2.4, fixed=True)
+    below = [0] * len(counts)
+    for part, (name, colour) in enumerate((("ok", "green"), ("failed", "orange"), ("broken", "red"))):
+        some = [one[part] for one in counts]
+        ax.bar(range(1, len(counts) + 1), some, 0.7, bottom=below, color=COLOURS[colour], label=name)
+        below = [a + b for a, b in zip(below, some, strict=True)]
+    ax.set_xlim(0.4, len(counts) + 0.6)
+    ax.legend(frameon=False, fontsize=8)
+    return png(fig)
 
 
 def height(text: str) -> int | Literal["content"]:
@@ -135,7 +149,15 @@ def draw() -> None:
     number = st.slider("Turn", 1, len(turns), 1, key="turn", bind="query-params") if len(turns) > 1 else 1
     drawn(turns[number - 1])
     st.subheader("All turns")
-    table(rows(turns), "episode-turns")
+    found = rows(turns)
+    calls = [len(one["answers"]) - row["failed"] - row["broken"] for one, row in zip(turns, found, strict=True)]
+    figure(
+        outcomes(tuple((ok, row["failed"], row["broken"]) for ok, row in zip(calls, found, strict=True))),
+        "episode-calls",
+        found,
+        "Calls of each turn: a failed call did not do what it was asked, such as tests that do not pass; a broken one was no call.",
+    )
+    table(found, "episode-turns")
 
 
 PAGE = Page(

@@ -197,8 +197,10 @@ def test_a_folder_that_is_there_is_replaced_whole(tmp_path):
 def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, monkeypatch, capsys):
     made = make(PACKAGE, Player())
     monkeypatch.setattr("etude.tasks.package_of", lambda spec, cache: PACKAGE)
-    monkeypatch.setattr("etude.tasks.made_of", lambda package, jobs, seconds, kind: (package, (), made, 1.0))
-    recipe = as_recipe("words", PACKAGE, (), made)
+    unused = {"left out": ("tests/test_other.py",), "slow": ("a",), "ungradable": ()}
+    asked = []
+    monkeypatch.setattr("etude.tasks.made_of", lambda package, jobs, seconds, kind, known: asked.append(known) or (package, unused, made, 1.0))
+    recipe = as_recipe("words", PACKAGE, unused, made)
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes/words-1.0.json").write_text(json.dumps(recipe))
     assert export_all([tmp_path / "recipes"], tmp_path / "out", "harbor", 1, 60.0)
@@ -209,6 +211,7 @@ def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, mo
     (tmp_path / "recipes/words-1.0.json").write_text(json.dumps(recipe))
     assert not export_all([tmp_path / "recipes"], tmp_path / "out", "harbor", 1, 60.0)
     assert "is new" in capsys.readouterr().out
+    assert asked[0] == {"slow": ["a"], "flaky": [], "ungradable": []}, "what the recipe does not use is not measured anew"
 
 
 def test_another_format_is_refused(tmp_path):
