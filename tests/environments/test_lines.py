@@ -31,7 +31,7 @@ def test_what_is_no_json_is_refused(text):
             lines.decode(text)
         return
     if text == text.strip():  # nothing that is sent begins or ends with a space
-        assert lines.decode(text) == found
+        assert repr(lines.decode(text)) == repr(found)  # NaN differs from itself
 
 
 def test_it_takes_the_fast_way_here_and_starts_without_regular_expressions():
