@@ -31,6 +31,8 @@ BEGIN, LATE, LONG = 30.0, 3.0, 600.0
 """Seconds: a start; an answer after a call's own time; a snapshot or a tree on its way."""
 REQUEST, LIST = 32 * 2**20, 64 * 2**20
 """Bytes of the longest request, and of the longest list of a tree."""
+BOUND = "more than "
+"""How a server begins to say which bound was crossed."""
 
 
 class Machine(Protocol):
@@ -78,7 +80,7 @@ class Served:
         is told of what lies there (see inside/setup.py). Raises RunError where it does not begin to serve; the machine is ended then."""
         self.store, self.limits = store, limits
         self._machine, self._laid = machine, laid
-        self._lock, self._number, self._over, self._stopping = threading.Lock(), 0, "", 0.0
+        self._lock, self._number, self._over, self._stopping, self._killed = threading.Lock(), 0, "", 0.0, False
         self._ending = threading.Lock()
         self._end = weakref.finalize(self, type(machine).kill, machine)
         try:
@@ -111,7 +113,7 @@ class Served:
             since = time.monotonic()
             try:
                 found = self._ask("call", request, since + seconds + LATE, 8 * self.limits.output + (1 << 16))
-                if self._machine.crossed() and found.get("ended") is None:
+                if self._crossed() and not str(found.get("ended")).startswith(BOUND):  # what outlived a killed process is no cause
                     found |= {"ok": False, "ended": self._too_much()}
                 return _observation(found, self.limits)
             except Broken as error:
@@ -145,7 +147,7 @@ class Served:
         return self._machine.first
 
     def _give_up(self, why: str) -> str:
-        if not self._over and self._machine.crossed():
+        if not self._over and self._crossed():
             why = self._too_much()
         self._over = self._over or f"{why}; the episode is over"
         self._finish()
@@ -165,7 +167,7 @@ class Served:
 
     def _ask(self, what: str, more: dict, until: float, most: int) -> dict:
         """One request, and its answer. Raises Broken."""
-        self._number, self._stopping = self._number + 1, 0.0
+        self._number, self._stopping, self._killed = self._number + 1, 0.0, False
         self._wire.send(json.dumps({"do": what, "id": self._number, **more}).encode() + b"\n", until)
         found = self._wire.answer(until, most)
         if found.get("id") != self._number:
@@ -173,13 +175,18 @@ class Served:
         return found
 
     def _too_much(self) -> str:
-        return f"more than {self.limits.memory / 2**20:g} MiB of memory"
+        return f"{BOUND}{self.limits.memory / 2**20:g} MiB of memory"
+
+    def _crossed(self) -> bool:
+        """Whether the machine's own bound on memory has ended a process of this request."""
+        self._killed = self._machine.crossed() or self._killed
+        return self._killed
 
     def _tick(self) -> None:
         """While an answer is waited for: memory. A server that is told of it and does not answer is ended with all the rest."""
         if self._stopping and time.monotonic() > self._stopping + LATE:
             raise Broken(self._too_much())
-        if self._number and not self._stopping and memory.held(self.first) > self.limits.memory:
+        if self._number and not self._stopping and (self._crossed() or memory.held(self.first) > self.limits.memory):
             self._stopping = time.monotonic()
             self._wire.send(json.dumps({"do": "stop", "stop": self._too_much()}).encode() + b"\n", self._stopping + LATE)
 

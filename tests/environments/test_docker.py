@@ -113,6 +113,24 @@ def test_the_control_group_ends_what_this_process_does_not_see(begin, monkeypatc
     assert sandbox.call("shell", {"command": "true"}).ok
 
 
+KILLED = """
+import os, time
+if os.fork() {whose} 0:
+    kept = bytearray(os.urandom(4096)) * (300 << 8)
+time.sleep(60)
+"""
+"""Of two processes one crosses the control group's limit: the command's own, or its child."""
+
+
+@pytest.mark.parametrize("whose", ["!=", "=="])
+def test_what_is_left_of_a_command_hides_not_that_memory_ended_it(begin, monkeypatch, whose):
+    monkeypatch.setattr(memory, "held", lambda first: 0)
+    sandbox = begin(limits=SMALL)
+    heard = sandbox.call("shell", {"command": python(KILLED.format(whose=whose))})
+    assert heard.ended == "more than 96 MiB of memory" and not heard.ok and heard.seconds < 15
+    assert sandbox.call("shell", {"command": "cat /proc/[0-9]*/comm; true"}).text.split() == ["python3", "bash"]
+
+
 WRITABLE = """
 import os
 for line in sorted(open("/proc/self/mountinfo"), key=lambda line: line.split()[4]):
