@@ -79,6 +79,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_disk_world.py",),
     ),
     Experiment(
+        name="leftover-cache",
+        title="a type checker's cache is left where code was deleted; RL finds it, the monitor sees it, a guard ends it",
+        source="Composer 2.5",
+        sim="sims/leftover_cache.py",
+        tests=("tests/sims/test_leftover_cache.py",),
+    ),
+    Experiment(
         name="best-of-k",
         title="average reward and best-of-K along RL: does it widen what is reachable?",
         source="§4.1, Fig. 5",

@@ -51,10 +51,10 @@ def files_of(task: Task) -> dict[str, bytes]:
 
 
 @lru_cache(4096)
-def stored(task: Task) -> str:
-    """The hash of the repository in the user's store."""
+def stored(task: Task, more: tuple[tuple[str, str], ...]) -> str:
+    """The hash of the repository in the user's store. `more`: files beside it, path and text."""
     with tempfile.TemporaryDirectory(prefix="etude-small-world-") as name:
-        write(files_of(task), Path(name) / "tree")
+        write(files_of(task) | {path: text.encode() for path, text in more}, Path(name) / "tree")
         return own_store(cache_folder() / "store").add_folder(Path(name) / "tree")
 
 
@@ -93,27 +93,31 @@ class DiskSession(Session):
         """A session that is sent to another process leaves its sandbox behind."""
         return {**self.__dict__, "_sandbox": None}
 
-    def _call_tool(self, tool: str, args: Mapping[str, object]) -> str:
+    def call_tool(self, tool: str, args: Mapping[str, object]) -> str:
         """What a tool says. A command may fail, which its text tells; nothing else may."""
         if self._sandbox is None:
-            self._sandbox = open_sandbox(stored(self.task), limits=LIMITS)
+            self._sandbox = open_sandbox(stored(self.task, self.more()), limits=LIMITS)
         heard = self._sandbox.call(tool, args)
         if not heard.ok and heard.exit is None and tool != "shell":
             raise RunError(f"the small world's sandbox cannot {tool}: {heard.ended or heard.text}")
         return heard.text
 
+    def more(self) -> tuple[tuple[str, str], ...]:
+        """Files that lie beside the repository, path and text. A world of its own may have some."""
+        return ()
+
     def source_of(self, name: str) -> str:
-        return self._call_tool("read", {"path": f"{name}.py"}).rstrip("\n")
+        return self.call_tool("read", {"path": f"{name}.py"}).rstrip("\n")
 
     def put(self) -> None:
         target = self.task.target
-        self._call_tool("write", {"path": f"{target}.py", "text": self.task.files[target].source(target, self.text) + "\n"})
+        self.call_tool("write", {"path": f"{target}.py", "text": self.task.files[target].source(target, self.text) + "\n"})
 
     def complaints(self, cases: Sequence[Case]) -> list[str | None]:
         """Of the visible cases: what pytest says of each."""
         if self.body is None:
             return ["no body"] * len(cases)
-        said = self._call_tool("shell", {"command": PYTEST.format(self.task.target)})
+        said = self.call_tool("shell", {"command": PYTEST.format(self.task.target)})
         failed = {int(number): why for number, why in FAILED.findall(said)}
         if not failed and f"{len(cases)} passed" not in said:
             return [f"{called(self.task, case)} fails, no answer" for case in cases]  # it was ended

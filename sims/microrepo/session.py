@@ -115,11 +115,11 @@ class Session:
         self.counts[kind] += 1
 
     def _read(self, name: str) -> str:
-        module = self.task.files.get(name)
-        if module is None:
+        text = self.source_of(name) if name in self.task.files else self.beside(name)
+        if text is None:
             return self._invalid("no such file")
         self._valid("reads")
-        return self.source_of(name)
+        return text
 
     def _write(self, name: str, text: str) -> str:
         if name not in self.task.files:
@@ -160,6 +160,10 @@ class Session:
         """The text of a file."""
         module = self.task.files[name]
         return module.source(name, self.text if name == self.task.target else f"return {module.expr}")
+
+    def beside(self, name: str) -> str | None:
+        """The text of a file that is no module; None if there is none. A world of its own may have some."""
+        return None
 
     def put(self) -> None:
         """The target has a new body."""

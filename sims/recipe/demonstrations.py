@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ref.engine.sampler import Rollout, Sampler
 from ref.self_summary import Chaining, rollout_chains
-from sims.microrepo import NoiseConfig, Session, Task, demonstration
+from sims.microrepo import Environment, NoiseConfig, Session, Task, demonstration
 from sims.recipe.agent import Episode, Language, single
 from sims.recipe.conversations import batches, kept_rows
 from sims.recipe.data import task_stream
@@ -67,8 +67,10 @@ def unlimited(how: Chaining) -> Chaining:
 class Lesson(Episode):
     """The scripted agent: plays the turns of a demonstration and, on request, summarises what it knows."""
 
-    def __init__(self, language: Language, task: Task, turns: Sequence[str], rng: Random, memory: Memory):
-        super().__init__(language, Session(task))
+    def __init__(
+        self, language: Language, task: Task, turns: Sequence[str], rng: Random, memory: Memory, opened: Callable[[Task], Environment] = Session
+    ):
+        super().__init__(language, opened(task))
         self.task, self.turns, self.rng, self.memory = task, list(turns), rng, memory
         self.known: list[str] = []  # files whose text is in the context
         self.state = ""  # the result of the last write or test of the body
@@ -158,12 +160,22 @@ def sft_batches(root: Path, config: Recipe, length: int) -> tuple[int, Callable[
     return shown_rows(pieces, length, s.rows, [config.seed])
 
 
-def taught(tasks: Iterable[Task], language: Language, how: Chaining, noise: NoiseConfig, memory: Memory, rng: Random) -> Iterator[Lesson]:
-    """Finished chains of the scripted agent on tasks, without those that a limit truncated."""
+def taught(
+    tasks: Iterable[Task],
+    language: Language,
+    how: Chaining,
+    noise: NoiseConfig,
+    memory: Memory,
+    rng: Random,
+    turns: Callable[[Task, Random, NoiseConfig], list[str]] = demonstration,
+    opened: Callable[[Task], Environment] = Session,
+) -> Iterator[Lesson]:
+    """Finished chains of the scripted agent on tasks, without those that a limit truncated. `turns`: what it does on a task; `opened` begins an
+    episode of one."""
     teacher = Teacher(language, how.request)
     memory = replace(memory, longest=min(memory.longest, how.longest_summary - 1))
     for task in tasks:
-        lesson = Lesson(language, task, demonstration(task, rng, noise), rng, memory)
+        lesson = Lesson(language, task, turns(task, rng, noise), rng, memory, opened)
         (chain,) = rollout_chains(teacher, [lesson], how)
         if chain.finished:
             lesson.take(chain)

@@ -21,7 +21,7 @@ from ref.mtp import MTP
 from ref.network import Transformer
 from ref.rl import Played, improve
 from ref.self_summary import Chaining
-from sims.microrepo import Session, Task
+from sims.microrepo import Environment, Session, Task
 from sims.microrepo.disk import DiskSession
 from sims.recipe.agent import Episode, Language, hash_seed, pay, play
 from sims.recipe.data import task_stream
@@ -45,19 +45,23 @@ def learn(
     language: Language,
     look: Callable[[int, Learner, Sampler], dict] | None = None,
     how: Chaining | None = None,
+    opened: Callable[[Task, int], Environment] | None = None,
+    told: Callable[[list[Episode]], dict[str, float]] = lambda episodes: {},
 ) -> tuple[Learner, dict[str, int]]:
     """Dr. GRPO: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam step on them.
     A rollout is a chain of contexts under `how`, by default the recipe's. In the later steps (`rl.later`) harder tasks are
     upsampled: the kinds of tasks are the world's depths, and the rollouts so far tell which are hard (`kept`).
 
     model and mtp start from the end of SFT; `reference` prices drift; `look(step, learner, sampler)` is called before the first
-    step and after each, and its result is logged with the metrics of the step. Resumes from the stage's state. Returns the
+    step and after each, and its result is logged with the metrics of the step; so is that of `told`, which sees the step's episodes. `opened` begins
+    an episode of a task with so many turns at most, by default one in the world of `rl.world`. Resumes from the stage's state. Returns the
     learner and what was consumed. Raises RunError if the policy's success is too low at the start (`rl.gate`)."""
     r, t, how = config.rl, config.training, how or context(language, config)
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
     reference = reference.to(learner.dtype)
+    opened = opened or (DiskSession if r.world == "disk" else Session)
     rounding = fp8_rows if t.sampler_weights == "fp8" else None
     sampler = ContinuousSampler(learner.trunk.model, getattr(torch, t.sampler_dtype), rounding=rounding)
 
@@ -79,9 +83,8 @@ def learn(
         keep = kept(played, r.upsampling) if step >= r.steps * (1 - r.later) else np.ones(KINDS)
         chosen, passed = choose(tasks, r.prompts, keep, random.Random(hash_seed(config.seed, "harder", step)))
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "rl", step))
-        opened = DiskSession if r.world == "disk" else Session
         episodes = play(sampler, language, chosen, r.rollouts, how, r.max_turns, generator, r.temperature, opened=opened)
-        figures = advance(config, learner, reference, episodes, step)
+        figures = advance(config, learner, reference, episodes, step) | told(episodes)
         consumed += len(chosen) + passed
         seen += sum(len(e.rollout.tokens) for e in episodes)
         for kind, e in zip(np.repeat([task.depth for task in chosen], r.rollouts), episodes, strict=True):
