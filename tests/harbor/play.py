@@ -1,6 +1,6 @@
 """Holds exported tasks against Harbor itself: its models read them, its lint finds nothing, its oracle is paid 1.0 and its nop 0.0.
 
-python tests/harbor/play.py FOLDER        FOLDER holds tasks as `etude tasks export` writes them
+python tests/harbor/play.py FOLDER CLASS        FOLDER holds tasks as `etude tasks export` writes them; CLASS is the environment that plays them
 """
 
 import json
@@ -15,10 +15,10 @@ from harbor.models.task.verifier_mode import VerifierEnvironmentMode, resolve_ta
 WANTED = {"oracle": 1.0, "nop": 0.0}
 
 
-def rewards(folder: Path, agent: str, out: Path) -> dict[str, object]:
+def rewards(folder: Path, agent: str, where: str, out: Path) -> dict[str, object]:
     """Task → its reward, or what went wrong."""
     harbor = Path(sys.executable).with_name("harbor")
-    words = [harbor, "run", "-p", folder, "-a", agent, "-e", "tests.harbor.bubbled:Bubbled", "-o", out, "--job-name", agent, "-n", "2", "-q", "-y"]
+    words = [harbor, "run", "-p", folder, "-a", agent, "-e", where, "-o", out, "--job-name", agent, "-n", "2", "-q", "-y"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = {}
@@ -29,7 +29,7 @@ def rewards(folder: Path, agent: str, out: Path) -> dict[str, object]:
     return found
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, where: str) -> None:
     paths = sorted(path for path in folder.iterdir() if path.is_dir())
     tasks = [Task(path) for path in paths]
     assert tasks, f"{folder} holds no tasks"
@@ -40,12 +40,14 @@ def main(folder: Path) -> None:
     wrong = []
     with tempfile.TemporaryDirectory(prefix="etude-harbor-jobs-") as out:
         for agent, wanted in WANTED.items():
-            found = rewards(folder, agent, Path(out))
+            found = rewards(folder, agent, where, Path(out))
             wrong += [f"{agent} of {task.name}: {found.get(task.name)!r}" for task in tasks if found.get(task.name) != wanted]
-    print(f"{len(tasks)} tasks read and linted by Harbor; oracle 1.0 and nop 0.0 " + (f"but for {len(wrong)}" if wrong else "for all of them"))
+    print(
+        f"{where}: {len(tasks)} tasks read and linted by Harbor; oracle 1.0 and nop 0.0 " + (f"but for {len(wrong)}" if wrong else "for all of them")
+    )
     if wrong:
         sys.exit("\n".join(wrong))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
