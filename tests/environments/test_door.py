@@ -170,18 +170,12 @@ def test_headers_and_cookies_stay_on_their_side(tmp_path):
         status, headers, body = ask("http://a.index/x", "GET", *sent)
         assert (status, body) == (200, b"plain") and headers.keys() == {"content-type", "content-length", "connection"}
         method, path, got = heard[0]
-        assert (method, path, got["Accept"] if "Accept" in got else got["accept"]) == ("GET", "/x", "text/plain")
+        assert (method, path, got["accept"]) == ("GET", "/x", "text/plain")
         assert "planted" not in str(heard) and got["Host"] == server.removeprefix("http://")
         (line,) = read_lines(tmp_path / "log")
         assert line["dropped"] == ["host", "authorization", "cookie", "x-any", "user-agent"] and "planted" not in str(line)
-        assert (line["verdict"], line["method"], line["host"], line["path"], line["status"], line["bytes"]) == (
-            "allowed",
-            "GET",
-            "a.index",
-            "/x",
-            200,
-            5,
-        )
+        assert [line[name] for name in ("verdict", "method", "host", "path")] == ["allowed", "GET", "a.index", "/x"]
+        assert (line["status"], line["bytes"]) == (200, 5)
         assert ask("http://a.index/x", "HEAD")[1]["content-length"] == "1234"
 
 
