@@ -61,7 +61,7 @@ class Watch:
             self.late = True
             for one, how in self.sockets:
                 try:
-                    one.shutdown(how)
+                    socket.socket.shutdown(one, how)  # TLS has a method of its own, under which whoever reads fails otherwise
                 except OSError:
                     pass
 
@@ -141,7 +141,7 @@ class Door:
                 try:
                     answer = self._answer(guest, line, watch)
                     line |= {"status": answer.status, "bytes": answer.size}
-                except (Refused, OSError, http.client.HTTPException) as error:
+                except (Refused, OSError, ValueError, http.client.HTTPException) as error:
                     line |= self._without(error, watch)
                 if self._log(line | {"seconds": round(time.monotonic() - since, 3)}):
                     with Watch(self.rules.seconds) as leaving:
@@ -164,7 +164,7 @@ class Door:
         return {"verdict": "failed", "why": one_line(str(error)) or type(error).__name__, "status": 502}
 
     def _answer(self, guest: socket.socket, line: dict, watch: Watch) -> Answer:
-        """Raises Refused, OSError and http.client.HTTPException. `line`: what is found of the request."""
+        """Raises Refused, OSError, ValueError and http.client.HTTPException. `line`: what is found of the request."""
         asked = judge(_head(guest), self.rules)
         line |= {"method": asked.method, "host": asked.host, "path": asked.path[:300], "dropped": [*asked.dropped]}
         with self.lock:

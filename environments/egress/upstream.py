@@ -24,7 +24,10 @@ from environments.egress.rules import Asked, Refused, Rules, is_number
 
 __all__ = ["Answer", "answered"]
 
-FILE = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-[0-9][A-Za-z0-9.!+_]*(-[A-Za-z0-9_.]+-[A-Za-z0-9_.]+-[A-Za-z0-9_.]+\.whl|\.tar\.gz|\.zip)")
+FILE = re.compile(
+    r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*?[A-Za-z0-9])?)-[0-9][A-Za-z0-9.!+_]*"
+    r"(?:(?:-[0-9][A-Za-z0-9_.]*)?(?:-[A-Za-z0-9_.]+){3}\.whl|\.tar\.gz|\.zip)"
+)
 """Names of wheels and sdists."""
 PAGE = "text/html; charset=utf-8"
 PAGES = ("text/html", "application/vnd.pypi.simple")
@@ -69,7 +72,7 @@ class Body:
 
 def answered(asked: Asked, rules: Rules, most: int, watch: Callable[[socket.socket], None]) -> Answer:
     """The answer, of at most `most` bytes. `watch` is given each connection, and ends it when the time of the request is over. Raises Refused for one
-    that does not go in, and OSError or http.client.HTTPException where there is none."""
+    that does not go in, and OSError, ValueError or http.client.HTTPException where there is none."""
     upstream = rules.hosts[asked.host].upstream
     return _from_folder(upstream, asked, most) if isinstance(upstream, Path) else _from_server(upstream, asked, rules, most, watch)
 
@@ -131,8 +134,9 @@ class _Straight(http.client.HTTPConnection):
                 self.sock = socket.create_connection((address, self.port), self.timeout)
                 self.watch(self.sock)
                 if self.context is not None:
-                    self.sock = self.context.wrap_socket(self.sock, server_hostname=self.host)
-                    self.watch(self.sock)
+                    self.sock = secured = self.context.wrap_socket(self.sock, server_hostname=self.host, do_handshake_on_connect=False)
+                    self.watch(secured)
+                    secured.do_handshake()
                 return
             except OSError as error:
                 failed = error

@@ -3,6 +3,7 @@
 import posixpath
 import socket
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -209,6 +210,29 @@ def test_a_slow_server_is_left(tmp_path, path):
         assert (line["verdict"], line["status"], line["why"]) == ("failed", 504, "more than 0.3 seconds")
 
 
+def test_a_server_whose_tls_never_begins(tmp_path):
+    """It says a byte now and then; one that speaks no TLS at all has failed, and both stand in the log."""
+
+    def dribble():
+        one, _ = silent.accept()
+        with one:
+            for byte in b"\x16\x03\x03\x3f\xff" + bytes(200):
+                try:
+                    one.sendall(bytes([byte]))
+                except OSError:
+                    return
+                time.sleep(0.02)
+
+    with answering() as (server, _), socket.create_server(("127.0.0.1", 0)) as silent:
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        hosts = {"a.index": Host(server.replace("http:", "https:")), "b.index": Host(f"https://127.0.0.1:{silent.getsockname()[1]}")}
+        with opened(hosts, tmp_path / "log", seconds=0.5) as (ask, _):
+            assert [ask(f"http://{name}/x")[0] for name in hosts] == [502, 504]
+        thread.join()
+    assert [line["verdict"] for line in read_lines(tmp_path / "log")] == ["failed", "failed"]
+
+
 def test_guests_that_say_nothing_or_too_much(tmp_path):
     with opened({"a.index": Host(tmp_path)}, tmp_path / "log", seconds=0.3, together=1) as (ask, address):
         with socket.create_connection(address, 20) as slow:
@@ -262,6 +286,10 @@ def test_a_folder_as_an_index(tmp_path):
         page = ask("http://a.index/simple/my-pkg/")[2]
         assert b'href="/files/My_Pkg-1.0-py3-none-any.whl#sha256=' in page and b"/files/my.pkg-0.9.tar.gz" in page
         assert ask("http://a.index/files/My_Pkg-1.0-py3-none-any.whl")[2] == b"wheel"
+        for name in ("old-style-1.2.tar.gz", "a-2!1.0+local-1-py2.py3-none-any.whl"):
+            (folder / name).write_bytes(b"x")
+            assert ask(f"http://a.index/files/{name}")[0] == 200
+        assert b'href="old-style/"' in ask("http://a.index/simple/")[2]
         for path in ("files/secret.txt", "files/link-1.0-py3-none-any.whl", "simple/secret/", "simple", "", "files/", "wheels/x", "simple/my-pkg/x"):
             assert ask(f"http://a.index/{path}")[0] == 404, path
 
