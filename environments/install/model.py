@@ -30,7 +30,7 @@ What you leave is a file; nothing that you say is read. Call finish when the fil
 PROPOSES = f"""Look at this folder: its configuration, its README, its CI files, its tests. Then write {FOLDER}/steps.json, a JSON list of about ten
 objects, at most {MOST}: {{"command": what installs something, or "", "check": a command that ends with 0 only when that has worked, or ""}}.
 The last ones are checks alone: what somebody who works here runs, such as an import, a program's help, or a few tests. A check must fail now.
-Commands are played by bash, in this order, each behind `. {FOLDER}/env`. Python 3 is there without pip; this makes an environment with it:
+Commands are played by bash, in this order, each behind `. {FOLDER}/env`. Packages go into an environment in .venv, which this makes:
 %s"""
 INSTALLS = f"""Set this folder up so that all of these checks pass:
 %s
@@ -60,7 +60,7 @@ class Player:
     given: Mapping[str, bytes]
     transcripts: Path
     first: Step
-    """What makes an environment with pip."""
+    """What makes an environment."""
     index: bool = True
     """Whether there is one."""
     budget: Budget = Budget()
@@ -69,12 +69,12 @@ class Player:
         """Stage 1. Raises RunError where what is left holds no steps, and PolicyError."""
         rows, record = self._run("propose", PROPOSES % self.first.command, LOOKS, "steps.json")
         try:
-            return [replace(step, source="the model") for step in deduplicated(of_rows(rows, MOST))]
+            return [replace(step, source="the model", needed=True) for step in deduplicated(of_rows(rows, MOST))]
         except ValueError as error:
             raise RunError(f"the model proposes no steps: {error}; {record} tells what it did") from None
 
-    def revise(self, steps: Sequence[Step], outcomes: Sequence[Outcome]) -> list[Step] | None:
-        """Stage 2 (see attempt.py): other commands, and the same checks. None where what is left holds none. Raises PolicyError."""
+    def revise(self, steps: Sequence[Step], outcomes: Sequence[Outcome]) -> list[Step]:
+        """Stage 2 (see attempt.py): other commands, and the same checks; the steps as they are where what is left holds none. Raises PolicyError."""
         checks = [Step("", step.check, step.source) for step in steps if step.check]
         heard = "\n".join(f"{'worked' if one.passed else f'failed ({why(one)})'}: {one.step.command or one.step.check}" for one in outcomes)
         asked = INSTALLS % ("\n".join(f"  {step.check}" for step in checks), NETWORK if self.index else ALONE, heard)
@@ -82,7 +82,7 @@ class Player:
         try:
             commands = of_rows([{"command": one} for one in found] if isinstance(found, list) else found)
         except ValueError:
-            return None
+            return [*steps]
         return [*(replace(step, source="the model") for step in commands), *deduplicated(checks, 100)]
 
     def _run(self, name: str, prompt: str, tools: tuple[str, ...], file: str) -> tuple[object, Path]:

@@ -109,22 +109,23 @@ def test_a_dependency_that_is_nowhere(ask, tmp_path):
 
 def test_a_model_proposes_and_installs(root, ask, tmp_path):
     """Two runs of the harness. The checks of the first are those that count, whatever the second says; only commands that it names are played."""
-    first = [{"command": "false", "check": "test -e made"}, {"command": "", "check": "python3 -c 'import app, made.mod'"}]
+    first = [{"command": "false", "check": "test -e made", "needed": False}, {"command": "", "check": "python3 -c 'import app, made.mod'"}]
     claims = ["mkdir -p made", "touch made/mod.py"]
     policy = Script(
         [
             Reply("", (call("list"), call("write", path=".install/steps.json", text=json.dumps(first)), call("finish", message="proposed"))),
             Reply("", (call("shell", command="mkdir made; touch made/mod.py; python3 -c 'import app, made.mod'"),)),
             Reply("", (call("write", path=".install/worked.json", text=json.dumps(claims[:1])), call("finish", message="all is well"))),
+            Reply("", (call("write", path=".install/worked.json", text="[1, "), call("finish", message="this is no list"))),
             Reply("", (call("write", path=".install/worked.json", text=json.dumps(claims)), call("finish", message="now it is"))),
         ]
     )
     app, out = laid_out(tmp_path / "app", {"app.py": ""}), tmp_path / "runs" / "app.json"
-    found = install(app, None, out, 3, policy, "a script")
-    assert found.good and found.tries == 3 and policy.said == 4
+    found = install(app, None, out, 4, policy, "a script")
+    assert found.good and found.tries == 4 and policy.said == 5
     kept = json.loads(out.read_text())["steps"]
     assert [step["command"] or step["check"] for step in kept] == [*claims, *(step["check"] for step in first)]
-    assert sorted(path.name for path in (tmp_path / "runs" / "app").iterdir()) == ["propose-1.jsonl", "try-1.jsonl", "try-2.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "runs" / "app").iterdir()) == ["propose-1.jsonl", *(f"try-{n}.jsonl" for n in (1, 2, 3))]
     second = read_lines(tmp_path / "runs" / "app" / "try-2.jsonl")[0]["prompt"]
     assert "No module named 'made.mod'" in second and "worked: mkdir -p made" in second and "no network and no index" in second
     code, said, wrong = ask("tasks", "install", app, "--replay", out)
