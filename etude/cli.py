@@ -624,6 +624,36 @@ def tasks_export(
         raise typer.Exit(2)
 
 
+@tasks_app.command("install")
+def tasks_install(
+    folder: Annotated[Path, typer.Argument(help="The folder of a project. It is copied, and not changed.", readable=False)],
+    index: Annotated[str | None, typer.Option(help="Folder of wheels, or address of an index, such as https://pypi.org/simple.")] = None,
+    private_index: Annotated[bool, typer.Option("--private-index", help="Its address may be one that is not public.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File for the steps that worked.", show_default="runs/install/FOLDER.json")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Write the file anew if it is there already.")] = False,
+    replay: Annotated[Path | None, typer.Option(help="Play the steps of this file once more instead.", readable=False)] = None,
+    tries: Annotated[int, typer.Option(help="How often steps are changed and tried, at most.", min=1)] = 5,
+    model: Annotated[str, typer.Option(help="Address of an OpenAI-compatible server; without it a script plays both stages.")] = "",
+    name: Annotated[str, typer.Option(help="The model's name there.")] = "",
+    turns: Annotated[int, typer.Option(help="Replies of each run of the model, at most.", min=1)] = 40,
+    minutes: Annotated[float, typer.Option(help="Wall-clock minutes of each run of the model, at most.", min=0.01)] = 30.0,
+    temperature: Annotated[float, typer.Option(help="Of the sampling.", min=0.0)] = 1.0,
+    seed: Annotated[int, typer.Option(help="Sent with each request.")] = 0,
+) -> None:
+    """Set a folder up in a sandbox: propose commands with checks, and try until the checks pass. Packages come from --index alone."""
+    from environments.harness.episode import Budget
+
+    room = importlib.import_module("etude.install")
+    if replay is not None:
+        room.replay(folder, replay, index, private_index)
+        return
+    sampling = {"temperature": temperature, "seed": seed}
+    policy = room.policy_of(model, name, sampling) if model else None
+    who = f"{name}, {json.dumps(sampling)}" if model else ""
+    out = out or Path("runs/install") / f"{folder.resolve().name}.json"
+    room.install(folder, index, out, tries, policy, who, Budget(turns=turns, seconds=60 * minutes), private_index, again)
+
+
 @tasks_app.command("try")
 def tasks_try(
     task: Annotated[str, typer.Argument(help="A task of a recipe, by its id or by what it begins with.")],

@@ -87,6 +87,7 @@ class Job:
     strict: bool = False
     who: str = ""
     """Who plays, and how it samples."""
+    system: str = SYSTEM
 
 
 def size(messages: Sequence[Message]) -> int:
@@ -113,7 +114,7 @@ class Episode:
         self.over = next((line["over"] for line in record.lines if "over" in line), "")
         self.index, self.corpus = None, None
         if not record.lines:
-            asked = {"task": job.task, "system": SYSTEM, "prompt": job.prompt, "tools": [*self.tools], "strict": job.strict, "who": job.who}
+            asked = {"task": job.task, "system": job.system, "prompt": job.prompt, "tools": [*self.tools], "strict": job.strict, "who": job.who}
             self._add("begin", **asked, budget=asdict(budget), schemas=openai([*self.tools.values()], job.strict), tree=job.tree)
         begin = record.lines[0]
         if (begin["task"], begin["prompt"], begin["strict"], begin["tools"]) != (job.task, job.prompt, job.strict, [*self.tools]):

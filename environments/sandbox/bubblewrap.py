@@ -12,14 +12,19 @@ Where this stands on bwrap 0.8, and where not
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
+from kit.settings import RunError
+
 from . import manifest as lists
-from .interface import LIMITS, Limits
+from .interface import LIMITS, Door, Limits
+from .listening import Pair
 from .manifest import Manifest
 from .served import Served
 from .start import start
 from .store import Store
+from .wire import Broken
 
 __all__ = ["Bubblewrap"]
 
@@ -30,9 +35,19 @@ NEAR_FILES, NEAR_BYTES = 400, 4 * 2**20
 class Bubblewrap(Served):
     """A sandbox (see interface.py). `near`: a stored tree that is laid out, and may be begun with."""
 
-    def __init__(self, root: Path, store: Store, snapshot: str, limits: Limits = LIMITS, near: str | None = None, overlay: bool = True) -> None:
-        """Raises RunError where sandboxes cannot be had, or the snapshot is not stored or damaged. `overlay`: False copies the tree instead."""
-        self.root, self.overlay = root, overlay
+    def __init__(
+        self,
+        root: Path,
+        store: Store,
+        snapshot: str,
+        limits: Limits = LIMITS,
+        near: str | None = None,
+        overlay: bool = True,
+        door: Door | None = None,
+    ) -> None:
+        """Raises RunError where sandboxes cannot be had, or the snapshot is not stored or damaged. `overlay`: False copies the tree instead.
+        `door`: a way out; without one there is none."""
+        self.root, self.overlay, self.door = root, overlay, door
         wanted, difference = store.manifest(snapshot), None
         self.base = snapshot
         if near is not None and not store.laid_out(snapshot):
@@ -43,11 +58,22 @@ class Bubblewrap(Served):
                 difference = None
         tree, laid = store.tree(self.base), store.laid(self.base)
         told = {"overlay": overlay, "bytes": lists.size(laid) + 4096 * len(laid), "inodes": len(laid)}
-        super().__init__(start(root, tree), store, limits, laid, wanted, told, difference)
+        with ExitStack() as stack:
+            pair = stack.enter_context(Pair()) if door is not None else None
+            machine = start(root, tree, () if pair is None else (pair.inner,))
+            if pair is not None and door is not None:
+                told |= {"door": {"handle": pair.inner, "environment": {**door.environment}}}
+            super().__init__(machine, store, limits, laid, wanted, told, difference)
+            if pair is not None and door is not None:
+                try:
+                    machine.afterwards.append(door.serve(pair.received()))
+                except Broken as error:
+                    self.close()
+                    raise RunError(str(error)) from None
 
     def fork(self, snapshot: str) -> Bubblewrap:
-        """A sandbox that begins with a stored tree: see interface.py. Files only."""
-        return Bubblewrap(self.root, self.store, snapshot, self.limits, self.base, self.overlay)
+        """A sandbox that begins with a stored tree, with the same door: see interface.py. Files only."""
+        return Bubblewrap(self.root, self.store, snapshot, self.limits, self.base, self.overlay, self.door)
 
     def __enter__(self) -> Bubblewrap:
         return self

@@ -6,11 +6,12 @@ between two calls. A fork of running processes, with their memory, needs a virtu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Protocol
 
-__all__ = ["FLOOD", "LIMITS", "Limits", "Observation", "Sandbox"]
+__all__ = ["Door", "FLOOD", "LIMITS", "Limits", "Observation", "Sandbox"]
 
 FLOOD = 16
 """A command that says so many times `Limits.output` is ended."""
@@ -60,6 +61,19 @@ class Observation:
     """The limit that ended something, in one line, such as "more than 512 MiB of memory"; None if nothing was ended."""
     seconds: float = 0.0
     """Wall-clock seconds that the call took."""
+
+
+class Door(Protocol):
+    """A way out of sandboxes that have no network (environments/egress/door.py)."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables that commands in a sandbox are told."""
+        ...
+
+    def serve(self, listener: socket.socket) -> Callable[[], None]:
+        """Answers what connects to a socket that listens in a sandbox, until what this gives is called."""
+        ...
 
 
 class Sandbox(Protocol):

@@ -13,7 +13,7 @@ from kit.settings import RunError
 from .bubblewrap import Bubblewrap
 from .cache import cache_folder, reachable
 from .docker import Docker
-from .interface import LIMITS, Limits
+from .interface import LIMITS, Door, Limits
 from .root import root_file_system
 from .store import Store
 
@@ -37,24 +37,37 @@ def own_store(folder: Path) -> Store:
 
 @overload
 def open_sandbox(
-    tree: Path | str, kind: Literal["bubblewrap"] = ..., limits: Limits = ..., *, root: Path | None = ..., store: Store | None = ...
+    tree: Path | str,
+    kind: Literal["bubblewrap"] = ...,
+    limits: Limits = ...,
+    *,
+    root: Path | None = ...,
+    store: Store | None = ...,
+    door: Door | None = ...,
 ) -> Bubblewrap: ...
 
 
 @overload
 def open_sandbox(
-    tree: Path | str, kind: Kind, limits: Limits = ..., *, root: Path | None = ..., store: Store | None = ...
+    tree: Path | str, kind: Kind, limits: Limits = ..., *, root: Path | None = ..., store: Store | None = ..., door: Door | None = ...
 ) -> Bubblewrap | Docker: ...
 
 
 def open_sandbox(
-    tree: Path | str, kind: Kind = "bubblewrap", limits: Limits = LIMITS, *, root: Path | None = None, store: Store | None = None
+    tree: Path | str,
+    kind: Kind = "bubblewrap",
+    limits: Limits = LIMITS,
+    *,
+    root: Path | None = None,
+    store: Store | None = None,
+    door: Door | None = None,
 ) -> Bubblewrap | Docker:
     """A sandbox whose work tree begins as `tree`: a folder, which is copied and never changed, or the hash of a stored tree. A folder is read whole
     each time; who opens many sandboxes over one stores it once, and names its hash.
 
     `root`: a root file system, by default the one of root.py, which is built at the first use. `store`: where trees are stored, by default in the
-    user's cache folder. Raises RunError, in one line that says what to do, where this machine has no sandboxes and for a tree that cannot be had.
+    user's cache folder. `door`: a way out (environments/egress/door.py); without one there is none. Raises RunError, in one line that says what to
+    do, where this machine has no sandboxes and for a tree that cannot be had.
 
         with open_sandbox(Path("package")) as sandbox:
             print(sandbox.call("shell", {"command": "pytest -q"}).text)
@@ -63,7 +76,9 @@ def open_sandbox(
         raise RunError(f"there is no kind of sandbox called {kind!r}; there are {' and '.join(get_args(Kind))}")
     if platform.system() != "Linux":
         raise RunError(f"sandboxes need Linux's namespaces, which {platform.system()} lacks; run this in a virtual machine with Linux")
+    if kind == "docker" and door is not None:
+        raise RunError("a door out of a sandbox needs bubblewrap: Docker hands out no sockets")
     root = reachable(root or root_file_system())
     store = store or own_store(cache_folder() / "store")
     name = store.add_folder(tree) if isinstance(tree, Path) else tree
-    return Docker(root, store, name, limits) if kind == "docker" else Bubblewrap(root, store, name, limits)
+    return Docker(root, store, name, limits) if kind == "docker" else Bubblewrap(root, store, name, limits, door=door)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kit.settings import RunError
@@ -63,6 +63,8 @@ class Started:
     """A pidfd of it, which never means another process."""
     starter: int
     """The process that started it, and that alone ends it: a fork of that process does not when it ends itself."""
+    afterwards: list[Callable[[], None]] = field(default_factory=list)
+    """What is done once all processes are gone."""
 
     def stop(self) -> None:
         """Ends the first process. The kernel ends all others with it; nothing is waited for."""
@@ -85,6 +87,8 @@ class Started:
         for pipe in (self.monitor.stdin, self.monitor.stdout, self.monitor.stderr):
             if pipe is not None:
                 pipe.close()
+        while self.afterwards:
+            self.afterwards.pop()()
 
     def wire(self, tick: Callable[[], None]) -> Wire:
         """The pipes to the first process, which are bwrap's standard ones."""
@@ -112,8 +116,9 @@ def command(program: str, root: Path, tree: Path, information: int) -> list[str]
     return [*words, "--info-fd", str(information), "--chdir", "/", "--", "/usr/bin/python3", "-I", "-S", "-c", BOOT]
 
 
-def start(root: Path, tree: Path) -> Started:
-    """Starts the first process over a read-only root, with `tree` at /base. Its pipes are the monitor's standard ones. Raises RunError."""
+def start(root: Path, tree: Path, inherited: tuple[int, ...] = ()) -> Started:
+    """Starts the first process over a read-only root, with `tree` at /base. Its pipes are the monitor's standard ones, and it inherits these handles.
+    Raises RunError."""
     if (program := shutil.which("bwrap")) is None:
         raise RunError("a sandbox needs bubblewrap, which is not installed; on Debian and Ubuntu: apt-get install bubblewrap")
     if not Path("/proc/thread-self/children").exists():
@@ -129,7 +134,7 @@ def start(root: Path, tree: Path) -> Started:
         # bwrap begins without environment: what --clearenv takes away can still be read in /proc/1/environ
         pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
         words = [*before, *command(program, root, tree, writer)]
-        monitor = SPAWNER.run(words, **pipes, **user, bufsize=0, env={}, cwd="/", pass_fds=(writer,), start_new_session=True)
+        monitor = SPAWNER.run(words, **pipes, **user, bufsize=0, env={}, cwd="/", pass_fds=(writer, *inherited), start_new_session=True)
     except (OSError, subprocess.SubprocessError) as error:
         os.close(reader)
         raise RunError(f"{program} cannot be started: {error}") from None

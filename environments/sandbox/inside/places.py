@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BASE", "DISK", "MASKED", "MOUNTED", "READ_ONLY", "ROOM", "WORK"]
+__all__ = ["BASE", "DISK", "MASKED", "MOUNTED", "PROXY", "READ_ONLY", "ROOM", "WORK"]
 
 DISK, BASE, WORK = "/run", "/base", "/work"
 MASKED = (
@@ -26,3 +26,5 @@ MOUNTED = (WORK, "/tmp", "/dev/shm")
 """Where Docker has mounted a tmpfs each. The first has room for the tree and for what may be written; what is in the others counts as well."""
 ROOM = 17
 """Processes beyond the limit: the server, and room in which it sees who has crossed the limit."""
+PROXY = ("127.0.0.1", 3128)
+"""Where a door out of the sandbox is found, within the sandbox's own network namespace, if it has one."""

@@ -121,7 +121,7 @@ class Server(shell.Stop):
             if request["tool"] == "shell":
                 s = self.start
                 bounds = shell.Bounds(seconds, s.processes, s.flood, s.disk, s.inodes, s.disks)
-                heard = shell.shell(self.room, bounds, self, **args)
+                heard = shell.shell(self.room, bounds, self, s.environment, **args)
                 found |= {"text": heard.text, "exit": heard.exit, "ended": heard.ended, "ok": heard.exit == 0 and heard.ended is None}
             else:
                 self.deadline = since + seconds

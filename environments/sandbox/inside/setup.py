@@ -30,10 +30,12 @@ SHARED_PROCESSES = 1 << 16
 
 class Start:
     """What the server works with. `upper`: a handle of the overlay's folder of changes, None where the tree was copied; `disks`: handles of the
-    bounded file systems (see shell.py); the others are limits."""
+    bounded file systems (see shell.py); `environment`: what commands are told beside the usual; the others are limits."""
 
-    def __init__(self, upper: int | None, disks: tuple[int, ...], output: int, processes: int, flood: int, disk: int, inodes: int) -> None:
-        self.upper, self.disks, self.output = upper, disks, output
+    def __init__(
+        self, upper: int | None, disks: tuple[int, ...], environment: dict, output: int, processes: int, flood: int, disk: int, inodes: int
+    ) -> None:
+        self.upper, self.disks, self.environment, self.output = upper, disks, environment, output
         self.processes, self.flood, self.disk, self.inodes = processes, flood, disk, inodes
 
 
@@ -49,6 +51,10 @@ def begin(reader: int) -> tuple[Start, bytes]:
     assert isinstance(wanted, dict)
     limits, base = wanted["limits"], wanted["base"]
     mounted = base.get("mounted", False)
+    if door := base.get("door"):
+        from .door import hand_out
+
+        hand_out(door["handle"])
     upper, disks = (None, _opened(MOUNTED)) if mounted else _mount(limits, base)
     buffer = _lay(wanted["remove"], wanted["entries"], reader, buffer)
     if not mounted:
@@ -58,7 +64,7 @@ def begin(reader: int) -> tuple[Start, bytes]:
     kernel.keep_private()
     kernel.filter_calls(bytes.fromhex(wanted["filter"]))
     names = ("output", "processes", "flood", "disk", "inodes")
-    return Start(upper, disks, **{name: limits[name] for name in names}), buffer
+    return Start(upper, disks, door["environment"] if door else {}, **{name: limits[name] for name in names}), buffer
 
 
 def _opened(folders: tuple[str, ...]) -> tuple[int, ...]:

@@ -183,8 +183,8 @@ def _bytes(count: int) -> str:
     return f"{count} bytes"
 
 
-def shell(room: Room, bounds: Bounds, stop: Stop, command: str, cwd: str = ".") -> Heard:
-    """Runs a command in /bin/bash, or in /bin/sh, in the folder `cwd`."""
+def shell(room: Room, bounds: Bounds, stop: Stop, environment: dict, command: str, cwd: str = ".") -> Heard:
+    """Runs a command in /bin/bash, or in /bin/sh, in the folder `cwd`. `environment`: what it is told beside the usual."""
     folder = place(room, cwd)
     if "\0" in command:
         raise Refused("command must not hold a null character")
@@ -196,7 +196,7 @@ def shell(room: Room, bounds: Bounds, stop: Stop, command: str, cwd: str = ".") 
     actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_DUP2, writer, 2)]
     try:
         os.chdir(folder)  # a spawned process begins where its parent is
-        pid = os.posix_spawn(program, [program, "-c", command], ENVIRONMENT, file_actions=actions, setsid=True, setsigdef=DEFAULTS)
+        pid = os.posix_spawn(program, [program, "-c", command], {**ENVIRONMENT, **environment}, file_actions=actions, setsid=True, setsigdef=DEFAULTS)
     except NotADirectoryError:
         raise Refused(f"{line(cwd)} is no folder") from None
     finally:

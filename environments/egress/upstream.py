@@ -1,0 +1,220 @@
+"""Who answers a request that may go on: a folder of wheels and sdists, or a server.
+
+A folder is served as an index of packages (PEP 503) with a page for each name. Of a server nothing is believed: its answer is read to its end, within
+bounds of bytes and time, before any of it goes in. Its address is looked up once for each request, judged, and connected to as it was judged: a name
+that leads elsewhere a moment later (DNS rebinding) gains nothing. A redirect goes in only where it leads to a host of the list, under its name there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import http.client
+import ipaddress
+import re
+import socket
+import tempfile
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from environments.egress.rules import Asked, Refused, Rules, is_number
+
+__all__ = ["Answer", "answered"]
+
+FILE = re.compile(
+    r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*?[A-Za-z0-9])?)-[0-9][A-Za-z0-9.!+_]*"
+    r"(?:(?:-[0-9][A-Za-z0-9_.]*)?(?:-[A-Za-z0-9_.]+){3}\.whl|\.tar\.gz|\.zip)"
+)
+"""Names of wheels and sdists."""
+PAGE = "text/html; charset=utf-8"
+PAGES = ("text/html", "application/vnd.pypi.simple")
+"""Kinds of answers whose links are written anew: they lead to the host's own name."""
+LONGEST = 64 << 20
+"""Bytes of a page."""
+KEPT = ("content-type", "etag", "last-modified")
+"""Headers of an answer that go in."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What goes in."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: IO[bytes]
+    size: int
+    """Bytes of the body; with HEAD those that it would have."""
+
+
+@dataclass
+class Body:
+    """Collects an answer, in memory while it is small. `most`: its bound."""
+
+    most: int
+    file: IO[bytes] = field(default_factory=lambda: tempfile.SpooledTemporaryFile(1 << 20))
+    size: int = 0
+
+    def add(self, block: bytes) -> None:
+        """Raises Refused where that is too much."""
+        self.size += len(block)
+        if self.size > self.most:
+            self.file.close()
+            raise Refused(502, f"the answer has more than {self.most} bytes")
+        self.file.write(block)
+
+    def answer(self, status: int, headers: Mapping[str, str], size: int | None = None) -> Answer:
+        self.file.seek(0)
+        return Answer(status, headers, self.file, self.size if size is None else size)
+
+
+def answered(asked: Asked, rules: Rules, most: int, watch: Callable[[socket.socket], None]) -> Answer:
+    """The answer, of at most `most` bytes. `watch` is given each connection, and ends it when the time of the request is over. Raises Refused for one
+    that does not go in, and OSError, ValueError or http.client.HTTPException where there is none."""
+    upstream = rules.hosts[asked.host].upstream
+    return _from_folder(upstream, asked, most) if isinstance(upstream, Path) else _from_server(upstream, asked, rules, most, watch)
+
+
+def normal(name: str) -> str:
+    """A package's name as an index has it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _offered(folder: Path) -> dict[str, list[Path]]:
+    """The regular files of a folder that are wheels and sdists, by the normal name of their package."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        if (said := FILE.fullmatch(path.name)) and path.is_file() and not path.is_symlink():
+            found.setdefault(normal(said["name"]), []).append(path)
+    return found
+
+
+def _from_folder(folder: Path, asked: Asked, most: int) -> Answer:
+    """/simple/, /simple/NAME/ and /files/FILE."""
+    offered, body, kind = _offered(folder), Body(most), PAGE
+    _, top, *rest = [*asked.path.split("/"), ""][:4]
+    if asked.path == "/simple/":
+        body.add(_links({f"{name}/": name for name in offered}))
+    elif top == "simple" and asked.path == f"/simple/{rest[0]}/" and rest[0] in offered:
+        body.add(_links({f"/files/{path.name}#sha256={_hash(path)}": path.name for path in offered[rest[0]]}))
+    elif asked.path == f"/files/{rest[0]}" and (path := next((one for all in offered.values() for one in all if one.name == rest[0]), None)):
+        kind = "application/octet-stream"
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                body.add(block)
+    else:
+        body.add(b"nothing of this name is here\n")
+        return body.answer(404, {"content-type": "text/plain"})
+    return body.answer(200, {"content-type": kind})
+
+
+def _links(links: Mapping[str, str]) -> bytes:
+    rows = "".join(f'<a href="{html.escape(address)}">{html.escape(name)}</a><br>\n' for address, name in links.items())
+    return f"<!DOCTYPE html>\n<html><body>\n{rows}</body></html>\n".encode()
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _Straight(http.client.HTTPConnection):
+    """A connection to an address that was judged before. `context`: of TLS, which asks for a certificate of the name."""
+
+    def __init__(self, name: str, port: int, addresses: list[str], rules: Rules, context, watch: Callable[[socket.socket], None]) -> None:
+        super().__init__(name, port, timeout=rules.seconds)
+        self.addresses, self.context, self.watch = addresses, context, watch
+
+    def connect(self) -> None:
+        failed: OSError = OSError("there is no address")
+        for address in self.addresses:
+            try:
+                self.sock = socket.create_connection((address, self.port), self.timeout)
+                self.watch(self.sock)
+                if self.context is not None:
+                    self.sock = secured = self.context.wrap_socket(self.sock, server_hostname=self.host, do_handshake_on_connect=False)
+                    self.watch(secured)
+                    secured.do_handshake()
+                return
+            except OSError as error:
+                failed = error
+        raise failed
+
+
+def addresses(name: str, port: int, private: bool) -> list[str]:
+    """Where a server is. Raises Refused unless all of its addresses are public, or `private` is given, and OSError for a name without any."""
+    found = [str(row[4][0]) for row in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
+    for address in found:
+        one = ipaddress.ip_address(address.partition("%")[0])
+        one = getattr(one, "ipv4_mapped", None) or one
+        if not private and (not one.is_global or one.is_multicast):
+            raise Refused(502, f"{name} leads to {one}, which is no public address")
+    return found
+
+
+def _from_server(upstream: str, asked: Asked, rules: Rules, most: int, watch: Callable[[socket.socket], None]) -> Answer:
+    where, host = urllib.parse.urlsplit(upstream), rules.hosts[asked.host]
+    name, port, context = where.hostname or "", where.port or (443 if where.scheme == "https" else 80), None
+    if where.scheme == "https":
+        import ssl
+
+        context = ssl.create_default_context()
+    known = addresses(name, port, host.private or is_number(name))
+    connection = _Straight(name, port, known, rules, context, watch)
+    try:
+        headers = {**asked.headers, "accept-encoding": "identity", "user-agent": "etude", "connection": "close"}
+        connection.request(asked.method, urllib.parse.quote(asked.path, safe="/+!@=,~"), headers=headers)
+        return _read(connection.getresponse(), asked, rules, most)
+    finally:
+        connection.close()
+
+
+def _read(response: http.client.HTTPResponse, asked: Asked, rules: Rules, most: int) -> Answer:
+    """The whole answer of a server. Raises Refused."""
+    kept = {name: value[:1000] for name in KEPT if (value := response.headers.get(name, "")).isprintable() and value.isascii() and value}
+    if response.status in (301, 302, 303, 307, 308):
+        kept["location"] = _redirect(response.headers.get("location", ""), asked, rules)
+        return Body(most).answer(response.status, kept)
+    length = response.headers.get("content-length", "")
+    expected = int(length) if length.isascii() and length.isdigit() and len(length) < 16 else None
+    if (expected or 0) > most:
+        raise Refused(502, f"the answer has {expected} bytes, more than {most}")
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise Refused(502, "the answer is encoded, which was not asked for")
+    page = kept.get("content-type", "").startswith(PAGES)
+    body = Body(min(most, LONGEST) if page else most)
+    while block := response.read1(1 << 16):
+        body.add(block)
+    if asked.method != "HEAD" and expected is not None and body.size != expected:
+        raise Refused(502, f"the answer ends behind {body.size} of {expected} bytes")
+    if page and asked.method != "HEAD":
+        body.file.seek(0)
+        data, body = _renamed(body.file.read(), rules), Body(most)
+        body.add(data)
+    return body.answer(response.status, kept, expected if asked.method == "HEAD" else None)
+
+
+def _servers(rules: Rules) -> dict[str, str]:
+    """Server → its name inside."""
+    return {host.upstream.lower(): f"http://{name}" for name, host in rules.hosts.items() if isinstance(host.upstream, str)}
+
+
+def _renamed(page: bytes, rules: Rules) -> bytes:
+    """A page whose links to servers of the list lead to their names inside."""
+    for server, name in _servers(rules).items():
+        page = page.replace(f"{server}/".encode(), f"{name}/".encode())
+    return page
+
+
+def _redirect(location: str, asked: Asked, rules: Rules) -> str:
+    """Where a redirect leads, as it is called inside. Raises Refused."""
+    try:
+        there = urllib.parse.urlsplit(urllib.parse.urljoin(f"{rules.hosts[asked.host].upstream}{asked.path}", location))
+        name = _servers(rules).get(f"{there.scheme}://{there.netloc}".lower())
+    except ValueError:
+        name = None
+    if name is None or not location.isascii() or not location.isprintable():
+        raise Refused(502, f"the answer leads to {location[:200]}, which is not on the list")
+    return name + there.path

@@ -1,0 +1,59 @@
+"""How a sandbox's listening socket comes out of it: by a pair of sockets that exists only while the sandbox begins.
+
+The socket belongs to the sandbox's network namespace, whoever holds it; nothing of this machine's network is in there. The pair is closed on both
+sides before any command runs (inside/door.py).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from types import TracebackType
+
+from .inside.places import PROXY
+from .wire import Broken
+
+__all__ = ["Pair"]
+
+SECONDS = 10.0
+
+
+class Pair:
+    """Use it as a context: both ends are closed when it is left. `inner`: the handle that a sandbox inherits."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.inner = self.theirs.fileno()
+
+    def received(self) -> socket.socket:
+        """The socket that the sandbox has handed out. Raises Broken for anything else."""
+        self.ours.settimeout(SECONDS)
+        handles: list[int] = []
+        try:
+            said, handles, *_ = socket.recv_fds(self.ours, 16, 4)
+            if said == b"door" and len(handles) == 1:
+                os.set_inheritable(handles[0], False)
+                one = socket.socket(fileno=handles[0])
+                handles.clear()
+                if listens(one):
+                    return one
+                one.close()
+        except OSError:
+            pass
+        finally:
+            for handle in handles:
+                os.close(handle)
+        raise Broken("the sandbox's server hands out no socket")
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+def listens(one: socket.socket) -> bool:
+    """Whether it is a socket that accepts connections where a door is expected."""
+    kind = one.family == socket.AF_INET and one.type == socket.SOCK_STREAM
+    return kind and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1 and one.getsockname() == PROXY
