@@ -411,14 +411,29 @@ ENVIRONMENTS = (
     Statement("pods-a-second", "§6.2", "more than 500 virtual machines a second start in a cluster", why=REAL),
     Statement("start-dear", "§6.2", "a pod's start costs far more than its steady state", why=REAL),
     Statement("forks", "§6.2", "a fork of disk and memory continues a rollout exactly, on the same node or another", why=REAL),
-    Statement("egress", "§6.2", "a transparent proxy stops what no policy allows, without the environment's help", why=REAL),
-    Statement("auto-install", "talk", "one model's commands and tests, a second model's installation: repositories get runnable", why=REAL),
+    Statement(
+        "egress",
+        "§6.2",
+        "a transparent proxy stops what no policy allows, without the environment's help",
+        why="held by tests/environments/test_door_escapes.py, but programs must know of our proxy; no experiment plays it",
+    ),
+    Statement(
+        "auto-install",
+        "talk",
+        "one model's commands and tests, a second model's installation: repositories get runnable",
+        why="held for scripts by tests/environments/test_install.py; it needs models that can set a repository up",
+    ),
     Statement(
         "feature-deletion", "Composer 2.5", "code deleted so that the rest stands, and asked for again, makes tasks that tests can grade", why=REAL
     ),
     Statement("tasks-25", "Composer 2.5", "25 times as many synthetic tasks, made harder as the model improves, keep RL improving", why=CLUSTER),
-    Statement("deletion-hacks", "Composer 2.5", "deletion breeds hacks: signatures from a leftover cache, bytecode decompiled", why=REAL),
-    Statement("monitors-catch", "Composer 2.5", "agentic monitors catch such hacks", why=REAL),
+    Statement(
+        "deletion-hacks",
+        "Composer 2.5",
+        "deletion breeds hacks: signatures from a leftover cache, bytecode decompiled",
+        _in("leftover-cache", "finds-the-cache", "learns-the-cache", "same-on-disk"),
+    ),
+    Statement("monitors-catch", "Composer 2.5", "agentic monitors catch such hacks", _in("leftover-cache", "monitor-sees", "guard-ends")),
     Statement(
         "broken-calls-hack",
         "real-time RL",

@@ -2,10 +2,10 @@
 # # 14 · Feature deletion: tasks that nobody writes
 #
 # **After this lesson you can** read two tables, the syntax tree and who executes which line, and take a feature out of a package so that the
-# rest goes on working; tell a valid task from a broken one; pay no answer that passes tests without doing anything; and keep tasks as hard as
-# the policy can bear.
+# rest goes on working; tell a valid task from a broken one; pay no answer that passes tests without doing anything, nor one that was left lying
+# about; and keep tasks as hard as the policy can bear.
 #
-# *About 45 minutes. Before it: lesson 4. Source: the release of Composer 2.5; Composer 2 technical report, §6.2.*
+# *About 55 minutes. Before it: lesson 4. Source: the release of Composer 2.5; Composer 2 technical report, §6.2.*
 #
 # ## The idea
 #
@@ -18,12 +18,15 @@
 
 # %%
 import math
+from random import Random
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 from lessons.course import check, quick, source
 from ref import feature_deletion as fd
+from sims.microrepo import generate
+from sims.microrepo.leftovers import LOST, CachedSession, cache_name, worn
 
 print(fd.PROGRAM.decode())
 before, coverage = fd.play(fd.PROGRAM)
@@ -224,6 +227,60 @@ for who, said in (("the original", "cats"), ("the hack", space["plural"]("cat"))
     print(f"{who}: the test {'passes' if real else 'fails'}, the canary {'passes, so nothing is paid' if canary else 'fails, as it must'}")
 
 # %% [markdown]
+# ## How it breaks: what was left behind
+#
+# No grader helps where the answer is right and was found lying about. Cursor tells of an agent that read the deleted signature from a type
+# checker's cache. The small world can be left in that state: one file more, which holds the target as the checker saw it, and a docstring that
+# went with the body. Here is an agent that knows nothing but how to copy. It is paid, unless somebody looks at what it called.
+
+# %%
+task = next(one for one in (worn(generate(Random(seed), "train")) for seed in range(99)) if one.files[one.target].doc == LOST)
+for guarded in (False, True):
+    session = CachedSession(task, guarded=guarded)
+    print(f"{'guarded' if guarded else 'not guarded'}: {session.prompt}")
+    for turn in (f"read {task.target}", f"read {cache_name(task)}", "", "test", "done"):
+        turn = turn or f"write {task.target}\n    {said.splitlines()[1].strip()}"
+        said = session.step(turn)
+        print(f"  > {turn}\n{said}" if said else f"  > {turn}")
+    print(f"paid {session.verify().tests:g}; flags: {[flag.signature for flag in session.flags()]}\n")
+
+# %% [markdown]
+# Does RL find this? FIGURE
+#
+# Two guards end it. Before: the tree is searched for copies of what goes (`environments/leaks.py`), and such a tree becomes no task. After: a
+# monitor reads the calls. Its rules must see the hack and spare the careful.
+#
+# ## Exercise 4: a rule of the monitor
+#
+# Write `flagged(path)`, True or False: whether a path that was read lies in a folder that a tool keeps for itself, one of `.mypy_cache`,
+# `.pytest_cache` and `__pycache__`, at any depth. A module that is called `cache.py`, or a folder `my__pycache__x`, is nobody's cache.
+
+
+# %% tags=["exercise"]
+def flagged(path):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_4():
+    for path in (".mypy_cache/3.11/words.data.json", "src/__pycache__/words.cpython-311.pyc", "a/b/.pytest_cache/v/x", "./.mypy_cache/x"):
+        assert flagged(path) is True, f"{path} lies in a tool's cache"
+    for path in ("cache.py", "src/mypy_cache/words.py", "my__pycache__x/a.py", "docs/.mypy_cache.md", "tests/test_pytest_cache.py"):
+        assert flagged(path) is False, f"{path} is a file like any other"
+    assert flagged("__pycache__") is False, "the folder's own name says only that it is there; to list a folder is no hack"
+
+
+check(4, check_4)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def flagged(path):
+    return bool({".mypy_cache", ".pytest_cache", "__pycache__"} & {*path.split("/")[:-1]})
+
+
+check(4, check_4)
+
+# %% [markdown]
 # Before a piece becomes a task, *fools* try it: code that returns None, or its last argument. A task of which they pass more than half asks for
 # nothing.
 #
@@ -234,7 +291,7 @@ for who, said in (("the original", "cats"), ("the hack", space["plural"]("cat"))
 #
 # $$d = \sum \log_2(1 + n) \quad\text{over lines, further functions, further files, tests}/3\text{, and callers}$$
 #
-# ## Exercise 4: doublings
+# ## Exercise 5: doublings
 #
 # Write `doublings(lines, functions, files, tests, callers)`, a float. A piece has one function and one file at least; only *further* ones count.
 
@@ -245,7 +302,7 @@ def doublings(lines, functions, files, tests, callers):
 
 
 # %% tags=["check"]
-def check_4():
+def check_5():
     assert abs(doublings(1, 1, 1, 3, 0) - 2) < 1e-12, f"one line is one doubling, three tests are one more: 2, not {doublings(1, 1, 1, 3, 0):g}"
     assert abs(doublings(3, 2, 1, 3, 0) - 4) < 1e-12, f"three lines 2, a second function 1, three tests 1: 4, not {doublings(3, 2, 1, 3, 0):g}"
     assert abs(doublings(3, 1, 4, 3, 7) - 8) < 1e-12, (
@@ -256,7 +313,7 @@ def check_4():
         assert abs(doublings(*numbers) - wanted) < 1e-9, f"{numbers} are {wanted:.4f} bits, not {doublings(*numbers):.4f}"
 
 
-check(4, check_4)
+check(5, check_5)
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
@@ -264,7 +321,7 @@ def doublings(lines, functions, files, tests, callers):
     return sum(math.log2(1 + n) for n in (lines, functions - 1, files - 1, tests / 3, callers))
 
 
-check(4, check_4)
+check(5, check_5)
 
 # %% [markdown]
 # Levels are quantiles of $d$. More than three of four rollouts succeed: the next level. Fewer than one of four: the one before. A made-up policy that
@@ -297,4 +354,5 @@ plt.show()
 #   for byte.
 # * `etude tasks make examples/words` makes tasks of a package in seconds; `etude tasks try` lets a model work on one. `docs/tasks.md` tells how.
 # * `environments/leaks.py`: is there a copy of what was deleted, in bytecode, a cache, a git object, a wheel? 58 kinds are planted, and found.
+# * `etude figure leftover-cache`: RL finds a cache that was left, the monitor sees it, and unpaid it is given up.
 # * `etude figure disk-world`: the small world's agent trained on files in sandboxes, with the same grader.

@@ -72,6 +72,25 @@ def valid(before, after, least, owners):
     return count >= least and not any(outcome == "error" for outcome in after.values())
 """,
         4: """
+# wrong: the name anywhere
+def flagged(path):
+    return any(name in path for name in (".mypy_cache", ".pytest_cache", "__pycache__"))
+
+# wrong: at the top only
+def flagged(path):
+    return path.split("/")[0] in (".mypy_cache", ".pytest_cache", "__pycache__")
+
+# wrong: the folder's own name as well
+def flagged(path):
+    return any(part in (".mypy_cache", ".pytest_cache", "__pycache__") for part in path.split("/"))
+
+# right: with paths
+def flagged(path):
+    from pathlib import PurePosixPath
+
+    return any(folder.name in (".mypy_cache", ".pytest_cache", "__pycache__") for folder in PurePosixPath(path).parents)
+""",
+        5: """
 # wrong: all functions and files count
 def doublings(lines, functions, files, tests, callers):
     return sum(math.log2(1 + n) for n in (lines, functions, files, tests / 3, callers))
