@@ -322,6 +322,15 @@ TECHNIQUES: tuple[Technique, ...] = (
             "tests/kernels/test_orientations.py",
         ),
     ),
+    Technique(
+        name="feature-deletion",
+        title="feature deletion: code taken out of a package by syntax tree and coverage, its tests as the reward",
+        source="Composer 2.5",
+        ref="ref/feature_deletion.py",
+        scaled="scaled/feature_deletion.py",
+        lesson="lessons/14_feature_deletion.py",
+        tests=("tests/ref/test_feature_deletion.py",),
+    ),
 )
 
 

@@ -41,7 +41,6 @@ Where this file departs from the release, which gives neither an algorithm nor a
 
 Run it
     etude run feature-deletion --scale small    a second; the same as: python -m ref.feature_deletion
-    etude figure feature-deletion               which way makes tasks that tests can grade, in sandboxes; needs bubblewrap
     etude run feature-deletion --scale full     scaled/feature_deletion.py, on many ranks, for a package of yours
 
 Glossary
