@@ -79,6 +79,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_disk_world.py",),
     ),
     Experiment(
+        name="feature-deletion",
+        title="features deleted by rule, and as many lines at random: which make tasks, and what else breaks",
+        source="Composer 2.5",
+        sim="sims/feature_deletion.py",
+        tests=("tests/sims/test_feature_deletion.py",),
+    ),
+    Experiment(
         name="best-of-k",
         title="average reward and best-of-K along RL: does it widen what is reachable?",
         source="§4.1, Fig. 5",
@@ -328,7 +335,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         source="Composer 2.5",
         ref="ref/feature_deletion.py",
         scaled="scaled/feature_deletion.py",
+        sim="sims/feature_deletion.py",
         lesson="lessons/14_feature_deletion.py",
+        figure="results/figures/feature-deletion.png",
         tests=("tests/ref/test_feature_deletion.py",),
     ),
 )

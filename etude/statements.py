@@ -414,7 +414,11 @@ ENVIRONMENTS = (
     Statement("egress", "§6.2", "a transparent proxy stops what no policy allows, without the environment's help", why=REAL),
     Statement("auto-install", "talk", "one model's commands and tests, a second model's installation: repositories get runnable", why=REAL),
     Statement(
-        "feature-deletion", "Composer 2.5", "code deleted so that the rest stands, and asked for again, makes tasks that tests can grade", why=REAL
+        "feature-deletion",
+        "Composer 2.5",
+        "code deleted so that the rest stands, and asked for again, makes tasks that tests can grade",
+        _in("feature-deletion", "slices-are-tasks", "more-than-one-place", "more-than-scattered", "spares-one-place", "spares-scattered")
+        + _in("feature-deletion", "more-than-functions", "no-fool", "gold-back"),
     ),
     Statement("tasks-25", "Composer 2.5", "25 times as many synthetic tasks, made harder as the model improves, keep RL improving", why=CLUSTER),
     Statement("deletion-hacks", "Composer 2.5", "deletion breeds hacks: signatures from a leftover cache, bytecode decompiled", why=REAL),
