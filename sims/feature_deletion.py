@@ -23,6 +23,7 @@ What this cannot show is that real packages are so. For those, docs/tasks.md cou
 are refused there because what is left holds a near twin of what was deleted, for which nothing looks here.
 """
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,11 @@ from sims.statistics import bootstrap, share
 __all__ = ["Experiment", "experiment", "picture"]
 
 WAYS = ("slice", "body", "symbol", "one place", "scattered")
+WHY = ("task", "too few fail", "most fail", "not collected", "broken otherwise")
 CONTROLS, PLACES = WAYS[3:], ("in one place", "scattered")
+MEANS = ("lines", "failing", "others broken", "bits")
+SIZES = (1, 2, 3, 5, 9, 17, 1000)
+"""Where a group of sizes begins, in lines."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,12 @@ def experiment(run: Run, config: Experiment) -> dict:
         if not stage.finished:
             stage.finish({"rows": package(program(1000 * config.seed + number), runner, number, config)})
         rows += stage.result()["rows"]
-    return {"rows": rows, "ways": table(rows, config.programs), "claims": verdicts(rows, config)}
+    return {
+        "rows": by_package(rows, config.programs),
+        "ways": by_way(rows, config.programs),
+        "sizes": by_lines(rows),
+        "claims": verdicts(rows, config),
+    }
 
 
 def per_program(rows: Sequence[Mapping], way: str, what: str, programs: int, total: bool = False) -> np.ndarray:
@@ -144,15 +154,39 @@ def per_program(rows: Sequence[Mapping], way: str, what: str, programs: int, tot
     return np.array([sum(one) if total else float(np.mean(one)) if one else np.nan for one in some])
 
 
-def table(rows: Sequence[Mapping], programs: int) -> list[dict]:
-    """One row for each way: pieces, tasks, and means with intervals over packages."""
+def by_package(rows: Sequence[Mapping], programs: int) -> list[dict]:
+    """One row for each package and way: pieces, what became of them, and means."""
+    found = []
+    for number in range(programs):
+        for way in WAYS:
+            if here := [row for row in rows if row["program"] == number and row["way"] == way]:
+                row = {"program": number, "tests": here[0]["tests"], "way": way, "tried": len(here)}
+                row |= {why: sum(row["why"] == why for row in here) for why in WHY}
+                row |= {name: float(np.mean([row[name] for row in here])) for name in MEANS}
+                found.append(row | {"one feature": sum(row["features"] == 1 for row in here), "fools": max(row.get("fools", 0.0) for row in here)})
+    return found
+
+
+def by_way(rows: Sequence[Mapping], programs: int) -> list[dict]:
+    """One row for each way: pieces, tasks, their share with its interval over packages, and means over pieces."""
     found = []
     for way in WAYS:
         here = [row for row in rows if row["way"] == way]
         shares = per_program(rows, way, "task", programs)
         row: dict[str, Any] = {"way": way, "tried": len(here), "tasks": sum(row["task"] for row in here)}
         row |= {f"share{'' if name == 'value' else '_' + name}": value for name, value in bootstrap(shares[~np.isnan(shares)]).items()}
-        found.append(row | {name: float(np.mean([row[name] for row in here])) for name in ("lines", "failing", "others broken", "bits")})
+        found.append(row | {name: float(np.mean([row[name] for row in here])) for name in MEANS})
+    return found
+
+
+def by_lines(rows: Sequence[Mapping]) -> list[dict]:
+    """For slices and controls, by how many lines go: pieces, and the mean share of other features' tests that fail."""
+    found = []
+    for way in ("slice", *CONTROLS):
+        for low, high in itertools.pairwise(SIZES):
+            if here := [row for row in rows if row["way"] == way and low <= row["lines"] < high]:
+                mean = {name: float(np.mean([row[name] for row in here])) for name in ("lines", "others broken")}
+                found.append({"way": way, "from": low, "below": high, "pieces": len(here), **mean})
     return found
 
 
@@ -242,34 +276,30 @@ def verdicts(rows: Sequence[Mapping], c: Experiment) -> list[dict]:
 
 def picture(found: dict, path: Path) -> None:
     """Left: share of tasks by way, a dot for each package. Middle: what else fails, by lines that go. Right: what becomes of the pieces."""
-    from sims.drawing import COLOURS, GREY, save, sheet
+    from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, save, sheet
 
     figure, (left, middle, right) = sheet(3, "Features deleted by rule from made-up packages")
     rows, ways = found["rows"], found["ways"]
-    colours: dict[str, str] = dict(zip(WAYS, (COLOURS[0], COLOURS[2], COLOURS[3], COLOURS[1], GREY), strict=True))
-    programs = 1 + max(row["program"] for row in rows)
+    colours: dict[str, str] = dict(zip(WAYS, (BLUE, GREEN, PURPLE, RED, GREY), strict=True))
     for at, row in enumerate(ways):
-        left.bar(at, row["share"], color=colours[row["way"]], alpha=0.5)
+        left.bar(at, row["share"], color=colours[row["way"]], alpha=0.4)
         left.errorbar(at, row["share"], [[row["share"] - row["share_low"]], [row["share_high"] - row["share"]]], color="black", capsize=3)
-        dots = per_program(rows, row["way"], "task", programs)
-        left.plot(at + np.linspace(-0.25, 0.25, programs), dots, ".", color=colours[row["way"]])
-    for way, mark in (("scattered", "o"), ("one place", "s"), ("slice", "x")):
-        here = [row for row in rows if row["way"] == way]
-        middle.plot([row["lines"] for row in here], [row["others broken"] for row in here], mark, color=colours[way], alpha=0.6, label=way)
+        dots = [one["task"] / one["tried"] for one in rows if one["way"] == row["way"]]
+        left.plot(at + np.linspace(-0.3, 0.3, len(dots)), dots, ".", color=colours[row["way"]])
+    for way, line in (("scattered", "o:"), ("one place", "s--"), ("slice", "x-")):
+        here = [row for row in found["sizes"] if row["way"] == way]
+        middle.plot([row["lines"] for row in here], [row["others broken"] for row in here], line, color=colours[way], label=way)
     low = np.zeros(len(WAYS))
-    for why, colour in (
-        ("task", COLOURS[0]),
-        ("too few fail", COLOURS[5]),
-        ("most fail", COLOURS[1]),
-        ("not collected", COLOURS[3]),
-        ("broken otherwise", GREY),
-    ):
-        part = np.array([np.mean([row["why"] == why for row in rows if row["way"] == way]) for way in WAYS])
+    for why, colour in zip(WHY, (BLUE, ORANGE, RED, PURPLE, GREY), strict=True):
+        parts = [[one for one in rows if one["way"] == way] for way in WAYS]
+        part = np.array([sum(one[why] for one in some) / max(1, sum(one["tried"] for one in some)) for some in parts])
         right.bar(WAYS, part, bottom=low, color=colour, label=why)
         low += part
     left.set(xticks=range(len(WAYS)), xticklabels=WAYS, ylabel="share of the pieces", title="Pieces that are tasks", ylim=(0, 1.05))
-    middle.set(xlabel="lines that go", ylabel="share that fails", title="Tests of other features")
-    right.set(ylabel="share of the pieces", title="What becomes of them", ylim=(0, 1.3))
+    middle.set(xlabel="lines that go", ylabel="share that fails, mean", title="Tests of other features", xscale="log", ylim=(0, None))
+    right.set(ylabel="share of the pieces", title="What becomes of them", ylim=(0, 1.35))
+    middle.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+    middle.minorticks_off()
     middle.legend(frameon=False)
     right.legend(frameon=False, ncols=2, loc="upper left")
     save(figure, path)

@@ -186,7 +186,10 @@ def test_the_experiment_is_drawn_and_goes_on(tmp_path, monkeypatch):
         with Run.open(tmp_path / "run", "figure feature-deletion", c, resumed) as run:
             found = sim.experiment(run, c)
     assert runners[0].runs > 100 and runners[1].runs == 0
-    assert len(found["claims"]) == 8 and {row["program"] for row in found["rows"]} == {0, 1} and [row["way"] for row in found["ways"]] == [*sim.WAYS]
+    assert len(found["claims"]) == 8 and [row["way"] for row in found["ways"]] == [*sim.WAYS]
+    assert [(row["program"], row["way"]) for row in found["rows"]] == [(number, way) for number in (0, 1) for way in sim.WAYS]
+    assert all(sum(row[why] for why in sim.WHY) == row["tried"] for row in found["rows"])
+    assert sum(row["pieces"] for row in found["sizes"]) == sum(row["tried"] for row in found["rows"] if row["way"] not in ("body", "symbol"))
     sim.picture(found, tmp_path / "drawn.png")
     assert len(np.unique(imread(tmp_path / "drawn.png")[..., :3].reshape(-1, 3), axis=0)) > 20
 
