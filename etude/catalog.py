@@ -337,6 +337,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         scaled="scaled/feature_deletion.py",
         sim="sims/feature_deletion.py",
         lesson="lessons/14_feature_deletion.py",
+        page="feature-deletion",
         figure="results/figures/feature-deletion.png",
         tests=("tests/ref/test_feature_deletion.py",),
     ),

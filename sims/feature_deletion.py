@@ -1,6 +1,6 @@
 """Feature deletion: does code that is taken out so that the rest stands make tasks that tests can grade?
 
-    etude figure feature-deletion            seven minutes on two cores; Linux with bubblewrap
+    etude figure feature-deletion            ten to twenty minutes on two cores; Linux with bubblewrap
     etude figure feature-deletion --quick
 
 Composer 2.5 asks an agent to delete code so that a codebase keeps working while specific, testable features are gone (release of Composer 2.5).
