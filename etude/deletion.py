@@ -105,7 +105,8 @@ def play(out: Path, config: Deletion, ranks: int) -> None:
     def judged(some: Sequence[Piece]) -> list[dict]:
         runner = runner_of(config)
         runner.without = frozenset(told["without"])
-        changes = [{one.file: delete(whole, piece)[one.file] for one in piece.patches} for piece in some]
+        left = [delete(whole, piece) for piece in some]
+        changes = [{one.file: files[one.file] for one in piece.patches} for piece, files in zip(some, left, strict=True)]
         rows = []
         for piece, outcomes in zip(some, runner.outcomes(whole, changes), strict=True):
             after = {test: said for test, said in outcomes.items() if test in before or said == "error"}

@@ -50,6 +50,33 @@ def test_symbols_of_some_files_of_a_package(names, data):
     assert scaled.symbols(tree) == ref.symbols(tree)
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"b.py": b"from a import *\n", "c.py": b"from b import f\n"},
+        {"b.py": b"from a import f as g\n", "c.py": b"from b import g as h\n", "d.py": b"from c import h\n"},
+        {"b.py": b"from a import f as g\n", "c.py": b"import b\nx = b.g\n"},
+        {"b.py": b"import a\nx = a.f\n"},
+        {"b.py": b"import a\ndef k(): return a.f\n"},
+    ],
+)
+def test_a_symbol_is_followed_through_files(others):
+    """Under other names, through a star, to an attribute that is read at import: each file matters."""
+    tree = {"a.py": b"def f():\n    return 1\n", **others, "z.py": b"def f():\n    return 2\n"}
+    found = ref.symbols(tree)
+    assert scaled.symbols(tree) == found
+
+
+@pytest.mark.parametrize("most", [0.25, 0.49, 0.5, 0.51, 1.0])
+def test_the_bounds_of_a_group_are_those_of_the_reference(most):
+    """Groups of exactly `least` tests, and of exactly the share `most`."""
+    tree = {"f.py": b"def f(x):\n    if x:\n        a()\n    b()\n\ndef g(x):\n    c()\n\ndef h():\n    d()\n"}
+    coverage = {f"t{n}": {("f.py", line) for line in ([2, 3] if n < 2 else [2, 4] if n < 4 else [7])} | {("f.py", 10)} for n in range(8)}
+    for least in (1, 2, 3, 4, 5):
+        assert scaled.slices(tree, coverage, least, most) == ref.slices(tree, coverage, least, most)
+    assert {len(piece.tests) for piece in scaled.slices(tree, coverage, 4, 0.5)} == {4}
+
+
 def test_coverage_that_every_rank_has_whole_is_joined():
     """As that of a rank which played a test again."""
     tree = {"f.py": b"def f(x):\n    if x:\n        a()\n    b()\n"}
