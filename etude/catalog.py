@@ -86,6 +86,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_leftover_cache.py",),
     ),
     Experiment(
+        name="feature-deletion",
+        title="features deleted by rule, and as many lines at random: which make tasks, and what else breaks",
+        source="Composer 2.5",
+        sim="sims/feature_deletion.py",
+        tests=("tests/sims/test_feature_deletion.py",),
+    ),
+    Experiment(
         name="best-of-k",
         title="average reward and best-of-K along RL: does it widen what is reachable?",
         source="§4.1, Fig. 5",
@@ -328,6 +335,18 @@ TECHNIQUES: tuple[Technique, ...] = (
             "tests/kernels/test_native.py",
             "tests/kernels/test_orientations.py",
         ),
+    ),
+    Technique(
+        name="feature-deletion",
+        title="feature deletion: code taken out of a package by syntax tree and coverage, its tests as the reward",
+        source="Composer 2.5",
+        ref="ref/feature_deletion.py",
+        scaled="scaled/feature_deletion.py",
+        sim="sims/feature_deletion.py",
+        lesson="lessons/14_feature_deletion.py",
+        page="feature-deletion",
+        figure="results/figures/feature-deletion.png",
+        tests=("tests/ref/test_feature_deletion.py",),
     ),
 )
 

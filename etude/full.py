@@ -34,6 +34,8 @@ RL: dict[str, dict] = {
     "weight-sync": {"sync": "weights"},
 }
 """Techniques that `scaled/rl.py` trains: Dr. GRPO on packed rows, each with at most one more part of the recipe turned on."""
+DELETION = "feature-deletion"
+"""The technique whose full run trains nothing: `etude/deletion.py`."""
 WITHOUT = (
     "a full run starts from a checkpoint: --checkpoint FOLDER, a Hugging Face folder. `hf download Qwen/Qwen3-30B-A3B-Base --local-dir FOLDER` gets "
     "one; `etude run recipe --scale small` makes tiny ones, in checkpoints/"
@@ -58,10 +60,13 @@ def settings(name: str, backend: str, toml: dict | None = None, sets: Sequence[s
         from etude import async_rl
 
         return fill(async_rl.Async, toml, sets, async_rl.Async(cluster=async_rl.Cluster(backend=cast(Any, backend))))
+    if name == DELETION:
+        from etude.deletion import Deletion
+
+        return fill(Deletion, toml, sets)
     if name not in PRETRAINING | RL:
-        raise RunError(
-            f"{name} has no full run; use --scale small. Techniques with a full run: {', '.join(['recipe', 'cpt-rl', 'async-rl', *PRETRAINING, *RL])}"
-        )
+        known = ", ".join(["recipe", "cpt-rl", "async-rl", *PRETRAINING, *RL, DELETION])
+        raise RunError(f"{name} has no full run; use --scale small. Techniques with a full run: {known}")
     kind = pretrain.Full if name in PRETRAINING else rl.Rl
     base = fill(kind, (PRETRAINING | RL)[name], base=kind.rehearsal() if backend == "gloo" else kind())
     return fill(kind, toml, sets, base)
@@ -80,6 +85,8 @@ def run(
     config = settings(entry.name, backend, toml, sets)
     if entry.name in ("recipe", "cpt-rl"):
         return run_recipe(entry.name, config, out, resume, nproc, backend)
+    if entry.name == DELETION:
+        return run_deletion(config, out, resume, nproc, backend)
     ranks = count(config, nproc, backend, entry.name)
     layout(config, ranks)
     if config.checkpoint is None:
@@ -143,6 +150,23 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
         if code:
             raise RunError(f"the ranks of the recipe failed; their errors are above. Continue with: {again}")
         outcome.show(out)
+
+
+def run_deletion(config, out: Path, resume: bool, nproc: int | None, backend: str) -> None:
+    """The parent process of a run that tries all pieces of a package. Raises RunError as `run`."""
+    from etude import deletion
+    from scaled.runtime import launch
+
+    ranks, package = count(config, nproc, backend, DELETION), deletion.material(config)
+    again = f"etude run {DELETION} --scale full --out {shlex.quote(str(out))} --resume --backend {backend} --nproc {ranks}"
+    with Run.open(out, f"{DELETION} full", as_begun(config, out, ("timeout",)) if resume else config, resume) as opened:
+        with opened.told(again):
+            deletion.prepare(config, package, out)
+            told = json.dumps({"technique": DELETION, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
+            code = launch.start("etude.full", [str(out.resolve()), told], ranks, 0)
+        if code:
+            raise RunError(f"the ranks of {DELETION} failed; their errors are above. Continue with: {again}")
+    deletion.show(out)
 
 
 def check_work(config, name: str, ranks: int) -> None:
@@ -273,6 +297,12 @@ def rank(out: Path, told: dict) -> None:
             from etude import ladder
 
             ladder.play(out, config, told["ranks"], config.seed // 1000)
+        elif told["technique"] == DELETION:
+            from etude import deletion
+            from scaled.runtime.mesh import mesh
+
+            with mesh(dp=told["ranks"]):
+                deletion.play(out, config, told["ranks"])
         else:
             train(out, told, config, me)
 

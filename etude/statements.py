@@ -424,7 +424,11 @@ ENVIRONMENTS = (
         why="held for scripts by tests/environments/test_install.py; it needs models that can set a repository up",
     ),
     Statement(
-        "feature-deletion", "Composer 2.5", "code deleted so that the rest stands, and asked for again, makes tasks that tests can grade", why=REAL
+        "feature-deletion",
+        "Composer 2.5",
+        "code deleted so that the rest stands, and asked for again, makes tasks that tests can grade",
+        _in("feature-deletion", "slices-are-tasks", "more-than-one-place", "more-than-scattered", "spares-one-place", "spares-scattered")
+        + _in("feature-deletion", "more-than-functions", "no-fool", "gold-back"),
     ),
     Statement("tasks-25", "Composer 2.5", "25 times as many synthetic tasks, made harder as the model improves, keep RL improving", why=CLUSTER),
     Statement(

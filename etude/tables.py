@@ -240,7 +240,8 @@ def twins() -> str:
             links = [f"[{path}]({path})" for path in (technique.ref, technique.scaled)]
             names = ", ".join(f"`{name}`" for name in importlib.import_module(technique.module).__all__ if name not in ("Demo", "demo"))
             kind = "training on text" if technique.name in full.PRETRAINING else "RL in the small world"
-            changed = (full.PRETRAINING | full.RL)[technique.name]
+            kind = "all pieces of a package, tried in sandboxes" if technique.name == full.DELETION else kind
+            changed = (full.PRETRAINING | full.RL | {full.DELETION: {}})[technique.name]
             kind += "".join(f", `{name}={value}`" for name, value in flat(changed))
             rows.append(f"| `{technique.name}` | {' | '.join(links)} | {names} | {kind} |")
     return "\n".join(rows)

@@ -39,6 +39,11 @@ Where this file departs from the release, which gives neither an algorithm nor a
 5. `symbols` offers functions and classes of modules only, and none that a module names while it is imported. It does not follow attributes of
    objects. Whoever uses the symbol inside of a function meets a NameError there, which belongs to the feature.
 
+Run it
+    etude run feature-deletion --scale small    a second; the same as: python -m ref.feature_deletion
+    etude figure feature-deletion               which deletions make tasks, and what else they break; in sandboxes of bubblewrap
+    etude run feature-deletion --scale full     scaled/feature_deletion.py, on many ranks, for a package of yours
+
 Glossary
     symbol   variable         unit
     l        (file, line)     lines from 1
@@ -131,7 +136,7 @@ def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[st
         patches, names = [], []
         for file, source in sources.items():
             found = [(name, node) for name, node in inside[file] if who[file].over(node.lineno, node.end_lineno or 0) & group]
-            edits = [(name, edit) for name, node in found for edit in _of_function(source, node, who[file], group)]
+            edits = [(name, edit) for name, node in found for edit in edits_of(source, node, who[file], group)]
             if edits:
                 patches.append(patch(file, tree[file], [edit for _, edit in edits]))
                 names.append(f"{file}:{','.join(dict.fromkeys(name for name, _ in edits))}")
@@ -140,7 +145,8 @@ def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[st
     return tuple(sorted(pieces.values(), key=lambda piece: (piece.name, piece.tests)))
 
 
-def _of_function(source: Source, node: Function, who: Who, group: int) -> list[Edit]:
+def edits_of(source: Source, node: Function, who: Who, group: int) -> list[Edit]:
+    """(2) for one function: what is taken out of it, and what stands there instead."""
     body = docstring_apart(node)
     edits = _of_suite(source, body, GONE, who, group) if body else []
     if not edits or len(edits) == 1 and edits[0].new.rstrip().endswith(GONE.encode()):
@@ -169,7 +175,7 @@ def _of_suite(source: Source, suite: Suite, fill: str, who: Who, group: int) -> 
             for node in chunk:
                 for inner, instead in suites(source, node):
                     of_function = isinstance(node, Function)
-                    edits += _of_function(source, node, who, group) if of_function else _of_suite(source, inner, instead, who, group)
+                    edits += edits_of(source, node, who, group) if of_function else _of_suite(source, inner, instead, who, group)
     return [edit for edit in edits if who.only(edit.first, edit.last, group) and edit.new != edit.old]  # `pass` instead of `pass` is no edit
 
 

@@ -141,7 +141,9 @@ def fits(tab, page, width):
     for picture in tab.locator('[class*="st-key-wide-"] img').all()[:1]:
         drawn = picture.bounding_box()["width"]
         assert 700 < drawn < 900 if width < 640 else drawn < width, (page.name, drawn)
-    assert bool(tab.locator('[class*="st-key-wide-"]').count()) == (page.name in ("summary", "replay", "async-rl", "weight-sync", "claims"))
+    assert bool(tab.locator('[class*="st-key-wide-"]').count()) == (
+        page.name in ("summary", "replay", "async-rl", "weight-sync", "feature-deletion", "claims")
+    )
 
 
 def test_a_slider_moves_by_keyboard_and_the_link_reopens_what_it_says(tab, address):

@@ -21,7 +21,7 @@ from ref.engine.sampler import Sampler
 from ref.network import Config
 from ref.network import fast as ref_model
 from ref.network.gradients import experts_swiglu
-from scaled import cpt, dr_grpo, mtp, muon, packing, pretrain, quant, rl, router_replay, self_summary, sft, supervised
+from scaled import cpt, dr_grpo, feature_deletion, mtp, muon, packing, pretrain, quant, rl, router_replay, self_summary, sft, supervised
 from scaled.network import checkpoint
 from scaled.network import model as network
 from scaled.network.dispatch import on_owners
@@ -159,6 +159,31 @@ def packed(costs, n):
     dealt[torch.cat(gathered(mine, "dp"))] = torch.cat(gathered(rank_of, "dp"))
     held = torch.tensor([[int(x[0]), len(x), group.rank] for x in came], dtype=torch.long).view(-1, 3)
     return dealt, off, sorted(map(tuple, torch.cat(gathered(held, "dp")).tolist()))
+
+
+def deleted(tree, coverage, least, most):
+    """Pieces of all ways, where each rank has the coverage of its share of the tests, and all have what ran at import; and what each is worth."""
+    group = current().group("all")
+    mine = {test: coverage[test] for test in sorted(coverage)[group.rank :: group.size]} | {"": coverage.get("", ())}
+    found = [feature_deletion.slices(tree, mine, least, most), feature_deletion.bodies(tree), feature_deletion.symbols(tree)]
+    return [(pieces, [feature_deletion.difficulty(tree, piece) for piece in pieces]) for pieces in found]
+
+
+def deleted_from_others(tree, coverage):
+    """Where ranks differ in a file."""
+    group = current().group("all")
+    return feature_deletion.slices(tree | {"odd.py": b"x = %d\n" % group.rank}, coverage)
+
+
+def dealt(n, wrong):
+    """Ten more than each of n numbers, by the rank that it falls to; one of them is refused there."""
+
+    def more(items):
+        if wrong in items:
+            raise ValueError(f"{wrong} is wrong")
+        return [item + 10 for item in items]
+
+    return feature_deletion.dealt(range(n), more)
 
 
 def given(config: Config, state: dict) -> network.Transformer:

@@ -1,0 +1,142 @@
+"""`etude run feature-deletion --scale full`: all pieces of a package, found and tried by many ranks, each with sandboxes of its own.
+
+parent    takes from the package what tasks are made of, plays its tests in a sandbox, and writes both into OUT/material.json
+rank      has the coverage of its share of the tests; all find the pieces together (`scaled/feature_deletion.py`), and each plays the tests without
+          its share of the pieces
+rank 0    writes OUT/pieces.jsonl: for each piece its way, its name, why it is no task, and what makes it hard, but no line of code
+
+A piece is judged by (4) of `ref/feature_deletion.py` alone. `etude tasks make` asks for more: no copy in what is left, no answer that knows nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from environments.sandbox.cache import cache_folder
+from environments.sandbox.open import open_sandbox
+from environments.tasks.make import baseline
+from environments.tasks.package import Package
+from environments.tasks.recipe import prepared
+from environments.tasks.runner import LIMITS, Sandboxed
+from environments.tasks.sources import package_of
+from kit.disk import atomic_write
+from kit.process import machine
+from kit.settings import RunError
+from ref.feature_deletion import Piece, delete, faults
+from scaled.feature_deletion import bodies, dealt, difficulty, slices, symbols
+from scaled.runtime.mesh import current
+
+__all__ = ["Deletion", "material", "play", "prepare", "show"]
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A package, and the sandboxes of each rank."""
+
+    package: str | None = None
+    """A folder, an sdist, or NAME==VERSION, whose sdist is fetched from the package index."""
+    least: int = 3
+    """Fewest tests that must fail."""
+    most: float = 0.5
+    """Greatest share of the tests that a slice may concern."""
+    seconds: float = 60.0
+    """Seconds that the package's tests may take."""
+    jobs: int = 1
+    """Runs of the tests at a time, on each rank."""
+    sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
+    """What makes the sandboxes."""
+    timeout: float = 600.0
+    """A third of the seconds for which a rank waits for the others."""
+    cp: ClassVar[int] = 1
+    ep: ClassVar[int] = 1
+
+    def __post_init__(self):
+        if self.least < 1 or not 0 < self.most <= 1 or self.seconds <= 0 or self.jobs < 1 or self.timeout <= 0:
+            raise ValueError("least and jobs must be at least 1, most a share above 0, seconds and timeout above 0")
+
+
+def material(config: Deletion) -> Package:
+    """The package. Raises RunError, in one line, where there is none."""
+    if config.package is None:
+        raise RunError("feature-deletion at full scale needs a package with tests: --set package=FOLDER, an sdist, or NAME==VERSION")
+    try:
+        return package_of(config.package, cache_folder() / "sdists")
+    except ValueError as error:
+        raise RunError(str(error)) from None
+
+
+def runner_of(config: Deletion) -> Sandboxed:
+    return Sandboxed(partial(open_sandbox, kind=config.sandbox, limits=LIMITS), config.jobs, config.seconds)
+
+
+def prepare(config: Deletion, package: Package, out: Path) -> None:
+    """Plays the package's tests, and writes what ranks need. What is there already stays. Raises RunError where its tests do not pass."""
+    if (path := out / "material.json").exists():
+        return
+    runner = runner_of(config)
+    try:
+        package, _ = prepared(package, runner)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    whole = {**package.files, **package.tests}
+    before, _ = baseline(runner, whole)
+    coverage = {test: sorted(lines) for test, lines in runner.coverage(whole).items() if before.get(test) == "passed" or not test}
+    files, tests = ({name: base64.b64encode(data).decode() for name, data in some.items()} for some in (package.files, package.tests))
+    found = {"files": files, "tests": tests, "before": before, "coverage": coverage, "without": sorted(runner.without)}
+    atomic_write(path, json.dumps(found))
+
+
+def play(out: Path, config: Deletion, ranks: int) -> None:
+    """This rank's part, under its mesh; rank 0 writes what was found."""
+    told = json.loads((out / "material.json").read_text(encoding="utf-8"))
+    files, tests = ({name: base64.b64decode(data) for name, data in told[kind].items()} for kind in ("files", "tests"))
+    source, whole = {name: data for name, data in files.items() if name.endswith(".py")}, {**files, **tests}
+    group = current().group("all")
+    mine = {test: [(file, line) for file, line in told["coverage"][test]] for test in sorted(told["coverage"])[group.rank :: group.size]}
+    pieces = [*slices(source, mine, config.least, config.most), *bodies(source), *symbols(source)]
+    before: dict[str, str] = told["before"]
+
+    def judged(some: Sequence[Piece]) -> list[dict]:
+        runner = runner_of(config)
+        runner.without = frozenset(told["without"])
+        left = [delete(whole, piece) for piece in some]
+        changes = [{one.file: files[one.file] for one in piece.patches} for piece, files in zip(some, left, strict=True)]
+        rows = []
+        for piece, outcomes in zip(some, runner.outcomes(whole, changes), strict=True):
+            after = {test: said for test, said in outcomes.items() if test in before or said == "error"}
+            failing = sum(said == "failed" and before[test] == "passed" for test, said in after.items() if test in before)
+            hard = difficulty(source, piece, failing)
+            why = faults(whole, piece, before, after, config.least)
+            rows.append({"way": piece.way, "name": piece.name, "faults": why, **asdict(hard), "bits": hard.bits})
+        return rows
+
+    rows = dealt(pieces, judged)
+    if group.rank == 0:
+        atomic_write(out / "pieces.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        report = {"scale": "full", "technique": "feature-deletion", "ranks": ranks, "machine": machine(), "result": summary(rows)}
+        atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")
+
+
+def summary(rows: Sequence[dict]) -> dict[str, float]:
+    """As `ref.feature_deletion.demo`: for each way pieces, valid ones, and over those the means of lines, failing tests and bits."""
+    found: dict[str, float] = {}
+    for way in ("slice", "body", "symbol"):
+        here = [row for row in rows if row["way"] == way]
+        valid = [row for row in here if not row["faults"]]
+        found |= {f"tried@{way}": float(len(here)), f"valid@{way}": float(len(valid))}
+        for name, key in (("lines", "lines"), ("failing", "tests"), ("bits", "bits")):
+            found[f"{name}@{way}"] = sum(row[key] for row in valid) / max(1, len(valid))
+    return found
+
+
+def show(out: Path) -> None:
+    """Prints the result."""
+    for key, value in json.loads((out / "report.json").read_text(encoding="utf-8"))["result"].items():
+        print(f"{key:22s} {value:.4g}")
+    print(f"report: {out / 'report.json'}\npieces: {out / 'pieces.jsonl'}")

@@ -1,0 +1,184 @@
+"""Who executes what in a package of one file, which pieces that gives, and what is left of the package and its tests without one."""
+
+import difflib
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+import numpy as np
+import streamlit as st
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from etude.explorer.page import COLOURS, Page, figure, png, table
+from etude.explorer.spans import metrics
+from ref import feature_deletion as ref
+
+WAYS = ("slice", "body", "symbol")
+PIECES = 12
+"""As many as a way has at most, for any setting."""
+TREE = {ref.FILE: ref.PROGRAM}
+TESTS = [*ref.CHECKS]
+LINES = ref.PROGRAM.decode().splitlines()
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A piece, and what became of the tests without it."""
+
+    label: str
+    piece: ref.Piece
+    failing: frozenset[str]
+    faults: tuple[str, ...]
+    hard: ref.Difficulty
+
+
+@lru_cache(1)
+def played() -> tuple[dict[str, str], dict[str, set[tuple[str, int]]]]:
+    """Outcomes and coverage of the whole package."""
+    return ref.play(ref.PROGRAM)
+
+
+@lru_cache(64)
+def tried(way: str, least: int, most: float) -> tuple[Tried, ...]:
+    """All pieces of a way. `least` and `most` choose the groups of slices, and `least` is the fewest tests that must fail."""
+    before, coverage = played()
+    pieces = {"slice": lambda: ref.slices(TREE, coverage, least, most), "body": lambda: ref.bodies(TREE), "symbol": lambda: ref.symbols(TREE)}[way]()
+    found = []
+    for number, piece in enumerate(pieces, 1):
+        after, _ = ref.play(ref.delete(TREE, piece)[ref.FILE])
+        failing = frozenset(test for test, said in after.items() if said == "failed")
+        kinds = list(dict.fromkeys(test.rpartition(" ")[0] for test in TESTS if test in (piece.tests or failing)))
+        label = f"{number}. `{piece.name.rpartition(':')[2]}`: {', '.join(kinds)}"
+        found.append(Tried(label, piece, failing, ref.faults(TREE, piece, before, after, least), ref.difficulty(TREE, piece, len(failing))))
+    return tuple(found)
+
+
+def gone(piece: ref.Piece | None) -> set[int]:
+    """Lines that a piece takes."""
+    return {line for one in (piece.patches if piece else ()) for edit in one.edits for line in range(edit.first, edit.last + 1)}
+
+
+def cells(piece: ref.Piece | None) -> np.ndarray:
+    """Lines × tests: 0 not executed, 1 executed, 2 executed and gone, and 3 for what is gone and was not executed."""
+    _, coverage = played()
+    executed = np.array([[(ref.FILE, line) in coverage[test] for test in TESTS] for line in range(1, len(LINES) + 1)])
+    taken = np.isin(np.arange(1, len(LINES) + 1), [*gone(piece)])[:, None]
+    return np.where(executed, 1 + taken, 3 * taken)
+
+
+@lru_cache(64)
+def picture(way: str, least: int, most: float, at: int | None) -> bytes:
+    """The table of coverage with a piece marked; tests that fail without it have a red name and a cross."""
+    one = None if at is None else tried(way, least, most)[at]
+    colours = ListedColormap(["white", COLOURS["sky"], COLOURS["orange"], "#F6E3C0"])
+    fig = Figure(figsize=(9.2, 7.4))
+    ax = fig.add_axes((0.5, 0.02, 0.49, 0.87))
+    ax.imshow(cells(one.piece if one else None), aspect="auto", cmap=colours, vmin=0, vmax=3, interpolation="nearest")
+    ax.set_yticks(range(len(LINES)), [line.replace("$", r"\$") for line in LINES], fontsize=6.6, fontfamily="monospace")
+    ax.tick_params(axis="y", length=0, pad=326)
+    for name in ax.get_yticklabels():
+        name.set_horizontalalignment("left")
+    ax.set_xticks(range(len(TESTS)), [("× " if one and test in one.failing else "") + test for test in TESTS], rotation=90, fontsize=8)
+    ax.xaxis.tick_top()
+    for name, test in zip(ax.get_xticklabels(), TESTS, strict=True):
+        name.set_color(COLOURS["red"] if one and test in one.failing else "black")
+    ax.set_xticks(np.arange(len(TESTS) + 1) - 0.5, minor=True)
+    ax.grid(axis="x", which="minor", color="white", linewidth=1)
+    ax.tick_params(axis="x", which="minor", length=0)
+    return png(fig)
+
+
+def rows(some: tuple[Tried, ...]) -> list[dict]:
+    """One row for each piece."""
+    return [
+        {
+            "piece": one.label.replace("`", ""),
+            "valid": not one.faults,
+            "failing tests": len(one.failing),
+            **{name: value for name, value in asdict(one.hard).items() if name not in ("tests", "files")},
+            "bits": one.hard.bits,
+            "why not": "; ".join(one.faults),
+        }
+        for one in some
+    ]
+
+
+def difference(piece: ref.Piece) -> str:
+    """The piece as a diff of the file, with all of what stays."""
+    after = ref.delete(TREE, piece)[ref.FILE].decode().splitlines()
+    return "\n".join(difflib.unified_diff(LINES, after, ref.FILE, ref.FILE, lineterm="", n=2))
+
+
+def draw() -> None:
+    one, two, three, four = st.columns(4)
+    said = "slice: what only a group of tests executes; body: a whole function's; symbol: a function with its name and what imports it."
+    way = one.selectbox("Way", WAYS, key="way", bind="query-params", help=said)
+    least = two.slider("Fewest tests that must fail", 1, 9, 3, key="least", bind="query-params")
+    most = three.slider(
+        "Greatest share of the tests", 0.1, 1.0, 0.5, 0.05, key="most", bind="query-params", help="Of a group that a slice is made for."
+    )
+    found = tried(way, least, most)
+    number = four.slider("Piece", 1, PIECES, 1, key="piece", bind="query-params", help="At most as many as there are: the table below names them.")
+    at = min(number, len(found)) - 1 if found else None
+    if at is None:
+        st.markdown("No group of tests has so many tests and so small a share.")
+    else:
+        st.markdown(f"Piece {found[at].label} (of {len(found)})")
+    executed = cells(found[at].piece if at is not None else None)
+    figure(
+        picture(way, least, most, at),
+        "feature-deletion-coverage",
+        [
+            {"line": line, "source": LINES[line - 1], "gone": line in gone(found[at].piece if at is not None else None)}
+            | {test: bool(0 < cell < 3) for test, cell in zip(TESTS, executed[line - 1], strict=True)}
+            for line in range(1, len(LINES) + 1)
+        ],
+        "Which test (columns) executes which line (rows). What the piece takes is orange. Tests with a cross fail without it.",
+        wide=True,
+    )
+    if at is not None:
+        chosen = found[at]
+        metrics(
+            ("Valid", "no" if chosen.faults else "yes", "At least as many tests fail as must, all others pass, and the original comes back."),
+            ("Tests that fail", f"{len(chosen.failing)} of {len(TESTS)}", None),
+            ("Lines", chosen.hard.lines, "Without blank ones and comments."),
+            ("Callers", chosen.hard.callers, "Functions that use what has a hole, and have none."),
+            ("Difficulty", f"{chosen.hard.bits:.2f} bits", "Doublings of lines, functions, files, tests and callers."),
+        )
+        for fault in chosen.faults[:5]:
+            st.warning(fault)
+        st.subheader("What is taken out")
+        st.code(difference(chosen.piece), language="diff", wrap_lines=True)
+        st.subheader("All pieces of this way")
+        table(rows(found), "feature-deletion-pieces")
+    st.subheader("Three ways")
+    table(
+        [
+            {
+                "way": name,
+                "tried": len(some),
+                "valid": len(good),
+                "lines, mean": float(np.mean([one.hard.lines for one in good])) if good else None,
+                "failing, mean": float(np.mean([len(one.failing) for one in good])) if good else None,
+                "bits, mean": float(np.mean([one.hard.bits for one in good])) if good else None,
+            }
+            for name in WAYS
+            for some in [tried(name, least, most)]
+            for good in [[one for one in some if not one.faults]]
+        ],
+        "feature-deletion-ways",
+    )
+
+
+PAGE = Page(
+    name="feature-deletion",
+    title="Feature deletion",
+    says="A package and its tests give tasks: take out what only a few tests execute, and ask for it back. A little package of one file is played "
+    "while you look, once for each piece.",
+    formula=r"S(G) = \Bigl\{\, s : \varnothing \ne \bigcup_{l \in s} w(l) \subseteq G \,\Bigr\}",
+    look="slices find branches inside of functions, several times as many tasks as there are functions, and each fails few tests. A body fails those "
+    "of all who call it.",
+    draw=draw,
+    code=(ref.slices, ref.faults, ref.Difficulty),
+    technique="feature-deletion",
+)
