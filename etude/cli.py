@@ -581,6 +581,8 @@ def bench_sandbox() -> None:
 
 JOBS = typer.Option(help="Sandboxes at a time.", min=1, show_default="one a core")
 RUN_SECONDS = typer.Option(help="Seconds that a package's tests may take.", min=1.0)
+UNCOUNTED = 10**12
+"""Tokens: those of a client's model are its own."""
 SANDBOX = typer.Option(help="What makes the sandboxes: bubblewrap, or a Docker engine of this machine.")
 
 
@@ -658,6 +660,32 @@ def tasks_try(
     sampling = {"temperature": temperature, "seed": seed}
     how = prompt, out, resume, budget, sampling, strict, tool_choice, corpus, jobs or process.cores(), seconds, sandbox
     importlib.import_module("etude.episodes").try_task(task, model, name, recipes or (), *how)
+
+
+@tasks_app.command("serve")
+def tasks_serve(
+    task: Annotated[str, typer.Argument(help="A task of a recipe, by its id or by what it begins with.")],
+    who: Annotated[str, typer.Option(help="Who plays, for the transcript.")] = "an MCP client",
+    recipes: Annotated[list[Path] | None, typer.Option(help="Folder or file of recipes.", show_default="tasks, examples/tasks")] = None,
+    prompt: Annotated[
+        Literal["specified", "terse"], typer.Option(help="With signatures, docstrings and tests, or at most 390 characters.")
+    ] = "specified",
+    out: Annotated[Path, typer.Option(help="Folder for the transcript.")] = Path("runs/episodes"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a transcript that was interrupted.")] = False,
+    calls: Annotated[int, typer.Option(help="Calls, at most.", min=1)] = 400,
+    minutes: Annotated[float, typer.Option(help="Wall-clock minutes, at most.", min=0.01)] = 60.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Calls must fit their schema exactly.")] = False,
+    corpus: Annotated[Path | None, typer.Option(help="Folder of pages for web_search; without it the tool is not there.")] = None,
+    jobs: Annotated[int | None, JOBS] = None,
+    seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    sandbox: Annotated[str, SANDBOX] = "bubblewrap",
+) -> None:
+    """Serve a task's tools to a client of the Model Context Protocol on standard input and output; grade what it leaves, and keep the transcript."""
+    from environments.harness.episode import Budget
+
+    budget = Budget(calls, UNCOUNTED, 60 * minutes, UNCOUNTED)
+    how = prompt, out, resume, budget, strict, corpus, jobs or process.cores(), seconds, sandbox
+    importlib.import_module("etude.serve").serve_task(task, who, recipes or (), *how)
 
 
 @app.command("show")

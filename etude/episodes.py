@@ -33,7 +33,7 @@ from environments.tasks.sources import package_of
 from etude.tasks import GRADING, made_of, recipe_of, recipes, unused_of
 from kit.settings import Interrupted, RunError
 
-__all__ = ["show", "try_task"]
+__all__ = ["FOLDERS", "WORKING", "graded", "job_of", "show", "task_of", "told", "transcript_of", "try_task"]
 
 WORKING = Limits(output=8 << 10)
 """Of the sandbox that an agent works in: a model reads what a call says."""
@@ -108,39 +108,55 @@ def try_task(
 ) -> float:
     """Plays an episode, grades it, and says what it earned. Gives the reward. Raises RunError, and Interrupted."""
     task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
-    exam, store = exam_of(task, package), own_store(cache_folder() / "store")
-    path = out / f"{task.id}.jsonl"
-    if path.exists() and not resume:
-        raise RunError(f"{path} is there already; --resume goes on with it, and --out names another folder")
+    exam, path = exam_of(task, package), transcript_of(task, out, resume)
     policy = policy_of(model, model_name, exam, task, sampling, strict, choice)
-    tools = tuple(one for one in TOOLS if corpus or one != "web_search")
-    asked = task.specified if prompt == "specified" else task.terse
     who = model if isinstance(policy, scripted.Script) else f"{model_name}, {json.dumps(sampling)}"
-    job = Job(task.id, asked, stored(exam.given), exam.given, pages_of(corpus) if corpus else None, tools, strict, who)
-    out.mkdir(parents=True, exist_ok=True)
+    job = job_of(task, exam, prompt, corpus, strict, who)
     with Record(path) as journal:
         if isinstance(policy, scripted.Script):
             policy.said = sum(line["kind"] == "reply" for line in journal.lines)
         for line in journal.lines:
             told(line)  # what was there already
-        episode = Episode(job, policy, journal, partial(open_sandbox, kind=kind, limits=WORKING), store, budget, told)
+        episode = Episode(job, policy, journal, partial(open_sandbox, kind=kind, limits=WORKING), own_store(cache_folder() / "store"), budget, told)
         try:
             tree = episode.play()
         except PolicyError as error:
             raise RunError(f"{error}; --resume goes on from turn {episode.turns}") from None
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; --resume goes on from turn {episode.turns}") from None
-        if not any(line["kind"] == "grade" for line in journal.lines):
-            found = grade(exam, store.tree(tree), partial(open_sandbox, kind=kind, limits=GRADING), [*record.calls(journal.lines)], seconds)
-            parts = {"succinctness": found.reward.succinctness, "conformance": found.reward.conformance}
-            failed = {test: one_line(why) for test, why in found.verdicts.failed.items()}
-            counts = {"passed": len(found.verdicts.passed), "of": len(exam.wanted)}
-            flags = [*found.reward.flags]
-            journal.add("grade", reward=found.reward.total, success=found.reward.success, **parts, **counts, flags=flags, failed=failed)
-            told(journal.lines[-1])
-        reward = next(line["reward"] for line in journal.lines if line["kind"] == "grade")
+        reward = graded(exam, journal, tree, seconds, kind)
     print(f"{path}: read it with `etude show {path}`")
     return reward
+
+
+def transcript_of(task: Task, out: Path, resume: bool) -> Path:
+    """Where a task's transcript goes. Raises RunError where one is that shall not be gone on with."""
+    path = out / f"{task.id}.jsonl"
+    if path.exists() and not resume:
+        raise RunError(f"{path} is there already; --resume goes on with it, and --out names another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def job_of(task: Task, exam: Exam, prompt: str, corpus: Path | None, strict: bool, who: str) -> Job:
+    """What an agent is asked, over the stored tree of the exam. `prompt`: "specified" or "terse". Raises RunError for a corpus without pages."""
+    tools = tuple(one for one in TOOLS if corpus or one != "web_search")
+    asked = task.specified if prompt == "specified" else task.terse
+    return Job(task.id, asked, stored(exam.given), exam.given, pages_of(corpus) if corpus else None, tools, strict, who)
+
+
+def graded(exam: Exam, journal: Record, tree: str, seconds: float, kind: Kind) -> float:
+    """The reward of an episode that is over, graded unless its transcript says it. `tree`: the stored one that it left."""
+    if not any(line["kind"] == "grade" for line in journal.lines):
+        store, fresh = own_store(cache_folder() / "store"), partial(open_sandbox, kind=kind, limits=GRADING)
+        found = grade(exam, store.tree(tree), fresh, [*record.calls(journal.lines)], seconds)
+        parts = {"succinctness": found.reward.succinctness, "conformance": found.reward.conformance}
+        failed = {test: one_line(why) for test, why in found.verdicts.failed.items()}
+        counts = {"passed": len(found.verdicts.passed), "of": len(exam.wanted)}
+        flags = [*found.reward.flags]
+        journal.add("grade", reward=found.reward.total, success=found.reward.success, **parts, **counts, flags=flags, failed=failed)
+        told(journal.lines[-1])
+    return next(line["reward"] for line in journal.lines if line["kind"] == "grade")
 
 
 def stored(files) -> str:
