@@ -583,6 +583,7 @@ JOBS = typer.Option(help="Sandboxes at a time.", min=1, show_default="one a core
 RUN_SECONDS = typer.Option(help="Seconds that a package's tests may take.", min=1.0)
 UNCOUNTED = 10**12
 """Tokens: those of a client's model are its own."""
+FRESH = typer.Option("--fresh", help="Also ask for answers to inputs that no test has, as the original code gives them.")
 SANDBOX = typer.Option(help="What makes the sandboxes: bubblewrap, or a Docker engine of this machine.")
 
 
@@ -605,10 +606,11 @@ def tasks_check(
     recipes: Annotated[list[Path], typer.Argument(help="Recipes, or folders of them.", readable=False)],
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    fresh: Annotated[bool, FRESH] = False,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Make the tasks of recipes again, and grade the original code (paid in full) and nothing done (paid nothing)."""
-    if not importlib.import_module("etude.tasks").check_all(recipes, jobs or process.cores(), seconds, sandbox):
+    if not importlib.import_module("etude.tasks").check_all(recipes, jobs or process.cores(), seconds, sandbox, fresh):
         raise typer.Exit(2)
 
 
@@ -648,6 +650,7 @@ def tasks_try(
     corpus: Annotated[Path | None, typer.Option(help="Folder of pages for web_search; without it the tool is not there.")] = None,
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    fresh: Annotated[bool, FRESH] = False,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Let a model work on a task in a sandbox, grade what it leaves, and keep the transcript. OPENAI_API_KEY is sent if it is set."""
@@ -658,7 +661,7 @@ def tasks_try(
     except ValueError as error:
         raise settings.RunError(str(error)) from None
     sampling = {"temperature": temperature, "seed": seed}
-    how = prompt, out, resume, budget, sampling, strict, tool_choice, corpus, jobs or process.cores(), seconds, sandbox
+    how = prompt, out, resume, budget, sampling, strict, tool_choice, corpus, jobs or process.cores(), seconds, sandbox, fresh
     importlib.import_module("etude.episodes").try_task(task, model, name, recipes or (), *how)
 
 
@@ -678,13 +681,14 @@ def tasks_serve(
     corpus: Annotated[Path | None, typer.Option(help="Folder of pages for web_search; without it the tool is not there.")] = None,
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    fresh: Annotated[bool, FRESH] = False,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Serve a task's tools to a client of the Model Context Protocol on standard input and output; grade what it leaves, and keep the transcript."""
     from environments.harness.episode import Budget
 
     budget = Budget(calls, UNCOUNTED, 60 * minutes, UNCOUNTED)
-    how = prompt, out, resume, budget, strict, corpus, jobs or process.cores(), seconds, sandbox
+    how = prompt, out, resume, budget, strict, corpus, jobs or process.cores(), seconds, sandbox, fresh
     importlib.import_module("etude.serve").serve_task(task, who, recipes or (), *how)
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from environments.grading.guarded import Exam, grade
+from environments.grading.guarded import Exam, grade, questioned
 from environments.grading.lay import write
 from environments.harness import record, scripted
 from environments.harness.episode import Budget, Episode, Job
@@ -105,8 +105,9 @@ def try_task(
     jobs: int,
     seconds: float,
     kind: Kind = "bubblewrap",
+    ask: bool = False,
 ) -> float:
-    """Plays an episode, grades it, and says what it earned. Gives the reward. Raises RunError, and Interrupted."""
+    """Plays an episode, grades it, and says what it earned. `ask`: with fresh inputs, too. Gives the reward. Raises RunError, and Interrupted."""
     task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
     exam, path = exam_of(task, package), transcript_of(task, out, resume)
     policy = policy_of(model, model_name, exam, task, sampling, strict, choice)
@@ -124,7 +125,7 @@ def try_task(
             raise RunError(f"{error}; --resume goes on from turn {episode.turns}") from None
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; --resume goes on from turn {episode.turns}") from None
-        reward = graded(exam, journal, tree, seconds, kind)
+        reward = graded(exam, journal, tree, seconds, kind, ask)
     print(f"{path}: read it with `etude show {path}`")
     return reward
 
@@ -145,14 +146,16 @@ def job_of(task: Task, exam: Exam, prompt: str, corpus: Path | None, strict: boo
     return Job(task.id, asked, stored(exam.given), exam.given, pages_of(corpus) if corpus else None, tools, strict, who)
 
 
-def graded(exam: Exam, journal: Record, tree: str, seconds: float, kind: Kind) -> float:
-    """The reward of an episode that is over, graded unless its transcript says it. `tree`: the stored one that it left."""
+def graded(exam: Exam, journal: Record, tree: str, seconds: float, kind: Kind, ask: bool) -> float:
+    """The reward of an episode that is over, graded unless its transcript says it. `tree`: the stored one that it left. `ask`: with fresh inputs."""
     if not any(line["kind"] == "grade" for line in journal.lines):
         store, fresh = own_store(cache_folder() / "store"), partial(open_sandbox, kind=kind, limits=GRADING)
+        exam = questioned(exam, journal.lines[0]["task"], fresh, seconds) if ask else exam
         found = grade(exam, store.tree(tree), fresh, [*record.calls(journal.lines)], seconds)
         parts = {"succinctness": found.reward.succinctness, "conformance": found.reward.conformance}
         failed = {test: one_line(why) for test, why in found.verdicts.failed.items()}
         counts = {"passed": len(found.verdicts.passed), "of": len(exam.wanted)}
+        counts |= {"agreed": found.agreement.asked - len(found.agreement.differing), "asked": found.agreement.asked} if found.agreement else {}
         flags = [*found.reward.flags]
         journal.add("grade", reward=found.reward.total, success=found.reward.success, **parts, **counts, flags=flags, failed=failed)
         told(journal.lines[-1])
@@ -216,6 +219,8 @@ def shown(line: dict, rows: int) -> Iterator[str]:
             f"reward {line['reward']:.2f}: {line.get('passed', '?')} of {line.get('of', '?')} tests pass, "
             f"succinctness {line.get('succinctness', 0):.2f}, conformance {line.get('conformance', 0):.2f}"
         )
+        if line.get("asked"):
+            yield f"  {line.get('agreed', '?')} of {line['asked']} fresh inputs are answered as the original does"
         yield from (f"  flag: {one_line(str(flag))}" for flag in line["flags"])
         failed = [*(line.get("failed") or {}).items()]
         yield from (f"  {one_line(test)}: {one_line(str(why))}" for test, why in (failed[:rows] if rows else failed))

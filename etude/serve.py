@@ -38,9 +38,10 @@ def serve_task(
     jobs: int,
     seconds: float,
     kind: Kind = "bubblewrap",
+    ask: bool = False,
 ) -> None:
     """Plays an episode with a client's calls, grades it once the client has finished or gone, and serves until it has gone. Standard output carries
-    the protocol alone. Raises RunError, and Interrupted."""
+    the protocol alone. `ask`: grades with fresh inputs, too. Raises RunError, and Interrupted."""
     with streams() as (reader, writer):
         task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
         exam, path = exam_of(task, package), transcript_of(task, out, resume)
@@ -62,7 +63,7 @@ def serve_task(
                 tree = episode.play()
             except KeyboardInterrupt:
                 raise Interrupted(f"interrupted; --resume goes on from turn {episode.turns}") from None
-            done = apart(lambda: graded(exam, journal, tree, seconds, kind))
+            done = apart(lambda: graded(exam, journal, tree, seconds, kind, ask))
             door.outlast()
             if not done():
                 raise RunError(f"{path} is not graded; --resume grades it")

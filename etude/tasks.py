@@ -29,7 +29,7 @@ from environments.tasks.sources import package_of
 from kit.disk import Journal, atomic_write, read_lines
 from kit.settings import RunError
 
-__all__ = ["check_all", "export_all", "faults_of", "made_of", "make_all", "recipe_of", "recipes", "unused_of"]
+__all__ = ["check_all", "export_all", "made_of", "make_all", "recipe_of", "recipes", "told_of", "unused_of"]
 
 GRADING = Limits(memory=1 << 30, output=4 << 20, seconds=600.0)
 """Of the sandboxes in which solutions are graded."""
@@ -107,14 +107,15 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
     return good
 
 
-def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bubblewrap") -> bool:
+def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bubblewrap", ask: bool = False) -> bool:
     """Makes the tasks of recipes again, compares them, and grades for each the gold and nothing done. Results go to NAME-VERSION.checks.jsonl, and a
-    check that was made already is not made again. `kind`: of the sandboxes. True if nothing is wrong."""
+    check that was made already is not made again. `kind`: of the sandboxes. `ask`: also with fresh inputs. True if nothing is wrong."""
     good = True
     for path, recipe, package, made in again_made(paths, jobs, seconds, kind):
-        faults = checked(path.with_suffix(".checks.jsonl"), package, made, jobs, seconds, kind)
-        wrong = [*differences(recipe, package, made), *(f"{task.id}: {one}" for task in made.tasks for one in faults[task.id])]
+        found = checked(path.with_suffix(".checks.jsonl"), package, made, jobs, seconds, kind, ask)
+        wrong = [*differences(recipe, package, made), *(f"{task.id}: {one}" for task in made.tasks for one in found[task.id]["faults"])]
         says = f"{len(wrong)} wrong" if wrong else "gold paid in full, nothing done paid nothing"
+        says += f"; {sum(found[task.id]['fresh'] > 0 for task in made.tasks)} have fresh inputs" if ask else ""
         print(f"{path}: {len(made.tasks)} tasks, made again and graded: {says}", *(f"  {one}" for one in wrong), sep="\n")
         good = good and not wrong
     return good
@@ -159,9 +160,10 @@ def write_anew(files: Mapping[str, bytes], folder: Path) -> None:
         (Path(name) / "new").rename(folder)
 
 
-def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float, kind: Kind) -> dict[str, list[str]]:
-    """Task → what is wrong with it. What stands in the file at `path` already is not looked at again; the rest is added there."""
-    known = {row["id"]: row["faults"] for row in read_lines(path) if _ours(row) and row["digest"] == package.digest}
+def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float, kind: Kind, ask: bool = False) -> dict[str, dict]:
+    """Task → what is wrong with it, `faults`, and with `ask` the number of its fresh inputs, `fresh`. What stands in the file at `path` already is
+    not looked at again; the rest is added there."""
+    known = {row["id"]: row for row in read_lines(path) if _ours(row, ask) and row["digest"] == package.digest}
     todo = [task for task in made.tasks if task.id not in known]
     line, log = Line(f"{package.name} {package.version}", f"of {len(todo)} tasks graded"), Journal(path)
     if log.torn():
@@ -169,9 +171,10 @@ def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float,
     try:
         # Processes, not threads: Python 3.11 fails where two threads parse at once (python/cpython#106905).
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            for task, faults in zip(todo, pool.map(partial(faults_of, package=package, seconds=seconds, kind=kind), todo), strict=True):
-                known[task.id] = [*faults]
-                log.append(json.dumps({"id": task.id, "digest": package.digest, "faults": known[task.id]}).encode() + b"\n")
+            told = pool.map(partial(told_of, package=package, seconds=seconds, kind=kind, ask=ask), todo)
+            for task, row in zip(todo, told, strict=True):
+                known[task.id] = row
+                log.append(json.dumps(row).encode() + b"\n")
                 line(1)
     finally:
         line.end()
@@ -179,15 +182,17 @@ def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float,
     return known
 
 
-def faults_of(task: Task, package: Package, seconds: float, kind: Kind) -> tuple[str, ...]:
-    """What is wrong with a task, in a process of its own."""
-    return graded(task, package, partial(open_sandbox, kind=kind, limits=GRADING), seconds).faults
+def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool) -> dict:
+    """What is found of a task, in a process of its own."""
+    found = graded(task, package, partial(open_sandbox, kind=kind, limits=GRADING), seconds, ask)
+    return {"id": task.id, "digest": package.digest, "faults": [*found.faults], **({"fresh": found.asked} if ask else {})}
 
 
-def _ours(row: dict) -> bool:
-    """Whether a line is the result of a check."""
+def _ours(row: dict, ask: bool) -> bool:
+    """Whether a line is the result of a check, and of one that asked if this one does."""
     faults = row.get("faults")
-    return isinstance(row.get("id"), str) and isinstance(faults, list) and all(isinstance(one, str) for one in faults) and "digest" in row
+    good = isinstance(row.get("id"), str) and isinstance(faults, list) and all(isinstance(one, str) for one in faults) and "digest" in row
+    return good and (type(row.get("fresh")) is int or not ask)
 
 
 def recipe_of(path: Path) -> dict:

@@ -61,11 +61,14 @@ def test_oracle_and_fool(recipe, ask, tmp_path):
     path, name = recipe
     (cache_folder() / "tasks" / f"{name}.json").unlink()  # as on a machine that has the recipe only
     for who, reward in (("oracle", 1.0), ("fool", 0.0)):
-        code, said, wrong = ask("tasks", "try", name, "--model", who, "--recipes", path, "--out", tmp_path / who)
+        code, said, wrong = ask("tasks", "try", name, "--model", who, "--recipes", path, "--out", tmp_path / who, "--fresh")
         assert code == 0, said + wrong
         assert ("its tasks are made once more; they are kept then" in said) == (who == "oracle")
         found = lines(tmp_path / who / f"{name}.jsonl")
         assert found[-1]["kind"] == "grade" and found[-1]["reward"] == reward and found[-1]["flags"] == []
+        assert ("agreed" in found[-1]) == (who == "oracle") and ("48 of 48 fresh inputs are answered as the original does" in said) == (
+            who == "oracle"
+        )
         assert f"reward {reward:.2f}" in said and f"etude show {tmp_path / who / name}.jsonl" in said
     code, said, _ = ask("show", tmp_path / "oracle" / f"{name}.jsonl")
     assert code == 0 and "→ write\n    path: words/nouns.py\n    text: " in said and "← shell ok" in said and "reward 1.00" in said
