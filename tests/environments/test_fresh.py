@@ -138,12 +138,12 @@ import time
 SEEN = []
 
 
-def pure(number, text="a", *more, sign=1, **named):
+def pure(number, text="a", *more, sign=1, tool=len, **named):
     return [text * number, sign, *more, *sorted(named)]
 
 
 @functools.lru_cache
-def cached(number):
+def cached(number, way=random, base=10):
     return {number: (number, float(number))}
 
 
@@ -218,7 +218,8 @@ def here(number):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
 def test_all(n):
-    assert pure(n) and pure(n, "b", 3, sign=2, more=1) and cached(n) and _private(n) and branch(n) and by_chance(n) and by_order(n)
+    assert pure(n) and pure(n, "b", 3, sign=2, more=1) and cached(n) and cached(n, base=n) and _private(n)
+    assert branch(n) and by_chance(n) and by_order(n)
     assert by_hash(str(n)) and changing([n]) and calling(here, n) and giving(n) and [*generating(n)] and endless(n) and Kind().method(n) and here(n)
     assert strict(str(n))
     with pytest.raises(ValueError):

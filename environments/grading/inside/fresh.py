@@ -79,6 +79,13 @@ def unpacked(told: Any) -> Any:
     raise ValueError(f"no packed value: {kind[:20]}")
 
 
+def wrapped(found: Any, code: Any) -> Any:
+    """The function of a code, in what decorators have made of it; None where there is none."""
+    while found is not None and getattr(found, "__code__", None) is not code:
+        found = vars(found).get("__wrapped__") if hasattr(found, "__dict__") else None
+    return found
+
+
 class Watch:
     """Hears which calls of functions of modules came through the lines of holes. `holes`: file of the tree → its lines. `tests`: files of the tree
     that are none of the package."""
@@ -94,16 +101,18 @@ class Watch:
         return name.startswith(self.tree) and name not in self.tests
 
     def look(self, frame):
-        """The lines of holes in a code of the tree, and its name where it is a function of a module; None for other code."""
+        """The lines of holes in a code of the tree, its name where it is a function of a module, and its defaults; None for other code."""
         code = frame.f_code
         if not self.within(frame):
             return None
         lines = {line for _, _, line in code.co_lines() if line} & self.holes.get(code.co_filename, frozenset())
-        module, found = frame.f_globals.get("__name__"), frame.f_globals.get(code.co_name)
-        while found is not None and getattr(found, "__code__", None) is not code:
-            found = vars(found).get("__wrapped__") if hasattr(found, "__dict__") else None
-        plain = found is not None and code.co_qualname == code.co_name and not code.co_flags & NO_FUNCTION
-        return lines, f"{module}:{code.co_name}" if plain and module in sys.modules else ""
+        module = frame.f_globals.get("__name__")
+        found = wrapped(frame.f_globals.get(code.co_name), code)
+        if found is None or code.co_qualname != code.co_name or code.co_flags & NO_FUNCTION or module not in sys.modules:
+            return lines, "", {}
+        defaults = found.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        return lines, f"{module}:{code.co_name}", {**dict(zip(names, defaults, strict=True)), **(found.__kwdefaults__ or {})}
 
     def trace(self, frame, event, argument):
         code = frame.f_code
@@ -111,7 +120,7 @@ class Watch:
             self.known[code] = self.look(frame)
         if self.known[code] is None or self.size > ALL:
             return None
-        lines, name = self.known[code]
+        lines, name, _ = self.known[code]
         if name:
             self.open[frame] = self.call(frame, name)
         frame.f_trace_lines = bool(lines)
@@ -129,15 +138,20 @@ class Watch:
         return self.trace_inside
 
     def call(self, frame, name):
-        """A call as JSON; None for arguments that are not plain. As a name says, whether it was made from outside of the tree."""
-        code, held = frame.f_code, frame.f_locals
-        names = code.co_varnames
-        at = code.co_argcount + code.co_kwonlyargcount
-        args, named = [held[one] for one in names[: code.co_argcount]], {one: held[one] for one in names[code.co_argcount : at]}
-        if code.co_flags & inspect.CO_VARARGS:
-            args, at = [*args, *held[names[at]]], at + 1
+        """A call as JSON, and whether it came from outside of the tree; None for arguments that are not plain. Defaults are left out."""
+        code, held, defaults = frame.f_code, frame.f_locals, self.known[frame.f_code][2]
+        names, at = code.co_varnames, code.co_argcount + code.co_kwonlyargcount
+        more = held[names[at]] if code.co_flags & inspect.CO_VARARGS else ()
+        args, named = [], {}
+        for number, one in enumerate(names[:at]):
+            default = one in defaults and held[one] is defaults[one]
+            if number < code.co_argcount and (more or number == len(args) and not default or number < code.co_posonlyargcount):
+                args.append(held[one])
+            elif not default:
+                named[one] = held[one]
+        args += more
         if code.co_flags & inspect.CO_VARKEYWORDS:
-            named |= held[names[at]]
+            named |= held[names[at + bool(code.co_flags & inspect.CO_VARARGS)]]
         outside = frame.f_back is None or not self.within(frame.f_back)
         try:
             told = {"function": name, "args": [packed(one) for one in args], "named": {key: packed(one) for key, one in named.items()}}
