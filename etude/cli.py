@@ -594,10 +594,11 @@ def tasks_make(
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
     again: Annotated[bool, typer.Option("--again", help="Make recipes anew that are there already.")] = False,
+    join: Annotated[int, typer.Option(help="Take out up to so many pieces of different files at once, too: harder tasks.", min=1)] = 1,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Take features out of packages, one by one, and keep those that make a task. Code of packages runs in sandboxes only."""
-    if not importlib.import_module("etude.tasks").make_all(packages, out, jobs or process.cores(), seconds, again, sandbox):
+    if not importlib.import_module("etude.tasks").make_all(packages, out, jobs or process.cores(), seconds, again, sandbox, join):
         raise typer.Exit(2)
 
 

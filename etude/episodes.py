@@ -66,7 +66,7 @@ def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind:
     if (task := kept(cache, name, package)) is None:
         print(f"{path}: its tasks are made once more; they are kept then", flush=True)
         try:
-            package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe))
+            package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe), recipe.get("join", 1))
         except ValueError as error:
             raise RunError(str(error)) from None
         for one in made.tasks:

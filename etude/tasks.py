@@ -56,10 +56,11 @@ class Line:
 
 
 def made_of(
-    package: Package, jobs: int, seconds: float, kind: Kind, known: Mapping[str, Collection[str]] | None = None
+    package: Package, jobs: int, seconds: float, kind: Kind, known: Mapping[str, Collection[str]] | None = None, join: int = 1
 ) -> tuple[Package, Mapping[str, Collection[str]], Made, float]:
     """The package without the test files that cannot be collected, the names of tests that no task uses (see `as_json`; `known`: those that a recipe
-    has), its tasks, and the seconds that it took. `kind`: of the sandboxes. Raises ValueError for what is no material, and RunError."""
+    has), its tasks, and the seconds that it took. `kind`: of the sandboxes. `join`: pieces that are taken out at once, at most. Raises ValueError for
+    what is no material, and RunError."""
     since, line = time.monotonic(), Line(f"{package.name} {package.version}", "runs of its tests")
     try:
         runner = Sandboxed(partial(open_sandbox, kind=kind, limits=LIMITS), jobs, seconds, line)
@@ -70,15 +71,16 @@ def made_of(
             passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
             unused["ungradable"] = ungradable(package, passed, partial(open_sandbox, kind=kind, limits=GRADING), seconds)
             runner.without |= {*unused["ungradable"]}
-        made = unflagged(make(package, runner), package)
+        made = unflagged(make(package, runner, join=join), package)
     finally:
         line.end()
     return package, unused, made, time.monotonic() - since
 
 
-def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool, kind: Kind = "bubblewrap") -> bool:
+def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool, kind: Kind = "bubblewrap", join: int = 1) -> bool:
     """Writes OUT/NAME-VERSION.json for each package, and says how many tasks each gave. A package that gives none is said in one line, and the next
-    one comes. A recipe that is there stays, unless `again`. `kind`: of the sandboxes. True if all packages gave tasks."""
+    one comes. A recipe that is there stays, unless `again`. `kind`: of the sandboxes. `join`: pieces that are taken out at once, at most. True if all
+    packages gave tasks."""
     rows, good = [], True
     out.mkdir(parents=True, exist_ok=True)
     for spec in specs:
@@ -88,12 +90,12 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
             if path.exists() and not again:
                 print(f"{path} is there already; --again makes it anew")
                 continue
-            package, unused, made, took = made_of(package, jobs, seconds, kind)
+            package, unused, made, took = made_of(package, jobs, seconds, kind, join=join)
         except (RunError, ValueError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             good = False
             continue
-        atomic_write(path, json.dumps(as_json(spec, package, unused, made), indent=1) + "\n")
+        atomic_write(path, json.dumps(as_json(spec, package, unused, made, join), indent=1) + "\n")
         for task in made.tasks:
             keep(cache_folder() / "tasks", task, package)
         why = ", ".join(f"{count} {kind}" for kind, count in sorted(made.why_not.items()))
@@ -127,7 +129,7 @@ def again_made(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> 
         recipe = recipe_of(path)
         try:
             package = package_of(recipe["package"]["spec"], cache_folder() / "sdists")
-            package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe))
+            package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe), recipe.get("join", 1))
         except ValueError as error:
             raise RunError(str(error)) from None
         yield path, recipe, package, made
@@ -202,6 +204,8 @@ def recipe_of(path: Path) -> dict:
         about = recipe["package"]
         known = [about["spec"], about["digest"], *(row["id"] for row in recipe["tasks"]), *about["left out"], *about["slow"], *about["flaky"]]
         known += about["ungradable"]
+        if type(recipe.get("join", 1)) is not int:
+            raise TypeError("join")
         if not all(isinstance(one, str) for one in known):
             raise TypeError("text")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
