@@ -139,15 +139,16 @@ def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, re
     source = {name: data for name, data in package.files.items() if name.endswith(".py")}
     pieces = [*slices(source, stable, least, most), *bodies(source), *symbols(source)]
     tasks, reasons = _checked(package, runner, pieces, before, least)
-    more = unions([task.piece for task in tasks], join) if join > 1 else ()
-    harder, why_not = _checked(package, runner, more, before, least) if more else ((), {})
+    parts = [task.piece for task in tasks]
+    more = unions(parts, join) if join > 1 else ()
+    harder, why_not = _checked(package, runner, more, before, least, parts) if more else ((), {})
     return Made((*tasks, *harder), len(pieces) + len(more), {**reasons, **why_not}, flaky)
 
 
 def _checked(
-    package: Package, runner: Runner, pieces: Sequence[Piece], before: Mapping[str, str], least: int
+    package: Package, runner: Runner, pieces: Sequence[Piece], before: Mapping[str, str], least: int, parts: Sequence[Piece] = ()
 ) -> tuple[tuple[Task, ...], dict[str, tuple[str, ...]]]:
-    """The tasks among some pieces, and why the others are none. `before`: outcomes with all of the code."""
+    """The tasks among some pieces, and why the others are none. `before`: outcomes with all of the code. `parts`: what was joined."""
     whole, reasons = {**package.files, **package.tests}, dict[str, tuple[str, ...]]()
     todo: dict[tuple[Patch, ...], Piece] = {}
     with tempfile.TemporaryDirectory(prefix="etude-audit-") as name:
@@ -174,7 +175,7 @@ def _checked(
         passed, all_of_them = sum(outcomes.get(test) == "passed" for test in failing[patches]), len(failing[patches])
         if 2 * passed > all_of_them:
             reasons[label(todo[patches])] = (f"fool: an answer of {name} passes {passed} of {all_of_them} tests",)
-    tasks = [_task(package, todo[patches], before, after) for patches, after in played.items() if label(todo[patches]) not in reasons]
+    tasks = [_task(package, todo[patches], before, after, parts) for patches, after in played.items() if label(todo[patches]) not in reasons]
     return tuple(tasks), reasons
 
 
@@ -217,11 +218,21 @@ def _cheap(package: Package, piece: Piece, tree: Path) -> tuple[str, ...]:
             (tree / name).write_bytes(package.files[name])
 
 
-def _task(package: Package, piece: Piece, before: Mapping[str, str], after: Mapping[str, str]) -> Task:
+def _halves(failing: Sequence[str], name: str, piece: Piece, parts: Sequence[Piece]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tests that are shown and those that are held out: of each part its own halves, so that each part shows itself."""
+    groups = {tuple(sorted({*one.tests} & {*failing})) for one in parts if {*one.patches} <= {*piece.patches}}
+    if {test for group in groups for test in group} != {*failing} or any(len(group) < 2 for group in groups):
+        groups = {tuple(failing)}
+    both = [halves(group, name) for group in sorted(groups)]
+    visible, held = (tuple(sorted(test for half in side for test in half)) for side in zip(*both, strict=True))
+    return visible, held
+
+
+def _task(package: Package, piece: Piece, before: Mapping[str, str], after: Mapping[str, str], parts: Sequence[Piece]) -> Task:
     failing = _failing(before, after)
     keep = tuple(sorted(test for test, outcome in before.items() if outcome == "passed" and after.get(test) == "passed"))
     name = task_id(package, piece)
-    visible, held = halves(failing, name)
+    visible, held = _halves(failing, name, piece, parts)
     source = {one: data for one, data in package.files.items() if one.endswith(".py")}
     piece = replace(piece, tests=tuple(failing))
     editable = [one.file for one in piece.patches]

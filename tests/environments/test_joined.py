@@ -105,6 +105,7 @@ def test_joined_tasks_by_hand():
         assert [one.file for one in task.piece.patches] == [OTHER, FILE] and undelete(delete(PACKAGE.files, task.piece), task.piece) == PACKAGE.files
         both = [parts[one.file][(one,)] for one in task.piece.patches]
         assert {*task.visible, *task.held} == {test for part in both for test in (*part.visible, *part.held)}
+        assert all({*task.visible} & {*part.piece.tests} and {*task.held} & {*part.piece.tests} for part in both), "each part shows itself"
         assert task.id == task_id(PACKAGE, task.piece) and task.difficulty.files == 2
         assert task.difficulty.bits > max(part.difficulty.bits for part in both) and task.difficulty.lines == sum(p.difficulty.lines for p in both)
         assert "Bring them back" in task.terse and f"In {FILE}:" in task.specified and f"In {OTHER}:" in task.specified
