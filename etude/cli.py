@@ -629,6 +629,16 @@ def tasks_export(
         raise typer.Exit(2)
 
 
+@tasks_app.command("levels")
+def tasks_levels(
+    recipes: Annotated[list[Path], typer.Argument(help="Recipes, or folders of them.", readable=False)],
+    number: Annotated[int, typer.Option("--number", help="Levels, each with as many tasks.", min=1)] = 6,
+    level: Annotated[int | None, typer.Option(help="Name the tasks of this level, from 0.", min=0)] = None,
+) -> None:
+    """Sort the tasks of recipes by difficulty, easiest first."""
+    importlib.import_module("etude.tasks").show_levels(recipes, number, level)
+
+
 @tasks_app.command("try")
 def tasks_try(
     task: Annotated[str, typer.Argument(help="A task of a recipe, by its id or by what it begins with.")],

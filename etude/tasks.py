@@ -21,6 +21,7 @@ from environments.sandbox.open import Kind, open_sandbox
 from environments.tasks.check import check as graded
 from environments.tasks.check import unflagged, ungradable
 from environments.tasks.kept import keep
+from environments.tasks.levels import bits_of, sorted_by
 from environments.tasks.make import Made, Task, make
 from environments.tasks.package import Package
 from environments.tasks.recipe import as_json, differences, prepared
@@ -29,7 +30,7 @@ from environments.tasks.sources import package_of
 from kit.disk import Journal, atomic_write, read_lines
 from kit.settings import RunError
 
-__all__ = ["check_all", "export_all", "made_of", "make_all", "recipe_of", "recipes", "told_of", "unused_of"]
+__all__ = ["check_all", "export_all", "made_of", "make_all", "recipe_of", "recipes", "show_levels", "told_of", "unused_of"]
 
 GRADING = Limits(memory=1 << 30, output=4 << 20, seconds=600.0)
 """Of the sandboxes in which solutions are graded."""
@@ -188,6 +189,27 @@ def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool)
     """What is found of a task, in a process of its own."""
     found = graded(task, package, partial(open_sandbox, kind=kind, limits=GRADING), seconds, ask)
     return {"id": task.id, "digest": package.digest, "faults": [*found.faults], **({"fresh": found.asked} if ask else {})}
+
+
+def show_levels(paths: Sequence[Path], number: int, level: int | None = None) -> None:
+    """Says how the tasks of recipes are sorted by difficulty, in so many levels; or the tasks of one level. Raises RunError."""
+    bits: dict[str, float] = {}
+    for path in [one for where in paths for one in recipes(where)]:
+        try:
+            bits |= bits_of([recipe_of(path)])
+        except (LookupError, TypeError):
+            raise RunError(f"{path} is no recipe of tasks that tells how hard they are: `etude tasks make` writes them") from None
+    try:
+        levels = sorted_by(bits, number)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    if level is not None:
+        if level >= number:
+            raise RunError(f"there are levels 0 to {number - 1}; got {level}")
+        print(*levels[level], sep="\n")
+        return
+    for at, tasks in enumerate(levels):
+        print(f"level {at}: {len(tasks)} tasks, {bits[tasks[0]]:.1f} to {bits[tasks[-1]]:.1f} bits")
 
 
 def _ours(row: dict, ask: bool) -> bool:
