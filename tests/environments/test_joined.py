@@ -2,10 +2,8 @@
 
 import json
 import sys
-from dataclasses import replace
 from itertools import combinations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -170,14 +168,6 @@ def test_unions_are_independent_and_each_once(rows, most):
         assert joined(parts) == joined(parts[::-1]) == one and {*one.tests} == {test for part in parts for test in part.tests}
         assert [patch.file for patch in one.patches] == sorted({patch.file for patch in one.patches})
     assert bool(found) == any(independent(a, b) for a, b in combinations(pieces, 2))
-
-
-def test_what_cannot_be_joined():
-    one, same, other = piece(0, "a", "uv"), piece(1, "a", "xy"), piece(2, "b", "vw")
-    for pieces, says in (([one], "at least two; got 1"), ([one, same], "a:f0 and a:f1 change the same file"), ([one, other], "share a part")):
-        with pytest.raises(ValueError, match=says):
-            joined(pieces)
-    assert joined([one, replace(other, tests=one.tests)]).tests == ("u", "v"), "the same tests are no part"
 
 
 def test_a_join_has_more_of_everything():
