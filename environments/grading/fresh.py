@@ -192,7 +192,9 @@ def _run(what: str, tree: Mapping[str, bytes], plan: Mapping, fresh: Callable[[P
         folder.chmod(0o755)
         sandbox = fresh(folder)
     try:
-        sandbox.call("write", {"path": "exam/plan.json", "text": json.dumps(plan)})
+        written = sandbox.call("write", {"path": "exam/plan.json", "text": json.dumps(plan)})
+        if not written.ok:
+            raise RuntimeError(f"the grading sandbox takes no plan: {written.text or written.ended}")
         command = f"exec env -i PATH=$PATH HOME=/tmp LANG=C.UTF-8 PYTHONHASHSEED={seed} python3 -s -P -B exam/fresh.py {what} exam/plan.json"
         said = sandbox.call("shell", {"command": command}, seconds)
     finally:
