@@ -581,6 +581,9 @@ def bench_sandbox() -> None:
 
 JOBS = typer.Option(help="Sandboxes at a time.", min=1, show_default="one a core")
 RUN_SECONDS = typer.Option(help="Seconds that a package's tests may take.", min=1.0)
+UNCOUNTED = 10**12
+"""Tokens: those of a client's model are its own."""
+FRESH = typer.Option("--fresh", help="Also ask for answers to inputs that no test has, as the original code gives them.")
 SANDBOX = typer.Option(help="What makes the sandboxes: bubblewrap, or a Docker engine of this machine.")
 
 
@@ -591,10 +594,11 @@ def tasks_make(
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
     again: Annotated[bool, typer.Option("--again", help="Make recipes anew that are there already.")] = False,
+    join: Annotated[int, typer.Option(help="Take out up to so many pieces of different files at once, too: harder tasks.", min=1)] = 1,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Take features out of packages, one by one, and keep those that make a task. Code of packages runs in sandboxes only."""
-    if not importlib.import_module("etude.tasks").make_all(packages, out, jobs or process.cores(), seconds, again, sandbox):
+    if not importlib.import_module("etude.tasks").make_all(packages, out, jobs or process.cores(), seconds, again, sandbox, join):
         raise typer.Exit(2)
 
 
@@ -603,10 +607,11 @@ def tasks_check(
     recipes: Annotated[list[Path], typer.Argument(help="Recipes, or folders of them.", readable=False)],
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    fresh: Annotated[bool, FRESH] = False,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Make the tasks of recipes again, and grade the original code (paid in full) and nothing done (paid nothing)."""
-    if not importlib.import_module("etude.tasks").check_all(recipes, jobs or process.cores(), seconds, sandbox):
+    if not importlib.import_module("etude.tasks").check_all(recipes, jobs or process.cores(), seconds, sandbox, fresh):
         raise typer.Exit(2)
 
 
@@ -654,6 +659,16 @@ def tasks_install(
     room.install(folder, index, out, tries, policy, who, Budget(turns=turns, seconds=60 * minutes), private_index, again)
 
 
+@tasks_app.command("levels")
+def tasks_levels(
+    recipes: Annotated[list[Path], typer.Argument(help="Recipes, or folders of them.", readable=False)],
+    number: Annotated[int, typer.Option("--number", help="Levels, each with as many tasks.", min=1)] = 6,
+    level: Annotated[int | None, typer.Option(help="Name the tasks of this level, from 0.", min=0)] = None,
+) -> None:
+    """Sort the tasks of recipes by difficulty, easiest first."""
+    importlib.import_module("etude.tasks").show_levels(recipes, number, level)
+
+
 @tasks_app.command("try")
 def tasks_try(
     task: Annotated[str, typer.Argument(help="A task of a recipe, by its id or by what it begins with.")],
@@ -676,6 +691,7 @@ def tasks_try(
     corpus: Annotated[Path | None, typer.Option(help="Folder of pages for web_search; without it the tool is not there.")] = None,
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    fresh: Annotated[bool, FRESH] = False,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Let a model work on a task in a sandbox, grade what it leaves, and keep the transcript. OPENAI_API_KEY is sent if it is set."""
@@ -686,8 +702,35 @@ def tasks_try(
     except ValueError as error:
         raise settings.RunError(str(error)) from None
     sampling = {"temperature": temperature, "seed": seed}
-    how = prompt, out, resume, budget, sampling, strict, tool_choice, corpus, jobs or process.cores(), seconds, sandbox
+    how = prompt, out, resume, budget, sampling, strict, tool_choice, corpus, jobs or process.cores(), seconds, sandbox, fresh
     importlib.import_module("etude.episodes").try_task(task, model, name, recipes or (), *how)
+
+
+@tasks_app.command("serve")
+def tasks_serve(
+    task: Annotated[str, typer.Argument(help="A task of a recipe, by its id or by what it begins with.")],
+    who: Annotated[str, typer.Option(help="Who plays, for the transcript.")] = "an MCP client",
+    recipes: Annotated[list[Path] | None, typer.Option(help="Folder or file of recipes.", show_default="tasks, examples/tasks")] = None,
+    prompt: Annotated[
+        Literal["specified", "terse"], typer.Option(help="With signatures, docstrings and tests, or at most 390 characters.")
+    ] = "specified",
+    out: Annotated[Path, typer.Option(help="Folder for the transcript.")] = Path("runs/episodes"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a transcript that was interrupted.")] = False,
+    calls: Annotated[int, typer.Option(help="Calls, at most.", min=1)] = 400,
+    minutes: Annotated[float, typer.Option(help="Wall-clock minutes, at most.", min=0.01)] = 60.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Calls must fit their schema exactly.")] = False,
+    corpus: Annotated[Path | None, typer.Option(help="Folder of pages for web_search; without it the tool is not there.")] = None,
+    jobs: Annotated[int | None, JOBS] = None,
+    seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    fresh: Annotated[bool, FRESH] = False,
+    sandbox: Annotated[str, SANDBOX] = "bubblewrap",
+) -> None:
+    """Serve a task's tools to a client of the Model Context Protocol on standard input and output; grade what it leaves, and keep the transcript."""
+    from environments.harness.episode import Budget
+
+    budget = Budget(calls, UNCOUNTED, 60 * minutes, UNCOUNTED)
+    how = prompt, out, resume, budget, strict, corpus, jobs or process.cores(), seconds, sandbox, fresh
+    importlib.import_module("etude.serve").serve_task(task, who, recipes or (), *how)
 
 
 @app.command("show")

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from environments.grading.guarded import Exam, grade
+from environments.grading.guarded import Exam, grade, questioned
 from environments.grading.lay import write
 from environments.harness import record, scripted
 from environments.harness.episode import Budget, Episode, Job
@@ -33,7 +33,7 @@ from environments.tasks.sources import package_of
 from etude.tasks import GRADING, made_of, recipe_of, recipes, unused_of
 from kit.settings import Interrupted, RunError
 
-__all__ = ["show", "try_task"]
+__all__ = ["FOLDERS", "WORKING", "graded", "job_of", "show", "task_of", "told", "transcript_of", "try_task"]
 
 WORKING = Limits(output=8 << 10)
 """Of the sandbox that an agent works in: a model reads what a call says."""
@@ -66,7 +66,7 @@ def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind:
     if (task := kept(cache, name, package)) is None:
         print(f"{path}: its tasks are made once more; they are kept then", flush=True)
         try:
-            package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe))
+            package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe), recipe.get("join", 1))
         except ValueError as error:
             raise RunError(str(error)) from None
         for one in made.tasks:
@@ -105,42 +105,61 @@ def try_task(
     jobs: int,
     seconds: float,
     kind: Kind = "bubblewrap",
+    ask: bool = False,
 ) -> float:
-    """Plays an episode, grades it, and says what it earned. Gives the reward. Raises RunError, and Interrupted."""
+    """Plays an episode, grades it, and says what it earned. `ask`: with fresh inputs, too. Gives the reward. Raises RunError, and Interrupted."""
     task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
-    exam, store = exam_of(task, package), own_store(cache_folder() / "store")
-    path = out / f"{task.id}.jsonl"
-    if path.exists() and not resume:
-        raise RunError(f"{path} is there already; --resume goes on with it, and --out names another folder")
+    exam, path = exam_of(task, package), transcript_of(task, out, resume)
     policy = policy_of(model, model_name, exam, task, sampling, strict, choice)
-    tools = tuple(one for one in TOOLS if corpus or one != "web_search")
-    asked = task.specified if prompt == "specified" else task.terse
     who = model if isinstance(policy, scripted.Script) else f"{model_name}, {json.dumps(sampling)}"
-    job = Job(task.id, asked, stored(exam.given), exam.given, pages_of(corpus) if corpus else None, tools, strict, who)
-    out.mkdir(parents=True, exist_ok=True)
+    job = job_of(task, exam, prompt, corpus, strict, who)
     with Record(path) as journal:
         if isinstance(policy, scripted.Script):
             policy.said = sum(line["kind"] == "reply" for line in journal.lines)
         for line in journal.lines:
             told(line)  # what was there already
-        episode = Episode(job, policy, journal, partial(open_sandbox, kind=kind, limits=WORKING), store, budget, told)
+        episode = Episode(job, policy, journal, partial(open_sandbox, kind=kind, limits=WORKING), own_store(cache_folder() / "store"), budget, told)
         try:
             tree = episode.play()
         except PolicyError as error:
             raise RunError(f"{error}; --resume goes on from turn {episode.turns}") from None
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; --resume goes on from turn {episode.turns}") from None
-        if not any(line["kind"] == "grade" for line in journal.lines):
-            found = grade(exam, store.tree(tree), partial(open_sandbox, kind=kind, limits=GRADING), [*record.calls(journal.lines)], seconds)
-            parts = {"succinctness": found.reward.succinctness, "conformance": found.reward.conformance}
-            failed = {test: one_line(why) for test, why in found.verdicts.failed.items()}
-            counts = {"passed": len(found.verdicts.passed), "of": len(exam.wanted)}
-            flags = [*found.reward.flags]
-            journal.add("grade", reward=found.reward.total, success=found.reward.success, **parts, **counts, flags=flags, failed=failed)
-            told(journal.lines[-1])
-        reward = next(line["reward"] for line in journal.lines if line["kind"] == "grade")
+        reward = graded(exam, journal, tree, seconds, kind, ask)
     print(f"{path}: read it with `etude show {path}`")
     return reward
+
+
+def transcript_of(task: Task, out: Path, resume: bool) -> Path:
+    """Where a task's transcript goes. Raises RunError where one is that shall not be gone on with."""
+    path = out / f"{task.id}.jsonl"
+    if path.exists() and not resume:
+        raise RunError(f"{path} is there already; --resume goes on with it, and --out names another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def job_of(task: Task, exam: Exam, prompt: str, corpus: Path | None, strict: bool, who: str) -> Job:
+    """What an agent is asked, over the stored tree of the exam. `prompt`: "specified" or "terse". Raises RunError for a corpus without pages."""
+    tools = tuple(one for one in TOOLS if corpus or one != "web_search")
+    asked = task.specified if prompt == "specified" else task.terse
+    return Job(task.id, asked, stored(exam.given), exam.given, pages_of(corpus) if corpus else None, tools, strict, who)
+
+
+def graded(exam: Exam, journal: Record, tree: str, seconds: float, kind: Kind, ask: bool) -> float:
+    """The reward of an episode that is over, graded unless its transcript says it. `tree`: the stored one that it left. `ask`: with fresh inputs."""
+    if not any(line["kind"] == "grade" for line in journal.lines):
+        store, fresh = own_store(cache_folder() / "store"), partial(open_sandbox, kind=kind, limits=GRADING)
+        exam = questioned(exam, journal.lines[0]["task"], fresh, seconds) if ask else exam
+        found = grade(exam, store.tree(tree), fresh, [*record.calls(journal.lines)], seconds)
+        parts = {"succinctness": found.reward.succinctness, "conformance": found.reward.conformance}
+        failed = {test: one_line(why) for test, why in found.verdicts.failed.items()}
+        counts = {"passed": len(found.verdicts.passed), "of": len(exam.wanted)}
+        counts |= {"agreed": found.agreement.asked - len(found.agreement.differing), "asked": found.agreement.asked} if found.agreement else {}
+        flags = [*found.reward.flags]
+        journal.add("grade", reward=found.reward.total, success=found.reward.success, **parts, **counts, flags=flags, failed=failed)
+        told(journal.lines[-1])
+    return next(line["reward"] for line in journal.lines if line["kind"] == "grade")
 
 
 def stored(files) -> str:
@@ -200,6 +219,8 @@ def shown(line: dict, rows: int) -> Iterator[str]:
             f"reward {line['reward']:.2f}: {line.get('passed', '?')} of {line.get('of', '?')} tests pass, "
             f"succinctness {line.get('succinctness', 0):.2f}, conformance {line.get('conformance', 0):.2f}"
         )
+        if line.get("asked"):
+            yield f"  {line.get('agreed', '?')} of {line['asked']} fresh inputs are answered as the original does"
         yield from (f"  flag: {one_line(str(flag))}" for flag in line["flags"])
         failed = [*(line.get("failed") or {}).items()]
         yield from (f"  {one_line(test)}: {one_line(str(why))}" for test, why in (failed[:rows] if rows else failed))

@@ -21,6 +21,7 @@ from environments.sandbox.open import Kind, open_sandbox
 from environments.tasks.check import check as graded
 from environments.tasks.check import unflagged, ungradable
 from environments.tasks.kept import keep
+from environments.tasks.levels import bits_of, sorted_by
 from environments.tasks.make import Made, Task, make
 from environments.tasks.package import Package
 from environments.tasks.recipe import as_json, differences, prepared
@@ -29,7 +30,7 @@ from environments.tasks.sources import package_of
 from kit.disk import Journal, atomic_write, read_lines
 from kit.settings import RunError
 
-__all__ = ["check_all", "export_all", "faults_of", "made_of", "make_all", "recipe_of", "recipes", "unused_of"]
+__all__ = ["check_all", "export_all", "made_of", "make_all", "recipe_of", "recipes", "show_levels", "told_of", "unused_of"]
 
 GRADING = Limits(memory=1 << 30, output=4 << 20, seconds=600.0)
 """Of the sandboxes in which solutions are graded."""
@@ -56,10 +57,11 @@ class Line:
 
 
 def made_of(
-    package: Package, jobs: int, seconds: float, kind: Kind, known: Mapping[str, Collection[str]] | None = None
+    package: Package, jobs: int, seconds: float, kind: Kind, known: Mapping[str, Collection[str]] | None = None, join: int = 1
 ) -> tuple[Package, Mapping[str, Collection[str]], Made, float]:
     """The package without the test files that cannot be collected, the names of tests that no task uses (see `as_json`; `known`: those that a recipe
-    has), its tasks, and the seconds that it took. `kind`: of the sandboxes. Raises ValueError for what is no material, and RunError."""
+    has), its tasks, and the seconds that it took. `kind`: of the sandboxes. `join`: pieces that are taken out at once, at most. Raises ValueError for
+    what is no material, and RunError."""
     since, line = time.monotonic(), Line(f"{package.name} {package.version}", "runs of its tests")
     try:
         runner = Sandboxed(partial(open_sandbox, kind=kind, limits=LIMITS), jobs, seconds, line)
@@ -70,15 +72,16 @@ def made_of(
             passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
             unused["ungradable"] = ungradable(package, passed, partial(open_sandbox, kind=kind, limits=GRADING), seconds)
             runner.without |= {*unused["ungradable"]}
-        made = unflagged(make(package, runner), package)
+        made = unflagged(make(package, runner, join=join), package)
     finally:
         line.end()
     return package, unused, made, time.monotonic() - since
 
 
-def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool, kind: Kind = "bubblewrap") -> bool:
+def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool, kind: Kind = "bubblewrap", join: int = 1) -> bool:
     """Writes OUT/NAME-VERSION.json for each package, and says how many tasks each gave. A package that gives none is said in one line, and the next
-    one comes. A recipe that is there stays, unless `again`. `kind`: of the sandboxes. True if all packages gave tasks."""
+    one comes. A recipe that is there stays, unless `again`. `kind`: of the sandboxes. `join`: pieces that are taken out at once, at most. True if all
+    packages gave tasks."""
     rows, good = [], True
     out.mkdir(parents=True, exist_ok=True)
     for spec in specs:
@@ -88,12 +91,12 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
             if path.exists() and not again:
                 print(f"{path} is there already; --again makes it anew")
                 continue
-            package, unused, made, took = made_of(package, jobs, seconds, kind)
+            package, unused, made, took = made_of(package, jobs, seconds, kind, join=join)
         except (RunError, ValueError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             good = False
             continue
-        atomic_write(path, json.dumps(as_json(spec, package, unused, made), indent=1) + "\n")
+        atomic_write(path, json.dumps(as_json(spec, package, unused, made, join), indent=1) + "\n")
         for task in made.tasks:
             keep(cache_folder() / "tasks", task, package)
         why = ", ".join(f"{count} {kind}" for kind, count in sorted(made.why_not.items()))
@@ -107,14 +110,15 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
     return good
 
 
-def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bubblewrap") -> bool:
+def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bubblewrap", ask: bool = False) -> bool:
     """Makes the tasks of recipes again, compares them, and grades for each the gold and nothing done. Results go to NAME-VERSION.checks.jsonl, and a
-    check that was made already is not made again. `kind`: of the sandboxes. True if nothing is wrong."""
+    check that was made already is not made again. `kind`: of the sandboxes. `ask`: also with fresh inputs. True if nothing is wrong."""
     good = True
     for path, recipe, package, made in again_made(paths, jobs, seconds, kind):
-        faults = checked(path.with_suffix(".checks.jsonl"), package, made, jobs, seconds, kind)
-        wrong = [*differences(recipe, package, made), *(f"{task.id}: {one}" for task in made.tasks for one in faults[task.id])]
+        found = checked(path.with_suffix(".checks.jsonl"), package, made, jobs, seconds, kind, ask)
+        wrong = [*differences(recipe, package, made), *(f"{task.id}: {one}" for task in made.tasks for one in found[task.id]["faults"])]
         says = f"{len(wrong)} wrong" if wrong else "gold paid in full, nothing done paid nothing"
+        says += f"; {sum(found[task.id]['fresh'] > 0 for task in made.tasks)} have fresh inputs" if ask else ""
         print(f"{path}: {len(made.tasks)} tasks, made again and graded: {says}", *(f"  {one}" for one in wrong), sep="\n")
         good = good and not wrong
     return good
@@ -126,7 +130,7 @@ def again_made(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> 
         recipe = recipe_of(path)
         try:
             package = package_of(recipe["package"]["spec"], cache_folder() / "sdists")
-            package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe))
+            package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe), recipe.get("join", 1))
         except ValueError as error:
             raise RunError(str(error)) from None
         yield path, recipe, package, made
@@ -159,9 +163,10 @@ def write_anew(files: Mapping[str, bytes], folder: Path) -> None:
         (Path(name) / "new").rename(folder)
 
 
-def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float, kind: Kind) -> dict[str, list[str]]:
-    """Task → what is wrong with it. What stands in the file at `path` already is not looked at again; the rest is added there."""
-    known = {row["id"]: row["faults"] for row in read_lines(path) if _ours(row) and row["digest"] == package.digest}
+def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float, kind: Kind, ask: bool = False) -> dict[str, dict]:
+    """Task → what is wrong with it, `faults`, and with `ask` the number of its fresh inputs, `fresh`. What stands in the file at `path` already is
+    not looked at again; the rest is added there."""
+    known = {row["id"]: row for row in read_lines(path) if _ours(row, ask) and row["digest"] == package.digest}
     todo = [task for task in made.tasks if task.id not in known]
     line, log = Line(f"{package.name} {package.version}", f"of {len(todo)} tasks graded"), Journal(path)
     if log.torn():
@@ -169,9 +174,10 @@ def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float,
     try:
         # Processes, not threads: Python 3.11 fails where two threads parse at once (python/cpython#106905).
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            for task, faults in zip(todo, pool.map(partial(faults_of, package=package, seconds=seconds, kind=kind), todo), strict=True):
-                known[task.id] = [*faults]
-                log.append(json.dumps({"id": task.id, "digest": package.digest, "faults": known[task.id]}).encode() + b"\n")
+            told = pool.map(partial(told_of, package=package, seconds=seconds, kind=kind, ask=ask), todo)
+            for task, row in zip(todo, told, strict=True):
+                known[task.id] = row
+                log.append(json.dumps(row).encode() + b"\n")
                 line(1)
     finally:
         line.end()
@@ -179,15 +185,38 @@ def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float,
     return known
 
 
-def faults_of(task: Task, package: Package, seconds: float, kind: Kind) -> tuple[str, ...]:
-    """What is wrong with a task, in a process of its own."""
-    return graded(task, package, partial(open_sandbox, kind=kind, limits=GRADING), seconds).faults
+def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool) -> dict:
+    """What is found of a task, in a process of its own."""
+    found = graded(task, package, partial(open_sandbox, kind=kind, limits=GRADING), seconds, ask)
+    return {"id": task.id, "digest": package.digest, "faults": [*found.faults], **({"fresh": found.asked} if ask else {})}
 
 
-def _ours(row: dict) -> bool:
-    """Whether a line is the result of a check."""
+def show_levels(paths: Sequence[Path], number: int, level: int | None = None) -> None:
+    """Says how the tasks of recipes are sorted by difficulty, in so many levels; or the tasks of one level. Raises RunError."""
+    bits: dict[str, float] = {}
+    for path in [one for where in paths for one in recipes(where)]:
+        try:
+            bits |= bits_of([recipe_of(path)])
+        except (LookupError, TypeError):
+            raise RunError(f"{path} is no recipe of tasks that tells how hard they are: `etude tasks make` writes them") from None
+    try:
+        levels = sorted_by(bits, number)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    if level is not None:
+        if level >= number:
+            raise RunError(f"there are levels 0 to {number - 1}; got {level}")
+        print(*levels[level], sep="\n")
+        return
+    for at, tasks in enumerate(levels):
+        print(f"level {at}: {len(tasks)} tasks, {bits[tasks[0]]:.1f} to {bits[tasks[-1]]:.1f} bits")
+
+
+def _ours(row: dict, ask: bool) -> bool:
+    """Whether a line is the result of a check, and of one that asked if this one does."""
     faults = row.get("faults")
-    return isinstance(row.get("id"), str) and isinstance(faults, list) and all(isinstance(one, str) for one in faults) and "digest" in row
+    good = isinstance(row.get("id"), str) and isinstance(faults, list) and all(isinstance(one, str) for one in faults) and "digest" in row
+    return good and (type(row.get("fresh")) is int or not ask)
 
 
 def recipe_of(path: Path) -> dict:
@@ -197,6 +226,8 @@ def recipe_of(path: Path) -> dict:
         about = recipe["package"]
         known = [about["spec"], about["digest"], *(row["id"] for row in recipe["tasks"]), *about["left out"], *about["slow"], *about["flaky"]]
         known += about["ungradable"]
+        if type(recipe.get("join", 1)) is not int:
+            raise TypeError("join")
         if not all(isinstance(one, str) for one in known):
             raise TypeError("text")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:

@@ -38,6 +38,7 @@ Where this file departs from the release, which gives neither an algorithm nor a
    whole body goes, it raises when it is called, not when it is read.
 5. `symbols` offers functions and classes of modules only, and none that a module names while it is imported. It does not follow attributes of
    objects. Whoever uses the symbol inside of a function meets a NameError there, which belongs to the feature.
+6. `joined` makes one piece of several that lie in different files and whose tests do not overlap: harder tasks from the same package.
 
 Run it
     etude run feature-deletion --scale small    a second; the same as: python -m ref.feature_deletion
@@ -68,7 +69,7 @@ from typing import Any
 from ref.source_symbols import defined, removal
 from ref.source_text import Edit, Patch, Source, apply, compiles, docstring_apart, parse_source, patch, restore
 
-__all__ = ["Demo", "Difficulty", "Piece", "bodies", "delete", "demo", "difficulty", "faults", "level", "slices", "symbols", "undelete"]
+__all__ = ["Demo", "Difficulty", "Piece", "bodies", "delete", "demo", "difficulty", "faults", "joined", "level", "slices", "symbols", "undelete"]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Suite = Sequence[ast.stmt]
@@ -80,7 +81,7 @@ class Piece:
     """What is taken out of a tree of files, with all that is needed to put it back."""
 
     way: str
-    """ "slice", "body" or "symbol"."""
+    """ "slice", "body" or "symbol"; "several" where pieces are joined."""
     name: str
     """Where it lies: a file with the qualified names of functions; a plus sign stands between several."""
     patches: tuple[Patch, ...]
@@ -243,6 +244,26 @@ def symbols(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
                 patches = tuple(patch(other, tree[other], edits[other]) for other in sorted(edits))
                 found.append(Piece("symbol", f"{file}:{name}", patches))
     return tuple(found)
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Several pieces as one, which is harder: more lines, files and tests. Their order does not matter. Raises ValueError for fewer than two, and for
+    two that are not independent."""
+    parts = sorted(pieces, key=lambda piece: [one.file for one in piece.patches])
+    if len(parts) < 2:
+        raise ValueError(f"pieces must be at least two; got {len(parts)}")
+    for number, piece in enumerate(parts):
+        if near := [other.name for other in parts[:number] if not independent(piece, other)]:
+            raise ValueError(f"{near[0]} and {piece.name} change the same file, or share a part of their tests")
+    patches = sorted((one for piece in parts for one in piece.patches), key=lambda one: one.file)
+    tests = sorted({test for piece in parts for test in piece.tests})
+    return Piece("several", "+".join(piece.name for piece in parts), tuple(patches), tuple(tests))
+
+
+def independent(piece: Piece, other: Piece) -> bool:
+    """Whether two pieces lie in different files, and their tests are other ones or the same ones."""
+    apart = {one.file for one in piece.patches}.isdisjoint(one.file for one in other.patches)
+    return apart and ({*piece.tests}.isdisjoint(other.tests) or {*piece.tests} == {*other.tests})
 
 
 def _readable(tree: Mapping[str, bytes]) -> Iterator[tuple[str, Source]]:

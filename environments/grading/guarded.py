@@ -1,8 +1,9 @@
-"""The guarded grader: G2 to G9 in one run, in a sandbox of its own.
+"""The guarded grader: G2 to G9, in sandboxes of its own.
 
 The agent's sandbox is closed before, with every process in it (G8), and only files go on. In a fresh sandbox without a network (G7) the judge of
 `inside/` plays the tests on a pristine tree with the agent's editable files laid onto it. What it says under seal is read, canaries and all, and the
-monitor looks at what was changed and called. A flag means that nothing is paid.
+monitor looks at what was changed and called. A flag means that nothing is paid. Where an exam has questions that no test asks (fresh.py), what passed
+all tests is asked them, in one more sandbox, and must answer as the original does.
 
 What is not guarded: code that finds the pipe of the verdicts in its own process, and tells real tests from canaries, by means that the monitor has
 no signature of. It would have to be written into the editable files.
@@ -15,16 +16,18 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from environments.grading import fresh as fresh_inputs
+from environments.grading.fresh import Agreement, Question
 from environments.grading.lay import Collected, Editable, collect, lay, write
 from environments.grading.rewards import WEIGHTS, Reward, Weights, reward
 from environments.grading.verdicts import Verdicts, canaries, disguised, read
 from environments.monitor import Call, Episode, Flag, watch
 from environments.sandbox.interface import Sandbox
 
-__all__ = ["Exam", "Grade", "grade"]
+__all__ = ["Exam", "Grade", "grade", "questioned"]
 
 INSIDE = Path(__file__).parent / "inside"
 
@@ -44,6 +47,8 @@ class Exam:
     """The tests that must pass: a file's name, two colons, and what pytest calls the test."""
     package: str = ""
     """For the monitor: the package that the task is about."""
+    fresh: tuple[Question, ...] = ()
+    """Questions that no test asks; none by default. `questioned` finds them."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,14 @@ class Grade:
     verdicts: Verdicts
     collected: Collected
     flags: tuple[Flag, ...]
+    agreement: Agreement | None = None
+    """How what passed all tests answered the exam's questions, where it has any."""
+
+
+def questioned(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> Exam:
+    """The exam with fresh inputs, the same ones for the same seed, such as a task's id; without any where the functions that are gone are not ones
+    that can be asked. The original code answers them as it did, so what it is paid stays. `fresh`, `seconds`: see `grade`."""
+    return replace(exam, fresh=fresh_inputs.questions(exam.given, exam.gold, exam.tests, exam.wanted, fresh, seed, seconds))
 
 
 def grade(
@@ -67,7 +80,9 @@ def grade(
     for name, source in exam.tests.items():
         tests[name], names = canaries(source, key)
         traps += [f"{name}::{one}" for one in names]
-    verdicts = _verdicts(exam, lay(exam.given, collected, exam.editable), tests, traps, key, fresh, seconds)
+    laid = lay(exam.given, collected, exam.editable)
+    verdicts = _verdicts(exam, laid, tests, traps, key, fresh, seconds)
+    agreement = fresh_inputs.agreement(exam.fresh, laid, fresh, seconds) if exam.fresh and verdicts.all_passed else None
     after = {**exam.given, **collected.ignored, **collected.files}
     gone = [name for name in exam.given if name in exam.editable and name not in collected.files]
     after = {name: data for name, data in after.items() if name not in gone}
@@ -75,7 +90,8 @@ def grade(
     flags = watch(Episode(exam.given, after, calls, exam.package, held))
     said = (*verdicts.flags, *(f"{flag.where}: {flag.signature} ({flag.seen})" for flag in flags))
     graded = {**{name: data for name, data in exam.given.items() if name not in exam.editable}, **collected.files}
-    return Grade(reward(verdicts.all_passed, exam.given, graded, exam.gold, said, weights), verdicts, collected, flags)
+    passed = verdicts.all_passed and (agreement is None or agreement.good)
+    return Grade(reward(passed, exam.given, graded, exam.gold, said, weights), verdicts, collected, flags, agreement)
 
 
 def _verdicts(

@@ -44,7 +44,7 @@ FIELDS = {
 }
 """Fields that a line of a kind has."""
 MORE = {
-    **dict.fromkeys(("tokens", "prompt_tokens", "passed", "of", "exit"), int),
+    **dict.fromkeys(("tokens", "prompt_tokens", "passed", "of", "agreed", "asked", "exit"), int),
     **dict.fromkeys(("succinctness", "conformance", "seconds"), NUMBER),
     **dict.fromkeys(("broken", "cut"), bool),
     **dict.fromkeys(("diff", "over", "ended", "who"), str),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from environments.grading.guarded import Exam, Grade, grade
+from environments.grading.guarded import Exam, Grade, grade, questioned
 from environments.grading.lay import Editable, write
 from environments.grading.rewards import conformance
 from environments.monitor import Episode, watch
@@ -70,6 +70,8 @@ class Checked:
     """For the gold."""
     nop: Grade
     """For nothing done."""
+    asked: int = 0
+    """Fresh inputs of the exam."""
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -77,7 +79,9 @@ class Checked:
         found = []
         if self.oracle.reward.total != 1.0:
             first = next(iter(self.oracle.verdicts.failed.items()), ("no test", "failed"))
-            found.append(f"the gold is paid {self.oracle.reward.total:g}: {'; '.join(self.oracle.reward.flags[:2]) or ' '.join(first)}")
+            differing = self.oracle.agreement.differing if self.oracle.agreement else ()
+            why = f"{len(differing)} fresh inputs, such as of {differing[0]}, are answered otherwise" if differing else " ".join(first)
+            found.append(f"the gold is paid {self.oracle.reward.total:g}: {'; '.join(self.oracle.reward.flags[:2]) or why}")
         if self.nop.reward.total != 0.0 or self.nop.reward.success:
             found.append(f"nothing done is paid {self.nop.reward.total:g}")
         if self.nop.reward.flags:
@@ -85,10 +89,11 @@ class Checked:
         return tuple(found)
 
 
-def check(task: Task, package: Package, fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> Checked:
-    """Grades the gold and nothing. `fresh`: see `grade`."""
+def check(task: Task, package: Package, fresh: Callable[[Path], Sandbox], seconds: float = 60.0, ask: bool = False) -> Checked:
+    """Grades the gold and nothing. `fresh`: see `grade`. `ask`: also with fresh inputs."""
     exam = exam_of(task, package)
-    return Checked(*(_graded(exam, tree, fresh, seconds) for tree in (exam.gold, exam.given)))
+    exam = questioned(exam, task.id, fresh, seconds) if ask else exam
+    return Checked(_graded(exam, exam.gold, fresh, seconds), _graded(exam, exam.given, fresh, seconds), len(exam.fresh))
 
 
 def unflagged(made: Made, package: Package) -> Made:

@@ -24,10 +24,10 @@ from environments.grading.lay import write
 from environments.leaks import audit
 from environments.tasks.package import Package
 from environments.tasks.prompts import specified, terse
-from ref.feature_deletion import Difficulty, Piece, bodies, delete, difficulty, faults, slices, symbols
+from ref.feature_deletion import Difficulty, Piece, bodies, delete, difficulty, faults, independent, joined, slices, symbols
 from ref.source_text import Patch
 
-__all__ = ["Made", "Runner", "Task", "baseline", "fools", "make", "task_id"]
+__all__ = ["Made", "Runner", "Task", "baseline", "fools", "make", "task_id", "unions"]
 
 
 class Runner(Protocol):
@@ -111,8 +111,24 @@ def fools(files: Mapping[str, bytes], piece: Piece) -> Iterable[tuple[str, dict[
             yield name, {**left, **{file: left[file].replace(hole, answer) for file in changed}}
 
 
-def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, repeats: int = 3) -> Made:
-    """All tasks of a package. Raises ValueError where its own tests do not pass: then it is no material."""
+def unions(pieces: Sequence[Piece], most: int) -> tuple[Piece, ...]:
+    """Joins of up to `most` pieces, at least two, that are independent of each other. With each piece go the next ones, in a circle, that can go with
+    those before: about as many joins as pieces, each once."""
+    order, found = sorted(pieces, key=label), dict[tuple[Patch, ...], Piece]()
+    for at in range(len(order)):
+        chosen: list[Piece] = []
+        for piece in order[at:] + order[:at]:
+            if len(chosen) < most and all(independent(piece, one) for one in chosen):
+                chosen.append(piece)
+        if len(chosen) > 1:
+            one = joined(chosen)
+            found.setdefault(one.patches, one)
+    return tuple(found.values())
+
+
+def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, repeats: int = 3, join: int = 1) -> Made:
+    """All tasks of a package. `join`: up to so many pieces that are tasks are also taken out at once. Raises ValueError where its own tests do not
+    pass: then it is no material."""
     whole = {**package.files, **package.tests}
     before, flaky = baseline(runner, whole, repeats)
     if sum(outcome == "passed" for outcome in before.values()) < least:
@@ -122,7 +138,18 @@ def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, re
     stable = {test: lines for test, lines in runner.coverage(whole).items() if before.get(test) == "passed" or not test}
     source = {name: data for name, data in package.files.items() if name.endswith(".py")}
     pieces = [*slices(source, stable, least, most), *bodies(source), *symbols(source)]
-    reasons: dict[str, tuple[str, ...]] = {}
+    tasks, reasons = _checked(package, runner, pieces, before, least)
+    parts = [task.piece for task in tasks]
+    more = unions(parts, join) if join > 1 else ()
+    harder, why_not = _checked(package, runner, more, before, least, parts) if more else ((), {})
+    return Made((*tasks, *harder), len(pieces) + len(more), {**reasons, **why_not}, flaky)
+
+
+def _checked(
+    package: Package, runner: Runner, pieces: Sequence[Piece], before: Mapping[str, str], least: int, parts: Sequence[Piece] = ()
+) -> tuple[tuple[Task, ...], dict[str, tuple[str, ...]]]:
+    """The tasks among some pieces, and why the others are none. `before`: outcomes with all of the code. `parts`: what was joined."""
+    whole, reasons = {**package.files, **package.tests}, dict[str, tuple[str, ...]]()
     todo: dict[tuple[Patch, ...], Piece] = {}
     with tempfile.TemporaryDirectory(prefix="etude-audit-") as name:
         write(package.files, Path(name) / "tree")
@@ -148,8 +175,8 @@ def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, re
         passed, all_of_them = sum(outcomes.get(test) == "passed" for test in failing[patches]), len(failing[patches])
         if 2 * passed > all_of_them:
             reasons[label(todo[patches])] = (f"fool: an answer of {name} passes {passed} of {all_of_them} tests",)
-    tasks = [_task(package, todo[patches], before, after) for patches, after in played.items() if label(todo[patches]) not in reasons]
-    return Made(tuple(tasks), len(pieces), reasons, flaky)
+    tasks = [_task(package, todo[patches], before, after, parts) for patches, after in played.items() if label(todo[patches]) not in reasons]
+    return tuple(tasks), reasons
 
 
 def task_id(package: Package, piece: Piece) -> str:
@@ -191,11 +218,21 @@ def _cheap(package: Package, piece: Piece, tree: Path) -> tuple[str, ...]:
             (tree / name).write_bytes(package.files[name])
 
 
-def _task(package: Package, piece: Piece, before: Mapping[str, str], after: Mapping[str, str]) -> Task:
+def _halves(failing: Sequence[str], name: str, piece: Piece, parts: Sequence[Piece]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tests that are shown and those that are held out: of each part its own halves, so that each part shows itself."""
+    groups = {tuple(sorted({*one.tests} & {*failing})) for one in parts if {*one.patches} <= {*piece.patches}}
+    if {test for group in groups for test in group} != {*failing} or any(len(group) < 2 for group in groups):
+        groups = {tuple(failing)}
+    both = [halves(group, name) for group in sorted(groups)]
+    visible, held = (tuple(sorted(test for half in side for test in half)) for side in zip(*both, strict=True))
+    return visible, held
+
+
+def _task(package: Package, piece: Piece, before: Mapping[str, str], after: Mapping[str, str], parts: Sequence[Piece]) -> Task:
     failing = _failing(before, after)
     keep = tuple(sorted(test for test, outcome in before.items() if outcome == "passed" and after.get(test) == "passed"))
     name = task_id(package, piece)
-    visible, held = halves(failing, name)
+    visible, held = _halves(failing, name, piece, parts)
     source = {one: data for one, data in package.files.items() if one.endswith(".py")}
     piece = replace(piece, tests=tuple(failing))
     editable = [one.file for one in piece.patches]

@@ -31,8 +31,9 @@ def terse(piece: Piece, visible: Sequence[str]) -> str:
     """At most TERSE characters."""
     (file, names), *more = places(piece)
     what = f"`{names[0]}` in {file}" + (f" and {len(names) + len(more) - 1} more" if len(names) + len(more) > 1 else "")
-    verb = {"slice": "lost part of what it did", "body": "is not implemented any more", "symbol": "is gone"}[piece.way]
-    said = f"{what} {verb}. Bring it back"
+    verbs = {"slice": "lost part of what it did", "body": "is not implemented any more", "symbol": "is gone"}
+    verb = verbs.get(piece.way, "are gone, or lost part of what they did")
+    said = f"{what} {verb}. Bring {'it' if piece.way in verbs else 'them'} back"
     tests = [test.rpartition("::")[2] for test in visible]
     for number in (3, 2, 1, 0):
         shown = ", ".join(tests[:number])

@@ -36,12 +36,13 @@ def prepared(package: Package, runner: Runner, without: Collection[str] | None =
     return replace(package, tests=tests), left_out
 
 
-def as_json(spec: str, package: Package, unused: Mapping[str, Collection[str]], made: Made) -> dict:
+def as_json(spec: str, package: Package, unused: Mapping[str, Collection[str]], made: Made, join: int = 1) -> dict:
     """The recipe. `spec`: what the package was asked for by. `unused`: files of tests that are left out, tests that are slow, and tests that the
-    grader does not see pass ("ungradable"): what no task uses."""
+    grader does not see pass ("ungradable"): what no task uses. `join`: see `make`; it stands there where it is more than 1."""
     about = {name: getattr(package, name) for name in ("name", "version", "licence", "origin", "digest")}
     return {
         "package": {"spec": spec, **about, **{why: sorted(tests) for why, tests in unused.items()}, "flaky": list(made.flaky)},
+        **({"join": join} if join > 1 else {}),
         "pieces": {"tried": made.tried, **dict(sorted(made.why_not.items()))},
         "tasks": [_row(task) for task in sorted(made.tasks, key=lambda task: task.id)],
     }

@@ -199,7 +199,12 @@ def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, mo
     monkeypatch.setattr("etude.tasks.package_of", lambda spec, cache: PACKAGE)
     unused = {"left out": ("tests/test_other.py",), "slow": ("a",), "ungradable": ()}
     asked = []
-    monkeypatch.setattr("etude.tasks.made_of", lambda package, jobs, seconds, kind, known: asked.append(known) or (package, unused, made, 1.0))
+
+    def made_of(package, jobs, seconds, kind, known, join):
+        asked.append((known, join))
+        return package, unused, made, 1.0
+
+    monkeypatch.setattr("etude.tasks.made_of", made_of)
     recipe = as_recipe("words", PACKAGE, unused, made)
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes/words-1.0.json").write_text(json.dumps(recipe))
@@ -208,10 +213,11 @@ def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, mo
     script = tmp_path / "out" / TASK.id / "tests/test.sh"
     assert script.stat().st_mode & 0o111 and subprocess.run(["sh", "-n", script]).returncode == 0
     recipe["tasks"].pop()
-    (tmp_path / "recipes/words-1.0.json").write_text(json.dumps(recipe))
+    (tmp_path / "recipes/words-1.0.json").write_text(json.dumps({**recipe, "join": 3}))
     assert not export_all([tmp_path / "recipes"], tmp_path / "out", "harbor", 1, 60.0)
     assert "is new" in capsys.readouterr().out
-    assert asked[0] == {"slow": ["a"], "flaky": [], "ungradable": []}, "what the recipe does not use is not measured anew"
+    assert asked[0] == ({"slow": ["a"], "flaky": [], "ungradable": []}, 1), "what the recipe does not use is not measured anew"
+    assert asked[1][1] == 3, "as many are joined as it says"
 
 
 def test_another_format_is_refused(tmp_path):

@@ -1,7 +1,12 @@
 """`etude tasks try` and `etude show`: an agent on a task, its transcript, its reward, and one that goes on after it was interrupted."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,11 +61,14 @@ def test_oracle_and_fool(recipe, ask, tmp_path):
     path, name = recipe
     (cache_folder() / "tasks" / f"{name}.json").unlink()  # as on a machine that has the recipe only
     for who, reward in (("oracle", 1.0), ("fool", 0.0)):
-        code, said, wrong = ask("tasks", "try", name, "--model", who, "--recipes", path, "--out", tmp_path / who)
+        code, said, wrong = ask("tasks", "try", name, "--model", who, "--recipes", path, "--out", tmp_path / who, "--fresh")
         assert code == 0, said + wrong
         assert ("its tasks are made once more; they are kept then" in said) == (who == "oracle")
         found = lines(tmp_path / who / f"{name}.jsonl")
         assert found[-1]["kind"] == "grade" and found[-1]["reward"] == reward and found[-1]["flags"] == []
+        assert ("agreed" in found[-1]) == (who == "oracle") and ("48 of 48 fresh inputs are answered as the original does" in said) == (
+            who == "oracle"
+        )
         assert f"reward {reward:.2f}" in said and f"etude show {tmp_path / who / name}.jsonl" in said
     code, said, _ = ask("show", tmp_path / "oracle" / f"{name}.jsonl")
     assert code == 0 and "→ write\n    path: words/nouns.py\n    text: " in said and "← shell ok" in said and "reward 1.00" in said
@@ -130,6 +138,66 @@ def test_one_line_for_what_cannot_be_tried(recipe, ask, tmp_path):
     ):
         code, said, wrong = ask(*words, *(("--out", tmp_path / "out") if words[0] == "tasks" else ()))
         assert code == 2 and says in wrong and wrong.count("\n") == 1, (words, wrong)
+
+
+COMMAND = "import sys; sys.argv[0] = 'etude'; from etude.cli import main; main()"
+
+
+class Client:
+    """Of the Model Context Protocol, of which it speaks a few words. The server has a group of processes, as clients give it one."""
+
+    def __init__(self, *words):
+        command = [sys.executable, "-c", COMMAND, "tasks", "serve", *map(str, words)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.server = subprocess.Popen(command, start_new_session=True, **pipes)
+        self.number = 0
+
+    def ask(self, method, **params):
+        """What the server answers: its result, or its error. Standard output holds nothing else."""
+        self.number += 1
+        asked = {"jsonrpc": "2.0", "id": self.number, "method": method, "params": params}
+        self.server.stdin.write(json.dumps(asked).encode() + b"\n")
+        self.server.stdin.flush()
+        said = json.loads(self.server.stdout.readline())
+        assert said["jsonrpc"] == "2.0" and said["id"] == self.number
+        return said.get("result") or said["error"]
+
+    def call(self, tool, **arguments):
+        """What a tool says, and whether it is an error."""
+        result = self.ask("tools/call", name=tool, arguments=arguments)
+        return result["content"][0]["text"], result["isError"]
+
+
+def test_a_client_over_mcp_is_graded_when_it_goes(recipe, ask, tmp_path):
+    """Even if the server is killed meanwhile. Its transcript is read as any other, and an interrupted one goes on."""
+    path, name = recipe
+    how = name, "--recipes", path, "--out", tmp_path, "--jobs", 1
+    client = Client(*how)
+    assert name.startswith("words-1.0") and "Write it again" in client.ask("initialize", protocolVersion="2025-11-25")["instructions"]
+    tools = [tool["name"] for tool in client.ask("tools/list")["tools"]]
+    assert "finish" in tools and "web_search" not in tools
+    text, failed = client.call("read", path="words/nouns.py")
+    assert "raise NotImplementedError" in text and not failed
+    assert client.call("write", path=3) == ("path of write must be text; got 3", True)
+    assert client.call("write", path="words/nouns.py", text=NOUNS)[1] is False
+    os.killpg(client.server.pid, signal.SIGKILL)
+    client.server.communicate()
+    assert lines(tmp_path / f"{name}.jsonl")[-1]["kind"] == "turn"
+    client = Client(*how, "--resume")
+    client.ask("initialize", protocolVersion="2025-11-25")
+    assert NOUNS.splitlines()[0] in client.call("read", path="words/nouns.py")[0]
+    assert client.call("shell", command="cat; python3 -m pytest -q tests | tail -1")[1] is False, "no tool reads what the client writes"
+    assert client.call("finish", message="done") == ("the episode is over", False)
+    assert client.call("list") == ("the episode is over; this call was not made", True)
+    os.killpg(client.server.pid, signal.SIGKILL)  # the grader has a group of its own
+    client.server.communicate()
+    until = time.monotonic() + 60
+    while (found := lines(tmp_path / f"{name}.jsonl"))[-1]["kind"] != "grade" and time.monotonic() < until:
+        time.sleep(0.05)
+    assert found[-1]["reward"] == 1.0 and found[-1]["flags"] == [] and found[0]["who"] == "an MCP client"
+    code, said, wrong = ask("tasks", "serve", *how)
+    assert code == 2 and said == "" and "is there already; --resume goes on with it" in wrong
+    assert ask("tasks", "serve", *how, "--resume")[0] == 0 and lines(tmp_path / f"{name}.jsonl") == found, "nobody is there, and all is done"
 
 
 def test_what_is_kept_comes_back_or_is_none(tmp_path):

@@ -2,6 +2,7 @@
 
 import ast
 import random
+import re
 import sysconfig
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ref import feature_deletion
-from ref.feature_deletion import Demo, Piece, bodies, delete, demo, difficulty, faults, level, slices, symbols, undelete
+from ref.feature_deletion import Demo, Piece, bodies, delete, demo, difficulty, faults, joined, level, slices, symbols, undelete
 from ref.source_text import Edit, apply, compiles, parse_source, patch, restore, split
 
 FILLS = (b"pass", b"break", b"raise NotImplementedError")
@@ -485,6 +486,38 @@ def test_a_piece_that_holds_another_is_harder():
     table |= {f"v{n}": set() for n in range(6)}
     small, large = sorted((piece for piece in slices(tree, table)), key=lambda piece: len(piece.tests))
     assert difficulty(tree, small).bits < difficulty(tree, large).bits
+
+
+def lying(number: int, files: str, tests: str) -> Piece:
+    """A piece with a line in each of some files."""
+    patches = tuple(patch(file, b"x = 1\ny = 2\n", [Edit(1, b"x = 1\n", b"pass\n")]) for file in files)
+    return Piece("slice", f"{files}:f{number}", patches, tuple(tests))
+
+
+def test_pieces_are_joined_by_hand():
+    """In whatever order: patches by file, tests of all, and a tree from which all of it is gone and comes back."""
+    one, other = lying(0, "ac", "uv"), lying(1, "b", "w")
+    both = joined([other, one])
+    assert both == joined([one, other]) and [part.file for part in both.patches] == ["a", "b", "c"] and both.tests == ("u", "v", "w")
+    assert both.way == "several" and both.name == "ac:f0+b:f1"
+    tree = dict.fromkeys("abcd", b"x = 1\ny = 2\n")
+    left = delete(tree, both)
+    assert left == {**dict.fromkeys("abc", b"pass\ny = 2\n"), "d": tree["d"]} and undelete(left, both) == tree
+    assert joined([one, lying(1, "b", "uv")]).tests == ("u", "v"), "the same tests are no overlap"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [
+        ([lying(0, "a", "u")], "at least two; got 1"),
+        ([lying(0, "a", "u"), lying(1, "a", "v")], "a:f0 and a:f1 change the same file, or share"),
+        ([lying(0, "ab", "u"), lying(1, "c", "w"), lying(2, "b", "v")], "ab:f0 and b:f2 change the same file"),
+        ([lying(0, "a", "uv"), lying(1, "b", "vw")], "a:f0 and b:f1 change the same file, or share a part of their tests"),
+    ],
+)
+def test_pieces_that_are_not_independent(pieces, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        joined(pieces)
 
 
 @given(st.integers(0, 5), st.integers(0, 20), st.integers(0, 20))

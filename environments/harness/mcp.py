@@ -1,0 +1,234 @@
+"""The tools over the Model Context Protocol, on two streams: whoever speaks it works on a task as a policy would.
+
+JSON-RPC 2.0, one message a line. Two ages of the protocol are spoken, since clients of both are about. From 2026-07-28 on every request names its
+version and what its client can do in `_meta`, and `server/discover` tells what there is. Before, `initialize` agreed on a version for all that
+follows. Batches are refused, as every version but 2025-03-26 wants it. What is wrong with a message is an error of JSON-RPC; what is wrong with a
+call of a tool is a result with `isError`, which the client's model reads.
+
+`Protocol` is what a line means and what is said to it, without a stream. `Door` is the policy (see messages.py): its next reply is the client's next
+call, and the client hears the answer once the turn stands in the transcript.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from environments.harness.messages import Called, Message, Reply
+from environments.harness.tools import Tool, mcp
+
+__all__ = ["HANDSHAKE", "LARGEST", "STATELESS", "Asked", "Door", "Protocol"]
+
+STATELESS = ("2026-07-28",)
+"""Versions that each request names, newest first."""
+HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+"""Versions that `initialize` agrees on, newest first."""
+META = "io.modelcontextprotocol/"
+"""What names of the protocol's own fields in `_meta` begin with."""
+NO_JSON, NO_REQUEST, NO_METHOD, BAD_PARAMS, NO_VERSION = -32700, -32600, -32601, -32602, -32022
+LARGEST = 16 << 20
+"""Bytes of a message."""
+FRESH = {"ttlMs": 3_600_000, "cacheScope": "private"}
+"""How long a client may remember what there is, in milliseconds, and that it is for it alone."""
+OVER = "the episode is over; this call was not made"
+METHODS = {"initialize", "ping", "server/discover", "tools/list", "tools/call", "prompts/list", "prompts/get"}
+GONE = {"initialize", "ping"}
+"""Methods that stateless versions do not have."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call that a client waits for."""
+
+    id: str | int
+    name: str
+    arguments: Mapping[str, object]
+    stateless: bool
+    """Whether it came in a request that names its version."""
+
+
+class Refused(Exception):
+    """An error of JSON-RPC."""
+
+    def __init__(self, code: int, says: str, data: object = None) -> None:
+        super().__init__(says)
+        self.error = {"code": code, "message": says} | ({"data": data} if data is not None else {})
+
+
+def line_of(message: Mapping[str, object]) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
+
+
+class Protocol:
+    """`prompt`: what the client's model is asked, which it gets as instructions and as a prompt called `task`. `version`: of this server."""
+
+    def __init__(self, tools: Sequence[Tool], prompt: str, version: str) -> None:
+        self.tools, self.prompt, self.begun = {tool.name: tool for tool in tools}, prompt, False
+        self.about = {"name": "etude", "version": version}
+        self.able = {"capabilities": {"tools": {}, "prompts": {}}, "instructions": prompt}
+
+    def heard(self, line: bytes) -> Asked | bytes | None:
+        """What a line asks for, if it is a call; else the line that answers it, or None where nothing is to be said."""
+        name = None
+        try:
+            message = message_of(line)
+            if "id" in message:
+                if type(message["id"]) not in (str, int):
+                    raise Refused(NO_REQUEST, "the id of a request must be text or a whole number")
+                name = message["id"]
+            method, params = message.get("method"), message.get("params", {})
+            if method is None and ("result" in message or "error" in message):
+                return None  # nothing was asked of the client
+            if message.get("jsonrpc") != "2.0" or not isinstance(method, str):
+                raise Refused(NO_REQUEST, 'a message must have "jsonrpc": "2.0" and a method')
+            if name is None:
+                return None  # of notifications, none asks for anything here
+            if not isinstance(params, dict):
+                raise Refused(BAD_PARAMS, "params must be an object, with a name for each")
+            stateless = self._stateless(params)
+            if method not in METHODS or stateless and method in GONE:
+                raise Refused(NO_METHOD, f"there is no method {method[:100]!r}")
+            if method == "tools/call":
+                return self._call(name, params, stateless)
+            result = self._result(method, params, stateless)
+        except Refused as error:
+            return line_of({"id": name, "error": error.error})
+        return self._said(name, result, stateless)
+
+    def answer(self, asked: Asked, text: str, good: bool) -> bytes:
+        """The line that answers a call."""
+        return self._said(asked.id, {"content": [{"type": "text", "text": text}], "isError": not good}, asked.stateless)
+
+    def _said(self, name: str | int | None, result: dict, stateless: bool) -> bytes:
+        more = {"resultType": "complete", "_meta": {f"{META}serverInfo": self.about}} if stateless else {}
+        return line_of({"id": name, "result": result | more})
+
+    def _stateless(self, params: Mapping) -> bool:
+        """Whether a request names its version, as it must where nobody has agreed on one."""
+        meta = params.get("_meta", {})
+        if not isinstance(meta, dict):
+            raise Refused(BAD_PARAMS, "_meta must be an object")
+        version = meta.get(f"{META}protocolVersion")
+        if version is None:
+            return False
+        if not isinstance(version, str) or not isinstance(meta.get(f"{META}clientCapabilities"), dict):
+            raise Refused(BAD_PARAMS, f"_meta needs {META}protocolVersion, a text, and {META}clientCapabilities, an object")
+        if version not in STATELESS:
+            data = {"supported": [*STATELESS, *HANDSHAKE], "requested": version[:100]}
+            raise Refused(NO_VERSION, "Unsupported protocol version", data)
+        return True
+
+    def _agreed(self, stateless: bool) -> None:
+        if not stateless and not self.begun:
+            raise Refused(BAD_PARAMS, f"_meta needs {META}protocolVersion, or initialize must come first")
+
+    def _call(self, name: str | int, params: Mapping, stateless: bool) -> Asked:
+        self._agreed(stateless)
+        tool, arguments = params.get("name"), params.get("arguments", {})
+        if not isinstance(tool, str) or not isinstance(arguments, dict):
+            raise Refused(BAD_PARAMS, "a call needs a name, a text, and arguments, an object")
+        if tool not in self.tools:
+            raise Refused(BAD_PARAMS, f"there is no tool {tool[:100]!r}; there are {', '.join(self.tools)}")
+        return Asked(name, tool, arguments, stateless)
+
+    def _result(self, method: str, params: Mapping, stateless: bool) -> dict:
+        if method == "ping":
+            return {}
+        if method == "initialize":
+            version = params.get("protocolVersion")
+            if not isinstance(version, str):
+                raise Refused(BAD_PARAMS, "initialize needs protocolVersion, a text")
+            self.begun = True
+            return {"protocolVersion": version if version in HANDSHAKE else HANDSHAKE[0], "serverInfo": self.about, **self.able}
+        if method == "server/discover" and not stateless:
+            raise Refused(BAD_PARAMS, f"_meta needs {META}protocolVersion")
+        self._agreed(stateless)
+        fresh = FRESH if stateless else {}
+        if method == "server/discover":
+            return {"supportedVersions": [*STATELESS, *HANDSHAKE], **self.able, **fresh}
+        if method == "prompts/get":
+            if params.get("name") != "task":
+                raise Refused(BAD_PARAMS, "there is one prompt, task")
+            return {"messages": [{"role": "user", "content": {"type": "text", "text": self.prompt}}]}
+        if params.get("cursor") is not None:
+            raise Refused(BAD_PARAMS, "there is no such cursor: the first page is the only one")
+        if method == "prompts/list":
+            return {"prompts": [{"name": "task", "description": "What is asked."}], **fresh}
+        return {"tools": mcp([*self.tools.values()]), **fresh}
+
+
+def message_of(line: bytes) -> dict:
+    """The object in a line. Raises Refused for what is none."""
+    if len(line) > LARGEST:
+        raise Refused(NO_REQUEST, f"a message must have at most {LARGEST >> 20} MiB")
+    try:
+        found = json.loads(line.decode(), parse_constant=no_number)
+    except (ValueError, RecursionError):
+        raise Refused(NO_JSON, "the line is no JSON in UTF-8") from None
+    if isinstance(found, list):
+        raise Refused(NO_REQUEST, "batches are not part of the protocol: send one message a line")
+    if not isinstance(found, dict):
+        raise Refused(NO_REQUEST, "a message must be an object")
+    return found
+
+
+def no_number(name: str) -> None:
+    """NaN and infinities, which Python would read. Raises ValueError."""
+    raise ValueError(f"{name} is no JSON")
+
+
+class Door:
+    """A policy whose replies are a client's calls, one in each; when the client has gone, it finishes. `said`: how many replies came before, in an
+    episode that goes on. An episode tells it every line of its transcript (`told`)."""
+
+    def __init__(self, protocol: Protocol, reader: BinaryIO, writer: BinaryIO, said: int = 0) -> None:
+        self.protocol, self.reader, self.writer, self.said = protocol, reader, writer, said
+        self.waits: Asked | None = None
+        self.text, self.good = "", False
+
+    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
+        """See `Policy`. Waits for the client, and answers what is no call."""
+        self.waits, self.said = self._next(), self.said + 1
+        name = f"call-{self.said}"
+        if self.waits is None:
+            return Reply("", (Called(name, "finish", json.dumps({"message": "The client has closed the connection."})),))
+        return Reply("", (Called(name, self.waits.name, json.dumps(self.waits.arguments)),))
+
+    def told(self, line: Mapping[str, object]) -> None:
+        """Hears a line of the transcript, and answers the client at the end of a turn."""
+        if line["kind"] == "answer":
+            self.text, self.good = str(line["text"]), bool(line["ok"])
+        elif line["kind"] == "nudge":
+            self.text, self.good = f"{self.text}\n[{line['text']}]".strip(), False
+        elif line["kind"] == "turn" and self.waits is not None:
+            self._say(self.protocol.answer(self.waits, self.text, self.good))
+            self.waits = None
+
+    def outlast(self) -> None:
+        """Goes on answering when the episode is over, until the client has gone. No call is made any more."""
+        while (asked := self._next()) is not None:
+            self._say(self.protocol.answer(asked, OVER, False))
+
+    def _next(self) -> Asked | None:
+        """The next call; None where the client has gone."""
+        while line := self.reader.readline(LARGEST + 1):
+            rest = line
+            while len(line) > LARGEST and rest and not rest.endswith(b"\n"):
+                rest = self.reader.readline(LARGEST)  # of a line that is too long, the end is read and forgotten
+            if not line.strip():
+                continue
+            heard = self.protocol.heard(line)
+            if isinstance(heard, Asked):
+                return heard
+            if heard is not None:
+                self._say(heard)
+        return None
+
+    def _say(self, line: bytes) -> None:
+        try:
+            self.writer.write(line)
+            self.writer.flush()
+        except (OSError, ValueError):
+            pass  # it does not listen any more; its end of the other stream will close, too
