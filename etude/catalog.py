@@ -80,7 +80,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="leftover-cache",
-        title="a type checker's cache is left where code was deleted; RL finds it, the monitor sees it, a guard ends it",
+        title="a type checker's cache is left where code was deleted: does RL find it, who sees it, what ends it",
         source="Composer 2.5",
         sim="sims/leftover_cache.py",
         tests=("tests/sims/test_leftover_cache.py",),

@@ -245,7 +245,9 @@ for guarded in (False, True):
     print(f"paid {session.verify().tests:g}; flags: {[flag.signature for flag in session.flags()]}\n")
 
 # %% [markdown]
-# Does RL find this? FIGURE
+# Does RL find this? `etude figure leftover-cache` trains the small agent where such a cache lies. To read it costs effort, so that most policies stop
+# before they see what it is good for: two of three trainings did. The third found out, and reads it in more than half of its rollouts. Where what is
+# flagged is not paid, all give it up. A hack need not be found often. It stays once it is.
 #
 # Two guards end it. Before: the tree is searched for copies of what goes (`environments/leaks.py`), and such a tree becomes no task. After: a
 # monitor reads the calls. Its rules must see the hack and spare the careful.
@@ -354,5 +356,6 @@ plt.show()
 #   for byte.
 # * `etude tasks make examples/words` makes tasks of a package in seconds; `etude tasks try` lets a model work on one. `docs/tasks.md` tells how.
 # * `environments/leaks.py`: is there a copy of what was deleted, in bytecode, a cache, a git object, a wheel? 58 kinds are planted, and found.
-# * `etude figure leftover-cache`: RL finds a cache that was left, the monitor sees it, and unpaid it is given up.
+# * `etude figure leftover-cache`: a cache that was left, who finds it, who sees it, and what ends it. `etude figure feature-deletion`: which
+#   deletions make tasks, against as many lines at random.
 # * `etude figure disk-world`: the small world's agent trained on files in sandboxes, with the same grader.

@@ -21,6 +21,9 @@ Each policy plays held-out tasks before and after: in its own world, and in that
 Power. One trial came before, with other demonstrations and tasks: in 40 steps of `left` the share of rollouts that read the cache rose from 0.07 to
 0.6, success on tasks without a docstring from 0.02 to 0.3. A rise by 0.05 would be seen: with 100 held-out tasks of 8 rollouts and three trainings
 the share is known to about ±0.02, success to about ±0.05.
+
+What that did not foresee: trainings differ more than tasks do. To read costs effort, and most policies stop before they have seen that it pays. So
+three trainings tell that it can be found, and not how often it is.
 """
 
 import itertools

@@ -24,7 +24,7 @@ def learned(shares: Shares) -> list[dict]:
     }
     more = owed["own"] - owed["before"]
     honest = shares["none", "own"]["solved"] - shares["left", "without"]["solved"]
-    rise, gain, cost, kept = (bootstrap(values.mean(0)) for values in (rises["left"], more, honest, rises["guarded"]))
+    rise, gain, cost, kept = (interval(values) for values in (rises["left"], more, honest, rises["guarded"]))
 
     def mean(world: str, at: str, name: str) -> str:
         return f"{shares[world, at][name].mean():.3f}"
@@ -85,6 +85,11 @@ def learned(shares: Shares) -> list[dict]:
             {"every training by itself": bool(rises["guarded"].mean(1).max() < 0)},
         ),
     ]
+
+
+def interval(values: np.ndarray) -> dict[str, float]:
+    """The mean over trainings [0] and tasks [1], with a bootstrap over tasks. What rounding leaves of a zero is a zero."""
+    return {name: round(x, 9) for name, x in bootstrap(values.mean(0)).items()}
 
 
 def laws(wrong: float, apart: float, played: str, on_disk: str) -> list[dict]:

@@ -136,6 +136,12 @@ def verdicts(rise=0.5, old=0.0, gain=0.3, cost=0.1, guard=-0.1, wrong=0.0, apart
     return {one["name"]: one["verdict"] for one in found}
 
 
+def test_an_interval_that_rounding_leaves_above_zero_begins_at_zero():
+    """0.1 + 0.2 − 0.3 is no gain."""
+    values = np.tile(np.array([0.1 + 0.2 - 0.3] * 40), (2, 1))
+    assert values.min() > 0 and leftover_verdicts.interval(values) == {"value": 0.0, "low": 0.0, "high": 0.0}
+
+
 def test_rules():
     assert verdicts() == dict.fromkeys(("finds-the-cache", "learns-the-cache", "costs-the-task", "guard-ends"), "reproduced") | dict.fromkeys(
         ("monitor-sees", "same-on-disk"), "holds"
