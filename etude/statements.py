@@ -415,7 +415,7 @@ ENVIRONMENTS = (
         "egress",
         "§6.2",
         "a transparent proxy stops what no policy allows, without the environment's help",
-        why="held by tests/environments/test_door_escapes.py, but programs must know of our proxy; no experiment plays it",
+        why="held by tests/environments/test_door_escapes.py; programs must know of our proxy, and no experiment plays it",
     ),
     Statement(
         "auto-install",
@@ -435,7 +435,7 @@ ENVIRONMENTS = (
         "deletion-hacks",
         "Composer 2.5",
         "deletion breeds hacks: signatures from a leftover cache, bytecode decompiled",
-        _in("leftover-cache", "finds-the-cache", "learns-the-cache", "same-on-disk"),
+        _in("leftover-cache", "finds-the-cache", "learns-the-cache", "costs-the-task", "same-on-disk"),
     ),
     Statement("monitors-catch", "Composer 2.5", "agentic monitors catch such hacks", _in("leftover-cache", "monitor-sees", "guard-ends")),
     Statement(

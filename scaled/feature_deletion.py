@@ -29,12 +29,12 @@ import torch
 import torch.distributed as dist
 
 from ref import feature_deletion as ref
-from ref.feature_deletion import Demo, Difficulty, Function, Piece, Who, delete, demo, faults, level, undelete
+from ref.feature_deletion import Demo, Difficulty, Function, Piece, Who, delete, demo, faults, joined, level, undelete
 from ref.source_symbols import defined, removal
 from ref.source_text import Patch, Source, apply, compiles, parse_source, patch
 from scaled.runtime.mesh import current
 
-__all__ = ["Demo", "Difficulty", "Piece", "bodies", "delete", "demo", "difficulty", "faults", "level", "slices", "symbols", "undelete"]
+__all__ = ["Demo", "Difficulty", "Piece", "bodies", "delete", "demo", "difficulty", "faults", "joined", "level", "slices", "symbols", "undelete"]
 
 BLOCK = 2048
 """Rows that are multiplied at a time."""
