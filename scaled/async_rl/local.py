@@ -20,7 +20,7 @@ import time
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from scaled.async_rl.group import TrainerGroup
 
 __all__ = ["Deaths", "Failed", "Parts", "Plan", "Silent", "claim", "named", "play", "serve"]
+
+TOGETHER = 0.2
+"""Seconds in which ranks that go down together are seen to have ended."""
 
 
 class Parts(Protocol):
@@ -213,17 +216,31 @@ def play(
                     if process.exitcode == 0 or over < math.inf:
                         continue
                     partners = plan.partners(name)
+                    first, code = culprit(name, process.exitcode, {other: running[other][0] for other in partners if other in running})
                     for other in running.keys() & set(partners):
                         end(other)
                     # A rank may go because another one has, which has more to say.
                     heard = [one for one in (failed, *(words.pop(other, None) for other in partners)) if one is not None]
                     failed = max(heard, key=Failed.weight, default=None)
-                    deaths.note(partners[0], epochs[name] - 1, f"exit code {process.exitcode}", failed, process=name)
+                    deaths.note(partners[0], epochs[name] - 1, f"exit code {code}", failed, process=first)
                     for each in partners:
                         start(each)
         finally:
             for name in list(running):
                 end(name)
+
+
+def culprit(name: str, code: int | None, partners: Mapping[str, Any]) -> tuple[str, int | None]:
+    """Which of several ranks died first, and its exit code, where `name` was seen to have ended: one that a signal has ended, for those that end with
+    an error may have lost their connection to it. `partners`: the processes of the others."""
+    waiting, until = dict(partners), time.monotonic() + TOGETHER
+    while (code or 0) > 0 and waiting and (left := until - time.monotonic()) > 0:
+        ready = multiprocessing.connection.wait([process.sentinel for process in waiting.values()], left)
+        for other, process in [(other, process) for other, process in waiting.items() if process.sentinel in ready]:
+            process.join()
+            if waiting.pop(other).exitcode < 0:
+                return other, process.exitcode
+    return name, code
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import select
 import signal
 import socket
 
@@ -104,6 +105,25 @@ def test_without_staleness_it_is_the_synchronous_loop(tmp_path, synchronous, lay
 
 def test_whichever_rank_is_killed_the_run_ends_and_replays(tmp_path):
     assert check_killed(tmp_path, play) == ["trainer-1", "trainer", "trainer-1"]
+
+
+def test_who_was_killed_is_named_though_its_partner_was_seen_to_end_as_well(tmp_path):
+    """Whoever looks after them looks away until the first rank, which lost its connection, has ended with an error, too."""
+    parts, alive, kills = Grouped(seconds=0.02, steps=3), {}, [1]
+
+    def kill(step, figures):
+        if step in kills:
+            kills.remove(step)
+            signal.pidfd_send_signal(alive["trainer-1"], signal.SIGKILL)
+            ended, _, _ = select.select([alive["trainer"]], [], [], 60)
+            assert ended
+
+    def started(name, process):
+        alive[name] = os.pidfd_open(process.pid)
+
+    play(Plan(tmp_path, Rules(4, 2, 3), parts, 1, slots=6, rollouts=2, group=parts.group(dp=2)), kill, started)
+    died = [line["process"] for line in read_lines(tmp_path / "events" / "trainer.jsonl") if line["what"] == "died"]
+    assert died == ["trainer-1"] and not kills
 
 
 @pytest.mark.parametrize("fault", [pytest.param(name, marks=() if "between" in name else pytest.mark.faults) for name in FAULTS])
