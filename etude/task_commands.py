@@ -20,6 +20,14 @@ UNCOUNTED = 10**12
 """Tokens: those of a client's model are its own."""
 FRESH = typer.Option("--fresh", help="Also ask for answers to inputs that no test has, as the original code gives them.")
 SANDBOX = typer.Option(help="What makes the sandboxes: bubblewrap, or a Docker engine of this machine.")
+TASK = typer.Argument(help="A task of a recipe, by its id or by what it begins with.")
+RECIPES = typer.Option(help="Folder or file of recipes.", show_default="tasks, examples/tasks")
+PROMPT = typer.Option(help="With signatures, docstrings and tests, or at most 390 characters.")
+EPISODES = typer.Option(help="Folder for the transcript.")
+RESUME = typer.Option("--resume", help="Go on with a transcript that was interrupted.")
+MINUTES = typer.Option(help="Wall-clock minutes, at most.", min=0.01)
+STRICT = typer.Option("--strict", help="Calls must fit their schema exactly.")
+CORPUS = typer.Option(help="Folder of pages for web_search; without it the tool is not there.")
 
 
 @tasks_app.command("make")
@@ -106,24 +114,22 @@ def tasks_levels(
 
 @tasks_app.command("try")
 def tasks_try(
-    task: Annotated[str, typer.Argument(help="A task of a recipe, by its id or by what it begins with.")],
+    task: Annotated[str, TASK],
     model: Annotated[str, typer.Option(help="Address of an OpenAI-compatible server, such as http://localhost:8000/v1; or oracle, or fool.")],
     name: Annotated[str, typer.Option(help="The model's name there.")] = "",
-    recipes: Annotated[list[Path] | None, typer.Option(help="Folder or file of recipes.", show_default="tasks, examples/tasks")] = None,
-    prompt: Annotated[
-        Literal["specified", "terse"], typer.Option(help="With signatures, docstrings and tests, or at most 390 characters.")
-    ] = "specified",
-    out: Annotated[Path, typer.Option(help="Folder for the transcript.")] = Path("runs/episodes"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a transcript that was interrupted.")] = False,
+    recipes: Annotated[list[Path] | None, RECIPES] = None,
+    prompt: Annotated[Literal["specified", "terse"], PROMPT] = "specified",
+    out: Annotated[Path, EPISODES] = Path("runs/episodes"),
+    resume: Annotated[bool, RESUME] = False,
     turns: Annotated[int, typer.Option(help="Replies, at most.", min=1)] = 40,
     tokens: Annotated[int, typer.Option(help="Sampled tokens, at most.", min=1)] = 60_000,
     context: Annotated[int, typer.Option(help="Tokens of a context; near them the model summarises.", min=500)] = 16_000,
-    minutes: Annotated[float, typer.Option(help="Wall-clock minutes, at most.", min=0.01)] = 30.0,
+    minutes: Annotated[float, MINUTES] = 30.0,
     temperature: Annotated[float, typer.Option(help="Of the sampling.", min=0.0)] = 1.0,
     seed: Annotated[int, typer.Option(help="Sent with each request.")] = 0,
-    strict: Annotated[bool, typer.Option("--strict", help="Calls must fit their schema exactly.")] = False,
+    strict: Annotated[bool, STRICT] = False,
     tool_choice: Annotated[Literal["auto", "required"], typer.Option(help="Whether each reply must call a tool.")] = "auto",
-    corpus: Annotated[Path | None, typer.Option(help="Folder of pages for web_search; without it the tool is not there.")] = None,
+    corpus: Annotated[Path | None, CORPUS] = None,
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
     fresh: Annotated[bool, FRESH] = False,
@@ -143,18 +149,16 @@ def tasks_try(
 
 @tasks_app.command("serve")
 def tasks_serve(
-    task: Annotated[str, typer.Argument(help="A task of a recipe, by its id or by what it begins with.")],
+    task: Annotated[str, TASK],
     who: Annotated[str, typer.Option(help="Who plays, for the transcript.")] = "an MCP client",
-    recipes: Annotated[list[Path] | None, typer.Option(help="Folder or file of recipes.", show_default="tasks, examples/tasks")] = None,
-    prompt: Annotated[
-        Literal["specified", "terse"], typer.Option(help="With signatures, docstrings and tests, or at most 390 characters.")
-    ] = "specified",
-    out: Annotated[Path, typer.Option(help="Folder for the transcript.")] = Path("runs/episodes"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a transcript that was interrupted.")] = False,
+    recipes: Annotated[list[Path] | None, RECIPES] = None,
+    prompt: Annotated[Literal["specified", "terse"], PROMPT] = "specified",
+    out: Annotated[Path, EPISODES] = Path("runs/episodes"),
+    resume: Annotated[bool, RESUME] = False,
     calls: Annotated[int, typer.Option(help="Calls, at most.", min=1)] = 400,
-    minutes: Annotated[float, typer.Option(help="Wall-clock minutes, at most.", min=0.01)] = 60.0,
-    strict: Annotated[bool, typer.Option("--strict", help="Calls must fit their schema exactly.")] = False,
-    corpus: Annotated[Path | None, typer.Option(help="Folder of pages for web_search; without it the tool is not there.")] = None,
+    minutes: Annotated[float, MINUTES] = 60.0,
+    strict: Annotated[bool, STRICT] = False,
+    corpus: Annotated[Path | None, CORPUS] = None,
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
     fresh: Annotated[bool, FRESH] = False,
