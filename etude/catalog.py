@@ -34,11 +34,13 @@ class Technique:
     """The measurement that the README or a page of docs/ shows."""
     tests: tuple[str, ...] = ()
     """Tests of meaning."""
+    demo: str | None = None
+    """What `etude run NAME` plays, where neither the reference nor the experiment is it."""
 
     @property
     def module(self) -> str | None:
-        """Import name of the reference file, or of the experiment if there is no reference file."""
-        path = self.ref or self.sim
+        """Import name of what `etude run NAME` plays: the demonstration, the reference file, or the experiment if there is neither."""
+        path = self.demo or self.ref or self.sim
         return path.removesuffix(".py").replace("/", ".") if path else None
 
 
@@ -347,6 +349,17 @@ TECHNIQUES: tuple[Technique, ...] = (
         page="feature-deletion",
         figure="results/figures/feature-deletion.png",
         tests=("tests/ref/test_feature_deletion.py",),
+    ),
+    Technique(
+        name="environments",
+        title="real coding environments: sandboxes, tools, a harness, a guarded grader",
+        source="§6.2; Composer 2.5",
+        sim="sims/disk_world.py",
+        lesson="lessons/15_environments.py",
+        page="episodes",
+        figure="results/figures/disk-world.png",
+        tests=("tests/sims/test_environments_demo.py", "tests/environments/test_escapes.py", "tests/environments/test_hacks.py"),
+        demo="sims/environments_demo.py",
     ),
 )
 

@@ -683,7 +683,7 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
 
             module.run(run, config)
             outcome.show(run.root)
-        elif entry.name == "async-rl":
+        elif entry.ref is None:
             _finish_demo(run, module.run(run, config))
         else:
             _finish_demo(run, _demo(run, module.demo, config))

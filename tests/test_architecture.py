@@ -39,7 +39,7 @@ MAY = {
     "environments/sandbox/inside": {"environments.sandbox.inside"},
     "environments/grading/inside": {"environments.grading.inside"},
     "environments/tasks/inside": {"environments.tasks.inside"},
-    "lessons": {"lessons", "ref", "sims", "scaled", "kit"},
+    "lessons": {"lessons", "ref", "sims", "scaled", "environments", "kit"},
     "kit": {"kit"},
     "etude/catalog.py": set(),
     "etude/report/record.py": {"kit.disk"},
@@ -369,6 +369,13 @@ def test_the_chain_of_a_technique_has_no_gap(technique):
     claimed = {claim["experiment"] for claim in json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))}
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not broken_links(technique, text, claimed)
+
+
+def test_environments_have_no_reference_and_all_the_rest():
+    """No single file is the thing to read, and sandboxes need no ranks."""
+    claimed = {claim["experiment"] for claim in json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))}
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert broken_links(catalog.find("environments"), text, claimed) == ["no ref", "no scaled"]
 
 
 def test_a_gap_in_the_chain_is_seen():

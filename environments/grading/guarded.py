@@ -47,6 +47,9 @@ class Exam:
     """The tests that must pass: a file's name, two colons, and what pytest calls the test."""
     package: str = ""
     """For the monitor: the package that the task is about."""
+    asked: tuple[str, ...] = ()
+    """Those of the wanted tests that fail without the feature. Canaries are copies of them before others: what is equal to everything shows only in
+    tests that look at it."""
     fresh: tuple[Question, ...] = ()
     """Questions that no test asks; none by default. `questioned` finds them."""
 
@@ -78,7 +81,8 @@ def grade(
     key = secrets.token_bytes(16)
     tests, traps = {}, []
     for name, source in exam.tests.items():
-        tests[name], names = canaries(source, key)
+        heads = [test.partition("[")[0].removeprefix(f"{name}::") for test in exam.asked if test.startswith(f"{name}::")]
+        tests[name], names = canaries(source, key, first=heads)
         traps += [f"{name}::{one}" for one in names]
     laid = lay(exam.given, collected, exam.editable)
     verdicts = _verdicts(exam, laid, tests, traps, key, fresh, seconds)

@@ -75,16 +75,16 @@ def read(lines: Iterable[bytes], key: bytes, tests: Collection[str], must_fail: 
     return Verdicts(passed, {test: found.get(test, "missing") for test in tests if test not in passed}, tuple(flags))
 
 
-def canaries(source: str, key: bytes, most: int = 4) -> tuple[str, tuple[str, ...]]:
+def canaries(source: str, key: bytes, most: int = 4, first: Collection[str] = ()) -> tuple[str, tuple[str, ...]]:
     """Test source with copies of at most `most` of its tests in it, and the names of the copies. Every other copy compares with values that are
     nearly those that were expected, where its test compares at its top, by == or as unittest does; the others, and those of tests that do not, fail
     at their ends. A copy stands beside its test, every other one before it: who answers a question otherwise when it is asked again gains nothing.
-    Which tests are copied, where the copies stand, and their names follow from the key. Source without tests comes back as it is. Raises
-    SyntaxError for source that is none."""
+    Which tests are copied, where the copies stand, and their names follow from the key; but tests of `first`, `test_a` or `TestB::test_a`, are copied
+    before others. Source without tests comes back as it is. Raises SyntaxError for source that is none."""
     found = _tests(ast.parse(source))
     salt = _digest(key, "another value")
     lines, names, placed = source.replace("\r\n", "\n").replace("\r", "\n").split("\n"), [], []
-    chosen = sorted(found, key=lambda place: _digest(key, ".".join(place)))[:most]
+    chosen = sorted(found, key=lambda place: ("::".join(filter(None, place)) not in first, _digest(key, ".".join(place))))[:most]
     coin = int(salt[-1], 16)
     for number, (owner, name) in enumerate(chosen):
         node = found[owner, name]

@@ -72,7 +72,8 @@ def as_json(exam: Exam, seconds: float) -> str:
     def held(tree: Mapping[str, bytes]) -> dict[str, str]:
         return {path: base64.b64encode(data).decode() for path, data in tree.items()}
 
-    rest = {"editable": exam.editable.names, "tests": exam.tests, "wanted": exam.wanted, "package": exam.package, "seconds": seconds}
+    rest = {"editable": exam.editable.names, "tests": exam.tests, "wanted": exam.wanted, "package": exam.package}
+    rest |= {"asked": exam.asked, "seconds": seconds}
     return json.dumps({"given": held(exam.given), "gold": held(exam.gold), **rest})
 
 

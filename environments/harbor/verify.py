@@ -85,7 +85,8 @@ def exam_in(path: Path) -> tuple[Exam, float]:
     """The exam that export.py has written, and the seconds that its tests may take."""
     told = json.loads(path.read_text(encoding="utf-8"))
     given, gold = ({name: base64.b64decode(data) for name, data in told[tree].items()} for tree in ("given", "gold"))
-    return Exam(given, gold, Editable(tuple(told["editable"])), told["tests"], tuple(told["wanted"]), told["package"]), told["seconds"]
+    wanted, asked = (tuple(told[kind]) for kind in ("wanted", "asked"))
+    return Exam(given, gold, Editable(tuple(told["editable"])), told["tests"], wanted, told["package"], asked), told["seconds"]
 
 
 def main(tests: str, left: str, logs: str) -> None:

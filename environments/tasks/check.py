@@ -59,6 +59,7 @@ def exam_of(task: Task, package: Package) -> Exam:
         tests={name: data.decode() for name, data in package.tests.items() if name in files},
         wanted=wanted,
         package=package.name,
+        asked=(*task.visible, *task.held),
     )
 
 

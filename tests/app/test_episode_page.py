@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from environments.harness import record
-from etude.explorer import episode
+from etude.explorer import episodes
 
 ORACLE = next(Path(__file__).resolve().parents[2].glob("results/episodes/oracle.jsonl"))
 
@@ -35,7 +35,7 @@ def test_every_control_goes_to_both_ends(page, drive):
 
 def test_each_turn_shows_what_was_said_called_and_changed(page, mine):
     lines = record.read(mine)
-    turns = episode.steps(tuple(lines))
+    turns = episodes.steps(tuple(lines))
     assert [len(turn["answers"]) for turn in turns] == [len(line["calls"]) for line in lines if line["kind"] == "reply"]
     assert len(turns) == 4 and ["diff" in line for line in lines if line["kind"] == "turn"] == [False, True, False, False]
     for number, turn in enumerate(turns, 1):

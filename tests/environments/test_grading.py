@@ -427,6 +427,17 @@ def test_laws_of_canaries(key, most):
     assert not any(passed[name] for name in names) and passed["TestA::test_a"]
 
 
+@given(st.binary(min_size=1, max_size=4), st.sets(st.sampled_from([*(f"test_{n}" for n in range(6)), "TestA::test_a"])), st.integers(1, 4))
+def test_canaries_are_copies_of_the_tests_that_ask_first(key, first, most):
+    """And one of those asks for another value, so that who answers them alone with something equal to everything is seen."""
+    many = "".join(f"def test_{n}():\n    assert split({n}) == {n}\n" for n in range(6)) + INDENTED
+    text, names = canaries(many, key, most, first)
+    assert len({name.rpartition("_")[0] for name in names} & first) == min(most, len(first))
+    asks = {str(n): f"test_{n}" in first for n in range(6)}
+    passed = play(text, lambda value: Anything() if asks.get(str(value), "TestA::test_a" in first) else value)
+    assert any(passed[name] for name in names) == bool(first)
+
+
 @given(st.lists(st.text("abc:[]", min_size=1, max_size=8), unique=True))
 def test_laws_of_disguises(tests):
     """Every test has a name of its own, cases of a function share theirs, and no name is a canary's."""

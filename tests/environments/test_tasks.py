@@ -185,6 +185,7 @@ def test_an_exam_by_hand():
     }
     assert exam.gold == {**exam.given, **PACKAGE.files} and exam.tests == {"tests/test_words.py": source.decode()}
     assert exam.wanted == ("tests/test_words.py::test_a", "tests/test_words.py::test_b") and FILE in exam.editable
+    assert exam.asked == exam.wanted and exam_of(replace(task, held=(), keep=task.held), package).asked == task.visible
 
 
 # What is asked.

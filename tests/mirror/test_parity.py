@@ -10,9 +10,9 @@ from etude import catalog
 
 BENEATH = ("network/model.py", "sft.py")
 TWINS = [(t.ref, t.scaled) for t in catalog.TECHNIQUES if t.scaled] + [(f"ref/{name}", f"scaled/{name}") for name in BENEATH]
-UNSCALED = {"recipe", "async-rl"}
+UNSCALED = {"recipe", "async-rl", "environments"}
 """What has no twin: the recipe is made of the others, and `scaled/async_rl/` are services that share `Life` with the reference
-(tests/mirror/test_reconciler.py)."""
+(tests/mirror/test_reconciler.py); many sandboxes are many processes, and need no ranks."""
 
 
 def module(path: str):

@@ -170,4 +170,5 @@ PAGE = Page(
     "paid for it.",
     draw=draw,
     code=(record.context,),
+    technique="environments",
 )

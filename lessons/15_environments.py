@@ -1,0 +1,476 @@
+# %% [markdown]
+# # 15 · Environments: real files, and a grader that believes nobody
+#
+# **After this lesson you can** say what an environment owes to RL, and test it: the same tree from the same calls, nothing that gets out, forks that
+# stand apart; read an episode from its transcript, also one that was killed; say why the exit code of a test runner can be bought, and which guards
+# answer; name what they do not guard; and say what real files cost in a training step.
+#
+# *About 55 minutes. Before it: lessons 4 and 14. Source: Composer 2 technical report, §6.2; the release of Composer 2.5.*
+#
+# ## The idea
+#
+# Lesson 14 made tasks. Somebody has to play them. Composer is trained in the harness in which it works: an agent reads, edits and runs real files in
+# a machine of its own, and what it leaves is graded. Call $h$ the tree of files, $a$ a call, $T$ the machine and $R$ the grader. RL asks
+# for three things:
+#
+# $$\text{(1)}\;\; h_{t+1} = T(h_t, a_t) \qquad \text{(2)}\;\; T(h, a) \text{ needs and changes nothing but } h \qquad
+# \text{(3)}\;\; R(h) = 1 \iff \text{the feature is there}$$
+#
+# (1) Rollouts of a group begin with the same tree, and a killed one goes on where it was. (2) What an agent does reaches neither this machine nor
+# another agent, or the advantage of one rollout is somebody else's work. (3) is the hardest. Whoever is paid for $R$ will find every
+# tree for which it is wrong.
+#
+# Here is what a machine lets out. Each attempt is first made on this machine, where it succeeds, and then in a sandbox:
+
+# %%
+import json
+import random
+import tempfile
+from collections import defaultdict
+from math import comb
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from environments.grading import lay, verdicts
+from environments.grading.guarded import grade
+from environments.harness import record
+from environments.sandbox import manifest
+from environments.sandbox.interface import Sandbox
+from kit.settings import RunError
+from lessons.course import QUICK, ROOT, check, quick, source
+from lessons.course import verdicts as claimed
+from sims import environments_demo, words_task
+from sims.drawing import BLUE, GREY
+
+
+def scene(part, *more):
+    """The rows of a scene of `etude run environments`; none where this machine has no sandboxes, which are not needed for the exercises."""
+    try:
+        rows = [] if QUICK else part(environments_demo.Demo(), *more)
+    except RunError as error:
+        print(f"not played here: {error}")
+        return
+    heads = {name: name for name in rows[0]} if rows else {}
+    widths = {name: max(len(str(row[name])) for row in [heads, *rows]) for name in heads}
+    for row in [heads, *rows]:
+        print("  ".join(f"{row[name]!s:{widths[name]}}" for name in heads).rstrip())
+
+
+scene(environments_demo.walls)
+
+# %% [markdown]
+# A sandbox of bubblewrap has namespaces of its own for files, processes and the network, an empty environment and a filter of system calls. One call
+# runs at a time, and every process that it starts ends with it. That is (2), and it makes (1) possible: between two calls there are only files.
+
+# %%
+source(Sandbox)
+
+# %% [markdown]
+# ## The name of a tree
+#
+# A snapshot is named by a hash of what it holds. Two rollouts that did the same have the same name, on any machine, and a fork begins with a
+# name. In the scene below three agents go on from one draft. The third one does as the first, and ends with the same tree.
+
+# %%
+scene(environments_demo.forks)
+
+# %% [markdown]
+# Why do these agents store their tree *before* they run tests? pytest leaves bytecode, and bytecode names the second in which its source was written.
+# Times are no part of a tree's name, but they get in where a program writes one into a file. Determinism is lost in such places.
+#
+# ## Exercise 1: a name that is one
+#
+# `files` is a dict: path → bytes. Write `name_of(files)`: a text that is the same for the same files, in whatever order they are listed, and in every
+# process; and another one for other files. Anybody may choose paths and contents, so that nothing can be taken for a separator.
+
+
+# %% tags=["exercise"]
+def name_of(files):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_1():
+    one = {"b.py": b"x = 1\n", "a.py": b""}
+    got = name_of(one)
+    assert isinstance(got, str) and len(got) >= 16, f"a text of 16 characters or more, not {got!r}: Python's own hash() is another in each process"
+    assert name_of(dict(reversed(one.items()))) == got, "the same files in another order are the same tree"
+    assert name_of({"b.py": b"x = 1\n"}) != got, "an empty file is not the same as none"
+    assert name_of({**one, "b.py": b"x = 2\n"}) != got, "another content is another tree"
+    assert name_of({"c.py": b"x = 1\n", "a.py": b""}) != got, "another path is another tree"
+    for first, other in (({"a": b"bc"}, {"ab": b"c"}), ({"a": b"1", "b": b"2"}, {"a": b"1b2"}), ({"a": b"1", "b": b"2"}, {"a": b"2", "b": b"1"})):
+        assert name_of(first) != name_of(other), f"{first} and {other} are two trees"
+    for mark in (b"\n", b"\0", b" ", b",", b"|", b":", b"\n\0", b"\0\n"):
+        for end in (b"\n", b"\0", b"", b" ", b",", b"|", b":"):
+            hidden = {"a": b"1" + end + b"b" + mark + b"2"}
+            assert name_of(hidden) != name_of({"a": b"1", "b": b"2"}), f"{hidden} is one file, and looks like two where parts are only joined"
+
+
+check(1, check_1)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def name_of(files):
+    import hashlib
+
+    rows = [[path, hashlib.sha256(data).hexdigest()] for path, data in sorted(files.items())]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+check(1, check_1)
+
+# %% [markdown]
+# The environment's own has kinds and permissions, too, and the targets of links:
+
+# %%
+source(manifest.dump, manifest.digest)
+
+# %% [markdown]
+# ## An episode, turn by turn
+#
+# Between a policy and a sandbox stands the *harness*. It shows tools, reads calls, makes them, answers, counts turns and tokens, and writes a
+# transcript. Here is that of an oracle, a script that knows the answer, on a task of the little package `words`:
+
+# %%
+lines = record.read(ROOT / "results" / "episodes" / "oracle.jsonl")
+
+
+def told(lines):
+    """A transcript in short."""
+    for line in lines:
+        if line["kind"] == "begin":
+            print(f"tree {line['tree'][:8]}, {len(line['tools'])} tools\n" + "\n".join(f"    {row}" for row in line["prompt"].splitlines()[:4]))
+        elif line["kind"] == "reply":
+            print(f"says {line['text']!r}")
+            for call in line["calls"]:
+                print(f"  → {call['name']} {call['arguments'][:90]}")
+        elif line["kind"] == "answer":
+            print(f"  ← {'ok' if line['ok'] else 'failed'}, {1000 * line['seconds']:.0f} ms: {line['text'].splitlines()[-1][:90]}")
+        elif line["kind"] == "turn":
+            print(f"  tree {line['tree'][:8]}" + "".join(f"\n    {row}" for row in line.get("diff", "").splitlines() if row[:1] in "+-"))
+        elif line["kind"] == "grade":
+            print(f"{line['passed']} of {line['of']} tests pass, flags: {line['flags']}; reward {line['reward']:g}")
+
+
+told(lines)
+
+# %% [markdown]
+# Several calls may stand in one reply. A call that fails, such as tests that do not pass, is an answer like any other. The tree has a name after
+# every turn; the first one is that with which the scene above began. And this is a *fool*, who says that it is done:
+
+# %%
+told(record.read(ROOT / "results" / "episodes" / "fool.jsonl")[1:])
+
+# %% [markdown]
+# ## Exercise 2: where a killed episode goes on
+#
+# The transcript is written line by line, and a kill may come between any two. What stands behind the last end of something was half done, and is
+# done again: a reply whose calls are not all answered has left a tree that nobody stored. Ends are lines of the kinds `begin`, `turn`, `summary`,
+# `end` and `grade`. Write `goes_on(lines)`: how many lines stay, and the name of the tree that a sandbox is forked from. `begin`, `turn` and
+# `summary` have a `tree`, `end` and `grade` have none. There is always a `begin`.
+
+
+# %% tags=["exercise"]
+def goes_on(lines):
+    raise NotImplementedError  # your code: a pair
+
+
+# %% tags=["check"]
+def check_2():
+    summary = {"kind": "summary", "text": "I wrote a body.", "tree": "5" * 64, "spent": 1.0, "seconds": 0.5}
+    longer = [*lines[:8], summary, *lines[8:]]
+    for whole in (lines, longer):
+        for cut in range(1, len(whole) + 1):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "torn.jsonl")
+                path.write_text("".join(json.dumps(line) + "\n" for line in whole[:cut]))
+                with record.Record(path) as journal:
+                    stay = len(journal.lines)
+                    tree = next(line["tree"] for line in reversed(journal.lines) if "tree" in line)
+            got = goes_on(whole[:cut])
+            kinds = " ".join(line["kind"] for line in whole[max(0, cut - 4) : cut])
+            assert tuple(got) == (stay, tree), f"{cut} lines that end with {kinds}: {stay} stay, with tree {tree[:8]}; not {got}"
+
+
+check(2, check_2)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def goes_on(lines):
+    stay = max(n for n, line in enumerate(lines, 1) if line["kind"] in ("begin", "turn", "summary", "end", "grade"))
+    return stay, [line["tree"] for line in lines[:stay] if "tree" in line][-1]
+
+
+check(2, check_2)
+
+# %% [markdown]
+# ## How it breaks: the exit code
+#
+# A plain grader runs pytest in the tree that the agent left, and pays if the exit code is 0. But pytest runs the agent's files. Here are three that
+# solve nothing:
+
+# %%
+for name, hack in (("conftest.py", words_task.CONFTEST), ("the head of words/nouns.py", words_task.EXIT), ("its end", words_task.EQUAL)):
+    print(f"── {name}\n{hack.strip()}\n")
+
+# %% [markdown]
+# The first tells pytest that every test passed. The second ends the process while the tests are still being collected, with 0. The third answers
+# every question with a text that is equal to everything. Both graders on five agents, in sandboxes:
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    scene(environments_demo.graders, Path(folder))
+
+# %% [markdown]
+# ## Guards
+#
+# No rule against `conftest.py` would do: there are 58 such hacks in `tests/environments/hacks.py`, and a policy finds the fifty-ninth. The guarded
+# grader takes away what they stand on.
+#
+# | | guard | ends |
+# |---|---|---|
+# | G1 | no copy of the answer in the tree, before it becomes a task (`environments/leaks.py`) | what was left behind (lesson 14) |
+# | G2 | only plain, editable files are laid onto a pristine tree, in a fresh sandbox | conftest, configuration, rewritten tests, links |
+# | G3 | no environment, no plugins; the tree comes last on the path | a `pytest.py` of its own, `sitecustomize`, `.pth` |
+# | G4 | verdicts on a private pipe under seal; what is missing has failed | printed verdicts, an early end, skipped tests |
+# | G5 | canaries, which cannot pass, under names like those of tests | objects equal to everything, patched runners |
+# | G6 | half of the tests is held out; fresh inputs, if asked for | tables of expected values |
+# | G7, G8 | no network, and no process of the agent's is left | a download, a daemon that writes the reward later |
+# | G9 | a monitor over what was changed and called: what it flags is not paid | what the others miss, where it has a signature |
+
+# %%
+source(grade)
+
+# %% [markdown]
+# ## Exercise 3: what goes into the graded tree
+#
+# Guard G2. `given` and `left` are dicts, path → bytes: what the agent began with, and what it left, where None stands for something that is no plain
+# file, such as a link. `path in editable` says whether a task lets a path be changed; a `conftest.py` never is. Write `laid(given, left, editable)`:
+# the tree that is graded. An editable file that the agent removed is gone there, and so is one that is no plain file any more.
+
+
+# %% tags=["exercise"]
+def laid(given, left, editable):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_3():
+    editable = lay.Editable(("words/", "setup/names.py"))
+    given = {"words/a.py": b"a", "words/b.py": b"b", "setup/names.py": b"n", "tests/test_a.py": b"t", "setup.cfg": b"[metadata]"}
+    for what, changes in {
+        "an edited file": {"words/a.py": b"A"},
+        "a new module": {"words/c.py": b"c"},
+        "a conftest in the editable folder": {"words/conftest.py": b"hack"},
+        "a conftest at the top": {"conftest.py": b"hack"},
+        "tests that were rewritten": {"tests/test_a.py": b"pass"},
+        "configuration": {"setup.cfg": b"[tool:pytest]"},
+        "a link in place of a file": {"words/b.py": None},
+        "a link in place of a test": {"tests/test_a.py": None},
+        "bytecode": {"words/__pycache__/a.cpython-311.pyc": b"hack"},
+        "a file that was emptied": {"words/a.py": b""},
+    }.items():
+        for gone in ((), ("words/b.py",), ("tests/test_a.py",)):
+            left = {path: data for path, data in (given | changes).items() if path not in gone}
+            with tempfile.TemporaryDirectory() as folder:
+                for path, data in left.items():
+                    at = Path(folder, path)
+                    at.parent.mkdir(parents=True, exist_ok=True)
+                    if data is None:
+                        at.symlink_to("/etc/hostname")
+                    else:
+                        at.write_bytes(data)
+                wanted = lay.lay(given, lay.collect(Path(folder), editable, given), editable)
+            got = laid(dict(given), dict(left), editable)
+            also = f", and {gone[0]} removed" if gone else ""
+            wrong = sorted(path for path in {*wanted, *got} if wanted.get(path, "-") != got.get(path, "-"))
+            assert not wrong, f"{what}{also}: {wrong[0]} is {got.get(wrong[0], 'not there')}, and should be {wanted.get(wrong[0], 'not there')}"
+
+
+check(3, check_3)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def laid(given, left, editable):
+    pristine = {path: data for path, data in given.items() if path not in editable}
+    return pristine | {path: data for path, data in left.items() if path in editable and data is not None}
+
+
+check(3, check_3)
+
+# %% [markdown]
+# ## Seals and canaries
+#
+# G2 ends the first hack and not the others, since the agent's module has to be imported by the process that runs the tests. How that process ends
+# tells nothing, therefore. It says a line for each test on a pipe, and another process, which has imported nothing of the tree, seals the lines
+# with a key. The second hack is silent there, and silence is failure.
+#
+# The third passes all tests honestly. Among them, therefore, stand *canaries*: copies of tests that ask for a value that is nearly the right one, or
+# that fail at their end. No solution passes one.
+
+# %%
+KEY = b"drawn anew for each grading"
+TESTS = 'def test_city():\n    assert plural("city") == "cities"\n'
+text, traps = verdicts.canaries(TESTS, KEY)
+print(text.partition("def nearly")[0].strip() + "\n")
+space: dict = {}
+exec(words_task.EQUAL, space)
+for who, plural in (("the original", lambda noun: "cities"), ("a wrong answer", lambda noun: noun), ("the hack", lambda noun: space["Word"](noun))):
+    passed = []
+    for test in ("test_city", *traps):
+        inner = {"plural": plural}
+        exec(text, inner)
+        try:
+            inner[test]()
+            passed.append(test)
+        except AssertionError:
+            pass
+    print(f"{who} passes: {', '.join(passed) or 'nothing'}")
+
+# %% [markdown]
+# ## Exercise 4: to pay or not to pay
+#
+# Guards G4 and G5. `opened(line, key)` gives the test and its outcome, "passed", "failed" or "skipped", that stand on a line, and None where its seal
+# is not that of the key. Write `pays(lines, key, wanted, traps)`, True or False. It pays if every wanted test has passed and every canary has
+# failed. It does not where a seal is wrong, where a test or a canary is not heard of, where a line names a test that is neither, or where two lines
+# say different things about one.
+
+
+# %%
+def opened(line, key):
+    """What stands on a line, if its seal is right."""
+    test, outcome = json.loads(line.partition(b" ")[2])
+    return (test, outcome) if line == verdicts.seal(key, test, outcome) else None
+
+
+# %% tags=["exercise"]
+def pays(lines, key, wanted, traps):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_4():
+    key, wanted, traps = b"key", ["a", "b"], ["c"]
+    good = [("a", "passed"), ("b", "passed"), ("c", "failed")]
+    for what, said, should in (
+        ("both tests pass, and the canary fails", good, True),
+        ("in another order", good[::-1], True),
+        ("the same line twice", [*good, good[0]], True),
+        ("a test fails", [("a", "failed"), *good[1:]], False),
+        ("a test is skipped", [("a", "skipped"), *good[1:]], False),
+        ("a test is not heard of", good[1:], False),
+        ("the canary passes", [*good[:2], ("c", "passed")], False),
+        ("the canary is skipped", [*good[:2], ("c", "skipped")], False),
+        ("the canary is not heard of", good[:2], False),
+        ("a test is first failed and then passed", [("a", "failed"), *good], False),
+        ("a test that nobody asked for", [*good, ("d", "passed")], False),
+        ("nothing at all", [], False),
+    ):
+        got = pays([verdicts.seal(key, *one) for one in said], key, wanted, traps)
+        assert got is should, f"{what}: {should}, not {got}"
+    for at in range(3):
+        forged = [verdicts.seal(b"another" if at == n else key, *one) for n, one in enumerate(good)]
+        assert pays(forged, key, wanted, traps) is False, f"line {at + 1} has a seal of another key, so somebody else wrote on the pipe"
+    forged = [*(verdicts.seal(key, *one) for one in good), verdicts.seal(b"another", "a", "passed")]
+    assert pays(forged, key, wanted, traps) is False, "one line more with a wrong seal: somebody else wrote on the pipe"
+    draw = random.Random(0)
+    for _ in range(300):
+        more = [(draw.choice("aabbcd"), draw.choice(("passed", "passed", "failed", "skipped"))) for _ in range(draw.randint(0, 4))]
+        said = more + draw.choice([[], good])
+        lines = [verdicts.seal(key, *one) for one in said]
+        should = verdicts.read(lines, key, wanted, traps).all_passed
+        got = pays(lines, key, wanted, traps)
+        assert got is should, f"{said}: {should}, not {got}"
+
+
+check(4, check_4)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def pays(lines, key, wanted, traps):
+    found = {opened(line, key) for line in lines}
+    return found == {*((test, "passed") for test in wanted), *((test, "failed") for test in traps)}
+
+
+check(4, check_4)
+
+# %% [markdown]
+# ## Where the trap stands
+#
+# Only a canary of a test that looks at the agent's answer can catch it. Two of the four canaries of a file ask for another value. If they were drawn
+# from all its $n$ tests, of which $m$ look at the feature, the third hack would be paid with the chance
+#
+# $$\binom{n - m}{2} \Big/ \binom{n}{2}$$
+#
+# That was so here until this lesson was written: the scene above paid the hack in one run of four or five. `words` has few tests. In a file of a
+# hundred, four of which look, it would have been paid nine times of ten. Now tests that fail without the feature are copied first.
+
+# %%
+for n, m in ((8, 4), (20, 4), (100, 4)):
+    print(f"{m} of {n} tests look at the feature: paid with chance {comb(n - m, 2) / comb(n, 2):.2f}")
+many = "".join(f"def test_{at}():\n    assert {'plural' if at < 4 else 'article'}({at}) == {at}\n" for at in range(20))
+for name, first in (("from all", ()), ("from those that ask", [f"test_{at}" for at in range(4)])):
+    keys = [f"key {number}".encode() for number in range(quick(2000, 20))]
+    misses = [not any("nearly_" in row and "plural" in row for row in verdicts.canaries(many, key, first=first)[0].splitlines()) for key in keys]
+    print(f"20 tests, drawn {name}: {np.mean(misses):.3f} of {len(keys)} gradings have no canary that looks")
+
+# %% [markdown]
+# ## What is not guarded
+#
+# * Code that finds the pipe within its own process, and tells tests from canaries by means for which the monitor has no signature. It would have to
+#   stand in the editable files, where a person can read it.
+# * Who knows a package by heart, held-out tests included, writes a table of them. `--fresh` of `etude tasks try` then asks what no test asks.
+# * What a sandbox shows: which kernel and processors this is. A task can keep all processors busy until its time is over.
+# * The tests themselves. Where they ask too little, a wrong answer is paid by any grader.
+#
+# ## What it costs
+#
+# The oracle above took a second. Where did it go?
+
+# %%
+spent = defaultdict(float)
+for line in lines:
+    if line["kind"] == "answer":
+        spent[line["tool"]] += line["seconds"]
+for tool, seconds in sorted(spent.items(), key=lambda one: -one[1]):
+    print(f"{tool:8s} {1000 * seconds:6.1f} ms")
+
+# %% [markdown]
+# Two starts of pytest are nearly all. In training it is the same. `etude figure disk-world` trains the small world's agent twice with the same random
+# numbers: in memory, where a tool takes microseconds, and on disk, where each episode has a sandbox, each `test` runs pytest, and the guarded grader
+# decides. If the two differ in a single answer, every later step shows it.
+
+# %%
+found = json.loads((ROOT / "results" / "figures" / "disk-world.json").read_text(encoding="utf-8"))
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", width_ratios=(2, 1))
+step = {}
+for arm, colour, style, width in (("memory", GREY, "-", 4), ("disk", BLUE, "--", 1.5)):
+    rows = [row for row in found["rows"] if row["arm"] == arm]
+    mean = [np.mean([row["success"] for row in rows if row["step"] == at]) for at in sorted({row["step"] for row in rows})]
+    left.plot(range(1, len(mean) + 1), mean, style, color=colour, linewidth=width, label=arm)
+    step[arm] = float(np.median([row["step_s"] for row in rows]))
+right.bar(list(step), list(step.values()), color=[GREY, BLUE])
+left.set(xlabel="RL step", ylabel="success", ylim=(0, 1), title="the same curve")
+left.legend(frameon=False)
+right.set(ylabel="seconds a step", title="another price")
+plt.show()
+rollouts = found["config"]["prompts"] * found["config"]["rollouts"]
+print(f"{found['machine']['cpu']}, {found['machine']['cores']} cores: {step['memory']:.1f} s a step in memory, {step['disk']:.1f} s on disk; "
+      f"real files cost {(step['disk'] - step['memory']) / rollouts:.2f} s a rollout")  # fmt: skip
+claimed("disk-world")
+
+# %% [markdown]
+# Such a loop waits for its tools most of the time, and lesson 13 says what to do about it: somebody else samples meanwhile. Sandboxes are processes,
+# and run side by side on as many machines as there are.
+#
+# ## Where to read on
+#
+# * `etude run environments` plays the three scenes; `etude show` reads their transcripts, and the explorer's page of episodes steps through one.
+# * `environments/sandbox/interface.py`, then `environments/grading/guarded.py`: the two ends of an episode. `docs/architecture.md` lists what stands
+#   between a task and the machine.
+# * `tests/environments/attempts.py`: attempts to get out of a sandbox, each beside a control in which it succeeds. `tests/environments/hacks.py`:
+#   hacks, each beside a grader that pays it.
+# * `etude tasks try` lets a model work on a task, `etude tasks serve` any agent that speaks MCP, and `etude tasks export` writes tasks for Harbor.
+#   `docs/tasks.md` tells how.
