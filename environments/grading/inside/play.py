@@ -89,7 +89,8 @@ def main(pipe: int) -> None:
     (folder / "pytest.ini").write_text("[pytest]\npython_files = none\n")
     os.chdir(folder)
     sys.path += [plan["tree"], f"{plan['tree']}/src"]
-    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "--assert=plain"]
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "--assert=plain", "--tb=no"]  # to word a failure takes longer than the test
+    options += ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder)]
     pytest.main([*options, str(folder)], plugins=[Held(plan["tests"], set(plan["wanted"]), plan["names"], folder), Told(pipe)])
     os._exit(0)  # all is told; to take a process with pytest down in order takes as long as many tests
 
