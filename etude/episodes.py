@@ -15,6 +15,7 @@ from typing import Literal
 
 from environments.grading.guarded import Exam, grade, questioned
 from environments.grading.lay import write
+from environments.grading.ready import Judges
 from environments.harness import record, scripted
 from environments.harness.episode import Budget, Episode, Job
 from environments.harness.messages import Policy, PolicyError
@@ -113,19 +114,20 @@ def try_task(
     policy = policy_of(model, model_name, exam, task, sampling, strict, choice)
     who = model if isinstance(policy, scripted.Script) else f"{model_name}, {json.dumps(sampling)}"
     job = job_of(task, exam, prompt, corpus, strict, who)
-    with Record(path) as journal:
+    with Record(path) as journal, Judges(partial(open_sandbox, kind=kind, limits=GRADING)) as judges:
         if isinstance(policy, scripted.Script):
             policy.said = sum(line["kind"] == "reply" for line in journal.lines)
         for line in journal.lines:
             told(line)  # what was there already
         episode = Episode(job, policy, journal, partial(open_sandbox, kind=kind, limits=WORKING), own_store(cache_folder() / "store"), budget, told)
+        judges.expect()
         try:
             tree = episode.play()
         except PolicyError as error:
             raise RunError(f"{error}; --resume goes on from turn {episode.turns}") from None
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; --resume goes on from turn {episode.turns}") from None
-        reward = graded(exam, journal, tree, seconds, kind, ask)
+        reward = graded(exam, journal, tree, seconds, kind, ask, judges)
     print(f"{path}: read it with `etude show {path}`")
     return reward
 
@@ -146,12 +148,13 @@ def job_of(task: Task, exam: Exam, prompt: str, corpus: Path | None, strict: boo
     return Job(task.id, asked, stored(exam.given), exam.given, pages_of(corpus) if corpus else None, tools, strict, who)
 
 
-def graded(exam: Exam, journal: Record, tree: str, seconds: float, kind: Kind, ask: bool) -> float:
-    """The reward of an episode that is over, graded unless its transcript says it. `tree`: the stored one that it left. `ask`: with fresh inputs."""
+def graded(exam: Exam, journal: Record, tree: str, seconds: float, kind: Kind, ask: bool, judges: Judges | None = None) -> float:
+    """The reward of an episode that is over, graded unless its transcript says it. `tree`: the stored one that it left. `ask`: with fresh inputs.
+    `judges`: may have opened a sandbox for it ahead."""
     if not any(line["kind"] == "grade" for line in journal.lines):
         store, fresh = own_store(cache_folder() / "store"), partial(open_sandbox, kind=kind, limits=GRADING)
         exam = questioned(exam, journal.lines[0]["task"], fresh, seconds) if ask else exam
-        found = grade(exam, store.tree(tree), fresh, [*record.calls(journal.lines)], seconds)
+        found = grade(exam, store.tree(tree), fresh, [*record.calls(journal.lines)], seconds, judges=judges)
         parts = {"succinctness": found.reward.succinctness, "conformance": found.reward.conformance}
         failed = {test: one_line(why) for test, why in found.verdicts.failed.items()}
         counts = {"passed": len(found.verdicts.passed), "of": len(exam.wanted)}

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from environments.grading import fresh as fresh_inputs
 from environments.grading.fresh import Agreement, Question
-from environments.grading.lay import Collected, Editable, collect, lay, write
+from environments.grading.lay import Collected, Editable, collect, lay, packed
+from environments.grading.ready import Judges, opened
 from environments.grading.rewards import WEIGHTS, Reward, Weights, reward
 from environments.grading.verdicts import Verdicts, canaries, disguised, read
 from environments.monitor import Call, Episode, Flag, watch
@@ -29,7 +28,10 @@ from environments.sandbox.interface import Sandbox
 
 __all__ = ["Exam", "Grade", "grade", "questioned"]
 
-INSIDE = Path(__file__).parent / "inside"
+LARGEST, MANY = 4 << 20, 1000
+"""Bytes and files of a tree that the judge lays. A larger one lies there before the judge begins, which takes longer."""
+NO_TREE = 3
+"""As in inside/judge.py."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,16 @@ def questioned(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds:
 
 
 def grade(
-    exam: Exam, left: Path, fresh: Callable[[Path], Sandbox], calls: Sequence[Call] = (), seconds: float = 60.0, weights: Weights = WEIGHTS
+    exam: Exam,
+    left: Path,
+    fresh: Callable[[Path], Sandbox],
+    calls: Sequence[Call] = (),
+    seconds: float = 60.0,
+    weights: Weights = WEIGHTS,
+    judges: Judges | None = None,
 ) -> Grade:
     """Grades a folder that an agent left. `fresh`: opens a sandbox over a folder; its limit on output must hold a line of 200 bytes for each test.
-    `calls`: the episode's, for the monitor. `seconds`: of wall-clock for all tests together."""
+    `calls`: the episode's, for the monitor. `seconds`: of wall-clock for all tests together. `judges`: may have opened such a sandbox ahead."""
     collected = collect(left, exam.editable, exam.given)
     key = secrets.token_bytes(16)
     tests, traps = {}, []
@@ -85,7 +93,7 @@ def grade(
         tests[name], names = canaries(source, key, first=heads)
         traps += [f"{name}::{one}" for one in names]
     laid = lay(exam.given, collected, exam.editable)
-    verdicts = _verdicts(exam, laid, tests, traps, key, fresh, seconds)
+    verdicts = _verdicts(exam, laid, tests, traps, key, judges or Judges(fresh), seconds)
     agreement = fresh_inputs.agreement(exam.fresh, laid, fresh, seconds) if exam.fresh and verdicts.all_passed else None
     after = {**exam.given, **collected.ignored, **collected.files}
     gone = [name for name in exam.given if name in exam.editable and name not in collected.files]
@@ -99,39 +107,27 @@ def grade(
 
 
 def _verdicts(
-    exam: Exam,
-    tree: Mapping[str, bytes],
-    tests: Mapping[str, str],
-    traps: Sequence[str],
-    key: bytes,
-    fresh: Callable[[Path], Sandbox],
-    seconds: float,
+    exam: Exam, tree: Mapping[str, bytes], tests: Mapping[str, str], traps: Sequence[str], key: bytes, judges: Judges, seconds: float
 ) -> Verdicts:
-    with tempfile.TemporaryDirectory(prefix="etude-grade-") as name:
-        folder = Path(name)
-        write(tree, folder / "tree")
-        (folder / "exam" / "tests").mkdir(parents=True)
-        for program in ("judge.py", "play.py"):
-            shutil.copyfile(INSIDE / program, folder / "exam" / program)
-        folder.chmod(0o755)
-        sandbox = fresh(folder)
     played = disguised(exam.wanted, key)
+    small = len(tree) <= MANY and sum(map(len, tree.values())) <= LARGEST
+    plan = {
+        "key": key.hex(),
+        "files": packed(tree) if small else {},
+        "tree": "/work/tree",
+        "folder": "/work/exam/tests",
+        "tests": tests,
+        "wanted": [*played.values(), *traps],
+        "names": {test.partition("[")[0]: name.partition("[")[0] for test, name in played.items()},
+        "seconds": seconds,
+    }
+    sandbox = judges.take() if small else opened(judges.fresh, tree)
     try:
-        plan = {
-            "key": key.hex(),
-            "tree": "/work/tree",
-            "folder": "/work/exam/tests",
-            "tests": tests,
-            "wanted": [*played.values(), *traps],
-            "names": {test.partition("[")[0]: name.partition("[")[0] for test, name in played.items()},
-            "seconds": seconds,
-        }
-        written = sandbox.call("write", {"path": "exam/plan.json", "text": json.dumps(plan)})
-        if not written.ok:
-            raise RuntimeError(f"the grading sandbox takes no plan: {written.text or written.ended}")
-        said = sandbox.call("shell", {"command": "exec python3 -I -B exam/judge.py exam"}, seconds + 10)
+        said = sandbox.tell(json.dumps(plan), seconds + 10)
     finally:
         sandbox.close()
+    if said.exit == NO_TREE:  # nothing of the tree has run yet
+        raise RuntimeError(f"the grading sandbox takes no tree: {said.text}")
     lines = said.text.encode().splitlines() if said.exit == 0 else []  # a judge that was killed has said nothing
     said = read(lines, key, [*played.values()], traps)
     names = {name: test for test, name in played.items()}

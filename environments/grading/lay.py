@@ -7,6 +7,7 @@ that pass every check. What is refused or ignored is named: a task that pays in 
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import stat
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["NEVER", "Collected", "Editable", "collect", "lay", "write"]
+__all__ = ["NEVER", "Collected", "Editable", "collect", "lay", "packed", "write"]
 
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 NEVER = re.compile(
@@ -170,8 +171,18 @@ def write(tree: Mapping[str, bytes], folder: Path) -> None:
     if any(folder.iterdir()):
         raise ValueError(f"{folder} must be empty")
     for name, data in tree.items():
-        if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
-            raise ValueError(f"{name!r} leads out of the folder")
-        path = folder / name
+        path = folder / _below(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+
+
+def packed(tree: Mapping[str, bytes]) -> dict[str, str]:
+    """A tree as JSON can hold it, each file in base64. Raises ValueError for names that lead out of a folder."""
+    return {_below(name): base64.b64encode(data).decode() for name, data in tree.items()}
+
+
+def _below(name: str) -> str:
+    """The same name. Raises ValueError where it leads out of a folder."""
+    if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(f"{name!r} leads out of the folder")
+    return name

@@ -31,33 +31,49 @@ END = "import os, signal; os.kill(-1, signal.SIGKILL)"
 
 
 class Here:
-    """What the grader needs of a sandbox (see sandbox/interface.py): `write` and `shell` in WORK, as nobody where this user is root."""
+    """What the grader needs of a sandbox (see sandbox/interface.py): a command in WORK, as nobody where this user is root."""
+
+    waiting: subprocess.Popen | None = None
 
     def __init__(self, folder: Path) -> None:
         for part in ("tree", "exam"):
             shutil.rmtree(WORK / part, ignore_errors=True)
-            shutil.copytree(folder / part, WORK / part)
+            if (folder / part).exists():
+                shutil.copytree(folder / part, WORK / part)
         self.user: dict = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if apart() else {}
         if self.user:
             for below, _, names in os.walk(WORK):
                 for path in (below, *(os.path.join(below, name) for name in names)):
                     os.chown(path, NOBODY, NOBODY)
 
-    def call(self, tool: str, args: Mapping[str, object], timeout: float | None = None) -> Observation:
-        """Writes a file, or runs a command and gives what it said on its standard output."""
-        if tool == "write":
-            path = WORK / str(args["path"])
-            path.write_text(str(args["text"]))
-            if self.user:
-                os.chown(path, NOBODY, NOBODY)
-            return Observation("", True)
-        words = ["/bin/sh", "-c", str(args["command"])]
-        how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "cwd": WORK, "env": {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}}
+    def begin(self, command: str, timeout: float | None = None) -> Observation:
+        """Starts a command that waits to be told something, and gives the line that it says."""
+        how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": WORK, "env": {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}}
+        self.waiting = subprocess.Popen(["/bin/sh", "-c", command], **how, **self.user)
+        assert self.waiting.stdout is not None
+        said = self.waiting.stdout.readline().decode(errors="replace")
+        return Observation(said.rstrip("\n"), said.endswith("\n"))
+
+    def waits(self) -> bool:
+        """Whether a command waits."""
+        return self.waiting is not None and self.waiting.poll() is None
+
+    def tell(self, text: str, timeout: float | None = None) -> Observation:
+        """Tells it, and gives what it says then on its standard output."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is None:
+            return Observation("no command waits for what it is told", False)
         try:
-            done = subprocess.run(words, timeout=timeout, **how, **self.user)
+            said, _ = waiting.communicate(text.encode(), timeout)
         except subprocess.TimeoutExpired:
+            waiting.kill()
+            waiting.communicate()
             return Observation("", False, None, f"more than {timeout:g} seconds")
-        return Observation(done.stdout.decode(errors="replace"), done.returncode == 0, done.returncode)
+        return Observation(said.decode(errors="replace"), waiting.returncode == 0, waiting.returncode)
+
+    def call(self, tool: str, args: Mapping[str, object], timeout: float | None = None) -> Observation:
+        """No tool runs here. Raises NotImplementedError."""
+        raise NotImplementedError("a verifier has no tools")
 
     def snapshot(self) -> str:
         """There are none here. Raises NotImplementedError."""

@@ -83,6 +83,19 @@ class Sandbox(Protocol):
         """Runs a tool. A bad name, bad arguments and a failing tool are observations, too. `timeout`: seconds, at most `Limits.seconds`."""
         ...
 
+    def begin(self, command: str, timeout: float | None = None) -> Observation:
+        """Starts a command that says a line when it is ready and then waits for its standard input, and gives that line. Until it is told something
+        it waits; every other call but `waits` ends it first."""
+        ...
+
+    def tell(self, text: str, timeout: float | None = None) -> Observation:
+        """Tells the command that waits, and closes its standard input. What it says then is observed as of `shell`."""
+        ...
+
+    def waits(self) -> bool:
+        """Whether a command waits to be told something. It may have been ended meanwhile, or the sandbox."""
+        ...
+
     def snapshot(self) -> str:
         """Stores the work tree, and gives its content hash: SHA-256 over a canonical manifest of paths, modes, contents and links. The same
         tree has the same hash on any machine. Raises RunError for what cannot be stored: a FIFO, a socket, a device."""

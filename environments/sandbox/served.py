@@ -97,6 +97,22 @@ class Served:
 
     def call(self, tool: str, args: Mapping[str, object], timeout: float | None = None) -> Observation:
         """Runs a tool: see interface.py. Raises ValueError for a timeout that is not positive, and nothing else."""
+        return self._do("call", {"tool": tool, "args": args}, timeout)
+
+    def begin(self, command: str, timeout: float | None = None) -> Observation:
+        """Starts a command that waits to be told something: see interface.py. Raises as `call` does."""
+        return self._do("begin", {"command": command}, timeout)
+
+    def tell(self, text: str, timeout: float | None = None) -> Observation:
+        """Tells it: see interface.py. Raises as `call` does."""
+        return self._do("tell", {"text": text}, timeout)
+
+    def waits(self) -> bool:
+        """Whether a command waits: see interface.py."""
+        return self._do("waits", {}, LATE).ok
+
+    def _do(self, what: str, asked: Mapping[str, object], timeout: float | None) -> Observation:
+        """One request, and what is seen of it."""
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be positive; got {timeout}")
         seconds = min(self.limits.seconds, timeout or self.limits.seconds)
@@ -104,7 +120,8 @@ class Served:
             if self._over:
                 return Observation("", False, None, self._over)
             try:
-                request = {"tool": tool, "args": dict(args), "seconds": seconds}
+                request = {**asked, "seconds": seconds}
+                request |= {"args": dict(request["args"])} if "args" in request else {}
                 size = len(json.dumps(request))
             except (TypeError, ValueError, RecursionError) as error:
                 return Observation(f"args must be what JSON can hold: {one_line(str(error))}", False)
@@ -112,7 +129,7 @@ class Served:
                 return Observation(f"args must have at most {REQUEST >> 20} MiB; got {size} bytes", False)
             since = time.monotonic()
             try:
-                found = self._ask("call", request, since + seconds + LATE, 8 * self.limits.output + (1 << 16))
+                found = self._ask(what, request, since + seconds + LATE, 8 * self.limits.output + (1 << 16))
                 if self._crossed() and not str(found.get("ended")).startswith(BOUND):  # what outlived a killed process is no cause
                     found |= {"ok": False, "ended": self._too_much()}
                 return _observation(found, self.limits)

@@ -1,7 +1,7 @@
 """`etude bench sandbox`: how long a sandbox takes to start, to answer, to be stored and to be forked, and how much memory idle ones take.
 
 The tree is as large as a package's repository: 3,114 files, 25 MB. A fork begins with that tree and one change. It counts only if its own snapshot is
-the one that it was forked from.
+the one that it was forked from. Then whole episodes are played and graded (oracle.py).
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from environments.sandbox.cache import cache_folder
 from environments.sandbox.open import open_sandbox
 from environments.sandbox.store import Store
 from etude.bench import written
+from etude.bench.oracle import TWO, Plays
 from kit.process import machine
 from kit.settings import RunError
 
 FILES, SIZE = 3114, 25_000_000
-TARGETS = {"start": 60.0, "fork": 50.0}
+TARGETS = {"start": 60.0, "fork": 50.0, "oracle: both": 100.0}
 """Milliseconds, medians."""
+A_SECOND = 15.0
+"""Episodes a second, two at once: the target."""
 
 
 def fill(folder: Path, files: int, size: int, seed: int = 0) -> None:
@@ -63,8 +66,10 @@ def round_of(seconds: dict[str, list[float]], tree: str, store: Store, root: Pat
         timed(seconds, "close", fork.close)
 
 
-def bench(out: Path | None = Path("results"), rounds: int = 30, idle: int = 100, files: int = FILES, size: int = SIZE) -> dict[str, Any]:
-    """Prints a table and writes out/sandbox-CPU.json."""
+def bench(
+    out: Path | None = Path("results"), rounds: int = 30, idle: int = 100, files: int = FILES, size: int = SIZE, episodes: int = 20
+) -> dict[str, Any]:
+    """Prints a table and writes out/sandbox-CPU.json. `episodes`: so many of each kind are played, and again two at once."""
     seconds: dict[str, list[float]] = {}
     loads = [os.getloadavg()[0]]
     cache_folder().mkdir(parents=True, exist_ok=True)
@@ -78,6 +83,12 @@ def bench(out: Path | None = Path("results"), rounds: int = 30, idle: int = 100,
         for number in range(rounds):
             round_of(seconds, tree, store, None, number)
         loads.append(os.getloadavg()[0])
+        plays, many = Plays(store), {}
+        for number in range(episodes):
+            plays.round_of(seconds, Path(home), number)
+        for name, tested in (("oracle", True), ("oracle, no tests", False)):
+            many[name] = plays.a_second(Path(home), tested, episodes)
+        loads.append(os.getloadavg()[0])
         kept = [open_sandbox(tree, store=store) for _ in range(idle)]
         held = [memory.processes(sandbox.first) for sandbox in kept]
         for sandbox in kept:
@@ -87,7 +98,9 @@ def bench(out: Path | None = Path("results"), rounds: int = 30, idle: int = 100,
     ]
     for row in rows:
         target = f"   target {TARGETS[row['what']]:g}" if row["what"] in TARGETS else ""
-        print(f"{row['what']:16} {row['ms']:9.2f} ms   slowest {row['slowest_ms']:9.2f}{target}")
+        print(f"{row['what']:26} {row['ms']:9.2f} ms   slowest {row['slowest_ms']:9.2f}{target}")
+    for name, count in many.items():
+        print(f"{name:26} {count:9.2f} episodes a second, {TWO} at once   target {A_SECOND:g}")
     print(f"{idle} idle sandboxes hold {sum(held) / 2**20:.0f} MiB")
     result = {
         "what": "milliseconds of a sandbox's life, and memory of idle ones",
@@ -100,7 +113,9 @@ def bench(out: Path | None = Path("results"), rounds: int = 30, idle: int = 100,
         "load": loads,
         "rows": rows,
         "targets_ms": TARGETS,
+        "episodes": {"a_second": many, "at_once": TWO, "times": episodes, "target": A_SECOND},
         "idle": {"sandboxes": idle, "mib": sum(held) / 2**20},
-        "note": "medians; load: of the machine before and after the rounds; memory: proportional set sizes of the first processes",
+        "note": "medians; load: of the machine before the rounds, behind them, and behind the episodes; memory: proportional set sizes of the first "
+        "processes; oracle: etude/bench/oracle.py",
     }
     return written(result, out, "sandbox", result["machine"]["cpu"])

@@ -1,11 +1,14 @@
 """The judge: starts the process that plays the tests, hears it on a private pipe, and says the verdicts under seal.
 
-It imports nothing of the tree. Its plan, with the key and the tests, is gone from the disk before the other process begins, and no process of the
-same user can look into it, because it lets nobody read its memory. Of each test the first line counts.
+It may be started long before there is anything to grade, since to import pytest takes longer than most tests. It says a line once the other process
+has done that, and then waits for its plan on standard input: the key, the tests, and files of the tree, which it lays. So nothing of a tree is there
+while anything is imported, and the key and the tests are never on the disk. No process of the same user can look into the judge, because it lets
+nobody read its memory, and it imports nothing of the tree. Of each test the first line counts.
 
-    python3 -I -B judge.py FOLDER        FOLDER holds plan.json and play.py
+    python3 -I -B judge.py FOLDER        FOLDER holds play.py
 """
 
+import base64
 import ctypes
 import hashlib
 import hmac
@@ -18,6 +21,8 @@ import sys
 import time
 
 PR_SET_DUMPABLE = 4
+READY, NO_TREE = b"ready\n", 3
+"""What is said when a plan may come; and how the judge ends where the tree finds no room."""
 MOST = 4 << 20
 """Bytes that the other process may say."""
 
@@ -55,14 +60,17 @@ def verdicts(said: bytes) -> dict[str, str]:
     return found
 
 
-def main(folder: str) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    with open(f"{folder}/plan.json", "rb") as file:
-        plan = json.load(file)
-    os.unlink(f"{folder}/plan.json")
-    key = bytes.fromhex(plan.pop("key"))
-    reader, writer = os.pipe()
-    child = subprocess.Popen(
+def lay(files: dict[str, str], tree: str) -> None:
+    """Lays files of a tree, which are new."""
+    for name, data in files.items():
+        os.makedirs(os.path.dirname(f"{tree}/{name}"), exist_ok=True)
+        with open(f"{tree}/{name}", "xb") as file:
+            file.write(base64.b64decode(data))
+
+
+def started(folder: str, writer: int) -> subprocess.Popen:
+    """The process that plays the tests. It knows nothing yet."""
+    return subprocess.Popen(
         [sys.executable, "-I", "-B", f"{folder}/play.py", str(writer)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -71,7 +79,25 @@ def main(folder: str) -> None:
         pass_fds=[writer],
         start_new_session=True,
     )
+
+
+def main(folder: str) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    reader, writer = os.pipe()
+    child = started(folder, writer)
     os.close(writer)
+    if os.read(reader, len(READY)) != READY:
+        sys.exit("the tests cannot be played: pytest is not there")
+    os.write(1, READY)
+    if reader in select.select([0, reader], [], [])[0]:
+        sys.exit(1)  # who shall play is gone, or has said something before it was asked
+    plan = json.load(sys.stdin.buffer)
+    key = bytes.fromhex(plan.pop("key"))
+    try:
+        lay(plan.pop("files"), plan["tree"])
+    except OSError as error:
+        sys.stderr.write(f"the tree cannot be laid: {error}\n")
+        sys.exit(NO_TREE)
     until = time.monotonic() + plan["seconds"]
     assert child.stdin is not None
     try:

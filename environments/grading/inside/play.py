@@ -6,6 +6,7 @@ tests' sources come through a pipe before anything of the tree is imported, and 
 that end like those of canaries, and neither the environment nor the command line tells what is being played.
 """
 
+import gc
 import inspect
 import json
 import os
@@ -74,6 +75,8 @@ class Told:
 
 
 def main(pipe: int) -> None:
+    gc.freeze()  # what pytest has made stays: collections, of which it makes some at its end, need not look through it
+    os.write(pipe, b"ready\n")  # pytest is imported, and nothing else is known
     plan = json.loads(sys.stdin.buffer.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv[:], sys.orig_argv[:] = ["pytest"], ["python3"]
@@ -86,8 +89,10 @@ def main(pipe: int) -> None:
     (folder / "pytest.ini").write_text("[pytest]\npython_files = none\n")
     os.chdir(folder)
     sys.path += [plan["tree"], f"{plan['tree']}/src"]
-    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "--assert=plain"]
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "--assert=plain", "--tb=no"]  # to word a failure takes longer than the test
+    options += ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder)]
     pytest.main([*options, str(folder)], plugins=[Held(plan["tests"], set(plan["wanted"]), plan["names"], folder), Told(pipe)])
+    os._exit(0)  # all is told; to take a process with pytest down in order takes as long as many tests
 
 
 if __name__ == "__main__":

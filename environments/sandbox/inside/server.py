@@ -75,6 +75,7 @@ class Server(shell.Stop):
         self.handle, self.writer, self.start, self.buffer = reader, writer, start, bytearray(buffer)
         self.room = Room("/work", start.output)
         self.deadline = float("inf")
+        self.waiting = None
         signal.signal(signal.SIGALRM, self.alarm)
 
     def alarm(self, *_: object) -> None:
@@ -115,14 +116,16 @@ class Server(shell.Stop):
 
     def attempt(self, request: dict, since: float, seconds: float) -> dict:
         """The same, but raises Late."""
-        found: dict = {}
+        found, s, what = {}, self.start, request["do"]
+        bounds = shell.Bounds(seconds, s.processes, s.flood, s.disk, s.inodes, s.disks)
         try:
-            args = checked(request["tool"], request["args"])
-            if request["tool"] == "shell":
-                s = self.start
-                bounds = shell.Bounds(seconds, s.processes, s.flood, s.disk, s.inodes, s.disks)
-                heard = shell.shell(self.room, bounds, self, s.environment, **args)
-                found |= {"text": heard.text, "exit": heard.exit, "ended": heard.ended, "ok": heard.exit == 0 and heard.ended is None}
+            args = checked(request["tool"], request["args"]) if what == "call" else {}
+            if what == "begin":
+                found |= {"text": self.begin(str(request["command"]), bounds), "ok": True}
+            elif what == "tell":
+                found |= outcome(self.tell(str(request["text"]), bounds))
+            elif request["tool"] == "shell":
+                found |= outcome(shell.shell(self.room, bounds, self, s.environment, **args))
             else:
                 self.deadline = since + seconds
                 signal.setitimer(signal.ITIMER_REAL, seconds, 0.01)
@@ -130,17 +133,42 @@ class Server(shell.Stop):
         except (Refused, OSError, ValueError, RecursionError, MemoryError) as error:
             found |= {"text": told(error), "ok": False}
             if isinstance(error, OSError) and error.errno in (28, 122):
-                found["ended"] = shell.full(shell.Bounds(0, 0, 0, self.start.disk, self.start.inodes, self.start.disks))
+                found["ended"] = shell.full(shell.Bounds(0, 0, 0, s.disk, s.inodes, s.disks))
         finally:
             self.deadline = float("inf")
             signal.setitimer(signal.ITIMER_REAL, 0)
         return found
 
+    def begin(self, command: str, bounds: shell.Bounds) -> str:
+        """Starts a command that waits, and gives the line that it says. Raises Refused."""
+        from .waiting import Waiting  # most sandboxes have none
+
+        self.waiting = Waiting(self.room, bounds, self, self.start.environment, command)
+        return self.waiting.ready
+
+    def tell(self, text: str, bounds: shell.Bounds) -> shell.Heard:
+        """Tells the command that waits. Raises Refused where none does."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is None:
+            raise Refused("no command waits for what it is told")
+        return waiting.told(text.encode("utf-8", "surrogateescape"), bounds, self)
+
+    def alone(self) -> None:
+        """Ends what waits: no tool works beside another process."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            waiting.end()
+
     def run(self) -> None:
         """Until nobody asks any more."""
         while (request := self.line()) is not None:
             what = request.get("do")
-            if what == "call":
+            if what == "waits":
+                self.answer(id=request["id"], text="", ok=self.waiting is not None and self.waiting.alive(), exit=None, ended=None, seconds=0)
+                continue
+            if what != "tell":
+                self.alone()
+            if what in ("call", "begin", "tell"):
                 self.answer(id=request["id"], **self.play(request))
             elif what == "scan":
                 try:
@@ -149,6 +177,11 @@ class Server(shell.Stop):
                     self.answer(id=request["id"], refused=told(error))
             elif what == "fetch":
                 changes.fetch(request["path"], self.writer)
+
+
+def outcome(heard: shell.Heard) -> dict:
+    """How a command ended, for an answer."""
+    return {"text": heard.text, "exit": heard.exit, "ended": heard.ended, "ok": heard.exit == 0 and heard.ended is None}
 
 
 def told(error: BaseException) -> str:

@@ -13,7 +13,7 @@ import time
 from .kernel import signal
 from .tree import Refused, Room, line, place
 
-__all__ = ["Bounds", "Heard", "Stop", "Tail", "end_all", "full", "others", "shell"]
+__all__ = ["TICK", "Bounds", "Command", "Heard", "Stop", "Tail", "end_all", "finish", "full", "others", "shell", "spawn"]
 
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb", "USER": "agent", "SHELL": "/bin/sh"}
 DEFAULTS = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGALRM, signal.SIGTERM)
@@ -71,10 +71,12 @@ class Tail:
 
 
 class Command:
-    """A command that runs. `status`: how it ended; `ended`: the bound that it crossed; `was_full`: whether the disk has been full all the time."""
+    """A command that runs. `life`: a pidfd of it; `status`: how it ended; `ended`: the bound that it crossed; `was_full`: whether the disk has been
+    full all the time."""
 
     def __init__(self, pid: int, pipe: int, said: Tail) -> None:
         self.pid, self.pipe, self.said, self.open = pid, pipe, said, True
+        self.life = os.pidfd_open(pid)
         self.status: int | None = None
         self.ended: str | None = None
         self.since = time.monotonic()
@@ -185,38 +187,49 @@ def _bytes(count: int) -> str:
 
 def shell(room: Room, bounds: Bounds, stop: Stop, environment: dict, command: str, cwd: str = ".") -> Heard:
     """Runs a command in /bin/bash, or in /bin/sh, in the folder `cwd`. `environment`: what it is told beside the usual."""
+    before = full(bounds) is not None
+    running = spawn(room, environment, command, cwd)
+    running.was_full = before
+    return finish(running, bounds, stop)
+
+
+def spawn(room: Room, environment: dict, command: str, cwd: str = ".", told: int | None = None) -> Command:
+    """Starts a command. `told`: the handle that it reads from, if there is something to read."""
     folder = place(room, cwd)
     if "\0" in command:
         raise Refused("command must not hold a null character")
     if len(command.encode("utf-8", "surrogateescape")) > 100_000:
         raise Refused("command must have at most 100000 bytes; write a script")
-    before = full(bounds) is not None
     program = next(path for path in ("/bin/bash", "/bin/sh") if os.path.exists(path))
     reader, writer = os.pipe()
-    actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_DUP2, writer, 2)]
+    begin = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0) if told is None else (os.POSIX_SPAWN_DUP2, told, 0)
+    actions = [begin, (os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_DUP2, writer, 2)]
     try:
         os.chdir(folder)  # a spawned process begins where its parent is
         pid = os.posix_spawn(program, [program, "-c", command], {**ENVIRONMENT, **environment}, file_actions=actions, setsid=True, setsigdef=DEFAULTS)
-    except NotADirectoryError:
-        raise Refused(f"{line(cwd)} is no folder") from None
+    except OSError as error:
+        os.close(reader)
+        raise Refused(f"{line(cwd)} is no folder") if isinstance(error, NotADirectoryError) else error from None
     finally:
         os.chdir("/")
         os.close(writer)
-    running = Command(pid, reader, Tail(room.output))
-    running.was_full = before
-    life = os.pidfd_open(pid)
+    return Command(pid, reader, Tail(room.output))
+
+
+def finish(running: Command, bounds: Bounds, stop: Stop) -> Heard:
+    """How a command ends, by itself or at a bound. Nothing that it has started is left then."""
     try:
-        return _watch(running, bounds, life, stop)
+        return _watch(running, bounds, stop)
     finally:
         end_all(politely=False)
-        os.close(life)
-        os.close(reader)
+        os.close(running.life)
+        os.close(running.pipe)
 
 
-def _watch(running: Command, bounds: Bounds, life: int, stop: Stop) -> Heard:
+def _watch(running: Command, bounds: Bounds, stop: Stop) -> Heard:
     looked = running.since
     while running.ended is None:
-        running.hear(TICK, life, stop.handle)
+        running.hear(TICK, running.life, stop.handle)
         now = time.monotonic()
         running.ended = stop.reason()
         if running.ended is None and (running.said.total > bounds.flood or now - looked > TICK or now - running.since > bounds.seconds):

@@ -1,0 +1,128 @@
+"""Grading sandboxes in which a judge waits before there is anything to grade.
+
+To open a sandbox and to import pytest in it takes longer than to play the tests of most tasks, and neither depends on what is graded. So it may be
+done while the agent still works. What waits holds the grader's programs, pytest and an empty folder: the tree, the tests and the key come later,
+through a pipe. Each of them serves one grading and is closed behind it, as one that is opened on the spot.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from environments.grading.lay import write
+from environments.sandbox.interface import Sandbox
+
+__all__ = ["Judges", "opened"]
+
+INSIDE = Path(__file__).parent / "inside"
+JUDGE = "exec python3 -I -B exam/judge.py exam"
+
+
+def opened(fresh: Callable[[Path], Sandbox], tree: Mapping[str, bytes] | None = None) -> Sandbox:
+    """A sandbox in which a judge waits for its plan. `tree`: lies there from the beginning, where it is too large for a plan. Raises RuntimeError
+    where the sandbox does not do."""
+    with tempfile.TemporaryDirectory(prefix="etude-grade-") as name:
+        folder = Path(name)
+        (folder / "exam" / "tests").mkdir(parents=True)
+        for program in ("judge.py", "play.py"):
+            shutil.copyfile(INSIDE / program, folder / "exam" / program)
+        if tree is not None:
+            write(tree, folder / "tree")
+        folder.chmod(0o755)
+        sandbox = fresh(folder)
+    try:
+        said = sandbox.begin(JUDGE)
+        if not said.ok:
+            raise RuntimeError(f"the grading sandbox has no judge: {said.ended or said.text}")
+    except BaseException:
+        sandbox.close()
+        raise
+    return sandbox
+
+
+class Judges:
+    """Sandboxes with judges, opened ahead by a thread of its own. `fresh`: opens a sandbox over a folder. `most`: as many wait at a time, at most.
+    Threads may share it; a forked process has none of its parent's sandboxes."""
+
+    def __init__(self, fresh: Callable[[Path], Sandbox], most: int = 1) -> None:
+        """Raises ValueError unless `most` is positive."""
+        if most < 1:
+            raise ValueError(f"most must be at least 1; got {most}")
+        self.fresh, self.most = fresh, most
+        self._begin()
+
+    def expect(self) -> None:
+        """Says that something will be graded: opens a sandbox for it, unless so many wait already. Returns at once."""
+        self._own()
+        with self._lock:
+            self._expected += 1
+            self._open()
+
+    def settle(self) -> None:
+        """Returns once all that is being opened is open, or has failed."""
+        self._own()
+        with self._lock:
+            waiting = [*self._waiting]
+        for one in waiting:
+            _found(one)
+
+    def take(self) -> Sandbox:
+        """A sandbox in which a judge waits; nobody else gets it, and whoever takes it closes it. One is opened now where none waits, or what waits
+        has ended. Raises as `opened` does."""
+        self._own()
+        with self._lock:
+            waiting = self._waiting.popleft() if self._waiting else None
+            self._expected = max(0, self._expected - 1)
+            self._open()
+        if waiting is not None:
+            sandbox = _found(waiting)
+            if sandbox is not None and sandbox.waits():
+                return sandbox
+            if sandbox is not None:
+                sandbox.close()
+        return opened(self.fresh)
+
+    def close(self) -> None:
+        """Closes what waits. Closing twice does nothing, and what is expected later opens again."""
+        self._own()
+        with self._lock:
+            waiting, self._waiting, self._expected = [*self._waiting], deque(), 0
+        for one in waiting:
+            if not one.cancel() and (sandbox := _found(one)) is not None:
+                sandbox.close()
+
+    def __enter__(self) -> Judges:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        self._process, self._lock, self._expected = os.getpid(), threading.Lock(), 0
+        self._waiting: deque[Future[Sandbox]] = deque()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def _own(self) -> None:
+        """A forked process begins anew: its parent's threads are not there, and its parent's sandboxes are its parent's."""
+        if self._process != os.getpid():
+            self._begin()
+
+    def _open(self) -> None:
+        while len(self._waiting) < min(self.most, self._expected):
+            self._threads = self._threads or ThreadPoolExecutor(self.most, thread_name_prefix="judges")
+            self._waiting.append(self._threads.submit(opened, self.fresh))
+
+
+def _found(waiting: Future[Sandbox]) -> Sandbox | None:
+    """What was opened ahead, once it is; None where that failed. Whoever opens one now sees why."""
+    try:
+        return waiting.result()
+    except Exception:
+        return None

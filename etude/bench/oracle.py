@@ -1,0 +1,118 @@
+"""Rows of `etude bench sandbox`: whole episodes of the scripted oracle, graded.
+
+The task is one function of examples/words. The oracle reads its file, writes it and lints it, and runs the package's tests twice, as a model would:
+with a pytest that is started for it. Then 32 tests that it has not seen are played in a sandbox of their own. In the first two kinds of episodes both
+sandboxes are open when it begins, and a judge waits in the second one; in the second kind the oracle runs no tests itself. In the third kind nothing
+is open. An episode counts only if it is paid in full.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from environments.grading.guarded import Exam, grade
+from environments.grading.lay import Editable, write
+from environments.grading.ready import Judges
+from environments.harness import record
+from environments.harness.episode import Episode, Job
+from environments.harness.messages import Reply
+from environments.harness.record import Record
+from environments.harness.scripted import Script, oracle
+from environments.harness.tools import TOOLS
+from environments.sandbox.interface import Sandbox
+from environments.sandbox.open import open_sandbox
+from environments.sandbox.store import Store
+from etude.episodes import WORKING
+from etude.tasks import GRADING
+from kit.settings import RunError
+
+__all__ = ["TWO", "Plays"]
+
+PACKAGE = Path(__file__).parents[2] / "examples" / "words"
+FILE, TESTS, HIDDEN = "words/nouns.py", "tests/test_nouns.py", "hidden.py"
+TOP, NEXT = b"def counted(number, noun):\n", b"\n\ndef listed("
+"""Where the function that is taken out begins, and what comes behind it."""
+HELD = 32
+TWO = 2
+"""Episodes at once, where their number a second is measured."""
+KINDS = (("oracle", True, True), ("oracle, no tests", False, True), ("oracle, cold", True, False))
+"""Of episodes: a name, whether the oracle runs tests itself, and whether both sandboxes are open when the episode begins."""
+
+
+def exam_of(package: Path) -> Exam:
+    """The package without the body of a function. Raises RunError where the package is not there."""
+    gold = {path.relative_to(package).as_posix(): path.read_bytes() for path in sorted(package.rglob("*.py"))}
+    before, top, rest = gold.get(FILE, b"").partition(TOP)
+    _, bottom, behind = rest.partition(NEXT)
+    if not bottom:
+        raise RunError(f"the benchmark plays a task of examples/words, which is not in {package}; run it in a clone of the repository")
+    given = {**gold, FILE: before + top + b"    raise NotImplementedError\n" + bottom + behind}
+    said = ((number, "1 city" if number == 1 else f"{number} cities") for number in range(HELD))
+    tests = [f'def test_{number}():\n    assert counted({number}, "city") == "{text}"\n' for number, text in said]
+    hidden = "\n\n".join(["from words.nouns import counted\n", *tests])
+    return Exam(given, gold, Editable((FILE,)), {HIDDEN: hidden}, tuple(f"{HIDDEN}::test_{number}" for number in range(HELD)), "words")
+
+
+class Plays:
+    """Episodes of the oracle, whose trees lie in `store`. Raises RunError where the package is not there."""
+
+    def __init__(self, store: Store, package: Path = PACKAGE) -> None:
+        self.store, self.exam = store, exam_of(package)
+        self.fresh = partial(open_sandbox, limits=GRADING, store=store)
+        with tempfile.TemporaryDirectory(prefix="etude-bench-") as name:
+            write(self.exam.given, Path(name) / "tree")
+            self.tree = store.add_folder(Path(name) / "tree")
+
+    def begun(self, tree: str) -> Sandbox:
+        """A sandbox for the oracle over a stored tree."""
+        return open_sandbox(tree, limits=WORKING, store=self.store)
+
+    def agent(self, path: Path, tested: bool, ready: Sandbox | None = None) -> tuple[Record, str]:
+        """The oracle's part: the transcript, and the tree that is left. `tested`: it runs tests itself. `ready`: its sandbox, if one is open."""
+        script = oracle(self.exam.given, self.exam.gold, (TESTS,))
+        if not tested:
+            script = Script(Reply(one.text, tuple(call for call in one.calls if call.name != "shell")) for one in script.replies)
+        tools = tuple(one for one in TOOLS if one != "web_search")
+        job = Job("words", "Write counted again.", self.tree, self.exam.given, tools=tools, who="oracle")
+        with Record(path) as journal:
+            return journal, Episode(job, script, journal, lambda tree: ready or self.begun(tree), self.store).play()
+
+    def grading(self, journal: Record, tree: str, judges: Judges) -> None:
+        """Grades what was left. Raises RunError unless it is paid in full."""
+        found = grade(self.exam, self.store.tree(tree), self.fresh, [*record.calls(journal.lines)], judges=judges)
+        if found.reward.total != 1.0:
+            raise RunError(f"the oracle is paid {found.reward.total:g}; that is a fault of the program")
+
+    def round_of(self, seconds: dict[str, list[float]], folder: Path, number: int) -> None:
+        """One episode of each kind. Its seconds are noted: the agent's part, the grading, and both together."""
+        for name, tested, ahead in KINDS:
+            with Judges(self.fresh) as judges:
+                ready = self.begun(self.tree) if ahead else None
+                if ahead:
+                    judges.expect()
+                    judges.settle()
+                times = [time.perf_counter()]
+                left = self.agent(folder / f"{number} {name}.jsonl", tested, ready)
+                times.append(time.perf_counter())
+                self.grading(*left, judges)
+                times.append(time.perf_counter())
+            for part, first, last in (("agent", 0, 1), ("grading", 1, 2), ("both", 0, 2)):
+                seconds.setdefault(f"{name}: {part}", []).append(times[last] - times[first])
+
+    def a_second(self, folder: Path, tested: bool, count: int) -> float:
+        """Episodes a second, where TWO are played at once and `count` in all. Nothing is open before; a grading sandbox is opened while its
+        episode is played."""
+        with Judges(self.fresh, TWO) as judges, ThreadPoolExecutor(TWO) as threads:
+
+            def one(number: int) -> None:
+                judges.expect()
+                self.grading(*self.agent(folder / f"{number} at once, {tested}.jsonl", tested), judges)
+
+            since = time.perf_counter()
+            for done in [threads.submit(one, number) for number in range(count)]:
+                done.result()
+            return count / (time.perf_counter() - since)
