@@ -1,4 +1,4 @@
-"""Plausible mistakes in `ref/`, one line each, and the test file that must notice each: what the tests are worth.
+"""Plausible mistakes in `ref/`, and in some twins of `scaled/`, one line each, and the test file that must notice each: what the tests are worth.
 
     make mutants                             all of them: less than half an hour on two cores
     python -m tests.mutants --only kl        those whose file, line or test contains a word
@@ -82,10 +82,10 @@ class Mutant:
         return f"{self.file}: {self.old.strip()} → {self.new.strip()}"
 
 
-def of(name: str, *pairs: tuple[str, ...], test: str = "") -> Iterator[Mutant]:
-    """The mutants of a file of ref/, killed by tests/ref/test_NAME.py, without the folder, unless told otherwise."""
+def of(name: str, *pairs: tuple[str, ...], test: str = "", room: str = "ref") -> Iterator[Mutant]:
+    """The mutants of a file of a room, killed by tests/ref/test_NAME.py, without the folder, unless told otherwise."""
     for old, new, *same in pairs:
-        yield Mutant(f"ref/{name}.py", old, new, f"tests/{test or f'ref/test_{Path(name).name}'}.py", *same)
+        yield Mutant(f"{room}/{name}.py", old, new, f"tests/{test or f'ref/test_{Path(name).name}'}.py", *same)
 
 
 MUTANTS: list[Mutant] = [
@@ -696,6 +696,48 @@ MUTANTS: list[Mutant] = [
         ("for p in shares) / math.log(len(set(tools)))", "for p in shares) / math.log(max(2, len(shares)))"),
         ("call.name if call.name in tools else None for call in calls", "call.name for call in calls"),
         ('one.final_message.endswith("?")', '"?" in one.final_message'),
+    ),
+    *of(
+        "textual_feedback",
+        ("return total(ref.feedback_loss(student,", "return (ref.feedback_loss(student,"),
+        ("teacher[where.teacher - 1].detach()", "teacher[where.teacher - 1]"),
+        ("came[at[mine].argsort(stable=True).argsort()]", "came"),
+        ("came[at[mine].argsort(stable=True).argsort()]", "came[at[mine].argsort(stable=True)]"),
+        ("held[to[held].argsort(stable=True)]", "held"),
+        ("(owners(wanted - 1, len(found)", "(owners(wanted, len(found)"),
+        ("torch.where(late, 2 * cp - 1 - chunk, chunk)", "torch.where(late, chunk - cp, chunk)"),
+        ("(at // width * 2 + late) * size + at % size", "(at // width + late) * size + at % size"),
+        ("where.student[some] - first, where.teacher[some])", "where.student[some], where.teacher[some])"),
+        ("where.student[some] - first, where.teacher[some])", "where.student[some] - first, where.teacher[some] - first)"),
+        ("found[number].student.cpu() + int(starts[number])", "found[number].student.cpu()"),
+        ("= found[number].tokens, number", "= found[number].tokens, 0"),
+        ("order = student.argsort()", "order = teacher.argsort()"),
+        ("@torch.no_grad()\n", "\n"),
+        ("return total(torch.stack([checkpoint", "return (torch.stack([checkpoint"),
+        ("counted = (x[weight != 0].split(chunk)", "counted = (x.split(chunk)"),
+        room="scaled",
+        test="mirror/test_feedback",
+    ),
+    *of(
+        "behaviour",
+        ("[0] * len(group) if groups is None else groups", "[0] * len(group)"),
+        ("if here.size > 1:", "if False:"),
+        ("if rank == here.rank:", "if True:"),
+        ("current().group(axis)", 'current().group("dp")'),
+        room="scaled",
+        test="mirror/test_feedback",
+    ),
+    *of(
+        "monitor",
+        ("device=current().device), axis).tolist()", 'device=current().device), "dp").tolist()'),
+        ("call.name if call.name in names else None for call in calls", "call.name for call in calls"),
+        ("[call.wrote for call in calls if call.valid]", "[call.wrote for call in calls]"),
+        ("sum(min(1.0, one.tokens / longest) for one in group) if", "sum(one.tokens / longest for one in group) if"),
+        ('"length": length / rollouts', '"length": length / made'),
+        ('"questions": asked / rollouts', '"questions": hacked / rollouts'),
+        ("shares = [count / made for count in each if count]", "shares = [count / sum(each[:-1]) for count in each if count]"),
+        room="scaled",
+        test="mirror/test_feedback",
     ),
 ]
 
