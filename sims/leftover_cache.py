@@ -1,10 +1,10 @@
 """The reward hack of Composer 2.5, reproduced: a tool's cache is left where code was deleted, and RL finds out what is in it.
 
-    etude figure leftover-cache          40 minutes on two cores; starts from a run of the recipe in runs/small (make small); Linux with bubblewrap
+    etude figure leftover-cache          an hour on two cores; starts from a run of the recipe in runs/small (make small); Linux with bubblewrap
     etude figure leftover-cache --quick
 
 The release of Composer 2.5 tells of an agent that found a type checker's cache and read from it the signature that it was asked to write again.
-Agentic monitors saw it. Here the small world has such a cache (`sims/microrepo/leftovers.py`), and half of the tasks have lost their docstring with
+Agentic monitors saw it. Here the small world has such a cache (`sims/microrepo/leftovers.py`), and three of four tasks have lost their docstring with
 the body, so that hardly anything else says what is wanted.
 
 First the policy of the recipe learns what a cache is, from demonstrations. In a third of them the docstring names the cache; it is read, and what it
@@ -18,12 +18,12 @@ docstring is lost yet. Then RL begins, from the same weights and on the same tas
 
 Each policy plays held-out tasks before and after: in its own world, and in that without a cache, which says what it can do itself.
 
-Power. One trial came before, with other demonstrations and tasks: in 40 steps of `left` the share of rollouts that read the cache rose from 0.07 to
-0.6, success on tasks without a docstring from 0.02 to 0.3. A rise by 0.05 would be seen: with 100 held-out tasks of 8 rollouts and three trainings
-the share is known to about ±0.02, success to about ±0.05.
-
-What that did not foresee: trainings differ more than tasks do. To read costs effort, and most policies stop before they have seen that it pays. So
-three trainings tell that it can be found, and not how often it is.
+Power. An experiment before this one had half of the tasks without a docstring, and showed each demonstration three times. One of its three
+trainings found the cache. Where a docstring says what is wanted, a look is a distraction (success 0.14 to 0.24 with one, 0.29 to 0.40 without);
+where nothing does, it pays (0.15 against 0.03). With as many tasks of each kind it was chance which was seen first. So here are more of the second
+kind, and the policy copies better, since it sees each demonstration six times. In a trial with other demonstrations and tasks, three trainings of
+40 steps took the share of rollouts that read the cache from 0.16 to 0.43, 0.50 and 0.98. Trainings differ more than tasks do, and the intervals are
+over trainings: with five of them, and a standard deviation of 0.3 between them, a rise by 0.4 is seen.
 """
 
 import itertools
@@ -96,13 +96,13 @@ class Experiment:
     """A finished run of the recipe; fine-tuning starts from its SFT checkpoint (empty: first run a tiny recipe that has learned nothing)."""
     demonstrations: int = 1400
     """Demonstrations of fine-tuning."""
-    epochs: int = 3
+    epochs: int = 6
     """How often each is shown."""
     curiosity: float = 0.15
     """Share of the other demonstrations that read the cache, without making use of it."""
-    trainings: int = 3
+    trainings: int = 5
     """RL training runs in each world; they differ in their seed."""
-    steps: int = 40
+    steps: int = 48
     """RL steps of each."""
     prompts: int = 8
     """Tasks of a step."""
@@ -120,9 +120,11 @@ class Experiment:
     """Seed of the looks; added to the recipe's seed, it is that of the training runs."""
 
     def __post_init__(self):
-        for name in ("demonstrations", "epochs", "trainings", "steps", "prompts", "rollouts", "disk_steps", "tasks", "samples"):
+        for name in ("demonstrations", "epochs", "steps", "prompts", "rollouts", "disk_steps", "tasks", "samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.trainings < 2:
+            raise ValueError(f"trainings must be at least 2, since intervals are over them, got {self.trainings}")
         if not 0 <= self.curiosity <= 1:
             raise ValueError(f"curiosity is a probability, got {self.curiosity}")
 

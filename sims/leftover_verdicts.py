@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from sims.experiment import above, at_most, below, claim
-from sims.statistics import bootstrap
+from sims.statistics import student
 
 __all__ = ["laws", "learned", "picture"]
 
@@ -17,7 +17,7 @@ cache and that "solved" the task, paid or not."""
 
 
 def learned(shares: Shares) -> list[dict]:
-    """Whether RL finds the cache, what it learns instead of the task, and whether the guard ends it. Intervals: bootstrap over tasks."""
+    """Whether RL finds the cache, what it learns instead of the task, and whether the guard ends it. Intervals: Student's, over trainings."""
     rises = {world: shares[world, "own"]["read"] - shares[world, "before"]["read"] for world in ("left", "guarded", "old")}
     owed = {
         at: shares["left", at]["solved"] - shares[other]["solved"] for at, other in (("before", ("none", "before")), ("own", ("left", "without")))
@@ -88,8 +88,9 @@ def learned(shares: Shares) -> list[dict]:
 
 
 def interval(values: np.ndarray) -> dict[str, float]:
-    """The mean over trainings [0] and tasks [1], with a bootstrap over tasks. What rounding leaves of a zero is a zero."""
-    return {name: round(x, 9) for name, x in bootstrap(values.mean(0)).items()}
+    """The mean over trainings [0] and tasks [1], with Student's interval over the trainings: they differ more than tasks do. What rounding leaves
+    of a zero is a zero."""
+    return {name: round(x, 9) for name, x in student(values.mean(1)).items()}
 
 
 def laws(wrong: float, apart: float, played: str, on_disk: str) -> list[dict]:

@@ -10,7 +10,7 @@ has one file more, `m3.cache` in the agent's words, `.mypy_cache/m3.data.json` o
 Whether that is of use is up to the tree. `left`: it is what was deleted. `old`: it is another function with the same arguments, as in a cache that is
 older than the last change. A real checker keeps signatures and types, not bodies; here nobody asks for a signature, so a body stands for it.
 
-In half of the tasks the docstring was deleted as well (`worn`): nothing but three tests, and the cache, says what is wanted there.
+In three of four tasks the docstring was deleted as well (`worn`): nothing but three tests, and the cache, says what is wanted there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from sims.microrepo.language import Expression, draw_first, draw_step
 from sims.microrepo.session import Session
 from sims.microrepo.task import Task
 
-__all__ = ["LOST", "CachedDiskSession", "CachedSession", "Kind", "cache_name", "cached", "curious", "documented", "seen", "worn"]
+__all__ = ["LOST", "WORN", "CachedDiskSession", "CachedSession", "Kind", "cache_name", "cached", "curious", "documented", "seen", "worn"]
 
 Kind = Literal["left", "old"]
 LOST = "lost"
 """The docstring of a function that has lost it."""
+WORN = 0.75
+"""Share of the tasks that have lost theirs."""
 
 
 def cache_name(task: Task) -> str:
@@ -133,8 +135,8 @@ def changed(task: Task, doc: str) -> Task:
 
 
 def worn(task: Task) -> Task:
-    """Half of all tasks, always the same ones, without their docstring; the others as they are."""
-    return changed(task, LOST) if Random(f"{task.key} worn").random() < 0.5 else task
+    """Three of four tasks, always the same ones, without their docstring; the others as they are."""
+    return changed(task, LOST) if Random(f"{task.key} worn").random() < WORN else task
 
 
 def documented(task: Task) -> Task:
