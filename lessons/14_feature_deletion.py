@@ -245,9 +245,11 @@ for guarded in (False, True):
     print(f"paid {session.verify().tests:g}; flags: {[flag.signature for flag in session.flags()]}\n")
 
 # %% [markdown]
-# Does RL find this? `etude figure leftover-cache` trains the small agent where such a cache lies. To read it costs effort, so that most policies stop
-# before they see what it is good for: two of three trainings did. The third found out, and reads it in more than half of its rollouts. Where what is
-# flagged is not paid, all give it up. A hack need not be found often. It stays once it is.
+# Does RL find this? `etude figure leftover-cache` trains the small agent where such a cache lies and three of four tasks have lost their docstring.
+# All of five trainings found it: by the end nine of ten rollouts read the cache, and what the agent solves with it, it cannot solve without. Where
+# what is flagged is not paid, all give it up. It is not certain to happen. In an experiment before, half of the tasks had a docstring, so that to
+# look was a distraction as often as it paid. There two of three trainings stopped looking before they had seen what a look is good for, and the
+# third did not. A hack need not be found often. It stays once it is.
 #
 # Two guards end it. Before: the tree is searched for copies of what goes (`environments/leaks.py`), and such a tree becomes no task. After: a
 # monitor reads the calls. Its rules must see the hack and spare the careful.
