@@ -206,6 +206,8 @@ def watch(
     console = Console(file=sys.stderr) if as_json else Console()
     if me or not as_json:
         console.print(f"{named}, {helpers} to read{how}", highlight=False, soft_wrap=True)
+    if me and (reconfigure := getattr(sys.stdin, "reconfigure", None)) is not None:
+        reconfigure(errors="replace")  # bytes that are no text are a wrong call, not the end
     rollouts = [listen(agent, task, sys.stdin, console)] if me else [play_one(one, task, heat, seed) for one in agents]
     if as_json:
         for played in rollouts:

@@ -47,10 +47,9 @@ def outcome(played: Played) -> Iterator[Text]:
         yield line("" if number else "tests", passed, "red" if first else "green")
     reward = played.reward
     style = "bold green" if played.success else "bold red"
-    counts = f"{plural(reward.turns, 'turn')}, {plural(reward.calls, 'call')}, {reward.invalid_calls} of them invalid, "
-    counts += f"{plural(played.own_tokens, 'token')} of its own in {plural(played.contexts, 'context')}"
     yield line("verdict", ("solved" if played.success else "not solved") + ("" if reward.finished else ", and not ended by itself"), style)
-    yield line("", counts, "")
+    yield line("", f"{plural(reward.turns, 'turn')}, {plural(reward.calls, 'call')}, {reward.invalid_calls} of them invalid", "")
+    yield line("", f"{plural(played.own_tokens, 'token')} written, in {plural(played.contexts, 'context')}", "")
     if not played.success:
         yield line("", f"a right body: {played.solution}", "dim")
 

@@ -188,6 +188,17 @@ def test_the_reader_plays(agent, ask, monkeypatch):
     assert code == 0 and "passed 0 of 3: no body" in out and "not solved, and not ended by itself" in out
 
 
+def test_what_a_reader_typed_on_a_terminal_is_not_printed_again(agent):
+    class Typed(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    task, file = play.task_of(agent.recipe, 1, None), io.StringIO()
+    played = play.listen(agent, task, Typed(typed(task, "read m0", "frob")), Console(file=file))
+    assert "read m0" not in file.getvalue() and "error: no such call" in file.getvalue()
+    assert [piece.text for piece in played.pieces if piece.role == "agent"] == ["read m0", "frob"] and played.reward.invalid_calls == 1
+
+
 def test_the_reader_s_rollout_is_a_line_of_json(agent, ask, monkeypatch):
     task = play.task_of(agent.recipe, 1, None)
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed(task, *solution(task))))
@@ -204,6 +215,8 @@ def test_a_line_of_json_for_each_rollout(run, ask):
     first, second = map(json.loads, out.splitlines())
     assert code == 0 and not error and (first.pop("who"), second.pop("who")) == tuple(str(run / "checkpoints" / name) for name in ("sft", "final"))
     assert first == second and (first["task"], first["temperature"], first["new"]) == (2, 0.0, False)
+    documented = (FOLDER.parents[2] / "docs" / "recipe.md").read_text(encoding="utf-8")
+    assert all(f"`{key}`" in documented for key in [*first, "who", *first["hidden"], *first["pieces"][0]])
     assert first["success"] == (first["hidden"]["passed"] == first["hidden"]["of"] == 32) and first["pieces"][0]["text"] == first["prompt"]
 
 
@@ -220,26 +233,25 @@ def test_settings_come_from_beside_the_checkpoint_or_from_its_run(run, agent, tm
     assert play.agent_in(tmp_path / "alone").recipe == Recipe()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["missing"], "missing is neither a run nor a checkpoint; make a run with: etude run recipe"),
-        (["--before", "sft"], "got sft; name a run, whose checkpoint it is"),
-        (["run", "--before", "base"], "got base; there are final, sft"),
-        (["half"], "half has no checkpoint final yet; it has sft"),
-        (["mute"], "mute has no tokenizer.json"),
-        (["foreign"], "has no tokens <|env|> and <|agent|>"),
-        (["broken"], "broken/model.safetensors"),
-        (["lost/checkpoints/final"], "lost/config.json holds no settings of a run"),
-        (["--greedy", "--temperature", "1"], "--greedy is temperature 0"),
-        (["--temperature", "-1"], "--temperature must be finite and not negative, got -1.0"),
-        (["--temperature", "nan"], "got nan"),
-        (["--me", "--greedy"], "with --me you play"),
-        (["--new", "--task", "3"], "leave one out"),
-        (["--task", "-1"], "--task"),
-    ],
-    ids=" ".join,
-)
+BAD = [
+    (["missing"], "missing is neither a run nor a checkpoint; make a run with: etude run recipe"),
+    (["--before", "sft"], "got sft; name a run, whose checkpoint it is"),
+    (["run", "--before", "base"], "got base; there are final, sft"),
+    (["half"], "half has no checkpoint final yet; it has sft"),
+    (["mute"], "mute has no tokenizer.json"),
+    (["foreign"], "has no tokens <|env|> and <|agent|>"),
+    (["broken"], "broken/model.safetensors"),
+    (["lost/checkpoints/final"], "lost/config.json holds no settings of a run"),
+    (["--greedy", "--temperature", "1"], "--greedy is temperature 0"),
+    (["--temperature", "-1"], "--temperature must be finite and not negative, got -1.0"),
+    (["--temperature", "nan"], "got nan"),
+    (["--me", "--greedy"], "with --me you play"),
+    (["--new", "--task", "3"], "leave one out"),
+    (["--task", "-1"], "--task"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD, ids=[" ".join(arguments) for arguments, _ in BAD])
 def test_bad_input(run, arguments, says, tmp_path, monkeypatch, ask):
     shutil.copytree(run, tmp_path / "half")
     shutil.rmtree(tmp_path / "half" / "checkpoints" / "final")
