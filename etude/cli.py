@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from etude import catalog
+from etude.play_commands import play
 from etude.task_commands import tasks_app
 from kit import disk, process, settings
 
@@ -34,6 +35,7 @@ app.add_typer(bench_app, name="bench")
 eval_app = typer.Typer(no_args_is_help=True, help="Evaluate checkpoints.")
 app.add_typer(eval_app, name="eval")
 app.add_typer(tasks_app, name="tasks")
+app.command("play")(play)
 
 
 @app.command("list")

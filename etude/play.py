@@ -1,0 +1,216 @@
+"""`etude play`: an agent, or the reader, repairs a function of the small world, to be watched.
+
+Agents come from a run, from a checkpoint, or, where none is named, from the clone (`etude/example_agent.py`). They are sampled as the recipe samples
+them in its evaluation: weights in the training's dtype, the sampler in its own, contexts joined by summaries.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TextIO
+
+import torch
+from rich.console import Console
+
+from etude.chain import Whole
+from etude.example_agent import FOLDER, RECORD
+from etude.played import Piece, Played, of_episode, of_session
+from etude.watching import LABEL, outcome, said, show
+from kit.settings import RunError, fill
+from ref import cpt
+from ref.engine.sampler import Sampler
+from ref.network import load_hf
+from sims.microrepo import Session, Task, generate
+from sims.recipe.agent import Language, play
+from sims.recipe.data import task_stream
+from sims.recipe.demonstrations import context
+from sims.recipe.settings import Recipe
+
+__all__ = ["Agent", "agent_in", "found", "listen", "play_one", "task_of", "turns", "watch"]
+
+CALLS = "read FILE, write FILE and the body's lines behind four spaces, test, done; an empty line ends your turn"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A checkpoint with what is needed to play it."""
+
+    folder: Path
+    recipe: Recipe
+    language: Language
+
+    @property
+    def name(self) -> str:
+        """What it is called on the terminal."""
+        return "/".join(FOLDER.parts[-3:]) if self.folder == FOLDER else str(self.folder)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder holds a network."""
+    return (folder / "config.json").is_file() and any(folder.glob("model*.safetensors*"))
+
+
+def found(where: Path | None, before: str | None) -> list[Path]:
+    """The folders of the checkpoints to play, the earlier one first. Raises RunError."""
+    if where is None and not is_checkpoint(FOLDER):
+        raise RunError("there is no example agent beside this etude; name a run or a checkpoint, or work in a clone of the repository")
+    if where is None:
+        last = FOLDER
+    elif (where / "checkpoints").is_dir():
+        last = where / "checkpoints" / "final"
+        if not is_checkpoint(last):
+            raise RunError(f"{where} has no checkpoint final yet; it has {names(where / 'checkpoints')}: name one of these folders")
+    elif is_checkpoint(where):
+        last = where
+    else:
+        raise RunError(f"{where} is neither a run nor a checkpoint; make a run with: etude run recipe --scale small --out FOLDER")
+    if before is None:
+        return [last]
+    if last.parent.name == "checkpoints" and "/" not in before and is_checkpoint(last.parent / before):
+        return [last.parent / before, last]
+    if is_checkpoint(Path(before)):
+        return [Path(before), last]
+    there = f"; there are {names(last.parent)}" if last.parent.name == "checkpoints" else "; name a run, whose checkpoint it is"
+    raise RunError(f"--before expects a checkpoint of the same run or the folder of one, got {before}{there}")
+
+
+def names(folder: Path) -> str:
+    """The checkpoints in a folder, in a sentence."""
+    return ", ".join(sorted(path.name for path in folder.iterdir() if is_checkpoint(path))) or "none"
+
+
+def settings_of(folder: Path) -> Recipe:
+    """The settings under which a checkpoint was trained: beside it, or in its run; else the recipe's own. Raises RunError."""
+    kinds = {"recipe": Recipe, "recipe full": Whole}
+    run = folder.resolve().parent.parent / "config.json"
+    path = folder / RECORD if (folder / RECORD).is_file() else run
+    if not path.is_file() or path == run and folder.resolve().parent.name != "checkpoints":
+        return Recipe()
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        technique, values = record.get("technique", "recipe"), record["config"]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise RunError(f"{path} holds no settings of a run ({error})") from None
+    if technique not in kinds:
+        return Recipe()
+    try:
+        filled = fill(kinds[technique], values)
+    except RunError as error:
+        raise RunError(f"{path}: {error}") from None
+    return filled.small if isinstance(filled, Whole) else filled
+
+
+def agent_in(folder: Path) -> Agent:
+    """The agent of a checkpoint; its weights are read when it plays. Raises RunError for one that has learned no turns."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise RunError(f"{folder} has no tokenizer.json, and no agent speaks without one")
+    try:
+        language = Language(cpt.load_tokenizer(path))
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    if None in (language.env, language.agent, language.end):
+        raise RunError(f"{path} has no tokens {' and '.join(language.speakers)}, with which environment and agent begin to speak")
+    return Agent(folder, settings_of(folder), language)
+
+
+def task_of(recipe: Recipe, number: int, new: int | None) -> Task:
+    """A held-out task of the recipe's evaluation by its number, or a new one from a seed."""
+    if new is not None:
+        return generate(Random(f"{new}-play"), "heldout", config=recipe.world)
+    return next(itertools.islice(iter(task_stream(recipe, "evaluation")), number, None))
+
+
+def play_one(agent: Agent, task: Task, temperature: float, seed: int) -> Played:
+    """An agent's rollout; temperature 0 is greedy. Raises RunError for a network that gives no distribution or no room for the task."""
+    recipe = agent.recipe
+    model = load_hf(agent.folder).to(getattr(torch, recipe.training.dtype))
+    generator = torch.Generator().manual_seed(seed) if temperature else None
+    how = context(agent.language, recipe)
+    try:
+        sampler = Sampler(model, getattr(torch, recipe.training.sampler_dtype))
+        (episode,) = play(sampler, agent.language, [task], 1, how, recipe.rl.max_turns, generator, temperature)
+    except ValueError as error:
+        raise RunError(f"{agent.name} cannot play: {error}") from None
+    return of_episode(agent.name, episode)
+
+
+def turns(lines: Iterable[str]) -> Iterator[str]:
+    """A reader's turns: an empty line ends one, and so does the end. Empty lines before a turn are none."""
+    turn: list[str] = []
+    for text in (one.rstrip("\r\n") for one in lines):
+        if text.strip():
+            turn.append(text)
+        elif turn:
+            yield "\n".join(turn)
+            turn = []
+    if turn:
+        yield "\n".join(turn)
+
+
+def listen(agent: Agent, task: Task, given: TextIO, console: Console) -> Played:
+    """The reader plays `task` with lines of `given`, and hears each answer at once. What was typed on a terminal is not printed again."""
+    session, pieces, spent, typed = Session(task, agent.recipe.rl.max_turns), [Piece("environment", task.prompt)], 0, given.isatty()
+
+    def tell(*some: Piece) -> None:
+        for text in (text for piece in some for text in said(piece)):
+            console.print(text, soft_wrap=True, highlight=False)
+
+    def asked() -> Iterator[str]:
+        while True:
+            if typed:
+                console.print(" " * LABEL, end="")
+            if not (text := given.readline()):
+                return
+            yield text
+
+    tell(Piece("context", CALLS), *pieces)
+    for turn in turns(asked()):
+        answer = session.step(turn)
+        spoken = [Piece("agent", turn), *([Piece("environment", answer)] if answer else [])]
+        pieces += spoken
+        spent += len(agent.language.encode(turn)) + 1
+        tell(*(spoken[1:] if typed else spoken))
+        if session.done:
+            break
+    played = of_session("you", session, tuple(pieces), spent)
+    for text in outcome(played):
+        console.print(text, soft_wrap=True, highlight=False)
+    return played
+
+
+def watch(
+    where: Path | None, number: int | None, new: bool, before: str | None, temperature: float | None, seed: int | None, me: bool, as_json: bool
+) -> None:
+    """Plays and shows. `temperature`: None is the recipe's. Raises RunError."""
+    if me and (before is not None or temperature is not None):
+        raise RunError("with --me you play, alone and without a temperature; leave out --before, --greedy and --temperature")
+    if new and number is not None:
+        raise RunError("--task names a task, and --new draws one; leave one out")
+    agents = [agent_in(folder) for folder in found(where, before)]
+    agent = agents[-1]
+    if seed is None:
+        seed = secrets.randbelow(10**6) if new else 0
+    task, heat = task_of(agent.recipe, number or 0, seed if new else None), agent.recipe.rl.temperature if temperature is None else temperature
+    facts = {"task": None if new else number or 0, "new": new, "seed": seed, "temperature": None if me else heat}
+    named = f"new task of seed {seed}" if new else f"held-out task {number or 0}"
+    helpers = {0: "no helper", 1: "1 helper"}.get(task.depth, f"{task.depth} helpers")
+    how = "" if me else ", greedy" if not heat else f", temperature {heat:g}, seed {seed}"
+    console = Console(file=sys.stderr) if as_json else Console()
+    if me or not as_json:
+        console.print(f"{named}, {helpers} to read{how}", highlight=False, soft_wrap=True)
+    if me and (reconfigure := getattr(sys.stdin, "reconfigure", None)) is not None:
+        reconfigure(errors="replace")  # bytes that are no text are a wrong call, not the end
+    rollouts = [listen(agent, task, sys.stdin, console)] if me else [play_one(one, task, heat, seed) for one in agents]
+    if as_json:
+        for played in rollouts:
+            print(json.dumps({**facts, **played.as_json()}, ensure_ascii=False))
+    elif not me:
+        show(rollouts, console)

@@ -1,0 +1,131 @@
+"""One rollout in the small world as a person or a program reads it: who said what, what changed, which tests pass, and the verdict.
+
+`etude play` makes it from an agent's chain of contexts, or from a reader's turns; `etude/watching.py` shows it, and `as_json` is a line for programs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ref.self_summary import Segment
+from sims.microrepo import Reward, Session
+from sims.recipe.agent import Episode, Language, parted
+
+__all__ = ["Piece", "Played", "difference", "of_episode", "of_session", "pieces", "wrong"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Something that was said."""
+
+    role: Literal["environment", "agent", "summary", "context"]
+    """`summary`: the agent's, on request. `context`: a remark that a new context begins, or that a limit cut the last one off."""
+    text: str
+
+
+@dataclass(frozen=True)
+class Played:
+    """A rollout that is over."""
+
+    who: str
+    """The agent's checkpoint, or the reader."""
+    prompt: str
+    depth: int
+    """Number of helper files that the target's docstring names."""
+    files: dict[str, str]
+    """Name → text of every file at the beginning."""
+    pieces: tuple[Piece, ...]
+    diff: tuple[str, ...]
+    """Lines of the target, each behind a space, or + where it is new; empty if nothing was written."""
+    solution: str
+    """A right body."""
+    visible: tuple[str | None, ...]
+    """For each test that the agent could run: what is wrong, or None."""
+    hidden: tuple[str | None, ...]
+    """The same for the tests that decide."""
+    reward: Reward
+    own_tokens: int
+    """Tokens that the player wrote, with the one that ends each turn."""
+    contexts: int
+
+    @property
+    def success(self) -> bool:
+        """Whether all hidden tests pass."""
+        return bool(self.reward.tests)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; docs/recipe.md lists them."""
+        counts = {"success": self.success, "own_tokens": self.own_tokens, "contexts": self.contexts}
+        counts |= {name: getattr(self.reward, name) for name in ("turns", "calls", "invalid_calls", "finished")}
+        tests = {name: {"passed": some.count(None), "of": len(some), "wrong": wrong(some)} for name, some in self.tests.items()}
+        said = {"who": self.who, "prompt": self.prompt, "depth": self.depth, "files": self.files}
+        return {**said, "pieces": [asdict(piece) for piece in self.pieces], "diff": list(self.diff), "solution": self.solution, **tests, **counts}
+
+    @property
+    def tests(self) -> dict[str, tuple[str | None, ...]]:
+        """Both kinds of tests by name."""
+        return {"visible": self.visible, "hidden": self.hidden}
+
+
+def wrong(tests: tuple[str | None, ...]) -> str | None:
+    """What is wrong in the first test that fails; None if all pass."""
+    return next((one for one in tests if one is not None), None)
+
+
+def of_session(who: str, session: Session, said: tuple[Piece, ...], own_tokens: int, contexts: int = 1) -> Played:
+    """What a session has come to, behind the pieces that led there."""
+    task = session.task
+    files = {name: module.source(name, None if name == task.target else f"return {module.expr}") for name, module in task.files.items()}
+    visible, hidden = (tuple(session.complaints(cases)) for cases in (task.visible_tests, task.hidden_tests))
+    diff = difference(files[task.target], session.source_of(task.target))
+    reward = session.verify()
+    return Played(who, task.prompt, task.depth, files, said, diff, task.answer, visible, hidden, reward, own_tokens, contexts)
+
+
+def difference(before: str, after: str) -> tuple[str, ...]:
+    """All lines of a text, with + before what is new and - before what has gone; empty if nothing changed."""
+    return tuple(difflib.unified_diff(before.split("\n"), after.split("\n"), lineterm="", n=10**6))[3:]
+
+
+def of_episode(who: str, episode: Episode) -> Played:
+    """An agent's episode in the small world."""
+    session, segments = episode.environment, episode.chain.segments
+    assert isinstance(session, Session)
+    return of_session(who, session, tuple(pieces(episode)), episode.chain.written, len(segments))
+
+
+def pieces(episode: Episode) -> Iterator[Piece]:
+    """What was said in all contexts, in order. A later context repeats the prompt and the summary before it; here it is a remark."""
+    yield Piece("environment", episode.environment.prompt)
+    for number, segment in enumerate(episode.chain.segments, 1):
+        if number > 1:
+            yield Piece("context", f"context {number}: the agent knows the task and its summary")
+        yield from of_segment(segment, episode.language)
+    if not episode.chain.finished:
+        yield Piece("context", "cut off: the context is full")
+
+
+def of_segment(segment: Segment, language: Language) -> Iterator[Piece]:
+    """What was said behind the prompt of a context."""
+    whole = segment.tokens.tolist()
+    for where, own in parted(segment, language.env):
+        ids = whole[where]
+        if own:
+            said = language.decode(ids[:-1] if ids[-1] == language.env else ids)  # without its end, a limit cut it off
+            yield Piece("summary" if segment.summary[where.start] else "agent", said)
+        elif where.start:
+            answer, *request = split(ids, language.agent)
+            yield from (Piece("environment", language.decode([i for i in part if i != language.env])) for part in (answer, *request) if part)
+
+
+def split(ids: list[int], mark: int) -> list[list[int]]:
+    """The parts of a list between the marks; each part ends before a mark."""
+    parts, start = [], 0
+    for at, one in enumerate(ids):
+        if one == mark:
+            parts.append(ids[start:at])
+            start = at + 1
+    return [*parts, ids[start:]] if start < len(ids) else parts

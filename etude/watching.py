@@ -1,0 +1,84 @@
+"""A rollout on the terminal: turn by turn, coloured by who speaks, then what changed, the tests and the verdict.
+
+`lines` is the one rendering: of a piece while it is said, of a whole rollout, and of each of two that stand side by side. Where no terminal listens,
+the same lines come without colours, one below the other, and none is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from environments.sandbox.visible import visible
+from etude.played import Piece, Played, wrong
+
+__all__ = ["LABEL", "lines", "outcome", "said", "show"]
+
+STYLES = {"environment": "cyan", "agent": "green", "summary": "magenta", "context": "dim"}
+"""Who speaks → the colour of the words."""
+LABEL = 13
+"""Characters in front of a line."""
+WIDE = 100
+"""Columns of a terminal on which two rollouts stand side by side."""
+
+
+def line(label: str, text: str, style: str) -> Text:
+    """A line of the rendering. A model may write anything: what a terminal would obey is spelled out."""
+    return Text.assemble((f"{label:{LABEL}}", "bold"), (visible(text), style))
+
+
+def said(piece: Piece) -> Iterator[Text]:
+    """The lines of a piece; the first one says whose they are."""
+    label = "" if piece.role == "context" else piece.role
+    for number, text in enumerate(piece.text.split("\n")):
+        yield line("" if number else label, f"· {text}" if piece.role == "context" else text, STYLES[piece.role])
+
+
+def outcome(played: Played) -> Iterator[Text]:
+    """What changed, which tests pass, and the verdict."""
+    for number, text in enumerate(played.diff or ("nothing",)):
+        yield line("" if number else "changed", text, {"+": "green", "-": "red"}.get(text[0], ""))
+    for number, (name, tests) in enumerate(played.tests.items()):
+        first = wrong(tests)
+        passed = f"{name}: passed {tests.count(None)} of {len(tests)}" + (f": {first}" if first else "")
+        yield line("" if number else "tests", passed, "red" if first else "green")
+    reward = played.reward
+    style = "bold green" if played.success else "bold red"
+    yield line("verdict", ("solved" if played.success else "not solved") + ("" if reward.finished else ", and not ended by itself"), style)
+    yield line("", f"{plural(reward.turns, 'turn')}, {plural(reward.calls, 'call')}, {reward.invalid_calls} of them invalid", "")
+    yield line("", f"{plural(played.own_tokens, 'token')} written, in {plural(played.contexts, 'context')}", "")
+    if not played.success:
+        yield line("", f"a right body: {played.solution}", "dim")
+
+
+def plural(number: int, what: str) -> str:
+    """A number of things."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def lines(played: Played) -> Iterator[Text]:
+    """A whole rollout."""
+    yield Text(visible(played.who), "bold underline")
+    for piece in played.pieces:
+        yield from said(piece)
+    yield from outcome(played)
+
+
+def show(rollouts: Sequence[Played], console: Console | None = None) -> None:
+    """Prints rollouts: side by side on a wide terminal, else one below the other."""
+    console = console or Console()
+    if len(rollouts) > 1 and console.is_terminal and console.width >= WIDE:
+        table = Table.grid(padding=(0, 2), expand=True)
+        for _ in rollouts:
+            table.add_column(ratio=1, overflow="fold")
+        table.add_row(*(Group(*lines(played)) for played in rollouts))
+        console.print(table)
+        return
+    for number, played in enumerate(rollouts):
+        if number:
+            console.print()
+        for text in lines(played):
+            console.print(text, soft_wrap=True, highlight=False)
