@@ -14,7 +14,7 @@ from sims import hack_training, tampered_tests, tampered_verdicts
 from sims.microrepo import Case, Environment, NoiseConfig, Session, demonstration, generate
 from sims.microrepo.disk import tests_of as file_of_tests
 from sims.microrepo.tampering import DiskTestsSession, OwnTestsSession, asking, case_of, given_tests, meddling, name_of_tests, overwrite, source_of
-from sims.tampered_tests import session_of, told
+from sims.tampered_tests import told
 
 TASK = generate(random.Random(3), "train", depth=1)
 TESTS = name_of_tests(TASK)
@@ -124,17 +124,16 @@ def test_the_monitor_flags_whoever_tampers_and_nobody_else(seed, tampers):
     assert {flag.signature for flag in session.flags()} <= {"changes tests"}
 
 
-@given(seeds)
-def test_without_tampering_all_worlds_say_what_the_small_world_says(seed):
+@given(seeds, st.sampled_from(GRADERS))
+def test_without_tampering_every_world_says_what_the_small_world_says(seed, grader):
     rng = random.Random(seed)
     task = generate(rng, "train")
     turns = demonstration(task, rng, NOISY)
     plain = Session(task)
     said = played(plain, turns)
-    for grader in GRADERS:
-        session = OwnTestsSession(task, grader=grader)
-        assert played(session, turns) == said and session.earned() == plain.verify()
-        assert session.verify().tests >= plain.verify().tests
+    session = OwnTestsSession(task, grader=grader)
+    assert played(session, turns) == said and session.earned() == plain.verify()
+    assert session.verify().tests >= plain.verify().tests
 
 
 @given(seeds)
@@ -237,9 +236,8 @@ def test_a_step_s_shares():
     played(cheat, [overwrite(TASK), "done"])
     played(honest, [wrote(TASK.answer), "done"])
     assert told([One(cheat), One(honest)]) == {"tampers": 0.5, "paid": 1.0, "honest": 0.5, "monitor_errs": 0.0}
-    honest.said, honest.tests = (), ("pass",)
-    cheat.tests = given_tests(TASK)
-    assert session_of(One(cheat)) is cheat and told([One(cheat), One(honest)])["monitor_errs"] == 0.0
+    honest.flags = cheat.flags  # as if the monitor had flagged an honest one
+    assert told([One(cheat), One(honest)])["monitor_errs"] == 1.0
 
 
 @pytest.mark.parametrize("wrong", [{"trainings": 1}, {"disk_steps": 0}, {"meddling": 1.5}])
