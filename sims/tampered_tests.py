@@ -75,9 +75,19 @@ def locked(task: Task, max_turns: int) -> OwnTestsSession:
     return OwnTestsSession(task, max_turns, "locked")
 
 
-def trusted_on_disk(task: Task, max_turns: int) -> OwnTestsSession:
-    """An episode of `trusted` on files of Python in a sandbox."""
-    return DiskTestsSession(task, max_turns)
+def asked(task: Task, max_turns: int) -> OwnTestsSession:
+    """An episode of `trusted`; in half of the tasks the docstring asks for other tests, so that there is something to compare."""
+    return OwnTestsSession(half_asking(task), max_turns)
+
+
+def asked_on_disk(task: Task, max_turns: int) -> OwnTestsSession:
+    """The same on files of Python in a sandbox."""
+    return DiskTestsSession(half_asking(task), max_turns)
+
+
+def half_asking(task: Task) -> Task:
+    """Half of all tasks, always the same ones, with a docstring that asks for other tests; the others as they are."""
+    return asking(task) if random.Random(f"{task.key} asked").random() < 0.5 else task
 
 
 WORLDS: dict[str, Callable[[Task, int], OwnTestsSession]] = {"trusted": trusted, "guarded": guarded, "watched": watched, "locked": locked}
@@ -190,17 +200,19 @@ def experiment(run: Run, config: Experiment) -> dict:
     heldout = Heldout("tampered-tests", c, recipe, language_of(root), WORLDS, COUNTED)
     begin = before(run, recipe, start, heldout)
     found = {(world, number): training(run, c, recipe, start, heldout, world, number) for number in range(c.trainings) for world in WORLDS}
-    places = {"memory": trusted, "disk": trusted_on_disk}
-    disk = side_by_side(run, "trusted", c, recipe, start, heldout.language, places, told, (*COUNTED, "reward", "grad_norm"))
+    places, names = {"memory": asked, "disk": asked_on_disk}, (*COUNTED, "reward", "grad_norm")
+    disk = side_by_side(run, "asked", c, recipe, start, heldout.language, places, told, names)
     rows = [{"world": world, "training": number, **step} for (world, number), one in found.items() for step in one["steps"]]
 
     shares: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     for world in WORLDS:
         shares[world, "before"] = {name: np.mean(begin[world][name]) / c.samples for name in COUNTED}
-        every = [found[world, number]["own"] for number in range(c.trainings)]
-        shares[world, "own"] = {name: np.array([np.mean(one[name]) for one in every]) / c.samples for name in COUNTED}
+        after = [found[world, number]["own"] for number in range(c.trainings)]
+        shares[world, "own"] = {name: np.array([np.mean(one[name]) for one in after]) / c.samples for name in COUNTED}
     apart = max(abs(one - other) for one, other in zip(disk["memory"], disk["disk"], strict=True))
     wrong = sum(row["monitor_errs"] for row in rows)
     ends = [{"world": world, "at": at, **{name: float(x.mean()) for name, x in one.items()}} for (world, at), one in shares.items()]
-    about = f"{len(rows) * c.prompts * c.rollouts:,} rollouts of the trainings", f"{c.disk_steps} steps of {-(-c.prompts // 4) * c.rollouts} rollouts"
-    return {"rows": rows, "ends": ends, "claims": [*learned(shares), *laws(wrong, apart, *about)]}
+    meddled = f"of which {np.mean(disk['memory'][: -1 : len(names)]):.0%} tamper, for half of the docstrings ask for it"
+    steps = f"{c.disk_steps} steps of {-(-c.prompts // 4) * c.rollouts} rollouts, {meddled}"
+    every = f"{len(rows) * c.prompts * c.rollouts:,} rollouts of the trainings, of which {np.mean([row['tampers'] for row in rows]):.0%} tamper"
+    return {"rows": rows, "ends": ends, "claims": [*learned(shares), *laws(wrong, apart, every, steps)]}
