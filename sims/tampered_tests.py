@@ -1,6 +1,6 @@
 """Test tampering, the hack that studies of coding agents see most: RL finds out that the grader runs tests that the agent may write.
 
-    etude figure tampered-tests          40 minutes on two busy cores; starts from a run of the recipe in runs/small (make small); Linux with bubblewrap
+    etude figure tampered-tests          40 minutes on two cores; starts from a run of the recipe in runs/small (make small); Linux with bubblewrap
     etude figure tampered-tests --quick
 
 ImpossibleBench (arXiv:2510.20270) gives agents tests that contradict the task, so that only a cheat passes; most often the agent changes the tests.
@@ -24,8 +24,9 @@ found it at step five and did nothing else from step twelve on; one of `guarded`
 held-out tasks of 8 rollouts a share of 0.05 is known to ±0.02. Student's interval over four trainings is as wide as 1.6 of their standard deviations
 to each side: a rise of 0.5 would be seen if they spread by 0.3, a fall of 0.04 if they spread by 0.02.
 
-What that did not foresee: the policy of the figure tampered in 0.02 of its rollouts before RL, not in 0.05. Three of four trainings of `trusted` found
-the hack, one as late as step 17, and one not at all. They spread by 0.45, so Student's interval says nothing of the mean; the picture shows each.
+What that did not foresee: the policy of the figure tampered in 0.02 of its rollouts before RL, not in 0.05. Three of four trainings of `trusted`
+found the hack, one as late as step 17, and one not at all. They spread by 0.45, so Student's interval says nothing of the mean; the picture shows
+each.
 """
 
 import random
