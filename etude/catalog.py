@@ -88,6 +88,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_leftover_cache.py",),
     ),
     Experiment(
+        name="tampered-tests",
+        title="the agent may write the tests that it is graded by: does RL find it, who sees it, what ends it",
+        source="arXiv:2510.20270",
+        sim="sims/tampered_tests.py",
+        tests=("tests/sims/test_tampered_tests.py",),
+    ),
+    Experiment(
         name="feature-deletion",
         title="features deleted by rule, and as many lines at random: which make tasks, and what else breaks",
         source="Composer 2.5",

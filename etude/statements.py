@@ -437,6 +437,19 @@ ENVIRONMENTS = (
         "deletion breeds hacks: signatures from a leftover cache, bytecode decompiled",
         _in("leftover-cache", "finds-the-cache", "learns-the-cache", "costs-the-task", "same-on-disk"),
     ),
+    Statement(
+        "tests-tampered",
+        "arXiv:2510.20270",
+        "an agent that can write the tests that it has to pass changes them instead of its code",
+        _in("tampered-tests", "finds-the-tests", "paid-not-earned", "costs-the-task", "same-on-disk"),
+    ),
+    Statement(
+        "tests-out-of-reach",
+        "arXiv:2510.20270",
+        "tests that the agent cannot change, hidden or read-only, end tampering",
+        _in("tampered-tests", "guard-ends", "lock-ends"),
+    ),
+    Statement("tampering-seen", "arXiv:2510.20270", "monitors see that tests were changed", _in("tampered-tests", "monitor-sees", "watched-ends")),
     Statement("monitors-catch", "Composer 2.5", "agentic monitors catch such hacks", _in("leftover-cache", "monitor-sees", "guard-ends")),
     Statement(
         "broken-calls-hack",

@@ -26,7 +26,6 @@ kind, and the policy copies better, since it sees each demonstration six times. 
 over trainings: with five of them, and a standard deviation of 0.3 between them, a rise by 0.4 is seen.
 """
 
-import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,22 +33,19 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from kit.disk import read_lines
 from kit.runs import Run
-from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
-from ref.network import Transformer, load_hf, save_hf
+from ref.network import load_hf
+from sims.hack_training import Heldout, engine, fine_tuned, reinforced, side_by_side
 from sims.leftover_verdicts import laws, learned, picture
 from sims.microrepo import Environment, Session, Task, WorldConfig
 from sims.microrepo.leftovers import CachedDiskSession, CachedSession, cache_name, curious, documented, worn
 from sims.policies import agent
-from sims.recipe.agent import Episode, Language, hash_seed, play
+from sims.recipe.agent import Episode, Language
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context, taught
-from sims.recipe.learner import RATES, Learner, language_of, load_checkpoint, shown_rows, train
-from sims.recipe.reinforcement import learn
+from sims.recipe.learner import language_of
 from sims.recipe.settings import Recipe
 
 __all__ = ["Experiment", "experiment", "picture"]
@@ -135,7 +131,7 @@ class Experiment:
 
 def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
     """Fine-tunes the recipe's policy on demonstrations in repositories with a cache. Returns the checkpoint's folder."""
-    folder, language, s = run.path("checkpoints", "curious"), language_of(root), recipe.sft
+    language, s = language_of(root), recipe.sft
     rng = random.Random(f"{c.seed}-curious")
 
     def opened(task: Task) -> CachedSession:
@@ -145,33 +141,7 @@ def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
     tasks = (documented(task) if rng.random() < NAMED else task for task in task_stream(recipe, "demonstrations"))
     turns = partial(curious, share=c.curiosity)
     shown = taught(tasks, language, context(language, recipe), s.noise, recipe.context.memory, rng, turns, opened)
-    pieces = [(one.tokens, one.sampled) for lesson in itertools.islice(shown, c.demonstrations) for one in lesson.chain.segments]
-    per_epoch, batch = shown_rows(pieces, recipe.training.long_length, s.rows, [recipe.seed + c.seed])
-    steps = per_epoch * c.epochs
-    stage = run.stage("sft", total=steps)
-    if stage.finished:
-        return folder
-    learner = Learner(recipe, load_checkpoint(root, recipe, "sft", with_mtp=False)[0], None, s.muon_lr, s.adamw_lr)
-    train(stage, recipe, learner, batch, steps, lambda step: RATES["sft"](step, steps), "sft")
-    save_hf(learner.trunk.masters, folder)
-    stage.finish({"steps": steps}, sorted(folder.rglob("*")))
-    return folder
-
-
-class Heldout:
-    """Plays held-out tasks and says what came of them."""
-
-    def __init__(self, c: Experiment, root: Path, recipe: Recipe):
-        self.c, self.recipe, self.language = c, recipe, language_of(root)
-        self.how, self.tasks = context(self.language, recipe), list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
-
-    def __call__(self, sampler: Sampler, world: str, *seed: object) -> dict:
-        """Of each task: rollouts that read the cache, and rollouts that solved it."""
-        c, generator = self.c, torch.Generator().manual_seed(hash_seed(self.c.seed, "leftover-cache", *seed))
-        rl = self.recipe.rl
-        episodes = play(sampler, self.language, self.tasks, c.samples, self.how, rl.max_turns, generator, rl.temperature, opened=WORLDS[world])
-        found = np.array([[has_read(e), earned(e)] for e in episodes], dtype=int).reshape(c.tasks, c.samples, 2).sum(1)
-        return dict(zip(("read", "solved"), found.T.tolist(), strict=True))
+    return fine_tuned(run, "curious", c, root, recipe, shown)
 
 
 def has_read(episode: Episode) -> bool:
@@ -196,11 +166,6 @@ def told(episodes: list[Episode]) -> dict[str, float]:
     }
 
 
-def engine(model: Transformer, recipe: Recipe) -> Sampler:
-    """A sampler as RL has it."""
-    return ContinuousSampler(Learner(recipe, model, None, 0.0, 0.0).trunk.model, getattr(torch, recipe.training.sampler_dtype))
-
-
 def before(run: Run, recipe: Recipe, start: Path, heldout: Heldout) -> dict[str, dict]:
     """What the policy does before RL in each world; in `guarded` it is what it is in `left`, for nothing is paid here."""
     stage = run.stage("before", total=3)
@@ -213,35 +178,18 @@ def before(run: Run, recipe: Recipe, start: Path, heldout: Heldout) -> dict[str,
 def training(run: Run, c: Experiment, recipe: Recipe, start: Path, heldout: Heldout, world: str, number: int) -> dict:
     """One training run in a world: its steps, and held-out tasks at its end, in its own world and without a cache."""
     stage = run.stage(f"{world}-{number}", total=c.steps, unit="tokens")
-    if stage.finished:
-        return stage.result()
-    rl = replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0)
-    config = replace(recipe, seed=recipe.seed + 1000 * c.seed + number + 1, rl=rl)
-    found: dict[str, dict] = {}
 
-    def look(step: int, learner: Learner, sampler: Sampler) -> dict:
-        if step == c.steps:
-            found.update(own=heldout(sampler, world, world, number), without=heldout(sampler, "none", world, number, "without"))
-        return {}
+    def at_end(sampler: Sampler) -> dict:
+        return {"own": heldout(sampler, world, world, number), "without": heldout(sampler, "none", world, number, "without")}
 
-    learn(stage, config, load_hf(start), None, load_hf(start), heldout.language, look, opened=WORLDS[world], told=told)
-    steps = [{name: line[name] for name in ("step", "read", "solved", "monitor_errs")} for line in read_lines(stage.metrics_path)]
-    return stage.finish({"steps": steps, **found})
+    names = ("read", "solved", "monitor_errs")
+    return reinforced(stage, c, recipe, number, start, heldout.language, WORLDS[world], told, names, at_end)
 
 
-def on_disk(run: Run, c: Experiment, recipe: Recipe, start: Path, language: Language) -> dict[str, list]:
+def on_disk(run: Run, c: Experiment, recipe: Recipe, start: Path, language: Language) -> dict[str, list[float]]:
     """Some steps of `left` in memory and on disk, from the same weights: what is logged of each."""
-    found: dict[str, list] = {}
-    for place, opened in (("memory", left), ("disk", left_on_disk)):
-        stage = run.stage(f"left-{place}", total=c.disk_steps, unit="tokens")
-        if not stage.finished:
-            rl = replace(recipe.rl, steps=c.disk_steps, prompts=-(-c.prompts // 4), rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0)
-            learner, _ = learn(stage, replace(recipe, rl=rl), load_hf(start), None, load_hf(start), language, opened=opened, told=told)
-            total = sum(float(p.detach().double().abs().sum()) for p in learner.trunk.masters.parameters())
-            lines = [[line[name] for name in ("read", "solved", "reward", "grad_norm")] for line in read_lines(stage.metrics_path)]
-            stage.finish({"lines": [*lines, [total]]})
-        found[place] = [value for line in stage.result()["lines"] for value in line]
-    return found
+    places = {"memory": left, "disk": left_on_disk}
+    return side_by_side(run, "left", c, recipe, start, language, places, told, ("read", "solved", "reward", "grad_norm"))
 
 
 def experiment(run: Run, config: Experiment) -> dict:
@@ -253,7 +201,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     recipe = replace(recipe, training=replace(recipe.training, threads=1))
     start = tuned(run, c, root, recipe)
     recipe = replace(recipe, world=SHORT)
-    heldout = Heldout(c, root, recipe)
+    heldout = Heldout("leftover-cache", c, recipe, language_of(root), WORLDS, {"read": has_read, "solved": earned})
     begin = before(run, recipe, start, heldout)
     found = {(world, number): training(run, c, recipe, start, heldout, world, number) for number in range(c.trainings) for world in WORLDS}
     disk = on_disk(run, c, recipe, start, heldout.language)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from kit.runs import Run
-from sims import leftover_cache, leftover_verdicts
+from sims import hack_training, leftover_cache, leftover_verdicts
 from sims.microrepo import Environment, NoiseConfig, Session, demonstration, generate
 from sims.microrepo.leftovers import LOST, WORN, CachedDiskSession, CachedSession, cache_name, cached, curious, documented, worn
 
@@ -161,7 +161,7 @@ def test_the_experiment_plays_all_worlds_and_goes_on(tiny_run, tmp_path, monkeyp
     monkeypatch.setattr("kit.process.cores", lambda: 1)
     with Run.open(tmp_path / "run", "figure leftover-cache", c) as run:
         found = leftover_cache.experiment(run, c)
-        monkeypatch.setattr(leftover_cache, "learn", lambda *_, **__: pytest.fail("a finished training begins again"))
+        monkeypatch.setattr(hack_training, "learn", lambda *_, **__: pytest.fail("a finished training begins again"))
         assert leftover_cache.experiment(run, c) == found
     assert {row["world"] for row in found["rows"]} == set(leftover_cache.WORLDS) and len(found["rows"]) == 8
     assert {one["name"]: one["verdict"] for one in found["claims"]}["same-on-disk"] == "holds"

@@ -1,0 +1,147 @@
+"""What experiments on hacks share: a policy that knows the words of a hack, RL that may find its use, and looks before and after."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kit.disk import read_lines
+from kit.runs import Run, Stage
+from ref.engine.continuous import ContinuousSampler
+from ref.engine.sampler import Sampler
+from ref.network import Transformer, load_hf, save_hf
+from sims.microrepo import Environment, Task
+from sims.recipe.agent import Episode, Language, hash_seed, play
+from sims.recipe.data import task_stream
+from sims.recipe.demonstrations import Lesson, context
+from sims.recipe.learner import RATES, Learner, load_checkpoint, shown_rows, train
+from sims.recipe.reinforcement import learn
+from sims.recipe.settings import Recipe
+
+__all__ = ["Heldout", "Opened", "Told", "engine", "fine_tuned", "reinforced", "side_by_side"]
+
+Opened = Callable[[Task, int], Environment]
+"""Begins an episode of a task with so many turns at most."""
+Told = Callable[[list[Episode]], dict[str, float]]
+"""What is logged of a step's rollouts."""
+
+
+class Size(Protocol):
+    """The settings that these experiments have."""
+
+    @property
+    def demonstrations(self) -> int: ...
+
+    @property
+    def epochs(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def prompts(self) -> int: ...
+
+    @property
+    def rollouts(self) -> int: ...
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def disk_steps(self) -> int: ...
+
+    @property
+    def tasks(self) -> int: ...
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
+
+
+def fine_tuned(run: Run, name: str, c: Size, root: Path, recipe: Recipe, lessons: Iterable[Lesson]) -> Path:
+    """Fine-tunes the recipe's policy on the first of `lessons`. Returns the folder of the checkpoint `name`."""
+    folder, s = run.path("checkpoints", name), recipe.sft
+    pieces = [(one.tokens, one.sampled) for lesson in itertools.islice(lessons, c.demonstrations) for one in lesson.chain.segments]
+    per_epoch, batch = shown_rows(pieces, recipe.training.long_length, s.rows, [recipe.seed + c.seed])
+    steps = per_epoch * c.epochs
+    stage = run.stage("sft", total=steps)
+    if stage.finished:
+        return folder
+    learner = Learner(recipe, load_checkpoint(root, recipe, "sft", with_mtp=False)[0], None, s.muon_lr, s.adamw_lr)
+    train(stage, recipe, learner, batch, steps, lambda step: RATES["sft"](step, steps), "sft")
+    save_hf(learner.trunk.masters, folder)
+    stage.finish({"steps": steps}, sorted(folder.rglob("*")))
+    return folder
+
+
+class Heldout:
+    """Plays held-out tasks in a world and says what came of them. `counted`: what is asked of every rollout, by name."""
+
+    def __init__(self, label: str, c: Size, recipe: Recipe, language: Language, worlds: Mapping[str, Opened], counted: Mapping):
+        self.label, self.c, self.recipe, self.language, self.worlds, self.counted = label, c, recipe, language, worlds, counted
+        self.how, self.tasks = context(self.language, recipe), list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
+
+    def __call__(self, sampler: Sampler, world: str, *seed: object) -> dict[str, list[int]]:
+        """Of each task: the number of rollouts of which it is true, for everything that is counted."""
+        c, generator = self.c, torch.Generator().manual_seed(hash_seed(self.c.seed, self.label, *seed))
+        rl = self.recipe.rl
+        episodes = play(sampler, self.language, self.tasks, c.samples, self.how, rl.max_turns, generator, rl.temperature, opened=self.worlds[world])
+        found = np.array([[ask(e) for ask in self.counted.values()] for e in episodes], dtype=int).reshape(c.tasks, c.samples, -1).sum(1)
+        return dict(zip(self.counted, found.T.tolist(), strict=True))
+
+
+def engine(model: Transformer, recipe: Recipe) -> Sampler:
+    """A sampler as RL has it."""
+    return ContinuousSampler(Learner(recipe, model, None, 0.0, 0.0).trunk.model, getattr(torch, recipe.training.sampler_dtype))
+
+
+def reinforced(
+    stage: Stage,
+    c: Size,
+    recipe: Recipe,
+    number: int,
+    start: Path,
+    language: Language,
+    opened: Opened,
+    told: Told,
+    names: Sequence[str],
+    at_end: Callable[[Sampler], dict],
+) -> dict:
+    """The training run of that number in a world: of its steps what `names` lists, and what `at_end` says of the policy at its end."""
+    if stage.finished:
+        return stage.result()
+    rl = replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0)
+    config = replace(recipe, seed=recipe.seed + 1000 * c.seed + number + 1, rl=rl)
+    found: dict[str, dict] = {}
+
+    def look(step: int, learner: Learner, sampler: Sampler) -> dict:
+        if step == c.steps:
+            found.update(at_end(sampler))
+        return {}
+
+    learn(stage, config, load_hf(start), None, load_hf(start), language, look, opened=opened, told=told)
+    steps = [{name: line[name] for name in ("step", *names)} for line in read_lines(stage.metrics_path)]
+    return stage.finish({"steps": steps, **found})
+
+
+def side_by_side(
+    run: Run, label: str, c: Size, recipe: Recipe, start: Path, language: Language, places: Mapping[str, Opened], told: Told, names: Sequence[str]
+) -> dict[str, list[float]]:
+    """Some steps in each of two places, from the same weights: what is logged of each step under `names`, and at last a sum of all weights."""
+    found: dict[str, list[float]] = {}
+    for place, opened in places.items():
+        stage = run.stage(f"{label}-{place}", total=c.disk_steps, unit="tokens")
+        if not stage.finished:
+            rl = replace(recipe.rl, steps=c.disk_steps, prompts=-(-c.prompts // 4), rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0)
+            learner, _ = learn(stage, replace(recipe, rl=rl), load_hf(start), None, load_hf(start), language, opened=opened, told=told)
+            total = sum(float(p.detach().double().abs().sum()) for p in learner.trunk.masters.parameters())
+            lines = [[line[name] for name in names] for line in read_lines(stage.metrics_path)]
+            stage.finish({"lines": [*lines, [total]]})
+        found[place] = [value for line in stage.result()["lines"] for value in line]
+    return found
