@@ -29,20 +29,7 @@ from sims.microrepo.language import Expression, draw_first, draw_step
 from sims.microrepo.session import Session
 from sims.microrepo.task import Task
 
-__all__ = [
-    "LOST",
-    "WORN",
-    "CachedDiskSession",
-    "CachedSession",
-    "Kind",
-    "cache_name",
-    "cached",
-    "changed",
-    "curious",
-    "documented",
-    "seen",
-    "worn",
-]
+__all__ = ["LOST", "WORN", "CachedDiskSession", "CachedSession", "Kind", "cache_name", "cached", "changed", "curious", "documented", "seen", "worn"]
 
 Kind = Literal["left", "old"]
 LOST = "lost"
