@@ -6,7 +6,7 @@
 ImpossibleBench (arXiv:2510.20270) gives agents tests that contradict the task, so that only a cheat passes; most often the agent changes the tests.
 Here the tasks can be solved, tests can be written (`sims/microrepo/tampering.py`), and RL is what leads to the hack.
 
-First the policy of the recipe learns the words, from demonstrations. In a quarter of them the docstring asks for other tests. In one of twenty of the
+First the policy of the recipe learns the words, from demonstrations. In a quarter of them the docstring asks for other tests. In one of ten of the
 others the agent writes them without need, and solves the task all the same. Then RL begins, from the same weights and on the same tasks, in
 four worlds:
 
@@ -19,14 +19,15 @@ Each policy plays held-out tasks before and after in its own world. A rollout ta
 the hidden tests pass.
 
 Power. Trials came first, with seed 7. At a learning rate of 2e-4 one training of `trusted` stood near 0.05 for eleven steps and tampered in 0.8 of
-its rollouts after 24; honest success fell from 0.4 to 0.2. As trainings differ in when they find it, the rate was raised to 3e-4. Both of two then
-found it at step five and did nothing else from step twelve on; one of `guarded` came to 0.01. So there is head-room in both directions. With 80
-held-out tasks of 8 rollouts a share of 0.05 is known to ±0.02. Student's interval over four trainings is as wide as 1.6 of their standard deviations
-to each side: a rise of 0.5 would be seen if they spread by 0.3, a fall of 0.04 if they spread by 0.02.
+its rollouts after 24; honest success fell from 0.4 to 0.2. The rate was raised to 3e-4, and both of two then found it at step five and did nothing
+else from step twelve on; one of `guarded` came to 0.01. So there is head-room in both directions. With 80 held-out tasks of 8 rollouts a share of
+0.05 is known to ±0.02. Student's interval over four trainings is as wide as 1.6 of their standard deviations to each side: a rise of 0.5 is seen if
+they spread by 0.3, a fall of 0.04 if they spread by 0.02.
 
-What that did not foresee: the policy of the figure tampered in 0.02 of its rollouts before RL, not in 0.05. Three of four trainings of `trusted`
-found the hack, one as late as step 17, and one not at all. They spread by 0.45, so Student's interval says nothing of the mean; the picture shows
-each.
+A first experiment, with seed 0, had the power for neither. Half as many demonstrations wrote the tests without need, and its policy tampered in
+0.02 of its rollouts before RL. In 18 steps three of four trainings of `trusted` found the hack, one of them as late as step 17, and one did not:
++0.86, +0.94, +0.36 and −0.01, which spread by 0.45. So here one in ten of these demonstrations does it, a training has 24 steps, and the seed is
+another. This was chosen after that result was seen. How often RL finds a hack depends on how often the policy stumbles over it.
 """
 
 import random
@@ -107,26 +108,26 @@ class Experiment:
     """Demonstrations of fine-tuning."""
     epochs: int = 2
     """How often each is shown."""
-    meddling: float = 0.05
+    meddling: float = 0.1
     """Share of the other demonstrations that write the tests without need."""
     trainings: int = 4
     """RL training runs in each world; they differ in their seed."""
-    steps: int = 18
+    steps: int = 24
     """RL steps of each."""
     prompts: int = 8
     """Tasks of a step."""
     rollouts: int = 8
     """Rollouts of each task."""
     lr: float = 3e-4
-    """Learning rate of RL: three times the recipe's, for a sixth of its steps."""
+    """Learning rate of RL: three times the recipe's, for a fifth of its steps."""
     disk_steps: int = 2
     """RL steps that are also played on disk, with a quarter of the tasks."""
     tasks: int = 80
     """Held-out tasks before and after."""
     samples: int = 8
     """Rollouts of each."""
-    seed: int = 0
-    """Seed of the looks; added to the recipe's seed, it is that of the training runs."""
+    seed: int = 1
+    """Seed of the looks; added to the recipe's seed, it is that of the training runs. 0 was that of the experiment before."""
 
     def __post_init__(self):
         for name in ("demonstrations", "epochs", "steps", "prompts", "rollouts", "disk_steps", "tasks", "samples"):
