@@ -1,0 +1,147 @@
+"""What an episode of the small world was, as messages with their places in the chain, and as the record that prices, monitors and hints read
+(`ref/transcript.py`).
+
+A chain holds tokens. It says which of them the policy wrote, and where a context ends, but not what a call did. So every turn is played
+once more, in a fresh session and one call at a time: equal turns give equal answers. That also finds answers which the context does not hold, because
+the turns were used up or a limit cut the context off.
+
+    read m3             Call("read", "m3")                                    its text
+    raed m3             Call("raed", valid=False)                             error: no such call
+    write m3            Call("write", "m3", wrote="return a + b")             ok
+        return a + b
+    test                Call("test", tests=(1, 3))                            passed 1 of 3: …
+    done                Call("done")
+    (an empty turn)     Call("", valid=False)                                 error: no call
+
+All that a session rejects is broken in the record's words, a refused body as well, so nothing is merely failed. A turn of the small world is
+nothing but calls: there is no final message, and who prices `silent` prices all rollouts alike.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ref.self_summary import Segment
+from ref.transcript import Call, Transcript, Turn
+from sims.microrepo import Session, Task
+from sims.microrepo.session import INDENT, MAX_CALLS
+from sims.recipe.agent import Episode, Language, parted
+
+__all__ = ["TOOLS", "Message", "calls_in", "messages", "transcript_of"]
+
+TOOLS = ("read", "write", "test", "done")
+"""The calls of the small world."""
+REQUEST = "note"
+"""What the policy hears when it is to summarise (`sims/recipe/demonstrations.py`)."""
+ENDLESS = 10**9
+
+
+@dataclass(frozen=True)
+class Message:
+    """What the policy wrote at a stretch: a turn, a summary, or the beginning of one that a limit cut off."""
+
+    segment: int
+    """Number of the context in the chain."""
+    begin: int
+    """Its first token, as a position in that context."""
+    end: int
+    """One after its last token, which is the one that ends a turn unless a limit cut the message off."""
+    text: str
+    """What it says, without that token."""
+    given: str
+    """What the context held before it and the policy did not write there: prompt, answers, the summary of an earlier context."""
+    summary: bool = False
+    """Whether it is a summary: nothing was called."""
+    whole: bool = True
+    """Whether the policy ended it; otherwise nothing was called either."""
+    calls: tuple[Call, ...] = ()
+    """What it called, in order."""
+    answers: tuple[str, ...] = ()
+    """What the environment said to each of them; `done` is not answered."""
+
+
+def messages(episode: Episode, task: Task, opened: Callable[[Task, int], Session] = Session) -> list[Message]:
+    """All messages of a finished episode of `task`, in order, over all contexts of its chain. `opened` begins an episode of the kind that was
+    played, in memory."""
+    session, found = opened(task, ENDLESS), []
+    for number, segment in enumerate(episode.chain.segments):
+        for where, own in parted(segment, episode.stop):
+            if own:
+                found.append(message(episode.language, session, segment, number, where))
+    return found
+
+
+def message(language: Language, session: Session, segment: Segment, number: int, where: slice) -> Message:
+    """The message at these positions of a context; a turn is played in `session`."""
+    ids, given = segment.tokens[where].tolist(), segment.tokens[: where.start][~segment.sampled[: where.start]]
+    whole = ids[-1] == language.env
+    text, summary = language.decode(ids[:-1] if whole else ids), bool(segment.summary[where.start])
+    calls, answers = played(session, text) if whole and not summary else ((), ())
+    return Message(number, where.start, where.stop, text, language.decode(given.tolist()), summary, whole, calls, answers)
+
+
+def calls_in(turn: str) -> list[str]:
+    """The calls of a turn, each with the lines that belong to it, divided as `Session.step` divides them."""
+    lines, found = [line.rstrip() for line in turn.split("\n")], []
+    while lines:
+        call = [lines.pop(0)]
+        while call[0].startswith("write ") and lines and lines[0].startswith(INDENT):
+            call.append(lines.pop(0))
+        if call[0]:
+            found.append("\n".join(call))
+    return found
+
+
+def played(session: Session, turn: str) -> tuple[tuple[Call, ...], tuple[str, ...]]:
+    """A turn's calls and their answers. What follows `done` is not called, and one call too many ends the turn."""
+    calls, answers = [], []
+    for text in calls_in(turn)[:MAX_CALLS] or [""]:
+        call, answer = made(session, text)
+        calls.append(call)
+        answers.append(answer)
+        if session.done:
+            break
+    rest = calls_in(turn)[MAX_CALLS:]
+    if rest and not session.done:
+        calls.append(named(rest[0], valid=False))
+        answers.append("error: too many calls")
+    return tuple(calls), tuple(answers)
+
+
+def made(session: Session, text: str) -> tuple[Call, str]:
+    """One call, played as a turn of its own."""
+    broken, runs = (session.counts[name] for name in ("invalid_calls", "test_runs"))
+    answer = session.step(text)
+    tests = None
+    if session.counts["test_runs"] > runs:
+        complaints = session.complaints(session.task.visible_tests)
+        tests = (complaints.count(None), len(complaints))
+    return named(text, session.counts["invalid_calls"] == broken, tests), answer
+
+
+def named(text: str, valid: bool, tests: tuple[int, int] | None = None) -> Call:
+    """The call that this text makes."""
+    line, *body = text.split("\n")
+    name, *rest = line.strip(" ").split(" ")
+    path = rest[0] if rest and name in ("read", "write") else ""
+    return Call(name, path, "\n".join(part[len(INDENT) :] for part in body), valid, tests=tests)
+
+
+def transcript_of(episode: Episode, task: Task, opened: Callable[[Task, int], Session] = Session) -> Transcript:
+    """The record of a finished episode. The prompt and requests for a summary are the user's turns; a summary is a turn of the assistant's
+    without calls. What the next context repeats stands here once. A rollout that a limit cut off ends in an empty turn: what it had begun to say was
+    not called, and is no final message."""
+    found = messages(episode, task, opened)
+    turns, body = [Turn("user", opened(task, ENDLESS).prompt)], ""
+    for one in found:
+        if not one.whole:
+            continue
+        if one.summary:
+            turns += [Turn("user", REQUEST), Turn("assistant", one.text)]
+            continue
+        turns.append(Turn("assistant", calls=one.calls))
+        said = "\n".join(answer for answer in one.answers if answer)
+        turns += [Turn("tool", said)] if said else []
+        body = next((call.wrote for call in reversed(one.calls) if call.writes), body)
+    if not episode.chain.finished:
+        turns.append(Turn("assistant"))
+    return Transcript(tuple(turns), changed_lines=len(body.splitlines()), tokens=episode.chain.written)

@@ -1,0 +1,59 @@
+"""Episodes of the small world that say given turns, and given summaries where they are asked for one."""
+
+import itertools
+import random
+from collections.abc import Sequence
+
+from ref import cpt
+from ref.self_summary import Chaining, rollout_chains
+from sims.microrepo import Session, Task, documents
+from sims.microrepo.task import Module
+from sims.recipe.agent import Language
+from sims.recipe.demonstrations import Lesson, Teacher, chaining
+from sims.recipe.settings import Memory
+
+__all__ = ["NEVER", "TASK", "narrow", "played", "speaker", "wide"]
+
+NEVER = Memory(wordy=0, forgetful=0, longest=69)
+TASK = Task(
+    files={
+        "m2": Module(("a", "b"), "a minus 3", "a - 3"),
+        "m3": Module(("a", "b"), "m7 then double", "(a + b) * 2"),
+        "m7": Module(("a", "b"), "a plus b", "a + b"),
+    },
+    target="m3",
+    depth=1,
+    helpers=("m7",),
+)
+
+
+def speaker() -> Language:
+    """A language of 400 tokens, learnt from the small world's texts."""
+    return Language(cpt.train_tokenizer(itertools.islice(documents(random.Random(0)), 300), 400))
+
+
+def narrow(language: Language, **others) -> Chaining:
+    """Contexts that soon need a summary."""
+    return chaining(language, 96, 40, 70, **others)
+
+
+def wide(language: Language) -> Chaining:
+    """One context for everything."""
+    return chaining(language, 2000, 40, 70, join="none")
+
+
+class Scripted(Lesson):
+    def __init__(self, language: Language, task: Task, turns: Sequence[str], summaries: Sequence[str], max_turns: int):
+        super().__init__(language, task, turns, random.Random(0), NEVER, lambda task: Session(task, max_turns))
+        self.summaries = [*summaries]
+
+    def summary(self) -> str:
+        return self.summaries.pop(0) if self.summaries else "nothing"
+
+
+def played(language: Language, how: Chaining, task: Task, turns: Sequence[str], summaries: Sequence[str] = (), max_turns: int = 12) -> Lesson:
+    """The finished episode. After the given turns it says `done`."""
+    lesson = Scripted(language, task, [*turns, *["done"] * max_turns], summaries, max_turns)
+    (chain,) = rollout_chains(Teacher(language, how.request), [lesson], how)
+    lesson.take(chain)
+    return lesson
