@@ -96,8 +96,8 @@ def canaries(source: str, key: bytes, most: int = 4, first: Collection[str] = ()
                 _ask_nearly(part, salt)
         else:
             one.body.append(ast.parse("assert False").body[0])
-        first = min(line.lineno for line in (node, *node.decorator_list)) - 1
-        at = first if (number + coin) % 2 else node.end_lineno or 0
+        above = min(line.lineno for line in (node, *node.decorator_list)) - 1
+        at = above if (number + coin) % 2 else node.end_lineno or 0
         indent = lines[node.lineno - 1][: node.col_offset]
         placed.append((at, textwrap.indent(ast.unparse(ast.fix_missing_locations(one)), indent)))
         names.append(f"{owner}::{one.name}" if owner else one.name)
