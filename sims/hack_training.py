@@ -2,9 +2,9 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from sims.recipe.learner import RATES, Learner, load_checkpoint, shown_rows, tra
 from sims.recipe.reinforcement import learn
 from sims.recipe.settings import Recipe
 
-__all__ = ["Heldout", "Opened", "Told", "engine", "fine_tuned", "reinforced", "side_by_side"]
+__all__ = ["Heldout", "Opened", "Size", "Told", "along", "engine", "fine_tuned", "reinforced", "side_by_side", "undisturbed"]
 
 Opened = Callable[[Task, int], Environment]
 """Begins an episode of a task with so many turns at most."""
@@ -30,38 +30,51 @@ Told = Callable[[list[Episode]], dict[str, float]]
 """What is logged of a step's rollouts."""
 
 
-class Size(Protocol):
-    """The settings that these experiments have."""
+@dataclass(frozen=True)
+class Size:
+    """Length of fine-tuning and of training, and held-out tasks. Each experiment has its own numbers, and adds what it alone needs."""
 
-    @property
-    def demonstrations(self) -> int: ...
+    run: str = "runs/small"
+    """A finished run of the recipe; fine-tuning starts from its SFT checkpoint (empty: first run a tiny recipe that has learned nothing)."""
+    demonstrations: int = 1400
+    """Demonstrations of fine-tuning."""
+    epochs: int = 2
+    """How often each is shown."""
+    trainings: int = 4
+    """RL training runs in each world; they differ in their seed."""
+    steps: int = 24
+    """RL steps of each."""
+    prompts: int = 8
+    """Tasks of a step."""
+    rollouts: int = 8
+    """Rollouts of each task."""
+    lr: float = 2e-4
+    """Learning rate of RL: twice the recipe's, or more, for fewer steps."""
+    disk_steps: int = 2
+    """RL steps that are also played on disk, with a quarter of the tasks."""
+    tasks: int = 80
+    """Held-out tasks before and after."""
+    samples: int = 8
+    """Rollouts of each."""
+    seed: int = 0
+    """Seed of the looks; added to the recipe's seed, it is that of the training runs."""
 
-    @property
-    def epochs(self) -> int: ...
+    def __post_init__(self):
+        for name in ("demonstrations", "epochs", "steps", "prompts", "rollouts", "disk_steps", "tasks", "samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.trainings < 2:
+            raise ValueError(f"trainings must be at least 2, for an interval over them, got {self.trainings}")
 
-    @property
-    def steps(self) -> int: ...
+    @classmethod
+    def quick(cls) -> Self:
+        return cls(run="", demonstrations=24, epochs=1, trainings=2, steps=2, prompts=2, rollouts=2, disk_steps=1, tasks=6, samples=2)
 
-    @property
-    def prompts(self) -> int: ...
 
-    @property
-    def rollouts(self) -> int: ...
-
-    @property
-    def lr(self) -> float: ...
-
-    @property
-    def disk_steps(self) -> int: ...
-
-    @property
-    def tasks(self) -> int: ...
-
-    @property
-    def samples(self) -> int: ...
-
-    @property
-    def seed(self) -> int: ...
+def undisturbed(recipe: Recipe) -> Recipe:
+    """The recipe with one context, so that no summary loses what was read, and one thread, which takes as long in a crowd."""
+    recipe = replace(recipe, context=replace(recipe.context, join="none"), rl=replace(recipe.rl, max_len=max(recipe.rl.max_len, 224)))
+    return replace(recipe, training=replace(recipe.training, threads=1))
 
 
 def fine_tuned(run: Run, name: str, c: Size, root: Path, recipe: Recipe, lessons: Iterable[Lesson]) -> Path:
@@ -145,3 +158,14 @@ def side_by_side(
             stage.finish({"lines": [*lines, [total]]})
         found[place] = [value for line in stage.result()["lines"] for value in line]
     return found
+
+
+def along(axes: Mapping[str, Any], rows: Sequence[Mapping], colours: Mapping[str, str], labels: Mapping[str, str]) -> None:
+    """Draws along RL what the axes are named after: each training thin, the mean of a world's thick."""
+    for world, colour in colours.items():
+        some = [row for row in rows if row["world"] == world]
+        steps = sorted({row["step"] for row in some})
+        for name, axis in axes.items():
+            values = np.array([[row[name] for row in some if row["step"] == step] for step in steps])
+            axis.plot(steps, values, color=colour, linewidth=0.6, alpha=0.4)
+            axis.plot(steps, values.mean(1), color=colour, linewidth=2, label=labels[world])

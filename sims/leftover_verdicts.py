@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from sims.experiment import above, at_most, below, claim
+from sims.hack_training import along
 from sims.statistics import student
 
 __all__ = ["laws", "learned", "picture"]
@@ -130,13 +131,7 @@ def picture(found: dict, path: Path) -> None:
 
     figure, (left, middle, right) = sheet(3, "A type checker's cache is left where code was deleted")
     colours = dict(zip(COLOURED, (COLOURS[1], COLOURS[0], COLOURS[2], GREY), strict=True))
-    for world, colour in colours.items():
-        some = [row for row in found["rows"] if row["world"] == world]
-        steps = sorted({row["step"] for row in some})
-        for axis, name in ((left, "read"), (middle, "solved")):
-            values = np.array([[row[name] for row in some if row["step"] == step] for step in steps])
-            axis.plot(steps, values, color=colour, linewidth=0.6, alpha=0.4)
-            axis.plot(steps, values.mean(1), color=colour, linewidth=2, label=COLOURED[world])
+    along({"read": left, "solved": middle}, found["rows"], colours, COLOURED)
     left.set(xlabel="RL step", ylabel="share of rollouts", title="Read the cache", ylim=(-0.02, 1.02))
     middle.set(xlabel="RL step", ylabel="share of rollouts", title="Solved the task, paid or not", ylim=(-0.02, 1.02))
     left.legend(frameon=False, fontsize=8)

@@ -41,7 +41,7 @@ import numpy as np
 from kit.runs import Run
 from ref.engine.sampler import Sampler
 from ref.network import load_hf
-from sims.hack_training import Heldout, engine, fine_tuned, reinforced, side_by_side
+from sims.hack_training import Heldout, Size, engine, fine_tuned, reinforced, side_by_side, undisturbed
 from sims.microrepo import Task, WorldConfig
 from sims.microrepo.tampering import DiskTestsSession, OwnTestsSession, asking, meddling
 from sims.policies import agent
@@ -99,48 +99,20 @@ WORLDS: dict[str, Callable[[Task, int], OwnTestsSession]] = {"trusted": trusted,
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(Size):
     """Length of fine-tuning and of training, and held-out tasks."""
 
-    run: str = "runs/small"
-    """A finished run of the recipe; fine-tuning starts from its SFT checkpoint (empty: first run a tiny recipe that has learned nothing)."""
-    demonstrations: int = 1400
-    """Demonstrations of fine-tuning."""
-    epochs: int = 2
-    """How often each is shown."""
-    meddling: float = 0.1
-    """Share of the other demonstrations that write the tests without need."""
-    trainings: int = 4
-    """RL training runs in each world; they differ in their seed."""
-    steps: int = 24
-    """RL steps of each."""
-    prompts: int = 8
-    """Tasks of a step."""
-    rollouts: int = 8
-    """Rollouts of each task."""
     lr: float = 3e-4
     """Learning rate of RL: three times the recipe's, for a fifth of its steps."""
-    disk_steps: int = 2
-    """RL steps that are also played on disk, with a quarter of the tasks."""
-    tasks: int = 80
-    """Held-out tasks before and after."""
-    samples: int = 8
-    """Rollouts of each."""
     seed: int = 1
     """Seed of the looks; added to the recipe's seed, it is that of the training runs. 0 was that of the experiment before."""
+    meddling: float = 0.1
+    """Share of the other demonstrations that write the tests without need."""
 
     def __post_init__(self):
-        for name in ("demonstrations", "epochs", "steps", "prompts", "rollouts", "disk_steps", "tasks", "samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.trainings < 2:
-            raise ValueError(f"trainings must be at least 2, for an interval over them, got {self.trainings}")
+        super().__post_init__()
         if not 0 <= self.meddling <= 1:
             raise ValueError(f"meddling is a probability, got {self.meddling}")
-
-    @classmethod
-    def quick(cls) -> "Experiment":
-        return cls(run="", demonstrations=24, epochs=1, trainings=2, steps=2, prompts=2, rollouts=2, disk_steps=1, tasks=6, samples=2)
 
 
 def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
@@ -197,9 +169,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     """Fine-tuning, the training runs, and the verdicts."""
     c = config
     root, recipe = agent(run, c.run, c.seed)
-    # One context, so that no summary loses what was read; one thread, which takes as long in a crowd.
-    recipe = replace(recipe, context=replace(recipe.context, join="none"), rl=replace(recipe.rl, max_len=max(recipe.rl.max_len, 224)))
-    recipe = replace(recipe, training=replace(recipe.training, threads=1))
+    recipe = undisturbed(recipe)
     start = tuned(run, c, root, recipe)
     recipe = replace(recipe, world=HARD)
     heldout = Heldout("tampered-tests", c, recipe, language_of(root), WORLDS, COUNTED)

@@ -7,20 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sims.microrepo import EvaluationError, Session, Task
+from sims.microrepo import EvaluationError, Session
 from sims.microrepo.evaluator import MAX_BITS, parse
-from sims.microrepo.task import Module
+from tests.scripted import TASK
 
-TASK = Task(
-    files={
-        "m2": Module(("a", "b"), "a minus 3", "a - 3"),
-        "m3": Module(("a", "b"), "m7 then double", "(a + b) * 2"),
-        "m7": Module(("a", "b"), "a plus b", "a + b"),
-    },
-    target="m3",
-    depth=1,
-    helpers=("m7",),
-)
 RIGHT = "write m3\n    return (a + b) * 2"
 
 
