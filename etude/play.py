@@ -196,11 +196,12 @@ def watch(
         raise RunError("--task names a task, and --new draws one; leave one out")
     agents = [agent_in(folder) for folder in found(where, before)]
     agent = agents[-1]
+    new = number is None
     if seed is None:
         seed = secrets.randbelow(10**6) if new else 0
     task, heat = task_of(agent.recipe, number or 0, seed if new else None), agent.recipe.rl.temperature if temperature is None else temperature
-    facts = {"task": None if new else number or 0, "new": new, "seed": seed, "temperature": None if me else heat}
-    named = f"new task of seed {seed}" if new else f"held-out task {number or 0}"
+    facts = {"task": number, "new": new, "seed": seed, "temperature": None if me else heat}
+    named = f"new task of seed {seed}" if new else f"held-out task {number}"
     helpers = {0: "no helper", 1: "1 helper"}.get(task.depth, f"{task.depth} helpers")
     how = "" if me else ", greedy" if not heat else f", temperature {heat:g}, seed {seed}"
     console = Console(file=sys.stderr) if as_json else Console()
