@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from etude import __version__, catalog
+from etude.eval_commands import eval_app
 from etude.play_commands import play
 from etude.task_commands import tasks_app
 from kit import disk, process, settings
@@ -31,7 +32,6 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed; results go to results/.")
 app.add_typer(bench_app, name="bench")
-eval_app = typer.Typer(no_args_is_help=True, help="Evaluate checkpoints.")
 app.add_typer(eval_app, name="eval")
 app.add_typer(tasks_app, name="tasks")
 app.command("play")(play)
@@ -518,11 +518,6 @@ def _print_lessons(course: list[Any]) -> None:
     for one in course:
         table.add_row(str(one.number), one.title, str(one.minutes), one.before)
     Console().print(table)
-
-
-@eval_app.callback()
-def evaluate() -> None:
-    """Evaluate checkpoints."""
 
 
 @eval_app.command("base")
