@@ -24,12 +24,15 @@ ASK = "ask"
 OPEN = 0.2
 """Share of the tasks that leave open what is wanted."""
 TURN_SECONDS, TOKEN_SECONDS = 3.0, 0.05
+BROKEN = {f"error: {reason}" for reason in ("no call", "no such call", "too many calls")}
+"""Answers to what no tool could read. A body that is refused, or a file that is not there, came of a sound call."""
 
 
 class AskingSession(Session):
-    """An episode in which a call ends it with a question. What follows it in its turn is not called, as after `done`."""
+    """An episode in which a call ends it with a question. What follows it in its turn is not called, as after `done`. `broken`: how many calls no tool
+    could read."""
 
-    asked = False
+    asked, broken = False, 0
 
     @property
     def done(self) -> bool:
@@ -38,14 +41,19 @@ class AskingSession(Session):
     def step(self, text: str) -> str:
         lines = [line.rstrip() for line in text.split("\n")]
         if ASK not in lines or self.done:
-            return super().step(text)
+            return self.heard(super().step(text))
         turns, calls, before = self.turns, self.counts["calls"], lines[: lines.index(ASK)]
-        answer = super().step("\n".join(before)) if any(before) else ""
+        answer = self.heard(super().step("\n".join(before))) if any(before) else ""
         self.turns = turns  # all of this is one turn, and its last call is still to come
         if not self.done and self.counts["calls"] - calls < MAX_CALLS:
             self.asked = True
             self.counts["calls"] += 1
         self.turns = turns + 1
+        return answer
+
+    def heard(self, answer: str) -> str:
+        """Counts the broken calls of a turn by its answer."""
+        self.broken += sum(line in BROKEN for line in answer.split("\n"))
         return answer
 
 
@@ -74,7 +82,7 @@ def served(episode: Episode) -> Served:
         quality=verdict.passed if edited else 0.0,
         asked=session.asked and not edited,
         open=is_open(session.task),
-        broken=verdict.invalid_calls > 0,
+        broken=session.broken > 0,
         seconds=TURN_SECONDS * verdict.turns + TOKEN_SECONDS * episode.chain.written,
     )
 

@@ -188,7 +188,8 @@ def test_what_came_of_a_session():
     assert served(episode(TASK, [ASK], 20)) == dataclasses.replace(QUESTION, seconds=4.0)
     assert served(episode(changed(TASK, LOST), [ASK], 20)) == dataclasses.replace(WELCOME, seconds=4.0)
     assert served(episode(TASK, ["done"], 20)) == dataclasses.replace(NOTHING, seconds=4.0)
-    assert served(episode(TASK, ["raed m1", *done])).broken
+    assert served(episode(TASK, ["raed m1", *done])).broken and served(episode(TASK, ["", f"ask why\n{ASK}"])).broken
+    assert not served(episode(TASK, [wrote("return m7(a)"), "read m99", *done])).broken  # sound calls, of which nothing came
     both = served(episode(TASK, [wrote("return 7"), ASK]))
     assert both.edited and not both.asked  # an edit is there to be judged, whatever was asked after it
 
