@@ -49,7 +49,7 @@ from sims.recipe.settings import Recipe
 
 __all__ = ["WAYS", "Experiment", "experiment", "picture"]
 
-HARD = WorldConfig(depth_mix=(0.3, 0.4, 0.3))
+HARD = WorldConfig(depth_mix=(0.1, 0.3, 0.6), two_helper_steps=(1, 1))
 """Tasks of which the policy solves less than half, so that there is something to avoid."""
 DAY, WEEK = 5, 34
 """Loops of five hours in a day and in a week."""
@@ -73,7 +73,7 @@ class Experiment:
     """Demonstrations of fine-tuning."""
     epochs: int = 2
     """How often each is shown."""
-    needless: float = 0.1
+    needless: float = 0.2
     """Share of the demonstrations that ask without need."""
     clumsy: float = 0.2
     """Share of the demonstrations that break a call."""

@@ -29,8 +29,8 @@ BROKEN = {f"error: {reason}" for reason in ("no call", "no such call", "too many
 
 
 class AskingSession(Session):
-    """An episode in which a call ends it with a question. What follows it in its turn is not called, as after `done`. `broken`: how many calls no tool
-    could read."""
+    """An episode in which a call ends it with a question. What follows it in its turn is not called, as after `done`. `broken`: how many calls no
+    tool could read."""
 
     asked, broken = False, 0
 
