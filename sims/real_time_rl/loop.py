@@ -185,20 +185,21 @@ def trained(recipe: Recipe, learner: Learner, reference: Transformer, known: Seq
 
 def said(found: Found) -> dict[str, float]:
     """Shares of sessions: that did what is wanted, that left an edit, that broke a call, the same on hard tasks, with a follow-up; of those on clear
-    tasks, needless questions, and of those on open ones, welcome ones; of edits, those kept; and the mean of the seconds."""
+    tasks, needless questions, and of those on open ones, welcome ones; of edits, those kept. And mean seconds, of all and of those with an edit."""
     seen, reactions = [one for _, one, _ in found], [one for _, _, one in found]
 
-    def share(some: Sequence[bool]) -> float:
+    def mean(some: Sequence[float]) -> float:
         return float(np.mean(some)) if len(some) else 0.0
 
     return {
-        "right": share([one.right for one in seen]),
-        "edited": share([one.edited for one in seen]),
-        "needless": share([one.asked for one in seen if not one.open]),
-        "welcome": share([one.asked for one in seen if one.open]),
-        "broken": share([one.broken for one in seen]),
-        "broken_hard": share([one.broken for episode, one, _ in found if is_hard(episode)]),
-        "kept": share([one.kept for one in reactions if one.kept is not None]),
-        "followed": share([one.followed for one in reactions]),
-        "seconds": float(np.mean([one.seconds for one in seen])),
+        "right": mean([one.right for one in seen]),
+        "edited": mean([one.edited for one in seen]),
+        "needless": mean([one.asked for one in seen if not one.open]),
+        "welcome": mean([one.asked for one in seen if one.open]),
+        "broken": mean([one.broken for one in seen]),
+        "broken_hard": mean([one.broken for episode, one, _ in found if is_hard(episode)]),
+        "kept": mean([one.kept for one in reactions if one.kept is not None]),
+        "followed": mean([one.followed for one in reactions]),
+        "seconds": mean([one.seconds for one in seen]),
+        "edit_seconds": mean([one.seconds for one in seen if one.edited]),
     }

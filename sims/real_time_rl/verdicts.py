@@ -115,7 +115,7 @@ def learned(ends: Sequence[Mapping]) -> list[dict]:
             below(),
             seconds,
             "relative change of the seconds of a session",
-            f"{both('seconds')}; the post has −10.3%; here users' patience is all that prices seconds",
+            f"{both('seconds')}; of sessions with an edit {both('edit_seconds')}; the post has −10.3%; here only users' patience prices seconds",
             more(seconds, -1),
         ),
         verdict(

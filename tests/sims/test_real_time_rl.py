@@ -315,7 +315,7 @@ def test_what_is_said_of_sessions():
         session = served(one)
         found.append((one, session, Reaction(number == 0 if session.edited else None, number == 1, 1.0)))
     told = said(found)
-    assert told.pop("seconds") == pytest.approx(np.mean([6.5, 3.5, 6.5, 6.5]))
+    assert told.pop("seconds") == pytest.approx(np.mean([6.5, 3.5, 6.5, 6.5])) and told.pop("edit_seconds") == 6.5
     third = {"needless": 1 / 3, "kept": 0.5, "welcome": 1.0, "broken_hard": 1.0}
     assert told == pytest.approx({"right": 0.5, "edited": 0.5, "broken": 0.25, "followed": 0.25} | third)
 
@@ -335,7 +335,7 @@ def judged(**effects):
     e |= effects
     noise = np.array([-0.002, 0.001, 0.002, -0.001])
     base = {"right": 0.4, "edited": 0.8, "needless": 0.1, "welcome": 0.5, "broken": 0.2, "broken_hard": 0.2, "kept": 0.4, "followed": 0.5}
-    base |= {"seconds": 15.0}
+    base |= {"seconds": 15.0, "edit_seconds": 17.0}
     changes = {
         ("loop", "before"): {},
         ("loop", "learnt"): {"broken_hard": e["counted"], "needless": e["priced"], "right": 0.2},
