@@ -21,14 +21,14 @@ policy before, with users of their own for either side.
 
 Scaled down: twelve loops are two and a half days, a loop has 128 sessions instead of billions of tokens, and two steps.
 
-Power. Trials came first, with seed 7, the same held-out tasks and one training in each way. In the first, tasks were easier, and more edits were kept than undone: in nine
-loops `edits` bred no question (0.10 of the sessions on clear tasks, then 0.05), as `users.py` says it must be. So tasks are harder here, and more
-demonstrations ask. In the second trial, with these settings, questions on clear tasks went from 0.23 to 0.82 in `edits` and to 0.04 in `loop`; broken
-calls on hard tasks from 0.19 to 0.44 in `thrown` and to 0.10 in `loop`; sessions that did what is wanted from 0.29 to 0.44 in `loop`, 0.41 in `daily`
-and 0.36 in `weekly`. Edits kept rose by 0.03, follow-ups fell by 0.09, and sessions took longer, by a fifth, since fewer end early in a question:
-the claim about latency is expected to fail. Student's interval over five trainings is as wide as 1.24 of their standard deviations to each side. If
-they spread by 0.03, a change of 0.04 is seen: both hacks and their cures, follow-ups, and what a week costs. For edits kept, and for what a day
-costs, that is hardly enough.
+Power. Trials came first, with seed 7, the same held-out tasks and one training in each way. In the first, tasks were easier, and more edits were
+kept than undone: in nine loops `edits` bred no question (0.10 of the sessions on clear tasks, then 0.05), as `users.py` says it must be. So tasks
+are harder here, and more demonstrations ask. In the second trial, with these settings, questions on clear tasks went from 0.23 to 0.82 in `edits`
+and to 0.04 in `loop`; broken calls on hard tasks from 0.19 to 0.44 in `thrown` and to 0.10 in `loop`; sessions that did what is wanted from 0.29 to
+0.44 in `loop`, 0.41 in `daily` and 0.36 in `weekly`. Edits kept rose by 0.03, follow-ups fell by 0.09, and sessions took longer, by a fifth, since
+fewer end early in a question: the claim about latency is expected to fail. Student's interval over five trainings is as wide as 1.24 of their
+standard deviations to each side. If they spread by 0.03, a change of 0.04 is seen: both hacks and their cures, follow-ups, and what a week costs.
+For edits kept, and for what a day costs, that is hardly enough.
 """
 
 import itertools
