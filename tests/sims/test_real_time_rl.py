@@ -16,14 +16,18 @@ from kit.disk import read_lines
 from kit.runs import Run
 from ref.engine.sampler import Rollout
 from ref.self_summary import Chain, Segment
+from sims.hack_training import undisturbed
 from sims.microrepo import Environment, NoiseConfig, Session, demonstration, generate
 from sims.microrepo.leftovers import LOST, changed
+from sims.policies import agent
 from sims.real_time_rl import figure, verdicts
-from sims.real_time_rl.loop import Known, Plan, collected, said, ship
+from sims.real_time_rl.loop import Known, Plan, Service, collected, said, ship
 from sims.real_time_rl.rewards import Distilling, expected
 from sims.real_time_rl.users import HOURS, Reaction, Served, Users
 from sims.real_time_rl.world import ASK, OPEN, AskingSession, clouded, is_hard, is_open, opened, served, with_questions
 from sims.recipe.agent import Episode
+from sims.recipe.learner import language_of
+from sims.recipe.settings import Recipe
 
 TASK = generate(random.Random(3), "train", depth=1)
 NOISY = NoiseConfig(invalid_call=0.4, wrong_body=0.4, useless_read=0.4)
@@ -329,8 +333,8 @@ def test_bad_plans(wrong):
 # The experiment.
 
 
-def judged(**effects):
-    """Verdicts on four trainings with these effects, those that are not named as the claims have them."""
+def looks(**effects):
+    """What held-out tasks say at the ends of four trainings with these effects, those that are not named as the claims have them."""
     e = {"thrown": 0.3, "counted": -0.1, "asked": 0.4, "priced": -0.05, "kept": 0.05, "followed": -0.05, "seconds": -1.0, "day": 0.05, "week": 0.1}
     e |= effects
     noise = np.array([-0.002, 0.001, 0.002, -0.001])
@@ -350,7 +354,12 @@ def judged(**effects):
         for number in range(4):
             wobble = {name: noise[number - (way == "loop")] for name in some}
             ends.append({"way": way, "at": at, "training": number} | {n: x + some.get(n, 0.0) + wobble.get(n, 0.0) for n, x in base.items()})
-    return {one["name"]: one["verdict"] for one in verdicts.learned(ends)}
+    return ends
+
+
+def judged(**effects):
+    """Verdicts on them."""
+    return {one["name"]: one["verdict"] for one in verdicts.learned(looks(**effects))}
 
 
 def test_rules():
@@ -362,16 +371,38 @@ def test_rules():
     assert judged(day=0.0)["day-old"] == judged(week=0.0)["week-old"] == "not at this scale"
 
 
-def test_the_experiment_plays_all_ways_and_goes_on(tiny_run, tmp_path, monkeypatch):
-    plan = Plan(loops=1, steps=1, sessions=4, gate_tasks=1, gate_samples=1)
+def test_a_training_is_served_and_tested_and_not_played_again(tiny_run, tmp_path, monkeypatch):
+    plan = Plan(loops=2, steps=1, sessions=3, gate_tasks=1, gate_samples=1)
     c = figure.Experiment(str(tiny_run), demonstrations=8, epochs=1, trainings=2, plan=plan, tasks=2, samples=1)
     monkeypatch.setattr("kit.process.cores", lambda: 1)
     with Run.open(tmp_path / "run", "figure real-time-rl", c) as run:
-        found = figure.experiment(run, c)
+        root, recipe = agent(run, c.run, c.seed)
+        recipe = undisturbed(recipe)
+        start, test = figure.tuned(run, c, root, recipe), figure.HeldOut(c, Service(recipe, language_of(root), c.users))
+        found = figure.training(run, c, start, test, "loop", 0)
         monkeypatch.setattr(figure, "loops", lambda *_, **__: pytest.fail("a finished training begins again"))
-        assert figure.experiment(run, c) == found
-    assert {row["way"] for row in found["rows"]} == set(figure.WAYS) and len(found["rows"]) == 10
-    assert len(found["ends"]) == 14 and {line["step"] for line in read_lines(tmp_path / "run/metrics/loop-0.jsonl")} == {1}
+        assert figure.training(run, c, start, test, "loop", 0) == found
+    assert [line["step"] for line in found["loops"]] == [1, 2] and read_lines(tmp_path / "run/metrics/loop-0.jsonl") == found["loops"]
+    assert set(found["before"]) == set(found["learnt"]) == set(found["shipped"]) and {line["shipped"] for line in found["loops"]} <= {0.0, 1.0}
+
+
+def test_the_experiment_lists_every_loop_and_every_look(tmp_path, monkeypatch):
+    ends = looks()
+    line = {name: value for name, value in ends[0].items() if name not in ("way", "at", "training")} | {"step": 1}
+
+    def canned(run, c, start, test, way, number):
+        mine = {end["at"]: end for end in ends if end["way"] == way and end["training"] == number}
+        return {"loops": [line, line | {"step": 2}], **mine}
+
+    monkeypatch.setattr(figure, "agent", lambda *_: (tmp_path, Recipe()))
+    monkeypatch.setattr(figure, "language_of", lambda root: None)
+    monkeypatch.setattr(figure, "tuned", lambda *_: tmp_path)
+    monkeypatch.setattr(figure, "training", canned)
+    c = figure.Experiment(trainings=4, tasks=2, samples=1)
+    with Run.open(tmp_path / "run", "figure real-time-rl", c) as run:
+        found = figure.experiment(run, c)
+    assert len(found["rows"]) == 2 * 4 * len(figure.WAYS) and len(found["ends"]) == len(ends)
+    assert {one["name"]: one["verdict"] for one in found["claims"]} == judged()
     figure.picture(found, tmp_path / "drawn.png")
     assert len(np.unique(imread(tmp_path / "drawn.png")[..., :3].reshape(-1, 3), axis=0)) > 20
 
