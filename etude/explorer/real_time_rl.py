@@ -93,7 +93,7 @@ def dashboard(way: str, changed: float) -> bytes:
         steps = sorted({row["step"] for row in rows})
         means = [np.mean([row[name] for row in rows if row["step"] == step]) for step in steps]
         ax.plot(steps, means, color=COLOURS[colour], linestyle=dashes, linewidth=2, label=label)
-    ax.set_ylim(-0.02, 1.02)
+    ax.set(ylim=(-0.02, 1.02), xticks=range(0, max(row["step"] for row in rows) + 1, 2))
     ax.legend(frameon=False, fontsize=9, ncols=2)
     return png(fig)
 
