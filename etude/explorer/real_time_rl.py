@@ -72,19 +72,21 @@ def picture(distil: Distilling, users: Users, batch: float) -> bytes:
     return png(fig)
 
 
-def record() -> dict:
-    """The committed experiment. Raises RunError if it is missing or damaged."""
+def record() -> dict | None:
+    """The committed experiment; None if there is none. Raises RunError if it is damaged."""
     try:
         found = json.loads(RECORD.read_text(encoding="utf-8"))
         return {part: found[part] for part in ("rows", "ends")}
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"results/figures/{RECORD.name} cannot be read ({error}); play it with: etude figure real-time-rl") from None
+        raise RunError(f"results/figures/{RECORD.name} is damaged ({error}); restore it") from None
 
 
 @lru_cache(32)
 def dashboard(way: str, changed: float) -> bytes:
     """The figures of a way along its loops: each training thin, the mean thick. `changed`: when the record was written, for the cache."""
-    rows = [row for row in record()["rows"] if row["way"] == way]
+    rows = [row for row in (record() or {"rows": []})["rows"] if row["way"] == way]
     fig, ax = axes("loops of five hours", "share", height=3.8)
     for name, (label, colour, dashes) in SHOWN.items():
         for training in {row["training"] for row in rows}:
@@ -121,7 +123,15 @@ def draw() -> None:
     }
     metrics(*((f"{name} pays below", f"{even(found, name):.2f}", hint) for name, hint in hints.items()))
     st.subheader("The loop's dashboard")
-    rows = [row for row in record()["rows"] if row["way"] == way]
+    if played := record():
+        board(way, every, played)
+    else:
+        st.info("The loop has not been played in full yet, so there is nothing to show here. `sims/real_time_rl/figure.py` says what it will be.")
+
+
+def board(way: str, every: int, played: dict) -> None:
+    """What a way served along its loops, and held-out tasks at the end of all ways."""
+    rows = [row for row in played["rows"] if row["way"] == way]
     figure(
         dashboard(way, RECORD.stat().st_mtime),
         "real-time-dashboard",
@@ -138,7 +148,7 @@ def draw() -> None:
     )
     st.subheader("Held-out tasks at the end")
     names = ("right", "edited", "needless", "welcome", "broken_hard", "kept", "followed", "seconds")
-    ends = record()["ends"]
+    ends = played["ends"]
     groups = {(end["way"], end["at"]): [other for other in ends if (other["way"], other["at"]) == (end["way"], end["at"])] for end in ends}
     table(
         [
@@ -153,7 +163,7 @@ PAGE = Page(
     name="real-time-rl",
     title="Real-time RL",
     says="A policy is served, users keep its edits, undo them or complain, and what they do becomes the reward of the next five hours. The users "
-    "are a model; the loop below was played in the small world.",
+    "are a model, and the loop plays in the small world.",
     formula=r"P(\text{kept}) = s + (1 - 2s)\,q^n, \qquad P(\text{follow-up}) = 1 - (1 - c)\,e^{-t/\tau}",
     look="where an edit falls below a question, or below a broken call: there the policy learns to avoid the work. Choose the reward that makes it "
     "so, and see in the dashboard what became of it.",

@@ -42,10 +42,16 @@ def test_it_shows_what_was_played(page, table, record):
     assert len(table(at, "policy")) == len(WAYS) and (table(at, "policy")["right"] == 0.125).all()
 
 
-def test_without_a_record_it_says_how_to_play_one(page, tmp_path, monkeypatch):
+def test_without_a_record_it_shows_what_a_session_is_worth_and_says_so(page, tmp_path, monkeypatch):
     monkeypatch.setattr(real_time_rl, "RECORD", tmp_path / "real-time-rl.json")
     at = page("real-time-rl")
-    assert [error.value for error in at.error] == [at.error[0].value] and "etude figure real-time-rl" in at.error[0].value
+    assert not at.error and "not been played" in at.info[-1].value and len(at.metric) == 3
+
+
+def test_a_damaged_record_costs_one_line(page, record):
+    record.write_text("[3]")
+    at = page("real-time-rl")
+    assert len(at.error) == 1 and "is damaged" in at.error[0].value and "\n" not in at.error[0].value
 
 
 def test_what_pays_where():
