@@ -2,13 +2,29 @@
 
 import streamlit as st
 
-from etude.explorer import advantages, async_rl, claims, episodes, feature_deletion, kl, lesson, mtp, penalties, recipe, replay, summary, weight_sync
+from etude.explorer import (
+    advantages,
+    async_rl,
+    claims,
+    episodes,
+    feature_deletion,
+    kl,
+    lesson,
+    mtp,
+    penalties,
+    real_time_rl,
+    recipe,
+    replay,
+    summary,
+    weight_sync,
+)
 from etude.explorer.page import LESSON, Page, show
 
 __all__ = ["PAGES", "Page", "start"]
 
 PAGES: tuple[Page, ...] = tuple(
-    module.PAGE for module in (recipe, mtp, advantages, kl, penalties, summary, replay, async_rl, weight_sync, feature_deletion, episodes, claims)
+    module.PAGE
+    for module in (recipe, mtp, advantages, kl, penalties, summary, replay, async_rl, weight_sync, feature_deletion, real_time_rl, episodes, claims)
 )
 
 
