@@ -28,6 +28,7 @@ from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.learner import Learner
 from sims.recipe.settings import Recipe
+from sims.recipe.watching import Watching
 from sims.rounding import fp8_rows
 
 __all__ = ["advance", "choose", "gate", "kept", "learn"]
@@ -47,6 +48,7 @@ def learn(
     how: Chaining | None = None,
     opened: Callable[[Task, int], Environment] | None = None,
     told: Callable[[list[Episode]], dict[str, float]] = lambda episodes: {},
+    watch: Watching | None = None,
 ) -> tuple[Learner, dict[str, int]]:
     """Dr. GRPO: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam step on them.
     A rollout is a chain of contexts under `how`, by default the recipe's. In the later steps (`rl.later`) harder tasks are
@@ -54,13 +56,16 @@ def learn(
 
     model and mtp start from the end of SFT; `reference` prices drift; `look(step, learner, sampler)` is called before the first
     step and after each, and its result is logged with the metrics of the step; so is that of `told`, which sees the step's episodes. `opened` begins
-    an episode of a task with so many turns at most, by default one in the world of `rl.world`. Resumes from the stage's state. Returns the
-    learner and what was consumed. Raises RunError if the policy's success is too low at the start (`rl.gate`)."""
+    an episode of a task with so many turns at most, by default one in the world of `rl.world`. `watch` is the monitor, by default that
+    of `rl.monitor`; a world of the caller's has none by default. Resumes from the stage's state. Returns the learner and what was consumed. Raises
+    RunError if the policy's success is too low at the start (`rl.gate`)."""
     r, t, how = config.rl, config.training, how or context(language, config)
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
     reference = reference.to(learner.dtype)
+    if opened is None and r.monitor.on:
+        watch = watch or Watching.small(r.monitor, r.max_len)
     opened = opened or (DiskSession if r.world == "disk" else Session)
     rounding = fp8_rows if t.sampler_weights == "fp8" else None
     sampler = ContinuousSampler(learner.trunk.model, getattr(torch, t.sampler_dtype), rounding=rounding)
@@ -68,6 +73,8 @@ def learn(
     state = stage.restore()
     first = learner.restore(state) if state else 0
     seen, consumed, played = (state[name] for name in ("seen", "consumed", "played")) if state else (0, 0, np.zeros((KINDS, 3)))
+    if state and watch:
+        watch.restore(state["watch"])
     if not state:
         if r.gate and (success := gate(config, sampler, language, how)) < r.gate:
             raise RunError(
@@ -90,13 +97,19 @@ def learn(
         for kind, e in zip(np.repeat([task.depth for task in chosen], r.rollouts), episodes, strict=True):
             played[kind] += 1, e.verdict.turns, e.chain.written
         figures["depth"] = float(np.mean([task.depth for task in chosen]))
+        if watch:
+            watched, lines = watch.step(watch.seen(episodes, chosen))
+            figures |= watched
+            for line in lines:
+                stage.say(line)
         if look:
             sampler.load(learner.trunk.model, version=step + 1)
             figures |= look(step + 1, learner, sampler)
         stage.log(step + 1, **figures)
         stage.progress(step + 1, seen, reward=figures["reward"], success=figures["success"])
         if stage.due():
-            stage.save(learner.state(step + 1, seen=seen, consumed=consumed, played=played), step + 1)
+            more = {"watch": watch.state()} if watch else {}
+            stage.save(learner.state(step + 1, seen=seen, consumed=consumed, played=played, **more), step + 1)
     prompts = r.steps * r.prompts
     return learner, {"steps": r.steps, "prompts": prompts, "rollouts": prompts * r.rollouts, "tokens": seen}
 
