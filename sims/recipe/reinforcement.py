@@ -5,7 +5,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from kit.process import on_cores, one_thread
 from kit.runs import Stage
 from kit.settings import RunError
+from ref.behaviour import Behaviour
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
@@ -30,6 +31,7 @@ from sims.recipe.learner import Learner
 from sims.recipe.settings import Recipe
 from sims.recipe.watching import Watching
 from sims.rounding import fp8_rows
+from sims.transcripts import Record, priced, transcript_of
 
 __all__ = ["advance", "choose", "gate", "kept", "learn"]
 
@@ -48,6 +50,7 @@ def learn(
     how: Chaining | None = None,
     opened: Callable[[Task, int], Environment] | None = None,
     told: Callable[[list[Episode]], dict[str, float]] = lambda episodes: {},
+    record: Record | None = None,
     watch: Watching | None = None,
 ) -> tuple[Learner, dict[str, int]]:
     """Dr. GRPO: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam step on them.
@@ -56,9 +59,10 @@ def learn(
 
     model and mtp start from the end of SFT; `reference` prices drift; `look(step, learner, sampler)` is called before the first
     step and after each, and its result is logged with the metrics of the step; so is that of `told`, which sees the step's episodes. `opened` begins
-    an episode of a task with so many turns at most, by default one in the world of `rl.world`. `watch` is the monitor, by default that
-    of `rl.monitor`; a world of the caller's has none by default. Resumes from the stage's state. Returns the learner and what was consumed. Raises
-    RunError if the policy's success is too low at the start (`rl.gate`)."""
+    an episode of a task with so many turns at most, by default one in the world of `rl.world`; where behaviour has prices, `record` says what an
+    episode of such a world was. `watch` is the monitor, by default that of `rl.monitor`; a world of the caller's has none by default. Resumes from
+    the stage's state. Returns the learner and what was consumed. Raises RunError if the policy's success is too low at the start (`rl.gate`), and for
+    prices in a world without a record."""
     r, t, how = config.rl, config.training, how or context(language, config)
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
@@ -66,7 +70,9 @@ def learn(
     reference = reference.to(learner.dtype)
     if opened is None and r.monitor.on:
         watch = watch or Watching.small(r.monitor, r.max_len)
-    opened = opened or (DiskSession if r.world == "disk" else Session)
+    if opened and not record and r.behaviour.most:
+        raise RunError("behaviour has no record in this experiment's world; start from a run without prices of behaviour (rl.behaviour)")
+    opened, record = opened or (DiskSession if r.world == "disk" else Session), record or transcript_of
     rounding = fp8_rows if t.sampler_weights == "fp8" else None
     sampler = ContinuousSampler(learner.trunk.model, getattr(torch, t.sampler_dtype), rounding=rounding)
 
@@ -91,7 +97,8 @@ def learn(
         chosen, passed = choose(tasks, r.prompts, keep, random.Random(hash_seed(config.seed, "harder", step)))
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "rl", step))
         episodes = play(sampler, language, chosen, r.rollouts, how, r.max_turns, generator, r.temperature, opened=opened)
-        figures = advance(config, learner, reference, episodes, step) | told(episodes)
+        behaved = priced(r.behaviour, episodes, [task for task in chosen for _ in range(r.rollouts)], record)
+        figures = advance(config, learner, reference, episodes, step, behaved) | told(episodes)
         consumed += len(chosen) + passed
         seen += sum(len(e.rollout.tokens) for e in episodes)
         for kind, e in zip(np.repeat([task.depth for task in chosen], r.rollouts), episodes, strict=True):
@@ -150,13 +157,16 @@ def gate(config: Recipe, sampler: Sampler, language: Language, how: Chaining) ->
 
 
 @one_thread()  # the work between the processes is short; with other programs running, two threads would mostly wait for each other
-def advance(config: Recipe, learner: Learner, reference: Transformer, episodes: list[Episode], step: int) -> dict[str, float]:
+def advance(
+    config: Recipe, learner: Learner, reference: Transformer, episodes: list[Episode], step: int, behaved: Sequence[Behaviour] = ()
+) -> dict[str, float]:
     """One policy-gradient step (`ref.rl.improve`) on a batch of finished episodes, computed on all cores; returns the metrics of the
     batch. `kl` is the policy's drift from the reference and `engine_kl` the difference to its sampler, in nats per rollout; `dropped` is
-    the share of replayed experts that the filter removed."""
+    the share of replayed experts that the filter removed. `behaved`: what each episode did on its way, if that is priced."""
     r = config.rl
     G, N = r.prompts, r.rollouts
-    paid, chains = [pay(e, r.payment) for e in episodes], [e.chain for e in episodes]
+    paid = [pay(e, r.payment, one) for e, one in zip(episodes, behaved, strict=True)] if behaved else [pay(e, r.payment) for e in episodes]
+    chains = [e.chain for e in episodes]
     mtp = learner.mtp if step % config.mtp.rl_every == 0 else None
 
     def shuffled(rewards: Tensor) -> Tensor:
@@ -206,4 +216,5 @@ def advance(config: Recipe, learner: Learner, reference: Transformer, episodes: 
         "segments": sum(len(c.segments) for c in chains) / len(chains),
         "summary_tokens": mean(c.summary_tokens for c in chains),
     }
+    figures |= {f"behaviour_{name}": mean(p[name] for p in paid) for name in (behaved[0].parts if behaved else ())}
     return figures | {name: value for name in ("mtp_loss", "dropped") if (value := getattr(found, name)) is not None}
