@@ -171,7 +171,7 @@ class Watch:
     """Whether rollouts are watched: a line where something has changed, and curves in the report."""
     learn: int = 10
     """Steps at the beginning that tell what is usual. A change is looked for from the next step on."""
-    tolerance: float = 0.1
+    tolerance: float = 0.05
     """What a share may move beyond that before it counts as changed. Training moves most of them a little."""
     error: float = 0.01
     """Probability that a run in which nothing changes ever raises an alarm, however long it is."""

@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from ref.monitor import Alarm, Band, Evidence, Monitor, learn_band, log_evidence, statistics
+from ref.transcript import Transcript
 from sims.microrepo import Task
 from sims.recipe.agent import Episode
 from sims.recipe.settings import Watch
 from sims.transcripts import TOOLS, transcript_of
 
-__all__ = ["NAMES", "SIDES", "Seen", "Watching", "alarm_in", "said", "seen", "sided"]
+__all__ = ["Group", "NAMES", "SIDES", "Seen", "Watching", "alarm_in", "said", "seen", "sided"]
 
 SIDES = {"entropy": "down", "top_tool": "up", "comments": "up", "length": "both", "broken": "up", "questions": "up", "hacks": "up"}
 """Which way a statistic is watched."""
@@ -50,11 +51,17 @@ Seen = Callable[[Sequence[Episode], Sequence[Task]], Sequence[Group]]
 """The groups of finished episodes, which are adjacent, one for each task."""
 
 
-def seen(episodes: Sequence[Episode], tasks: Sequence[Task], longest: int) -> list[Group]:
-    """The statistics of each group in the small world; lengths are shares of `longest` tokens."""
+def seen(
+    episodes: Sequence[Episode],
+    tasks: Sequence[Task],
+    longest: int,
+    tools: Sequence[str] = TOOLS,
+    record: Callable[[Episode, Task], Transcript] = transcript_of,
+) -> list[Group]:
+    """The statistics of each group; lengths are shares of `longest` tokens. `tools` and `record` are those of the world that was played."""
     n = len(episodes) // len(tasks)
-    records = [transcript_of(episode, tasks[number // n]) for number, episode in enumerate(episodes)]
-    return [statistics(records[start : start + n], TOOLS, longest) for start in range(0, len(records), n)]
+    records = [record(episode, tasks[number // n]) for number, episode in enumerate(episodes)]
+    return [statistics(records[start : start + n], tools, longest) for start in range(0, len(records), n)]
 
 
 def sided(name: str, band: Band) -> Band:
@@ -145,9 +152,11 @@ def logs(monitor: Monitor) -> dict[str, float]:
 def said(alarm: Alarm, step: int, mean: float | None, bands: Mapping[str, Band]) -> str:
     """An alarm in a line."""
     band, way = bands[alarm.statistic], "more" if alarm.direction == "up" else "less"
-    usual = {"up": f"at most {band.high:.2f}", "down": f"at least {band.low:.2f}"}.get(SIDES[alarm.statistic], f"{band.low:.2f} to {band.high:.2f}")
+    usual = {"up": f"at most {band.high:.2f}", "down": f"at least {band.low:.2f}"}.get(
+        SIDES.get(alarm.statistic, "both"), f"{band.low:.2f} to {band.high:.2f}"
+    )
     now = "" if mean is None else f", now {mean:.2f}"
-    return f"monitor: {NAMES[alarm.statistic]} changed by step {step}: {way} than usual ({usual}){now}"
+    return f"monitor: {NAMES.get(alarm.statistic, alarm.statistic)} changed by step {step}: {way} than usual ({usual}){now}"
 
 
 def alarm_in(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[int, str] | None:
