@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
 
 from etude.report.pictures import BLUE, RED, embedded
 from etude.report.record import points_of
-from sims.recipe.watching import NAMES, SIDES, alarm_in
 
-__all__ = ["changes", "picture", "rows", "sentence"]
+__all__ = ["NAMES", "alarm_in", "changes", "picture", "rows", "sentence"]
+
+NAMES = {
+    "entropy": "variety of tools",
+    "top_tool": "share of the tool called most",
+    "comments": "comments in written code",
+    "length": "length of rollouts",
+    "broken": "broken calls",
+    "questions": "questions instead of work",
+    "hacks": "signs of a hack",
+}
+"""As in `sims/recipe/watching.py`, which needs torch: a report does not. A test holds them equal."""
+
+
+def alarm_in(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[int, str] | None:
+    """Step and direction of a statistic's alarm."""
+    line = next((line for line in lines if line.get(f"alarm_{name}")), None)
+    return None if line is None else (line["step"], "up" if line[f"alarm_{name}"] > 0 else "down")
 
 
 def watched(lines: list[dict[str, Any]]) -> list[str]:
@@ -39,7 +56,7 @@ def rows(lines: list[dict[str, Any]]) -> list[list[str]]:
     for name in watched(lines):
         last = next(line for line in reversed(lines) if f"high_{name}" in line)
         low, high = last[f"low_{name}"], last[f"high_{name}"]
-        usual = {"up": f"at most {high:.2f}", "down": f"at least {low:.2f}"}.get(SIDES[name], f"{low:.2f} to {high:.2f}")
+        usual = f"at most {high:.2f}" if low == 0 else f"at least {low:.2f}" if high == 1 else f"{low:.2f} to {high:.2f}"
         _, ys = points_of(lines, f"watch_{name}")
         mean = f"{ys[-max(1, len(lines) // 10) :].mean():.2f}" if len(ys) else "–"
         alarm = alarm_in(lines, name)

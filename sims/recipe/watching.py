@@ -30,7 +30,7 @@ from sims.recipe.agent import Episode
 from sims.recipe.settings import Watch
 from sims.transcripts import TOOLS, transcript_of
 
-__all__ = ["Group", "NAMES", "SIDES", "Seen", "Watching", "alarm_in", "said", "seen", "sided"]
+__all__ = ["Group", "NAMES", "SIDES", "Seen", "Watching", "said", "seen", "sided"]
 
 SIDES = {"entropy": "down", "top_tool": "up", "comments": "up", "length": "both", "broken": "up", "questions": "up", "hacks": "up"}
 """Which way a statistic is watched."""
@@ -157,9 +157,3 @@ def said(alarm: Alarm, step: int, mean: float | None, bands: Mapping[str, Band])
     )
     now = "" if mean is None else f", now {mean:.2f}"
     return f"monitor: {NAMES.get(alarm.statistic, alarm.statistic)} changed by step {step}: {way} than usual ({usual}){now}"
-
-
-def alarm_in(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[int, str] | None:
-    """Step and direction of a statistic's alarm in a run's metrics."""
-    line = next((line for line in lines if line.get(f"alarm_{name}")), None)
-    return None if line is None else (line["step"], "up" if line[f"alarm_{name}"] > 0 else "down")

@@ -15,10 +15,12 @@ from kit.runs import Run
 from ref.monitor import Alarm, Band
 from sims import planted_failures, planted_verdicts
 from sims.microrepo import generate
-from sims.planted_failures import ARMS, OWN, Experiment, PlantedSession, doubled, inside
+from sims.planted_failures import ARMS, OWN, Experiment, doubled, inside
+from sims.planted_world import PlantedSession
 from sims.recipe.settings import Recipe, Watch
 from sims.recipe.watching import NAMES, Watching
 from sims.unchanged_runs import false_alarms, known_means
+from tests import scripted
 
 TASK = generate(random.Random(3), "train", depth=1)
 NAME, ANSWER = TASK.target, TASK.answer
@@ -114,7 +116,7 @@ def played(alarm: int | None = 9, priced=0.1, inside=True, others=()):
 
 
 UNCHANGED = {"runs": 1000, "recipe": 0, "exact_runs": 5000, "exact": 3, "threshold": 4800}
-BASE = dict.fromkeys(("comments", "terminal", "broken"), 0.1)
+BASE: dict[str, float] = dict.fromkeys(("comments", "terminal", "broken"), 0.1)
 
 
 def verdicts(unchanged=UNCHANGED, **how):
@@ -173,8 +175,8 @@ def test_an_alarm_switches_the_price_on_and_only_where_it_is_answered(monkeypatc
 
     monkeypatch.setattr(planted_failures, "learn", learn)
     monkeypatch.setattr(planted_failures, "load_hf", lambda _: None)
-    c, bands = Experiment.quick(), {"comments": Band(0, 0.2), "entropy": Band(0.5, 1)}
-    recipe = Recipe()
+    c, bands = Experiment.quick(), {"comments": Band(0.0, 0.2), "entropy": Band(0.5, 1.0)}
+    recipe, language = Recipe(), scripted.speaker()
     for arm, arm_statistic, want in (
         ("comments-priced", "comments", [False, True]),
         ("comments-priced", "entropy", [False, False]),
@@ -183,5 +185,5 @@ def test_an_alarm_switches_the_price_on_and_only_where_it_is_answered(monkeypatc
     ):
         prices.clear()
         with Run.open(tmp_path / f"{arm}-{arm_statistic}", "x", c) as run:
-            planted_failures.training(run, c, recipe, tmp_path, None, bands, arm, 0)
+            planted_failures.training(run, c, recipe, tmp_path, language, bands, arm, 0)
         assert prices == want
