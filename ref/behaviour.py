@@ -88,6 +88,11 @@ class Prices:
         if not self.free_comments < 1:
             raise ValueError(f"free_comments must be below 1; got {self.free_comments}")
 
+    @classmethod
+    def free(cls) -> "Prices":
+        """Nothing costs anything."""
+        return cls(**dict.fromkeys(MOST, 0.0))
+
     @property
     def most(self) -> float:
         """What all parts together can take."""

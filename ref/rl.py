@@ -43,6 +43,7 @@ import torch
 from torch import Tensor
 
 from ref import dr_grpo, kl
+from ref.behaviour import Prices
 from ref.cpt import wsd
 from ref.engine.sampler import Rollout, Sampler
 from ref.length_penalty import EffortWeights
@@ -101,6 +102,8 @@ class Settings:
     """Constant that replaces a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO does not divide by length)."""
     payment: Payment = field(default_factory=lambda: Payment(effort_price=0.0, invalid_call=0.0, kl=0.0))
     """Prices of effort, of invalid calls and of drift from the policy before RL."""
+    behaviour: Prices = field(default_factory=Prices.free)
+    """Prices of habits (§4.2). With none no record of a rollout is made. The plain small world has no messages, to-do items and lints to price."""
     replay: Literal["none", "plain", "filtered"] = "none"
     """Router replay: experts used in the training pass (none: its own; plain: the sampler's; filtered: the sampler's if plausible)."""
     replay_alpha: float = 0.5

@@ -23,6 +23,7 @@ from sims.recipe.agent import Episode, Language, pay, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.settings import Recipe
+from sims.transcripts import priced
 
 __all__ = ["MicroWorld"]
 
@@ -66,6 +67,7 @@ class MicroWorld:
         if self.how.limit > c.length:
             raise RunError(f"{length} must hold a context of {self.how.limit} tokens, got {c.length}; see --set {length}=…")
         self.payment, self.temperature = c.rl.payment, c.rl.temperature
+        self.prices = c.rl.behaviour
         self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
         prompt = len(Episode(self.language, Session(self.task("rl", 0))).prompt)
         if prompt + 1 >= self.how.limit:
@@ -82,7 +84,7 @@ class MicroWorld:
         """`ref.rl.World`."""
         chosen = [self.task(stream, n) for n in tasks]
         episodes = play(sampler, self.language, chosen, 1, self.how, self.recipe.rl.max_turns, generator, self.temperature)
-        return [Played(e.chain, pay(e, self.payment)["reward"], figures(e)) for e in episodes]
+        return [self.paid(episode, task) for episode, task in zip(episodes, chosen, strict=True)]
 
     def open(self, stream: str, task: int) -> Episode:
         """`scaled.async_rl.player.Scene`."""
@@ -94,8 +96,13 @@ class MicroWorld:
 
     def settle(self, conversation: Episode, chain: Chain) -> Played:
         """`scaled.async_rl.player.Scene`."""
-        conversation.take(chain)
-        return Played(chain, pay(conversation, self.payment)["reward"], figures(conversation))
+        session = conversation.take(chain).environment
+        assert isinstance(session, Session)
+        return self.paid(conversation, session.task)
+
+    def paid(self, episode: Episode, task: Task) -> Played:
+        """A finished episode of a task, with its reward."""
+        return Played(episode.chain, pay(episode, self.payment, *priced(self.prices, [episode], [task]))["reward"], figures(episode))
 
 
 def figures(episode) -> dict[str, float]:
