@@ -18,6 +18,7 @@ from ref.cpt import load_tokenizer
 from ref.engine.sampler import Sampler
 from ref.rl import Played, Settings
 from ref.self_summary import Chain
+from sims.hints import given
 from sims.microrepo import Session, Task
 from sims.recipe.agent import Episode, Language, pay, play
 from sims.recipe.data import task_stream
@@ -68,6 +69,9 @@ class MicroWorld:
         self.payment, self.temperature = c.rl.payment, c.rl.temperature
         self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
         prompt = len(Episode(self.language, Session(self.task("rl", 0))).prompt)
+        self.hinted, feedback = bool(c.rl.feedback.weight), self.recipe.rl.feedback
+        if self.hinted and feedback.source == "shuffled":
+            raise RunError("rl.feedback.source=shuffled exchanges hints between all rollouts of a step, and a rank sees its own; use --scale small")
         if prompt + 1 >= self.how.limit:
             raise RunError(f"a prompt has about {prompt} tokens; contexts of {self.how.limit} leave no room for an answer; see --set rl.max_len=…")
 
@@ -82,7 +86,8 @@ class MicroWorld:
         """`ref.rl.World`."""
         chosen = [self.task(stream, n) for n in tasks]
         episodes = play(sampler, self.language, chosen, 1, self.how, self.recipe.rl.max_turns, generator, self.temperature)
-        return [Played(e.chain, pay(e, self.payment)["reward"], figures(e)) for e in episodes]
+        hints = given(episodes, 0, self.recipe.rl.feedback) if self.hinted else [[]] * len(episodes)
+        return [Played(e.chain, pay(e, self.payment)["reward"], figures(e), told) for e, told in zip(episodes, hints, strict=True)]
 
     def open(self, stream: str, task: int) -> Episode:
         """`scaled.async_rl.player.Scene`."""
