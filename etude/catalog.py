@@ -95,6 +95,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_tampered_tests.py",),
     ),
     Experiment(
+        name="textual-feedback",
+        title="hints where rollouts went wrong, against the outcome reward alone, and where that never comes",
+        source="Composer 2.5; arXiv:2601.20802",
+        sim="sims/textual_feedback.py",
+        tests=("tests/sims/test_textual_feedback.py",),
+    ),
+    Experiment(
         name="feature-deletion",
         title="features deleted by rule, and as many lines at random: which make tasks, and what else breaks",
         source="Composer 2.5",
