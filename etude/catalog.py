@@ -365,6 +365,17 @@ TECHNIQUES: tuple[Technique, ...] = (
         tests=("tests/ref/test_feature_deletion.py",),
     ),
     Technique(
+        name="textual-feedback",
+        title="textual feedback: a hint where a rollout went wrong, and the policy under the hint as its own teacher",
+        source="Composer 2.5; arXiv:2601.20802",
+        ref="ref/textual_feedback.py",
+        scaled="scaled/textual_feedback.py",
+        sim="sims/textual_feedback.py",
+        lesson="lessons/16_textual_feedback.py",
+        figure="results/figures/textual-feedback.png",
+        tests=("tests/ref/test_textual_feedback.py", "tests/sims/test_hints.py"),
+    ),
+    Technique(
         name="environments",
         title="real coding environments: sandboxes, tools, a harness, a guarded grader",
         source="§6.2; Composer 2.5",

@@ -30,6 +30,7 @@ RL: dict[str, dict] = {
     "kl": {"rl": {"payment": {"kl": 0.005}}},
     "length-penalty": {"rl": {"payment": {"effort_price": 0.0002, "invalid_call": 0.03}}},
     "self-summary": {"join": "self"},
+    "textual-feedback": {"rl": {"feedback": {"weight": 1.0}}},
     "router-replay": {"rl": {"replay": "filtered"}},
     "weight-sync": {"sync": "weights"},
 }

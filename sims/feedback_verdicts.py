@@ -185,13 +185,15 @@ def picture(found: dict, path: Path) -> None:
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "A hint where a rollout went wrong, distilled into the agent that is not told")
-    colours = dict(zip(LABELS, (GREY, COLOURS[3], COLOURS[0], COLOURS[2], COLOURS[1], COLOURS[4]), strict=True))
-    along({"faults": left, "solved": middle}, [row for row in found["rows"] if row["world"] in LABELS], colours, LABELS)
+    played = {row["world"] for row in found["rows"]}
+    palette = dict(zip(LABELS, (GREY, COLOURS[3], COLOURS[0], COLOURS[2], COLOURS[1], COLOURS[4]), strict=True))
+    colours = {arm: colour for arm, colour in palette.items() if arm in played}
+    along({"faults": left, "solved": middle}, found["rows"], colours, LABELS)
     left.set(xlabel="RL step", ylabel="faults a rollout", title="Faults that hints are about", ylim=(0, None))
     middle.set(xlabel="RL step", ylabel="share of rollouts", title="Solved the task", ylim=(-0.02, 1.02))
     left.legend(frameon=False, fontsize=7)
     others = dict(zip(SPARSE, (GREY, COLOURS[0], COLOURS[1]), strict=True))
-    along({"solved": right}, [row for row in found["rows"] if row["world"] in SPARSE], others, SPARSE)
+    along({"solved": right}, found["rows"], {arm: colour for arm, colour in others.items() if arm in played}, SPARSE)
     right.set(xlabel="RL step", ylabel="share of rollouts", title="Solved, where write is called put", ylim=(-0.02, 1.02))
     right.legend(frameon=False, fontsize=7)
     save(figure, path)

@@ -6,14 +6,21 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+import torch
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
+from kit.settings import RunError
+from ref.engine.sampler import Sampler
+from ref.network import load_hf
+from ref.rl import Feedback
 from ref.textual_feedback import hinted, leaked
+from scaled.rl import Rl
 from sims.hints import FEEDBACK, RULES, Fault, faults, given, hints, shuffled
 from sims.microrepo import NoiseConfig, generate
+from sims.microrepo.world import MicroWorld
 from sims.recipe.demonstrations import taught
-from sims.recipe.settings import Hints, Memory, RuleName
+from sims.recipe.settings import Hints, Memory, Recipe, RuleName
 from sims.transcripts import Message, messages
 from tests import scripted
 from tests.scripted import TASK
@@ -274,3 +281,21 @@ def test_hints_of_another_world_are_refused(language):
 
     with pytest.raises(TypeError, match="hints are for episodes of the small world, got one of object"):
         given([Elsewhere()], 0, Hints(1.0))
+
+
+def test_a_full_run_s_world_gives_hints_where_they_have_a_weight(tiny_run):
+    """Of its own rollouts; what would be exchanged between ranks is refused."""
+    asked = replace(Rl.rehearsal(), checkpoint=str(tiny_run / "checkpoints" / "sft"), length=256)
+    told = replace(asked, rl=replace(asked.rl, feedback=Feedback(1.0)))
+    sampler = Sampler(load_hf(tiny_run / "checkpoints" / "sft"), torch.float32)
+    plain, taught = (MicroWorld(c).play(sampler, "rl", [0, 1, 2, 3], torch.Generator().manual_seed(0)) for c in (asked, told))
+    assert not any(one.hints for one in plain) and [len(one.hints) for one in taught] == [len(one.chain.segments) for one in taught]
+    for one in taught:
+        for segment, some in zip(one.chain.segments, one.hints, strict=True):
+            hinted(segment, some)
+    recipe = MicroWorld(asked).recipe
+    assert isinstance(recipe, Recipe)
+    mixed = replace(recipe, rl=replace(recipe.rl, feedback=Hints(1.0, source="shuffled")))
+    MicroWorld(asked, mixed)
+    with pytest.raises(RunError, match="rl.feedback.source=shuffled exchanges hints between all rollouts of a step"):
+        MicroWorld(told, mixed)

@@ -17,6 +17,7 @@ from sims.hinted import CHOSEN, NAMES, REMINDER, Hinted, demonstrations, reminde
 from sims.hints import faults
 from sims.microrepo import Environment, NoiseConfig, Session, demonstration, generate
 from sims.microrepo.renaming import RenamedSession, renamed
+from sims.policies import read_config
 from sims.recipe.demonstrations import Lesson
 from sims.transcripts import messages
 from tests import scripted
@@ -81,13 +82,14 @@ def test_demonstrations_err_without_hints_and_obey_them(language):
     asked = set()
     for one in (one for one in found if isinstance(one, Hinted)):
         text = language.decode(one.hint).removeprefix("\n")
-        aliased = isinstance(one.environment, RenamedSession)
+        session = one.environment
+        aliased = isinstance(session, RenamedSession)
         told = messages(one, one.task, RenamedSession if aliased else Session)
         this = told[one.at]
         assert this.given.endswith(f"\n{text}<|agent|>")
         asked.add(text.split()[0] + text.split()[-1])
-        if aliased:
-            assert text == reminder(one.environment.name) and this.text.startswith(f"{one.environment.name} {one.task.target}\n")
+        if isinstance(session, RenamedSession):
+            assert text == reminder(session.name) and this.text.startswith(f"{session.name} {one.task.target}\n")
             assert not any(line.startswith("write ") for message in told for line in message.text.split("\n"))
             continue
         rule = "unread" if text.endswith("not read") else "tool" if text.endswith("call") else "needless"
@@ -140,7 +142,7 @@ def test_one_reminder_where_a_rollout_first_forgets(language):
 
 def test_arms_differ_in_what_they_say(tiny_run):
     c = textual_feedback.Experiment(run=str(tiny_run))
-    recipe = textual_feedback.agent(None, c.run, 0)[1]
+    recipe = read_config(tiny_run)
     arms = {arm: textual_feedback.arm_of(c, recipe, arm) for some in textual_feedback.ARMS.values() for arm in some}
     weights = {arm: one.rl.feedback.weight for arm, (one, _) in arms.items()}
     assert {arm for arm, weight in weights.items() if not weight} == {"outcome", "priced", "alone"} and {*weights.values()} == {0.0, c.weight}
@@ -179,14 +181,21 @@ def test_rules():
     assert verdicts(reverse={"solved": 0.4})["direction"] == "not at this scale"
 
 
-def test_the_experiment_plays_all_arms_and_goes_on(tiny_run, tmp_path, monkeypatch):
+def test_the_experiment_plays_its_arms_and_goes_on(tiny_run, tmp_path, monkeypatch):
+    """Some of them: one that is given the rules' hints, one that is given others, and one without."""
     c = textual_feedback.Experiment(str(tiny_run), demonstrations=8, epochs=1, trainings=2, steps=1, prompts=2, rollouts=2, tasks=1, samples=1)
     monkeypatch.setattr("kit.process.cores", lambda: 1)
+    monkeypatch.setattr(textual_feedback, "ARMS", {"faults": ("outcome", "shuffled"), "renamed": ("forward",)})
+    judged = []
+    monkeypatch.setattr(textual_feedback, "learned", lambda *found: judged.append(found) or [])
     with Run.open(tmp_path / "run", "figure textual-feedback", c) as run:
         found = textual_feedback.experiment(run, c)
         monkeypatch.setattr(hack_training, "learn", lambda *_, **__: pytest.fail("a finished training begins again"))
         assert textual_feedback.experiment(run, c) == found
-    assert {row["world"] for row in found["rows"]} == {arm for arms in textual_feedback.ARMS.values() for arm in arms} and len(found["rows"]) == 18
+    assert [(row["world"], row["training"]) for row in found["rows"]] == [(arm, n) for arm in ("outcome", "shuffled", "forward") for n in (0, 1)]
+    steps, ends, before = judged[0]
+    assert {arm: {*one} for arm, one in ends.items()} == {arm: {*one} for arm, one in steps.items()}
+    assert {*before["faults"]} == {"faults", "invalid", "others", "solved"} and all(len(x) == 2 for one in ends.values() for x in one.values())
     textual_feedback.picture(found, tmp_path / "drawn.png")
     assert len(np.unique(imread(tmp_path / "drawn.png")[..., :3].reshape(-1, 3), axis=0)) > 20
 
