@@ -95,6 +95,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_tampered_tests.py",),
     ),
     Experiment(
+        name="textual-feedback",
+        title="hints where rollouts went wrong, against the outcome reward alone, and where that never comes",
+        source="Composer 2.5; arXiv:2601.20802",
+        sim="sims/textual_feedback.py",
+        tests=("tests/sims/test_textual_feedback.py",),
+    ),
+    Experiment(
         name="feature-deletion",
         title="features deleted by rule, and as many lines at random: which make tasks, and what else breaks",
         source="Composer 2.5",
@@ -356,6 +363,17 @@ TECHNIQUES: tuple[Technique, ...] = (
         page="feature-deletion",
         figure="results/figures/feature-deletion.png",
         tests=("tests/ref/test_feature_deletion.py",),
+    ),
+    Technique(
+        name="textual-feedback",
+        title="textual feedback: a hint where a rollout went wrong, and the policy under the hint as its own teacher",
+        source="Composer 2.5; arXiv:2601.20802",
+        ref="ref/textual_feedback.py",
+        scaled="scaled/textual_feedback.py",
+        sim="sims/textual_feedback.py",
+        lesson="lessons/16_textual_feedback.py",
+        figure="results/figures/textual-feedback.png",
+        tests=("tests/ref/test_textual_feedback.py", "tests/sims/test_hints.py"),
     ),
     Technique(
         name="environments",

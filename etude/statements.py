@@ -464,7 +464,25 @@ ENVIRONMENTS = (
         "local-hints",
         "Composer 2.5; arXiv:2601.20802",
         "a hint where a rollout went wrong, distilled into the hint-free agent, mends that fault and nothing else",
-        why=HERE,
+        _in("textual-feedback", "fewer-faults", "mended", "equal-success", "nothing-else", "more-than-prices"),
+    ),
+    Statement(
+        "hints-say-something",
+        "Composer 2.5; arXiv:2601.20802",
+        "it is what a hint says that mends a fault",
+        _in("textual-feedback", "right-hint", "more-than-error"),
+    ),
+    Statement(
+        "environment-feedback",
+        "arXiv:2601.20802",
+        "an agent that sees the environment's feedback can teach itself without it",
+        _in("textual-feedback", "environment-s-error"),
+    ),
+    Statement(
+        "hints-without-reward",
+        "Composer 2.5; arXiv:2601.20802",
+        "hints teach where the outcome reward alone never comes",
+        _in("textual-feedback", "sparse", "direction"),
     ),
 )
 

@@ -18,6 +18,8 @@ from ref.cpt import load_tokenizer
 from ref.engine.sampler import Sampler
 from ref.rl import Played, Settings
 from ref.self_summary import Chain
+from ref.textual_feedback import Hint
+from sims.hints import given
 from sims.microrepo import Session, Task
 from sims.recipe.agent import Episode, Language, pay, play
 from sims.recipe.data import task_stream
@@ -70,6 +72,9 @@ class MicroWorld:
         self.prices = c.rl.behaviour
         self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
         prompt = len(Episode(self.language, Session(self.task("rl", 0))).prompt)
+        self.hinted, feedback = bool(c.rl.feedback.weight), self.recipe.rl.feedback
+        if self.hinted and feedback.source == "shuffled":
+            raise RunError("rl.feedback.source=shuffled exchanges hints between all rollouts of a step, and a rank sees its own; use --scale small")
         if prompt + 1 >= self.how.limit:
             raise RunError(f"a prompt has about {prompt} tokens; contexts of {self.how.limit} leave no room for an answer; see --set rl.max_len=…")
 
@@ -84,7 +89,8 @@ class MicroWorld:
         """`ref.rl.World`."""
         chosen = [self.task(stream, n) for n in tasks]
         episodes = play(sampler, self.language, chosen, 1, self.how, self.recipe.rl.max_turns, generator, self.temperature)
-        return [self.paid(episode, task) for episode, task in zip(episodes, chosen, strict=True)]
+        hints = given(episodes, 0, self.recipe.rl.feedback) if self.hinted else [[]] * len(episodes)
+        return [self.paid(episode, task, told) for episode, task, told in zip(episodes, chosen, hints, strict=True)]
 
     def open(self, stream: str, task: int) -> Episode:
         """`scaled.async_rl.player.Scene`."""
@@ -100,9 +106,9 @@ class MicroWorld:
         assert isinstance(session, Session)
         return self.paid(conversation, session.task)
 
-    def paid(self, episode: Episode, task: Task) -> Played:
+    def paid(self, episode: Episode, task: Task, hints: Sequence[Sequence[Hint]] = ()) -> Played:
         """A finished episode of a task, with its reward."""
-        return Played(episode.chain, pay(episode, self.payment, *priced(self.prices, [episode], [task]))["reward"], figures(episode))
+        return Played(episode.chain, pay(episode, self.payment, *priced(self.prices, [episode], [task]))["reward"], figures(episode), hints)
 
 
 def figures(episode) -> dict[str, float]:

@@ -5,11 +5,11 @@ from typing import Literal
 
 from ref.mtp import MTPConfig
 from ref.network import Config, RopeScaling
-from ref.rl import Payment, Settings
+from ref.rl import Feedback, Payment, Settings
 from sims.microrepo import NoiseConfig, WorldConfig
 from sims.recipe.limits import within
 
-__all__ = ["Context", "Data", "Evaluation", "Memory", "Mtp", "Payment", "Recipe", "Rl", "Sft", "Training", "Watch"]
+__all__ = ["Context", "Data", "Evaluation", "Hints", "Memory", "Mtp", "Payment", "Recipe", "Rl", "RuleName", "Sft", "Training", "Watch"]
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,27 @@ class Mtp:
         within(self, least={"tokens": 1, "rl_every": 1})
 
 
+RuleName = Literal["tool", "argument", "unread", "summary", "unfinished", "untested", "needless"]
+"""A rule of `sims/hints.py`."""
+
+
+@dataclass(frozen=True)
+class Hints(Feedback):
+    """Hints in the small world."""
+
+    # What `Feedback` says of weight and divergence holds.
+    rules: tuple[RuleName, ...] = ("tool", "argument", "unread", "needless")
+    """Rules of `sims/hints.py`: a message that breaks one is hinted at."""
+    source: Literal["rules", "error", "shuffled", "bare"] = "rules"
+    """What a hint says: what its rule says; the error with which the environment will answer (SDPO's setting, which needs no rules); as a control,
+    what was said of a fault in another rollout, or nothing but `error`."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.rules or len(set(self.rules)) < len(self.rules):
+            raise ValueError(f"rules must be different, and one at least, got {', '.join(self.rules) or 'none'}")
+
+
 @dataclass(frozen=True)
 class Watch:
     """The monitor beside RL at small scale (`ref/monitor.py`). It changes nothing but what is said."""
@@ -190,6 +211,7 @@ class Rl(Settings):
     # What `Settings` says of these holds; only the defaults are others.
     payment: Payment = field(default_factory=Payment)
     replay: Literal["none", "plain", "filtered"] = "filtered"
+    feedback: Hints = field(default_factory=Hints)
     max_turns: int = 10
     """Maximum number of turns in an episode."""
     later: float = 0.5
