@@ -48,8 +48,9 @@ def of_segment(model: Transformer, segment: Segment, language: Language, tempera
     ids, experts = segment.tokens.tolist(), segment.experts.long()
     with one_thread():
         replayed = [*experts.unbind(1)] if experts.shape[1] else None
-        logits = model(segment.tokens[None, :-1], experts=replayed).logits[0]
-        chances = (logits.float() / temperature).softmax(-1)
+        logits = model(segment.tokens[None, :-1], experts=replayed).logits
+        assert logits is not None
+        chances = (logits[0].float() / temperature).softmax(-1)
     for where, own in parted(segment, language.env):
         if not own:
             continue

@@ -65,7 +65,7 @@ def shown(watched: Watched, most: int, plays: int) -> str:
     other; 0 shows all at once."""
     parts = [*said(watched, most)]
     if most >= len(watched.turns):
-        parts.append(("".join(outcomes(watched.played)), "grey", "what came of it"))
+        parts.append(("".join(outcomes(watched.played)), "grey", ""))
     boxes = "".join(box(*part, delay=number * PAUSE) for number, part in enumerate(parts))
     return f'<div class="{f"appearing play-{plays}" if plays else "rollout"}">{boxes}</div>'  # another class begins the animation anew
 
@@ -123,7 +123,7 @@ def outcomes(played: Played) -> Iterator[str]:
     """What changed, tests and verdict, in the words of the terminal."""
     for line in outcome(played):
         label, text = line.plain[:LABEL].strip(), line.plain[LABEL:]
-        style = str(line.spans[-1].style) if line.spans else ""
+        style = next((str(span.style) for span in line.spans if span.start >= LABEL), "")
         strong = "font-weight:700;" if style.startswith("bold") else ""
         colour = f"border-bottom:2px solid {COLOURS[OUTCOMES[style]]}" if style in OUTCOMES else ""
         heading = f'<span class="who">{label}</span>' if label else ""
@@ -138,20 +138,20 @@ def legend() -> str:
     return f'<div style="font-size:.85rem">{edges}{words}</div>'
 
 
-def rows(all: Sequence[Watched]) -> list[dict]:
+def rows(beside: Sequence[Watched]) -> list[dict]:
     """Every token in figures."""
     return [
         {"agent": one.name, "turn": turn, "token": named(token.text), "probability": token.probability}
         | {f"other {n}": f"{named(text)} {p:.4f}" for n, (text, p) in enumerate(token.others, 1)}
-        for one in all
+        for one in beside
         for turn, tokens in enumerate(one.turns, 1)
         for token in tokens
     ]
 
 
-def picture(all: Sequence[Watched]) -> bytes:
+def picture(beside: Sequence[Watched]) -> bytes:
     """How likely each token was, in the order in which they were written; lines part the turns of the last rollout."""
-    return drawn(tuple((one.name, tuple(token.probability for token in one.tokens)) for one in all), tuple(map(len, all[-1].turns)))
+    return drawn(tuple((one.name, tuple(token.probability for token in one.tokens)) for one in beside), tuple(map(len, beside[-1].turns)))
 
 
 @lru_cache(32)

@@ -107,8 +107,8 @@ def draw() -> None:
     task, heat, seed = asked(some[-1])
     helpers = {0: "no helper", 1: "1 helper"}.get(task.depth, f"{task.depth} helpers")
     with st.spinner("The agent plays …"):
-        all = [watched(*stamps(agent.folder), task, heat, seed) for agent in some]
-    most = max(len(one.turns) for one in all)
+        beside = [watched(*stamps(agent.folder), task, heat, seed) for agent in some]
+    most = max(len(one.turns) for one in beside)
     left, right = st.columns([4, 1], vertical_alignment="bottom")
     with left:
         until = st.slider("Turns", 1, most, most, key=f"turns-{most}", bind="query-params") if most > 1 else 1
@@ -117,14 +117,14 @@ def draw() -> None:
             st.session_state["plays"] = st.session_state.get("plays", 0) + 1
     st.html(rollouts.STYLE)
     st.html(rollouts.legend())
-    for one, column in zip(all, st.columns(len(all)), strict=True):
+    for one, column in zip(beside, st.columns(len(beside)), strict=True):
         with column:
-            st.markdown(f"**{heading(one, len(all))}** · {helpers} to read")
+            st.markdown(f"**{heading(one, len(beside))}** · {helpers} to read")
             st.html(rollouts.shown(one, until, st.session_state["plays"] if again else 0))
     how = f"at temperature {heat:g}" if heat else "at temperature 1, though the rollout is greedy"
-    words = f"Probability of each token {how}, in the order in which they were written; dotted lines part the turns of {all[-1].name}."
-    figure(rollouts.picture(all), "watch-tokens", rollouts.rows(all), words)
-    experts(all[-1])
+    words = f"Probability of each token {how}, in the order in which they were written; dotted lines part the turns of {beside[-1].name}."
+    figure(rollouts.picture(beside), "watch-tokens", rollouts.rows(beside), words)
+    experts(beside[-1])
 
 
 def heading(one: Watched, of: int) -> str:
