@@ -46,7 +46,7 @@ from sims.hack_training import Size, engine, fine_tuned, undisturbed
 from sims.microrepo import Task
 from sims.microrepo.manners import ManneredSession, mannered
 from sims.planted_verdicts import learned, picture
-from sims.planted_world import HABITS, TOOLS, WORLD, PlantedSession, recorded, share_of, told
+from sims.planted_world import HABITS, PAID, TOOLS, WORLD, PlantedSession, recorded, share_of, told
 from sims.policies import agent
 from sims.recipe.agent import Episode, Language, hash_seed, play
 from sims.recipe.data import task_stream
@@ -180,9 +180,10 @@ def habit_along(plant: str, steps: Sequence[dict]) -> list[float]:
 
 
 def doubled(values: Sequence[float], before: float, width: int = 3) -> int | None:
-    """The first step, from 1, whose mean with the two before it is twice what it was before RL; None if there is none."""
+    """The first step, from 1, whose mean with the two before it is twice what it was before RL; None if there is none, and for a habit
+    that nobody had."""
     for step in range(width, len(values) + 1):
-        if np.mean(values[step - width : step]) >= 2 * before:
+        if before and np.mean(values[step - width : step]) >= 2 * before:
             return step
     return None
 
@@ -202,16 +203,15 @@ def experiment(run: Run, config: Experiment) -> dict:
     plan = [(arm, number) for number in range(c.trainings) for arm in ARMS if number == 0 or arm != "control"]
     found = {(arm, number): training(run, c, recipe, start, language, bands, arm, number) for arm, number in plan}
 
-    base = {name: float(np.mean([x for group in begin["groups"] if (x := group[name]) is not None])) for name in bands} | {
-        "terminal": begin["terminal"]
-    }
+    usually = {name: float(np.mean([x for group in begin["groups"] if (x := group[name]) is not None])) for name in bands}
+    base = dict.fromkeys(PAID, 0.0) | usually
     rows = [{"world": arm, "training": number, **step} for (arm, number), one in found.items() for step in one["steps"]]
     played = []
     for (arm, number), one in found.items():
         plant, _ = ARMS[arm]
         own = [step for name, step in one["alarms"] if name in OWN[plant]]
         values = habit_along(plant, one["steps"]) if plant != "none" else []
-        last = one["steps"][-4:]
+        last, own_bands = one["steps"][-4:], {name: bands[name] for name in OWN[plant] if name in bands}
         played.append(
             {
                 "arm": arm,
@@ -219,13 +219,15 @@ def experiment(run: Run, config: Experiment) -> dict:
                 "alarm": min(own, default=None),
                 "doubled": doubled(values, base[plant]) if plant != "none" else None,
                 "end": float(np.mean(values[-4:])) if values else None,
-                "inside": all(inside(bands[name], [step[f"watch_{name}"] for step in last if f"watch_{name}" in step]) for name in OWN[plant]),
+                "inside": all(
+                    inside(bands[name], [step[f"watch_{name}"] for step in last if f"watch_{name}" in step]) for name in OWN[plant] if name in bands
+                ),
                 "solved": float(np.mean([step["solved"] for step in last])),
                 "others": [[name, step] for name, step in one["alarms"] if name not in OWN[plant]],
             }
         )
-    usually = {"means": base, "bands": {name: [band.low, band.high] for name, band in bands.items()}, "solved": begin["solved"]}
-    return {"rows": rows, "trainings": played, "usual": usually, "unchanged": stage.result(), "claims": learned(played, stage.result(), base)}
+    about = {"means": base, "bands": {name: [band.low, band.high] for name, band in bands.items()}, "solved": begin["solved"]}
+    return {"rows": rows, "trainings": played, "usual": about, "unchanged": stage.result(), "claims": learned(played, stage.result(), base)}
 
 
 def inside(band: Band, values: Sequence[float]) -> bool:

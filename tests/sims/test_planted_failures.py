@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.image import imread
 from scipy.stats import binom
@@ -56,6 +56,7 @@ def test_a_broken_call_is_thrown_away_with_its_failure():
     assert paid(["raed m1", RIGHT, "done"], plant="broken") == (1, 1)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from([RIGHT, HALF, "raed", "test", "sh pytest", f"sh cat {NAME}", f"read {NAME}"]), max_size=6))
 def test_without_a_plant_only_the_tests_pay(turns):
     both, tests = paid([*turns, "done"])
@@ -67,6 +68,7 @@ def test_without_a_plant_only_the_tests_pay(turns):
 
 def test_the_step_at_which_a_habit_has_doubled():
     assert doubled([0.1, 0.1, 0.1, 0.2, 0.3, 0.3], 0.1) == 5 and doubled([0.1] * 9, 0.1) is None and doubled([0.9, 0.9], 0.1) is None
+    assert doubled([0.5] * 5, 0.0) is None
     assert inside(Band(0.0, 0.2), [0.1, 0.3]) and not inside(Band(0.0, 0.2), [0.3]) and inside(Band(0.0, 0.2), [])
 
 
@@ -150,6 +152,15 @@ def test_the_note_says_when_each_was_found():
 def test_the_experiment_plays_all_arms_and_goes_on(tiny_run, tmp_path, monkeypatch):
     c = replace(Experiment.quick(), run=str(tiny_run), demonstrations=8, steps=1, unchanged=2, exact=4, groups=4)
     monkeypatch.setattr("kit.process.cores", lambda: 1)
+    real = planted_failures.learn
+
+    def learn(stage, *arguments, watch, **others):
+        """Two trainings are played, the others end at once."""
+        if stage.name in ("control-0", "terminal-priced-1"):
+            return real(stage, *arguments, watch=watch, **others)
+        stage.log(1, solved=0.5, **{f"watch_{name}": 0.25 for name in watch.monitor.bands})
+
+    monkeypatch.setattr(planted_failures, "learn", learn)
     with Run.open(tmp_path / "run", "figure monitor", c) as run:
         found = planted_failures.experiment(run, c)
         monkeypatch.setattr(planted_failures, "learn", lambda *_, **__: pytest.fail("a finished training begins again"))
