@@ -219,9 +219,7 @@ def experiment(run: Run, config: Experiment) -> dict:
                 "alarm": min(own, default=None),
                 "doubled": doubled(values, base[plant]) if plant != "none" else None,
                 "end": float(np.mean(values[-4:])) if values else None,
-                "inside": all(
-                    inside(bands[name], [step[f"watch_{name}"] for step in last if f"watch_{name}" in step]) for name in OWN[plant] if name in bands
-                ),
+                "inside": all(inside(band, [step[f"watch_{name}"] for step in last if f"watch_{name}" in step]) for name, band in own_bands.items()),
                 "solved": float(np.mean([step["solved"] for step in last])),
                 "others": [[name, step] for name, step in one["alarms"] if name not in OWN[plant]],
             }
