@@ -33,7 +33,7 @@ def agent():
 
 @pytest.fixture
 def mine(runs):  # noqa: F811
-    """A finished run of the user's whose agent before RL is less sure: its head is half as large."""
+    """A finished run of the user's whose agent before RL is less sure: its logits are smaller by a tenth."""
     folder = played(runs / "mine")
     config = json.loads((folder / "config.json").read_text())
     config["config"] = {**json.loads((FOLDER / example_agent.RECORD).read_text())["config"], "seed": 7}
@@ -42,7 +42,7 @@ def mine(runs):  # noqa: F811
     shutil.copytree(FOLDER, last, ignore=shutil.ignore_patterns("record.json"))
     model = load_hf(FOLDER)
     with torch.no_grad():
-        model.norm.weight.mul_(0.5)
+        model.norm.weight.mul_(0.9)
     save_hf(model, first)
     shutil.copy(FOLDER / "tokenizer.json", first)
     return folder
@@ -114,6 +114,7 @@ def test_answer_and_tests_follow_from_the_docstring(seed, steps, depth):
     for answer in (edited.answer, task.answer):
         session = Session(edited)
         session.step(f"write {edited.target}\n    {answer}")
+        assert session.body is not None
         right = [session.body.evaluate(case.inputs) for case in edited.hidden_tests] == [case.want for case in edited.hidden_tests]
         assert bool(session.verify().tests) == right and (right or answer == task.answer)
 
