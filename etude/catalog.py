@@ -116,6 +116,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_length_penalty.py",),
     ),
     Experiment(
+        name="behaviour",
+        title="prices of habits, each in two of four arms: does its habit grow rarer, what becomes of one without a price, what does success pay",
+        source="§4.2",
+        sim="sims/behaviour_prices.py",
+        tests=("tests/sims/test_behaviour_prices.py",),
+    ),
+    Experiment(
         name="router-mismatch",
         title="router replay between a coarse sampler and an exact trainer, in log-probs and in RL",
         source="§6.2; arXiv:2510.11370",
