@@ -17,11 +17,11 @@ in no arm, and use of the terminal is never priced. Each policy plays held-out t
 
 Power. Three trainings came first, one in each of `none`, `calls` and `all`, with seed 7, 24 steps and the price of effort, and one in `none` without
 it. Lints and failed calls fell from a half to 0.02 where they had a price; without one, lints, silence and failed calls moved by 0.1 to 0.2 in
-either direction, by chance. An arm's mean hides some of that: with two arms on each side and four trainings, Student's interval is as wide as 1.6
-standard deviations to each side, so a difference of 0.2 is seen if trainings spread by 0.12. To-do items left open and comments fell without any
-price, comments to 0.004, so little is left for theirs to do. In rollouts before RL, comments and untrue messages go with failure (success 0.48 with
-a comment and 0.58 without, 0.36 with an untrue message and 0.63 without). What goes with failure, success alone unlearns; lints and silence it does
-not see. Success of two trainings of an arm differs by about 0.03; a loss of 0.1 is seen.
+either direction, by chance. Most of what moved had moved by step 16, so there are 16. With two arms on each side and three trainings, Student's
+interval is as wide as 2.5 standard deviations to each side: a difference of 0.3 is seen if trainings spread by 0.12, one of 0.1 is not. To-do items
+left open and comments fell without any price, comments to 0.004, so little is left for theirs to do. In rollouts before RL, comments and untrue
+messages go with failure (success 0.48 with a comment and 0.58 without, 0.36 with an untrue message and 0.63 without). What goes with failure,
+success alone unlearns; lints and silence it does not see. A loss of success is seen if it is 0.1 and trainings spread by 0.04.
 """
 
 from collections.abc import Mapping
@@ -72,11 +72,15 @@ recorded = partial(transcript_of, opened=ManneredSession)
 class Experiment(Size):
     """Length of fine-tuning and of training, and held-out tasks."""
 
-    epochs: int = 4
+    epochs: int = 3
     """How often each demonstration is shown."""
-    steps: int = 20
-    """RL steps of each training run."""
-    tasks: int = 60
+    trainings: int = 3
+    """RL training runs in each arm; they differ in their seed."""
+    steps: int = 16
+    """RL steps of each."""
+    prompts: int = 6
+    """Tasks of a step."""
+    tasks: int = 40
     """Held-out tasks before and after."""
     lr: float = 3e-4
     """Learning rate of RL: three times the recipe's, for a fifth of its steps."""
