@@ -275,6 +275,17 @@ TECHNIQUES: tuple[Technique, ...] = (
         tests=("tests/ref/test_length_penalty.py",),
     ),
     Technique(
+        name="behaviour",
+        title="prices of habits: broken calls, to-do items left open, silence, untrue messages, style",
+        source="§4.2",
+        ref="ref/behaviour.py",
+        scaled="scaled/behaviour.py",
+        sim="sims/behaviour_prices.py",
+        lesson="lessons/17_behaviour.py",
+        figure="results/figures/behaviour.png",
+        tests=("tests/ref/test_behaviour.py",),
+    ),
+    Technique(
         name="self-summary",
         title="self-summarisation: chains of segments, one reward for every token",
         source="§4.1",

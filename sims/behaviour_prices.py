@@ -141,17 +141,14 @@ def training(run: Run, c: Experiment, recipe: Recipe, start: Path, heldout: Held
     payment = replace(recipe.rl.payment, effort_price=0.0, invalid_call=0.0)
     rl = replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0, payment=payment)
     config = replace(recipe, seed=recipe.seed + 1000 * c.seed + number + 1, rl=replace(rl, behaviour=prices(arm)))
-    found: dict[str, float] = {}
 
     def look(step: int, learner: Learner, sampler: Sampler) -> dict:
-        if step == c.steps:
-            found.update(heldout(sampler, arm, number))
-        return {}
+        return {f"after_{name}": value for name, value in heldout(sampler, arm, number).items()} if step == c.steps else {}
 
     learn(stage, config, load_hf(start), None, load_hf(start), heldout.language, look, opened=ManneredSession, told=told, record=recorded)
-    names = ("step", "reward", *found)
-    steps = [{name: line[name] for name in names} for line in read_lines(stage.metrics_path)]
-    return stage.finish({"steps": steps, "after": found})
+    lines = list(read_lines(stage.metrics_path))
+    after = {name.removeprefix("after_"): value for name, value in lines[-1].items() if name.startswith("after_")}
+    return stage.finish({"steps": [{name: line[name] for name in ("step", "reward", *after)} for line in lines], "after": after})
 
 
 def changes(begin: Mapping[str, float], found: Mapping[tuple[str, int], dict], trainings: int) -> dict[str, dict[str, np.ndarray]]:
