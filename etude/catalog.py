@@ -123,6 +123,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_length_penalty.py",),
     ),
     Experiment(
+        name="behaviour",
+        title="prices of habits, each in two of four arms: does its habit grow rarer, what becomes of one without a price, what does success pay",
+        source="§4.2",
+        sim="sims/behaviour_prices.py",
+        tests=("tests/sims/test_behaviour_prices.py",),
+    ),
+    Experiment(
         name="router-mismatch",
         title="router replay between a coarse sampler and an exact trainer, in log-probs and in RL",
         source="§6.2; arXiv:2510.11370",
@@ -273,6 +280,17 @@ TECHNIQUES: tuple[Technique, ...] = (
         page="penalties",
         figure="results/figures/length-penalty.png",
         tests=("tests/ref/test_length_penalty.py",),
+    ),
+    Technique(
+        name="behaviour",
+        title="prices of habits: broken calls, to-do items left open, silence, untrue messages, style",
+        source="§4.2",
+        ref="ref/behaviour.py",
+        scaled="scaled/behaviour.py",
+        sim="sims/behaviour_prices.py",
+        lesson="lessons/17_behaviour.py",
+        figure="results/figures/behaviour.png",
+        tests=("tests/ref/test_behaviour.py",),
     ),
     Technique(
         name="self-summary",

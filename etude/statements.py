@@ -241,11 +241,28 @@ REWARDS = (
     Statement(
         "parallel-calls", "§4.2", "the length penalty teaches parallel tool calls: the same work in fewer turns", _in("length-penalty", "parallel")
     ),
-    Statement("bad-calls-penalised", "§4.2", "a penalty on bad tool calls makes them rarer", why=HERE),
-    Statement("todo-penalised", "§4.2", "a penalty on to-do items left open gets them finished", why=AGENT),
-    Statement("style-rewarded", "§4.2", "rewards for coding style and communication change both", why=AGENT),
-    Statement("comments-as-thought", "§4.2", "without a reward against it, long chains of thought hide in comments", why=AGENT),
-    Statement("terminal-only", "§4.2", "without a reward against it, the agent collapses to the terminal tool", why=AGENT),
+    Statement(
+        "bad-calls-penalised",
+        "§4.2",
+        "a penalty on bad tool calls makes them rarer",
+        _in("behaviour", "price-broken", "price-failed", "price-sequential"),
+    ),
+    Statement("todo-penalised", "§4.2", "a penalty on to-do items left open gets them finished", _in("behaviour", "price-todos")),
+    Statement(
+        "style-rewarded",
+        "§4.2",
+        "rewards for coding style and communication change both",
+        _in("behaviour", "price-lints", "price-diff", "price-comments", "price-silent", "price-untrue", "leaves-success"),
+    ),
+    Statement(
+        "comments-as-thought",
+        "§4.2",
+        "without a reward against it, long chains of thought hide in comments",
+        _in("behaviour", "comments-without-price"),
+    ),
+    Statement(
+        "terminal-only", "§4.2", "without a reward against it, the agent collapses to the terminal tool", _in("behaviour", "terminal-without-price")
+    ),
 )
 
 REPLAY = (

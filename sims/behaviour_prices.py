@@ -1,6 +1,6 @@
 """Prices of habits: each should make its own rarer and leave success as it is. And what becomes of a habit that has no price?
 
-    etude figure behaviour          an hour on one core; starts from a run of the recipe in runs/small (make small)
+    etude figure behaviour          half an hour on one core; starts from a run of the recipe in runs/small (make small)
     etude figure behaviour --quick
 
 The report rewards style and communication and punishes poor tool calls, to-do items left open among them (§4.2); it shows no figure. Here the policy
@@ -12,8 +12,16 @@ and on the same tasks, in four arms, which differ in what `ref/behaviour.py` pri
     words     no message, an untrue one, lints, lines, comments
     all       both
 
-So each habit has its price in two arms and none in two, where the prices of others act. The effort price of the recipe is paid in all arms. Its price
-of an invalid call is in none: `broken` is that price. Terminal calls are never priced. Each policy plays held-out tasks before and after.
+So each habit has its price in two arms and none in two, where the prices of others act. The recipe's prices of effort and of invalid calls are paid
+in no arm, and use of the terminal is never priced. Each policy plays held-out tasks before and after.
+
+Power. Three trainings came first, one in each of `none`, `calls` and `all`, with seed 7, 24 steps and the price of effort, and one in `none` without
+it. Lints and failed calls fell from a half to 0.02 where they had a price; without one, lints, silence and failed calls moved by 0.1 to 0.2 in
+either direction, by chance. Most of what moved had moved by step 16, so there are 16. With two arms on each side and three trainings, Student's
+interval is as wide as 2.5 standard deviations to each side: a difference of 0.3 is seen if trainings spread by 0.12, one of 0.1 is not. To-do items
+left open and comments fell without any price, comments to 0.004, so little is left for theirs to do. In rollouts before RL, comments and untrue
+messages go with failure (success 0.48 with a comment and 0.58 without, 0.36 with an untrue message and 0.63 without). What goes with failure,
+success alone unlearns; lints and silence it does not see. A loss of success is seen if it is 0.1 and trainings spread by 0.04.
 """
 
 from collections.abc import Mapping
@@ -64,8 +72,16 @@ recorded = partial(transcript_of, opened=ManneredSession)
 class Experiment(Size):
     """Length of fine-tuning and of training, and held-out tasks."""
 
-    epochs: int = 4
+    epochs: int = 3
     """How often each demonstration is shown."""
+    trainings: int = 3
+    """RL training runs in each arm; they differ in their seed."""
+    steps: int = 16
+    """RL steps of each."""
+    prompts: int = 6
+    """Tasks of a step."""
+    tasks: int = 40
+    """Held-out tasks before and after."""
     lr: float = 3e-4
     """Learning rate of RL: three times the recipe's, for a fifth of its steps."""
 
@@ -122,20 +138,17 @@ def training(run: Run, c: Experiment, recipe: Recipe, start: Path, heldout: Held
     stage = run.stage(f"{arm}-{number}", total=c.steps, unit="tokens")
     if stage.finished:
         return stage.result()
-    payment = replace(recipe.rl.payment, invalid_call=0.0)
+    payment = replace(recipe.rl.payment, effort_price=0.0, invalid_call=0.0)
     rl = replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0, payment=payment)
     config = replace(recipe, seed=recipe.seed + 1000 * c.seed + number + 1, rl=replace(rl, behaviour=prices(arm)))
-    found: dict[str, float] = {}
 
     def look(step: int, learner: Learner, sampler: Sampler) -> dict:
-        if step == c.steps:
-            found.update(heldout(sampler, arm, number))
-        return {}
+        return {f"after_{name}": value for name, value in heldout(sampler, arm, number).items()} if step == c.steps else {}
 
     learn(stage, config, load_hf(start), None, load_hf(start), heldout.language, look, opened=ManneredSession, told=told, record=recorded)
-    names = ("step", "reward", *found)
-    steps = [{name: line[name] for name in names} for line in read_lines(stage.metrics_path)]
-    return stage.finish({"steps": steps, "after": found})
+    lines = list(read_lines(stage.metrics_path))
+    after = {name.removeprefix("after_"): value for name, value in lines[-1].items() if name.startswith("after_")}
+    return stage.finish({"steps": [{name: line[name] for name in ("step", "reward", *after)} for line in lines], "after": after})
 
 
 def changes(begin: Mapping[str, float], found: Mapping[tuple[str, int], dict], trainings: int) -> dict[str, dict[str, np.ndarray]]:

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,9 +40,9 @@ def episode():
 
 
 def trained(run, tiny_run, name, sets=(), **more):
-    """Two RL steps from the tiny run's SFT checkpoint: what was logged, and all weights."""
-    recipe = fill(Recipe, None, ["rl.steps=2", "rl.later=0", *sets], read_config(tiny_run))
-    stage, start = run.stage(name, total=2), tiny_run / "checkpoints" / "sft"
+    """One RL step from the tiny run's SFT checkpoint: what was logged, and all weights."""
+    recipe = fill(Recipe, None, ["rl.steps=1", "rl.later=0", *sets], read_config(tiny_run))
+    stage, start = run.stage(name, total=1), tiny_run / "checkpoints" / "sft"
     learner, _ = learn(stage, recipe, load_hf(start), None, load_hf(start), language_of(tiny_run), **more)
     return list(read_lines(stage.metrics_path)), [p.detach().clone() for p in learner.trunk.masters.parameters()]
 
@@ -99,7 +100,7 @@ def test_a_full_run_pays_the_same_prices(tiny_run):
     recipe = read_config(tiny_run)
     dear, played = replace(recipe.rl, behaviour=replace(Prices.free(), broken=0.25)), []
     for rl in (recipe.rl, dear):
-        asked = SimpleNamespace(checkpoint=str(tiny_run / "checkpoints" / "sft"), length=512, join=recipe.context.join, rl=rl)
+        asked: Any = SimpleNamespace(checkpoint=str(tiny_run / "checkpoints" / "sft"), length=512, join=recipe.context.join, rl=rl)
         world, generator = MicroWorld(asked), torch.Generator().manual_seed(0)
         sampler = Sampler(load_hf(asked.checkpoint), torch.float32)
         alone = world.open("rl", 0)
