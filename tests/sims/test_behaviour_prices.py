@@ -40,8 +40,9 @@ def episode():
 
 
 def trained(run, tiny_run, name, sets=(), **more):
-    """One RL step from the tiny run's SFT checkpoint: what was logged, and all weights."""
-    recipe = fill(Recipe, None, ["rl.steps=1", "rl.later=0", *sets], read_config(tiny_run))
+    """One RL step from the tiny run's SFT checkpoint: what was logged, and all weights. That policy babbles, and hardly one rollout in four has a
+    whole call, so there are many."""
+    recipe = fill(Recipe, None, ["rl.steps=1", "rl.later=0", "rl.prompts=8", "rl.rollouts=8", *sets], read_config(tiny_run))
     stage, start = run.stage(name, total=1), tiny_run / "checkpoints" / "sft"
     learner, _ = learn(stage, recipe, load_hf(start), None, load_hf(start), language_of(tiny_run), **more)
     return list(read_lines(stage.metrics_path)), [p.detach().clone() for p in learner.trunk.masters.parameters()]

@@ -96,7 +96,7 @@ def test_a_step_may_be_given_other_hints(played, monkeypatch):
 
     config, model, _, episodes = with_feedback(played, weight=1.0)
     learner = Learner(config, copy.deepcopy(model), None, 0.0, 0.0)
-    figures = advance(config, learner, copy.deepcopy(model), episodes, 0, none)
+    figures = advance(config, learner, copy.deepcopy(model), episodes, 0, hinting=none)
     assert asked == [40] and figures["hints"] == 0 and "divergence" not in figures
 
 
