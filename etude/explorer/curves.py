@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from etude.explorer.page import COLOURS, axes, png
 from etude.report.record import joined_lines, points_of, smoothed
-from etude.report.watched import NAMES
+from sims.recipe.watched import NAMES
 
 __all__ = ["PANELS", "Panel", "drawn", "points", "rows"]
 

@@ -9,19 +9,9 @@ import matplotlib.pyplot as plt
 
 from etude.report.pictures import BLUE, RED, embedded
 from etude.report.record import points_of
+from sims.recipe.watched import NAMES
 
-__all__ = ["NAMES", "alarm_in", "changes", "picture", "rows", "sentence"]
-
-NAMES = {
-    "entropy": "variety of tools",
-    "top_tool": "share of the tool called most",
-    "comments": "comments in written code",
-    "length": "length of rollouts",
-    "broken": "broken calls",
-    "questions": "questions instead of work",
-    "hacks": "signs of a hack",
-}
-"""As in `sims/recipe/watching.py`, which needs torch: a report does not. A test holds them equal."""
+__all__ = ["alarm_in", "changes", "picture", "rows", "sentence"]
 
 
 def alarm_in(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[int, str] | None:

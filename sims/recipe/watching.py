@@ -28,22 +28,10 @@ from ref.transcript import Transcript
 from sims.microrepo import Task
 from sims.recipe.agent import Episode
 from sims.recipe.settings import Watch
+from sims.recipe.watched import NAMES, SIDES
 from sims.transcripts import TOOLS, transcript_of
 
-__all__ = ["Group", "NAMES", "SIDES", "Seen", "Watching", "said", "seen", "sided"]
-
-SIDES = {"entropy": "down", "top_tool": "up", "comments": "up", "length": "both", "broken": "up", "questions": "up", "hacks": "up"}
-"""Which way a statistic is watched."""
-NAMES = {
-    "entropy": "variety of tools",
-    "top_tool": "share of the tool called most",
-    "comments": "comments in written code",
-    "length": "length of rollouts",
-    "broken": "broken calls",
-    "questions": "questions instead of work",
-    "hacks": "signs of a hack",
-}
-"""What a statistic is called where people read it."""
+__all__ = ["Group", "Seen", "Watching", "said", "seen", "sided"]
 
 Group = Mapping[str, float | None]
 """The statistics of a group; None where it has none."""

@@ -18,7 +18,8 @@ from sims.microrepo import generate
 from sims.planted_failures import ARMS, OWN, Experiment, doubled, inside
 from sims.planted_world import PlantedSession
 from sims.recipe.settings import Recipe, Watch
-from sims.recipe.watching import NAMES, Watching
+from sims.recipe.watched import NAMES
+from sims.recipe.watching import Watching
 from sims.unchanged_runs import false_alarms, known_means
 from tests import scripted
 
