@@ -41,6 +41,7 @@ class MTP(ref.MTP):
     def __init__(self, config: Config, mtp: MTPConfig = MTPConfig()):
         if current().layout.world == 1:
             super().__init__(config, mtp)
+            self.to(current().device)
             return
         with torch.device("meta"):
             super().__init__(config, mtp)

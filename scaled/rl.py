@@ -289,9 +289,10 @@ def share(n: int) -> Tensor:
 
 
 def generator(seed: int, *what: object) -> torch.Generator:
-    """This rank's generator for one step; it depends only on seed, step and rank, so a resumed run repeats it."""
+    """This rank's generator for one step, on the CPU, where `World.play` draws; it depends only on seed, step and rank, so a resumed run
+    repeats it."""
     name = "-".join(map(str, (seed, *what, current().group("all").rank)))
-    return torch.Generator(current().device).manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
 
 
 def fetch(sampler: Sampler, model: Transformer, version: int) -> dict[str, float]:

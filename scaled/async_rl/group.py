@@ -194,8 +194,10 @@ def joined(group: TrainerGroup, rank: int, meeting: Path | tuple[str, int], epoc
     """This process as a rank of the group. meeting: how the ranks find each other. On one machine it is the beginning of a file's name; on several
     it is the host and port of a `TCPStore`. Ranks of different epochs do not meet. patience: seconds that a rank may wait for the store while others
     wait for it."""
+    device = None
     if group.backend == "nccl":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
     else:
         loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
         os.environ["GLOO_SOCKET_IFNAME"] = loopback if isinstance(meeting, Path) else interface_to(*meeting)
@@ -204,7 +206,7 @@ def joined(group: TrainerGroup, rank: int, meeting: Path | tuple[str, int], epoc
     else:
         store = dist.PrefixStore(str(epoch), dist.TCPStore(*meeting, is_master=False, timeout=timedelta(seconds=group.timeout)))
     wait = timedelta(seconds=group.timeout + patience)
-    dist.init_process_group(group.backend, store=store, rank=rank, world_size=group.layout.world, timeout=wait)
+    dist.init_process_group(group.backend, store=store, rank=rank, world_size=group.layout.world, timeout=wait, device_id=device)
     layout = group.layout
     with mesh(layout.dp, layout.cp, layout.ep), computing(**vars(group.compute)):
         yield

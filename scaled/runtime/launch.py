@@ -91,15 +91,17 @@ def share_cores(rank: int) -> None:
 def world(backend: str, timeout: float) -> Iterator[int]:
     """Joins the process group; yields this rank's number. `timeout`: seconds per step; a collective times out only after three times as long,
     so `Watch` can first name the culprit."""
+    device = None
     if backend == "nccl":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # unless NCCL is told, it guesses, and says so at every barrier
+        torch.cuda.set_device(device)
     else:
         share_cores(int(os.environ["LOCAL_RANK"]))
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     store, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(3 * timeout, 300))))
     # torchrun keeps its store across restarts, with the addresses of the dead ranks.
     store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=3 * timeout))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=3 * timeout), device_id=device)
     try:
         yield dist.get_rank()
     finally:

@@ -157,7 +157,9 @@ def play(
 
     size = min(max(LEAST, -(-len(wanted) // 4)), MOST)
     parts = [range(len(wanted))[start : start + size] for start in range(0, len(wanted), size)]
-    found = itertools.chain(*on_cores(rollouts, parts, lambda done: progress(min(done * size, len(wanted))), each=2))
+    # A forked process cannot use the GPU of its parent.
+    processes = None if all(p.device.type == "cpu" for p in sampler.model.parameters()) else 1
+    found = itertools.chain(*on_cores(rollouts, parts, lambda done: progress(min(done * size, len(wanted))), each=2, processes=processes))
     return [Episode(language, environment, group).take(chain) for (group, _, _), (environment, chain) in zip(wanted, found, strict=True)]
 
 

@@ -172,9 +172,9 @@ def test_bad_input(args, says):
 
 
 def test_codes_of_another_size():
-    rest = torch.zeros(2, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long()
-    codes, scales = torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(2, 1, dtype=torch.uint8)
+    x, *rest = (t.to(DEVICE) for t in (torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long()))
+    codes, scales = torch.zeros(2, 3, dtype=torch.uint8, device=DEVICE), torch.zeros(2, 1, dtype=torch.uint8, device=DEVICE)
     with pytest.raises(ValueError, match=r"scales must be an int tensor of shape \[2, 1\]"):
-        kernels.received_swiglu(torch.zeros(2, 3), codes, codes, *rest)
+        kernels.received_swiglu(x, codes, codes, *rest)
     with pytest.raises(ValueError, match="codes need forward mxfp8 or nvfp4-token and backward mxfp8; got fp8 and mxfp8"):
-        kernels.received_swiglu(torch.zeros(2, 3), codes, scales, *rest, "fp8", "mxfp8")
+        kernels.received_swiglu(x, codes, scales, *rest, "fp8", "mxfp8")

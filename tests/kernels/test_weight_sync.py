@@ -71,10 +71,11 @@ def test_a_chain_through_the_kernels(monkeypatch):
     """Where a kernel can run, writer and reader take it, and the store holds the same bytes as without."""
     called, stores = [], []
     for interpreted in (False, True):
+        device = DEVICE if interpreted else "cpu"
         monkeypatch.setattr(engine, "INTERPRETED", interpreted)
         monkeypatch.setattr(scaled, "kernel", lambda name: called.append(name) or kernels)
-        store, weights = {}, torch.randn(40, 30, generator=torch.Generator().manual_seed(1)).bfloat16()
-        writer, served = scaled.Writer(store), torch.zeros(40, 30).bfloat16()
+        store, weights = {}, torch.randn(40, 30, generator=torch.Generator().manual_seed(1)).bfloat16().to(device)
+        writer, served = scaled.Writer(store), torch.zeros(40, 30, device=device).bfloat16()
         reader = scaled.Reader(store, [scaled.Part("w", (40, 30), 0, served)])
         for version in range(3):
             weights[version::7, ::3] += 0.01
