@@ -35,6 +35,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "bench": tables.bench,
     "crowded": tables.crowded,
     "delta": tables.delta,
+    "kernels": tables.kernels,
     "covered": _of_claims(figures.covered),
     "claims": _of_claims(figures.markdown),
     "laws": _of_claims(figures.markdown_laws),

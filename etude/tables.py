@@ -19,6 +19,7 @@ __all__ = [
     "crowded",
     "decode",
     "delta",
+    "kernels",
     "measured",
     "perplexity",
     "plan",
@@ -164,6 +165,27 @@ def delta() -> str:
             f"Digests of the result go at {found['digest_gb_s']:.2f} GB/s. The least ratio to zstd level 1 up to 2% changed is "
             f"{found['least_ratio']:.2f}; the aim was {found['target']}. The machine's load was {loads[0]:.1f} to {loads[-1]:.1f}.",
         ]
+    return "\n".join(lines)
+
+
+def kernels() -> str:
+    """What `etude bench kernels` measured, by GPU: each kernel beside what one would otherwise call."""
+    lines = []
+    for found in measured("kernels-nvidia-*.json"):
+        box = found["machine"]
+        lines += [
+            f"| {box['gpu']}, torch {box['torch']}, Triton {box['triton']}, median of {found['rounds']} | size | ours | speed | times as fast as |",
+            "|---|---|---|---|---|",
+        ]
+        for row in found["results"]:
+            for ours in [name for name in row["seconds"] if name.startswith("kernel")]:
+                unit = next((unit for unit in ("TB/s", "TFLOP/s") if unit in row), None)
+                speed = f"{row[unit][ours]:.3g} {unit}" if unit else f"{1e6 * row['seconds'][ours]:.0f} µs"
+                pairs = {name.split(" / ")[1]: three for name, three in row["ratio_and_middle_half"].items() if name.split(" / ")[0] == ours}
+                others = "; ".join(f"{name} {middle:.2f} [{low:.2f}, {high:.2f}]" for name, (middle, low, high) in pairs.items())
+                lines.append(f"| {row['case']} | {row['size']} | {ours.removeprefix('kernel').strip(', ') or 'kernel'} | {speed} | {others} |")
+        right = sum(row["wrong"] is None for row in found["results"])
+        lines += ["", f"{right} of {len(found['results'])} cases gave the right result at these sizes, and only those have a speed."]
     return "\n".join(lines)
 
 

@@ -16,8 +16,8 @@ logarithm of the sum of its weights, so that the mean over all keys is
 Source: FlashAttention (arXiv:2205.14135), §3.1, algorithm 1. Its backward pass (§B.2) takes from the forward pass only o and l. Given those
 of all keys, each call's backward pass therefore yields its own part of the gradient, as in ring attention (arXiv:2310.01889).
 
-On a GPU, FlexAttention (arXiv:2412.05496) skips the blocks in which no query sees a key: `blocks` and `attend_blocks`. No GPU has run them
-yet; a test compares what its mask says.
+On a GPU, FlexAttention (arXiv:2412.05496) skips the blocks in which no query sees a key: `blocks` and `attend_blocks`. A test compares
+what its mask says; an H100 has trained with them.
 
 The trap: a document number that returns later in a row. Such a document does not lie in one piece, and `documents` returns None: only a mask
 describes that row.
