@@ -217,7 +217,8 @@ def show(found: list[dict], versions: dict[str, str], each: bool = False) -> Non
     console.print(table, highlight=False)
     print(
         f"Triton {versions['triton']}, ptxas {versions['ptxas']}. Registers and spilled bytes are per thread, shared memory per block. "
-        "FLOPs and bytes are a program's.\nThe floor is the roofline's on H200, B200 and MI355X at the registry's sizes. docs/speed.md has what an H100 measured."
+        "FLOPs and bytes are a program's.\nThe floor is the roofline's on H200, B200 and MI355X at the registry's sizes; docs/speed.md has "
+        "what an H100 measured."
     )
 
 
