@@ -102,6 +102,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_textual_feedback.py",),
     ),
     Experiment(
+        name="real-time-rl",
+        title="a loop with simulated users: two hacks and their cures, an A/B test of what is shipped, and how old its data may be",
+        source="real-time RL",
+        sim="sims/real_time_rl/figure.py",
+        tests=("tests/sims/test_real_time_rl.py",),
+    ),
+    Experiment(
         name="feature-deletion",
         title="features deleted by rule, and as many lines at random: which make tasks, and what else breaks",
         source="Composer 2.5",

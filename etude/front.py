@@ -109,7 +109,7 @@ def place(entry: catalog.Experiment) -> tuple:
 def about(entry: catalog.Experiment, statement: Statement, claims: Sequence[dict]) -> list[dict]:
     """The claims that test a statement, where it is one of the source that the experiment reproduces; another paper's are left out."""
     some = [claim for claim in claims if f"{entry.name}/{claim['name']}" in statement.tests]
-    place = r"§[\d.]*\d|arXiv:[\d.]*\d|App\. [A-Z]|Composer 2\.5"
+    place = r"§[\d.]*\d|arXiv:[\d.]*\d|App\. [A-Z]|Composer 2\.5|real-time RL"
     named = re.findall(place, entry.source)
     heads = [statement.section, *(claim["source"] for claim in some)]
     return some if any(name in re.findall(place, head) for name in named for head in heads) else []
