@@ -47,6 +47,7 @@ from scaled.optimise import begun
 from scaled.runtime import sharding
 from scaled.runtime.launch import Watch
 from scaled.runtime.mesh import current, mesh
+from scaled.watching import Watcher
 from sims.microrepo.world import MicroWorld
 from sims.recipe import evaluation
 from sims.recipe.agent import Language, hash_seed
@@ -58,8 +59,10 @@ from sims.recipe.learner import RATES, language_of, rows_of
 from sims.recipe.limits import within
 from sims.recipe.model_card import about
 from sims.recipe.settings import Recipe, Training
+from sims.recipe.watching import Watching
+from sims.transcripts import TOOLS
 
-__all__ = ["FREE", "STAGES", "Cluster", "Whole", "check", "gather", "layout", "play", "prepare", "prepared", "trained"]
+__all__ = ["FREE", "STAGES", "Cluster", "Whole", "check", "gather", "layout", "play", "prepare", "prepared", "trained", "watcher_of"]
 
 TRAINED = ("cpt", "mtp", "long", "sft", "rl")
 """Stages that train."""
@@ -116,8 +119,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Whole(Recipe):
-    """The recipe on ranks: the settings of the small recipe, from which `model`, `data.vocab_size` and `rl.monitor` are not used, and two
-    more."""
+    """The recipe on ranks: the settings of the small recipe, from which `model` and `data.vocab_size` are not used, and two more."""
 
     checkpoint: str | None = None
     """Hugging Face folder to start from: weights, tokenizer and shape of the network."""
@@ -365,7 +367,8 @@ def save(run: Run | None, out: Path, c: Whole, name: str, model: Transformer, la
 def reinforce(c: Whole, out: Path, work: Path, start: Path, note: Note | None) -> dict:
     """Dr. GRPO from the end of SFT; the draft layers go along unchanged."""
     asked = policy(c, config_of(start).num_experts, out)
-    found = rl.learn("rl", asked, work, MicroWorld(asked, c.small), note.log if note else quiet)
+    watcher = watcher_of(asked, note.stage.say if note else quiet)
+    found = rl.learn("rl", asked, work, MicroWorld(asked, c.small), note.log if note else quiet, watcher)
     if note is not None:
         note.catch_up(c.rl.steps)
         if c.sft.conversations is not None:
@@ -373,6 +376,11 @@ def reinforce(c: Whole, out: Path, work: Path, start: Path, note: Note | None) -
         shutil.rmtree(out / "checkpoints" / "final", ignore_errors=True)
         os.rename(work / "checkpoints" / "final", out / "checkpoints" / "final")
     return {"steps": c.rl.steps, "prompts": c.rl.steps * c.rl.prompts, "rollouts": c.rl.steps * c.rl.prompts * c.rl.rollouts, **found}
+
+
+def watcher_of(c: rl.Rl, say: Callable[[str], None]) -> Watcher | None:
+    """The monitor beside RL on this rank, as `rl.monitor` has it; rank 0 says what has changed."""
+    return Watcher(Watching.recipe(c.rl.monitor, c.rl.max_len).step, TOOLS, c.rl.max_len, say) if c.rl.monitor.on else None
 
 
 def speak(folder: Path, speakers: tuple[str, str]) -> None:

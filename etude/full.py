@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from etude import catalog
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_lines
 from kit.process import keep_freed_memory
 from kit.runs import Run
 from kit.settings import RunError, fill
@@ -280,6 +280,11 @@ def show(out: Path) -> None:
     record = json.loads((out / "report.json").read_text())
     for key, value in record["result"].items():
         print(f"{key:22s} {value:.4g}")
+    if record["technique"] in RL:
+        from etude.report import watched
+
+        if said := watched.sentence(read_lines(out / "metrics" / f"{record['technique']}.jsonl")):
+            print(f"RL:     {said}")
     print(f"report: {out / 'report.json'}\nmodel:  {out / 'checkpoints' / 'final'}")
 
 
@@ -347,9 +352,10 @@ def train(out: Path, told: dict, config, me: int) -> None:
 
     with mesh(**layout(config, told["ranks"])):
         if technique in RL:
+            from etude.chain import watcher_of
             from sims.microrepo.world import MicroWorld
 
-            found = rl.learn(technique, config, out, MicroWorld(config), log)
+            found = rl.learn(technique, config, out, MicroWorld(config), log, watcher_of(config, progress.say))
         else:
             found = pretrain.train(technique, config, out, log)
     if me == 0:

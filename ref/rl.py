@@ -54,6 +54,7 @@ from ref.network import Transformer
 from ref.router_replay import differing, replay
 from ref.self_summary import Chain, spread
 from ref.textual_feedback import Hint, Hinted, feedback_loss, hinted, predictions
+from ref.transcript import Transcript
 
 __all__ = [
     "Batch",
@@ -62,6 +63,7 @@ __all__ = [
     "Played",
     "Settings",
     "Step",
+    "Watch",
     "World",
     "deal",
     "improve",
@@ -107,6 +109,27 @@ class Feedback:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """The monitor beside RL (`ref/monitor.py`). It changes nothing but what is said. Asynchronous RL has none."""
+
+    on: bool = True
+    """Whether rollouts are watched: a line where something has changed, and curves in the report."""
+    learn: int = 10
+    """Steps at the beginning that tell what is usual. A change is looked for from the next step on."""
+    tolerance: float = 0.05
+    """What a share may move beyond that before it counts as changed. Training moves most of them a little."""
+    error: float = 0.01
+    """Probability that a run in which nothing changes ever raises an alarm, however long it is."""
+
+    def __post_init__(self):
+        if self.learn < 1:
+            raise ValueError(f"learn must be at least 1, got {self.learn}")
+        for name in ("tolerance", "error"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
 class Settings:
     """Settings of RL. Small and full runs share them, with the same names and units; the defaults are for plain Dr. GRPO on a laptop."""
 
@@ -142,6 +165,8 @@ class Settings:
     """Plausibility that an expert needs in filtered replay."""
     feedback: Feedback = field(default_factory=Feedback)
     """Hints where a rollout went wrong."""
+    monitor: Watch = field(default_factory=Watch)
+    """What is watched for in the rollouts."""
 
     def __post_init__(self):
         if not self.temperature > 0:
@@ -174,6 +199,8 @@ class Played:
     """Further metrics; the mean over all conversations is shown. All conversations have the same names, including "success"."""
     hints: Sequence[Sequence[Hint]] = ()
     """The hints of every context of the chain, in order; empty if there are none. Without `feedback.weight` nobody reads them."""
+    record: Transcript | None = None
+    """What it did on its way, for the monitor of a full run; None where nobody watches."""
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.launch import Watch
 from scaled.runtime.mesh import computing
 
-__all__ = ["Log", "Ranks", "Schedule", "begun", "optimise", "told"]
+__all__ = ["Log", "Ranks", "Schedule", "begun", "keep_lines", "optimise", "told"]
 
 Log = Callable[..., None]
 
@@ -173,7 +173,7 @@ def told(technique: str, c: Ranks, found: dict[str, float]) -> dict[str, str]:
 
 
 def keep_lines(path: Path, step: int) -> None:
-    """Truncates a metrics file after the complete lines up to a step."""
+    """Truncates a file of a line per step after the complete lines up to a step."""
     kept = [line for line in read_lines(path) if line["step"] <= step]
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))

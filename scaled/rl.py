@@ -8,6 +8,7 @@ One step (Composer 2 technical report, §4.1, §6.1, §6.2):
     cp ranks        take their two chunks of each row, with the experts that the sampler chose there
     all             drift from the reference → rewards → advantages over groups → one policy-gradient step        `improve`
     where hints are given: the same segments' teachers in rows of their own, without gradient, before that step   `corrected`
+    where a monitor watches: what each group did, on all ranks together                                           `watching.py`
 
 Where this file departs from the report
 1. Sampler and trainer take turns on the same ranks, so every step is on-policy.
@@ -58,6 +59,7 @@ from scaled.runtime.launch import Watch
 from scaled.runtime.mesh import current
 from scaled.runtime.store import open_store
 from scaled.textual_feedback import head_loss, packed, predictions, teach, within
+from scaled.watching import Look, Watcher, shortened, watching
 
 __all__ = ["Batch", "Played", "Rl", "Step", "World", "deal", "improve", "learn", "play_and_improve", "share"]
 
@@ -156,9 +158,12 @@ class Step(ref_rl.Step):
     """Share of the experts that the training pass used but the sampler did not; None for a dense network."""
 
 
-def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = lambda *_, **__: None) -> dict[str, float]:
-    """The complete training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns the metrics of the last step and success
-    on held-out tasks before and after. FOLDER/checkpoints/final holds the final network; other files: `scaled/optimise.py`."""
+def learn(
+    technique: str, c: Rl, folder: str | Path, world: World, log: Log = lambda *_, **__: None, watcher: Watcher | None = None
+) -> dict[str, float]:
+    """The complete training on this rank; `log(step, steps, **metrics)` is called on rank 0. `watcher` is told what the rollouts of every step did.
+    Returns the metrics of the last step, the alarms among them as their number, and success on held-out tasks before and after.
+    FOLDER/checkpoints/final holds the final network; other files: `scaled/optimise.py`, `scaled/watching.py`."""
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "RL starts from a policy"
     with begun(c, folder, rank):
@@ -171,7 +176,9 @@ def learn(technique: str, c: Rl, folder: str | Path, world: World, log: Log = la
             with Watch(folder / "ranks", c.timeout):
                 found["heldout_before"] = heldout(c, reference or model, sampler, world)
         load = synced(c, folder, sampler, model) if c.sync else partial(fetch, sampler, model)
-        found |= optimise(c, folder, technique, model, partial(play_and_improve, c, model, reference, sampler, world, load=load), log)
+        look = watching(watcher, folder, c.rl.prompts, c.rl.rollouts) if watcher else None
+        gradients = partial(play_and_improve, c, model, reference, sampler, world, load=load, look=look)
+        found |= shortened(optimise(c, folder, technique, model, gradients, log))
         if c.heldout:
             with Watch(folder / "ranks", c.timeout):
                 found["heldout_after"] = heldout(c, model, sampler, world)
@@ -196,9 +203,10 @@ def play_and_improve(
     world: World,
     step: int,
     load: Callable[[int], dict[str, float]] | None = None,
+    look: Look | None = None,
 ) -> dict[str, float]:
     """Samples the conversations of a step, leaves their policy gradient in `model`, and returns the metrics of the step. load(step) gives the
-    sampler its weights, and returns metrics; by default it gathers them."""
+    sampler its weights, and returns metrics; by default it gathers them. `look` watches what was played."""
     numbers = share(c.rl.prompts * c.rl.rollouts).tolist()
     sent = (load or partial(fetch, sampler, model))(step)
     played = world.play(sampler, "rl", [step * c.rl.prompts + n // c.rl.rollouts for n in numbers], generator(c.seed, "rl", step))
@@ -207,7 +215,8 @@ def play_and_improve(
     figures |= {"drift": found.drift.mean().item(), "engine_kl": found.engine.mean().item(), "imbalance": found.load}
     figures |= sent | {"mismatch": found.mismatch["p50"], "mismatch_p99": found.mismatch["p99"], "tokens": float(found.tokens)}
     figures |= {} if found.divergence is None else {"distilled": float(found.distilled), "divergence": found.divergence}
-    return figures | ({} if found.differs is None else {"routing_differs": found.differs})
+    figures |= {} if found.differs is None else {"routing_differs": found.differs}
+    return figures | (look(step, numbers, played) if look else {})
 
 
 def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Sequence[Played]) -> Step:

@@ -19,13 +19,14 @@ from ref.engine.sampler import Sampler
 from ref.rl import Played, Settings
 from ref.self_summary import Chain
 from ref.textual_feedback import Hint
+from ref.transcript import Transcript
 from sims.hints import given
 from sims.microrepo import Session, Task
 from sims.recipe.agent import Episode, Language, pay, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.settings import Recipe
-from sims.transcripts import priced
+from sims.transcripts import priced, transcript_of
 
 __all__ = ["MicroWorld"]
 
@@ -69,7 +70,7 @@ class MicroWorld:
         if self.how.limit > c.length:
             raise RunError(f"{length} must hold a context of {self.how.limit} tokens, got {c.length}; see --set {length}=…")
         self.payment, self.temperature = c.rl.payment, c.rl.temperature
-        self.prices = c.rl.behaviour
+        self.prices, self.watched = c.rl.behaviour, c.rl.monitor.on
         self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
         prompt = len(Episode(self.language, Session(self.task("rl", 0))).prompt)
         self.hinted, feedback = bool(c.rl.feedback.weight), self.recipe.rl.feedback
@@ -90,7 +91,8 @@ class MicroWorld:
         chosen = [self.task(stream, n) for n in tasks]
         episodes = play(sampler, self.language, chosen, 1, self.how, self.recipe.rl.max_turns, generator, self.temperature)
         hints = given(episodes, 0, self.recipe.rl.feedback) if self.hinted else [[]] * len(episodes)
-        return [self.paid(episode, task, told) for episode, task, told in zip(episodes, chosen, hints, strict=True)]
+        records = [transcript_of(*pair) if self.watched and stream == "rl" else None for pair in zip(episodes, chosen, strict=True)]
+        return [self.paid(*one) for one in zip(episodes, chosen, hints, records, strict=True)]
 
     def open(self, stream: str, task: int) -> Episode:
         """`scaled.async_rl.player.Scene`."""
@@ -106,9 +108,10 @@ class MicroWorld:
         assert isinstance(session, Session)
         return self.paid(conversation, session.task)
 
-    def paid(self, episode: Episode, task: Task, hints: Sequence[Sequence[Hint]] = ()) -> Played:
+    def paid(self, episode: Episode, task: Task, hints: Sequence[Sequence[Hint]] = (), record: Transcript | None = None) -> Played:
         """A finished episode of a task, with its reward."""
-        return Played(episode.chain, pay(episode, self.payment, *priced(self.prices, [episode], [task]))["reward"], figures(episode), hints)
+        reward = pay(episode, self.payment, *priced(self.prices, [episode], [task]))["reward"]
+        return Played(episode.chain, reward, figures(episode), hints, record)
 
 
 def figures(episode) -> dict[str, float]:

@@ -75,7 +75,7 @@ def learn(
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
     reference = reference.to(learner.dtype)
     if opened is None and r.monitor.on:
-        watch = watch or Watching.small(r.monitor, r.max_len)
+        watch = watch or Watching.recipe(r.monitor, r.max_len)
     if opened and not record and r.behaviour.most:
         raise RunError("behaviour has no record in this experiment's world; start from a run without prices of behaviour (rl.behaviour)")
     opened, record = opened or (DiskSession if r.world == "disk" else Session), record or transcript_of

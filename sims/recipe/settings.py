@@ -9,7 +9,7 @@ from ref.rl import Feedback, Payment, Settings
 from sims.microrepo import NoiseConfig, WorldConfig
 from sims.recipe.limits import within
 
-__all__ = ["Context", "Data", "Evaluation", "Hints", "Memory", "Mtp", "Payment", "Recipe", "Rl", "RuleName", "Sft", "Training", "Watch"]
+__all__ = ["Context", "Data", "Evaluation", "Hints", "Memory", "Mtp", "Payment", "Recipe", "Rl", "RuleName", "Sft", "Training"]
 
 
 @dataclass(frozen=True)
@@ -185,26 +185,6 @@ class Hints(Feedback):
 
 
 @dataclass(frozen=True)
-class Watch:
-    """The monitor beside RL at small scale (`ref/monitor.py`). It changes nothing but what is said."""
-
-    on: bool = True
-    """Whether rollouts are watched: a line where something has changed, and curves in the report."""
-    learn: int = 10
-    """Steps at the beginning that tell what is usual. A change is looked for from the next step on."""
-    tolerance: float = 0.05
-    """What a share may move beyond that before it counts as changed. Training moves most of them a little."""
-    error: float = 0.01
-    """Probability that a run in which nothing changes ever raises an alarm, however long it is."""
-
-    def __post_init__(self):
-        within(self, least={"learn": 1})
-        for name in ("tolerance", "error"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True)
 class Rl(Settings):
     """Dr. GRPO in the small world. At lr = 1.5e-4 some policies unlearned testing; 1e-3 destroys the policy."""
 
@@ -223,8 +203,6 @@ class Rl(Settings):
     world: Literal["memory", "disk"] = "memory"
     """Where training episodes are played: in this process, or on files of Python in a sandbox, with pytest and the grader of real environments.
     Both say the same; disk takes a hundred times as long for an episode's tools, and needs Linux with bubblewrap."""
-    monitor: Watch = field(default_factory=Watch)
-    """What is watched for in the rollouts."""
     gate: float = 0.10
     """Minimum sampled success after SFT. Below it the run stops, because the penalties would only teach the agent to give up at once. 0: no
     minimum."""

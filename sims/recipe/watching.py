@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from ref.monitor import Alarm, Band, Evidence, Monitor, learn_band, log_evidence, statistics
+from ref.rl import Watch
 from ref.transcript import Transcript
 from sims.microrepo import Task
 from sims.recipe.agent import Episode
-from sims.recipe.settings import Watch
 from sims.recipe.watched import NAMES, SIDES
 from sims.transcripts import TOOLS, transcript_of
 
@@ -70,8 +70,8 @@ class Watching:
             self.begin(bands)
 
     @classmethod
-    def small(cls, config: Watch, longest: int) -> "Watching":
-        """That of the recipe at small scale."""
+    def recipe(cls, config: Watch, longest: int) -> "Watching":
+        """That of the recipe."""
         return cls(config, partial(seen, longest=longest))
 
     @property

@@ -15,6 +15,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from etude import chain, ladder
 from etude import full as full_run
+from etude.chain import watcher_of
 from kit.disk import read_lines
 from ref import muon as ref_muon
 from ref.engine.sampler import Sampler
@@ -552,7 +553,9 @@ def cut_rows(x):
 def training(technique, sets, folder):
     """A whole training on these ranks, as `etude run TECHNIQUE --scale full` has its own ranks play it."""
     c = full_run.settings(technique, "gloo", {}, sets)
-    return rl.learn(technique, c, folder, MicroWorld(c)) if isinstance(c, rl.Rl) else pretrain.train(technique, c, folder)
+    if not isinstance(c, rl.Rl):
+        return pretrain.train(technique, c, folder)
+    return rl.learn(technique, c, folder, MicroWorld(c), watcher=watcher_of(c, lambda line: None))
 
 
 def prepared_rows(sets, folder, step):

@@ -226,9 +226,10 @@ FEW = (
 
 def test_reinforcement_learning_in_the_small_world(given, tmp_path):
     """Two ranks share every row and the experts; what is played again is the same, to the last bit."""
-    few = (*FEW, f"rl.steps={RL_STEPS}", f"checkpoint={given / 'net'}")
+    few = (*FEW, f"rl.steps={RL_STEPS}", "rl.monitor.learn=1", f"checkpoint={given / 'net'}")
     found = on_two("length-penalty", tmp_path, *few)
     steps = lines(tmp_path)
+    assert "watch_broken" in steps[0] and "evidence_broken" in steps[1] and found["alarms"] == 0 and "watch_broken" not in found
     assert [step["step"] for step in steps] == [1, 2, 3] and {"heldout_before", "heldout_after"} <= found.keys()
     assert all(step["tokens"] > 0 and step["imbalance"] >= 1 and step["reward"] < step["success"] for step in steps)
     assert any(step["grad_norm"] > 0 for step in steps)

@@ -13,11 +13,12 @@ from scipy.stats import binom
 
 from kit.runs import Run
 from ref.monitor import Alarm, Band
+from ref.rl import Watch
 from sims import planted_failures, planted_verdicts
 from sims.microrepo import generate
 from sims.planted_failures import ARMS, OWN, Experiment, doubled, inside
 from sims.planted_world import PlantedSession
-from sims.recipe.settings import Recipe, Watch
+from sims.recipe.settings import Recipe
 from sims.recipe.watched import NAMES
 from sims.recipe.watching import Watching
 from sims.unchanged_runs import false_alarms, known_means

@@ -18,11 +18,11 @@ from kit.runs import Run
 from kit.settings import RunError, fill
 from ref.monitor import Alarm, Band, learn_band, statistics
 from ref.network import Config, Transformer
+from ref.rl import Watch
 from sims.microrepo import generate
 from sims.policies import SMOKE
 from sims.recipe import reinforcement
 from sims.recipe import stages as recipe
-from sims.recipe.settings import Watch
 from sims.recipe.watched import NAMES, SIDES
 from sims.recipe.watching import Watching, said, seen, sided
 from sims.transcripts import TOOLS, transcript_of

@@ -1,0 +1,80 @@
+"""What ranks are asked to do with a monitor beside RL. Every call gets the whole problem, takes this rank's part, and returns whole results."""
+
+import random
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from kit.disk import read_lines
+from ref.engine.sampler import Sampler
+from ref.network import fast as ref_model
+from ref.rl import Played, Watch
+from ref.self_summary import Chain
+from ref.transcript import Call, Transcript, Turn
+from scaled import rl
+from scaled.runtime import sharding
+from scaled.runtime.mesh import current
+from scaled.watching import Watcher, watching
+from sims.recipe.watching import Watching
+from sims.transcripts import TOOLS
+from tests.mirror.calls import given
+
+__all__ = ["LONGEST", "looked", "recorded", "trained"]
+
+LONGEST = 50
+"""Tokens of the longest rollout."""
+
+
+def recorded(seed: int, breaking: float) -> Transcript:
+    """A rollout of a few calls, each broken with this probability."""
+    draw = random.Random(seed)
+    calls = [Call(draw.choice(TOOLS), wrote=draw.choice(("", "return 1\n")), valid=draw.random() >= breaking) for _ in range(draw.randint(0, 4))]
+    return Transcript(tuple(Turn("assistant", calls=(call,)) for call in calls), tokens=draw.randint(1, 2 * LONGEST))
+
+
+def watcher_of(watch: Watch, said: list[str]) -> Watcher:
+    return Watcher(Watching.recipe(watch, LONGEST).step, TOOLS, LONGEST, said.append)
+
+
+class Recorded:
+    """A world in which every conversation of a step went as written down, with its record."""
+
+    def __init__(self, chains, rewards, records):
+        self.chains, self.rewards, self.records = chains, rewards, records
+
+    def play(self, sampler, stream, tasks, generator):
+        N = len(self.chains)
+        step = tasks[0] * 2 // N if tasks else 0  # two rollouts of a task
+        return [Played(self.chains[n], float(self.rewards[n]), {"success": 0.0}, record=self.records[step * N + n]) for n in rl.share(N).tolist()]
+
+
+def trained(settings, config, state, chains, rewards, records, watch: Watch | None, folder: Path):
+    """Some steps of RL on conversations that are given: their metrics, and the weights after them."""
+    model, sampler = given(config, state), Sampler(ref_model.Transformer(config), torch.float64)
+    world, figures, said = Recorded(chains, rewards, records), [], []
+    look = watching(watcher_of(watch, said), folder, settings.rl.prompts, settings.rl.rollouts) if watch else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(len(records) // len(chains)):
+        found = rl.play_and_improve(settings, model, None, sampler, world, step, look=look)
+        optimizer.step()
+        optimizer.zero_grad()
+        sharding.rest(model)
+        figures.append(found)
+    return figures, {name: x.clone() for name, x in sharding.wholes(model)}
+
+
+def looked(records: list[list[Transcript]], prompts: int, watch: Watch, folder: Path, restarts: tuple[tuple[int, int], ...] = ()):
+    """What is logged of every step, what rank 0 has said, and the journal. A restart (end, begin) is a group of ranks that dies before step `end`;
+    the next group goes on from step `begin`."""
+    N = len(records[0])
+    numbers, logged, said = rl.share(N).tolist(), {}, []
+    spans = [*zip([0, *(begin for _, begin in restarts)], [*(end for end, _ in restarts), len(records)], strict=True)]
+    for begin, end in spans:
+        look = watching(watcher_of(watch, said), folder, prompts, N // prompts)
+        for step in range(begin, end):
+            logged[step] = look(step, numbers, [Played(Chain([], finished=True), 0.0, record=records[step][n]) for n in numbers])
+    told = [said]
+    if current().group("all").size > 1:
+        dist.broadcast_object_list(told, 0)
+    return [logged[step] for step in range(len(records))], told[0], read_lines(folder / "watched.jsonl")
