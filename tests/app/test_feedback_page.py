@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from functools import cache
 
 import pytest
 import torch
@@ -36,8 +37,15 @@ def cases(agent):
 
 @pytest.fixture(scope="module")
 def network(agent):
-    """The committed agent in float32, as nobody else has loaded it."""
-    return load_hf(FOLDER).to(getattr(torch, agent.recipe.training.dtype)).float()
+    """Logits [T, V] of the committed agent in float32, as nobody else has loaded it."""
+    model = load_hf(FOLDER).to(getattr(torch, agent.recipe.training.dtype)).float()
+
+    @cache
+    def logits(*ids):
+        with torch.inference_mode():
+            return model(torch.tensor(ids)[None]).logits[0].double()
+
+    return logits
 
 
 @pytest.fixture
@@ -109,8 +117,7 @@ def by_hand(network, case, words, shift=True):
     ids, hint = [*case.tokens], [*encoded(case, words)]
     teacher = ids[: case.begin - 1] + hint + ids[case.begin - 1 : case.end]
     places = range(case.begin - 1, case.end - 1)  # each token is predicted by the one before it
-    with torch.no_grad():
-        asked, told = (network(torch.tensor(some)[None]).logits[0].double() / case.temperature for some in (ids, teacher))
+    asked, told = (network(*some) / case.temperature for some in (ids, teacher))
     moved = [place + len(hint) * shift for place in places]
     return asked[[*places]].softmax(-1), told[moved].softmax(-1)
 
