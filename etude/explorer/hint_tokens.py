@@ -60,21 +60,21 @@ def readings(found: Read, kind: str) -> str:
     """The message three times as HTML: as the student reads it, as the teacher does, and how far they are apart. A token tells of both sides."""
     most = max(word.apart[kind] for word in found.words)
     sides = (
-        ("student: darker where less likely", STUDENT, [1 - word.written.student for word in found.words]),
-        ("teacher, under the hint: darker where less likely", TEACHER, [1 - word.written.teacher for word in found.words]),
-        ("darker where the hint changes more", APART, [word.apart[kind] / most if most else 0.0 for word in found.words]),
+        ("student: the less likely, the stronger the colour", STUDENT, [1 - word.written.student for word in found.words]),
+        ("teacher, under the hint: the same", TEACHER, [1 - word.written.teacher for word in found.words]),
+        ("divergence: the more the hint changes, the stronger the colour", APART, [word.apart[kind] / most if most else 0.0 for word in found.words]),
     )
     return "".join(
-        box("".join(spanned(word, kind, colour, one) for word, one in zip(found.words, dark, strict=True)), colour, who)
-        for who, colour, dark in sides
+        box("".join(spanned(word, kind, colour, one) for word, one in zip(found.words, strengths, strict=True)), colour, who)
+        for who, colour, strengths in sides
     )
 
 
-def spanned(word: Word, kind: str, colour: str, dark: float) -> str:
-    """A token with a background of this darkness, in [0, 1], and what both sides say of it."""
+def spanned(word: Word, kind: str, colour: str, strength: float) -> str:
+    """A token with a background of this strength, in [0, 1], and what both sides say of it."""
     red, green, blue = (int(COLOURS[colour][i : i + 2], 16) for i in (1, 3, 5))
     text = END if word.written.text is None else html.escape(visible(word.written.text)).replace("\n", "↵\n") or "∅"
-    look = f"background:rgba({red},{green},{blue},{0.05 + 0.6 * dark:.2f})"
+    look = f"background:rgba({red},{green},{blue},{0.05 + 0.6 * strength:.2f})"
     columns = "".join(f"<span>{html.escape(side)}</span>" for side in told(word))
     head = html.escape(f"{named(word.written.text)}: {word.apart[kind]:.3f} nats apart")
     return f'<span class="token" style="{look}" tabindex="-1">{text}<span class="more">{head}<span class="two">{columns}</span></span></span>'
