@@ -397,6 +397,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         scaled="scaled/textual_feedback.py",
         sim="sims/textual_feedback.py",
         lesson="lessons/16_textual_feedback.py",
+        page="textual-feedback",
         figure="results/figures/textual-feedback.png",
         tests=("tests/ref/test_textual_feedback.py", "tests/sims/test_hints.py"),
     ),

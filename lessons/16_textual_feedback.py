@@ -268,5 +268,6 @@ verdicts("textual-feedback")
 # * `ref/textual_feedback.py` from the top; `ref/rl.py`, function `improve`, adds the loss to a step, and `scaled/textual_feedback.py` says what
 #   must be sent when a message and its teacher are on different ranks.
 # * `sims/hints.py`: the rules that find the message and say what was wrong.
+# * `etude explore`, page Textual feedback: an agent reads its own faults with and without hints, token by token.
 # * `etude run recipe --scale small --set rl.feedback.weight=1` gives hints in the recipe.
 # * SDPO (arXiv:2601.20802), SDFT (arXiv:2601.19897) and OPSD (arXiv:2601.18734).

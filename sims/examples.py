@@ -10,6 +10,7 @@ the same run on the same machine gives the same files. If an example was chosen 
     token-distributions.npz        log-probs [positions, V] of policy and reference where the agent chose a token
     routing.json, routing.npz      router scores of an exact trainer, experts and log-probs of a coarse sampler
     drafting.json                  a speculative decode, pass by pass, and acceptance by depth over a sample
+    hints.json                     messages with a fault, each with its context and its hint (`sims/hint_examples.py`)
 """
 
 import io
@@ -33,6 +34,7 @@ from ref.router_replay import differing
 from sims.chain_pieces import retold, words
 from sims.drafting import LONGEST, Timed
 from sims.engines import engines
+from sims.hint_examples import hinted_messages
 from sims.microrepo import Session, Task
 from sims.policies import read_config
 from sims.recipe.agent import Episode, Language, play, single
@@ -93,6 +95,7 @@ def write(run_folder: Path, out: Path, sizes: Sizes = Sizes()) -> list[Path]:
         "chain": retold(after, before, recipe, language, tasks, episodes, sizes.samples),
         "routing": routed,
         "drafting": drafts(after, mtp, recipe, language, tasks[: sizes.drafted]),
+        "hints": hinted_messages(tasks[: sizes.tasks], episodes, r.temperature, sizes.seed),
     }
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{name}.json" for name in texts]

@@ -16,6 +16,7 @@ from etude.explorer import (
     recipe,
     replay,
     summary,
+    textual_feedback,
     watch,
     weight_sync,
 )
@@ -37,6 +38,7 @@ PAGES: tuple[Page, ...] = tuple(
         async_rl,
         weight_sync,
         feature_deletion,
+        textual_feedback,
         real_time_rl,
         episodes,
         claims,

@@ -34,6 +34,8 @@ def _step(value: Any) -> dict:
 _PIECE = {"role": str, "tokens": [str]}
 _FACT = {"file": str, "fact": str, "needed": bool, "fate": str}
 _PAID = {"success": bool, "reward": NUMBER, "tests": NUMBER, "effort": NUMBER, "invalid": NUMBER, "kl": NUMBER, "contexts": [[int], ...]}
+_HINTED = {"task": str, "answer": str, "success": bool, "rule": str, "says": str, "other": str, "text": str, "begin": int, "end": int}
+_HINTED |= {"logp": NUMBER, "own": [[int, ...], ...], "tokens": [int, ...]}
 _DRAFTS = {"drafted": [int, ...], "accepted": [int, ...]}
 SHAPES: dict[str, dict] = {
     "rollouts": {
@@ -64,6 +66,7 @@ SHAPES: dict[str, dict] = {
         "chosen": str,
         "rollouts": [{"task": str, "success": bool, "tokens": [str, ...], "sampled": [int, ...]}, ...],
     },
+    "hints": {"temperature": NUMBER, "played": int, "chosen": str, "rollouts": [_HINTED]},
     "drafting": {"task": str, "tasks": int, "identical": int, "turns": [int, ...], "drafts": {"1": _DRAFTS, ...: _DRAFTS}, "steps": [_step, ...]},
 }
 """What the pages need from each JSON file, in the format of `files.unlike`."""
@@ -106,11 +109,13 @@ def _arrays(path: Path, changed: int, size: int) -> dict[str, np.ndarray]:
 
 def unreadable(path: Path, why: object) -> RunError:
     """A one-line error about an example."""
-    return RunError(f"example {path.name} cannot be read ({' '.join(str(why).split())}); write it again with: {again(path.parent)}")
+    return RunError(f"example {path.name} cannot be read ({' '.join(str(why).split())}); write it again with: {again(path.parent, path.name)}")
 
 
-def again(folder: Path) -> str:
-    """The command that writes the examples of a folder."""
+def again(folder: Path, name: str = "") -> str:
+    """The command that writes the examples of a folder, or the one of this name."""
+    if folder == FOLDER and name == "hints.json":
+        return "python -m etude.example_hints"  # of the committed agent, which is there without its run
     return "etude examples --out results/examples" if folder == FOLDER else f"etude examples --run {shlex.quote(str(folder.parent))}"
 
 

@@ -80,9 +80,9 @@ def finished() -> list[Source]:
     return sorted(found, key=lambda run: -run.ended)
 
 
-def chosen(*files: str) -> Path:
+def chosen(*files: str, example: str = "recipe/config.json") -> Path:
     """Draws a box with the finished runs and the committed example, and a line that names the chosen one. Returns the folder with the `files`
-    that the page shows."""
+    that the page shows. `example`: the file beside the committed example that says of which run it is."""
     runs = {run.name: run for run in finished()}
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     with left:
@@ -97,7 +97,7 @@ def chosen(*files: str) -> Path:
                 "Until then, this page shows the examples of another run."
             )
         try:
-            known = facts(json.loads((examples.FOLDER / "recipe" / "config.json").read_text(encoding="utf-8")))
+            known = facts(json.loads((examples.FOLDER / example).read_text(encoding="utf-8")))
         except (OSError, ValueError, LookupError, TypeError):
             known = []
         st.caption(" · ".join([f"Shown: **{EXAMPLE}**, a run from another machine", *map(plain, known)]))

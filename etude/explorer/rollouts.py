@@ -15,7 +15,7 @@ from etude.played import Piece, Played
 from etude.tokens import Token
 from etude.watching import LABEL, outcome
 
-__all__ = ["STYLE", "Watched", "chance", "legend", "named", "picture", "rows", "shown", "told"]
+__all__ = ["EDGES", "END", "STYLE", "Watched", "box", "chance", "legend", "named", "picture", "rows", "shown", "told"]
 
 
 @dataclass(frozen=True)

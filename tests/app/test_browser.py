@@ -142,7 +142,7 @@ def fits(tab, page, width):
         drawn = picture.bounding_box()["width"]
         assert 700 < drawn < 900 if width < 640 else drawn < width, (page.name, drawn)
     assert bool(tab.locator('[class*="st-key-wide-"]').count()) == (
-        page.name in ("summary", "replay", "async-rl", "weight-sync", "feature-deletion", "claims")
+        page.name in ("summary", "replay", "async-rl", "weight-sync", "feature-deletion", "textual-feedback", "claims")
     )
 
 

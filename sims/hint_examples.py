@@ -1,0 +1,64 @@
+"""Messages with a fault and their hints, for the explorer's page of textual feedback: hints.json of `sims/examples.py`.
+
+Of each rule of `sims/hints.py` the first faults in the agent's own rollouts are kept, one of a rollout, and no two are told the same. So what was
+said of another one, the control, is always another text. A hint that leaks is not given, and its fault not kept.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from sims.hints import RULES, Fault, faults, hints, shuffled
+from sims.microrepo import Task
+from sims.recipe.agent import Episode, parted
+from sims.transcripts import messages
+
+__all__ = ["EACH", "hinted_messages"]
+
+EACH = 2
+"""Faults of each rule."""
+
+
+def hinted_messages(tasks: Sequence[Task], episodes: Sequence[Episode], temperature: float, seed: int) -> dict[str, Any]:
+    """Plain values: `temperature`, at which the rollouts were sampled; `played`, how many there are; `chosen`, the rule of choice; and `rollouts`,
+    each the context of one fault. The rollouts of a task are adjacent, as many of each. `seed` draws who is told what was said of whom.
+
+    tokens, own              ids of the whole context, and from where to where the policy wrote: [begin, end) of each message
+    begin, end, text, logp   the message with the fault, and its log-probability as the sampler noted it, nats
+    rule, says, other        the rule that it broke, what its teacher is told, and what the teacher of another one is told
+    task, answer, success    prompt, a right body, and whether all hidden tests pass in the end"""
+    found: list[tuple[Task, Episode, Fault]] = []
+    for number, episode in enumerate(episodes):
+        task = tasks[number * len(tasks) // len(episodes)]
+        times, told = Counter(fault.rule for *_, fault in found), {fault.says for *_, fault in found}
+        some = (fault for fault in faults(task, messages(episode, task)) if times[fault.rule] < EACH and fault.says not in told)
+        found += [(task, episode, fault) for fault in some if any(hints(episode.language, task, episode.chain, [fault]))][:1]
+    names = [rule.name for rule in RULES]
+    found.sort(key=lambda one: names.index(one[2].rule))  # stable: those of a rule stay in the order in which they were played
+    others = shuffled([[fault] for *_, fault in found], seed)
+    return {
+        "temperature": temperature,
+        "played": len(episodes),
+        "chosen": f"of each rule the first {EACH} faults, one of a rollout, no two of which are told the same",
+        "rollouts": [context_of(*one, other.says) for one, (other,) in zip(found, others, strict=True)],
+    }
+
+
+def context_of(task: Task, episode: Episode, fault: Fault, other: str) -> dict[str, Any]:
+    """The context of one fault."""
+    one = fault.message
+    segment = episode.chain.segments[one.segment]
+    return {
+        "task": task.prompt,
+        "answer": task.answer,
+        "success": bool(episode.verdict.tests),
+        "rule": fault.rule,
+        "says": fault.says,
+        "other": other,
+        "text": one.text,
+        "begin": one.begin,
+        "end": one.end,
+        "logp": round(float(segment.logp[one.begin : one.end].double().sum()), 6),
+        "own": [[where.start, where.stop] for where, own in parted(segment, episode.stop) if own],
+        "tokens": segment.tokens.tolist(),
+    }
