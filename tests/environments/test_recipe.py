@@ -6,6 +6,7 @@ import pytest
 
 from environments.tasks.make import make
 from environments.tasks.recipe import SLOW, as_json, differences, prepared
+from etude import tasks
 from tests.environments.test_runner import NOUNS, TESTS
 from tests.environments.test_tasks import PACKAGE, Player
 
@@ -83,7 +84,22 @@ def words(open_folder, monkeypatch, root):
     return open_folder / "words"
 
 
-def test_make_and_check(words, ask, tmp_path):
+@pytest.fixture
+def made_once(monkeypatch):
+    """What is made of the same files in the same way is remembered: the real command makes it each time, for seconds."""
+    real, seen = tasks.made_of, {}
+
+    def made_of(package, jobs, seconds, kind, known=None, join=1):
+        what = (package.digest, known is None, join)
+        if what not in seen:
+            seen[what] = real(package, jobs, seconds, kind, known, join)
+        return seen[what]
+
+    monkeypatch.setattr(tasks, "made_of", made_of)
+    return seen
+
+
+def test_make_and_check(words, ask, tmp_path, made_once):
     """The commands, on a folder: a recipe, the same again, every task graded, and grading that goes on where it was."""
     out = tmp_path / "tasks"
     code, said, _ = ask("tasks", "make", words, "--out", out)
@@ -99,6 +115,7 @@ def test_make_and_check(words, ask, tmp_path):
     code, said, _ = ask("tasks", "check", out, "--fresh", "--jobs", 1)
     assert code == 0 and f"{path}: {number} tasks, made again and graded: gold paid in full, nothing done paid nothing; {number} have fresh" in said
     rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(made_once) == 2, "the check has made them again"
     assert [row["faults"] for row in rows] == [[]] * number and all(row["fresh"] >= 8 for row in rows)
     kept = [json.dumps(row) for row in [{**rows[0], "faults": ["as it was"]}, *rows[2:]]]
     foreign = ["{}", '{"id": 3, "faults": [], "digest": ""}', json.dumps({**rows[0], "faults": "none"})]
@@ -110,6 +127,7 @@ def test_make_and_check(words, ask, tmp_path):
     (words / "words" / "nouns.py").write_text(NOUNS.replace("Plurals", "Some plurals"))
     code, said, _ = ask("tasks", "check", path, "--jobs", 1)
     assert code == 2 and "the files of words 1.0 are others than those that the recipe was made of" in said
+    assert len(made_once) == 2, "nothing is made of other files"
 
 
 def test_bad_input_is_one_line(words, ask, tmp_path):
