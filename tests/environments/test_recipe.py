@@ -1,6 +1,8 @@
 """`etude tasks`: recipes of tasks are written, made again with the same ids, and graded; what is no material is a line."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -63,6 +65,12 @@ def test_slow_tests_are_left_out():
     for player in (late, told):
         made = make(PACKAGE, player)
         assert made.tasks and not any(player.without & {*task.visible, *task.held, *task.keep} for task in made.tasks)
+
+
+def test_tasks_are_made_and_graded_without_torch():
+    """Each process that grades would take seconds to import it, and its memory."""
+    program = "import sys, etude.tasks; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 @pytest.fixture
