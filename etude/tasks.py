@@ -106,12 +106,16 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bu
 
 
 def again_made(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> Iterator[tuple[Path, dict, Package, Made]]:
-    """Each recipe with what is made of its package now. Raises RunError for what is no recipe, and where nothing can be made."""
+    """Each recipe with what is made of its package now; of other files nothing is made, for it could not be the same. Raises RunError for what is no
+    recipe, and where nothing can be made."""
     for path in [one for where in paths for one in recipes(where)]:
         recipe = recipe_of(path)
         try:
             package = package_of(recipe["package"]["spec"], cache_folder() / "sdists")
-            package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe), recipe.get("join", 1))
+            if package.without(recipe["package"]["left out"]).digest != recipe["package"]["digest"]:
+                made = Made((), 0, {}, ())
+            else:
+                package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe), recipe.get("join", 1))
         except ValueError as error:
             raise RunError(str(error)) from None
         yield path, recipe, package, made

@@ -66,7 +66,7 @@ from operator import or_
 from types import FrameType
 from typing import Any
 
-from ref.source_symbols import defined, removal
+from ref.source_symbols import Module, removal
 from ref.source_text import Edit, Patch, Source, apply, compiles, docstring_apart, parse_source, patch, restore
 
 __all__ = ["Demo", "Difficulty", "Piece", "bodies", "delete", "demo", "difficulty", "faults", "joined", "level", "slices", "symbols", "undelete"]
@@ -236,10 +236,10 @@ def bodies(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
 def symbols(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
     """One piece for each function or class of a module that nothing uses at import: the definition is gone, and so is its name in the imports
     of other files and in `__all__`."""
-    sources, found = dict(_readable(tree)), []
-    for file, source in sources.items():
-        for name in defined(source):
-            edits = removal(sources, file, name)
+    modules, found = {file: Module(file, source) for file, source in _readable(tree)}, []
+    for file, module in modules.items():
+        for name in module.defined:
+            edits = removal(modules, file, name)
             if edits:
                 patches = tuple(patch(other, tree[other], edits[other]) for other in sorted(edits))
                 found.append(Piece("symbol", f"{file}:{name}", patches))

@@ -57,6 +57,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ref.network import bfloat16  # noqa: F401 – replaces torch's bfloat16 products on processors that lack them
+
 __all__ = ["newton_schulz", "Muon", "split_parameters", "optimizers"]
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -8,13 +8,58 @@ and one who means the symbol meets a NameError when it is called.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from ref.source_text import Edit, Source, apply, parse_source, patch, tree_of
+from ref.source_text import Edit, Source, apply, decoded, patch, tree_of
 
-__all__ = ["defined", "removal"]
+__all__ = ["Module", "removal"]
 
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Place = tuple[int, int]
+
+
+class Module:
+    """A file, and what is asked of it for every symbol. It is read once, so that the symbols of a package cost no more than its lines."""
+
+    def __init__(self, file: str, source: Source) -> None:
+        self.file, self.source = file, source
+        self.definitions: dict[str, list[tuple[Sequence[ast.stmt], Definition]]] = {}
+        """The functions and classes of each name that stand in the module's own scope, with the suites that they stand in."""
+        self.imports: dict[str, list[tuple[Sequence[ast.stmt], ast.ImportFrom]]] = {}
+        """The statements there that take names from each module, with their suites."""
+        self.listed: list[ast.List | ast.Tuple] = []
+        """What is assigned or added to `__all__`."""
+        self.names: dict[str, list[ast.Name]] = {}
+        """The places at which each name is used at import."""
+        self.bound: dict[str, list[ast.alias]] = {}
+        """The imports that bind each name at import."""
+        self.attributes: set[str] = set()
+        """The attributes that are asked for at import."""
+        self.globals = {name for node in ast.walk(source.tree) if isinstance(node, ast.Global) for name in node.names}
+        for suite, node in _statements(source.tree.body):
+            if isinstance(node, Definition):
+                self.definitions.setdefault(node.name, []).append((suite, node))
+            elif isinstance(node, ast.ImportFrom):
+                self.imports.setdefault(_target(file, node), []).append((suite, node))
+            elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and isinstance(node.value, ast.List | ast.Tuple):
+                target, *others = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if isinstance(target, ast.Name) and target.id == "__all__" and not others:
+                    self.listed.append(node.value)
+        for node in at_import(source.tree):
+            if isinstance(node, ast.Name):
+                self.names.setdefault(node.id, []).append(node)
+            elif isinstance(node, ast.alias):
+                self.bound.setdefault(node.asname or node.name.partition(".")[0], []).append(node)
+            elif isinstance(node, ast.Attribute):
+                self.attributes.add(node.attr)
+        ends = [chunk[-1].end_lineno or 0 for chunk in source.chunks(source.tree.body)]
+        self.parts = [(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
+        """First and last lines of its statements, each with the lines above that belong to none."""
+
+    @property
+    def defined(self) -> list[str]:
+        """Names of the functions and classes that it defines at its top, also beneath `if` and `try`, and does not use itself at import."""
+        return sorted(self.definitions.keys() - self.names.keys())
 
 
 def module_of(file: str) -> str:
@@ -22,14 +67,8 @@ def module_of(file: str) -> str:
     return file.removesuffix(".py").removesuffix("/__init__").removeprefix("src/").replace("/", ".")
 
 
-def defined(source: Source) -> list[str]:
-    """Names of the functions and classes that a module defines at its top, also beneath `if` and `try`, and does not use itself at import."""
-    found = {node.name for _, node in _statements(source.tree.body) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
-    return sorted(found - {node.id for node in at_import(source.tree) if isinstance(node, ast.Name)})
-
-
-def removal(sources: Mapping[str, Source], file: str, name: str) -> dict[str, list[Edit]] | None:
-    """The edits of each file that take a symbol out; None where something uses it at import."""
+def removal(modules: Mapping[str, Module], file: str, name: str) -> dict[str, list[Edit]] | None:
+    """The edits of each file that take a symbol out; None where something uses it at import. `modules`: by their files."""
     edits: dict[str, list[tuple[Edit, ast.AST]]] = {}
     todo, done = [(file, name)], set()
     while todo:
@@ -37,23 +76,22 @@ def removal(sources: Mapping[str, Source], file: str, name: str) -> dict[str, li
         if (here, called) in done:
             continue
         done.add((here, called))
-        found, onward = _here(sources[here], called, root=(here, called) == (file, name)), []
+        found, onward = _here(modules[here], called, root=(here, called) == (file, name)), []
         if found is None:
             return None
         edits.setdefault(here, []).extend(found)
-        for other, source in sources.items():
-            for suite, node in _statements(source.tree.body):
-                if isinstance(node, ast.ImportFrom) and _target(other, node) == module_of(here):
-                    gone = [alias for alias in node.names if alias.name == called]
-                    if gone:
-                        edits.setdefault(other, []).extend(_without_aliases(source, suite, node, gone))
-                    onward += [(other, alias.asname or alias.name) for alias in gone]
-                    onward += [(other, called) for alias in node.names if alias.name == "*"]
-            if other != here and any(isinstance(one, ast.Attribute) and one.attr == called for one in at_import(source.tree)):
+        for other, module in modules.items():
+            for suite, node in module.imports.get(module_of(here), ()):
+                gone = [alias for alias in node.names if alias.name == called]
+                if gone:
+                    edits.setdefault(other, []).extend(_without_aliases(module.source, suite, node, gone))
+                onward += [(other, alias.asname or alias.name) for alias in gone]
+                onward += [(other, called) for alias in node.names if alias.name == "*"]
+            if other != here and called in module.attributes:
                 return None
         todo += onward
     edits = {other: found for other, found in edits.items() if found}
-    if not all(_exact(sources[other], other, found) for other, found in edits.items()):
+    if not all(_exact(modules[other], found) for other, found in edits.items()):
         return None
     return {other: [edit for edit, _ in found] for other, found in edits.items()}
 
@@ -62,7 +100,7 @@ def _statements(suite: Sequence[ast.stmt]) -> Iterator[tuple[Sequence[ast.stmt],
     """Statements of a module's own scope, with the suites that they stand in."""
     for node in suite:
         yield suite, node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if not isinstance(node, Definition):
             for part in ("body", "orelse", "finalbody"):
                 yield from _statements(getattr(node, part, []))
             for part in [*getattr(node, "handlers", []), *getattr(node, "cases", [])]:
@@ -96,26 +134,18 @@ def _target(file: str, node: ast.ImportFrom) -> str:
     return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
 
 
-def _here(source: Source, name: str, root: bool) -> list[tuple[Edit, ast.AST]] | None:
+def _here(module: Module, name: str, root: bool) -> list[tuple[Edit, ast.AST]] | None:
     """Edits of the module in which the name lives: of its definitions, if it is at home here, and of `__all__`. None if it is needed."""
-    edits, spans = [], set()
-    for suite, node in _statements(source.tree.body):
-        if root and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
-            edits.append((_without(source, suite, node), node))
-            spans |= {id(one) for one in ast.walk(node)}
-        elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if [ast.unparse(one) for one in targets] == ["__all__"] and isinstance(node.value, ast.List | ast.Tuple):
-                elements = node.value.elts
-                gone = [at for at, one in enumerate(elements) if isinstance(one, ast.Constant) and one.value == name]
-                edits += [(_without_element(source, elements, at, isinstance(node.value, ast.Tuple)), elements[at]) for at in gone]
-    for one in at_import(source.tree):
-        bound = isinstance(one, ast.alias) and root and (one.asname or one.name.partition(".")[0]) == name
-        if id(one) not in spans and (isinstance(one, ast.Name) and one.id == name or bound):
-            return None
-    if any(isinstance(one, ast.Global) and name in one.names for one in ast.walk(source.tree)):
-        return None
-    return edits
+    edits: list[tuple[Edit, ast.AST]] = []
+    within: set[ast.AST] = set()
+    for suite, node in module.definitions.get(name, ()) if root else ():
+        edits.append((_without(module.source, suite, node), node))
+        within |= {*ast.walk(node)}
+    for value in module.listed:
+        gone = [at for at, one in enumerate(value.elts) if isinstance(one, ast.Constant) and one.value == name]
+        edits += [(_without_element(module.source, value.elts, at, isinstance(value, ast.Tuple)), value.elts[at]) for at in gone]
+    needed = [*module.names.get(name, ()), *(module.bound.get(name, ()) if root else ())]
+    return None if name in module.globals or not within.issuperset(needed) else edits
 
 
 def _without(source: Source, suite: Sequence[ast.stmt], node: ast.stmt) -> Edit:
@@ -157,23 +187,33 @@ def _without_element(source: Source, elements: Sequence[ast.expr] | Sequence[ast
     return Edit(first[0], old, (head + tail).encode(source.encoding))
 
 
-def _exact(source: Source, file: str, gone: Sequence[tuple[Edit, ast.AST]]) -> bool:
-    """Whether the edited file has the tree that it had, but for the nodes that had to go: a comma too many or too few is seen."""
+def _exact(module: Module, gone: Sequence[tuple[Edit, ast.AST]]) -> bool:
+    """Whether the edited file has the tree that it had, but for the nodes that had to go: a comma too many or too few is seen. Statements that no
+    edit touches have their text, and so their trees: only the others are read again."""
+    edits, data, lines = [edit for edit, _ in gone], b"".join(module.source.raw), [*module.source.lines]
     places = {(type(node), getattr(node, "lineno", 0), getattr(node, "col_offset", 0)) for _, node in gone}
-    data, expected = b"".join(source.raw), tree_of("".join(source.lines))
-    for node in ast.walk(expected):
+    for edit in edits:
+        lines[edit.first - 1 : edit.last] = [edit.new.decode(module.source.encoding).removeprefix("\ufeff"), *[""] * (edit.last - edit.first)]
+    try:
+        _, after = decoded(apply(patch(module.file, data, edits), data))
+        if "".join(after) != "".join(lines):  # the line that names the encoding went, too
+            return False
+        for first, last in module.parts:
+            if any(first <= edit.first <= last for edit in edits):
+                expected = tree_of("\n" * (first - 1) + "".join(module.source.lines[first - 1 : last]))
+                _prune(expected, places)
+                if ast.dump(expected) != ast.dump(tree_of("".join(lines[first - 1 : last]))):
+                    return False
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _prune(tree: ast.Module, places: Collection[tuple[type[ast.AST], int, int]]) -> None:
+    """Takes nodes out of the lists that they stand in. A suite that nothing is left of says `pass`."""
+    for node in ast.walk(tree):
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):
                 kept = [one for one in value if (type(one), getattr(one, "lineno", 0), getattr(one, "col_offset", 0)) not in places]
                 if len(kept) < len(value):
                     setattr(node, field, kept or ([] if field == "elts" or isinstance(node, ast.Module) else [ast.Pass()]))
-    try:
-        after = parse_source(apply(patch(file, data, [edit for edit, _ in gone]), data)).tree
-    except ValueError:
-        return False
-    # Statements before the first edit and behind the last one have their text: only the others need be compared.
-    first, last = min(edit.first for edit, _ in gone), max(edit.last for edit, _ in gone)
-    head = sum((node.end_lineno or 0) < first for node in expected.body)
-    tail = sum(node.lineno > last for node in expected.body)
-    parts = [tree.body[head : len(tree.body) - tail] for tree in (expected, after)]
-    return [ast.dump(node) for node in parts[0]] == [ast.dump(node) for node in parts[1]]

@@ -13,8 +13,9 @@ import tokenize
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-__all__ = ["Edit", "Patch", "Source", "apply", "compiles", "docstring_apart", "patch", "parse_source", "restore", "split", "tree_of"]
+__all__ = ["Edit", "Patch", "Source", "apply", "compiles", "decoded", "docstring_apart", "patch", "parse_source", "restore", "split", "tree_of"]
 
 BOM = b"\xef\xbb\xbf"
 
@@ -30,7 +31,7 @@ class Edit:
     new: bytes
     """What stands there instead; empty where nothing does."""
 
-    @property
+    @cached_property
     def last(self) -> int:
         """Number of the last line that goes."""
         return self.first + len(split(self.old)) - 1
@@ -131,8 +132,15 @@ class Source:
     """The same lines, decoded, without a byte order mark."""
     encoding: str
     tree: ast.Module
-    quoted: frozenset[int]
-    """Lines that begin inside of a string."""
+
+    @cached_property
+    def quoted(self) -> frozenset[int]:
+        """Lines that begin inside of a string."""
+        found: set[int] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.JoinedStr) or isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+                found.update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
+        return frozenset(found)
 
     def begins(self, node: ast.stmt) -> tuple[int, int]:
         """Line of the first token of a statement, decorators included, and its offset in UTF-8. Parentheses behind an `@` are no part of the
@@ -185,24 +193,29 @@ class Source:
         return text.lstrip().startswith("#") and text.startswith(begins) and line not in self.quoted
 
 
-def parse_source(data: bytes) -> Source:
-    """Reads a file of Python source. Raises ValueError for one that Python could not read either, and for an encoding in which a line has other
-    bytes than alone."""
+def decoded(data: bytes) -> tuple[str, list[str]]:
+    """The encoding of a file of Python source, and its lines, without a byte order mark. Raises ValueError for bytes that Python could not decode
+    either, and for an encoding in which a line has other bytes than alone."""
+    raw = split(data)
     try:
-        raw = split(data)
         encoding, _ = tokenize.detect_encoding(iter(raw).__next__)
         # Each line alone, and all of them: in an encoding with states, a line would depend on those before it.
         encoding = "utf-8" if encoding == "utf-8-sig" else encoding
         lines = [line.decode(encoding) for line in raw]
         if any(line.encode(encoding) != bytes_ for line, bytes_ in zip(lines, raw, strict=True)) or "".join(lines) != data.decode(encoding):
             raise ValueError(f"lines in the encoding {encoding} cannot be changed one by one")
-        if lines and data.startswith(BOM):
-            lines[0] = lines[0].removeprefix("\ufeff")
-        tree = tree_of("".join(lines))
-    except (SyntaxError, RecursionError, MemoryError, LookupError) as error:
+    except (SyntaxError, LookupError) as error:
         raise ValueError(f"this is no Python source: {error}") from error
-    strings = [
-        node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) or isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
-    ]
-    quoted = frozenset(line for node in strings for line in range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
-    return Source(tuple(raw), tuple(lines), encoding, tree, quoted)
+    if lines and data.startswith(BOM):
+        lines[0] = lines[0].removeprefix("\ufeff")
+    return encoding, lines
+
+
+def parse_source(data: bytes) -> Source:
+    """Reads a file of Python source. Raises ValueError as `decoded` does, and for one that Python could not parse either."""
+    encoding, lines = decoded(data)
+    try:
+        tree = tree_of("".join(lines))
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"this is no Python source: {error}") from error
+    return Source(tuple(split(data)), tuple(lines), encoding, tree)

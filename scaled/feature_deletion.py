@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from ref import feature_deletion as ref
 from ref.feature_deletion import Demo, Difficulty, Function, Piece, Who, delete, demo, faults, joined, level, undelete
-from ref.source_symbols import defined, removal
+from ref.source_symbols import Module, removal
 from ref.source_text import Patch, Source, apply, compiles, parse_source, patch
 from scaled.runtime.mesh import current
 
@@ -178,17 +178,17 @@ def symbols(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
                 sources[file] = parse_source(tree[file])
             except ValueError:
                 continue
-    known = Names(sources)
+    known, modules = Names(sources), {file: Module(file, source) for file, source in sources.items()}
 
     def whole(some: Sequence[tuple[str, str]]) -> list[Piece | None]:
         found = []
         for file, name in some:
-            edits = removal({one: sources[one] for one in known.concerned(file, name)}, file, name)
+            edits = removal({one: modules[one] for one in known.concerned(file, name)}, file, name)
             patches = tuple(patch(other, tree[other], edits[other]) for other in sorted(edits)) if edits else ()
             found.append(Piece("symbol", f"{file}:{name}", patches) if patches else None)
         return found
 
-    every = [(file, name) for file, source in sources.items() for name in defined(source)]
+    every = [(file, name) for file, module in modules.items() for name in module.defined]
     return tuple(piece for piece in dealt(every, whole) if piece is not None)
 
 

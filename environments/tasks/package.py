@@ -10,8 +10,8 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 __all__ = ["Package", "licence_of", "sanitised"]
@@ -55,6 +55,10 @@ class Package:
         for name, data in sorted({**self.files, **self.tests}.items()):
             found.update(f"{name}\0{len(data)}\0".encode() + data)
         return found.hexdigest()
+
+    def without(self, left_out: Collection[str]) -> Package:
+        """The package without some files of tests."""
+        return replace(self, tests={name: data for name, data in self.tests.items() if name not in left_out})
 
 
 def is_test(name: str) -> bool:

@@ -6,7 +6,7 @@ From the same package the same tasks are made again, and their ids, which are ha
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from environments.tasks.make import Made, Runner, Task
 from environments.tasks.package import Package
@@ -24,7 +24,6 @@ def prepared(package: Package, runner: Runner, without: Collection[str] | None =
     machine. Raises ValueError where no test is left."""
     found = runner.patiently({**package.files, **package.tests})
     left_out = tuple(sorted({test.partition("::")[0] for test, (outcome, _) in found.items() if outcome == "error"} & package.tests.keys()))
-    tests = {name: data for name, data in package.tests.items() if name not in left_out}
     runner.without = frozenset(
         without if without is not None else (test for test, (outcome, seconds) in found.items() if outcome != "error" and seconds > SLOW)
     )
@@ -33,7 +32,7 @@ def prepared(package: Package, runner: Runner, without: Collection[str] | None =
         why = f"{left_out[0]} cannot be collected" if left_out else "all tests are slow" if passed else "no test passes"
         why = why if found.keys() - {"the run"} else "its tests do not end"
         raise ValueError(f"{package.name} {package.version}: {why}; nothing can be made of it")
-    return replace(package, tests=tests), left_out
+    return package.without(left_out), left_out
 
 
 def as_json(spec: str, package: Package, unused: Mapping[str, Collection[str]], made: Made, join: int = 1) -> dict:

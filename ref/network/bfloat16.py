@@ -5,7 +5,7 @@ to a plain loop, thirty to sixty times slower than the same product in float32. 
 multiplies, and rounds once. The instructions do the same: factors of eight bits, float32 sums, one rounding at the end. Only the order
 of the sums may differ.
 
-`import ref` replaces torch's products with these if the processor needs it, and does nothing otherwise. Products in autograd's backward
+`import ref.network` replaces torch's products with these if the processor needs it, and does nothing otherwise. Products in autograd's backward
 pass are included. float32, float64 and everything on a GPU is multiplied as before.
 """
 

@@ -96,17 +96,19 @@ def verified(root, shared_store, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def verified_by_root(engine, root):
-    """The same in a container of Docker's, whose user is root, as Harbor's is, and which outlives the script."""
+    """The same in a container of Docker's, whose user is root, as Harbor's is, and which outlives the script by `longer` seconds."""
     client = connected()
 
-    def verify(files):
+    def verify(files, longer=0):
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
             for path, data in verifier(files).items():
                 member = tarfile.TarInfo(path)
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
-        made = client.create_container(image(client, root), ["/bin/sh", "-c", "sh /tests/test.sh; sleep 1"], user="0", network_disabled=True)["Id"]
+        made = client.create_container(image(client, root), ["/bin/sh", "-c", f"sh /tests/test.sh; sleep {longer}"], user="0", network_disabled=True)[
+            "Id"
+        ]
         try:
             client.put_archive(made, "/", packed.getvalue())
             client.start(made)
@@ -161,7 +163,7 @@ def test_code_that_is_graded_reads_no_exam_and_writes_no_reward_where_the_verifi
     assert verified({"words/nouns.py": THIEF.replace("TESTS", "/work/tests")})[1]["success"], "where there is no other user, the exam can be read"
     reward, told = verified_by_root({"words/nouns.py": THIEF.replace("TESTS", "/tests")})
     assert reward == 0.0 and not told["success"]
-    assert verified_by_root({"words/nouns.py": PAYER})[0] == 0.0
+    assert verified_by_root({"words/nouns.py": PAYER}, longer=1)[0] == 0.0
 
 
 def test_the_original_is_paid_in_full_and_nothing_done_is_paid_nothing(verified):

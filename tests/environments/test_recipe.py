@@ -1,11 +1,15 @@
 """`etude tasks`: recipes of tasks are written, made again with the same ids, and graded; what is no material is a line."""
 
 import json
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from environments.tasks.make import make
 from environments.tasks.recipe import SLOW, as_json, differences, prepared
+from etude import tasks
 from tests.environments.test_runner import NOUNS, TESTS
 from tests.environments.test_tasks import PACKAGE, Player
 
@@ -64,6 +68,12 @@ def test_slow_tests_are_left_out():
         assert made.tasks and not any(player.without & {*task.visible, *task.held, *task.keep} for task in made.tasks)
 
 
+def test_tasks_are_made_and_graded_without_torch():
+    """Each process that grades would take seconds to import it, and its memory."""
+    program = "import sys, etude.tasks; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 @pytest.fixture
 def words(open_folder, monkeypatch, root):
     """A checkout with a file of tests that needs what is not there; caches of its own, and the root file system of all tests."""
@@ -83,7 +93,22 @@ def words(open_folder, monkeypatch, root):
     return open_folder / "words"
 
 
-def test_make_and_check(words, ask, tmp_path):
+@pytest.fixture
+def made_once(monkeypatch):
+    """What is made of the same files in the same way is remembered: the real command makes it each time, for seconds."""
+    real, seen = tasks.made_of, {}
+
+    def made_of(package, jobs, seconds, kind, known=None, join=1):
+        what = (package.digest, known is None, join)
+        if what not in seen:
+            seen[what] = real(package, jobs, seconds, kind, known, join)
+        return seen[what]
+
+    monkeypatch.setattr(tasks, "made_of", made_of)
+    return seen
+
+
+def test_make_and_check(words, ask, tmp_path, made_once):
     """The commands, on a folder: a recipe, the same again, every task graded, and grading that goes on where it was."""
     out = tmp_path / "tasks"
     code, said, _ = ask("tasks", "make", words, "--out", out)
@@ -99,6 +124,7 @@ def test_make_and_check(words, ask, tmp_path):
     code, said, _ = ask("tasks", "check", out, "--fresh", "--jobs", 1)
     assert code == 0 and f"{path}: {number} tasks, made again and graded: gold paid in full, nothing done paid nothing; {number} have fresh" in said
     rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(made_once) == 2, "the check has made them again"
     assert [row["faults"] for row in rows] == [[]] * number and all(row["fresh"] >= 8 for row in rows)
     kept = [json.dumps(row) for row in [{**rows[0], "faults": ["as it was"]}, *rows[2:]]]
     foreign = ["{}", '{"id": 3, "faults": [], "digest": ""}', json.dumps({**rows[0], "faults": "none"})]
@@ -110,9 +136,12 @@ def test_make_and_check(words, ask, tmp_path):
     (words / "words" / "nouns.py").write_text(NOUNS.replace("Plurals", "Some plurals"))
     code, said, _ = ask("tasks", "check", path, "--jobs", 1)
     assert code == 2 and "the files of words 1.0 are others than those that the recipe was made of" in said
+    assert len(made_once) == 2, "nothing is made of other files"
 
 
-def test_bad_input_is_one_line(words, ask, tmp_path):
+def test_bad_input_is_one_line(words, ask, tmp_path, monkeypatch):
+    """Beside lines of progress, which a crowded machine would add after 20 seconds."""
+    monkeypatch.setattr("etude.line.time", SimpleNamespace(monotonic=lambda: 0.0))
     (words / "tests" / "test_nouns.py").write_text("def test_a():\n    assert False\n")
     code, said, wrong = ask("tasks", "make", words, tmp_path / "nowhere-1.0.tar.gz", "--out", tmp_path / "tasks")
     assert code == 2 and said == "" and wrong.count("\n") == 2 and "nowhere-1.0.tar.gz is no sdist" in wrong

@@ -5,6 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ref import muon
+from ref.network import bfloat16
 from ref.network.bfloat16 import NATIVE
 
 SIZES = st.integers(0, 9)
@@ -62,3 +64,8 @@ def test_dtypes_are_not_mixed():
         torch.randn(3, 4).bfloat16() @ torch.randn(4, 5)
     with pytest.raises(RuntimeError):
         torch.randn(3, 4).bfloat16() @ torch.randn(5, 6).bfloat16()
+
+
+def test_muon_has_them_without_a_network():
+    """The one technique that multiplies in bfloat16 and needs nothing else of `ref.network`."""
+    assert muon.bfloat16 is bfloat16

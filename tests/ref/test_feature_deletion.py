@@ -237,6 +237,13 @@ def test_what_imports_a_symbol(line, left):
     assert after["p/m.py"] == b"" and after["p/other.py"].decode() == ("" if left is None else left + "\n")
 
 
+def test_a_symbol_that_takes_the_name_of_the_encoding_along_stays():
+    """The comment stands directly above it. Without it, what is left would be read as other letters."""
+    for above, found in ((b"# coding: latin-1\n", ["f.py:g"]), (b"# coding: latin-1\n\n", ["f.py:f", "f.py:g"])):
+        tree = {"f.py": above + b"def f():\n    return 1\n\ndef g():\n    return '\xc3\xa9'\n"}
+        assert [piece.name for piece in symbols(tree)] == found
+
+
 # The laws, on programs that nobody wrote.
 
 SIMPLE = [
@@ -309,9 +316,9 @@ def holds(tree: dict[str, bytes], piece: Piece) -> None:
         parse_source(after[one.file])
         # What is left are lines of the original in their order, and one line for each edit that fills a hole.
         lines, kept, fills = split(tree[one.file]), [], 0
+        edits = {number: edit for edit in reversed(one.edits) for number in range(edit.first, edit.last + 1)}
         for number, line in enumerate(lines, 1):
-            edit = next((edit for edit in one.edits if edit.first <= number <= edit.last), None)
-            if edit is None:
+            if not (edit := edits.get(number)):
                 kept.append(line)
             elif number == edit.first and edit.new:
                 kept.append(edit.new)

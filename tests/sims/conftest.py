@@ -37,7 +37,7 @@ def short_of_words(monkeypatch):
     def shorten(module):
         def shorter(recipe):
             recipe = hack_training.undisturbed(recipe)
-            return dataclasses.replace(recipe, rl=dataclasses.replace(recipe.rl, max_len=112))
+            return dataclasses.replace(recipe, rl=dataclasses.replace(recipe.rl, max_len=64))
 
         monkeypatch.setattr(module, "undisturbed", shorter)
 
