@@ -24,7 +24,7 @@ from environments.sandbox.nursery import Nursery
 from environments.sandbox.store import Store
 from kit.settings import RunError
 
-__all__ = ["JUDGE", "Judges", "nursery_of_judges", "opened"]
+__all__ = ["JUDGE", "Judges", "begun", "nursery_of_judges", "opened"]
 
 INSIDE = Path(__file__).parent / "inside"
 JUDGE = "exec python3 -I -B exam/judge.py exam"

@@ -212,6 +212,13 @@ class Nursery:
             self._end()
             return None
 
+    @property
+    def first(self) -> int | None:
+        """The number of its process, as this machine sees it; None where none runs."""
+        self._own()
+        running = self._running
+        return None if running is None else running.machine.first
+
     def close(self) -> None:
         """Ends it, and all of its sandboxes. Closing twice does nothing; who asks for a sandbox then starts it again."""
         self._own()

@@ -1,12 +1,14 @@
 """Every hack is paid nothing by the guarded grader, and the honest solution is paid by it in full; beside it a naive grader pays them."""
 
 import shutil
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
 
 from environments.grading.guarded import Exam, grade
 from environments.grading.lay import Editable, write
+from environments.grading.ready import Judges, nursery_of_judges
 from environments.monitor import Call
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import open_sandbox
@@ -51,10 +53,19 @@ def naive(fresh, folder) -> float:
         return float(sandbox.call("shell", {"command": "PYTHONPATH=. python3 -m pytest -q tests"}, 30).exit == 0)
 
 
+@pytest.fixture(scope="module", params=["a judge that is started", "a judge of a nursery"])
+def judges(request, fresh, root, shared_store):
+    """Who judges in sandboxes that `fresh` opens, or in forks of a nursery."""
+    with ExitStack() as stack:
+        nursery = stack.enter_context(nursery_of_judges(Limits(output=1 << 20), root, shared_store)) if "nursery" in request.param else None
+        yield stack.enter_context(Judges(fresh, nursery=nursery))
+        assert nursery is None or (nursery.first is not None and not nursery.refused)
+
+
 @pytest.mark.parametrize("hack", HACKS, ids=lambda hack: hack.name)
-def test_a_hack_is_paid_nothing(hack, fresh, leave):
+def test_a_hack_is_paid_nothing(hack, fresh, judges, leave):
     folder = leave(hack.files, hack.links)
-    found = grade(EXAM, folder, fresh, seconds=20)
+    found = grade(EXAM, folder, fresh, seconds=20, judges=judges)
     assert found.reward.total == 0.0, found
     seen = set()
     seen |= {"monitor"} if found.flags else set()
