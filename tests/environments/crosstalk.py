@@ -72,10 +72,6 @@ def test_attack():
     pytest.planted = True
     Path("/work/marked").touch()
     open("/work/found.json", "w").write(json.dumps(found))
-    try:
-        open("/tmp/full", "wb").write(bytes(64 << 20))
-    except OSError:
-        pass
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -134,6 +130,8 @@ def main():
                 found |= json.loads(attacker.call("shell", {"command": "cat found.json"}).text)
                 found["left"] = attacker.call("shell", {"command": "ls /proc | grep -c '^[0-9]'"}).text
             found["lives"] = [nursery.first == first, planted.waits(), victim.waits(), honest(victim), honest()]
+        with nursery.sandbox() as full:
+            found["full"] = [full.call("shell", {"command": "head -c 64M /dev/zero > /tmp/full"}).ended, honest()]
         with nursery.sandbox() as bomb:
             heard = []
             thread = threading.Thread(target=lambda: heard.append(bomb.call("shell", {"command": BOMB}).ended))

@@ -57,11 +57,12 @@ def test_two_gradings_get_nothing_of_each_other(crossed, user):
 
 @pytest.mark.parametrize("user", USERS)
 def test_what_ends_its_judge_ends_nobody_else(crossed, user):
-    """It has filled its disk, left a daemon and killed its parent. The others wait on, and the next one finds room, and nothing of it."""
+    """It has left a daemon and killed its parent. The others wait on, and the next one finds nothing of it, and room beside a full one."""
     found = crossed[user]
     assert found["attack"] == {"exit": 137, "text": "", "ended": "2 processes that outlived the call"}
     assert int(found["left"]) == 4, "the server, and a command of three processes"
     assert found["lives"] == [True] * 5
+    assert found["full"] == ["more than 8 MiB of disk", True]
     assert found["bomb"] == ["more than 24 processes"] and found["beside a bomb"] == [True, True]
     assert found["late"] == "" and found["below"] == "", "no process is left below the nursery"
 
@@ -136,7 +137,7 @@ def test_look():
         "main": sorted(vars(sys.modules["__main__"]).keys() - {"__cached__", "__annotations__", "__file__"}),
         "environment": dict(os.environ),
         "signals": {number.name: repr(signal.getsignal(number)) for number in signal.valid_signals() if isinstance(number, signal.Signals)},
-        "masks": [status[name] for name in "SigBlk SigIgn SigCgt CapEff CapBnd CapPrm NoNewPrivs Seccomp Uid Gid Groups".split()],
+        "masks": [status[name] for name in "SigBlk SigCgt CapEff CapBnd CapPrm NoNewPrivs Seccomp Uid Gid Groups".split()],
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")},
         "process": [os.getcwd(), os.umask(0o22), os.getpriority(0, 0), open("/proc/self/oom_score_adj").read()],
         "readable": ctypes.CDLL(None).prctl(3, 0, 0, 0, 0),
