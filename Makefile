@@ -1,3 +1,4 @@
+# make demo    shows a trained agent at work on a task: installs what that needs, and trains nothing
 # make small   plays the whole recipe here, into runs/small (again after an interruption: goes on)
 # make check   lint, format, types, the architecture, README and docs, tests/ref: what one runs before every commit
 # make test    runs every test, files side by side on all cores; one file or test alone: .venv/bin/python -m pytest FILE
@@ -19,8 +20,11 @@ PY ?= python3
 HARBOR_PY ?= python3.12
 BIN := .venv/bin
 
-.PHONY: small check test test-gpu test-big test-faults test-ray test-docker test-harbor test-vllm test-real mutants explore lessons .venv
+.PHONY: demo small check test test-gpu test-big test-faults test-ray test-docker test-harbor test-vllm test-real mutants explore lessons .venv
 .DEFAULT_GOAL := small
+
+demo: .venv/.has-core
+	$(BIN)/etude play
 
 small: .venv/.has-core
 	$(BIN)/etude run recipe --scale small --out runs/small $(if $(wildcard runs/small/config.json),--resume)

@@ -123,6 +123,8 @@ class Async:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.rl.steps < 1:
             raise ValueError(f"rl.steps must be at least 1, got {self.rl.steps}")
+        if self.rl.feedback.weight:
+            raise ValueError(f"rl.feedback.weight must be 0 where services train: hints are not sent between them; got {self.rl.feedback.weight}")
         for name in ("timeout", "tool_deadline"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0 seconds, got {getattr(self, name)}")

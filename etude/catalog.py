@@ -95,6 +95,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_tampered_tests.py",),
     ),
     Experiment(
+        name="textual-feedback",
+        title="hints where rollouts went wrong, against the outcome reward alone, and where that never comes",
+        source="Composer 2.5; arXiv:2601.20802",
+        sim="sims/textual_feedback.py",
+        tests=("tests/sims/test_textual_feedback.py",),
+    ),
+    Experiment(
         name="feature-deletion",
         title="features deleted by rule, and as many lines at random: which make tasks, and what else breaks",
         source="Composer 2.5",
@@ -114,6 +121,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         source="§4.2, Fig. 6",
         sim="sims/length_penalty.py",
         tests=("tests/sims/test_length_penalty.py",),
+    ),
+    Experiment(
+        name="behaviour",
+        title="prices of habits, each in two of four arms: does its habit grow rarer, what becomes of one without a price, what does success pay",
+        source="§4.2",
+        sim="sims/behaviour_prices.py",
+        tests=("tests/sims/test_behaviour_prices.py",),
     ),
     Experiment(
         name="router-mismatch",
@@ -268,6 +282,17 @@ TECHNIQUES: tuple[Technique, ...] = (
         tests=("tests/ref/test_length_penalty.py",),
     ),
     Technique(
+        name="behaviour",
+        title="prices of habits: broken calls, to-do items left open, silence, untrue messages, style",
+        source="§4.2",
+        ref="ref/behaviour.py",
+        scaled="scaled/behaviour.py",
+        sim="sims/behaviour_prices.py",
+        lesson="lessons/17_behaviour.py",
+        figure="results/figures/behaviour.png",
+        tests=("tests/ref/test_behaviour.py",),
+    ),
+    Technique(
         name="self-summary",
         title="self-summarisation: chains of segments, one reward for every token",
         source="§4.1",
@@ -356,6 +381,17 @@ TECHNIQUES: tuple[Technique, ...] = (
         page="feature-deletion",
         figure="results/figures/feature-deletion.png",
         tests=("tests/ref/test_feature_deletion.py",),
+    ),
+    Technique(
+        name="textual-feedback",
+        title="textual feedback: a hint where a rollout went wrong, and the policy under the hint as its own teacher",
+        source="Composer 2.5; arXiv:2601.20802",
+        ref="ref/textual_feedback.py",
+        scaled="scaled/textual_feedback.py",
+        sim="sims/textual_feedback.py",
+        lesson="lessons/16_textual_feedback.py",
+        figure="results/figures/textual-feedback.png",
+        tests=("tests/ref/test_textual_feedback.py", "tests/sims/test_hints.py"),
     ),
     Technique(
         name="environments",

@@ -116,7 +116,8 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Whole(Recipe):
-    """The recipe on ranks: the settings of the small recipe, from which `model` and `data.vocab_size` are not used, and two more."""
+    """The recipe on ranks: the settings of the small recipe, from which `model`, `data.vocab_size` and `rl.monitor` are not used, and two
+    more."""
 
     checkpoint: str | None = None
     """Hugging Face folder to start from: weights, tokenizer and shape of the network."""

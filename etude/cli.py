@@ -19,23 +19,47 @@ from typing import Annotated, Any
 
 import typer
 
-from etude import catalog
+from etude import __version__, catalog
+from etude.eval_commands import eval_app
 from etude.play_commands import play
 from etude.task_commands import tasks_app
 from kit import disk, process, settings
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="The complete Composer 2 recipe at small scale. Start with: etude run recipe --scale small",
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed; results go to results/.")
 app.add_typer(bench_app, name="bench")
-eval_app = typer.Typer(no_args_is_help=True, help="Evaluate checkpoints.")
 app.add_typer(eval_app, name="eval")
 app.add_typer(tasks_app, name="tasks")
 app.command("play")(play)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        print(f"etude {__version__}, torch {metadata.version('torch')}, Python {sys.version.split()[0]}")
+        raise typer.Exit
+
+
+@app.callback()
+def etude(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the versions of etude, torch and Python.", is_eager=True, callback=_say_version)
+    ] = False,
+) -> None:
+    """Reads what stands before the command."""
+
+
+def _techniques() -> list[str]:
+    return [entry.name for entry in catalog.TECHNIQUES]
+
+
+def _experiments() -> list[str]:
+    return [entry.name for entry in catalog.EXPERIMENTS]
 
 
 @app.command("list")
@@ -53,7 +77,7 @@ def list_techniques() -> None:
 @app.command("run", add_help_option=False)
 def run_technique(
     context: typer.Context,
-    technique: Annotated[str | None, typer.Argument(help="A name from `etude list`; `recipe` runs everything.")] = None,
+    technique: Annotated[str | None, typer.Argument(help="A name from `etude list`; `recipe` runs everything.", autocompletion=_techniques)] = None,
     scale: Annotated[str, typer.Option(help="small: minutes on this machine. full: many ranks.")] = "small",
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/TECHNIQUE")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
@@ -306,7 +330,7 @@ def export_sft(
 
 @app.command("figure")
 def figure(
-    name: Annotated[str | None, typer.Argument(help="Name of an experiment; without it, list all experiments.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of an experiment; without it, list all experiments.", autocompletion=_experiments)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Half a minute, to check that it runs; its numbers prove nothing.")] = False,
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/figure/NAME")] = None,
@@ -363,13 +387,20 @@ def _print_experiments() -> None:
 def claims(
     folders: Annotated[list[Path] | None, typer.Argument(help="Folders of finished experiments to add; without any, show the file.")] = None,
     out: Annotated[Path, typer.Option(help="JSON file of claims.")] = Path("results/claims.json"),
+    verdict: Annotated[str | None, typer.Option(help="Only claims and laws with this verdict.", show_default="all", metavar="VERDICT")] = None,
+    figure: Annotated[
+        str | None, typer.Option(help="Only what this experiment measured.", show_default="all", metavar="NAME", autocompletion=_experiments)
+    ] = None,
 ) -> None:
     """Show what the sources claim, what was measured here, and the verdict."""
     from etude import figures
 
     found = figures.gather(folders, out) if folders else figures.load(out)
-    figures.show(found)
-    figures.show_open(found)
+    some = figures.chosen(found, verdict, figure)
+    figures.show(some)
+    if verdict is None and figure is None:
+        figures.show_open(found)
+    figures.show_total(some)
 
 
 @app.command("examples")
@@ -487,11 +518,6 @@ def _print_lessons(course: list[Any]) -> None:
     for one in course:
         table.add_row(str(one.number), one.title, str(one.minutes), one.before)
     Console().print(table)
-
-
-@eval_app.callback()
-def evaluate() -> None:
-    """Evaluate checkpoints."""
 
 
 @eval_app.command("base")

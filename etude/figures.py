@@ -9,6 +9,7 @@ import io
 import json
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,26 @@ def show(claims: list[dict]) -> None:
         table.add_row(law["claim"], law["source"], measured(law), bound(law), f"[{COLOURS[law['verdict']]}]{law['verdict']}[/]")
     if table.row_count:
         console.print(table)
+
+
+def chosen(claims: list[dict], verdict: str | None, experiment: str | None) -> list[dict]:
+    """The claims and laws with this verdict, of this experiment; None asks for all. Raises RunError if there is no such verdict or experiment."""
+    if verdict is not None and verdict not in COLOURS:
+        raise RunError(f"there is no verdict '{verdict}'; there are {', '.join(COLOURS)}")
+    known = sorted({claim["experiment"] for claim in claims})
+    if experiment is not None and experiment not in known:
+        raise RunError(f"no claim is of '{experiment}'; there are {', '.join(known)}")
+    return [claim for claim in claims if verdict in (None, claim["verdict"]) and experiment in (None, claim["experiment"])]
+
+
+def show_total(claims: list[dict]) -> None:
+    """Prints how many claims and laws there are of each verdict."""
+    from rich.console import Console
+
+    for what, some in (("claims", of_sources(claims)), ("laws", laws(claims))):
+        count = Counter(claim["verdict"] for claim in some)
+        each = ", ".join(f"{count[verdict]} {verdict}" for verdict in COLOURS if count[verdict])
+        Console().print(f"{len(some)} {what if len(some) != 1 else what[:-1]}{': ' if each else ''}{each}", highlight=False)
 
 
 def show_open(claims: list[dict]) -> None:

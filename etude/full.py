@@ -29,7 +29,9 @@ RL: dict[str, dict] = {
     "packing": {},
     "kl": {"rl": {"payment": {"kl": 0.005}}},
     "length-penalty": {"rl": {"payment": {"effort_price": 0.0002, "invalid_call": 0.03}}},
+    "behaviour": {"rl": {"behaviour": {"broken": 0.03, "diff": 0.0001, "comments": 0.1, "sequential": 0.02}}},
     "self-summary": {"join": "self"},
+    "textual-feedback": {"rl": {"feedback": {"weight": 1.0}}},
     "router-replay": {"rl": {"replay": "filtered"}},
     "weight-sync": {"sync": "weights"},
 }

@@ -6,13 +6,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from etude.report import page, record
+from etude.report import page, record, watched
+from kit.disk import read_lines
 
 __all__ = ["show"]
 
 
 def show(root: Path) -> None:
-    """Writes the report of the run folder `root`, and prints held-out success before and after RL, and where the files are."""
+    """Writes the report of the run folder `root`, and prints held-out success before and after RL, what has changed in RL, and
+    where the files are."""
     html, written = page.write(root)
     rows = record.before_after(json.loads(written.read_text()))
     if rows:
@@ -20,6 +22,8 @@ def show(root: Path) -> None:
         for row in rows:
             table.add_row(*row)
         Console().print(table)
+    if said := watched.sentence(read_lines(root / "metrics" / "rl.jsonl") if (root / "metrics" / "rl.jsonl").exists() else []):
+        print(f"RL:     {said}")
     print(f"report: {html} and {written}")
     if (root / "checkpoints" / "final").is_dir():
         print(f"model:  {root / 'checkpoints' / 'final'}")

@@ -26,14 +26,14 @@ from etude.watching import LABEL, outcome, said, show
 from kit.settings import RunError, fill
 from ref import cpt
 from ref.engine.sampler import Sampler
-from ref.network import load_hf
+from ref.network import Transformer, load_hf
 from sims.microrepo import Session, Task, generate
-from sims.recipe.agent import Language, play
+from sims.recipe.agent import Episode, Language, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.settings import Recipe
 
-__all__ = ["Agent", "agent_in", "found", "listen", "play_one", "task_of", "turns", "watch"]
+__all__ = ["Agent", "agent_in", "episode_of", "found", "listen", "play_one", "task_of", "turns", "watch"]
 
 CALLS = "read FILE, write FILE and the body's lines behind four spaces, test, done; an empty line ends your turn"
 
@@ -128,8 +128,9 @@ def task_of(recipe: Recipe, number: int, new: int | None) -> Task:
     return next(itertools.islice(iter(task_stream(recipe, "evaluation")), number, None))
 
 
-def play_one(agent: Agent, task: Task, temperature: float, seed: int) -> Played:
-    """An agent's rollout; temperature 0 is greedy. Raises RunError for a network that gives no distribution or no room for the task."""
+def episode_of(agent: Agent, task: Task, temperature: float, seed: int) -> tuple[Episode, Transformer]:
+    """An agent's rollout and the network that sampled it; temperature 0 is greedy. Raises RunError for a network that gives no distribution or no
+    room for the task."""
     recipe = agent.recipe
     model = load_hf(agent.folder).to(getattr(torch, recipe.training.dtype))
     generator = torch.Generator().manual_seed(seed) if temperature else None
@@ -139,7 +140,12 @@ def play_one(agent: Agent, task: Task, temperature: float, seed: int) -> Played:
         (episode,) = play(sampler, agent.language, [task], 1, how, recipe.rl.max_turns, generator, temperature)
     except ValueError as error:
         raise RunError(f"{agent.name} cannot play: {error}") from None
-    return of_episode(agent.name, episode)
+    return episode, sampler.model
+
+
+def play_one(agent: Agent, task: Task, temperature: float, seed: int) -> Played:
+    """The same rollout as a reader sees it. Raises RunError as `episode_of`."""
+    return of_episode(agent.name, episode_of(agent, task, temperature, seed)[0])
 
 
 def turns(lines: Iterable[str]) -> Iterator[str]:
@@ -196,11 +202,12 @@ def watch(
         raise RunError("--task names a task, and --new draws one; leave one out")
     agents = [agent_in(folder) for folder in found(where, before)]
     agent = agents[-1]
+    new = number is None
     if seed is None:
         seed = secrets.randbelow(10**6) if new else 0
     task, heat = task_of(agent.recipe, number or 0, seed if new else None), agent.recipe.rl.temperature if temperature is None else temperature
-    facts = {"task": None if new else number or 0, "new": new, "seed": seed, "temperature": None if me else heat}
-    named = f"new task of seed {seed}" if new else f"held-out task {number or 0}"
+    facts = {"task": number, "new": new, "seed": seed, "temperature": None if me else heat}
+    named = f"new task of seed {seed}" if new else f"held-out task {number}"
     helpers = {0: "no helper", 1: "1 helper"}.get(task.depth, f"{task.depth} helpers")
     how = "" if me else ", greedy" if not heat else f", temperature {heat:g}, seed {seed}"
     console = Console(file=sys.stderr) if as_json else Console()

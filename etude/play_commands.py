@@ -20,9 +20,10 @@ def play(
         typer.Argument(help="A run, or a checkpoint's folder.", metavar="RUN|CHECKPOINT", show_default="the clone's agent", readable=False),
     ] = None,
     task: Annotated[
-        int | None, typer.Option("--task", help="Number of a held-out task of the evaluation.", show_default="0", min=0, max=9999, metavar="N")
+        int | None,
+        typer.Option("--task", help="Number of a held-out task of the evaluation.", show_default="a new one", min=0, max=9999, metavar="N"),
     ] = None,
-    new: Annotated[bool, typer.Option("--new", help="Draw a new held-out task from --seed instead.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Draw a new held-out task, as without --task.")] = False,
     before: Annotated[
         str | None,
         typer.Option(
@@ -32,7 +33,7 @@ def play(
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")] = False,
     temperature: Annotated[float | None, typer.Option(help="Of the sampling; 0 is greedy.", show_default="the recipe's")] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the sampling, and of a new task.", show_default="0; random with --new", min=0, max=2**53)
+        int | None, typer.Option(help="Of the sampling, and of a new task.", show_default="0 with --task, else random", min=0, max=2**53)
     ] = None,
     me: Annotated[bool, typer.Option("--me", help="You play, on standard input; an empty line ends a turn.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON for each rollout.")] = False,

@@ -241,11 +241,28 @@ REWARDS = (
     Statement(
         "parallel-calls", "§4.2", "the length penalty teaches parallel tool calls: the same work in fewer turns", _in("length-penalty", "parallel")
     ),
-    Statement("bad-calls-penalised", "§4.2", "a penalty on bad tool calls makes them rarer", why=HERE),
-    Statement("todo-penalised", "§4.2", "a penalty on to-do items left open gets them finished", why=AGENT),
-    Statement("style-rewarded", "§4.2", "rewards for coding style and communication change both", why=AGENT),
-    Statement("comments-as-thought", "§4.2", "without a reward against it, long chains of thought hide in comments", why=AGENT),
-    Statement("terminal-only", "§4.2", "without a reward against it, the agent collapses to the terminal tool", why=AGENT),
+    Statement(
+        "bad-calls-penalised",
+        "§4.2",
+        "a penalty on bad tool calls makes them rarer",
+        _in("behaviour", "price-broken", "price-failed", "price-sequential"),
+    ),
+    Statement("todo-penalised", "§4.2", "a penalty on to-do items left open gets them finished", _in("behaviour", "price-todos")),
+    Statement(
+        "style-rewarded",
+        "§4.2",
+        "rewards for coding style and communication change both",
+        _in("behaviour", "price-lints", "price-diff", "price-comments", "price-silent", "price-untrue", "leaves-success"),
+    ),
+    Statement(
+        "comments-as-thought",
+        "§4.2",
+        "without a reward against it, long chains of thought hide in comments",
+        _in("behaviour", "comments-without-price"),
+    ),
+    Statement(
+        "terminal-only", "§4.2", "without a reward against it, the agent collapses to the terminal tool", _in("behaviour", "terminal-without-price")
+    ),
 )
 
 REPLAY = (
@@ -464,7 +481,25 @@ ENVIRONMENTS = (
         "local-hints",
         "Composer 2.5; arXiv:2601.20802",
         "a hint where a rollout went wrong, distilled into the hint-free agent, mends that fault and nothing else",
-        why=HERE,
+        _in("textual-feedback", "fewer-faults", "mended", "equal-success", "nothing-else", "more-than-prices"),
+    ),
+    Statement(
+        "hints-say-something",
+        "Composer 2.5; arXiv:2601.20802",
+        "it is what a hint says that mends a fault",
+        _in("textual-feedback", "right-hint", "more-than-error"),
+    ),
+    Statement(
+        "environment-feedback",
+        "arXiv:2601.20802",
+        "an agent that sees the environment's feedback can teach itself without it",
+        _in("textual-feedback", "environment-s-error"),
+    ),
+    Statement(
+        "hints-without-reward",
+        "Composer 2.5; arXiv:2601.20802",
+        "hints teach where the outcome reward alone never comes",
+        _in("textual-feedback", "sparse", "direction"),
     ),
 )
 

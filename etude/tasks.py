@@ -27,6 +27,7 @@ from environments.tasks.package import Package
 from environments.tasks.recipe import as_json, differences, prepared
 from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
+from etude.line import Line
 from kit.disk import Journal, atomic_write, read_lines
 from kit.settings import RunError
 
@@ -34,26 +35,6 @@ __all__ = ["check_all", "export_all", "made_of", "make_all", "recipe_of", "recip
 
 GRADING = Limits(memory=1 << 30, output=4 << 20, seconds=600.0)
 """Of the sandboxes in which solutions are graded."""
-
-
-class Line:
-    """How far a package is: one line that is drawn again on a terminal, and elsewhere a line every 20 seconds."""
-
-    def __init__(self, name: str, what: str) -> None:
-        self.name, self.what, self.done, self.since = name, what, 0, time.monotonic()
-        self.drawn = self.since
-
-    def __call__(self, count: int) -> None:
-        self.done += count
-        now, terminal = time.monotonic(), sys.stdout.isatty()
-        if now - self.drawn >= (0.2 if terminal else 20.0):
-            self.drawn = now
-            says = f"{self.name}: {self.done} {self.what}, {now - self.since:.0f} s"
-            print(f"\r\x1b[K{says}" if terminal else says, end="" if terminal else "\n", flush=True)
-
-    def end(self) -> None:
-        if sys.stdout.isatty():
-            print("\r\x1b[K", end="", flush=True)
 
 
 def made_of(

@@ -102,6 +102,12 @@ class Progress:
             self.task, completed=min(self.step, self.stage.total or 1), words=self.words(), clock=f"{_clock(self.stage.seconds)} < {self.left()}"
         )
 
+    def say(self, line: str) -> None:
+        if self.bar is None:
+            print(line, flush=True)
+        else:
+            self.bar.console.print(line, markup=False, highlight=False)
+
     def print_line(self) -> None:
         print(f"{self.stage.name:>6} {self.percent():3.0f}%  {_clock(self.stage.seconds)} < {self.left()}  {self.words()}", flush=True)
 

@@ -484,6 +484,10 @@ class Stage:
         """
         self._show.update(step, step if rate_units is None else rate_units, shown)
 
+    def say(self, line: str) -> None:
+        """Prints a line that stays on screen, above the progress bar."""
+        self._show.say(line)
+
     @property
     def seconds(self) -> float:
         """Wall-clock seconds spent in this stage, including earlier processes."""

@@ -35,16 +35,20 @@ import numpy as np
 import torch
 
 from kit.disk import read_lines
+from kit.settings import fill
 from lessons.course import ROOT, check, quick, source, tiny_run
+from ref.cpt import load_tokenizer
 from ref.engine.sampler import Sampler
-from ref.network import Config
+from ref.network import Config, load_hf
 from sims.microrepo import document, transcript
 from sims.policies import read_config
 from sims.recipe import agent
 from sims.recipe import stages as recipe
+from sims.recipe.agent import Language
 from sims.recipe.data import shown_episodes, task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.learner import language_of, load_checkpoint
+from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap, pass_at_k
 
 source(recipe.run, recipe.finetune)
@@ -134,8 +138,25 @@ print(f"\nsolved: {sum(e.verdict.tests for e in episodes):.0f} of {len(episodes)
 #
 # ## The real one
 #
-# `make small` plays the recipe at a size at which it learns, in ten minutes or more. Its outcome over several seeds is committed; what
-# follows is read from that file.
+# `make small` plays the recipe at a size at which it learns, in ten minutes or more. One agent that it left lies beside this lesson. The same
+# tasks, the same line of code, other weights:
+
+# %%
+folder = ROOT / "results" / "examples" / "agent"
+config, language = fill(Recipe, json.loads((folder / "record.json").read_text())["config"]), Language(load_tokenizer(folder / "tokenizer.json"))
+tasks = list(itertools.islice(task_stream(config, "evaluation"), 8))
+how = context(language, config)
+episodes = agent.play(Sampler(load_hf(folder)), language, tasks, 2, how, config.rl.max_turns, torch.Generator().manual_seed(0))
+solved = [e for e in episodes if e.verdict.tests]
+print(language.decode(solved[0].rollout.tokens.tolist()))
+print(f"\nsolved: {len(solved)} of {len(episodes)} attempts")
+
+# %% [markdown]
+# Read it line by line: what stands behind `<|env|>` the world said, and what stands behind `<|agent|>` the policy wrote. It read the file that it
+# is to mend, and where the docstring names other files, those too. It wrote a body, ran the tests and stopped. `etude play` in a terminal shows
+# one such attempt after the other.
+#
+# The outcome of `make small` over several seeds is committed, too; what follows is read from that file.
 
 # %%
 committed = json.loads((ROOT / "results" / "recipe-small.json").read_text())

@@ -35,6 +35,11 @@ Where this file departs from the paper
 3. A claim counts as untrue also where tests ran before the last edit only: the record does not show it for the code that was handed in.
 4. The report rewards calls made together by way of the length penalty (fewer turns, same work). `sequential` prices them directly.
 
+Run it
+    etude run behaviour --scale small      a second; the same as: python -m ref.behaviour
+    etude figure behaviour                 what agents do whose habits have prices, and what without
+    etude run behaviour --scale full       RL with prices (`rl.behaviour`), on many ranks
+
 Glossary
     symbol     variable                 shape   unit
     x          transcript               –       `ref/transcript.py`
@@ -87,6 +92,11 @@ class Prices:
                 raise ValueError(f"{field.name} must be finite and at least 0; got {getattr(self, field.name)}")
         if not self.free_comments < 1:
             raise ValueError(f"free_comments must be below 1; got {self.free_comments}")
+
+    @classmethod
+    def free(cls) -> "Prices":
+        """Nothing costs anything."""
+        return cls(**dict.fromkeys(MOST, 0.0))
 
     @property
     def most(self) -> float:

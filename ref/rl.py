@@ -9,12 +9,14 @@ order in which a step needs them:
     charge   drift from the policy before RL is subtracted from the reward               `ref/kl.py`
     compare  a reward minus the mean of its group is the advantage of the entire chain   `ref/dr_grpo.py`
     press    policy gradient on the policy's own tokens, with the sampler's experts      `ref/router_replay.py`
+    teach    KL to the same policy under a hint, at the message that the hint corrects    `ref/textual_feedback.py`
 
 Where this file departs from the report
 1. Sampler and trainer take turns, so every step is on-policy, up to numerical differences between the two engines.
 2. k1 is subtracted from the reward. The report uses k1 but does not say where (`ref/kl.py`).
 3. Contexts of similar length are padded into micro-batches, not packed (`ref/packing.py` packs, and `scaled/rl.py` uses it).
 4. `mtp` trains draft layers on the same forward pass. The report trains them only before RL.
+5. Hints are Composer 2.5's. Under its hint the policy routes tokens with its own experts: no sampler has seen the hint.
 
 The trap: a mean within a micro-batch, or over contexts instead of chains, makes the gradient depend on how the batch was split. Every
 sum here is divided by one constant, G·N·budget_tokens, and advantages are computed over chains.
@@ -43,6 +45,7 @@ import torch
 from torch import Tensor
 
 from ref import dr_grpo, kl
+from ref.behaviour import Prices
 from ref.cpt import wsd
 from ref.engine.sampler import Rollout, Sampler
 from ref.length_penalty import EffortWeights
@@ -50,8 +53,24 @@ from ref.mtp import MTP, mtp_loss
 from ref.network import Transformer
 from ref.router_replay import differing, replay
 from ref.self_summary import Chain, spread
+from ref.textual_feedback import Hint, Hinted, feedback_loss, hinted, predictions
 
-__all__ = ["Batch", "Payment", "Played", "Settings", "Step", "World", "deal", "improve", "learn", "own_logp", "pad", "reference_kl", "routing"]
+__all__ = [
+    "Batch",
+    "Feedback",
+    "Payment",
+    "Played",
+    "Settings",
+    "Step",
+    "World",
+    "deal",
+    "improve",
+    "learn",
+    "own_logp",
+    "pad",
+    "reference_kl",
+    "routing",
+]
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,20 @@ class Payment:
     kl: float = 0.005
     """β: reward subtracted per nat of k1 against the policy before RL, summed over the rollout. Placing k1 in the reward is our
     choice: the report names the estimator but not its place."""
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Hints that teach beside the policy gradient."""
+
+    weight: float = 0.0
+    """Factor of the feedback loss; 0 gives no hints."""
+    divergence: Literal["reverse", "forward", "js"] = "reverse"
+    """KL of the policy from the hinted policy, of the hinted policy from it, or of both from their mixture."""
+
+    def __post_init__(self):
+        if not self.weight >= 0:
+            raise ValueError(f"weight must be at least 0, got {self.weight}")
 
 
 @dataclass(frozen=True)
@@ -101,10 +134,14 @@ class Settings:
     """Constant that replaces a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO does not divide by length)."""
     payment: Payment = field(default_factory=lambda: Payment(effort_price=0.0, invalid_call=0.0, kl=0.0))
     """Prices of effort, of invalid calls and of drift from the policy before RL."""
+    behaviour: Prices = field(default_factory=Prices.free)
+    """Prices of habits (§4.2). With none no record of a rollout is made. The plain small world has no messages, to-do items and lints to price."""
     replay: Literal["none", "plain", "filtered"] = "none"
     """Router replay: experts used in the training pass (none: its own; plain: the sampler's; filtered: the sampler's if plausible)."""
     replay_alpha: float = 0.5
     """Plausibility that an expert needs in filtered replay."""
+    feedback: Feedback = field(default_factory=Feedback)
+    """Hints where a rollout went wrong."""
 
     def __post_init__(self):
         if not self.temperature > 0:
@@ -135,6 +172,8 @@ class Played:
     """Its reward, before the KL penalty."""
     figures: dict[str, float] = field(default_factory=dict)
     """Further metrics; the mean over all conversations is shown. All conversations have the same names, including "success"."""
+    hints: Sequence[Sequence[Hint]] = ()
+    """The hints of every context of the chain, in order; empty if there are none. Without `feedback.weight` nobody reads them."""
 
 
 @runtime_checkable
@@ -191,6 +230,10 @@ class Step:
     mtp_loss: float | None = None
     """Loss of the draft layers, nats per position; None without draft layers."""
     mtp_gradients: list[Tensor | None] | None = None
+    distilled: int = 0
+    """Number of tokens that hints correct."""
+    divergence: float | None = None
+    """Mean divergence of those tokens from the hinted policy, nats; None if there are none."""
 
 
 def one_by_one(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
@@ -231,7 +274,8 @@ def improve(
     """The policy gradient of a batch of finished conversations; those of a group are adjacent. The model is not changed.
 
     reference: the policy before RL; with None, drift is neither measured nor penalised. mtp: draft layers that train on the same
-    forward pass with weight `mtp_weight`, by a mean over the policy's own tokens; their gradient does not reach the trunk.
+    forward pass with weight `mtp_weight`, by a mean over the policy's own tokens; their gradient does not reach the trunk. If
+    `feedback.weight` is above 0, the loss of the hints (`Played.hints`) is added, with the same denominator.
     `rearranged`: a control experiment may permute the rewards. `each(function, batches)` may compute micro-batches elsewhere: gradients
     are summed in float32 in a fixed order, so the bits do not depend on where."""
     chains = [p.chain for p in played]
@@ -252,6 +296,7 @@ def improve(
     advantages = spread(groups.flatten(), chains)
     advantages = torch.cat((advantages, advantages.new_zeros(len(own) - len(advantages))))  # padding rows
     budget = float(len(chains) * c.budget_tokens)  # a constant, so the micro-batches' losses add up to that of the full batch
+    told = corrected(played) if c.feedback.weight else {}
 
     def pressed(batch: Batch) -> "Pressed":
         T = batch.ids.shape[1]
@@ -269,11 +314,17 @@ def improve(
             doc = torch.where(torch.arange(T) < batch.lengths[:, None], 0, -1)
             distilled, found.mtp_count, _ = mtp_loss(mtp, model, out, batch.ids, doc, batch.own.float())
             found.mtp_loss, found.mtp_gradients = distilled.item(), gradients_of(mtp_weight * distilled / own.sum(), mtp, again=True)
+        if some := [(at, told[row]) for at, row in enumerate(batch.rows.tolist()) if row in told]:
+            student, teacher = (model.head(x) / c.temperature for x in pairs(model, out.hidden, some))
+            apart = feedback_loss(student, teacher, torch.ones(len(student)), budget=budget, kind=c.feedback.divergence)
+            loss = loss + c.feedback.weight * apart
+            found.distilled, found.apart = len(student), apart.item() * budget
         found.gradients = gradients_of(loss, model)
         return found
 
     found = each(pressed, batches)
     count, known, tokens = sum(f.mtp_count for f in found), sum(f.known for f in found), int(own.sum())
+    distilled = sum(f.distilled for f in found)
     return Step(
         loss=sum(f.loss for f in found),
         gradients=total_of([f.gradients for f in found]),
@@ -286,6 +337,8 @@ def improve(
         dropped=sum(f.dropped * f.known for f in found) / known if known else None,
         mtp_loss=sum(f.mtp_loss for f in found) / count if count else None,
         mtp_gradients=total_of([f.mtp_gradients for f in found]) if count else None,
+        distilled=distilled,
+        divergence=sum(f.apart for f in found) / distilled if distilled else None,
     )
 
 
@@ -360,6 +413,35 @@ def routing(rollouts: Sequence[Rollout | None], T: int, how: str, alpha: float) 
     return list(layers) if how == "plain" else [functools.partial(replay, replayed=e, k=K, alpha=alpha) for e in layers]
 
 
+def corrected(played: Sequence[Played]) -> dict[int, Hinted]:
+    """What the teacher reads in place of a context, by the context's number; those without a distilled token are left out. Raises ValueError
+    unless a conversation has hints for each of its contexts or none at all, and as `hinted`."""
+    found: dict[int, Hinted] = {}
+    number = 0
+    for n, p in enumerate(played):
+        if p.hints and len(p.hints) != len(p.chain.segments):
+            raise ValueError(f"hints must be given for all {len(p.chain.segments)} contexts of conversation {n}, or for none; got {len(p.hints)}")
+        for segment, hints in zip(p.chain.segments, p.hints):
+            where = hinted(segment, hints)
+            found |= {number: where} if len(where.student) else {}
+            number += 1
+        number += 0 if p.hints else len(p.chain.segments)
+    return found
+
+
+def pairs(model: Transformer, hidden: Tensor, told: Sequence[tuple[int, Hinted]]) -> tuple[Tensor, Tensor]:
+    """The hidden states [n, D] that predict the distilled tokens of some rows of a micro-batch, `hidden` [B, T, D] being its own: the student's,
+    and without gradient the teacher's, which come from a forward pass on what it reads."""
+    T = -(-max(len(where.tokens) for _, where in told) // MULTIPLE) * MULTIPLE
+    ids = torch.zeros(-(-len(told) // MULTIPLE) * MULTIPLE, T, dtype=torch.long)
+    for row, (_, where) in enumerate(told):
+        ids[row, : len(where.tokens)] = where.tokens
+    with torch.no_grad():
+        taught = model(ids, logits=False).hidden
+    student, teacher = zip(*(predictions(hidden[at], taught[row], where) for row, (at, where) in enumerate(told)), strict=True)
+    return torch.cat(student), torch.cat(teacher)
+
+
 @dataclass
 class Pressed:
     """A micro-batch's part of the step: its loss, gradients and metrics."""
@@ -374,6 +456,9 @@ class Pressed:
     mtp_loss: float = 0.0
     mtp_count: float = 0.0
     mtp_gradients: list[Tensor | None] = field(default_factory=list)
+    distilled: int = 0
+    apart: float = 0.0
+    """Tokens that hints correct, and the sum of their divergences, nats."""
 
 
 def gradients_of(loss: Tensor, model: torch.nn.Module, again: bool = False) -> list[Tensor | None]:

@@ -39,6 +39,11 @@ Where this file departs from the papers
    others are one outcome, so the sum never exceeds the full divergence (data-processing inequality). SDPO's code takes the student's.
 6. The teacher has the newest weights. A slower copy, which some of the papers use, is the caller's choice: logits are arguments.
 
+Run it
+    etude run textual-feedback --scale small      `demo` below
+    etude run textual-feedback --scale full       hints in RL on many ranks, `scaled/rl.py`
+    etude figure textual-feedback                 the small world's agent with hints, without, and with controls
+
 Glossary
     symbol    variable          shape      unit
     s, t      student, teacher  [*, V]     logits, `divergence`

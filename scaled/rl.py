@@ -1,5 +1,5 @@
-"""Reinforcement learning on many ranks: what `etude run dr-grpo --scale full` runs. kl, length-penalty, self-summary, router-replay and
-weight-sync turn on one more part each.
+"""Reinforcement learning on many ranks: what `etude run dr-grpo --scale full` runs. kl, length-penalty, behaviour, self-summary,
+router-replay, weight-sync and textual-feedback turn on one more part each.
 
 One step (Composer 2 technical report, §4.1, §6.1, §6.2):
 
@@ -7,6 +7,7 @@ One step (Composer 2 technical report, §4.1, §6.1, §6.2):
     dp ranks        get all segments, balanced by attention's quadratic cost, and pack them in rows               `deal`
     cp ranks        take their two chunks of each row, with the experts that the sampler chose there
     all             drift from the reference → rewards → advantages over groups → one policy-gradient step        `improve`
+    where hints are given: the same segments' teachers in rows of their own, without gradient, before that step   `corrected`
 
 Where this file departs from the report
 1. Sampler and trainer take turns on the same ranks, so every step is on-policy.
@@ -37,9 +38,10 @@ from torch import Tensor
 
 from ref import rl as ref_rl
 from ref.engine.sampler import Sampler
+from ref.network import Output, load_extra, release
 from ref.network import fast as ref
-from ref.network import load_extra, release
 from ref.rl import Played, Settings, World
+from ref.textual_feedback import Hinted, hinted
 from ref.weight_sync import parts as whole_parts
 from scaled import muon, weight_sync
 from scaled.dr_grpo import group_advantages, policy_loss
@@ -55,6 +57,7 @@ from scaled.runtime.exchange import exchange
 from scaled.runtime.launch import Watch
 from scaled.runtime.mesh import current
 from scaled.runtime.store import open_store
+from scaled.textual_feedback import head_loss, packed, predictions, teach, within
 
 __all__ = ["Batch", "Played", "Rl", "Step", "World", "deal", "improve", "learn", "play_and_improve", "share"]
 
@@ -127,6 +130,18 @@ class Batch:
     """Its conversation n."""
     experts: Tensor | None
     """[B, T/cp, L, K] experts that the sampler chose; −1 where it did not run. None for a dense network."""
+    corrected: Hinted
+    """The tokens that hints correct, in all chunks of these rows; their teacher's positions are those in `Teachers`."""
+
+
+@dataclass
+class Teachers:
+    """What this dp rank's teachers read, in packed rows."""
+
+    where: Hinted
+    """Its tokens, and for every corrected token its position there and in the student's rows."""
+    doc: Tensor
+    """[R, U] number of the segment; −1 for padding."""
 
 
 @dataclass
@@ -191,6 +206,7 @@ def play_and_improve(
     figures = {"loss": found.loss, "reward": found.rewards.mean().item()} | means(played)
     figures |= {"drift": found.drift.mean().item(), "engine_kl": found.engine.mean().item(), "imbalance": found.load}
     figures |= sent | {"mismatch": found.mismatch["p50"], "mismatch_p99": found.mismatch["p99"], "tokens": float(found.tokens)}
+    figures |= {} if found.divergence is None else {"distilled": float(found.distilled), "divergence": found.divergence}
     return figures | ({} if found.differs is None else {"routing_differs": found.differs})
 
 
@@ -198,7 +214,7 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Se
     """`ref.rl.improve` for the conversations of all ranks; `played` are this rank's (`share`). The gradient is in `model`, too."""
     G, N = c.rl.prompts, c.rl.rollouts
     numbers = share(G * N)
-    batches, load = deal(c, model, played, numbers)
+    batches, teachers, load = deal(c, model, played, numbers)
     device = batches[0].ids.device
 
     # Policy and reference compute in the same way, with their own experts: differences in the sampler are not drift.
@@ -216,31 +232,39 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Se
     rewards = torch.cat(gathered(here, "cp")) - c.rl.payment.kl * drift[mine]
     advantages = torch.cat(gathered(group_advantages(rewards, groups=mine // N), "dp"))
 
-    total, pairs, routed = 0.0, [], []
+    total, apart, budget, pairs, routed = 0.0, 0.0, float(G * N * c.rl.budget_tokens), [], []
+    taught = None if teachers is None else teach(model, teachers.where, teachers.doc, c.micro_rows)
     for batch in batches:
-        logp, chosen = own_logp(model, batch, routing(c, batch), c.rl.temperature)
+        logp, out = own_logp(model, batch, routing(c, batch), c.rl.temperature)
         # A packed row holds tokens of several rollouts, so each token is passed as its own row.
         loss = policy_loss(
             logp.reshape(-1, 1),
             batch.behavior.reshape(-1, 1),
             advantages[batch.conversation.flatten()],
             batch.keep.reshape(-1, 1),
-            budget=float(G * N * c.rl.budget_tokens),
+            budget=budget,
             clip_low=c.rl.clip_low,
             clip_high=c.rl.clip_high,
         )
-        loss.backward()
         total += loss.item()
+        if teachers is not None and taught is not None:
+            pair = predictions(out.hidden.flatten(0, 1), taught, batch.corrected, rows=(len(batch.ids), len(teachers.doc)))
+            student, teacher = (x / c.rl.temperature for x in pair)
+            ones = torch.ones(len(student), device=device)
+            found = head_loss(model, student, teacher, ones, budget=budget, kind=c.rl.feedback.divergence)
+            loss, apart = loss + c.rl.feedback.weight * found, apart + found.item()
+        loss.backward()
         pairs.append((logp.detach(), batch.behavior, batch.keep))
         if batch.experts is not None:
             known = batch.experts.flatten(0, 1)[:, 0, 0] >= 0
-            routed.append((torch.stack(chosen, 1)[known], batch.experts.flatten(0, 1)[known]))
+            routed.append((torch.stack(out.experts, 1)[known], batch.experts.flatten(0, 1)[known]))
     logp, behavior, keep = (torch.cat([x.flatten() for x in column]) for column in zip(*pairs, strict=True))
     differs = None
     if routed:
         ours, theirs = (torch.cat(x).unbind(1) for x in zip(*routed, strict=True))
         differs = differing(ours, theirs)["decisions"]
     tokens, sampled = summed(torch.stack((keep.sum().double(), behavior[keep].sum().double()))).tolist()
+    distilled = 0 if teachers is None else int(summed(torch.tensor([len(teachers.where.student)], device=device), "dp"))
     return Step(
         loss=total,
         gradients=[p.grad for p in model.parameters()],
@@ -253,6 +277,8 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Se
         mismatch=mismatch(logp, behavior, keep),
         load=load,
         differs=differs,
+        distilled=distilled,
+        divergence=apart * budget / distilled if distilled else None,
     )
 
 
@@ -295,9 +321,9 @@ def synced(c: Rl, folder: Path, sampler: Sampler, model: Transformer) -> Callabl
     return load
 
 
-def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -> tuple[list[Batch], float]:
+def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -> tuple[list[Batch], Teachers | None, float]:
     """Assigns the conversations of all ranks to dp ranks by cost and packs them in rows. Returns this rank's tokens, in the same number of
-    batches as every other rank, and the highest load of a rank over the mean."""
+    batches as every other rank; what its teachers read, or None if `rl.feedback` gives no hints; and the highest load of a rank over the mean."""
     device, config = current().device, model.config
     dp = current().group("dp").size
     segments = [(n, s) for n, p in zip(numbers.tolist(), played, strict=True) for s in p.chain.segments]
@@ -324,6 +350,8 @@ def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -
     held["doc"] = [torch.full((int(T),), i, device=device) for i, T in enumerate(sizes)]
     empty = {"doc": -1, "experts": -1}
     laid = {name: lay(column, row, start, shape, empty.get(name, 0)).to(device) for name, column in held.items()}
+    teachers = corrected(c, played, rank_of, row * c.length + start) if c.rl.feedback.weight else None
+    where = nothing() if teachers is None else teachers.where
     here, batches = places(c.length).to(device), []  # rows already belong to this dp rank: only split their tokens
     for first in range(0, shape[0], c.micro_rows):
         part = {name: x[first : first + c.micro_rows, here] for name, x in laid.items()}
@@ -336,9 +364,34 @@ def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -
                 ahead(part["behavior"]),
                 part["conversation"],
                 part.get("experts"),
+                within(where, first * c.length, (first + c.micro_rows) * c.length),
             )
         )
-    return batches, imbalance(costs, rank_of, dp)
+    return batches, teachers, imbalance(costs, rank_of, dp)
+
+
+def nothing() -> Hinted:
+    """What the teacher of a segment without a hint reads."""
+    return Hinted(*torch.zeros(3, 0, dtype=torch.long).unbind())
+
+
+def corrected(c: Rl, played: Sequence[Played], rank_of: Tensor, starts: Tensor) -> Teachers:
+    """Sends what the teachers of this rank's segments read to the dp ranks that train on them, and packs what comes. `starts`: where this dp rank's
+    segments begin in their rows, flattened."""
+    device, cp = current().device, current().group("cp").size
+    found = [hinted(s, p.hints[n]) if p.hints else nothing() for p in played for n, s in enumerate(p.chain.segments)]
+    held = []
+    for name in ("tokens", "student", "teacher"):
+        column = [getattr(one, name).to(device) for one in found]
+        # Where nothing is corrected, nothing is read.
+        column = [x if len(one.student) else x[:0] for x, one in zip(column, found, strict=True)]
+        sizes = torch.cat(gathered(torch.tensor([len(x) for x in column], device=device), "cp"))
+        together = torch.cat(gathered(torch.cat(column), "cp"))
+        held.append(exchange(list(together.split(sizes.tolist())), rank_of))
+    mine = [Hinted(*three) for three in zip(*held, strict=True)]
+    longest = int(most(torch.tensor(max((len(one.tokens) for one in mine), default=0), device=device), "dp"))
+    where, doc = packed(mine, starts, max(c.length, -(-longest // (2 * cp)) * 2 * cp))
+    return Teachers(where, doc)
 
 
 def routing(c: Rl, batch: Batch) -> list | None:
@@ -352,13 +405,13 @@ def routing(c: Rl, batch: Batch) -> list | None:
     return list(layers) if c.rl.replay == "plain" else [partial(replay, replayed=e, k=K, alpha=c.rl.replay_alpha) for e in layers]
 
 
-def own_logp(model: Transformer, batch: Batch, experts: list | None, temperature: float) -> tuple[Tensor, list[Tensor]]:
+def own_logp(model: Transformer, batch: Batch, experts: list | None, temperature: float) -> tuple[Tensor, Output]:
     """Log-probs [B, T/cp] of the tokens that the policy chose, at the sampling temperature; zero elsewhere, where the head does not run. Also
-    the experts used."""
+    what else the forward pass gave."""
     out = model(batch.ids, doc=batch.doc, logits=False, experts=experts)
     at = batch.keep.nonzero(as_tuple=True)
     logp = model.logprob(out.hidden[at] / temperature, batch.target[at])
-    return logp.new_zeros(batch.keep.shape).index_put(at, logp), out.experts
+    return logp.new_zeros(batch.keep.shape).index_put(at, logp), out
 
 
 def heldout(c: Rl, model: Transformer, sampler: Sampler, world: World) -> float:

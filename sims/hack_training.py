@@ -1,4 +1,4 @@
-"""What experiments on hacks share: a policy that knows the words of a hack, RL that may find its use, and looks before and after."""
+"""What experiments on hacks share, and that on hints: a policy that has learnt some words, RL that may find their use, looks before and after."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,10 +19,10 @@ from sims.recipe.agent import Episode, Language, hash_seed, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import Lesson, context
 from sims.recipe.learner import RATES, Learner, load_checkpoint, shown_rows, train
-from sims.recipe.reinforcement import learn
+from sims.recipe.reinforcement import Hinting, learn
 from sims.recipe.settings import Recipe
 
-__all__ = ["Heldout", "Opened", "Size", "Told", "along", "engine", "fine_tuned", "reinforced", "side_by_side", "undisturbed"]
+__all__ = ["Heldout", "Length", "Opened", "Size", "Told", "along", "engine", "fine_tuned", "reinforced", "side_by_side", "undisturbed"]
 
 Opened = Callable[[Task, int], Environment]
 """Begins an episode of a task with so many turns at most."""
@@ -31,7 +31,7 @@ Told = Callable[[list[Episode]], dict[str, float]]
 
 
 @dataclass(frozen=True)
-class Size:
+class Length:
     """Length of fine-tuning and of training, and held-out tasks. Each experiment has its own numbers, and adds what it alone needs."""
 
     run: str = "runs/small"
@@ -50,8 +50,6 @@ class Size:
     """Rollouts of each task."""
     lr: float = 2e-4
     """Learning rate of RL: twice the recipe's, or more, for fewer steps."""
-    disk_steps: int = 2
-    """RL steps that are also played on disk, with a quarter of the tasks."""
     tasks: int = 80
     """Held-out tasks before and after."""
     samples: int = 8
@@ -60,7 +58,7 @@ class Size:
     """Seed of the looks; added to the recipe's seed, it is that of the training runs."""
 
     def __post_init__(self):
-        for name in ("demonstrations", "epochs", "steps", "prompts", "rollouts", "disk_steps", "tasks", "samples"):
+        for name in ("demonstrations", "epochs", "steps", "prompts", "rollouts", "tasks", "samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.trainings < 2:
@@ -68,7 +66,24 @@ class Size:
 
     @classmethod
     def quick(cls) -> Self:
-        return cls(run="", demonstrations=24, epochs=1, trainings=2, steps=2, prompts=2, rollouts=2, disk_steps=1, tasks=6, samples=2)
+        return cls(run="", demonstrations=24, epochs=1, trainings=2, steps=2, prompts=2, rollouts=2, tasks=6, samples=2)
+
+
+@dataclass(frozen=True)
+class Size(Length):
+    """The same, with some steps on disk."""
+
+    disk_steps: int = 2
+    """RL steps that are also played on disk, with a quarter of the tasks."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.disk_steps < 1:
+            raise ValueError(f"disk_steps must be at least 1, got {self.disk_steps}")
+
+    @classmethod
+    def quick(cls) -> Self:
+        return replace(super().quick(), disk_steps=1)
 
 
 def undisturbed(recipe: Recipe) -> Recipe:
@@ -77,7 +92,7 @@ def undisturbed(recipe: Recipe) -> Recipe:
     return replace(recipe, training=replace(recipe.training, threads=1))
 
 
-def fine_tuned(run: Run, name: str, c: Size, root: Path, recipe: Recipe, lessons: Iterable[Lesson]) -> Path:
+def fine_tuned(run: Run, name: str, c: Length, root: Path, recipe: Recipe, lessons: Iterable[Lesson]) -> Path:
     """Fine-tunes the recipe's policy on the first of `lessons`. Returns the folder of the checkpoint `name`."""
     folder, s = run.path("checkpoints", name), recipe.sft
     pieces = [(one.tokens, one.sampled) for lesson in itertools.islice(lessons, c.demonstrations) for one in lesson.chain.segments]
@@ -96,7 +111,7 @@ def fine_tuned(run: Run, name: str, c: Size, root: Path, recipe: Recipe, lessons
 class Heldout:
     """Plays held-out tasks in a world and says what came of them. `counted`: what is asked of every rollout, by name."""
 
-    def __init__(self, label: str, c: Size, recipe: Recipe, language: Language, worlds: Mapping[str, Opened], counted: Mapping):
+    def __init__(self, label: str, c: Length, recipe: Recipe, language: Language, worlds: Mapping[str, Opened], counted: Mapping):
         self.label, self.c, self.recipe, self.language, self.worlds, self.counted = label, c, recipe, language, worlds, counted
         self.how, self.tasks = context(self.language, recipe), list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
 
@@ -116,7 +131,7 @@ def engine(model: Transformer, recipe: Recipe) -> Sampler:
 
 def reinforced(
     stage: Stage,
-    c: Size,
+    c: Length,
     recipe: Recipe,
     number: int,
     start: Path,
@@ -125,8 +140,10 @@ def reinforced(
     told: Told,
     names: Sequence[str],
     at_end: Callable[[Sampler], dict],
+    hinting: Hinting | None = None,
 ) -> dict:
-    """The training run of that number in a world: of its steps what `names` lists, and what `at_end` says of the policy at its end."""
+    """The training run of that number in a world: of its steps what `names` lists, and what `at_end` says of the policy at its end. `hinting`: as in
+    `learn`."""
     if stage.finished:
         return stage.result()
     rl = replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0)
@@ -138,7 +155,7 @@ def reinforced(
             found.update(at_end(sampler))
         return {}
 
-    learn(stage, config, load_hf(start), None, load_hf(start), language, look, opened=opened, told=told)
+    learn(stage, config, load_hf(start), None, load_hf(start), language, look, opened=opened, told=told, hinting=hinting)
     steps = [{name: line[name] for name in ("step", *names)} for line in read_lines(stage.metrics_path)]
     return stage.finish({"steps": steps, **found})
 

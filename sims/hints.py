@@ -30,11 +30,12 @@ from dataclasses import dataclass, replace
 
 from ref.self_summary import Chain
 from ref.textual_feedback import Hint, leaked
-from sims.microrepo import Task
-from sims.recipe.agent import Language
-from sims.transcripts import TOOLS, Message
+from sims.microrepo import Session, Task
+from sims.recipe.agent import Episode, Language
+from sims.recipe.settings import Hints
+from sims.transcripts import TOOLS, Message, messages
 
-__all__ = ["FEEDBACK", "RULES", "Fault", "Rule", "faults", "hints", "leaks", "shuffled"]
+__all__ = ["FEEDBACK", "RULES", "Fault", "Rule", "faults", "given", "hints", "leaks", "shuffled"]
 
 Says = Callable[[Task, Sequence[Message], Message], str | None]
 
@@ -214,3 +215,21 @@ def hints(language: Language, task: Task, chain: Chain, broken: Sequence[Fault])
 def leaks(language: Language, task: Task, hint: Sequence[int], one: Message, context: Sequence[int]) -> bool:
     """Whether a hint gives the task's answer away, or its message, as `ref.textual_feedback.leaked` finds it."""
     return any(leaked(hint, language.encode(secret), context) is not None for secret in (task.answer, one.text) if secret)
+
+
+def given(episodes: Sequence[Episode], seed: int, how: Hints) -> list[list[list[Hint]]]:
+    """The hints of a step's finished episodes, for every context of every chain. `seed` draws which texts are exchanged.
+
+    Turns are played once more, in memory; an episode on disk says the same. Raises TypeError for an episode of another world."""
+    rules = FEEDBACK if how.source == "error" else [rule for rule in RULES if rule.name in how.rules]
+    tasks = []
+    for episode in episodes:
+        if not isinstance(episode.environment, Session):
+            raise TypeError(f"hints are for episodes of the small world, got one of {type(episode.environment).__name__}")
+        tasks.append(episode.environment.task)
+    broken = [faults(task, messages(episode, task), rules) for episode, task in zip(episodes, tasks, strict=True)]
+    if how.source == "shuffled":
+        broken = shuffled(broken, seed)
+    if how.source == "bare":
+        broken = [[replace(fault, says="error") for fault in one] for one in broken]
+    return [hints(e.language, task, e.chain, one) for e, task, one in zip(episodes, tasks, broken, strict=True)]

@@ -14,25 +14,32 @@ the turns were used up or a limit cut the context off.
     (an empty turn)     Call("", valid=False)                                 error: no call
 
 All that a session rejects is broken in the record's words, a refused body as well, so nothing is merely failed. A turn of the small world is
-nothing but calls: there is no final message, and who prices `silent` prices all rollouts alike.
+nothing but calls: there is no final message, and who prices `silent` prices all rollouts alike. In a world with manners
+(`sims/microrepo/manners.py`) there are messages, to-do items and calls that fail. What was said last ends the record.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ref.behaviour import Behaviour, Prices, behaviour
 from ref.self_summary import Segment
 from ref.transcript import Call, Transcript, Turn
 from sims.microrepo import Session, Task
+from sims.microrepo.manners import ManneredSession, lints
 from sims.microrepo.session import INDENT, MAX_CALLS
 from sims.recipe.agent import Episode, Language, parted
 
-__all__ = ["TOOLS", "Message", "calls_in", "messages", "transcript_of"]
+__all__ = ["TOOLS", "Message", "Record", "calls_in", "messages", "priced", "transcript_of"]
 
 TOOLS = ("read", "write", "test", "done")
 """The calls of the small world."""
 REQUEST = "note"
 """What the policy hears when it is to summarise (`sims/recipe/demonstrations.py`)."""
 ENDLESS = 10**9
+
+
+Record = Callable[[Episode, Task], Transcript]
+"""The record of a finished episode of a task."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,12 @@ class Message:
 def messages(episode: Episode, task: Task, opened: Callable[[Task, int], Session] = Session) -> list[Message]:
     """All messages of a finished episode of `task`, in order, over all contexts of its chain. `opened` begins an episode of the kind that was
     played, in memory."""
-    session, found = opened(task, ENDLESS), []
+    return heard(episode, opened(task, ENDLESS))
+
+
+def heard(episode: Episode, session: Session) -> list[Message]:
+    """All messages of a finished episode, played in a fresh session without a limit of turns, which ends where the episode did."""
+    found = []
     for number, segment in enumerate(episode.chain.segments):
         for where, own in parted(segment, episode.stop):
             if own:
@@ -110,38 +122,55 @@ def played(session: Session, turn: str) -> tuple[tuple[Call, ...], tuple[str, ..
 def made(session: Session, text: str) -> tuple[Call, str]:
     """One call, played as a turn of its own."""
     broken, runs = (session.counts[name] for name in ("invalid_calls", "test_runs"))
+    failed = failures(session)
     answer = session.step(text)
     tests = None
     if session.counts["test_runs"] > runs:
         complaints = session.complaints(session.task.visible_tests)
         tests = (complaints.count(None), len(complaints))
-    return named(text, session.counts["invalid_calls"] == broken, tests), answer
+    return named(text, session.counts["invalid_calls"] == broken, failures(session) == failed, tests), answer
 
 
-def named(text: str, valid: bool, tests: tuple[int, int] | None = None) -> Call:
+def failures(session: Session) -> int:
+    """How many calls have failed so far."""
+    return session.failed if isinstance(session, ManneredSession) else 0
+
+
+def named(text: str, valid: bool, ok: bool = True, tests: tuple[int, int] | None = None) -> Call:
     """The call that this text makes."""
     line, *body = text.split("\n")
     name, *rest = line.strip(" ").split(" ")
-    path = rest[0] if rest and name in ("read", "write") else ""
-    return Call(name, path, "\n".join(part[len(INDENT) :] for part in body), valid, tests=tests)
+    about = rest if name in ("read", "write") else rest[1:] if name == "sh" and rest[:1] == ["cat"] else []
+    return Call(name, about[0] if about else "", "\n".join(part[len(INDENT) :] for part in body), valid, ok, tests)
 
 
 def transcript_of(episode: Episode, task: Task, opened: Callable[[Task, int], Session] = Session) -> Transcript:
     """The record of a finished episode. The prompt and requests for a summary are the user's turns; a summary is a turn of the assistant's
     without calls. What the next context repeats stands here once. A rollout that a limit cut off ends in an empty turn: what it had begun to say was
     not called, and is no final message."""
-    found = messages(episode, task, opened)
-    turns, body = [Turn("user", opened(task, ENDLESS).prompt)], ""
-    for one in found:
+    session = opened(task, ENDLESS)
+    turns, body = [Turn("user", session.prompt)], ""
+    for one in heard(episode, session):
         if not one.whole:
             continue
         if one.summary:
             turns += [Turn("user", REQUEST), Turn("assistant", one.text)]
             continue
-        turns.append(Turn("assistant", calls=one.calls))
+        calls = tuple(call for call in one.calls if call.name != "say" or not call.valid)
+        turns += [Turn("assistant", calls=calls)] if calls else []
         said = "\n".join(answer for answer in one.answers if answer)
         turns += [Turn("tool", said)] if said else []
         body = next((call.wrote for call in reversed(one.calls) if call.writes), body)
-    if not episode.chain.finished:
-        turns.append(Turn("assistant"))
-    return Transcript(tuple(turns), changed_lines=len(body.splitlines()), tokens=episode.chain.written)
+    more, said = {}, ""
+    if isinstance(session, ManneredSession):
+        more, said = {"todos": session.todos, "lints": lints(session.body)}, session.message
+    if said or not episode.chain.finished:
+        turns.append(Turn("assistant", said if episode.chain.finished else ""))
+    return Transcript(tuple(turns), changed_lines=len(body.splitlines()), tokens=episode.chain.written, **more)
+
+
+def priced(prices: Prices, episodes: Sequence[Episode], tasks: Sequence[Task], record: Record = transcript_of) -> list[Behaviour]:
+    """What the rollouts of these tasks, one of each, did on their way, priced. Empty where nothing has a price: then no record is made."""
+    if not prices.most:
+        return []
+    return [behaviour(record(episode, task), prices) for episode, task in zip(episodes, tasks, strict=True)]

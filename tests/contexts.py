@@ -4,8 +4,9 @@ import torch
 
 from ref.network import Config, Transformer
 from ref.self_summary import Segment
+from ref.textual_feedback import Hint
 
-__all__ = ["CONFIG", "LENGTH", "network", "policy", "segment"]
+__all__ = ["CONFIG", "LENGTH", "hints", "network", "policy", "segment"]
 
 CONFIG = Config.tiny(
     30,
@@ -47,3 +48,14 @@ def segment(g: torch.Generator, model: Transformer) -> Segment:
     logp = torch.cat((torch.zeros(1, dtype=torch.float64), own.clamp(max=0))).where(sampled, 0)
     experts = torch.rand(T - 1, 2, 4, generator=g).argsort(-1)[..., :2].to(torch.int16)
     return Segment(tokens, sampled, logp, torch.zeros(T, dtype=torch.long), experts, True, summary=torch.zeros(T, dtype=torch.bool))
+
+
+def hints(g: torch.Generator, one: Segment) -> list[Hint]:
+    """Hints of 0 to 3 tokens in front of some of its messages, each of which is a run of the policy's tokens."""
+    own, found = one.sampled.tolist(), []
+    for begin in range(1, len(own)):
+        if own[begin] and not own[begin - 1] and bool(torch.rand((), generator=g) < 0.5):
+            end = next((t for t in range(begin, len(own)) if not own[t]), len(own))
+            words = torch.randint(0, 30, (int(torch.randint(0, 4, (), generator=g)),), generator=g)
+            found.append(Hint(begin, tuple(words.tolist()), begin, end))
+    return found

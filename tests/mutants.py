@@ -650,6 +650,15 @@ MUTANTS: list[Mutant] = [
         ("n = min(n, len(answer), len(hint))", "pass"),
     ),
     *of(
+        "rl",
+        ("loss = loss + c.feedback.weight * apart", "loss = loss + apart"),
+        ("told = corrected(played) if c.feedback.weight else {}", "told = corrected(played)"),
+        ("student, teacher = (model.head(x) / c.temperature for x", "student, teacher = (model.head(x) for x"),
+        ("budget=budget, kind=c.feedback.divergence)", "budget=float(len(student)), kind=c.feedback.divergence)"),
+        ("number += 0 if p.hints else len(p.chain.segments)", "number += 0"),
+        ("predictions(hidden[at], taught[row], where)", "predictions(hidden[row], taught[row], where)"),
+    ),
+    *of(
         "behaviour",
         ('todo.state in ("open", "started")', 'todo.state == "open"'),
         ("sum(call.valid and not call.ok for call in calls)", "sum(not call.ok for call in calls)"),

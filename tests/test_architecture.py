@@ -44,7 +44,8 @@ MAY = {
     "etude/catalog.py": set(),
     "etude/report/record.py": {"kit.disk"},
     "etude/report/pictures.py": {"etude.report.record"},
-    "etude/report/page.py": {"etude.report.record", "etude.report.pictures", "kit.disk"},
+    "etude/report/watched.py": {"etude.report.record", "etude.report.pictures", "sims.recipe.watched"},
+    "etude/report/page.py": {"etude.report.record", "etude.report.pictures", "etude.report.watched", "kit.disk"},
 }
 
 

@@ -2,17 +2,49 @@
 
 import streamlit as st
 
-from etude.explorer import advantages, async_rl, claims, episodes, feature_deletion, kl, lesson, mtp, penalties, recipe, replay, summary, weight_sync
+from etude.explorer import (
+    advantages,
+    async_rl,
+    claims,
+    episodes,
+    feature_deletion,
+    kl,
+    lesson,
+    mtp,
+    penalties,
+    real_time_rl,
+    recipe,
+    replay,
+    summary,
+    watch,
+    weight_sync,
+)
 from etude.explorer.page import LESSON, Page, show
 
 __all__ = ["PAGES", "Page", "start"]
 
 PAGES: tuple[Page, ...] = tuple(
-    module.PAGE for module in (recipe, mtp, advantages, kl, penalties, summary, replay, async_rl, weight_sync, feature_deletion, episodes, claims)
+    module.PAGE
+    for module in (
+        watch,
+        recipe,
+        mtp,
+        advantages,
+        kl,
+        penalties,
+        summary,
+        replay,
+        async_rl,
+        weight_sync,
+        feature_deletion,
+        real_time_rl,
+        episodes,
+        claims,
+    )
 )
 
 
-def start(first: str = "recipe") -> None:
+def start(first: str = "watch") -> None:
     """Draws the page that the URL names, or the page called `first` if the URL names no page."""
     st.set_page_config(page_title="etude", page_icon="🎼", layout="wide")
     found = [st.Page(lambda page=page: show(page), title=page.title, url_path=page.name) for page in PAGES]

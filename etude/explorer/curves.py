@@ -11,6 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from etude.explorer.page import COLOURS, axes, png
 from etude.report.record import joined_lines, points_of, smoothed
+from sims.recipe.watched import NAMES
 
 __all__ = ["PANELS", "Panel", "drawn", "points", "rows"]
 
@@ -119,6 +120,27 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "The policy's remaining uncertainty; near zero it no longer explores.",
         ),
     ),
+    "RL: monitor": (
+        Panel(
+            "evidence",
+            "Evidence of a change",
+            ("rl",),
+            {f"evidence_{name}": words for name, words in NAMES.items()} | {"alarm_at": "an alarm from here on"},
+            "log of a bettor's wealth, nats",
+            "Somebody bets that what rollouts do has changed since the first steps. In an unchanged run hardly one in a hundred ever gets this far.",
+        ),
+        *(
+            Panel(
+                f"watch-{name.replace('_', '-')}",
+                f"{words[0].upper()}{words[1:]}",
+                ("rl",),
+                {f"watch_{name}": "mean of a step", f"low_{name}": "usual: from", f"high_{name}": "usual: to"},
+                "share",
+                "Its mean may lie between these lines before it counts as changed. Evidence past its threshold says that it has, not that it is bad.",
+            )
+            for name, words in NAMES.items()
+        ),
+    ),
     "Pretraining": (
         Panel(
             "loss",
@@ -159,7 +181,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         ),
     ),
 }
-"""Options of the radio button; two pictures each, because a redraw waits for the drawing."""
+"""Options of the radio button; most have two pictures, because a redraw waits for the drawing."""
 
 
 def points(metrics: dict[str, list[dict]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -220,7 +242,7 @@ def _curves(ax, panel: Panel, runs: Sequence[Played], smooth: int) -> None:
     several = len(runs) > 1
     colours = tuple(COLOURS.values())
     for number, (run, mark) in enumerate(zip(runs, cycle(MARKS))):
-        for place, ((key, words), dash) in enumerate(zip(panel.series.items(), DASHES)):
+        for place, ((key, words), dash) in enumerate(zip(panel.series.items(), cycle(DASHES))):
             xs, ys = run.series[f"{panel.name}/{key}"]
             if not len(xs):
                 continue

@@ -159,8 +159,9 @@ def shown(chosen: dict[str, Path], what: str, smooth: int, going: bool) -> None:
         return
     for run in runs:
         st.caption(_about(run))
-    for panel, column in zip(curves.PANELS[what], st.columns(2), strict=True):
-        with column:
+    columns = st.columns(2)
+    for place, panel in enumerate(curves.PANELS[what]):
+        with columns[place % 2]:
             rows = curves.rows(panel, runs, smooth)
             if rows:
                 figure(curves.drawn(panel, smooth, tuple(runs)), panel.name, rows, panel.words)

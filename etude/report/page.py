@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from etude.report import watched
 from etude.report.pictures import cpt_pictures, eval_pictures, mtp_pictures, rl_pictures, speculative_pictures, time_picture
 from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of, in_words, replace_text
 from kit.disk import read_lines
@@ -61,6 +62,7 @@ def _page(record: dict, metrics: dict[str, list[dict]]) -> str:
     parts = [f"<h1>{_title(record)}</h1>", f'<p class="lead">{_machine_words(record)}</p>', _cards(record)]
     parts += _section("Before and after", [_before_after_table(record)], eval_pictures(result))
     parts += _section("Reinforcement learning", [], rl_pictures(metrics))
+    parts += _section("What was watched for in RL", [_watched_table(metrics)], watched.picture(metrics.get("rl", [])))
     parts += _section("Continued pretraining", [_data_words(stages.get("data", {})), _codebase_table(result)], cpt_pictures(metrics))
     parts += _section("Multi-token prediction", [_ways_table(result)], mtp_pictures(metrics) + speculative_pictures(result))
     parts += _section("A rollout", _examples(result), [])
@@ -142,6 +144,13 @@ def _before_after_table(record: dict) -> str:
     return f"<p>{html.escape(words)}brackets are 95% bootstrap intervals over tasks.</p>" + _table(
         ["", "before RL", "after RL", "difference"], [list(row) for row in rows]
     )
+
+
+def _watched_table(metrics: dict[str, list[dict]]) -> str:
+    lines = metrics.get("rl", [])
+    rows = watched.rows(lines)
+    header = ["", "usual", "at the end", "evidence of a change, nats", "changed"]
+    return f"<p>{html.escape(watched.sentence(lines))}</p>" + _table(header, rows) if rows else ""
 
 
 def _data_words(data: dict) -> str:

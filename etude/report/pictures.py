@@ -32,7 +32,7 @@ def _axes(title: str, x: str, y: str, size: tuple[float, float] = (5.0, 3.1)) ->
     return figure, axes
 
 
-def _picture(figure: Any, alt: str, words: str) -> str:
+def embedded(figure: Any, alt: str, words: str) -> str:
     """An HTML figure with an embedded picture and a caption."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=144, metadata={"Software": None})
@@ -66,7 +66,7 @@ def cpt_pictures(metrics: dict) -> list[str]:
         axes.legend(frameon=False, title="phase")
         _tokens_axis(axes)
         found.append(
-            _picture(
+            embedded(
                 figure,
                 "loss against tokens by phase",
                 "Steep at first, flatter with the decay of the "
@@ -84,7 +84,7 @@ def cpt_pictures(metrics: dict) -> list[str]:
         axes.yaxis.set_minor_formatter(NullFormatter())
         _tokens_axis(axes)
         found.append(
-            _picture(
+            embedded(
                 figure,
                 "codebase perplexity against tokens",
                 f"Perplexity on code that training never "
@@ -125,7 +125,7 @@ def mtp_pictures(metrics: dict) -> list[str]:
             axes.axvline(border, color="#B8C2CC", linewidth=0.8, linestyle=":")
             axes.text(border, 1.0, f" {name}", transform=axes.get_xaxis_transform(), va="top", fontsize=8)
         axes.legend(frameon=False)
-        found.append(_picture(figure, title, words))
+        found.append(embedded(figure, title, words))
     return found
 
 
@@ -144,7 +144,7 @@ def rl_pictures(metrics: dict) -> list[str]:
             else ""
         )
         found.append(
-            _picture(
+            embedded(
                 figure,
                 "reward and success by RL step",
                 "Every step uses new prompts, so memorisation cannot raise this curve. Reward is success minus the penalties." + told,
@@ -176,7 +176,7 @@ def rl_pictures(metrics: dict) -> list[str]:
             _line(axes, lines, y, BLUE, None, smooth=width)
             if y in ("tokens", "invalid_calls", "nll"):
                 axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
-            found.append(_picture(figure, title, words))
+            found.append(embedded(figure, title, words))
     return found
 
 
@@ -218,7 +218,7 @@ def eval_pictures(result: dict) -> list[str]:
         _bars(axes, [name for _, name in keys], [before.get(key) for key, _ in keys], [after.get(key) for key, _ in keys])
         axes.set_ylim(0, 1.08)
         found.append(
-            _picture(
+            embedded(
                 figure,
                 "success before and after RL",
                 f"Whiskers: 95% bootstrap over "
@@ -236,7 +236,7 @@ def eval_pictures(result: dict) -> list[str]:
         axes.set_xlabel("")
         axes.set_ylim(0, 1.08)
         found.append(
-            _picture(
+            embedded(
                 figure,
                 "success by depth",
                 "Depth 0: the docstring says everything. Deeper tasks refer to helpers in other files, which the agent must read and use.",
@@ -252,7 +252,7 @@ def eval_pictures(result: dict) -> list[str]:
         axes.set_ylim(0, 1.02)
         axes.legend(frameon=False, loc="lower right")
         found.append(
-            _picture(
+            embedded(
                 figure,
                 "pass at k before and after RL",
                 "The left end is the success of one try, the right "
@@ -282,7 +282,7 @@ def speculative_pictures(result: dict) -> list[str]:
         told += f", {per_cycle[0]:.2f} tokens per pass of the model"
     share = as_triple(speculative.get("identical"))
     same = f" Greedy text was the same with and without drafts in {share[0]:.1%} of the tasks." if share else ""
-    return [_picture(figure, "acceptance by depth", told + ". Later draft tokens are accepted less often." + same)]
+    return [embedded(figure, "acceptance by depth", told + ". Later draft tokens are accepted less often." + same)]
 
 
 def time_picture(seconds: dict[str, float]) -> list[str]:
@@ -296,4 +296,4 @@ def time_picture(seconds: dict[str, float]) -> list[str]:
     for place, name in enumerate(names[::-1]):
         axes.text(seconds[name], place, f" {seconds[name]:.0f}", va="center", fontsize=9)
     axes.margins(x=0.12)
-    return [_picture(figure, "seconds by stage", f"{sum(seconds.values()) / 60:.1f} minutes in total, without interruptions.")]
+    return [embedded(figure, "seconds by stage", f"{sum(seconds.values()) / 60:.1f} minutes in total, without interruptions.")]

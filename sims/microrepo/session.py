@@ -57,15 +57,15 @@ class Session:
                 continue
             calls += 1
             if calls > MAX_CALLS:
-                answers.append(self._invalid("too many calls"))
+                answers.append(self.refused("too many calls"))
                 break
             start = position
             if line.startswith("write "):
                 while position < len(lines) and lines[position].startswith(INDENT):
                     position += 1
-            answers.append(self._call(line, lines[start:position]))
+            answers.append(self.call(line, lines[start:position]))
         if not calls:
-            answers.append(self._invalid("no call"))
+            answers.append(self.refused("no call"))
         return "\n".join(answer for answer in answers if answer)
 
     def verify(self) -> Reward:
@@ -91,52 +91,58 @@ class Session:
         twin.counts = dict(self.counts)
         return twin
 
-    def _call(self, line: str, body: list[str]) -> str:
+    def call(self, line: str, body: list[str]) -> str:
+        """The answer to a call: its line, and the lines of a body as they were written. A world of its own may know more calls."""
         match line.split(" "):
             case ["read", name]:
-                return self._read(name)
+                return self.read(name)
             case ["write", name]:
-                return self._write(name, "\n".join(part[len(INDENT) :] for part in body))
+                return self.write(name, "\n".join(part[len(INDENT) :] for part in body))
             case ["test"]:
-                return self._test()
+                return self.test()
             case ["done"]:
                 self._finished = True
                 self.counts["calls"] += 1
                 return ""
-        return self._invalid("no such call")
+        return self.refused("no such call")
 
-    def _invalid(self, reason: str) -> str:
+    def refused(self, reason: str) -> str:
+        """The answer to a broken call, which is counted."""
         self.counts["calls"] += 1
         self.counts["invalid_calls"] += 1
         return f"error: {reason}"
 
-    def _valid(self, kind: str) -> None:
+    def accepted(self, kind: str) -> None:
+        """Counts a call of this kind, which is one of `counts`."""
         self.counts["calls"] += 1
         self.counts[kind] += 1
 
-    def _read(self, name: str) -> str:
+    def read(self, name: str) -> str:
+        """The answer to a call that reads a file."""
         text = self.source_of(name) if name in self.task.files else self.beside(name)
         if text is None:
-            return self._invalid("no such file")
-        self._valid("reads")
+            return self.refused("no such file")
+        self.accepted("reads")
         return text
 
-    def _write(self, name: str, text: str) -> str:
+    def write(self, name: str, text: str) -> str:
+        """The answer to a call that makes a text the body of a file."""
         if name not in self.task.files:
-            return self._invalid("no such file")
+            return self.refused("no such file")
         if name != self.task.target:
-            return self._invalid(f"{name} is not the file to fix")
+            return self.refused(f"{name} is not the file to fix")
         try:
-            self.body = evaluator.parse(text, self.task.files[name].args)
+            self.body = evaluator.parse(self.code_of(text), self.task.files[name].args)
         except EvaluationError as error:
-            return self._invalid(str(error))
-        self._valid("writes")
+            return self.refused(str(error))
+        self.accepted("writes")
         self.text, self._tested = text, False
         self.put()
         return "ok"
 
-    def _test(self) -> str:
-        self._valid("test_runs")
+    def test(self) -> str:
+        """The answer to a call that runs the visible tests."""
+        self.accepted("test_runs")
         self._tested = self.body is not None
         complaints = self.complaints(self.task.visible_tests)
         wrong = [complaint for complaint in complaints if complaint is not None]
@@ -160,6 +166,10 @@ class Session:
         """The text of a file."""
         module = self.task.files[name]
         return module.source(name, self.text if name == self.task.target else f"return {module.expr}")
+
+    def code_of(self, text: str) -> str:
+        """What of a body is code. In a world of its own not all of it may be."""
+        return text
 
     def beside(self, name: str) -> str | None:
         """The text of a file that is no module; None if there is none. A world of its own may have some."""

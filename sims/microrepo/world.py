@@ -18,11 +18,14 @@ from ref.cpt import load_tokenizer
 from ref.engine.sampler import Sampler
 from ref.rl import Played, Settings
 from ref.self_summary import Chain
+from ref.textual_feedback import Hint
+from sims.hints import given
 from sims.microrepo import Session, Task
 from sims.recipe.agent import Episode, Language, pay, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.settings import Recipe
+from sims.transcripts import priced
 
 __all__ = ["MicroWorld"]
 
@@ -66,8 +69,12 @@ class MicroWorld:
         if self.how.limit > c.length:
             raise RunError(f"{length} must hold a context of {self.how.limit} tokens, got {c.length}; see --set {length}=…")
         self.payment, self.temperature = c.rl.payment, c.rl.temperature
+        self.prices = c.rl.behaviour
         self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
         prompt = len(Episode(self.language, Session(self.task("rl", 0))).prompt)
+        self.hinted, feedback = bool(c.rl.feedback.weight), self.recipe.rl.feedback
+        if self.hinted and feedback.source == "shuffled":
+            raise RunError("rl.feedback.source=shuffled exchanges hints between all rollouts of a step, and a rank sees its own; use --scale small")
         if prompt + 1 >= self.how.limit:
             raise RunError(f"a prompt has about {prompt} tokens; contexts of {self.how.limit} leave no room for an answer; see --set rl.max_len=…")
 
@@ -82,7 +89,8 @@ class MicroWorld:
         """`ref.rl.World`."""
         chosen = [self.task(stream, n) for n in tasks]
         episodes = play(sampler, self.language, chosen, 1, self.how, self.recipe.rl.max_turns, generator, self.temperature)
-        return [Played(e.chain, pay(e, self.payment)["reward"], figures(e)) for e in episodes]
+        hints = given(episodes, 0, self.recipe.rl.feedback) if self.hinted else [[]] * len(episodes)
+        return [self.paid(episode, task, told) for episode, task, told in zip(episodes, chosen, hints, strict=True)]
 
     def open(self, stream: str, task: int) -> Episode:
         """`scaled.async_rl.player.Scene`."""
@@ -94,8 +102,13 @@ class MicroWorld:
 
     def settle(self, conversation: Episode, chain: Chain) -> Played:
         """`scaled.async_rl.player.Scene`."""
-        conversation.take(chain)
-        return Played(chain, pay(conversation, self.payment)["reward"], figures(conversation))
+        session = conversation.take(chain).environment
+        assert isinstance(session, Session)
+        return self.paid(conversation, session.task)
+
+    def paid(self, episode: Episode, task: Task, hints: Sequence[Sequence[Hint]] = ()) -> Played:
+        """A finished episode of a task, with its reward."""
+        return Played(episode.chain, pay(episode, self.payment, *priced(self.prices, [episode], [task]))["reward"], figures(episode), hints)
 
 
 def figures(episode) -> dict[str, float]:

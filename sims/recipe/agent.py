@@ -17,6 +17,7 @@ import torch
 
 from kit.process import on_cores
 from ref import cpt
+from ref.behaviour import Behaviour, rewarded
 from ref.engine.sampler import Rollout, Sampler
 from ref.length_penalty import Effort, effort, length_penalty
 from ref.self_summary import Chain, Chaining, rollout_chains
@@ -165,9 +166,9 @@ def hash_seed(*parts) -> int:
     return random.Random("-".join(map(str, parts))).getrandbits(63)
 
 
-def pay(episode: Episode, payment: Payment) -> dict[str, float]:
-    """The reward of an episode in named parts; `reward` is their sum (without KL, which needs the
-    reference's log-probs)."""
+def pay(episode: Episode, payment: Payment, behaved: Behaviour | None = None) -> dict[str, float]:
+    """The reward of an episode in named parts, those of its behaviour among them if that is priced; `reward` is their sum (without KL, which
+    needs the reference's log-probs)."""
     verdict, rollout = episode.verdict, episode.rollout
     own = int(rollout.sampled.sum())
     given = len(rollout.tokens) - own - len(episode.prompt)
@@ -179,4 +180,7 @@ def pay(episode: Episode, payment: Payment) -> dict[str, float]:
     )
     cost = payment.effort_price * length_penalty(spent, payment.k, payment.q)
     invalid = payment.invalid_call * verdict.invalid_calls
-    return {"tests": verdict.tests, "effort": -cost, "invalid": -invalid, "reward": verdict.tests - cost - invalid}
+    parts = {"tests": verdict.tests, "effort": -cost, "invalid": -invalid}
+    if behaved is None:
+        return parts | {"reward": verdict.tests - cost - invalid}
+    return parts | behaved.parts | {"reward": rewarded(verdict.tests, cost, behaved) - invalid}

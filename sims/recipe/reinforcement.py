@@ -5,7 +5,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,12 +15,15 @@ from torch import Tensor
 from kit.process import on_cores, one_thread
 from kit.runs import Stage
 from kit.settings import RunError
+from ref.behaviour import Behaviour
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network import Transformer
 from ref.rl import Played, improve
 from ref.self_summary import Chaining
+from ref.textual_feedback import Hint
+from sims.hints import given
 from sims.microrepo import Environment, Session, Task
 from sims.microrepo.disk import DiskSession
 from sims.recipe.agent import Episode, Language, hash_seed, pay, play
@@ -28,10 +31,14 @@ from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.learner import Learner
 from sims.recipe.settings import Recipe
+from sims.recipe.watching import Watching
 from sims.rounding import fp8_rows
+from sims.transcripts import Record, priced, transcript_of
 
-__all__ = ["advance", "choose", "gate", "kept", "learn"]
+__all__ = ["Hinting", "advance", "choose", "gate", "kept", "learn"]
 
+Hinting = Callable[[Sequence[Episode], int], list[list[list[Hint]]]]
+"""The hints of finished episodes, for every context of every chain; the number is a seed."""
 KINDS = 3
 """Kinds of tasks, by depth: how many helpers a task's docstring refers to."""
 
@@ -47,6 +54,9 @@ def learn(
     how: Chaining | None = None,
     opened: Callable[[Task, int], Environment] | None = None,
     told: Callable[[list[Episode]], dict[str, float]] = lambda episodes: {},
+    record: Record | None = None,
+    watch: Watching | None = None,
+    hinting: Hinting | None = None,
 ) -> tuple[Learner, dict[str, int]]:
     """Dr. GRPO: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam step on them.
     A rollout is a chain of contexts under `how`, by default the recipe's. In the later steps (`rl.later`) harder tasks are
@@ -54,20 +64,29 @@ def learn(
 
     model and mtp start from the end of SFT; `reference` prices drift; `look(step, learner, sampler)` is called before the first
     step and after each, and its result is logged with the metrics of the step; so is that of `told`, which sees the step's episodes. `opened` begins
-    an episode of a task with so many turns at most, by default one in the world of `rl.world`. Resumes from the stage's state. Returns the
-    learner and what was consumed. Raises RunError if the policy's success is too low at the start (`rl.gate`)."""
+    an episode of a task with so many turns at most, by default one in the world of `rl.world`; where behaviour has prices, `record` says what an
+    episode of such a world was. `watch` is the monitor, by default that of `rl.monitor`; a world of the caller's has none by default. `hinting` gives
+    the hints of a step's episodes if `rl.feedback.weight` is above 0, by default those of `sims/hints.py`. Resumes from the stage's state. Returns
+    the learner and what was consumed. Raises RunError if the policy's success is too low at the start (`rl.gate`), and for prices in a world without
+    a record."""
     r, t, how = config.rl, config.training, how or context(language, config)
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
     reference = reference.to(learner.dtype)
-    opened = opened or (DiskSession if r.world == "disk" else Session)
+    if opened is None and r.monitor.on:
+        watch = watch or Watching.small(r.monitor, r.max_len)
+    if opened and not record and r.behaviour.most:
+        raise RunError("behaviour has no record in this experiment's world; start from a run without prices of behaviour (rl.behaviour)")
+    opened, record = opened or (DiskSession if r.world == "disk" else Session), record or transcript_of
     rounding = fp8_rows if t.sampler_weights == "fp8" else None
     sampler = ContinuousSampler(learner.trunk.model, getattr(torch, t.sampler_dtype), rounding=rounding)
 
     state = stage.restore()
     first = learner.restore(state) if state else 0
     seen, consumed, played = (state[name] for name in ("seen", "consumed", "played")) if state else (0, 0, np.zeros((KINDS, 3)))
+    if state and watch:
+        watch.restore(state["watch"])
     if not state:
         if r.gate and (success := gate(config, sampler, language, how)) < r.gate:
             raise RunError(
@@ -84,19 +103,26 @@ def learn(
         chosen, passed = choose(tasks, r.prompts, keep, random.Random(hash_seed(config.seed, "harder", step)))
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "rl", step))
         episodes = play(sampler, language, chosen, r.rollouts, how, r.max_turns, generator, r.temperature, opened=opened)
-        figures = advance(config, learner, reference, episodes, step) | told(episodes)
+        behaved = priced(r.behaviour, episodes, [task for task in chosen for _ in range(r.rollouts)], record)
+        figures = advance(config, learner, reference, episodes, step, behaved, hinting) | told(episodes)
         consumed += len(chosen) + passed
         seen += sum(len(e.rollout.tokens) for e in episodes)
         for kind, e in zip(np.repeat([task.depth for task in chosen], r.rollouts), episodes, strict=True):
             played[kind] += 1, e.verdict.turns, e.chain.written
         figures["depth"] = float(np.mean([task.depth for task in chosen]))
+        if watch:
+            watched, lines = watch.step(watch.seen(episodes, chosen))
+            figures |= watched
+            for line in lines:
+                stage.say(line)
         if look:
             sampler.load(learner.trunk.model, version=step + 1)
             figures |= look(step + 1, learner, sampler)
         stage.log(step + 1, **figures)
         stage.progress(step + 1, seen, reward=figures["reward"], success=figures["success"])
         if stage.due():
-            stage.save(learner.state(step + 1, seen=seen, consumed=consumed, played=played), step + 1)
+            more = {"watch": watch.state()} if watch else {}
+            stage.save(learner.state(step + 1, seen=seen, consumed=consumed, played=played, **more), step + 1)
     prompts = r.steps * r.prompts
     return learner, {"steps": r.steps, "prompts": prompts, "rollouts": prompts * r.rollouts, "tokens": seen}
 
@@ -137,14 +163,28 @@ def gate(config: Recipe, sampler: Sampler, language: Language, how: Chaining) ->
 
 
 @one_thread()  # the work between the processes is short; with other programs running, two threads would mostly wait for each other
-def advance(config: Recipe, learner: Learner, reference: Transformer, episodes: list[Episode], step: int) -> dict[str, float]:
+def advance(
+    config: Recipe,
+    learner: Learner,
+    reference: Transformer,
+    episodes: list[Episode],
+    step: int,
+    behaved: Sequence[Behaviour] = (),
+    hinting: Hinting | None = None,
+) -> dict[str, float]:
     """One policy-gradient step (`ref.rl.improve`) on a batch of finished episodes, computed on all cores; returns the metrics of the
     batch. `kl` is the policy's drift from the reference and `engine_kl` the difference to its sampler, in nats per rollout; `dropped` is
-    the share of replayed experts that the filter removed."""
+    the share of replayed experts that the filter removed. `behaved`: what each episode did on its way, if that is priced. With `rl.feedback`, `hints`
+    is their number per rollout, and `divergence` how far the policy is from itself under its hints, in nats per token of the messages that they
+    correct."""
     r = config.rl
     G, N = r.prompts, r.rollouts
-    paid, chains = [pay(e, r.payment) for e in episodes], [e.chain for e in episodes]
+    paid = [pay(e, r.payment, one) for e, one in zip(episodes, behaved, strict=True)] if behaved else [pay(e, r.payment) for e in episodes]
+    chains = [e.chain for e in episodes]
     mtp = learner.mtp if step % config.mtp.rl_every == 0 else None
+    hints: Sequence[list[list[Hint]]] = [[]] * len(episodes)
+    if r.feedback.weight:
+        hints = (hinting or partial(given, how=r.feedback))(episodes, hash_seed(config.seed, "hints", step))
 
     def shuffled(rewards: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "shuffle", step))
@@ -154,7 +194,7 @@ def advance(config: Recipe, learner: Learner, reference: Transformer, episodes: 
         r,
         learner.trunk.model,
         reference,
-        [Played(chain, p["reward"]) for chain, p in zip(chains, paid, strict=True)],
+        [Played(chain, p["reward"], hints=told) for chain, p, told in zip(chains, paid, hints, strict=True)],
         mtp=mtp.model if mtp else None,
         mtp_weight=config.mtp.weight,
         each=partial(on_cores, each=2),  # next to two busy programs, four processes get two thirds of two cores; two get half
@@ -193,4 +233,6 @@ def advance(config: Recipe, learner: Learner, reference: Transformer, episodes: 
         "segments": sum(len(c.segments) for c in chains) / len(chains),
         "summary_tokens": mean(c.summary_tokens for c in chains),
     }
-    return figures | {name: value for name in ("mtp_loss", "dropped") if (value := getattr(found, name)) is not None}
+    figures |= {f"behaviour_{name}": mean(p[name] for p in paid) for name in (behaved[0].parts if behaved else ())}
+    figures |= {"hints": mean(sum(map(len, told)) for told in hints)} if r.feedback.weight else {}
+    return figures | {name: value for name in ("mtp_loss", "dropped", "divergence") if (value := getattr(found, name)) is not None}

@@ -5,11 +5,11 @@ from typing import Literal
 
 from ref.mtp import MTPConfig
 from ref.network import Config, RopeScaling
-from ref.rl import Payment, Settings
+from ref.rl import Feedback, Payment, Settings
 from sims.microrepo import NoiseConfig, WorldConfig
 from sims.recipe.limits import within
 
-__all__ = ["Context", "Data", "Evaluation", "Memory", "Mtp", "Payment", "Recipe", "Rl", "Sft", "Training"]
+__all__ = ["Context", "Data", "Evaluation", "Hints", "Memory", "Mtp", "Payment", "Recipe", "Rl", "RuleName", "Sft", "Training", "Watch"]
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,47 @@ class Mtp:
         within(self, least={"tokens": 1, "rl_every": 1})
 
 
+RuleName = Literal["tool", "argument", "unread", "summary", "unfinished", "untested", "needless"]
+"""A rule of `sims/hints.py`."""
+
+
+@dataclass(frozen=True)
+class Hints(Feedback):
+    """Hints in the small world."""
+
+    # What `Feedback` says of weight and divergence holds.
+    rules: tuple[RuleName, ...] = ("tool", "argument", "unread", "needless")
+    """Rules of `sims/hints.py`: a message that breaks one is hinted at."""
+    source: Literal["rules", "error", "shuffled", "bare"] = "rules"
+    """What a hint says: what its rule says; the error with which the environment will answer (SDPO's setting, which needs no rules); as a control,
+    what was said of a fault in another rollout, or nothing but `error`."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.rules or len(set(self.rules)) < len(self.rules):
+            raise ValueError(f"rules must be different, and one at least, got {', '.join(self.rules) or 'none'}")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """The monitor beside RL at small scale (`ref/monitor.py`). It changes nothing but what is said."""
+
+    on: bool = True
+    """Whether rollouts are watched: a line where something has changed, and curves in the report."""
+    learn: int = 10
+    """Steps at the beginning that tell what is usual. A change is looked for from the next step on."""
+    tolerance: float = 0.05
+    """What a share may move beyond that before it counts as changed. Training moves most of them a little."""
+    error: float = 0.01
+    """Probability that a run in which nothing changes ever raises an alarm, however long it is."""
+
+    def __post_init__(self):
+        within(self, least={"learn": 1})
+        for name in ("tolerance", "error"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
+
+
 @dataclass(frozen=True)
 class Rl(Settings):
     """Dr. GRPO in the small world. At lr = 1.5e-4 some policies unlearned testing; 1e-3 destroys the policy."""
@@ -170,6 +211,7 @@ class Rl(Settings):
     # What `Settings` says of these holds; only the defaults are others.
     payment: Payment = field(default_factory=Payment)
     replay: Literal["none", "plain", "filtered"] = "filtered"
+    feedback: Hints = field(default_factory=Hints)
     max_turns: int = 10
     """Maximum number of turns in an episode."""
     later: float = 0.5
@@ -181,6 +223,8 @@ class Rl(Settings):
     world: Literal["memory", "disk"] = "memory"
     """Where training episodes are played: in this process, or on files of Python in a sandbox, with pytest and the grader of real environments.
     Both say the same; disk takes a hundred times as long for an episode's tools, and needs Linux with bubblewrap."""
+    monitor: Watch = field(default_factory=Watch)
+    """What is watched for in the rollouts."""
     gate: float = 0.10
     """Minimum sampled success after SFT. Below it the run stops, because the penalties would only teach the agent to give up at once. 0: no
     minimum."""

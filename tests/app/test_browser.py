@@ -233,3 +233,29 @@ def test_pages_are_reached_by_their_links_and_no_setting_goes_along(tab, address
     expect(tab.locator("h1").first).to_have_text("Claims")
     assert tab.url == f"{address}/claims"
     assert not tab.errors
+
+
+def test_the_agent_plays_a_task_and_then_another_docstring(tab, address):
+    tab.goto(f"{address}/watch?task=3")
+    pieces, rollout = settled(tab).locator(".said"), tab.locator(".rollout")
+    expect(pieces.last).to_contain_text("verdict")
+    before = pieces.all_inner_texts()
+    token = rollout.locator(".token").first
+    expect(token.locator(".more")).to_be_hidden()
+    token.hover()
+    told = token.locator(".more")
+    expect(told).to_be_visible()
+    expect(told).to_contain_text("else:")
+    place = told.bounding_box()
+    assert place["x"] >= 0 and place["x"] + place["width"] <= tab.viewport_size["width"]
+    words = tab.get_by_role("textbox", name=re.compile("Docstring of"))
+    words.fill("a plus b then double")
+    words.press("Enter")
+    expect(rollout).to_contain_text("a plus b then double")
+    expect(settled(tab).locator(".said").last).to_contain_text("verdict")
+    after = pieces.all_inner_texts()
+    assert after[0] == before[0] and after[-1] != before[-1], "the same files, but another answer"
+    assert "doc-" in tab.url
+    tab.get_by_role("button", name="Play").click()
+    expect(tab.locator(".appearing .said").last).to_contain_text("verdict")
+    assert not tab.errors

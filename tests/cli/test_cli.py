@@ -361,3 +361,26 @@ def test_units_fit(values, unit, digits, shown):
     from etude import planning
 
     assert planning.cells(values, unit, digits) == shown
+
+
+def test_the_version(ask):
+    from etude import __version__
+
+    code, out, _ = ask("--version")
+    assert code == 0 and out.startswith(f"etude {__version__}, torch 2") and out.rstrip().endswith(f"Python {sys.version.split()[0]}")
+
+
+def test_a_shell_completes_commands_and_names():
+    """As bash asks; the script that makes it ask is printed."""
+
+    def complete(*words: str) -> list[str]:
+        done = call(_ETUDE_COMPLETE="complete_bash", COMP_WORDS=" ".join(("etude", *words)), COMP_CWORD=str(len(words)))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    assert complete("pl") == ["play", "plan"]
+    assert complete("run", "ml") == [] and complete("run", "kl") == ["kl"] and complete("figure", "kl") == ["kl-variance"]
+    assert complete("claims", "--figure", "mt") == ["mtp"]
+    for shell in ("bash", "zsh", "fish"):
+        done = call(_ETUDE_COMPLETE=f"source_{shell}")
+        assert done.returncode == 0 and "_ETUDE_COMPLETE" in done.stdout

@@ -378,3 +378,22 @@ def test_bad_words_cost_one_line(ask, tmp_path):
     assert not (tmp_path / "x").exists()
     code, out, _ = ask("figure")
     assert code == 0 and all(entry.name in out for entry in catalog.EXPERIMENTS)
+
+
+def test_claims_of_one_verdict_or_figure_and_their_number(tmp_path, ask):
+    out = tmp_path / "claims.json"
+    rows = [("one", 1.0, above(), "x"), ("two", 2.0, above(3.0), "x"), ("three", 0.5, above(), "y")]
+    claims = [claim(name, f"claim {name}", "§1", value, rule) | {"experiment": where, "command": ""} for name, value, rule, where in rows]
+    out.write_text(json.dumps(claims))
+    verdicts = [one["verdict"] for one in claims]
+    assert verdicts[0] == verdicts[2] != verdicts[1]
+    code, said, _ = ask("claims", "--out", out)
+    assert code == 0 and "statements are tested" in said and "3 claims: 2 " in said and said.endswith("0 laws\n")
+    code, said, _ = ask("claims", "--out", out, "--verdict", verdicts[1])
+    assert code == 0 and "claim two" in said and "claim one" not in said and f"1 claim: 1 {verdicts[1]}\n" in said
+    code, said, _ = ask("claims", "--out", out, "--figure", "x", "--verdict", verdicts[0])
+    assert "claim one" in said and "claim two" not in said and "claim three" not in said and "statements" not in said
+    bad = {("--verdict", "good"): "there is no verdict 'good'; there are reproduced, partly", ("--figure", "z"): "no claim is of 'z'"}
+    for (option, value), says in bad.items():
+        code, said, error = ask("claims", "--out", out, option, value)
+        assert (code, said) == (2, "") and says in error and error.count("\n") == 1

@@ -220,6 +220,14 @@ def test_a_line_of_json_for_each_rollout(run, ask):
     assert first["success"] == (first["hidden"]["passed"] == first["hidden"]["of"] == 32) and first["pieces"][0]["text"] == first["prompt"]
 
 
+def test_without_a_number_a_new_task_is_drawn_and_its_seed_said(agent, ask):
+    """Twice by chance, and once more from the first one's seed, which draws the same task and plays it alike."""
+    first, second = (json.loads(ask("play", "--json")[1]) for _ in range(2))
+    assert first["new"] and first["task"] is None and first["seed"] != second["seed"]
+    assert json.loads(ask("play", "--json", "--seed", first["seed"])[1]) == first
+    assert json.loads(ask("play", "--json", "--new", "--seed", first["seed"])[1]) == first
+
+
 def test_tasks_are_held_out_and_a_seed_draws_the_same_one(agent):
     first, again, other = (play.task_of(agent.recipe, 0, seed) for seed in (3, 3, 4))
     assert first == again != other

@@ -67,7 +67,7 @@ def serving(say: Callable[[int, dict], object]):
                 self.connection.close()
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}/v1", asked
         finally:

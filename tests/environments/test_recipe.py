@@ -65,8 +65,10 @@ def test_slow_tests_are_left_out():
 
 
 @pytest.fixture
-def words(open_folder, monkeypatch):
-    """A checkout with a file of tests that needs what is not there; caches of its own."""
+def words(open_folder, monkeypatch, root):
+    """A checkout with a file of tests that needs what is not there; caches of its own, and the root file system of all tests."""
+    (open_folder / "cache" / "etude").mkdir(parents=True)
+    (open_folder / "cache" / "etude" / "roots").symlink_to(root.parent)
     monkeypatch.setenv("XDG_CACHE_HOME", str(open_folder / "cache"))
     for name, text in {
         "words/__init__.py": "",
@@ -94,19 +96,19 @@ def test_make_and_check(words, ask, tmp_path):
     code, said, _ = ask("tasks", "make", words, "--out", out)
     assert code == 0 and "is there already; --again makes it anew" in said
     log, number = out / "words-1.0.checks.jsonl", len(recipe["tasks"])
-    code, said, _ = ask("tasks", "check", out, "--fresh")
+    code, said, _ = ask("tasks", "check", out, "--fresh", "--jobs", 1)
     assert code == 0 and f"{path}: {number} tasks, made again and graded: gold paid in full, nothing done paid nothing; {number} have fresh" in said
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert [row["faults"] for row in rows] == [[]] * number and all(row["fresh"] >= 8 for row in rows)
     kept = [json.dumps(row) for row in [{**rows[0], "faults": ["as it was"]}, *rows[2:]]]
     foreign = ["{}", '{"id": 3, "faults": [], "digest": ""}', json.dumps({**rows[0], "faults": "none"})]
     log.write_text("\n".join([*kept, *foreign, json.dumps(rows[1])[:30]]))  # a kill has cut the last line off
-    code, said, _ = ask("tasks", "check", path)
+    code, said, _ = ask("tasks", "check", path, "--jobs", 1)
     assert code == 2 and f"1 wrong\n  {rows[0]['id']}: as it was\n" in said, "what was graded is not graded again"
     del rows[1]["fresh"]  # this check does not ask
     assert number >= 2 and json.loads(log.read_text().splitlines()[-1]) == rows[1]
     (words / "words" / "nouns.py").write_text(NOUNS.replace("Plurals", "Some plurals"))
-    code, said, _ = ask("tasks", "check", path)
+    code, said, _ = ask("tasks", "check", path, "--jobs", 1)
     assert code == 2 and "the files of words 1.0 are others than those that the recipe was made of" in said
 
 

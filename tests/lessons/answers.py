@@ -2,7 +2,7 @@
 
     of("05_kl")          the answers to each exercise of a lesson: {1: [Answer, …], …}
 
-They stand in `answers_00_02.py` to `answers_15.py`, one text for each exercise. A heading opens every answer:
+They stand in `answers_00_02.py` to `answers_17.py`, one text for each exercise. A heading opens every answer:
 
     # wrong: NAME        the check has to refuse it with a sentence of its own
     # stops: NAME        it has to refuse it; that the answer stops with an exception is enough
@@ -12,13 +12,24 @@ They stand in `answers_00_02.py` to `answers_15.py`, one text for each exercise.
 import re
 from dataclasses import dataclass
 
-from tests.lessons import answers_00_02, answers_03_05, answers_06_08, answers_09_11, answers_12, answers_13, answers_14, answers_15
+from tests.lessons import (
+    answers_00_02,
+    answers_03_05,
+    answers_06_08,
+    answers_09_11,
+    answers_12,
+    answers_13,
+    answers_14,
+    answers_15,
+    answers_16,
+    answers_17,
+)
 
 __all__ = ["KINDS", "Answer", "of", "read", "stems"]
 
 KINDS = ("wrong", "stops", "right")
 TEXTS = answers_00_02.TEXTS | answers_03_05.TEXTS | answers_06_08.TEXTS | answers_09_11.TEXTS | answers_12.TEXTS
-TEXTS |= answers_13.TEXTS | answers_14.TEXTS | answers_15.TEXTS
+TEXTS |= answers_13.TEXTS | answers_14.TEXTS | answers_15.TEXTS | answers_16.TEXTS | answers_17.TEXTS
 
 
 @dataclass(frozen=True)

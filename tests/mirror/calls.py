@@ -652,20 +652,20 @@ def spoilt(x):
 class Script:
     """A world in which every conversation went as written down: what each rank is asked for is its share."""
 
-    def __init__(self, chains, rewards):
-        self.chains, self.rewards, self.asked = chains, rewards, []
+    def __init__(self, chains, rewards, hints=None):
+        self.chains, self.rewards, self.hints, self.asked = chains, rewards, hints or [[]] * len(chains), []
 
     def play(self, sampler, stream, tasks, generator):
         numbers = rl.share(len(self.chains)).tolist()
         self.asked += tasks
-        return [rl.Played(self.chains[n], float(self.rewards[n]), {"success": float(n % 3 == 0)}) for n in numbers]
+        return [rl.Played(self.chains[n], float(self.rewards[n]), {"success": float(n % 3 == 0)}, self.hints[n]) for n in numbers]
 
 
-def rl_step(settings, config, state, before, chains, rewards):
+def rl_step(settings, config, state, before, chains, rewards, hints=None):
     """Figures and gradients of one RL step on conversations that are given, and which tasks all ranks asked for."""
     model, reference = given(config, state), given(config, before)
     sampler = Sampler(ref_model.Transformer(config), torch.float64)
-    script = Script(chains, rewards)
+    script = Script(chains, rewards, hints)
     figures = rl.play_and_improve(settings, model, reference if settings.rl.payment.kl else None, sampler, script, 2)
     norm = sharding.clip(model, 0.0)
     # Whole weights have come to the sampler.

@@ -277,6 +277,7 @@ def test_reinforcement_learning_from_the_command_line(given, tmp_path):
         ("dr-grpo", ["checkpoint=nowhere"], "is not a folder with config.json, weights and tokenizer.json"),
         ("kl", ["rl.rollouts=1"], "rl.rollouts must be at least 2"),
         ("self-summary", ["length=64", "rl.max_len=64"], "length must hold a context of"),
+        ("textual-feedback", ["rl.feedback.weight=-1"], "rl.feedback.weight must be at least 0"),
         ("packing", ["rl.prompts=1", "rl.rollouts=2", "heldout=1"], "number of ranks, 2"),
         ("dr-grpo", ["ep=3"], "ep=3 must divide the number of ranks"),
         ("dr-grpo", ["checkpoint={given}/bare"], "config.json"),

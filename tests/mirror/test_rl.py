@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ref import packing, rl
 from ref.self_summary import Chain
 from scaled.rl import Rl
-from tests.contexts import CONFIG, LENGTH, network, policy, segment
+from tests.contexts import CONFIG, LENGTH, hints, network, policy, segment
 from tests.mirror import calls
 from tests.mirror.layouts import close, layouts, play, seeds
 
@@ -19,9 +19,10 @@ SMALL = rl.Settings(prompts=G, rollouts=N, max_len=LENGTH, budget_tokens=5)
 ASKED = dataclasses.replace(Rl.rehearsal(), rl=SMALL, length=LENGTH, heldout=0)
 
 
-def on_one(c: Rl, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor) -> tuple[rl.Step, dict]:
+def on_one(c: Rl, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor, told: list | None = None) -> tuple[rl.Step, dict]:
     """The step of `ref.rl`, and its gradients by name."""
-    model, played = policy(state), [rl.Played(chain, float(r)) for chain, r in zip(chains, rewards, strict=True)]
+    told = told or [[]] * len(chains)
+    model, played = policy(state), [rl.Played(chain, float(r), hints=one) for chain, r, one in zip(chains, rewards, told, strict=True)]
     found = rl.improve(c.rl, model, policy(before) if c.rl.payment.kl else None, played)
     return found, {name: g for (name, _), g in zip(model.named_parameters(), found.gradients, strict=True)}
 
@@ -67,6 +68,38 @@ def test_a_step(layout, seed, replay, beta, longest, micro, length, temperature)
     # Costs are dealt in the order in which dp ranks hold them, which is that of the conversations.
     wanted = packing.imbalance(costs, packing.balance(costs, layout["dp"]), layout["dp"])
     assert figures["imbalance"] == pytest.approx(wanted, rel=1e-12)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@given(
+    layouts,
+    seeds,
+    st.sampled_from(["none", "plain"]),
+    st.integers(1, 2),
+    st.integers(1, 4),
+    st.sampled_from([LENGTH, 8 * LENGTH]),
+    st.sampled_from([1.0, 0.7]),
+    st.sampled_from(["reverse", "forward", "js"]),
+    st.sampled_from([0.0, 0.3, 1.0]),
+)
+def test_a_step_with_hints(layout, seed, replay, longest, micro, length, temperature, kind, share):
+    """The same for the loss of hints, wherever a message and its teacher's sequence, which may be longer than a row, were dealt to."""
+    g, state = torch.Generator().manual_seed(seed), network(seed % 5)
+    mine = policy(state)
+    chains = [Chain([segment(g, mine) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
+    told = [[hints(g, s) for s in chain.segments] if torch.rand((), generator=g) < share else [] for chain in chains]
+    rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
+    small = dataclasses.replace(SMALL, replay=replay, temperature=temperature, feedback=rl.Feedback(1.7, kind))
+    c = dataclasses.replace(ASKED, rl=small, cp=layout["cp"], ep=layout["ep"], micro_rows=micro, length=length)
+    figures, grads, *_ = play(layout, calls.rl_step, c, CONFIG, state, state, chains, rewards, told)
+    found, wanted = on_one(c, state, state, chains, rewards, told)
+    close(figures["loss"], found.loss)
+    assert figures.get("distilled", 0) == found.distilled and ("divergence" in figures) == (found.divergence is not None)
+    if found.divergence is not None:
+        close(figures["divergence"], found.divergence)
+    largest = max(float(x.abs().max()) for x in wanted.values())
+    for name, x in wanted.items():
+        close(grads[name], x, largest)
 
 
 def test_engines_that_differ_are_no_drift():

@@ -238,7 +238,7 @@ def test_a_price_of_zero_changes_nothing_and_a_higher_one_never_pays(one, prices
     free, dear = (behaviour(one, replace(prices, **{name: price})) for price in (0.0, getattr(prices, name) + 1))
     assert free.parts[name] == 0 and dear.parts[name] <= behaviour(one, prices).parts[name]
     assert {key: value for key, value in free.parts.items() if key != name} == {key: value for key, value in dear.parts.items() if key != name}
-    assert behaviour(one, Prices(*[0.0] * len(PRICES))).total == 0
+    assert behaviour(one, Prices.free()).total == 0 and Prices.free() == Prices(*[0.0] * len(PRICES)) and Prices.free().most == 0
 
 
 @given(transcripts, tables)

@@ -1,5 +1,6 @@
 """One step of `ref.rl`: the policy gradient written out context by context, sums that do not depend on the cut, and a loop that learns."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -8,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ref import dr_grpo, kl, rl, router_replay
+from ref import dr_grpo, kl, rl, router_replay, textual_feedback
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network import Config, Transformer
 from ref.self_summary import Chain, spread
-from tests.contexts import CONFIG, network, policy, segment
+from tests.contexts import CONFIG, hints, network, policy, segment
 
 TINY = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
 G, N = 3, 3
@@ -81,6 +82,122 @@ def test_a_step_is_the_one_written_out_context_by_context(seed, replay, beta, lo
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10 * (1 + largest))
     assert found.tokens == sum(int(s.sampled.sum()) for p in played for s in p.chain.segments) == len(found.gap)
     assert (found.dropped is not None) == (replay == "filtered")
+
+
+def with_hints(seed: int, played: list[rl.Played], share: float = 0.7) -> list[rl.Played]:
+    """The same conversations, some of them with hints for their contexts."""
+    g = torch.Generator().manual_seed(seed)
+    told = [[hints(g, s) for s in p.chain.segments] if torch.rand((), generator=g) < share else [] for p in played]
+    return [replace(p, hints=one) for p, one in zip(played, told, strict=True)]
+
+
+def told_of(played: list[rl.Played]) -> list:
+    """Every context that has hints, with them."""
+    return [(s, p.hints[n]) for p in played if p.hints for n, s in enumerate(p.chain.segments)]
+
+
+def taught(c: rl.Settings, model: Transformer, played: list[rl.Played]) -> tuple[float, int, list]:
+    """The loss of the hints without its weight, how many tokens it is of, and its gradients: every message by itself, by its formula."""
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for s, some in told_of(played):
+        for hint in some:
+            context = torch.cat((s.tokens[: hint.at], torch.tensor(hint.tokens, dtype=torch.long), s.tokens[hint.at : hint.end]))
+            for other in sorted((o for o in some if o.at < hint.at), key=lambda o: -o.at):
+                context = torch.cat((context[: other.at], torch.tensor(other.tokens, dtype=torch.long), context[other.at :]))
+            n = hint.end - hint.begin
+            last = torch.arange(2).expand(1, 2, 2)
+            layers = [x.long()[: hint.end] for x in torch.cat((s.experts, last)).unbind(1)] if c.replay == "plain" else None
+            logs = (model(s.tokens[None, : hint.end], experts=layers).logits[0, hint.begin - 1 : -1] / c.temperature).log_softmax(-1)
+            with torch.no_grad():
+                logt = (model(context[None]).logits[0, -n - 1 : -1] / c.temperature).log_softmax(-1)
+            mixed = torch.logaddexp(logs, logt) - math.log(2)
+            total = (
+                total
+                + {
+                    "reverse": (logs.exp() * (logs - logt)).sum(),
+                    "forward": (logt.exp() * (logt - logs)).sum(),
+                    "js": ((logs.exp() * (logs - mixed)).sum() + (logt.exp() * (logt - mixed)).sum()) / 2,
+                }[c.feedback.divergence]
+            )
+            tokens += n
+    loss = total / (G * N * c.budget_tokens)
+    if not tokens:
+        return 0.0, 0, [None] * len(list(model.parameters()))
+    return loss.item(), tokens, list(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(0, 2**20),
+    st.sampled_from(["none", "plain"]),
+    st.integers(1, 3),
+    st.sampled_from([1.0, 0.7]),
+    st.sampled_from([1, 4, 32]),
+    st.sampled_from(["reverse", "forward", "js"]),
+    st.sampled_from([0.0, 0.7, 1.0]),
+)
+def test_hints_add_their_loss_message_by_message(seed, replay, longest, temperature, rows, kind, share):
+    """Its weight times the gradient of each message by itself, over the same constant, however micro-batches are cut."""
+    model = policy(network(seed % 5))
+    played = with_hints(seed, conversations(seed, model, longest), share)
+    c = asked(temperature=temperature, replay=replay, feedback=rl.Feedback(weight=2.5, divergence=kind))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rl, "ROWS", rows)
+        found, plain = rl.improve(c, model, None, played), rl.improve(replace(c, feedback=rl.Feedback()), model, None, played)
+    loss, tokens, wanted = taught(c, model, played)
+    assert found.loss == plain.loss and found.distilled == tokens and plain.distilled == 0 and plain.divergence is None
+    assert found.divergence == (pytest.approx(loss * G * N * c.budget_tokens / tokens, abs=1e-10) if tokens else None)
+    largest = max((float(x.abs().max()) for x in wanted if x is not None), default=0.0)
+    for ours, without, theirs in zip(found.gradients, plain.gradients, wanted, strict=True):
+        change = torch.zeros_like(ours) if theirs is None else 2.5 * theirs
+        torch.testing.assert_close(ours - without, change, rtol=0, atol=1e-10 * (1 + largest))
+
+
+def test_where_no_hint_is_given_every_bit_is_as_it_was():
+    model = policy(network(0))
+    played = conversations(0, model)
+    plain = rl.improve(asked(), model, None, played)
+    silent = [replace(p, hints=[[] for _ in p.chain.segments]) for p in played]
+    for c, some in ((asked(), with_hints(1, played)), (asked(feedback=rl.Feedback(1.0)), played), (asked(feedback=rl.Feedback(1.0)), silent)):
+        found = rl.improve(c, model, None, some)
+        assert found.loss == plain.loss and found.distilled == 0 and found.divergence is None
+        assert all(torch.equal(a, b) for a, b in zip(found.gradients, plain.gradients, strict=True))
+
+
+def test_hints_teach_where_rewards_do_not():
+    """Equal rewards, and a step against the gradient of the hints brings the policy nearer to the hinted one."""
+    model = policy(network(2))
+    played = [replace(p, reward=1.0) for p in with_hints(2, conversations(2, model))]
+    c = asked(feedback=rl.Feedback(1.0, "forward"))
+    found = rl.improve(c, model, None, played)
+    told = [(s, textual_feedback.hinted(s, some)) for s, some in told_of(played)]
+
+    def apart(old):
+        total = 0.0
+        for (s, where), teacher in zip(told, old, strict=True):
+            total += float(textual_feedback.divergence(model(s.tokens[None]).logits[0][where.student - 1], teacher, "forward").sum())
+        return total
+
+    with torch.no_grad():
+        teachers = [
+            model(where.tokens[None]).logits[0][where.teacher - 1] if len(where.student) else torch.zeros(0, 30).double() for _, where in told
+        ]
+        before = apart(teachers)
+        assert found.loss == 0 and before == pytest.approx(found.divergence * found.distilled)
+        for p, gradient in zip(model.parameters(), found.gradients, strict=True):
+            p -= 1e-3 * gradient
+        assert apart(teachers) < before
+
+
+def test_hints_of_some_contexts_are_refused():
+    model = policy(network(0))
+    played = conversations(0, model)
+    played[1] = replace(played[1], hints=[[]])
+    says = "hints must be given for all 2 contexts of conversation 1, or for none; got 1"
+    with pytest.raises(ValueError, match=says):
+        rl.improve(asked(feedback=rl.Feedback(1.0)), model, None, played)
+    with pytest.raises(ValueError, match="weight must be at least 0, got -1"):
+        rl.Feedback(-1.0)
 
 
 def test_a_batch_holds_every_context_once_with_what_belongs_to_it():

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from etude import catalog, figures
+from sims import hack_training
 from sims.microrepo import transcript
 from tests import forks
 
@@ -27,6 +28,20 @@ def play_figure(tiny_run, tmp_path_factory):
         return record
 
     return play
+
+
+@pytest.fixture
+def short_of_words(monkeypatch):
+    """short_of_words(MODULE): rollouts of an experiment on hacks end early. A policy that has learnt nothing talks until its context is full."""
+
+    def shorten(module):
+        def shorter(recipe):
+            recipe = hack_training.undisturbed(recipe)
+            return dataclasses.replace(recipe, rl=dataclasses.replace(recipe.rl, max_len=112))
+
+        monkeypatch.setattr(module, "undisturbed", shorter)
+
+    return shorten
 
 
 @pytest.fixture(scope="session")

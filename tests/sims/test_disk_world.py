@@ -75,7 +75,7 @@ def test_bodies_of_all_kinds_hear_the_same():
 
 def test_what_python_knows_and_the_world_does_not(monkeypatch):
     """A negative power, and a number of more than 4,096 bits: failures in memory, values on disk, and success nowhere."""
-    monkeypatch.setattr(disk, "LIMITS", replace(disk.LIMITS, seconds=3.0))
+    monkeypatch.setattr(disk, "LIMITS", replace(disk.LIMITS, seconds=2.0))
     turns = [body("return 2 ** -1") + "\ntest", body("return 10 ** 2000") + "\ntest", body("return 9 ** 9 ** 9 ** 9") + "\ntest"]
     memory, other = both(TASK, turns)
     assert ["fails, negative power" in memory[0][0], "fails, number too large" in memory[0][1]] == [True, True]

@@ -3,16 +3,24 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import get_args
 
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given as drawn
 from hypothesis import strategies as st
 
+from kit.settings import RunError
+from ref.engine.sampler import Sampler
+from ref.network import load_hf
+from ref.rl import Feedback
 from ref.textual_feedback import hinted, leaked
-from sims.hints import FEEDBACK, RULES, Fault, faults, hints, shuffled
+from scaled.rl import Rl
+from sims.hints import FEEDBACK, RULES, Fault, faults, given, hints, shuffled
 from sims.microrepo import NoiseConfig, generate
+from sims.microrepo.world import MicroWorld
 from sims.recipe.demonstrations import taught
-from sims.recipe.settings import Memory
+from sims.recipe.settings import Hints, Memory, Recipe, RuleName
 from sims.transcripts import Message, messages
 from tests import scripted
 from tests.scripted import TASK
@@ -218,7 +226,7 @@ def test_the_same_episode_has_the_same_hints(language, clumsy):
 # -------------------------------------------------------------------------------------------------------- control
 
 
-@given(st.lists(st.integers(0, 5), max_size=8), st.integers(0, 2**32))
+@drawn(st.lists(st.integers(0, 5), max_size=8), st.integers(0, 2**32))
 def test_shuffled_hints_come_from_other_rollouts(sizes, seed):
     rollouts = [[Fault("tool", f"{n} {i}", Message(0, i, i + 1, "", "")) for i in range(size)] for n, size in enumerate(sizes)]
     mixed = shuffled(rollouts, seed)
@@ -227,3 +235,67 @@ def test_shuffled_hints_come_from_other_rollouts(sizes, seed):
     assert mixed == shuffled(rollouts, seed)
     if 2 * max(sizes, default=0) <= sum(sizes):
         assert all(f.says.split()[0] != str(n) for n, row in enumerate(mixed) for f in row)
+
+
+# ------------------------------------------------------------------------------------------------------- a step
+
+
+def words(language, rows):
+    """What the hints of each episode say."""
+    return [[language.decode(hint.tokens).removeprefix("\n") for row in one for hint in row] for one in rows]
+
+
+def test_the_settings_name_the_rules():
+    assert get_args(RuleName) == tuple(rule.name for rule in RULES) and {*Hints().rules} <= {*get_args(RuleName)}
+    for wrong in ((), ("tool", "tool")):
+        with pytest.raises(ValueError, match="rules must be different, and one at least"):
+            Hints(rules=wrong)
+
+
+def test_what_the_hints_of_a_step_say(language, clumsy):
+    """Each source says its own, at the messages that the chosen rules find."""
+    episodes = [episode for episode, _ in clumsy[:60]]
+    chosen = tuple(rule for rule in RULES if rule.name in ("tool", "needless"))
+    broken = [faults(episode.task, found, chosen) for episode, found in clumsy[:60]]
+    how = Hints(1.0, rules=("needless", "tool"))
+    rows = given(episodes, 0, how)
+    assert rows == [hints(language, e.task, e.chain, some) for e, some in zip(episodes, broken, strict=True)]
+    assert words(language, rows) == [[fault.says for fault in some] for some in broken] and sum(map(len, broken)) > 20
+
+    bare = given(episodes, 0, replace(how, source="bare"))
+    mixed, again, other = (given(episodes, seed, replace(how, source="shuffled")) for seed in (0, 0, 1))
+    for control in (bare, mixed):
+        assert [[(h.at, h.begin, h.end) for row in one for h in row] for one in control] == [
+            [(h.at, h.begin, h.end) for row in one for h in row] for one in rows
+        ]
+    assert {text for one in words(language, bare) for text in one} == {"error"}
+    assert sorted(sum(words(language, mixed), [])) == sorted(sum(words(language, rows), [])) and mixed == again != other
+
+    error = given(episodes, 0, replace(how, source="error"))
+    assert words(language, error) == [[fault.says for fault in faults(e.task, found, FEEDBACK)] for e, found in clumsy[:60]]
+
+
+def test_hints_of_another_world_are_refused(language):
+    class Elsewhere:
+        environment = object()
+
+    with pytest.raises(TypeError, match="hints are for episodes of the small world, got one of object"):
+        given([Elsewhere()], 0, Hints(1.0))
+
+
+def test_a_full_run_s_world_gives_hints_where_they_have_a_weight(tiny_run):
+    """Of its own rollouts; what would be exchanged between ranks is refused."""
+    asked = replace(Rl.rehearsal(), checkpoint=str(tiny_run / "checkpoints" / "sft"), length=256)
+    told = replace(asked, rl=replace(asked.rl, feedback=Feedback(1.0)))
+    sampler = Sampler(load_hf(tiny_run / "checkpoints" / "sft"), torch.float32)
+    plain, taught = (MicroWorld(c).play(sampler, "rl", [0, 1, 2, 3], torch.Generator().manual_seed(0)) for c in (asked, told))
+    assert not any(one.hints for one in plain) and [len(one.hints) for one in taught] == [len(one.chain.segments) for one in taught]
+    for one in taught:
+        for segment, some in zip(one.chain.segments, one.hints, strict=True):
+            hinted(segment, some)
+    recipe = MicroWorld(asked).recipe
+    assert isinstance(recipe, Recipe)
+    mixed = replace(recipe, rl=replace(recipe.rl, feedback=Hints(1.0, source="shuffled")))
+    MicroWorld(asked, mixed)
+    with pytest.raises(RunError, match="rl.feedback.source=shuffled exchanges hints between all rollouts of a step"):
+        MicroWorld(told, mixed)

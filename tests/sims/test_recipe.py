@@ -247,7 +247,7 @@ def test_tasks_are_never_used_twice():
 @pytest.mark.parametrize("slow", [0, 2])
 def test_later_steps_hold_more_of_the_tasks_that_took_longer(tmp_path, monkeypatch, slow):
     """Which kind is hard is what the rollouts say, not its depth; and a training that died in the later steps asks for the same tasks."""
-    config = fill(recipe.Recipe, SMOKE | {"rl": {"steps": 6, "prompts": 60, "rollouts": 2, "gate": 0.0, "later": 0.5}})
+    config = fill(recipe.Recipe, SMOKE | {"rl": {"steps": 6, "prompts": 60, "rollouts": 2, "gate": 0.0, "later": 0.5, "monitor": {"on": False}}})
     asked: list[list] = []
 
     def play(sampler, language, tasks, n, *_, **__):

@@ -68,6 +68,38 @@ def test_the_bits_are_the_same_on_any_number_of_cores(played, monkeypatch):
     assert all(torch.equal(x, y) for a, b in zip(one[1], two[1], strict=True) for x, y in zip(a.values(), b.values(), strict=True))
 
 
+def with_feedback(played, **hints):
+    config, *rest = played
+    return replace(config, rl=replace(config.rl, feedback=replace(config.rl.feedback, **hints))), *rest
+
+
+def test_hints_change_a_step_only_where_they_have_a_weight(played, monkeypatch):
+    """And their bits do not depend on the number of cores either."""
+    plain, silent = (a_step(one, monkeypatch, 1, REWARDS) for one in (played, with_feedback(played, source="shuffled", divergence="js")))
+    assert plain[0] == silent[0] and "hints" not in plain[0] and "divergence" not in plain[0]
+    assert all(torch.equal(x, y) for a, b in zip(plain[1], silent[1], strict=True) for x, y in zip(a.values(), b.values(), strict=True))
+    one, two = (a_step(with_feedback(played, weight=1.0), monkeypatch, cores, REWARDS) for cores in (1, 2))
+    assert one[0] == two[0] and one[0]["hints"] > 0.5 and one[0]["divergence"] > 0
+    assert all(torch.equal(x, y) for a, b in zip(one[1], two[1], strict=True) for x, y in zip(a.values(), b.values(), strict=True))
+    (before, drafts), (after, others) = plain[1], one[1]
+    assert plain[0]["loss"] == one[0]["loss"] and any(not torch.equal(before[name], after[name]) for name in before)
+    assert all(torch.equal(drafts[name], others[name]) for name in drafts), "draft layers have no part in it"
+
+
+def test_a_step_may_be_given_other_hints(played, monkeypatch):
+    """The function is asked once, and its hints are those that count."""
+    asked = []
+
+    def none(episodes, seed):
+        asked.append(len(episodes))
+        return [[[] for _ in e.chain.segments] for e in episodes]
+
+    config, model, _, episodes = with_feedback(played, weight=1.0)
+    learner = Learner(config, copy.deepcopy(model), None, 0.0, 0.0)
+    figures = advance(config, learner, copy.deepcopy(model), episodes, 0, hinting=none)
+    assert asked == [40] and figures["hints"] == 0 and "divergence" not in figures
+
+
 def test_between_the_processes_a_step_computes_with_one_thread(played, monkeypatch):
     """Two threads wait for each other in every sum and in Adam: beside busy programs that was a tenth of the step."""
     seen, improve, step, before = [], reinforcement.improve, Masters.step, torch.get_num_threads()

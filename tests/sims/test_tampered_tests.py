@@ -210,11 +210,12 @@ def test_rules():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
-def test_the_experiment_plays_all_worlds_and_goes_on(tiny_run, tmp_path, monkeypatch):
+def test_the_experiment_plays_all_worlds_and_goes_on(tiny_run, tmp_path, monkeypatch, short_of_words):
     c = tampered_tests.Experiment(
         str(tiny_run), demonstrations=8, epochs=1, trainings=2, steps=1, prompts=1, rollouts=2, disk_steps=1, tasks=1, samples=2
     )
     monkeypatch.setattr("kit.process.cores", lambda: 1)
+    short_of_words(tampered_tests)
     with Run.open(tmp_path / "run", "figure tampered-tests", c) as run:
         found = tampered_tests.experiment(run, c)
         monkeypatch.setattr(hack_training, "learn", lambda *_, **__: pytest.fail("a finished training begins again"))

@@ -1,0 +1,84 @@
+"""`etude eval RUN|CHECKPOINT`: how often an agent solves held-out tasks, with intervals; beside it an earlier checkpoint on the same tasks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from etude.line import Line
+from etude.play import Agent, agent_in, found
+from ref.network import load_hf
+from sims.microrepo import Task
+from sims.recipe.agent import hash_seed
+from sims.recipe.data import task_stream
+from sims.recipe.evaluation import compare, measure_policy, summarise
+
+__all__ = ["evaluate"]
+
+
+def evaluate(where: Path | None, before: str | None, tasks: int, samples: int, seed: int, as_json: bool) -> None:
+    """Plays the first `tasks` tasks of the evaluation, `samples` rollouts each, and prints means with 95% bootstrap intervals over tasks. Both agents
+    play the tasks of the later one with the same random numbers, so their difference is paired. Raises RunError."""
+    agents = [agent_in(folder) for folder in found(where, before)]
+    recipe = agents[-1].recipe
+    held_out = list(itertools.islice(task_stream(recipe, "evaluation"), tasks))
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        parts = [played(agent, held_out, samples, seed) for agent in agents]
+    resamples = recipe.evaluation.resamples
+    result: dict[str, Any] = {
+        "tasks": tasks,
+        "samples": samples,
+        "seed": seed,
+        "agents": [{"who": agent.name, **summarise(part, resamples)} for agent, part in zip(agents, parts, strict=True)],
+    }
+    if before is not None:
+        result["difference"] = compare(parts[0], parts[1], resamples)
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        Console().print(table(result))
+        Console().print(f"means of {tasks} held-out tasks, {samples} rollouts each, with 95% intervals over tasks", highlight=False)
+
+
+def played(agent: Agent, tasks: list[Task], samples: int, seed: int) -> dict[str, Any]:
+    """What an agent did on these tasks, under its own settings."""
+    recipe = replace(agent.recipe, evaluation=replace(agent.recipe.evaluation, tasks=len(tasks), samples=samples))
+    line, done = Line(agent.name, f"of {len(tasks) * samples} rollouts"), 0
+
+    def tell(so_far: int) -> None:
+        nonlocal done
+        line(so_far - done)
+        done = so_far
+
+    try:
+        model = load_hf(agent.folder).to(getattr(torch, recipe.training.dtype))
+        return measure_policy(model, agent.language, tasks, recipe, hash_seed(seed, "eval"), tell)
+    finally:
+        line.end()
+
+
+def table(result: dict[str, Any]) -> Table:
+    """A row for each figure, a column for each agent, and one for the difference."""
+    agents, best = result["agents"], f"best_of_{result['samples']}"
+    alike = len({Path(agent["who"]).parent for agent in agents}) == 1 < len(agents)
+    heads = [Path(agent["who"]).name if alike else agent["who"] for agent in agents] + ["difference"] * ("difference" in result)
+    shown = Table("", *heads, box=None, pad_edge=False)
+    names = {"success": "success", best: f"best of {result['samples']}", "greedy": "success, greedy", "tokens": "tokens", "turns": "turns"}
+    for name, says in {**names, "invalid_calls": "wrong calls"}.items():
+        digits = 1 if name == "tokens" else 2 if name == "turns" else 3
+        values = [agent[name] for agent in agents] + ([result["difference"][name]] if "difference" in result else [])
+        shown.add_row(says, *(f"{v['value']:.{digits}f} [{v['low']:.{digits}f}, {v['high']:.{digits}f}]" for v in values))
+    for depth, some in agents[-1]["by_depth"].items():
+        each = [agent["by_depth"][depth]["success"] for agent in agents]
+        says = f"success, {some['tasks']} task{'s' * (some['tasks'] != 1)} of depth {depth}"
+        shown.add_row(says, *(f"{v['value']:.3f} [{v['low']:.3f}, {v['high']:.3f}]" for v in each))
+    return shown

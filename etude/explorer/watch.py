@@ -1,0 +1,158 @@
+"""Watch the agent: it repairs a function while you look, beside itself before RL, token by token; then with a docstring of yours."""
+
+import secrets
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+
+import streamlit as st
+
+from etude import tokens
+from etude.docstring import rewritten
+from etude.explorer import provenance, rollouts
+from etude.explorer.files import stamp
+from etude.explorer.page import Page, figure, table
+from etude.explorer.rollouts import Watched
+from etude.play import Agent, agent_in, episode_of, found, task_of
+from etude.played import of_episode
+from kit.settings import RunError
+from ref.engine.sampler import sample
+from sims.microrepo import Task
+
+BEFORE = "sft"
+"""The checkpoint before RL."""
+NUMBERS = 200
+"""Held-out tasks, new tasks and samples to choose from."""
+TASKS = ("held-out", "new")
+
+
+def agents() -> dict[str, list[Path]]:
+    """Checkpoints by run, the one before RL first: the user's runs, newest first, then the committed agent."""
+    there = {}
+    for run in provenance.finished():
+        try:
+            there[run.name] = found(run.folder, BEFORE if (run.folder / "checkpoints" / BEFORE / "config.json").is_file() else None)
+        except RunError:
+            pass  # its checkpoints are gone
+    return there | {provenance.EXAMPLE: []}
+
+
+def chosen() -> list[Agent]:
+    """Draws a box with the runs and a line that names the chosen one. Raises RunError where the committed agent is missing."""
+    there = agents()
+    left, right = st.columns([1, 3], vertical_alignment="bottom")
+    with left:
+        name = provenance.choice(list(there), "examples")
+    folders = there[name] or found(None, None)
+    with right:
+        if there[name]:
+            facts = next(run.facts for run in provenance.finished() if run.name == name)
+            words = f"Shown: **{provenance.plain(name)}**, your run in {provenance.plain(str(folders[-1].parents[1]))}"
+            st.caption(" · ".join([words, *map(provenance.plain, facts)]))
+        else:
+            st.caption(
+                f"Shown: **{name}**, the agent of a run from another machine, without the one before RL; `make small` makes a run that has both."
+            )
+    return [known(*stamps(folder)) for folder in folders]
+
+
+def stamps(folder: Path) -> tuple[Path, tuple]:
+    """A key that changes whenever a checkpoint is written."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors"))
+    return folder, tuple(map(stamp, files))
+
+
+@lru_cache(8)
+def known(folder: Path, files: tuple) -> Agent:
+    return agent_in(folder)
+
+
+@lru_cache(64)
+def watched(folder: Path, files: tuple, task: Task, temperature: float, seed: int) -> Watched:
+    """A rollout with its tokens."""
+    agent = known(folder, files)
+    episode, model = episode_of(agent, task, temperature, seed)
+    return Watched(folder.name, of_episode(agent.name, episode), tuple(tokens.turns(model, episode, temperature)))
+
+
+def another() -> None:
+    """Another new task."""
+    st.session_state["tasks"], st.session_state["task"] = TASKS[1], secrets.randbelow(NUMBERS)
+
+
+def asked(agent: Agent) -> tuple[Task, float, int]:
+    """Draws the controls. The task, temperature and seed that they say. Raises RunError for a docstring that is none."""
+    own = agent.recipe.rl.temperature
+    first, second, third = st.columns(3)
+    with first:
+        kind = st.radio("Task", TASKS, key="tasks", bind="query-params", horizontal=True)
+        st.button("New task", key="new-task", on_click=another, icon=":material/casino:")
+    with second:
+        number = st.slider("Number", 0, NUMBERS - 1, 0, key="task", bind="query-params", help="Of the held-out task, or the seed of a new one.")
+    with third:
+        heat = st.slider("Temperature", 0.0, max(2.0, own), own, 0.05, key="heat", bind="query-params", help="0 is greedy.")
+        seed = st.slider("Seed of sampling", 0, NUMBERS - 1, 0, key="draw", bind="query-params")
+    task = task_of(agent.recipe, number, number if kind == TASKS[1] else None)
+    module = task.files[task.target]
+    # Each task has a box of its own, so that none is given the words of another one.
+    key = f"doc-{blake2b(task.key.encode(), digest_size=4).hexdigest()}"
+    doc = st.text_input(
+        f"Docstring of {task.target}({', '.join(module.args)})", module.doc, key=key, bind="query-params", help="Change it and press Enter."
+    )
+    return (task if doc == module.doc else rewritten(task, doc)), heat, seed
+
+
+def draw() -> None:
+    some = chosen()
+    task, heat, seed = asked(some[-1])
+    helpers = {0: "no helper", 1: "1 helper"}.get(task.depth, f"{task.depth} helpers")
+    with st.spinner("The agent plays …"):
+        beside = [watched(*stamps(agent.folder), task, heat, seed) for agent in some]
+    most = max(len(one.turns) for one in beside)
+    left, right = st.columns([4, 1], vertical_alignment="bottom")
+    with left:
+        until = st.slider("Turns", 1, most, most, key=f"turns-{most}", bind="query-params") if most > 1 else 1
+    with right:
+        if again := st.button("Play", key="play", icon=":material/play_arrow:"):
+            st.session_state["plays"] = st.session_state.get("plays", 0) + 1
+    st.html(rollouts.STYLE)
+    st.html(rollouts.legend())
+    for one, column in zip(beside, st.columns(len(beside)), strict=True):
+        with column:
+            st.markdown(f"**{heading(one, len(beside))}** · {helpers} to read")
+            st.html(rollouts.shown(one, until, st.session_state["plays"] if again else 0))
+    how = f"at temperature {heat:g}" if heat else "at temperature 1, though the rollout is greedy"
+    words = f"Probability of each token {how}, in the order in which they were written; dotted lines part the turns of {beside[-1].name}."
+    figure(rollouts.picture(beside), "watch-tokens", rollouts.rows(beside), words)
+    experts(beside[-1])
+
+
+def heading(one: Watched, of: int) -> str:
+    """The name of a checkpoint, with when it was."""
+    when = "" if of == 1 else ", before RL" if one.name == BEFORE else ", after RL"
+    return provenance.plain(one.name) + when
+
+
+def experts(one: Watched) -> None:
+    """The experts of one token, on demand."""
+    with st.expander("Experts of a token"):
+        if not any(token.experts for token in one.tokens):
+            st.markdown("There are none: the network is dense.")
+            return
+        most = len(one.tokens)
+        token = one.tokens[st.slider("Token", 1, most, 1, key=f"token-{most}", bind="query-params") - 1 if most > 1 else 0]
+        st.markdown(f"`{rollouts.named(token.text)}`, {rollouts.chance(token.probability)}: the experts to which the position before it was routed.")
+        table([{"layer": layer, "experts": ", ".join(map(str, some))} for layer, some in enumerate(token.experts)], "watch-experts")
+
+
+PAGE = Page(
+    name="watch",
+    title="Watch the agent",
+    says="A small coding agent repairs a function that has lost its body: it reads files, writes the body, tests it, and is done. It plays "
+    "here, now. Change the docstring, and it has to write something else.",
+    formula=r"p(t) = \operatorname{softmax}(\text{logits} / \tau)_t",
+    look="the agent is sure of almost every token; where it is not, the alternatives under the pointer are other bodies. Hidden tests decide.",
+    draw=draw,
+    code=(sample, tokens.turns, rewritten),
+    technique="recipe",
+)

@@ -1,0 +1,74 @@
+"""Every token that an agent wrote in a rollout: how likely it was, what was likely beside it, and which experts chose it.
+
+The network reads each context once more, in one pass and with the experts that the sampler recorded, so a token has the probability with which it was
+sampled. Two float32 engines differ by rounding alone: tests hold the two within 1e-4. A greedy rollout has no distribution; it is shown at
+temperature 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kit.process import one_thread
+from ref.network import Transformer
+from ref.self_summary import Segment
+from sims.recipe.agent import Episode, Language, parted
+
+__all__ = ["OTHERS", "Token", "texts", "turns"]
+
+OTHERS = 3
+"""How many other tokens are named."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that the policy wrote."""
+
+    text: str | None
+    """What it adds to its turn; None for the one that ends it."""
+    probability: float
+    others: tuple[tuple[str | None, float], ...]
+    """The likeliest other tokens and their probabilities, best first."""
+    experts: tuple[tuple[int, ...], ...]
+    """The experts of each layer at the position that predicted it; empty for a dense network."""
+
+
+def turns(model: Transformer, episode: Episode, temperature: float) -> list[tuple[Token, ...]]:
+    """The tokens of each turn and summary that the policy wrote, in order. `model`: the network that sampled the episode."""
+    return [turn for segment in episode.chain.segments for turn in of_segment(model, segment, episode.language, temperature or 1.0)]
+
+
+@torch.inference_mode()
+def of_segment(model: Transformer, segment: Segment, language: Language, temperature: float) -> Iterator[tuple[Token, ...]]:
+    """The turns of one context."""
+    ids, experts = segment.tokens.tolist(), segment.experts.long()
+    with one_thread():
+        replayed = [*experts.unbind(1)] if experts.shape[1] else None
+        logits = model(segment.tokens[None, :-1], experts=replayed).logits
+        assert logits is not None
+        chances = (logits[0].float() / temperature).softmax(-1)
+    for where, own in parted(segment, language.env):
+        if not own:
+            continue
+        ended = ids[where.stop - 1] == language.env
+        said = [*texts(language, ids[where.start : where.stop - ended]), *[None] * ended]
+        places = range(where.start, where.stop)
+        yield tuple(token(chances[at - 1], ids[at], text, experts[at - 1], language) for at, text in zip(places, said, strict=True))
+
+
+def token(chances: torch.Tensor, chosen: int, text: str | None, experts: torch.Tensor, language: Language) -> Token:
+    """A token from the distribution [V] that it was drawn from and the experts [L, K] of its position."""
+    best = [one for one in chances.topk(min(OTHERS + 1, len(chances))).indices.tolist() if one != chosen][:OTHERS]
+    others = tuple((None if one == language.env else language.decode([one]), float(chances[one])) for one in best)
+    return Token(text, float(chances[chosen]), others, tuple(map(tuple, experts.tolist())))
+
+
+def texts(language: Language, ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text of all; together they are that text. A character that several tokens spell belongs to the last of them."""
+    whole = language.decode(ids)
+    ends = [len(language.decode(ids[:n]).rstrip("\ufffd")) for n in range(1, len(ids))] + [len(whole)] * bool(ids)
+    return [whole[start:end] for start, end in itertools.pairwise([0, *ends])]

@@ -1,0 +1,292 @@
+# %% [markdown]
+# # 17 · Behaviour: what a rollout did on its way, and what that costs
+#
+# **After this lesson you can** measure habits from the record of a rollout; say what a price on one adds to every advantage of a group, and when that
+# is nothing; keep prices so low that doing nothing never pays; and tell a fault that a price unlearns from a reward that will be farmed.
+#
+# *About 45 minutes. Before it: lessons 4 and 6. Source: Composer 2 technical report, §4.2.*
+#
+# ## The idea
+#
+# Two rollouts solve the same task. One reads two files, edits, runs the tests and says what it did. The other calls a tool that does not exist,
+# leaves its to-do list open, thinks in comments, and ends with "all tests pass" though it ran none. Tests pay both alike, so RL has no reason to
+# prefer the first. The report adds rewards for style and communication, and penalties for poor tool calls such as to-do items left open. It prints
+# neither formula nor price. Here is one way to do it. Let $m_j(x)$ be the measure of habit $j$ in rollout $x$:
+#
+# $$b(x) = -\sum_j p_j\, m_j(x), \qquad 0 \le m_j \le \text{most}_j \qquad\qquad r = \text{outcome} - \text{effort} + b$$
+#
+# Dr. GRPO's advantage (lesson 4) subtracts the mean of the group and divides by nothing. So it is linear, and each habit can be read by itself:
+#
+# $$A_i = A_i(\text{outcome}) + A_i(\text{effort}) - \sum_j p_j \bigl(m_j(x_i) - \overline{m_j}\bigr)$$
+#
+# Measures are read off a record, which the small world and real environments fill alike:
+
+# %%
+import json
+from dataclasses import replace
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from lessons.course import ROOT, check, source, verdicts
+from ref import behaviour, dr_grpo, transcript
+from ref.behaviour import MOST, Behaviour, Prices
+from ref.transcript import Call, Todo, Transcript, Turn
+from sims.drawing import BLUE, GREY
+
+source(behaviour.measures)
+
+# %% [markdown]
+# Four rollouts of one task, all of them right. The price of each habit is that of the table `Prices`:
+
+# %%
+READ, TEST, WRITE = Call("read", "a.py"), Call("test", tests=(3, 3)), Call("write", "a.py", "def f(a):\n    return a + 1\n")
+BROKEN = Call("grep", valid=False)
+
+
+def rollout(*turns, says="f adds one. All tests pass.", todos=()):
+    """The record of a rollout: calls that are made together are a tuple, and a message ends it."""
+    return Transcript((*(Turn("assistant", calls=calls) for calls in turns), Turn("assistant", says)), todos)
+
+
+OPEN = (Todo("write it up", "open"),)
+GROUP = {
+    "tidy": rollout((READ,), (WRITE, TEST), todos=OPEN),
+    "clumsy": rollout((BROKEN,), (BROKEN, READ), (WRITE, TEST), todos=OPEN),
+    "silent": rollout((READ,), (WRITE, TEST), says="", todos=OPEN),
+    "boastful": rollout((READ,), (WRITE,), todos=OPEN),
+}
+priced = {name: behaviour.behaviour(one, Prices()) for name, one in GROUP.items()}
+for name, one in priced.items():
+    costs = ", ".join(f"{part} {value:+.3f}" for part, value in one.parts.items() if value)
+    print(f"{name:9s} reward {behaviour.rewarded(1.0, 0.0, one):.3f}   {costs}")
+
+# %% [markdown]
+# Each of them left its list open, and all pay for it. What does the group's advantage see of that?
+
+# %%
+for part, values in behaviour.group_parts(list(priced.values())).items():
+    if any(one.parts[part] for one in priced.values()):
+        print(f"{part:11s}" + "".join(f"{value:+9.4f}" for value in values))
+
+# %% [markdown]
+# The row of `todos` is zero, exactly. **A price acts only while a habit differs within groups.** A fault that the policy always makes is not
+# unlearnt by a price, however high. Somebody has to show it first that there is another way: demonstrations, a hint (lesson 16), or luck.
+#
+# ## Exercise 1: what a price adds
+#
+# `outcomes` and `measured` are lists, a number for each rollout of a group: its outcome, and the measure of one habit. Write
+# `advantages(outcomes, measured, price, most)`, the list of advantages of the whole reward, where the measure counts up to `most`. Rollouts that are
+# alike must have the same advantage to the bit, and a group that is alike in everything has exact zeros.
+
+
+# %% tags=["exercise"]
+def advantages(outcomes, measured, price, most):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_1():
+    def same(got, want):
+        return len(got) == len(want) and all(abs(a - b) < 1e-12 for a, b in zip(got, want))
+
+    got = advantages([1.0, 1.0], [0.0, 2.0], 0.1, 5.0)
+    assert same(got, [0.1, -0.1]), f"two right rollouts, one with two faults at 0.1: its reward is 0.8 beside 1.0, so ±0.1; not {got}"
+    got = advantages([1.0, 1.0], [0.0, 9.0], 0.1, 5.0)
+    assert same(got, [0.25, -0.25]), f"nine faults count as five, since a cost has an end: ±0.25; not {got}"
+    got = advantages([1.0, 0.0], [3.0, 3.0], 0.1, 5.0)
+    assert same(got, [0.5, -0.5]), f"a fault that both share moves nothing: ±0.5; not {got}"
+    for fault in (0.0, 0.7):
+        got = advantages([0.1] * 3, [fault] * 3, 0.3, 5.0)
+        assert list(got) == [0.0] * 3, f"three rewards that are alike, {0.1 - 0.3 * fault:g}: exact zeros; not {got}"
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        outcomes, measured = draw.integers(0, 2, 4).tolist(), draw.integers(0, 8, 4).tolist()
+        parts = behaviour.group_parts([Behaviour({"habit": -0.05 * min(m, 5)}) for m in measured])["habit"]
+        plain = dr_grpo.group_advantages(torch.tensor([outcomes], dtype=torch.float64))[0].tolist()
+        got = advantages(outcomes, measured, 0.05, 5)
+        want = [a + b for a, b in zip(plain, parts)]
+        assert same(got, want), f"outcomes {outcomes}, faults {measured} at 0.05: {want}; not {got}"
+
+
+check(1, check_1)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def advantages(outcomes, measured, price, most):
+    rewards = [outcome - price * min(m, most) for outcome, m in zip(outcomes, measured)]
+    relative = [reward - rewards[0] for reward in rewards]
+    return [value - sum(relative) / len(relative) for value in relative]
+
+
+check(1, check_1)
+
+# %% [markdown]
+# ## A message that is not true
+#
+# "All tests pass" is a claim, and the record knows better. It counts as untrue also where tests ran before the last edit only: nobody saw the code
+# that was handed in pass them.
+
+# %%
+source(transcript.suite_state)
+for says in ("All tests pass.", "The tests should pass.", "Tests do not pass yet.", "I added a test."):
+    print(f"{says:24s} claims that tests pass: {transcript.claims_tests_pass(says)}")
+
+# %% [markdown]
+# ## Exercise 2: what the record shows
+#
+# `calls` is a list of `Call`: `call.tests` is None, or the pair (passed, run), and `call.writes` says whether it changed a file. Write
+# `shown(calls)`: whether the record shows that the tests pass for the code that was handed in. A run of no test shows nothing.
+
+
+# %% tags=["exercise"]
+def shown(calls):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_2():
+    red, none, refused = Call("test", tests=(2, 3)), Call("test", tests=(0, 0)), replace(WRITE, valid=False)
+    for what, calls in {
+        "nothing": [],
+        "an edit": [WRITE],
+        "an edit, and tests that pass": [WRITE, TEST],
+        "tests that pass, and an edit after them": [TEST, WRITE],
+        "an edit, tests, an edit, tests": [WRITE, TEST, WRITE, TEST],
+        "tests that fail": [WRITE, red],
+        "tests that fail, and then pass": [WRITE, red, TEST],
+        "tests that pass, and then fail": [WRITE, TEST, red],
+        "a run of no test": [WRITE, none],
+        "tests that pass, and then a run of none": [WRITE, TEST, none],
+        "tests that pass, and a file read after them": [WRITE, TEST, READ],
+        "tests that pass, and an edit that was refused": [WRITE, TEST, refused],
+        "tests that fail, and an edit": [red, WRITE],
+    }.items():
+        want = transcript.suite_state(Transcript((Turn("assistant", calls=tuple(calls)),))) == "passed"
+        got = shown(calls)
+        assert got is want, f"{what}: {want}, not {got}"
+
+
+check(2, check_2)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def shown(calls):
+    passed = False
+    for call in calls:
+        if call.tests is not None:
+            passed = call.tests[0] == call.tests[1] > 0
+        elif call.writes:
+            passed = False
+    return passed
+
+
+check(2, check_2)
+
+# %% [markdown]
+# ## How it breaks
+#
+# **A reward is farmed.** Why are all parts costs, and none a bonus? Pay 0.02 for each to-do item that is ticked off, and an agent opens and ticks
+# items until its context is full. Pay for comments, and it comments. A cost is at best avoided. The best that a policy can do against (1) is to
+# behave, and then nothing is left to gain.
+#
+# **Doing nothing costs nothing.** Whoever makes no call breaks none. An attempt that succeeds with probability $p$ and has habits that cost $c$
+# earns $p - c$; who gives up at once earns 0, less what silence costs. On hard tasks dear prices teach to give up.
+
+# %%
+table = Prices()
+print(f"all parts together can take {table.most:.2f}")
+for name, cap in MOST.items():
+    print(f"  {name:11s} {getattr(table, name):.4f} · {cap:g} = {getattr(table, name) * cap:.3f}")
+
+# %% [markdown]
+# ## Exercise 3: prices that leave hard tasks worth trying
+#
+# A policy succeeds with probability `p` in an attempt. Its attempts have the mean measures `habits`, and giving up has the mean measures `idle`; both
+# are dicts, name → measure, after the caps. `prices` is a dict, name → price. Write `largest(p, habits, idle, prices)`: the largest factor by which
+# all prices may be multiplied so that an attempt is paid at least as much as giving up, which never succeeds. Where no factor is too large it is
+# `float("inf")`.
+
+
+# %% tags=["exercise"]
+def largest(p, habits, idle, prices):
+    raise NotImplementedError  # your code
+
+
+# %% tags=["check"]
+def check_3():
+    def near(got, want):
+        return got == want or abs(got - want) < 1e-9
+
+    got = largest(0.1, {"broken": 1.0}, {"broken": 0.0}, {"broken": 0.03})
+    assert near(got, 0.1 / 0.03), f"an attempt earns 0.1 − 0.03·f, giving up 0: f = {0.1 / 0.03:.3f}, not {got}"
+    got = largest(0.1, {"broken": 1.0, "silent": 0.0}, {"broken": 0.0, "silent": 1.0}, {"broken": 0.03, "silent": 0.02})
+    assert near(got, 10.0), f"who gives up is silent, and pays 0.02·f for it: 0.1 − 0.03·f ≥ −0.02·f while f ≤ 10, not {got}"
+    got = largest(0.1, {"silent": 0.5}, {"silent": 1.0}, {"silent": 0.2})
+    assert got == float("inf"), f"where attempts behave better than who gives up, every factor will do: infinity, not {got}"
+    got = largest(0.0, {"broken": 1.0}, {"broken": 1.0}, {"broken": 0.1})
+    assert got == float("inf"), f"an attempt that costs what giving up costs is never the worse choice: infinity, not {got}"
+    got = largest(0.0, {"broken": 1.0}, {"broken": 0.0}, {"broken": 0.1})
+    assert near(got, 0.0), f"an attempt that never succeeds is worth no price: 0, not {got}"
+
+
+check(3, check_3)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+def largest(p, habits, idle, prices):
+    more = sum(price * (habits[name] - idle[name]) for name, price in prices.items())
+    return p / more if more > 0 else float("inf")
+
+
+check(3, check_3)
+
+# %% [markdown]
+# **A deviation blows it up.** GRPO divides advantages by the deviation of the group. In a group whose rollouts are all right, a lint is then
+# worth as much as success is elsewhere:
+
+# %%
+rewards = torch.tensor([[1.0, 1.0, 1.0, 0.995], [1.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+for scale, name in (("none", "Dr. GRPO"), ("std", "GRPO")):
+    found = dr_grpo.group_advantages(rewards, scale=scale)
+    for what, values in zip(("one lint", "one failure"), found.tolist()):
+        print(f"{name:9s} {what:12s}" + "".join(f"{value:+9.4f}" for value in values))
+
+# %% [markdown]
+# ## What a trained agent did
+#
+# The small world has no to-do lists and no messages, so one with manners was built (`sims/microrepo/manners.py`). A policy learnt good and bad
+# manners from demonstrations, half and half. Then RL went on with no price, with prices on calls, with prices on words and code, and with all:
+
+# %%
+verdicts("behaviour")
+record = json.loads((ROOT / "results" / "figures" / "behaviour.json").read_text(encoding="utf-8"))
+begin, *ends = record["ends"]
+figure, axis = plt.subplots(figsize=(7, 3.6), layout="constrained")
+for at, name in enumerate(MOST):
+    for shift, paid, colour in ((-0.18, True, BLUE), (0.18, False, GREY)):
+        some = [end[name] / begin[name] for end in ends if (name in record["priced"][end["arm"]]) == paid]
+        axis.barh(at + shift, np.mean(some), 0.34, color=colour, label=("with its price" if paid else "without") if at == 0 else None)
+axis.axvline(1.0, color="black", linewidth=0.8)
+axis.set(yticks=range(len(MOST)), yticklabels=list(MOST), xlabel="after RL, as a share of what it was before")
+axis.invert_yaxis()
+axis.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# Read the verdicts with the picture. Each habit is rarer with its price than without, most of them in every training; yet hardly an interval ends
+# below zero. Three trainings are few, and a habit without a price does not stay where it was. It drifts, one training up and another down, because
+# nothing holds it: success does not see lints or silence. Where they have a price, all trainings end near the same place. So a price does not only
+# lower a habit, it also decides what chance decided before.
+#
+# Comments need no price here. Whoever writes one in this world has repeated the docstring, sometimes a wrong one, and solves fewer tasks; success
+# alone unlearns that. In the report they grew, where they were thoughts that helped. What outcome already sees, a price need not say again.
+#
+# ## Where to read on
+#
+# * `ref/behaviour.py`: all nine measures, and five traps. `ref/transcript.py`: the record beneath it, and what counts as a claim or a comment.
+# * `sims/microrepo/manners.py`: the world with manners. `sims/transcripts.py`: how a record is read off an episode.
+# * `etude figure behaviour` plays the four arms. `etude run recipe --scale small --set rl.behaviour.broken=0.05` trains with a price, and logs each
+#   part.
+# * `scaled/behaviour.py`: a group whose rollouts lie on several ranks.

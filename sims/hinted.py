@@ -1,0 +1,109 @@
+"""Demonstrations with hints: what a policy has to have read before it can be its own teacher (`ref/textual_feedback.py`).
+
+A model of Composer's size understands a reminder in English. The tiny agent does not: it has never been told anything. Fine-tuning therefore shows
+it demonstrations in which a hint stands in front of a turn, and the turn obeys it. The others, as many, have the faults of `NoiseConfig` and no hint,
+so the policy errs where it is not told, and the policy under a hint is another one.
+
+    raed m3           broke a rule            error: no such call           read m3
+    read m5           broke a rule            error: m5 not needed          what came after it
+    write m3 …        broke a rule            error: m7 not read            read m7, then what is right
+    write m3 …        in a world in which it has another name               calls: read put test done        put m3 …
+
+No hint says what the repaired turn says: a reminder lists all calls, and a name that was not read is in the context. No hint stands in front of a
+turn that is repaired from another fault, so the policy may also learn that hints of any kind mean care.
+"""
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+
+from ref.self_summary import Chaining, rollout_chains
+from sims.hints import RULES, Fault, Rule, faults
+from sims.microrepo import NoiseConfig, Task, demonstration
+from sims.microrepo.renaming import KNOWN, RenamedSession, renamed
+from sims.recipe.agent import Language
+from sims.recipe.demonstrations import Lesson, Teacher, taught
+from sims.recipe.settings import Memory
+from sims.transcripts import TOOLS, Message, messages
+
+__all__ = ["CHOSEN", "NAMES", "REMINDER", "Hinted", "demonstrations", "reminder", "repaired"]
+
+CHOSEN = tuple(rule for rule in RULES if rule.name in ("tool", "argument", "unread", "needless"))
+"""The rules whose faults one message can mend. A summary that lost a file, a body that is wrong or untested: what is missing was missing before."""
+NAMES = ("put", "set", "save", "edit", "fill", "make")
+"""Names that `write` has in some demonstrations."""
+
+
+def reminder(name: str) -> str:
+    """A hint that lists the calls there are."""
+    return f"calls: {' '.join(name if call == KNOWN else call for call in TOOLS)}"
+
+
+def forgets(task: Task, before: Sequence[Message], this: Message) -> str | None:
+    """The first turn that says `write` is reminded of the calls there are, in the world in which that is `put`."""
+    says = [any(line.startswith(f"{KNOWN} ") for line in one.text.split("\n")) for one in [*before, this]]
+    return reminder(NAMES[0]) if says[-1] and not any(says[:-1]) else None
+
+
+REMINDER = (Rule("reminder", forgets),)
+"""The rule of a world in which `write` is called `put`: one reminder for each rollout, where it first forgets."""
+
+
+class Hinted(Lesson):
+    """A scripted agent that is told something in front of turn number `at`."""
+
+    def __init__(self, language: Language, task: Task, turns: Sequence[str], hint: str, at: int, opened=None):
+        more = {} if opened is None else {"opened": opened}
+        super().__init__(language, task, turns, random.Random(0), Memory(wordy=0, forgetful=0), **more)
+        self.hint, self.at, self.said = language.encode(f"\n{hint}"), at, 0
+        if at == 0:
+            self.prompt = self.told(self.prompt)
+
+    def told(self, given: list[int]) -> list[int]:
+        """What the environment says, with the hint as its last line."""
+        return [*given[:-1], *self.hint, given[-1]]
+
+    def reply(self, turn: list[int]) -> list[int] | None:
+        answer, self.said = super().reply(turn), self.said + 1
+        return self.told(answer) if answer is not None and self.said == self.at else answer
+
+
+def repaired(task: Task, found: Sequence[Message], fault: Fault) -> list[str]:
+    """The turns of a demonstration up to the one with the fault, and then those of an agent that obeys its hint."""
+    turns, at = [one.text for one in found], found.index(fault.message)
+    if fault.rule == "unread":
+        missing = fault.says.split()[1]
+        return [*turns[:at], f"read {missing}", f"{KNOWN} {task.target}\n    {task.answer}", "test", "done"]
+    return [*turns[:at], *turns[at + 1 :]]
+
+
+def demonstrations(
+    tasks: Iterable[Task], language: Language, how: Chaining, noise: NoiseConfig, rng: random.Random, hinted: float, renaming: float
+) -> Iterator[Lesson]:
+    """Finished demonstrations in single contexts. A share `renaming` is of worlds in which `write` has another name, and a reminder says so where it
+    is first needed. Of the others with faults, a share `hinted` is repaired at one of them, under its hint."""
+    teacher, tasks = Teacher(language, how.request), iter(tasks)
+    memory = Memory(wordy=0, forgetful=0)
+    for task in tasks:
+        if rng.random() < renaming:
+            name = rng.choice(NAMES)
+            turns = [renamed(turn, name) for turn in demonstration(task, rng, noise)]
+            at = next((n for n, turn in enumerate(turns) if turn.startswith(f"{name} ")), None)
+            if at is None:
+                continue
+            lesson = Hinted(language, task, turns, reminder(name), at, lambda task, name=name: RenamedSession(task, name=name))
+        else:
+            (lesson,) = [*itertools.islice(taught([task], language, how, noise, memory, rng), 1)] or [None]
+            if lesson is None:
+                continue
+            found = messages(lesson, task)
+            broken = faults(task, found, CHOSEN)
+            if not broken or rng.random() >= hinted:
+                yield lesson
+                continue
+            fault = rng.choice(broken)
+            lesson = Hinted(language, task, repaired(task, found, fault), fault.says, found.index(fault.message))
+        (chain,) = rollout_chains(teacher, [lesson], how)
+        if chain.finished:
+            lesson.take(chain)
+            yield lesson

@@ -1,0 +1,108 @@
+"""The small world with users: the agent may ask instead of editing, and some tasks leave open what is wanted.
+
+    read m3         def m3(a, b): with the docstring "lost"
+    ask             ends the episode, without output: the user is asked what is wanted, and the rest is theirs
+
+A question ends the session here; what the user answers, if they do, would be a session of its own. A fifth of the tasks has lost its docstring
+with its body (`changed` of `sims/microrepo/leftovers.py`). Nothing but three tests says what is wanted there, so a question is welcome. Elsewhere the
+docstring says everything, and a question asks for what stands there.
+
+Seconds are those of a product, and our choice: three for each turn, which a network and a tool take together, and 0.05 for each token.
+"""
+
+from random import Random
+
+from sims.microrepo import NoiseConfig, Session, Task, demonstration
+from sims.microrepo.leftovers import LOST, changed, other
+from sims.microrepo.session import INDENT, MAX_CALLS
+from sims.real_time_rl.users import Served
+from sims.recipe.agent import Episode
+
+__all__ = ["ASK", "OPEN", "AskingSession", "is_hard", "is_open", "opened", "served", "with_questions"]
+
+ASK = "ask"
+OPEN = 0.2
+"""Share of the tasks that leave open what is wanted."""
+TURN_SECONDS, TOKEN_SECONDS = 3.0, 0.05
+BROKEN = {f"error: {reason}" for reason in ("no call", "no such call", "too many calls")}
+"""Answers to what no tool could read. A body that is refused, or a file that is not there, came of a sound call."""
+
+
+class AskingSession(Session):
+    """An episode in which a call ends it with a question. What follows it in its turn is not called, as after `done`. `broken`: how many calls no
+    tool could read."""
+
+    asked, broken = False, 0
+
+    @property
+    def done(self) -> bool:
+        return self.asked or super().done
+
+    def step(self, text: str) -> str:
+        lines = [line.rstrip() for line in text.split("\n")]
+        if ASK not in lines or self.done:
+            return self.heard(super().step(text))
+        turns, calls, before = self.turns, self.counts["calls"], lines[: lines.index(ASK)]
+        answer = self.heard(super().step("\n".join(before))) if any(before) else ""
+        self.turns = turns  # all of this is one turn, and its last call is still to come
+        if not self.done and self.counts["calls"] - calls < MAX_CALLS:
+            self.asked = True
+            self.counts["calls"] += 1
+        self.turns = turns + 1
+        return answer
+
+    def heard(self, answer: str) -> str:
+        """Counts the broken calls of a turn by its answer."""
+        self.broken += sum(line in BROKEN for line in answer.split("\n"))
+        return answer
+
+
+def is_open(task: Task) -> bool:
+    """Whether the task leaves open what is wanted."""
+    return task.files[task.target].doc == LOST
+
+
+def clouded(task: Task) -> Task:
+    """A fifth of the tasks, always the same ones, without their docstring; the others as they are."""
+    return changed(task, LOST) if Random(f"{task.key} open").random() < OPEN else task
+
+
+def opened(task: Task, max_turns: int) -> AskingSession:
+    """A session that a user begins."""
+    return AskingSession(clouded(task), max_turns)
+
+
+def served(episode: Episode) -> Served:
+    """What came of a finished episode."""
+    session = episode.environment
+    assert isinstance(session, AskingSession)
+    edited, verdict = session.body is not None, session.verify()
+    return Served(
+        edited=edited,
+        quality=verdict.passed if edited else 0.0,
+        asked=session.asked and not edited,
+        open=is_open(session.task),
+        broken=session.broken > 0,
+        seconds=TURN_SECONDS * verdict.turns + TOKEN_SECONDS * episode.chain.written,
+    )
+
+
+def is_hard(episode: Episode) -> bool:
+    """Whether an episode's task leaves open what is wanted, or says it by two other files."""
+    session = episode.environment
+    assert isinstance(session, AskingSession)
+    return is_open(session.task) or session.task.depth == 2
+
+
+def with_questions(task: Task, rng: Random, noise: NoiseConfig, needless: float = 0.1, welcome: float = 0.5) -> list[str]:
+    """A demonstration. Where the task leaves open what is wanted, the agent asks after a look with probability `welcome`, and else writes some
+    function. Elsewhere it asks with probability `needless`, at some time after its first look and before it writes."""
+    target = task.target
+    if is_open(task):
+        guess = [f"write {target}\n{INDENT}return {other(task).code}", *(["test"] if rng.random() < 0.5 else []), "done"]
+        return [f"read {target}", *([ASK] if rng.random() < welcome else guess)]
+    turns = demonstration(task, rng, noise)
+    if rng.random() < needless:
+        ends = next((at for at, turn in enumerate(turns) if turn.startswith(("write", "done"))), len(turns))
+        return [*turns[: rng.randint(1, max(1, ends))], ASK]
+    return turns

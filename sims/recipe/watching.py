@@ -1,0 +1,147 @@
+"""The monitor beside RL: what the rollouts of each step did, what is usual by the first steps, and a line where something has changed.
+
+The test is that of `ref/monitor.py`. A step gives one value of each statistic per group. Those of the first `learn` steps make the bands. Half of
+`error` is for the bands, and half for the alarms, so an unchanged run ever raises one with probability `error` at most.
+
+What the report watched for has a direction: fewer tools, more comments, more broken calls, more questions, more hacks. The other way is not watched,
+but for length, which is watched both ways. So training that goes well is silent, unless it makes rollouts much longer or shorter. An alarm says that
+something has changed, not that it is bad.
+
+What a step logs, for each statistic NAME that has a value
+    watch_NAME       mean over the groups
+and from the first step after the bands were learnt
+    low_NAME, high_NAME    the band; a side that is not watched lies at 0 or 1
+    evidence_NAME    log M, nats; at `alarm_at` it is an alarm
+    alarm_NAME       0; from its alarm on 1, if it was for more, or -1, for less
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ref.monitor import Alarm, Band, Evidence, Monitor, learn_band, log_evidence, statistics
+from ref.transcript import Transcript
+from sims.microrepo import Task
+from sims.recipe.agent import Episode
+from sims.recipe.settings import Watch
+from sims.recipe.watched import NAMES, SIDES
+from sims.transcripts import TOOLS, transcript_of
+
+__all__ = ["Group", "Seen", "Watching", "said", "seen", "sided"]
+
+Group = Mapping[str, float | None]
+"""The statistics of a group; None where it has none."""
+Seen = Callable[[Sequence[Episode], Sequence[Task]], Sequence[Group]]
+"""The groups of finished episodes, which are adjacent, one for each task."""
+
+
+def seen(
+    episodes: Sequence[Episode],
+    tasks: Sequence[Task],
+    longest: int,
+    tools: Sequence[str] = TOOLS,
+    record: Callable[[Episode, Task], Transcript] = transcript_of,
+) -> list[Group]:
+    """The statistics of each group; lengths are shares of `longest` tokens. `tools` and `record` are those of the world that was played."""
+    n = len(episodes) // len(tasks)
+    records = [record(episode, tasks[number // n]) for number, episode in enumerate(episodes)]
+    return [statistics(records[start : start + n], tools, longest) for start in range(0, len(records), n)]
+
+
+def sided(name: str, band: Band) -> Band:
+    """The band, open on the side on which the statistic is not watched."""
+    side = SIDES.get(name, "both")
+    return Band(0.0 if side == "up" else band.low, 1.0 if side == "down" else band.high)
+
+
+class Watching:
+    """The monitor of one run, with its state. `seen` reads the rollouts of a step. `bands`: what is usual, if it is known; otherwise the first steps
+    tell, and a statistic without any value in them is not watched."""
+
+    def __init__(self, config: Watch, seen: Seen, bands: Mapping[str, Band] | None = None):
+        self.config, self.seen = config, seen
+        self.steps, self.history = 0, []
+        self.monitor: Monitor | None = None
+        if bands:
+            self.begin(bands)
+
+    @classmethod
+    def small(cls, config: Watch, longest: int) -> "Watching":
+        """That of the recipe at small scale."""
+        return cls(config, partial(seen, longest=longest))
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """The first one of each statistic. Their steps count from the first one that was watched."""
+        return self.monitor.alarms if self.monitor else []
+
+    def begin(self, bands: Mapping[str, Band]) -> None:
+        """From the next step on, changes are looked for."""
+        self.monitor = Monitor({name: sided(name, band) for name, band in bands.items()}, self.config.error / 2)
+
+    def step(self, groups: Sequence[Group]) -> tuple[dict[str, float], list[str]]:
+        """One more step: what is logged of it, and a line for each new alarm."""
+        self.steps += 1
+        names = dict.fromkeys(name for group in groups for name in group)
+        values = {name: [x for group in groups if (x := group[name]) is not None] for name in names}
+        means = {name: float(np.mean(some)) for name, some in values.items() if some}
+        logged = {f"watch_{name}": mean for name, mean in means.items()}
+        if self.monitor is None:
+            self.learn(values)
+            return logged, []
+        new = self.monitor.observe(groups)
+        return logged | logs(self.monitor), [said(alarm, self.steps, means.get(alarm.statistic), self.monitor.bands) for alarm in new]
+
+    def learn(self, values: Mapping[str, list[float]]) -> None:
+        """Remembers a step's values; the last step of learning makes the bands."""
+        self.history.append({name: list(some) for name, some in values.items()})
+        if len(self.history) < self.config.learn:
+            return
+        every = {name: [x for step in self.history for x in step.get(name, [])] for step in self.history for name in step}
+        every = {name: some for name, some in every.items() if some}
+        error = self.config.error / 2 / max(len(every), 1)
+        self.history = []
+        if every:
+            self.begin({name: learn_band(some, error, self.config.tolerance) for name, some in every.items()})
+
+    def state(self) -> dict[str, Any]:
+        """What a stage saves."""
+        found: dict[str, Any] = {"steps": self.steps, "history": self.history}
+        if self.monitor:
+            found["bands"] = {name: (band.low, band.high) for name, band in self.monitor.bands.items()}
+            found["evidence"] = {name: (one.step, one.log_wealth) for name, one in self.monitor.evidence.items()}
+            found["alarms"] = [asdict(alarm) for alarm in self.monitor.alarms]
+        return found
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken."""
+        self.steps, self.history, self.monitor = state["steps"], [*state["history"]], None
+        if "bands" in state:
+            evidence = {name: Evidence(step, wealth) for name, (step, wealth) in state["evidence"].items()}
+            alarms = [Alarm(**alarm) for alarm in state["alarms"]]
+            bands = {name: Band(low, high) for name, (low, high) in state["bands"].items()}
+            self.monitor = Monitor(bands, self.config.error / 2, evidence, alarms)
+
+
+def logs(monitor: Monitor) -> dict[str, float]:
+    """What is logged of bands, evidence and alarms."""
+    found = {"alarm_at": math.log(len(monitor.bands) / monitor.error)}
+    signs = {alarm.statistic: 1.0 if alarm.direction == "up" else -1.0 for alarm in monitor.alarms}
+    for name, band in monitor.bands.items():
+        evidence = float(log_evidence(monitor.evidence[name]))
+        found |= {f"low_{name}": band.low, f"high_{name}": band.high, f"evidence_{name}": evidence, f"alarm_{name}": signs.get(name, 0.0)}
+    return found
+
+
+def said(alarm: Alarm, step: int, mean: float | None, bands: Mapping[str, Band]) -> str:
+    """An alarm in a line."""
+    band, way = bands[alarm.statistic], "more" if alarm.direction == "up" else "less"
+    usual = {"up": f"at most {band.high:.2f}", "down": f"at least {band.low:.2f}"}.get(
+        SIDES.get(alarm.statistic, "both"), f"{band.low:.2f} to {band.high:.2f}"
+    )
+    now = "" if mean is None else f", now {mean:.2f}"
+    return f"monitor: {NAMES.get(alarm.statistic, alarm.statistic)} changed by step {step}: {way} than usual ({usual}){now}"

@@ -1,0 +1,64 @@
+"""`etude eval`: figures are those of the rollouts, two agents play the same tasks, and bad input is one line."""
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from etude.play import FOLDER, agent_in
+from ref.engine.sampler import Sampler
+from ref.network import load_hf
+from sims.recipe.agent import hash_seed, play
+from sims.recipe.data import task_stream
+from sims.recipe.demonstrations import context
+
+
+@pytest.fixture
+def one_core(monkeypatch):
+    monkeypatch.setattr("kit.process.cores", lambda: 1)
+
+
+def test_figures_are_those_of_the_rollouts(one_core, ask):
+    """Played here once more: success, turns and wrong calls."""
+    agent = agent_in(FOLDER)
+    recipe, tasks = agent.recipe, list(itertools.islice(task_stream(agent.recipe, "evaluation"), 2))
+    code, out, _ = ask("eval", FOLDER, "--tasks", 2, "--samples", 2, "--seed", 5, "--json")
+    found = json.loads(out)
+    sampler = Sampler(load_hf(FOLDER).to(getattr(torch, recipe.training.dtype)), getattr(torch, recipe.training.sampler_dtype))
+    generator = torch.Generator().manual_seed(hash_seed(5, "eval"))
+    how, r = context(agent.language, recipe), recipe.rl
+    episodes = play(sampler, agent.language, tasks, 2, how, r.max_turns, generator, r.temperature)
+    (only,) = found["agents"]
+    assert code == 0 and (found["tasks"], found["samples"], found["seed"]) == (2, 2, 5) and "difference" not in found
+    for name, values in (("success", "tests"), ("turns", "turns"), ("invalid_calls", "invalid_calls")):
+        assert only[name]["value"] == pytest.approx(np.mean([getattr(e.verdict, values) for e in episodes]))
+        assert only[name]["low"] <= only[name]["value"] <= only[name]["high"]
+    assert sum(some["tasks"] for some in only["by_depth"].values()) == 2
+
+
+def test_an_agent_beside_itself_differs_in_nothing(one_core, ask, tmp_path):
+    shutil.copytree(FOLDER, tmp_path / "other")
+    code, out, _ = ask("eval", FOLDER, "--before", tmp_path / "other", "--tasks", 1, "--samples", 1, "--json")
+    found = json.loads(out)
+    assert code == 0 and all(value == {"value": 0, "low": 0, "high": 0} for value in found["difference"].values())
+    code, out, _ = ask("eval", "agent", FOLDER, "--tasks", 1, "--samples", 1)
+    rows = [line.split() for line in out.splitlines()]
+    value = found["agents"][1]["success"]
+    assert code == 0 and ["success", f"{value['value']:.3f}", f"[{value['low']:.3f},", f"{value['high']:.3f}]"] in rows
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nowhere"], "nowhere is neither a run nor a checkpoint"),
+        ([FOLDER, "--before", "sft"], "got sft; name a run"),
+        ([FOLDER, "--tasks", "0"], "--tasks"),
+        (["agent"], "Missing argument 'RUN|CHECKPOINT'"),
+    ],
+)
+def test_bad_input_is_one_line(words, says, ask):
+    code, out, error = ask("eval", *words)
+    assert code == 2 and out == "" and says in error and error.count("\n") == 1
