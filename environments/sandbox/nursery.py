@@ -114,7 +114,7 @@ def _number(handle: int) -> int:
 
 
 class Gone(Exception):
-    """A nursery has ended."""
+    """A nursery has ended, or does not answer."""
 
 
 class Running:
@@ -143,25 +143,33 @@ class Running:
     def fork(self) -> Fork:
         """A fork that stands behind its walls. Raises RunError where the kernel refuses them, and Gone where the nursery has ended or does not
         answer."""
-        pairs = [os.pipe() for _ in range(3)]
-        (requests, ours), (mine, answers), (heard, notes) = pairs
-        handles: list[int] = []
+        (requests, ours), (mine, answers), (heard, notes) = (os.pipe() for _ in range(3))
+        kept = [ours, mine, heard]
         try:
-            socket.send_fds(self.control, [ASKED], [requests, answers, notes])
+            said, handles = self._answer(requests, answers, notes)
+            kept += handles
+            if said == b"first" and len(handles) == 1:
+                fork = Fork(handles[0], (ours, mine, heard))
+                kept.clear()
+                return fork
+        finally:
+            for one in (requests, answers, notes, *kept):
+                os.close(one)
+        raise RunError(f"this machine allows no sandboxes within sandboxes: {one_line(said.decode(errors='replace'))}")
+
+    def _answer(self, *given: int) -> tuple[bytes, list[int]]:
+        """What is said where a fork is asked for that has these handles, and the handles that come with it."""
+        try:
+            socket.send_fds(self.control, [ASKED], given)
             self.control.settimeout(FORK)
             said, handles, *_ = socket.recv_fds(self.control, 1000, 1)
         except OSError:
-            said = b""
-        finally:
-            for one in (requests, answers, notes):
-                os.close(one)
-        if said == b"first" and len(handles) == 1:
-            return Fork(handles[0], (ours, mine, heard))
-        for one in (ours, mine, heard, *handles):
-            os.close(one)
-        if said:
-            raise RunError(f"this machine allows no sandboxes within sandboxes: {one_line(said.decode(errors='replace'))}")
-        raise Gone
+            raise Gone from None
+        if not said:
+            raise Gone
+        for one in handles:
+            os.set_inheritable(one, False)
+        return said, handles
 
     def close(self) -> None:
         """Ends it, and all of its forks."""
@@ -202,15 +210,20 @@ class Nursery:
             print(why, file=sys.stderr, flush=True)
 
     def _fork(self, root: Path) -> Fork | None:
-        """None where the nursery has ended."""
+        """None where the nursery has ended, or does not answer. It is not asked again then, nor where somebody was interrupted who waited: the answer
+        that comes late would be taken for another one's. Its forks, in which others are graded, go on."""
         if self._running is None:
             self._running = Running(root, self.told)
-            self._over = weakref.finalize(self, self._running.close)
+            self._over.append(weakref.finalize(self, self._running.close))
         try:
             return self._running.fork()
-        except Gone:
-            self._end()
-            return None
+        except RunError:
+            raise
+        except BaseException as error:
+            self._running = None
+            if isinstance(error, Gone):
+                return None
+            raise
 
     @property
     def first(self) -> int | None:
@@ -226,13 +239,14 @@ class Nursery:
             self._end()
 
     def _end(self) -> None:
-        if self._running is not None:
-            self._over()
-            self._running = None
+        self._running = None
+        while self._over:
+            self._over.pop()()
 
     def _begin(self) -> None:
         self._process, self._lock = os.getpid(), threading.Lock()
         self._running: Running | None = None
+        self._over: list[weakref.finalize] = []
 
     def _own(self) -> None:
         if self._process != os.getpid():

@@ -117,7 +117,7 @@ class Plays:
 
     def a_second(self, folder: Path, name: str, tested: bool, nursed: bool, count: int) -> float:
         """Episodes a second, where TWO are played at once and `count` in all. Nothing is open before, but a nursery that has imported pytest where
-        gradings are `nursed`; a grading sandbox is opened while its episode is played. Raises RunError where there are no nurseries."""
+        gradings are `nursed`; a grading sandbox is opened while its episode is played. Raises RunError where one was refused."""
         with ExitStack() as stack:
             nursery = stack.enter_context(nursery_of_judges(GRADING, store=self.store)) if nursed else None
             if nursery is not None:
@@ -132,4 +132,6 @@ class Plays:
             since = time.perf_counter()
             for done in [threads.submit(one, number) for number in range(count)]:
                 done.result()
+            if nursery is not None and nursery.refused:
+                raise RunError("the nursery has ended while episodes were counted, and others were graded without it; run the benchmark again")
             return count / (time.perf_counter() - since)

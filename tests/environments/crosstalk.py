@@ -38,7 +38,7 @@ sys.stdin.read()
 ATTACK = (
     SEARCH
     + """
-import ctypes, json, pytest, signal, subprocess, sys, time
+import ctypes, fcntl, json, pytest, signal, subprocess, sys, time
 from pathlib import Path
 
 def test_attack():
@@ -66,6 +66,13 @@ def test_attack():
     handles = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
     kinds = sorted(os.readlink(path).partition(":")[0] for path in handles if os.path.lexists(path))
     found["handles"] = [kind for kind in kinds if kind not in ("/dev/null", "pipe")] + [kinds.count("pipe")]
+    found["shared"] = [line for line in open("/proc/self/maps") if line.split()[1].endswith("s")]
+    found["above"] = []
+    for kind, request in (("user", 0xB701), ("user", 0xB702), ("pid", 0xB702)):
+        try:
+            found["above"].append([kind, fcntl.ioctl(os.open("/proc/self/ns/" + kind, os.O_RDONLY), request)])
+        except PermissionError:
+            pass
     found["environment"] = sorted(os.environ)
     found["modules"] = sorted(name for name in sys.modules if name.partition(".")[0] in ("inside", "judge", "play"))
     found["marks"] = [hasattr(pytest, "planted"), os.path.exists("/work/marked")]

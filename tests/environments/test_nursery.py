@@ -3,9 +3,12 @@
 What is tried from within stands in crosstalk.py, and in attempts.py, which test_escapes.py plays in a nursery, too.
 """
 
+import inspect
 import json
 import os
 import shutil
+import signal
+import socket
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,6 +20,7 @@ import pytest
 from environments.grading.guarded import grade
 from environments.grading.lay import write
 from environments.grading.ready import JUDGE, Judges, begun, nursery_of_judges, opened
+from environments.sandbox import nursery as nurseries
 from environments.sandbox.interface import Limits
 from environments.sandbox.nursery import Nursery
 from environments.sandbox.open import open_sandbox
@@ -27,6 +31,7 @@ from tests.environments.test_hacks import EXAM
 from tests.environments.test_ready import SPY
 
 USERS = ["this user", "nobody"] if os.geteuid() == 0 else ["this user"]
+PLAN = {"key": "00" * 16, "files": {}, "tree": "/work/tree", "folder": "/work/exam/tests", "names": {}, "seconds": 50}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +54,8 @@ def crossed(root):
 def test_two_gradings_get_nothing_of_each_other(crossed, user):
     found = crossed[user]
     assert found["control"] == "/work /tmp /dev/shm loopback abstract", "whoever planted it finds it"
-    assert found["found"] == found["seen"] == found["signalled"] == found["traced"] == found["opened"] == found["modules"] == []
+    for what in ("found", "seen", "signalled", "traced", "opened", "modules", "shared", "above"):
+        assert found[what] == [], what
     assert found["session"] == [True, True, True], "a signal to one's own group would reach others"
     assert [one for one in found["handles"] if not str(one).startswith("/tmp/#")] == [1], "the pipe of the verdicts, and what pytest opens itself"
     assert found["environment"] == ["HOME", "LANG", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_VERSION"] and found["marks"] == [False, False]
@@ -146,23 +152,63 @@ def test_look():
         "proc": sorted(name for name in os.listdir("/proc") if not name.isdigit()),
         "namespaces": open("/proc/sys/user/max_user_namespaces").read(),
         "network": open("/proc/net/dev").read().count("\\n"),
+        "mounts": sorted(line.split()[4] for line in open("/proc/self/mountinfo")),
     }
     open("/work/found.json", "w").write(json.dumps(found, default=str))
 """
 
 
 def test_graded_code_finds_what_it_finds_in_a_sandbox_of_its_own(nursery, fresh):
-    """Else there would be two graders."""
-    plan = {"key": "00" * 16, "files": {}, "tree": "/work/tree", "folder": "/work/exam/tests", "names": {}, "seconds": 50}
-    plan = json.dumps({**plan, "tests": {"t.py": LOOK}, "wanted": ["t.py::test_look"]})
+    """Else there would be two graders. Three things differ, and no guard hangs on them. What /proc tells of the words and of the environment that a
+    process began with are the nursery's: a language, and no secret. Signals 32 and 33 belong to the C library: it lets them be ignored in a process
+    that posix_spawn starts, and sets them itself where it needs them. And a file may be as large as the disk and the tree that lies there before,
+    which is empty in a fork."""
+    plan = json.dumps({**PLAN, "tests": {"t.py": LOOK}, "wanted": ["t.py::test_look"]})
     found = []
     for sandbox in (begun(nursery.sandbox()), opened(fresh)):
         with sandbox:
             said = sandbox.tell(plan)
             assert '"passed"' in said.text, said
             found.append(json.loads(sandbox.call("shell", {"command": "cat /work/found.json"}).text))
+    largest = [one["limits"].pop("RLIMIT_FSIZE") for one in found]
+    assert largest[0] == [Limits().disk] * 2 < largest[1] and found[0]["mounts"].count("/proc") == 2, "one above that of the nursery"
+    found[0]["mounts"].remove("/proc")
     for name, value in found[0].items():
         assert value == found[1][name], name
+
+
+def scanned(process, words):
+    """How often 16 of each of these follow each other in the memory of a process. The one who asks holds no more than four of them in a row."""
+    found = [0] * len(words)
+    with open(f"/proc/{process}/maps") as maps, open(f"/proc/{process}/mem", "rb", 0) as memory:
+        for line in maps:
+            start, end = (int(one, 16) for one in line.split()[0].split("-"))
+            try:
+                memory.seek(start)
+                block = memory.read(end - start)
+            except (OSError, OverflowError, ValueError):
+                continue  # the kernel's own pages, and what may not be read
+            for number, word in enumerate(words):
+                at = block.find(4 * word)
+                while at >= 0:
+                    found[number] += all(block.startswith(word, at + 2 * more) for more in range(16))
+                    at = block.find(4 * word, at + 1)
+    return found
+
+
+def test_no_memory_holds_what_was_judged_before(nursery):
+    """Nor the key of its own plan. The first sandbox is judged before the second one begins."""
+    key, others = b"5e", {"first": b"6f", "second": b"7a"}
+    words = [key, *others.values()]
+    for name, seen in (("first", [False, True, False]), ("second", [False, False, True])):
+        source = f"{inspect.getsource(scanned)}\nSECRET = {others[name].decode() * 16!r}\n\ndef test_scan():\n"
+        source += f"    open('/work/found', 'w').write(str(scanned('self', {words!r})))\n"
+        with begun(nursery.sandbox()) as sandbox:
+            said = sandbox.tell(json.dumps({**PLAN, "key": key.decode() * 16, "tests": {"t.py": source}, "wanted": ["t.py::test_scan"]}))
+            assert '"passed"' in said.text, said
+            assert scanned(sandbox.first, [key])[0] > 0, "the server has passed it on"
+            assert [count > 0 for count in json.loads(sandbox.call("read", {"path": "found"}).text)] == seen
+            assert scanned(nursery.first, words) == [0, 0, 0]
 
 
 REFUSED = """
@@ -196,7 +242,7 @@ def test_one_that_cannot_begin_says_why(nursery, root, shared_store):
 
 
 def test_closing_ends_all_and_asking_starts_again(root, shared_store):
-    before = len(os.listdir("/proc/self/fd"))
+    before = {*os.listdir("/proc/self/fd")}
     nursery = nursery_of_judges(Limits(), root, shared_store)
     assert nursery.first is None
     sandboxes = [nursery.sandbox() for _ in range(3)]
@@ -206,10 +252,37 @@ def test_closing_ends_all_and_asking_starts_again(root, shared_store):
     assert nursery.first is None and not Path(f"/proc/{first}").exists()
     assert all(sandbox.call("list", {}).ended for sandbox in sandboxes)
     with nursery, nursery.sandbox() as sandbox:
+        assert not any(os.get_inheritable(int(name)) for name in set(os.listdir("/proc/self/fd")) - before if os.path.exists(f"/proc/self/fd/{name}"))
         assert sandbox.call("list", {}).ok and nursery.first != first
     for sandbox in sandboxes:
         sandbox.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert {*os.listdir("/proc/self/fd")} == before
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("how", ["it is stopped", "who waits is interrupted"])
+def test_one_that_does_not_answer_is_asked_no_more_and_its_sandboxes_go_on(how, root, shared_store, monkeypatch):
+    """An answer that comes late would name another sandbox's process, and its memory would be watched in place of that of the right one."""
+    with nursery_of_judges(Limits(), root, shared_store) as nursery, begun(nursery.sandbox()) as sandbox:
+        first = nursery.first
+        with monkeypatch.context() as patch:
+            if how == "it is stopped":
+                patch.setattr(nurseries, "FORK", 0.2)
+                os.kill(first, signal.SIGSTOP)
+            else:
+                patch.setattr(socket, "recv_fds", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    nursery.sandbox()
+                patch.undo()
+            with nursery.sandbox() as other:
+                assert nursery.first != first and other.call("list", {}).ok
+        said = sandbox.tell(json.dumps({**PLAN, "tests": {"t.py": "def test_it():\n    pass\n"}, "wanted": ["t.py::test_it"]}))
+        assert '"passed"' in said.text and Path(f"/proc/{first}").exists()
+        nursery.close()
+        assert not Path(f"/proc/{first}").exists()
 
 
 def test_threads_share_one_and_a_forked_process_has_its_own(nursery):

@@ -100,15 +100,16 @@ def _born(control: socket.socket, handles: list[int]) -> NoReturn:
         os.setsid()  # a signal to one's own group knows no namespaces
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         walls.build()
-        socket.send_fds(control, [b"first"], [os.pidfd_open(os.getpid())])
-        control.detach()
-        kernel.only_handles(*handles)
+        first = os.pidfd_open(os.getpid())
     except BaseException as error:
         try:
             control.send(f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace")[:1000])
         finally:
             os._exit(70)
     try:
+        socket.send_fds(control, [b"first"], [first])
+        control.detach()  # who has asked hears one answer, whatever fails from here on
+        kernel.only_handles(*handles)
         server.main(Nursling)
     finally:
         os._exit(0)
