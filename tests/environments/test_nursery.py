@@ -98,11 +98,12 @@ def left(folder, files):
 def test_it_holds_nothing_and_does_what_any_sandbox_does(nursery, shared_store):
     with nursery.sandbox() as sandbox:
         assert [*shared_store.manifest(sandbox.snapshot())] == [""]
+        assert sandbox.begin(JUDGE).ok and sandbox.waits()
         assert sandbox.begin("echo ready; exec cat").text == "ready" and sandbox.tell("told").text == "told"
         assert sandbox.call("write", {"path": "a/b", "text": "x"}).ok
         with sandbox.fork(sandbox.snapshot()) as fork:
             assert fork.call("read", {"path": "a/b"}).text == "x"
-        assert sandbox.begin(JUDGE).ok and sandbox.waits()
+        assert "nothing has begun before" in sandbox.begin(JUDGE).text, "it would have in its memory what was told"
 
 
 def test_a_grading_has_one_and_closes_it(nursery, fresh, tmp_path):

@@ -23,6 +23,7 @@ from . import search as search  # now, since forks shall import nothing
 from . import waiting as waiting
 from .kernel import signal
 from .places import WORK
+from .tree import Refused
 
 __all__ = ["Nursling", "main"]
 
@@ -38,11 +39,16 @@ class Nursling(server.Server):
 
     programs: ClassVar[dict[str, Program]] = {}
     """By the command that begins them; each is begun by a fork."""
+    begun = False
+    """Whether a command has begun here. What it was told is left in this process's memory, of which a program has a copy."""
 
     def spawn(self, command: str, told: int) -> shell.Command:
-        """Begins a program that is imported, and starts any other command."""
+        """Begins a program that is imported, before anything else has begun, and starts any other command. Raises Refused."""
+        before, self.begun = self.begun, True
         if command not in self.programs:
             return super().spawn(command, told)
+        if before:
+            raise Refused("what is imported begins only in a sandbox in which nothing has begun before")
         reader, writer = os.pipe()
         try:
             if (pid := os.fork()) == 0:
