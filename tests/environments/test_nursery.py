@@ -230,9 +230,10 @@ def test_one_that_is_refused_is_said_once(nursery, root, shared_store, fresh, tm
     with Nursery(JUDGE, {"judge": REFUSED}, nursery.limits, root, shared_store) as other:
         with pytest.raises(RunError, match="allows no sandboxes within sandboxes: PermissionError: .*not permitted"):
             other.sandbox()
-        for number in range(2):
-            with Judges(fresh, nursery=other) as judges:
-                assert grade(EXAM, left(tmp_path / str(number), GOLD), fresh, judges=judges).reward.total == 1.0
+        with Judges(fresh, nursery=other) as judges:
+            assert grade(EXAM, left(tmp_path / "left", GOLD), fresh, judges=judges).reward.total == 1.0
+            with judges.take() as another:
+                assert another.waits()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("each grading starts pytest anew: this machine allows no sandboxes within sandboxes")
 
