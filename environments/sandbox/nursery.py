@@ -216,8 +216,12 @@ class Nursery:
             self._running = Running(root, self.told)
             self._over.append(weakref.finalize(self, self._running.close))
         try:
-            return self._running.fork()
+            fork = self._running.fork()
+            self._gave = True
+            return fork
         except RunError:
+            if not self._gave:
+                self._end()  # it holds a namespace that other sandboxes may need
             raise
         except BaseException as error:
             self._running = None
@@ -247,6 +251,7 @@ class Nursery:
         self._process, self._lock = os.getpid(), threading.Lock()
         self._running: Running | None = None
         self._over: list[weakref.finalize] = []
+        self._gave = False
 
     def _own(self) -> None:
         if self._process != os.getpid():

@@ -230,6 +230,7 @@ def test_one_that_is_refused_is_said_once(nursery, root, shared_store, fresh, tm
     with Nursery(JUDGE, {"judge": REFUSED}, nursery.limits, root, shared_store) as other:
         with pytest.raises(RunError, match="allows no sandboxes within sandboxes: PermissionError: .*not permitted"):
             other.sandbox()
+        assert other.first is None, "it would hold a namespace, of which a machine may allow few"
         with Judges(fresh, nursery=other) as judges:
             assert grade(EXAM, left(tmp_path / "left", GOLD), fresh, judges=judges).reward.total == 1.0
             with judges.take() as another:
