@@ -16,9 +16,8 @@ import types
 from pathlib import Path
 
 import pytest
-from _pytest.config import default_plugins
 
-for part in default_plugins:
+for part in vars(sys.modules["_pytest.config"])["default_plugins"]:
     importlib.import_module(f"_pytest.{part}")  # else it is imported once there is a plan
 
 
