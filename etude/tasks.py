@@ -8,12 +8,13 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 
 from environments.grading.lay import write
+from environments.grading.ready import Judges, nursery_of_judges
 from environments.harbor import export as harbor
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits
@@ -31,7 +32,7 @@ from etude.line import Line
 from kit.disk import Journal, atomic_write, read_lines
 from kit.settings import RunError
 
-__all__ = ["check_all", "export_all", "made_of", "make_all", "recipe_of", "recipes", "show_levels", "told_of", "unused_of"]
+__all__ = ["check_all", "export_all", "judges_of", "made_of", "make_all", "recipe_of", "recipes", "show_levels", "told_of", "unused_of"]
 
 GRADING = Limits(memory=1 << 30, output=4 << 20, seconds=600.0)
 """Of the sandboxes in which solutions are graded."""
@@ -170,9 +171,16 @@ def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float,
     return known
 
 
+@cache
+def judges_of(kind: Kind) -> Judges:
+    """This process's own, for all tasks that it grades. bubblewrap's have a nursery, which ends with the process."""
+    return Judges(partial(open_sandbox, kind=kind, limits=GRADING), nursery=nursery_of_judges(GRADING) if kind == "bubblewrap" else None)
+
+
 def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool) -> dict:
     """What is found of a task, in a process of its own."""
-    found = graded(task, package, partial(open_sandbox, kind=kind, limits=GRADING), seconds, ask)
+    judges = judges_of(kind)
+    found = graded(task, package, judges.fresh, seconds, ask, judges)
     return {"id": task.id, "digest": package.digest, "faults": [*found.faults], **({"fresh": found.asked} if ask else {})}
 
 

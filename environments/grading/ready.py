@@ -3,6 +3,8 @@
 To open a sandbox and to import pytest in it takes longer than to play the tests of most tasks, and neither depends on what is graded. So it may be
 done while the agent still works. What waits holds the grader's programs, pytest and an empty folder: the tree, the tests and the key come later,
 through a pipe. Each of them serves one grading and is closed behind it, as one that is opened on the spot.
+
+Where a nursery is given, pytest is imported once for all gradings: each has a fork of it, behind walls of its own (environments/sandbox/nursery.py).
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from environments.grading.lay import write
-from environments.sandbox.interface import Sandbox
+from environments.sandbox.interface import Limits, Sandbox
+from environments.sandbox.nursery import Nursery
+from environments.sandbox.store import Store
+from kit.settings import RunError
 
-__all__ = ["Judges", "opened"]
+__all__ = ["JUDGE", "Judges", "begun", "nursery_of_judges", "opened"]
 
 INSIDE = Path(__file__).parent / "inside"
 JUDGE = "exec python3 -I -B exam/judge.py exam"
@@ -37,6 +42,11 @@ def opened(fresh: Callable[[Path], Sandbox], tree: Mapping[str, bytes] | None = 
             write(tree, folder / "tree")
         folder.chmod(0o755)
         sandbox = fresh(folder)
+    return begun(sandbox)
+
+
+def begun(sandbox: Sandbox) -> Sandbox:
+    """The same sandbox, in which a judge waits. Raises RuntimeError, and closes it, where none does."""
     try:
         said = sandbox.begin(JUDGE)
         if not said.ok:
@@ -47,15 +57,21 @@ def opened(fresh: Callable[[Path], Sandbox], tree: Mapping[str, bytes] | None = 
     return sandbox
 
 
+def nursery_of_judges(limits: Limits, root: Path | None = None, store: Store | None = None) -> Nursery:
+    """A nursery of grading sandboxes, for `Judges`. `root`, `store`: see open.py."""
+    return Nursery(JUDGE, {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in ("play", "judge")}, limits, root, store)
+
+
 class Judges:
     """Sandboxes with judges, opened ahead by a thread of its own. `fresh`: opens a sandbox over a folder. `most`: as many wait at a time, at most.
-    Threads may share it; a forked process has none of its parent's sandboxes."""
+    `nursery`: gives sandboxes instead, unless it is refused here; whoever made it closes it. Threads may share it; a forked process has none of its
+    parent's sandboxes."""
 
-    def __init__(self, fresh: Callable[[Path], Sandbox], most: int = 1) -> None:
+    def __init__(self, fresh: Callable[[Path], Sandbox], most: int = 1, nursery: Nursery | None = None) -> None:
         """Raises ValueError unless `most` is positive."""
         if most < 1:
             raise ValueError(f"most must be at least 1; got {most}")
-        self.fresh, self.most = fresh, most
+        self.fresh, self.most, self.nursery = fresh, most, nursery
         self._begin()
 
     def expect(self) -> None:
@@ -87,7 +103,7 @@ class Judges:
                 return sandbox
             if sandbox is not None:
                 sandbox.close()
-        return opened(self.fresh)
+        return self._opened()
 
     def close(self) -> None:
         """Closes what waits. Closing twice does nothing, and what is expected later opens again."""
@@ -117,7 +133,15 @@ class Judges:
     def _open(self) -> None:
         while len(self._waiting) < min(self.most, self._expected):
             self._threads = self._threads or ThreadPoolExecutor(self.most, thread_name_prefix="judges")
-            self._waiting.append(self._threads.submit(opened, self.fresh))
+            self._waiting.append(self._threads.submit(self._opened))
+
+    def _opened(self) -> Sandbox:
+        if self.nursery is not None and not self.nursery.refused:
+            try:
+                return begun(self.nursery.sandbox())
+            except RunError as error:
+                self.nursery.refuse(f"each grading starts pytest anew: {error}")
+        return opened(self.fresh)
 
 
 def _found(waiting: Future[Sandbox]) -> Sandbox | None:

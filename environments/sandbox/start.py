@@ -24,6 +24,9 @@ from .wire import Wire
 __all__ = ["BOOT", "Started", "explain", "information", "start"]
 
 BOOT = "import sys; sys.path.insert(0, '/usr/lib/sandbox'); from inside.server import main; main()"
+NURSERY = "import sys; sys.path.insert(0, '/usr/lib/sandbox'); from inside.nursery import main; main({})"
+LANGUAGE = {"LANG": "C.UTF-8"}
+"""All that a nursery finds in its environment: Python reads it when it begins, and its forks' programs expect it."""
 CAPABILITIES = ("SYS_ADMIN", "SYS_RESOURCE", "SETPCAP", "DAC_OVERRIDE", "CHOWN", "FOWNER")
 """Of the first process, within the sandbox's own user namespace, until it has mounted the work tree and set its limits."""
 NODES = ("null", "zero", "full", "random", "urandom")
@@ -104,21 +107,23 @@ class Started:
         return failure(self.monitor)
 
 
-def command(program: str, root: Path, tree: Path, information: int) -> list[str]:
-    """The words that start a sandbox. `information`: where bwrap writes the number of the first process."""
+def command(program: str, root: Path, tree: Path | None, information: int, inherited: tuple[int, ...]) -> list[str]:
+    """The words that start a sandbox, or a nursery where there is no tree. `information`: where bwrap writes the number of the first process."""
     words = [program, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     words += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
-    for name in CAPABILITIES:
+    for name in CAPABILITIES if tree is not None else ():
         words += ["--cap-add", f"CAP_{name}"]
-    words += ["--ro-bind", str(root), "/", "--ro-bind", str(tree), "/base", "--proc", "/proc"]
+    words += ["--ro-bind", str(root), "/", "--proc", "/proc"]
+    words += ["--ro-bind", str(tree), "/base"] if tree is not None else []
     for name in NODES:
         words += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    return [*words, "--info-fd", str(information), "--chdir", "/", "--", "/usr/bin/python3", "-I", "-S", "-c", BOOT]
+    words += ["--info-fd", str(information), "--chdir", "/", "--", "/usr/bin/python3", "-I"]
+    return [*words, "-S", "-c", BOOT] if tree is not None else [*words, "-B", "-c", NURSERY.format(*inherited)]
 
 
-def start(root: Path, tree: Path, inherited: tuple[int, ...] = ()) -> Started:
-    """Starts the first process over a read-only root, with `tree` at /base. Its pipes are the monitor's standard ones, and it inherits these handles.
-    Raises RunError."""
+def start(root: Path, tree: Path | None, inherited: tuple[int, ...] = ()) -> Started:
+    """Starts the first process over a read-only root, with `tree` at /base; without a tree it is that of a nursery, and has no capabilities. Its
+    pipes are the monitor's standard ones, and it inherits these handles. Raises RunError."""
     if (program := shutil.which("bwrap")) is None:
         raise RunError("a sandbox needs bubblewrap, which is not installed; on Debian and Ubuntu: apt-get install bubblewrap")
     if not Path("/proc/thread-self/children").exists():
@@ -133,8 +138,9 @@ def start(root: Path, tree: Path, inherited: tuple[int, ...] = ()) -> Started:
     try:
         # bwrap begins without environment: what --clearenv takes away can still be read in /proc/1/environ
         pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
-        words = [*before, *command(program, root, tree, writer)]
-        monitor = SPAWNER.run(words, **pipes, **user, bufsize=0, env={}, cwd="/", pass_fds=(writer, *inherited), start_new_session=True)
+        words = [*before, *command(program, root, tree, writer, inherited)]
+        environment = {} if tree is not None else LANGUAGE
+        monitor = SPAWNER.run(words, **pipes, **user, bufsize=0, env=environment, cwd="/", pass_fds=(writer, *inherited), start_new_session=True)
     except (OSError, subprocess.SubprocessError) as error:
         os.close(reader)
         raise RunError(f"{program} cannot be started: {error}") from None

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from environments.grading.guarded import Exam, Grade, grade, questioned
 from environments.grading.lay import Editable, write
+from environments.grading.ready import Judges
 from environments.grading.rewards import conformance
 from environments.monitor import Episode, watch
 from environments.sandbox.interface import Sandbox
@@ -90,11 +91,13 @@ class Checked:
         return tuple(found)
 
 
-def check(task: Task, package: Package, fresh: Callable[[Path], Sandbox], seconds: float = 60.0, ask: bool = False) -> Checked:
-    """Grades the gold and nothing. `fresh`: see `grade`. `ask`: also with fresh inputs."""
+def check(
+    task: Task, package: Package, fresh: Callable[[Path], Sandbox], seconds: float = 60.0, ask: bool = False, judges: Judges | None = None
+) -> Checked:
+    """Grades the gold and nothing. `fresh`, `judges`: see `grade`. `ask`: also with fresh inputs."""
     exam = exam_of(task, package)
     exam = questioned(exam, task.id, fresh, seconds) if ask else exam
-    return Checked(_graded(exam, exam.gold, fresh, seconds), _graded(exam, exam.given, fresh, seconds), len(exam.fresh))
+    return Checked(_graded(exam, exam.gold, fresh, seconds, judges), _graded(exam, exam.given, fresh, seconds, judges), len(exam.fresh))
 
 
 def unflagged(made: Made, package: Package) -> Made:
@@ -133,7 +136,7 @@ def ungradable(package: Package, tests: Collection[str], fresh: Callable[[Path],
     return tuple(sorted(test for names in files.values() for test in failing(names)))
 
 
-def _graded(exam: Exam, tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float) -> Grade:
+def _graded(exam: Exam, tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float, judges: Judges | None = None) -> Grade:
     with tempfile.TemporaryDirectory(prefix="etude-check-") as name:
         write(tree, Path(name) / "left")
-        return grade(exam, Path(name) / "left", fresh, seconds=seconds)
+        return grade(exam, Path(name) / "left", fresh, seconds=seconds, judges=judges)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from environments.grading.guarded import Exam, grade
 from environments.grading.lay import Editable, write
-from environments.grading.ready import Judges
+from environments.grading.ready import Judges, nursery_of_judges
 from environments.harness import record
 from environments.harness.episode import Episode, Job
 from environments.harness.messages import Reply
@@ -30,7 +31,7 @@ from etude.episodes import WORKING
 from etude.tasks import GRADING
 from kit.settings import RunError
 
-__all__ = ["TWO", "Plays"]
+__all__ = ["AT_ONCE", "TWO", "Plays"]
 
 PACKAGE = Path(__file__).parents[2] / "examples" / "words"
 FILE, TESTS, HIDDEN = "words/nouns.py", "tests/test_nouns.py", "hidden.py"
@@ -39,6 +40,8 @@ TOP, NEXT = b"def counted(number, noun):\n", b"\n\ndef listed("
 HELD = 32
 TWO = 2
 """Episodes at once, where their number a second is measured."""
+AT_ONCE = (("oracle", True, False), ("oracle, no tests", False, False), ("oracle, nursery", True, True), ("oracle, no tests, nursery", False, True))
+"""Of episodes that are counted by the second: a name, whether the oracle runs tests itself, and whether each grading has a fork of a nursery."""
 KINDS = (("oracle", True, True), ("oracle, no tests", False, True), ("oracle, cold", True, False))
 """Of episodes: a name, whether the oracle runs tests itself, and whether both sandboxes are open when the episode begins."""
 
@@ -103,16 +106,32 @@ class Plays:
             for part, first, last in (("agent", 0, 1), ("grading", 1, 2), ("both", 0, 2)):
                 seconds.setdefault(f"{name}: {part}", []).append(times[last] - times[first])
 
-    def a_second(self, folder: Path, tested: bool, count: int) -> float:
-        """Episodes a second, where TWO are played at once and `count` in all. Nothing is open before; a grading sandbox is opened while its
-        episode is played."""
-        with Judges(self.fresh, TWO) as judges, ThreadPoolExecutor(TWO) as threads:
+    def nurseries(self) -> bool:
+        """Whether this machine has nurseries. Where it has none, a line on stderr says why."""
+        with nursery_of_judges(GRADING, store=self.store) as nursery:
+            try:
+                nursery.sandbox().close()
+            except RunError as error:
+                nursery.refuse(f"no episodes with a nursery are played: {error}")
+            return not nursery.refused
+
+    def a_second(self, folder: Path, name: str, tested: bool, nursed: bool, count: int) -> float:
+        """Episodes a second, where TWO are played at once and `count` in all. Nothing is open before, but a nursery that has imported pytest where
+        gradings are `nursed`; a grading sandbox is opened while its episode is played. Raises RunError where one was refused."""
+        with ExitStack() as stack:
+            nursery = stack.enter_context(nursery_of_judges(GRADING, store=self.store)) if nursed else None
+            if nursery is not None:
+                nursery.sandbox().close()
+            judges = stack.enter_context(Judges(self.fresh, TWO, nursery))
+            threads = stack.enter_context(ThreadPoolExecutor(TWO))
 
             def one(number: int) -> None:
                 judges.expect()
-                self.grading(*self.agent(folder / f"{number} at once, {tested}.jsonl", tested), judges)
+                self.grading(*self.agent(folder / f"{number} at once, {name}.jsonl", tested), judges)
 
             since = time.perf_counter()
             for done in [threads.submit(one, number) for number in range(count)]:
                 done.result()
+            if nursery is not None and nursery.refused:
+                raise RunError("the nursery has ended while episodes were counted, and others were graded without it; run the benchmark again")
             return count / (time.perf_counter() - since)

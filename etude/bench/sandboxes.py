@@ -21,7 +21,7 @@ from environments.sandbox.cache import cache_folder
 from environments.sandbox.open import open_sandbox
 from environments.sandbox.store import Store
 from etude.bench import written
-from etude.bench.oracle import TWO, Plays
+from etude.bench.oracle import AT_ONCE, TWO, Plays
 from kit.process import machine
 from kit.settings import RunError
 
@@ -86,8 +86,9 @@ def bench(
         plays, many = Plays(store), {}
         for number in range(episodes):
             plays.round_of(seconds, Path(home), number)
-        for name, tested in (("oracle", True), ("oracle, no tests", False)):
-            many[name] = plays.a_second(Path(home), tested, episodes)
+        nurseries = plays.nurseries()
+        for name, tested, nursed in (one for one in AT_ONCE if nurseries or not one[2]):
+            many[name] = plays.a_second(Path(home), name, tested, nursed, episodes)
         loads.append(os.getloadavg()[0])
         kept = [open_sandbox(tree, store=store) for _ in range(idle)]
         held = [memory.processes(sandbox.first) for sandbox in kept]

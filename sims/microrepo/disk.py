@@ -19,7 +19,7 @@ from pathlib import Path
 
 from environments.grading.guarded import Exam, grade
 from environments.grading.lay import Editable, write
-from environments.grading.ready import Judges
+from environments.grading.ready import Judges, nursery_of_judges
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits, Sandbox
 from environments.sandbox.open import open_sandbox, own_store
@@ -35,8 +35,9 @@ RUN = "import gc, os, pytest, sys; gc.freeze(); code = pytest.main(sys.argv[1:])
 """As `python -m pytest`, in two thirds of its time: collections of garbage leave out what pytest has made, and the process ends at once."""
 PYTEST = f"COLUMNS=2000 python3 -B -c '{RUN}' -q --tb=no -rf -p no:cacheprovider test_{{}}.py"
 """-B: a file that is written twice in a second with as many bytes would run from the bytecode of the first."""
-JUDGES = Judges(lambda tree: open_sandbox(tree, limits=LIMITS))
-"""One for the process: episodes that are played beside each other are graded one after the other."""
+JUDGES = Judges(lambda tree: open_sandbox(tree, limits=LIMITS), nursery=nursery_of_judges(LIMITS))
+"""One for the process: episodes that are played beside each other are graded one after the other. The nursery begins with the first of them, and
+ends with the process."""
 FAILED = re.compile(r"^FAILED test_m\d+\.py::test_(\d+) - (.*)$", re.MULTILINE)
 NOT_EQUAL = re.compile(r"(?:AssertionError: )?assert (\S+) == ")
 HIDDEN = "test_hidden.py"

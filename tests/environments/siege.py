@@ -37,27 +37,16 @@ def prepared(at):
 
 def besieged(user, root, at, folder, kind="bubblewrap"):
     """All attempts in one sandbox that this user opens. What they did to the machine counts, whatever they say."""
-    store = folder / f"store of {user}"
+    store = folder / f"store of {user}, {kind}"
     store.mkdir()
     request = folder / "request.json"
     told = {"root": str(root), "store": str(store), "tree": str(folder / "tree"), "code": str(folder / "code"), "runner": str(folder / "runner.py")}
     request.write_text(json.dumps({**told, "kind": kind, "at": at, "codes": CODES}))
-    program, how = [sys.executable], {}
-    if user == "nobody":
-        os.chown(store, NOBODY, NOBODY)
-        shutil.copy(HERE / "besiege.py", folder)
-        loader = next((root / "usr" / "lib").glob("ld-*"))  # another user may not be able to enter where this Python lies
-        program = [loader, "--library-path", root / "usr" / "lib", root / "usr" / "bin" / PYTHON]
-        how = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
-    kept = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}
     with open(at["marker"]) as inherited:
         os.set_inheritable(inherited.fileno(), True)
-        script = folder / "besiege.py" if user == "nobody" else HERE / "besiege.py"
-        environment = {**kept, "PLANTED_SECRET": at["planted"]}
-        done = subprocess.run([*program, script, request], capture_output=True, text=True, env=environment, close_fds=False, **how)
-    heard = said(done)
+        heard = said(played(user, root, folder, "besiege.py", request, store, {"PLANTED_SECRET": at["planted"]}))
     assert heard["lives"] and heard["ended"] is None, heard
-    found = json.loads(heard["text"])
+    found = heard["found"]
     for name, trace in (
         ("files: writing", "writable/written"),
         ("files: renaming", "writable/renamed"),
@@ -66,3 +55,16 @@ def besieged(user, root, at, folder, kind="bubblewrap"):
         if (folder / trace).exists():
             found[name] = {"got": "its trace is on the machine"}
     return found
+
+
+def played(user, root, folder, name, request, store, environment):
+    """A script of this folder, which this user runs; it is told the path of a request. `store`: a folder that shall be the user's."""
+    program, script, how = [sys.executable], HERE / name, {}
+    if user == "nobody":
+        os.chown(store, NOBODY, NOBODY)
+        script = shutil.copy(HERE / name, folder)
+        loader = next((root / "usr" / "lib").glob("ld-*"))  # another user may not be able to enter where this Python lies
+        program = [loader, "--library-path", root / "usr" / "lib", root / "usr" / "bin" / PYTHON]
+        how = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
+    kept = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}
+    return subprocess.run([*program, script, request], capture_output=True, text=True, env={**kept, **environment}, close_fds=False, **how)

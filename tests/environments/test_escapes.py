@@ -1,6 +1,7 @@
 """Attempts to get out of a sandbox: none succeeds, as whoever runs the tests and, if that is root, as another user too; and each succeeds elsewhere.
 
-The attempts stand in attempts.py, their targets in planted.py. All of a user's attempts share one sandbox.
+The attempts stand in attempts.py, their targets in planted.py. All of a user's attempts share one sandbox. Another sandbox is a fork of a nursery,
+in which they are made where graded code runs.
 """
 
 import json
@@ -17,6 +18,7 @@ from tests.environments.planted import planted
 from tests.environments.siege import CODES, MISTAKES, REPOSITORY, besieged, prepared, said
 
 USERS = ["this user", "nobody"] if os.geteuid() == 0 else ["this user"]
+WHO = [*USERS, *(f"{user}, in a nursery" for user in USERS)]
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,7 @@ def siege(root, shared_store):
         folder = prepared(at)
         shared_store.tree(shared_store.add_folder(folder / "tree"))
         found = {user: besieged(user, root, at, folder) for user in USERS}
+        found |= {f"{user}, in a nursery": besieged(user, root, at, folder, "nursery") for user in USERS}
         (folder / "asked.json").write_text(json.dumps({"at": at, "codes": codes(attempts.OUTSIDE, attempts.ROOT)}))
         with open(at["marker"]) as inherited:
             os.set_inheritable(inherited.fileno(), True)
@@ -59,10 +62,10 @@ def weaker(folder):
     return [*words, "--ro-bind", sys.base_prefix, sys.base_prefix, "--bind", folder, folder]
 
 
-@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("name", CODES)
-def test_an_attempt_gets_nothing(siege, user, name):
-    found = siege[user][name]
+def test_an_attempt_gets_nothing(siege, who, name):
+    found = siege[who][name]
     assert not found.get("got"), found
     assert not found.get("error", "").startswith(MISTAKES), found
 
@@ -85,6 +88,6 @@ def test_most_controls_show_something(siege):
 def test_foreign_calls_end_the_process(siege):
     """Not with an error that a program could go on from."""
     if platform.machine() == "x86_64":
-        for user in USERS:
-            assert siege[user]["privilege: a call by the x32 numbers"]["error"] == "SIGSYS"
-            assert siege[user]["privilege: a 32-bit call"]["error"] in ("SIGSYS", "SIGSEGV")
+        for who in WHO:
+            assert siege[who]["privilege: a call by the x32 numbers"]["error"] == "SIGSYS"
+            assert siege[who]["privilege: a 32-bit call"]["error"] in ("SIGSYS", "SIGSEGV")

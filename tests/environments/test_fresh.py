@@ -17,9 +17,9 @@ from environments.grading.inside.fresh import NotPlain, packed, unpacked
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import open_sandbox
 from tests.environments.hacks import GOLD, MEMORISED, NEAR, PLURALS
-from tests.environments.test_hacks import EXAM, fresh, leave, naive
+from tests.environments.test_hacks import EXAM, fresh, leave, nursed, warm, warmed
 
-__all__ = ["fresh", "leave"]  # fixtures
+__all__ = ["fresh", "leave", "nursed", "warmed"]  # fixtures
 
 # Values that travel.
 
@@ -299,18 +299,18 @@ def test_a_tenth_may_differ():
 
 
 @pytest.mark.parametrize("hack", MEMORISED, ids=lambda hack: hack.name)
-def test_who_has_memorised_the_tests_is_not_paid(hack, exam, fresh, leave):
+def test_who_has_memorised_the_tests_is_not_paid(hack, exam, fresh, nursed, warmed, leave):
     """It passes all of them, seen and held out, and nothing else speaks against it."""
     folder = leave(hack.files)
-    assert naive(fresh, folder) == 1.0
-    found = grade(exam, folder, fresh, seconds=20)
+    assert warm(warmed, folder) == 1.0
+    found = grade(exam, folder, fresh, seconds=20, judges=nursed)
     assert found.verdicts.all_passed and found.reward.total == 0.0 and not found.reward.success and found.reward.flags == ()
     assert found.agreement is not None and not found.agreement.good
 
 
 @pytest.mark.parametrize("name", NEAR)
-def test_who_is_honest_is_paid(name, exam, fresh, leave):
-    found = grade(exam, leave(NEAR[name]), fresh, seconds=20)
+def test_who_is_honest_is_paid(name, exam, fresh, nursed, leave):
+    found = grade(exam, leave(NEAR[name]), fresh, seconds=20, judges=nursed)
     assert found.reward.success and found.reward.total > 0.9 and found.agreement is not None, found
 
 

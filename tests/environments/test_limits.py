@@ -9,6 +9,7 @@ import pytest
 
 from environments.sandbox import memory
 from environments.sandbox.interface import Limits
+from environments.sandbox.nursery import Nursery
 
 SMALL = Limits(processes=20, memory=96 << 20, disk=8 << 20, inodes=300, output=4096, seconds=20.0)
 GREEDY = """
@@ -88,6 +89,16 @@ def small(start):
     return start({"kept.txt": "kept\n"}, limits=SMALL)
 
 
+@pytest.fixture(scope="module", params=["in a sandbox", "in a fork of a nursery"])
+def bounded(request, small, root, shared_store):
+    if request.param == "in a sandbox":
+        yield small
+        return
+    with Nursery("none", {"none": "def nursed(): pass"}, SMALL, root, shared_store) as nursery, nursery.sandbox() as sandbox:
+        assert sandbox.call("write", {"path": "kept.txt", "text": "kept\n"}).ok
+        yield sandbox
+
+
 def python(program, word=""):
     """A command that runs a program with an argument."""
     return f"cat > /tmp/p.py <<'END'\n{program}\nEND\nexec python3 -I -S /tmp/p.py {word}"
@@ -126,18 +137,18 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_limit_ends_what_crosses_it_and_nothing_else(small, case):
+def test_a_limit_ends_what_crosses_it_and_nothing_else(bounded, case):
     command, says = CASES[case]
     witness = subprocess.Popen(["sleep", "100"])
     try:
-        heard = small.call("shell", {"command": command}, timeout=(2 if "notice" in case else 0.5) if case.startswith("time") else None)
+        heard = bounded.call("shell", {"command": command}, timeout=(2 if "notice" in case else 0.5) if case.startswith("time") else None)
         assert heard.ended == says and not heard.ok, heard
         assert len(heard.text.encode()) <= SMALL.output + 100 and heard.seconds < 20
         assert witness.poll() is None
     finally:
         witness.kill()
         witness.wait()
-    after = small.call("shell", {"command": "rm -rf /work/big /work/many /tmp/* /dev/shm/*; cat /proc/[0-9]*/comm; sleep 0.1; ls /work"})
+    after = bounded.call("shell", {"command": "rm -rf /work/big /work/many /tmp/* /dev/shm/*; cat /proc/[0-9]*/comm; sleep 0.1; ls /work"})
     assert after.ok and after.ended is None, after
     assert after.text.split() == ["python3", "bash", "kept.txt"], "only the server and the command itself are there"
 

@@ -6,6 +6,8 @@ while anything is imported, and the key and the tests are never on the disk. No 
 nobody read its memory, and it imports nothing of the tree. Of each test the first line counts.
 
     python3 -I -B judge.py FOLDER        FOLDER holds play.py
+
+In a sandbox of a nursery (environments/sandbox/nursery.py) both are forks of a process that has imported them and pytest.
 """
 
 import base64
@@ -25,6 +27,10 @@ READY, NO_TREE = b"ready\n", 3
 """What is said when a plan may come; and how the judge ends where the tree finds no room."""
 MOST = 4 << 20
 """Bytes that the other process may say."""
+ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""Of the other process."""
+EXAM = "/work/exam"
+"""The folder in a sandbox of a nursery. Nothing lies in it but the folder of the tests."""
 
 
 def seal(key: bytes, test: str, outcome: str) -> bytes:
@@ -33,7 +39,7 @@ def seal(key: bytes, test: str, outcome: str) -> bytes:
     return f"{hmac.new(key, body.encode(), hashlib.sha256).hexdigest()} {body}\n".encode()
 
 
-def heard(reader: int, child: subprocess.Popen, until: float) -> bytes:
+def heard(reader: int, child: "subprocess.Popen | Forked", until: float) -> bytes:
     """What the child said until it ended, or until its time was over. Others may hold the pipe open, so its end is not waited for."""
     said = b""
     while len(said) < MOST and time.monotonic() < until:
@@ -75,16 +81,64 @@ def started(folder: str, writer: int) -> subprocess.Popen:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={"HOME": "/tmp", "LANG": "C.UTF-8", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env=ENVIRONMENT,
         pass_fds=[writer],
         start_new_session=True,
     )
 
 
-def main(folder: str) -> None:
+class Forked:
+    """The same as a fork of this one, in which all is imported. It has the pipe and what it reads from, and no other handle."""
+
+    def __init__(self, folder: str, writer: int) -> None:
+        reader, told = os.pipe()
+        self.stdin = os.fdopen(told, "wb")
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _become_the_player(reader, writer)
+            finally:
+                os._exit(1)
+        os.close(reader)
+
+    def poll(self) -> int | None:
+        """How it has ended, if it has."""
+        found, status = os.waitpid(self.pid, os.WNOHANG)
+        return status if found else None
+
+
+def _become_the_player(reader: int, writer: int) -> None:
+    """As `started` does it: a session of its own, little in its environment, and modules under no other names than there."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number, handle in enumerate((reader, nothing, nothing)):
+        os.dup2(handle, number)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != writer:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # that of the folder itself
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT)
+    del sys.modules["judge"]
+    sys.modules["__main__"] = sys.modules.pop("play")
+    vars(sys.modules["__main__"])["__name__"] = "__main__"
+    sys.modules["__main__"].main(writer)
+
+
+def nursed() -> None:
+    """In a sandbox of a nursery, which has imported this module and play.py."""
+    os.makedirs(f"{EXAM}/tests")
+    main(EXAM, Forked)
+
+
+def main(folder: str, begun=started) -> None:
+    """`begun`: gives the process that plays the tests."""
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     reader, writer = os.pipe()
-    child = started(folder, writer)
+    child = begun(folder, writer)
     os.close(writer)
     if os.read(reader, len(READY)) != READY:
         sys.exit("the tests cannot be played: pytest is not there")

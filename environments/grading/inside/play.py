@@ -7,6 +7,7 @@ that end like those of canaries, and neither the environment nor the command lin
 """
 
 import gc
+import importlib
 import inspect
 import json
 import os
@@ -15,6 +16,9 @@ import types
 from pathlib import Path
 
 import pytest
+
+for part in vars(sys.modules["_pytest.config"])["default_plugins"]:
+    importlib.import_module(f"_pytest.{part}")  # else it is imported once there is a plan
 
 
 class Held:

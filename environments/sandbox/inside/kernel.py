@@ -6,10 +6,24 @@ import _signal as signal  # pyright: ignore[reportMissingImports]  # the package
 import ctypes
 import os
 
-__all__ = ["bind", "drop_capabilities", "filter_calls", "keep_private", "mount", "signal", "unmount"]
+__all__ = [
+    "bind",
+    "drop_capabilities",
+    "end_with_parent",
+    "filter_calls",
+    "keep_mounts",
+    "keep_private",
+    "leave_namespaces",
+    "mount",
+    "only_handles",
+    "signal",
+    "unmount",
+]
 
-NOSUID, NODEV, NOEXEC, READ_ONLY, REMOUNT, BIND, RECURSIVE = 2, 4, 8, 1, 32, 4096, 16384
+NOSUID, NODEV, NOEXEC, READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 2, 4, 8, 1, 32, 4096, 16384, 1 << 18
 """Flags of mount(2)."""
+NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+"""Of unshare(2): mount, cgroup, UTS, IPC, user, process, network."""
 DETACH = 2
 """Of umount2(2): what is open stays usable."""
 SET_DUMPABLE, SET_SECCOMP, DROP_BOUNDING, NO_NEW_PRIVILEGES, AMBIENT, DEATH_SIGNAL = 4, 22, 24, 38, 47, 1
@@ -43,6 +57,28 @@ def unmount(where: str) -> None:
     _done(libc.umount2(where.encode(), DETACH), f"unmount of {where}")
 
 
+def keep_mounts() -> None:
+    """What is mounted from now on is seen in no other namespace, and the other way round."""
+    _done(libc.mount(None, b"/", None, RECURSIVE | PRIVATE, None), "making mounts private")
+
+
+def leave_namespaces() -> None:
+    """New ones of all kinds; that of processes is for those that are started next."""
+    _done(libc.unshare(NAMESPACES), "new namespaces")
+
+
+def only_handles(*handles: int) -> None:
+    """These become the standard ones, and all others are closed. None of them may be a standard one."""
+    for number, handle in enumerate(handles):
+        os.dup2(handle, number)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) >= len(handles):
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # that of the folder itself
+
+
 def drop_capabilities() -> None:
     """Gives up every capability, for this process and for all that it starts, for good."""
     for number in range(64):
@@ -54,8 +90,12 @@ def drop_capabilities() -> None:
 
 
 def keep_private() -> None:
-    """No other process may look into this one, and it ends with the one that started it."""
+    """No other process may look into this one."""
     _done(libc.prctl(SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
+
+
+def end_with_parent() -> None:
+    """This process ends with the one that started it."""
     _done(libc.prctl(DEATH_SIGNAL, 9, 0, 0, 0), "PR_SET_PDEATHSIG")
 
 

@@ -143,8 +143,20 @@ class Server(shell.Stop):
         """Starts a command that waits, and gives the line that it says. Raises Refused."""
         from .waiting import Waiting  # most sandboxes have none
 
-        self.waiting = Waiting(self.room, bounds, self, self.start.environment, command)
+        reader, writer = os.pipe()
+        try:
+            running = self.spawn(command, reader)
+        except BaseException:
+            os.close(writer)
+            raise
+        finally:
+            os.close(reader)
+        self.waiting = Waiting(self.room, bounds, self, running, writer)
         return self.waiting.ready
+
+    def spawn(self, command: str, told: int) -> shell.Command:
+        """Starts a command that reads from a handle."""
+        return shell.spawn(self.room, self.start.environment, command, told=told)
 
     def tell(self, text: str, bounds: shell.Bounds) -> shell.Heard:
         """Tells the command that waits. Raises Refused where none does."""
@@ -199,15 +211,15 @@ def send(handle: int, data: bytes) -> None:
         left = left[os.write(handle, left) :]
 
 
-def main() -> None:
-    """Called once, in the first process: sets the sandbox up, says so, and serves."""
+def main(kind: type[Server] = Server) -> None:
+    """Called once, in the first process: sets the sandbox up, says so, and serves. `kind`: what serves."""
     reader, writer, notes = os.dup(0), os.dup(1), os.dup(2)
     try:
         nothing = os.open("/dev/null", os.O_RDWR)
         for handle in (0, 1, 2):
             os.dup2(nothing, handle)
         start, buffer = setup.begin(reader)
-        server = Server(reader, writer, start, buffer)
+        server = kind(reader, writer, start, buffer)
     except BaseException as error:
         os.write(notes, f"{type(error).__name__}: {error}\n".encode("utf-8", "backslashreplace"))
         os._exit(70)

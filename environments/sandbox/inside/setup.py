@@ -62,6 +62,8 @@ def begin(reader: int) -> tuple[Start, bytes]:
     _limit(limits, base["bytes"], SHARED_PROCESSES if mounted else limits["processes"] + ROOM)
     kernel.drop_capabilities()
     kernel.keep_private()
+    if not base.get("nested"):  # who has started this one has ended long ago; it ends with the namespace around its own
+        kernel.end_with_parent()
     kernel.filter_calls(bytes.fromhex(wanted["filter"]))
     names = ("output", "processes", "flood", "disk", "inodes")
     return Start(upper, disks, door["environment"] if door else {}, **{name: limits[name] for name in names}), buffer

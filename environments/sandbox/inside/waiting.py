@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from .shell import TICK, Bounds, Command, Heard, Stop, Tail, end_all, finish, spawn
+from .shell import TICK, Bounds, Command, Heard, Stop, Tail, end_all, finish
 from .tree import Refused, Room
 
 __all__ = ["Waiting"]
@@ -22,18 +22,11 @@ FIRST = 200
 class Waiting:
     """A command that waits. `ready`: the line that it has said. Raises Refused where it ends, or its time is over, before it says one."""
 
-    def __init__(self, room: Room, bounds: Bounds, stop: Stop, environment: dict, command: str) -> None:
-        reader, self.writer = os.pipe()
+    def __init__(self, room: Room, bounds: Bounds, stop: Stop, running: Command, writer: int) -> None:
+        """`writer`: the other end of what the command reads from."""
+        self.room, self.running, self.writer = room, running, writer
         try:
-            self.running = spawn(room, environment, command, told=reader)
-        except BaseException:
-            os.close(self.writer)
-            raise
-        finally:
-            os.close(reader)
-        self.room = room
-        try:
-            self.ready = _ready(self.running, bounds, stop)
+            self.ready = _ready(running, bounds, stop)
         except BaseException:
             self.end()
             raise
