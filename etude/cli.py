@@ -22,7 +22,7 @@ from etude import __version__, catalog, meant
 from etude.eval_commands import eval_app
 from etude.play_commands import play
 from etude.task_commands import tasks_app
-from kit import disk, process, settings
+from kit import disk, process, settings, tracking
 
 app = typer.Typer(
     cls=meant.Commands,
@@ -35,6 +35,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(tasks_app, name="tasks")
 app.command("play")(play)
+LOG = typer.Option(help="Where metrics go beside TensorBoard's files: trackio or wandb.", show_default="nowhere", metavar="NAME")
 SMALL = typer.Argument(help="A small run of the recipe; the benchmark uses its policy after SFT.", callback=meant.a_run)
 
 
@@ -99,6 +100,7 @@ def run_technique(
         ),
     ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+    log: Annotated[str | None, LOG] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Hugging Face folder that a full run starts from.", readable=False, show_default="none", metavar="FOLDER")
     ] = None,
@@ -139,7 +141,8 @@ def run_technique(
         _print_settings(entry, backend if scale == "full" else None)
         return
     if scale == "full":
-        _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, checkpoint_seconds)
+        with tracking.logged_to(log):
+            _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, checkpoint_seconds)
         return
     assert isinstance(entry, catalog.Technique)
     if checkpoint is not None:
@@ -161,7 +164,8 @@ def run_technique(
         given.append((keys[0], str(corpus)))
     if resume:
         wanted = _merge(stored_config(out, entry.name), wanted)
-    play_technique(entry, out, wanted, given, resume, checkpoint_seconds)
+    with tracking.logged_to(log):
+        play_technique(entry, out, wanted, given, resume, checkpoint_seconds)
 
 
 @app.command("data")
@@ -337,6 +341,7 @@ def figure(
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+    log: Annotated[str | None, LOG] = None,
 ) -> None:
     """Reproduce a figure or claim of the sources; write picture, table and verdict to the output folder."""
     from etude import figures
@@ -354,7 +359,8 @@ def figure(
     process.keep_freed_memory()
     if resume:
         toml = _merge(stored_config(out, f"figure {entry.name}"), toml)
-    record = figures.play(entry, out, toml, given, quick, resume, checkpoint_seconds)
+    with tracking.logged_to(log):
+        record = figures.play(entry, out, toml, given, quick, resume, checkpoint_seconds)
     if record["quick"]:
         figures.show_quick(entry.name, record["claims"], figures.COMMITTED)
     else:

@@ -336,10 +336,12 @@ def train(out: Path, told: dict, config, me: int) -> None:
     technique = told["technique"]
     line = Line(technique, config.schedule.steps)
     progress, tokens = Progress(line), 0.0
+    run = Run(out, f"{technique} full", config, None, any((out / "metrics").glob("*.jsonl")), 20.0)
 
     def log(step: int, steps: int, **metrics: float) -> None:
         nonlocal tokens
         tokens += metrics["tokens"]
+        run.track({f"{technique}/{name}": value for name, value in metrics.items()}, step)
         progress.update(step, tokens, {name: metrics[name] for name in ("reward", "success", "loss") if name in metrics})
         if step == steps:
             progress.last()
@@ -355,6 +357,7 @@ def train(out: Path, told: dict, config, me: int) -> None:
     if me == 0:
         report = {"scale": "full", **told, "machine": machine(), "result": found}
         atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")
+    run.close()
 
 
 class Line:
