@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from typer import BadParameter
 from typer.core import TyperGroup
 
 from etude import catalog
@@ -112,13 +113,13 @@ def example(path: Path, claims: bool) -> Path:
 
 
 def lesson_number(word: str | int) -> int:
-    """The number of a lesson, or of a technique's lesson by its name. Raises RunError."""
+    """The number of a lesson, or of a technique's lesson by its name. Raises BadParameter."""
     entry = catalog.find(str(word))
     if entry is not None and entry.lesson is not None:
         return int(Path(entry.lesson).name.partition("_")[0])
     if not str(word).isdecimal():
         hint = f"; {what_is(str(word))}" if what_is(str(word)) else ""
-        raise RunError(f"lesson expects the number of a lesson or the name of its technique, got {word!r}{hint}; etude lesson lists them")
+        raise BadParameter(f"it is that of a lesson, or the name of a technique, got {word!r}{hint}; etude lesson lists them")
     return int(word)
 
 
