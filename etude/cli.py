@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from etude import __version__, catalog, meant
+from etude import __version__, afterwards, catalog, meant
 from etude.eval_commands import eval_app
 from etude.play_commands import play
 from etude.task_commands import tasks_app
@@ -365,7 +365,9 @@ def figure(
         figures.show_quick(entry.name, record["claims"], figures.COMMITTED)
     else:
         figures.show(record["claims"])
+        print(f"found:   {figures.counted(record['claims'])}")
     print(f"picture: {out / entry.name}.png\ntable:   {out / entry.name}.csv\nverdict: {out / entry.name}.json")
+    afterwards.show(afterwards.of_figure(entry, record["quick"]))
 
 
 def _print_experiments() -> None:
@@ -690,6 +692,7 @@ def config_class(entry: catalog.Technique) -> type:
 
 def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resume: bool, cadence: float) -> None:
     """Opens the run, runs the technique, prints the result."""
+    from etude import expected
     from kit.process import keep_freed_memory
     from kit.runs import Run
 
@@ -703,6 +706,7 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
     again = f"etude run {entry.name} --out {shlex.quote(str(out))} --resume"
     with Run.open(out, entry.name, config, resume, cadence) as run, run.told(again):
         assert entry.module is not None
+        expected.tell(run)
         module = importlib.import_module(entry.module)
         if entry.name == "recipe":
             from etude import outcome
@@ -713,6 +717,8 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
             _finish_demo(run, module.run(run, config))
         else:
             _finish_demo(run, _demo(run, module.demo, config))
+    if entry.name != "recipe":
+        afterwards.show(afterwards.of_technique(entry))
 
 
 def _demo(run: Any, demo: Any, config: Any) -> dict:

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.board import Board, open_board
-from kit.disk import NO_ROOM, Hashing, Journal, atomic_write, hash_file, refusal, timings, what_is_wrong
+from kit.disk import NO_ROOM, Hashing, Journal, atomic_write, hash_file, refusal, spent, what_is_wrong
 from kit.process import machine, peak_memory_gib, uninterrupted
 from kit.progress import Progress
 from kit.settings import Interrupted, RunError
@@ -203,10 +203,7 @@ class Run:
 
     def seconds(self) -> dict[str, float]:
         """Wall-clock seconds by stage, without interruptions, but with repeated work."""
-        spent: dict[str, float] = {}
-        for line in timings(self.root):
-            spent[line["stage"]] = max(spent.get(line["stage"], 0.0), line["seconds"])
-        return spent
+        return spent(self.root)
 
     def close(self) -> None:
         """Stops the progress bar and releases the folder."""
