@@ -13,6 +13,7 @@
 # make test-real runs what needs small open models: installs them (400 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
 # make explore opens the explorer in a browser
+# make lab     opens JupyterLab on your own copies of all lessons' notebooks (lessons/notebooks), and prints its address
 # make lessons executes the notebooks of the lessons that have changed; LESSONS chooses, for instance: make lessons LESSONS="5 9"
 # make .venv   only installs, what all of these need; PY chooses the Python, for instance: make small PY=python3.12
 
@@ -20,7 +21,7 @@ PY ?= python3
 HARBOR_PY ?= python3.12
 BIN := .venv/bin
 
-.PHONY: demo small check test test-gpu test-big test-faults test-ray test-docker test-harbor test-vllm test-real mutants explore lessons .venv
+.PHONY: demo small check test test-gpu test-big test-faults test-ray test-docker test-harbor test-vllm test-real mutants explore lab lessons .venv
 .DEFAULT_GOAL := small
 
 demo: .venv/.has-core
@@ -91,6 +92,9 @@ mutants: .venv/.has-test,dev
 
 explore: .venv/.has-explore
 	$(BIN)/etude explore
+
+lab: .venv/.has-course
+	$(BIN)/python -m lessons.lab
 
 lessons: .venv/.has-course
 	$(BIN)/python -m lessons.build $(LESSONS)

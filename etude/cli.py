@@ -5,7 +5,6 @@ An error that the user can fix prints one line on stderr and exits with code 2. 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import itertools
@@ -19,13 +18,14 @@ from typing import Annotated, Any
 
 import typer
 
-from etude import __version__, catalog
+from etude import __version__, afterwards, catalog, meant
 from etude.eval_commands import eval_app
 from etude.play_commands import play
 from etude.task_commands import tasks_app
-from kit import disk, process, settings
+from kit import disk, process, settings, tracking
 
 app = typer.Typer(
+    cls=meant.Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="The complete Composer 2 recipe at small scale. Start with: etude run recipe --scale small",
@@ -35,6 +35,8 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(tasks_app, name="tasks")
 app.command("play")(play)
+LOG = typer.Option(help="Where metrics go beside TensorBoard's files: trackio or wandb.", show_default="nowhere", metavar="NAME")
+SMALL = typer.Argument(help="A small run of the recipe; the benchmark uses its policy after SFT.", callback=meant.a_run)
 
 
 def _say_version(wanted: bool) -> None:
@@ -60,6 +62,11 @@ def _techniques() -> list[str]:
 
 def _experiments() -> list[str]:
     return [entry.name for entry in catalog.EXPERIMENTS]
+
+
+def commands(context: typer.Context) -> list[str]:
+    """The names of all commands."""
+    return [*getattr(context.find_root().command, "commands", ())]
 
 
 @app.command("list")
@@ -93,6 +100,7 @@ def run_technique(
         ),
     ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+    log: Annotated[str | None, LOG] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Hugging Face folder that a full run starts from.", readable=False, show_default="none", metavar="FOLDER")
     ] = None,
@@ -121,15 +129,7 @@ def run_technique(
     if shown is not None and shown.name == "cpt-rl" and scale == "full":
         entry = shown
     if entry is None:
-        if shown is not None:
-            about = [f"etude run {known.name}" for known in catalog.TECHNIQUES if known.sim == shown.sim]
-            raise RunError(
-                f"{shown.name} is a figure: etude figure {shown.name}" + (f"; to run the technique behind it: {', '.join(about)}" if about else "")
-            )
-        names = [known.name for known in catalog.TECHNIQUES]
-        near = difflib.get_close_matches(technique, names, n=1)
-        guess = f"did you mean {near[0]}? Choose from" if near else "choose from"
-        raise RunError(f"unknown technique {technique!r}; {guess}: {', '.join(names)}")
+        meant.no_technique(technique, commands(context))
     if scale not in ("small", "full"):
         raise RunError(f"--scale expects small or full, got {scale!r}")
     named = {"store": store, "runtime": runtime, "engine": engine}
@@ -141,7 +141,8 @@ def run_technique(
         _print_settings(entry, backend if scale == "full" else None)
         return
     if scale == "full":
-        _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, checkpoint_seconds)
+        with tracking.logged_to(log):
+            _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, checkpoint_seconds)
         return
     assert isinstance(entry, catalog.Technique)
     if checkpoint is not None:
@@ -163,7 +164,8 @@ def run_technique(
         given.append((keys[0], str(corpus)))
     if resume:
         wanted = _merge(stored_config(out, entry.name), wanted)
-    play_technique(entry, out, wanted, given, resume, checkpoint_seconds)
+    with tracking.logged_to(log):
+        play_technique(entry, out, wanted, given, resume, checkpoint_seconds)
 
 
 @app.command("data")
@@ -295,8 +297,8 @@ def _plan_rl(model: str, gpus: list[int], cp: int, ep: int, length: int, hardwar
 
 @app.command("results")
 def results(
-    runs: Annotated[list[Path], typer.Argument(help="Finished runs of the recipe, one per seed.")],
-    control: Annotated[list[Path] | None, typer.Option(help="Finished run with shuffled rewards; repeatable.")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Finished runs of the recipe, one per seed.", callback=meant.a_run)],
+    control: Annotated[list[Path] | None, typer.Option(help="Finished run with shuffled rewards; repeatable.", callback=meant.a_run)] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/recipe-small.json"),
 ) -> None:
     """Collect what RL gained over several seeds: print a table, write the numbers and a picture to files."""
@@ -313,7 +315,7 @@ def results(
 
 @app.command("export-sft")
 def export_sft(
-    run: Annotated[Path, typer.Argument(help="A small run of the recipe, at least begun.")],
+    run: Annotated[Path, typer.Argument(help="A small run of the recipe, at least begun.", callback=meant.a_run)],
     out: Annotated[Path, typer.Option(help="JSONL file to write.")],
 ) -> None:
     """Write a small run's SFT demonstrations as conversations: JSONL with `messages` and tool calls, as sft.conversations reads it."""
@@ -330,6 +332,7 @@ def export_sft(
 
 @app.command("figure")
 def figure(
+    context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Name of an experiment; without it, list all experiments.", autocompletion=_experiments)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Half a minute, to check that it runs; its numbers prove nothing.")] = False,
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
@@ -338,26 +341,17 @@ def figure(
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+    log: Annotated[str | None, LOG] = None,
 ) -> None:
     """Reproduce a figure or claim of the sources; write picture, table and verdict to the output folder."""
     from etude import figures
-    from kit.settings import RunError
 
     if name is None:
         _print_experiments()
         return
     entry = catalog.find_experiment(name)
     if entry is None:
-        if played := catalog.find(name):
-            about = [f"etude figure {known.name}" for known in catalog.EXPERIMENTS if known.sim == played.sim]
-            raise RunError(
-                f"{played.name} is a technique: etude run {played.name}; "
-                + (f"to reproduce its figure: {', '.join(about)}" if about else "it has no figure of its own")
-            )
-        names = [known.name for known in catalog.EXPERIMENTS]
-        near = difflib.get_close_matches(name, names, n=1)
-        guess = f"did you mean {near[0]}? Choose from" if near else "choose from"
-        raise RunError(f"unknown experiment {name!r}; {guess}: {', '.join(names)}")
+        meant.no_experiment(name, commands(context))
     if out is None:
         out = Path("runs") / "figure" / (entry.name + ("-quick" if quick else ""))
         out = _unused(out) if quick and not resume else out
@@ -365,12 +359,15 @@ def figure(
     process.keep_freed_memory()
     if resume:
         toml = _merge(stored_config(out, f"figure {entry.name}"), toml)
-    record = figures.play(entry, out, toml, given, quick, resume, checkpoint_seconds)
+    with tracking.logged_to(log):
+        record = figures.play(entry, out, toml, given, quick, resume, checkpoint_seconds)
     if record["quick"]:
         figures.show_quick(entry.name, record["claims"], figures.COMMITTED)
     else:
         figures.show(record["claims"])
+        print(f"found:   {figures.counted(record['claims'])}")
     print(f"picture: {out / entry.name}.png\ntable:   {out / entry.name}.csv\nverdict: {out / entry.name}.json")
+    afterwards.show(afterwards.of_figure(entry, record["quick"]))
 
 
 def _print_experiments() -> None:
@@ -385,7 +382,9 @@ def _print_experiments() -> None:
 
 @app.command("claims")
 def claims(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Folders of finished experiments to add; without any, show the file.")] = None,
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of finished experiments to add; without any, show the file.", callback=meant.a_run)
+    ] = None,
     out: Annotated[Path, typer.Option(help="JSON file of claims.")] = Path("results/claims.json"),
     verdict: Annotated[str | None, typer.Option(help="Only claims and laws with this verdict.", show_default="all", metavar="VERDICT")] = None,
     figure: Annotated[
@@ -405,7 +404,7 @@ def claims(
 
 @app.command("examples")
 def examples(
-    run: Annotated[Path, typer.Option(help="A finished run of the recipe.")] = Path("runs/small"),
+    run: Annotated[Path, typer.Option(help="A finished run of the recipe.", callback=meant.a_run)] = Path("runs/small"),
     out: Annotated[Path | None, typer.Option(help="Folder for the examples.", show_default="RUN/examples")] = None,
 ) -> None:
     """Record a run's last agent on held-out tasks, for the explorer to show; takes a few minutes."""
@@ -480,7 +479,12 @@ def is_free(port: int) -> bool:
 
 
 @app.command("lesson")
-def lesson(number: Annotated[int | None, typer.Argument(help="Number of a lesson; without it, list all lessons.", min=0)] = None) -> None:
+def lesson(
+    number: Annotated[
+        int | None,
+        typer.Argument(help="Number of a lesson, or its technique; without it, list all lessons.", parser=meant.lesson_number, metavar="NUMBER"),
+    ] = None,
+) -> None:
     """Open a lesson in Jupyter: your own copy of its notebook, in runs/lessons/."""
     import shutil
     import subprocess
@@ -617,17 +621,13 @@ def show(
 
 
 @bench_app.command("crowded")
-def bench_crowded(
-    run: Annotated[Path, typer.Argument(help="A small run of the recipe; the benchmark uses its policy after SFT.")] = Path("runs/small"),
-) -> None:
+def bench_crowded(run: Annotated[Path, SMALL] = Path("runs/small")) -> None:
     """Parts of a run, timed alone and next to as many busy programs as there are cores."""
     importlib.import_module("etude.bench.crowded").bench(run)
 
 
 @bench_app.command("engine")
-def bench_engine(
-    run: Annotated[Path, typer.Argument(help="A small run of the recipe; the benchmark uses its policy after SFT.")] = Path("runs/small"),
-) -> None:
+def bench_engine(run: Annotated[Path, SMALL] = Path("runs/small")) -> None:
     """Sampled tokens per second of two samplers: all rows at one position, and continuous batching."""
     importlib.import_module("etude.bench.engine").bench(run)
 
@@ -692,6 +692,7 @@ def config_class(entry: catalog.Technique) -> type:
 
 def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resume: bool, cadence: float) -> None:
     """Opens the run, runs the technique, prints the result."""
+    from etude import expected
     from kit.process import keep_freed_memory
     from kit.runs import Run
 
@@ -705,6 +706,7 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
     again = f"etude run {entry.name} --out {shlex.quote(str(out))} --resume"
     with Run.open(out, entry.name, config, resume, cadence) as run, run.told(again):
         assert entry.module is not None
+        expected.tell(run)
         module = importlib.import_module(entry.module)
         if entry.name == "recipe":
             from etude import outcome
@@ -715,6 +717,8 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
             _finish_demo(run, module.run(run, config))
         else:
             _finish_demo(run, _demo(run, module.demo, config))
+    if entry.name != "recipe":
+        afterwards.show(afterwards.of_technique(entry))
 
 
 def _demo(run: Any, demo: Any, config: Any) -> dict:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from etude import meant
+
 __all__ = ["eval_app"]
 
 
@@ -25,7 +27,7 @@ eval_app = typer.Typer(cls=OrAgent, no_args_is_help=True, help="Evaluate checkpo
 
 @eval_app.command("agent")
 def eval_agent(
-    where: Annotated[Path, typer.Argument(help="A run, or a checkpoint's folder.", metavar="RUN|CHECKPOINT", readable=False)],
+    where: Annotated[Path, typer.Argument(help="A run, or a checkpoint's folder.", metavar="RUN|CHECKPOINT", readable=False, callback=meant.a_run)],
     before: Annotated[
         str | None,
         typer.Option(

@@ -14,6 +14,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from etude import afterwards, expected
+from etude.example_agent import FOLDER
 from etude.line import Line
 from etude.play import Agent, agent_in, found
 from ref.network import load_hf
@@ -32,6 +34,8 @@ def evaluate(where: Path | None, before: str | None, tasks: int, samples: int, s
     recipe = agents[-1].recipe
     held_out = list(itertools.islice(task_stream(recipe, "evaluation"), tasks))
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        if said := expected.of_rollouts([agent.folder for agent in agents], FOLDER, tasks * (samples + 1)):
+            print(said, flush=True)
         parts = [played(agent, held_out, samples, seed) for agent in agents]
     resamples = recipe.evaluation.resamples
     result: dict[str, Any] = {
@@ -47,6 +51,7 @@ def evaluate(where: Path | None, before: str | None, tasks: int, samples: int, s
     else:
         Console().print(table(result))
         Console().print(f"means of {tasks} held-out tasks, {samples} rollouts each, with 95% intervals over tasks", highlight=False)
+        afterwards.show(afterwards.of_eval(where, before))
 
 
 def played(agent: Agent, tasks: list[Task], samples: int, seed: int) -> dict[str, Any]:

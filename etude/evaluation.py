@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from etude import figures
+from etude import expected, figures
 from kit.disk import atomic_write
 from kit.process import keep_freed_memory, machine
 from kit.runs import Run
@@ -41,6 +41,7 @@ def base(names: Sequence[str], out: Path, toml: dict, sets: Iterable[Any], quick
     again = f"etude eval base {shlex.join(names)} --out {shlex.quote(str(out))} --resume"
     keep_freed_memory()
     with Run.open(out, TECHNIQUE, config, resume, cadence) as run, run.told(again):
+        expected.tell(run)
         found = table.measured(run, names, settings)
         rows = table.rows_of(found, tracking.baselines(table.asked_chains(run)), settings)
         record = {

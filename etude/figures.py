@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from etude import catalog, earlier
+from etude import catalog, earlier, expected
 from etude.statements import coverage, open_statements
 from kit.disk import atomic_write
 from kit.process import machine
@@ -27,6 +27,7 @@ __all__ = [
     "bound",
     "cell",
     "contradiction",
+    "counted",
     "covered",
     "gather",
     "laws",
@@ -61,6 +62,7 @@ def play(entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], 
     config = fill(module.Experiment, _over(base, toml), sets)
     again = f"etude figure {entry.name} --out {shlex.quote(str(out))} --resume"
     with Run.open(out, f"figure {entry.name}", config, resume, cadence) as run, run.told(again):
+        expected.tell(run)
         found = module.experiment(run, config)
         played = json.loads((out / "config.json").read_text())["config"]
         command, quick = command_of(entry.name, module.Experiment, played)
@@ -301,9 +303,19 @@ def show_total(claims: list[dict]) -> None:
     from rich.console import Console
 
     for what, some in (("claims", of_sources(claims)), ("laws", laws(claims))):
-        count = Counter(claim["verdict"] for claim in some)
-        each = ", ".join(f"{count[verdict]} {verdict}" for verdict in COLOURS if count[verdict])
-        Console().print(f"{len(some)} {what if len(some) != 1 else what[:-1]}{': ' if each else ''}{each}", highlight=False)
+        Console().print(total(what, some), highlight=False)
+
+
+def total(what: str, some: list[dict]) -> str:
+    """How many there are, and of each verdict: 3 claims: 2 reproduced, 1 partly."""
+    count = Counter(claim["verdict"] for claim in some)
+    each = ", ".join(f"{count[verdict]} {verdict}" for verdict in COLOURS if count[verdict])
+    return f"{len(some)} {what if len(some) != 1 else what[:-1]}{': ' if each else ''}{each}"
+
+
+def counted(claims: list[dict]) -> str:
+    """How many claims and laws an experiment has, of which verdicts, in a line."""
+    return "; ".join(total(what, some) for what, some in (("claims", of_sources(claims)), ("laws", laws(claims))) if some)
 
 
 def show_open(claims: list[dict]) -> None:

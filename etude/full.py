@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from etude import catalog
+from etude import afterwards, catalog, expected
 from kit.disk import atomic_write, read_lines
 from kit.process import keep_freed_memory
 from kit.runs import Run
@@ -110,6 +110,7 @@ def run(
         from scaled.runtime import launch
 
         check_left(out)
+        expected.tell(opened)
         if entry.name in PRETRAINING:
             with opened.told(again):
                 try:
@@ -121,6 +122,7 @@ def run(
     if code:
         raise RunError(f"the ranks of {entry.name} failed; their errors are above. Continue with: {again}")
     show(out)
+    afterwards.show(afterwards.of_full(out, entry.name in RL))
 
 
 def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, backend: str) -> None:
@@ -146,6 +148,7 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
     )
     with Run.open(out, "recipe full", begun, resume) as opened:
         with opened.told(again):
+            expected.tell(opened)
             chain.prepare(opened, config)
             told = json.dumps({"technique": "recipe", "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
             code = launch.start("etude.full", [str(out.resolve()), told], ranks, config.cluster.restarts)
@@ -341,10 +344,12 @@ def train(out: Path, told: dict, config, me: int) -> None:
     technique = told["technique"]
     line = Line(technique, config.schedule.steps)
     progress, tokens = Progress(line), 0.0
+    run = Run(out, f"{technique} full", config, None, any((out / "metrics").glob("*.jsonl")), 20.0)
 
     def log(step: int, steps: int, **metrics: float) -> None:
         nonlocal tokens
         tokens += metrics["tokens"]
+        run.track({f"{technique}/{name}": value for name, value in metrics.items()}, step)
         progress.update(step, tokens, {name: metrics[name] for name in ("reward", "success", "loss") if name in metrics})
         if step == steps:
             progress.last()
@@ -360,7 +365,10 @@ def train(out: Path, told: dict, config, me: int) -> None:
             found = pretrain.train(technique, config, out, log)
     if me == 0:
         report = {"scale": "full", **told, "machine": machine(), "result": found}
+        if not run.resumed:
+            report["seconds"] = {technique: round(line.seconds, 1)}
         atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")
+    run.close()
 
 
 class Line:

@@ -6,15 +6,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from etude import afterwards, expected
 from etude.report import page, record, watched
-from kit.disk import read_lines
+from kit.disk import read_lines, spent
 
 __all__ = ["show"]
 
 
 def show(root: Path) -> None:
-    """Writes the report of the run folder `root`, and prints held-out success before and after RL, what has changed in RL, and
-    where the files are."""
+    """Writes the report of the run folder `root`, and prints held-out success before and after RL, what has changed in RL,
+    where the files are, how long it took, and what can be done next."""
     html, written = page.write(root)
     rows = record.before_after(json.loads(written.read_text()))
     if rows:
@@ -27,3 +28,5 @@ def show(root: Path) -> None:
     print(f"report: {html} and {written}")
     if (root / "checkpoints" / "final").is_dir():
         print(f"model:  {root / 'checkpoints' / 'final'}")
+    print(f"took:   {expected.duration(sum(spent(root).values()))}")
+    afterwards.show(afterwards.of_agent(root))

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from etude import meant
 from kit import settings
 
 __all__ = ["play"]
@@ -17,7 +18,9 @@ __all__ = ["play"]
 def play(
     where: Annotated[
         Path | None,
-        typer.Argument(help="A run, or a checkpoint's folder.", metavar="RUN|CHECKPOINT", show_default="the clone's agent", readable=False),
+        typer.Argument(
+            help="A run, or a checkpoint's folder.", metavar="RUN|CHECKPOINT", show_default="the clone's agent", readable=False, callback=meant.a_run
+        ),
     ] = None,
     task: Annotated[
         int | None,

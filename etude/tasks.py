@@ -28,6 +28,7 @@ from environments.tasks.package import Package
 from environments.tasks.recipe import as_json, differences, prepared
 from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
+from etude import afterwards, task_times
 from etude.line import Line
 from kit.disk import Journal, atomic_write, read_lines
 from kit.settings import RunError
@@ -73,7 +74,10 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
             if path.exists() and not again:
                 print(f"{path} is there already; --again makes it anew")
                 continue
+            if said := task_times.told("made", package, join, jobs, kind):
+                print(said, flush=True)
             package, unused, made, took = made_of(package, jobs, seconds, kind, join=join)
+            task_times.remember("made", package, join, jobs, kind, took)
         except (RunError, ValueError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             good = False
@@ -89,6 +93,8 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
     if len(rows) > 1:
         tasks, tried, took = map(sum, zip(*rows, strict=True))
         print(f"{tasks} tasks of {tried} pieces from {len(rows)} packages, {60 * tasks / took:.1f} a minute")
+    if rows:
+        afterwards.show(afterwards.of_tasks(out, checked=False))
     return good
 
 
@@ -96,19 +102,27 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bu
     """Makes the tasks of recipes again, compares them, and grades for each the gold and nothing done. Results go to NAME-VERSION.checks.jsonl, and a
     check that was made already is not made again. `kind`: of the sandboxes. `ask`: also with fresh inputs. True if nothing is wrong."""
     good = True
-    for path, recipe, package, made in again_made(paths, jobs, seconds, kind):
-        found = checked(path.with_suffix(".checks.jsonl"), package, made, jobs, seconds, kind, ask)
+    for path, recipe, package, made in again_made(paths, jobs, seconds, kind, grade=True, ask=ask):
+        log, since = path.with_suffix(".checks.jsonl"), time.monotonic()
+        known = len(checks_of(log, package.digest, ask))
+        found = checked(log, package, made, jobs, seconds, kind, ask)
+        if graded := len(found) - known:
+            task_times.remember("graded", package, recipe.get("join", 1), jobs, kind, time.monotonic() - since, graded)
         wrong = [*differences(recipe, package, made), *(f"{task.id}: {one}" for task in made.tasks for one in found[task.id]["faults"])]
         says = f"{len(wrong)} wrong" if wrong else "gold paid in full, nothing done paid nothing"
         says += f"; {sum(found[task.id]['fresh'] > 0 for task in made.tasks)} have fresh inputs" if ask else ""
         print(f"{path}: {len(made.tasks)} tasks, made again and graded: {says}", *(f"  {one}" for one in wrong), sep="\n")
         good = good and not wrong
+    if good and paths:
+        afterwards.show(afterwards.of_tasks(paths[0], checked=True))
     return good
 
 
-def again_made(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> Iterator[tuple[Path, dict, Package, Made]]:
-    """Each recipe with what is made of its package now; of other files nothing is made, for it could not be the same. Raises RunError for what is no
-    recipe, and where nothing can be made."""
+def again_made(
+    paths: Sequence[Path], jobs: int, seconds: float, kind: Kind, grade: bool = False, ask: bool = False
+) -> Iterator[tuple[Path, dict, Package, Made]]:
+    """Each recipe with what is made of its package now; of other files nothing is made, for it could not be the same. Before that comes a line
+    with the time that it will take, with `grade` that of grading too. Raises RunError for what is no recipe, and where nothing can be made."""
     for path in [one for where in paths for one in recipes(where)]:
         recipe = recipe_of(path)
         try:
@@ -116,7 +130,12 @@ def again_made(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> 
             if package.without(recipe["package"]["left out"]).digest != recipe["package"]["digest"]:
                 made = Made((), 0, {}, ())
             else:
-                package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe), recipe.get("join", 1))
+                join, known = recipe.get("join", 1), checks_of(path.with_suffix(".checks.jsonl"), recipe["package"]["digest"], ask)
+                todo = max(0, len(recipe["tasks"]) - len(known)) if grade else 0
+                if said := task_times.told("remade", package, join, jobs, kind, todo):
+                    print(said, flush=True)
+                package, _, made, took = made_of(package, jobs, seconds, kind, unused_of(recipe), join)
+                task_times.remember("remade", package, join, jobs, kind, took)
         except ValueError as error:
             raise RunError(str(error)) from None
         yield path, recipe, package, made
@@ -152,7 +171,7 @@ def write_anew(files: Mapping[str, bytes], folder: Path) -> None:
 def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float, kind: Kind, ask: bool = False) -> dict[str, dict]:
     """Task → what is wrong with it, `faults`, and with `ask` the number of its fresh inputs, `fresh`. What stands in the file at `path` already is
     not looked at again; the rest is added there."""
-    known = {row["id"]: row for row in read_lines(path) if _ours(row, ask) and row["digest"] == package.digest}
+    known = checks_of(path, package.digest, ask)
     todo = [task for task in made.tasks if task.id not in known]
     line, log = Line(f"{package.name} {package.version}", f"of {len(todo)} tasks graded"), Journal(path)
     if log.torn():
@@ -175,6 +194,11 @@ def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float,
 def judges_of(kind: Kind) -> Judges:
     """This process's own, for all tasks that it grades. bubblewrap's have a nursery, which ends with the process."""
     return Judges(partial(open_sandbox, kind=kind, limits=GRADING), nursery=nursery_of_judges(GRADING) if kind == "bubblewrap" else None)
+
+
+def checks_of(path: Path, digest: str, ask: bool) -> dict[str, dict]:
+    """The results in a file of checks that are of a package with this digest, by task."""
+    return {row["id"]: row for row in read_lines(path) if _ours(row, ask) and row["digest"] == digest}
 
 
 def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool) -> dict:

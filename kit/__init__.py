@@ -8,6 +8,7 @@
 | `progress.py` | the live line of a stage |
 | `disk.py` | files that survive a kill and a full disk |
 | `board.py` | TensorBoard events |
+| `tracking.py` | the same metrics for trackio or Weights & Biases, where asked for |
 
 This package imports no other package of the project.
 """

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["NO_ROOM", "Hashing", "Journal", "atomic_write", "hash_file", "read_lines", "refusal", "timings", "what_is_wrong"]
+__all__ = ["NO_ROOM", "Hashing", "Journal", "atomic_write", "hash_file", "read_lines", "refusal", "spent", "timings", "what_is_wrong"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a full disk, an exhausted quota and a file size limit."""
@@ -140,6 +140,14 @@ def timings(root: Path) -> list[dict]:
         return isinstance(line.get("stage"), str) and number(line.get("seconds")) and told
 
     return [line for line in read_lines(root / "timings.jsonl") if ours(line)]
+
+
+def spent(root: Path) -> dict[str, float]:
+    """Wall-clock seconds of a run by stage, without interruptions, but with repeated work."""
+    seconds: dict[str, float] = {}
+    for line in timings(root):
+        seconds[line["stage"]] = max(seconds.get(line["stage"], 0.0), line["seconds"])
+    return seconds
 
 
 def refusal(error: BaseException) -> OSError | None:

@@ -8,7 +8,7 @@ A run keeps everything in one folder:
     timings.jsonl             wall-clock seconds and rates, which differ from run to run
     state/STAGE-000040.pt     the last two checkpoints of an unfinished stage; the .json next to each commits it
     stages/STAGE.json         the result of a finished stage, with the hash of its metrics
-    tensorboard/STAGE/        the same metrics as events
+    tensorboard/STAGE/        the same metrics as events; `etude run --log wandb` keeps its own in wandb/
 
 SIGKILL is safe at any moment. A checkpoint counts only once its manifest exists, the manifest appears by one
 rename, and it records the length of the metrics file. On resume the metrics are truncated to that length. The
@@ -34,10 +34,11 @@ from pathlib import Path
 from typing import Any
 
 from kit.board import Board, open_board
-from kit.disk import NO_ROOM, Hashing, Journal, atomic_write, hash_file, refusal, timings, what_is_wrong
+from kit.disk import NO_ROOM, Hashing, Journal, atomic_write, hash_file, refusal, spent, what_is_wrong
 from kit.process import machine, peak_memory_gib, uninterrupted
 from kit.progress import Progress
 from kit.settings import Interrupted, RunError
+from kit.tracking import Tracker, open_tracker
 
 __all__ = ["Run", "Stage", "flatten"]
 
@@ -87,6 +88,8 @@ class Run:
         self._lock: int | None = lock
         self._made: list[Path] = []
         self._stages: list[Stage] = []
+        self._tracker: Tracker | None = None
+        self._tracked = False
 
     @classmethod
     def open(cls, out: str | Path, technique: str, config: Any, resume: bool = False, checkpoint_seconds: float = 20.0) -> Run:
@@ -191,17 +194,24 @@ class Run:
         self._stages.append(stage)
         return stage
 
+    def track(self, scalars: dict[str, float], step: int) -> None:
+        """Hands metrics to trackio or wandb, if the command asked for one."""
+        if not self._tracked:
+            self._tracked, self._tracker = True, open_tracker(self.root, self.technique, flatten(_plain(self.config)), self.resumed)
+        if self._tracker:
+            self._tracker.add(scalars, step)
+
     def seconds(self) -> dict[str, float]:
         """Wall-clock seconds by stage, without interruptions, but with repeated work."""
-        spent: dict[str, float] = {}
-        for line in timings(self.root):
-            spent[line["stage"]] = max(spent.get(line["stage"], 0.0), line["seconds"])
-        return spent
+        return spent(self.root)
 
     def close(self) -> None:
         """Stops the progress bar and releases the folder."""
         for stage in self._stages:
             stage.close()
+        if self._tracker:
+            self._tracker.close()
+            self._tracker = None
         if self._lock is not None:
             _held_locks.discard(self._lock)
             os.close(self._lock)
@@ -214,7 +224,10 @@ class Run:
             return
         for stage in self._stages:
             stage.close()
-        for name in ("metrics", "state", "stages", "checkpoints", "tensorboard", "data"):
+        if self._tracker:
+            self._tracker.close()
+            self._tracker = None
+        for name in ("metrics", "state", "stages", "checkpoints", "tensorboard", "wandb", "data"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         for name in ("config.json", "timings.jsonl", "lock"):
             (self.root / name).unlink(missing_ok=True)
@@ -473,8 +486,10 @@ class Stage:
         self._offset += len(line)
         if not self._boarded:
             self._boarded, self.board = True, open_board(self.run.root / "tensorboard" / self.name, self._step)
+        scalars = {f"{self.name}/{name}": value for name, value in plain.items() if type(value) in (int, float)}
         if self.board:
-            self.board.add({f"{self.name}/{name}": value for name, value in plain.items() if type(value) in (int, float)}, int(step))
+            self.board.add(scalars, int(step))
+        self.run.track(scalars, int(step))
 
     def progress(self, step: float, rate_units: float | None = None, **shown: Any) -> None:
         """Moves the progress bar to `step` of the total.

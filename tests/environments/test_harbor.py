@@ -198,6 +198,7 @@ def test_a_folder_that_is_there_is_replaced_whole(tmp_path):
 
 def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, monkeypatch, capsys):
     made = make(PACKAGE, Player())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("etude.tasks.package_of", lambda spec, cache: PACKAGE)
     unused = {"left out": ("tests/test_other.py",), "slow": ("a",), "ungradable": ()}
     asked = []

@@ -1,0 +1,86 @@
+"""What can be done with what a command has left: two or three commands, in a last line each."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from etude import catalog
+
+__all__ = ["of_agent", "of_eval", "of_figure", "of_full", "of_tasks", "of_technique", "show"]
+
+Step = tuple[str, str]
+"""A command, and what it does."""
+
+
+def show(steps: Sequence[Step]) -> None:
+    """Prints the commands under each other, each with a remark that a shell leaves out, so that a line can be pasted."""
+    wide = max((len(command) for command, _ in steps), default=0)
+    for number, (command, does) in enumerate(steps):
+        print(f"{'' if number else 'next:':7} {command:{wide}}   # {does}", flush=True)
+
+
+def of_agent(root: Path) -> list[Step]:
+    """After a run of the recipe."""
+    where, kept = shlex.quote(str(root)), root / "checkpoints"
+    if not (kept / "final").is_dir():
+        return []
+    beside = " --before sft" if (kept / "sft").is_dir() else ""
+    both = ", beside what it was before RL" if beside else ""
+    return [
+        (f"etude play {where}{beside}", f"watch the agent solve a task{both}"),
+        (f"etude eval {where}{beside}", "how often it solves held-out tasks, with intervals"),
+        ("etude explore", "in a browser: the agent token by token, and every technique"),
+    ]
+
+
+def of_technique(entry: catalog.Technique) -> list[Step]:
+    """After a technique's demonstration."""
+    figures = [known for known in catalog.EXPERIMENTS if known.sim == entry.sim]
+    steps = [(f"etude figure {known.name}", f"measure what the source claims ({known.source})") for known in figures[:1]]
+    if entry.lesson is not None:
+        steps.append((f"etude lesson {int(Path(entry.lesson).name.partition('_')[0])}", "its lesson, in Jupyter"))
+    if entry.page is not None:
+        steps.append(("etude explore", f"play with it: the page {entry.page}"))
+    return steps
+
+
+def of_figure(entry: catalog.Experiment, quick: bool) -> list[Step]:
+    """After an experiment."""
+    behind = [known for known in catalog.TECHNIQUES if known.sim == entry.sim and known.name != "recipe"]
+    steps = [(f"etude figure {entry.name}", "the whole experiment, which gives verdicts")] if quick else []
+    steps.append((f"etude claims --figure {entry.name}", "the committed measurement and its verdicts"))
+    return steps + [(f"etude run {known.name}", f"the technique behind it: {known.ref or known.sim}") for known in behind[:1]]
+
+
+def of_full(root: Path, agent: bool) -> list[Step]:
+    """After a technique's full run: `agent` where it trains one, else a base model."""
+    final = root / "checkpoints" / "final"
+    where = shlex.quote(str(final))
+    if not final.is_dir():
+        return []
+    if agent:
+        return [(f"etude play {where}", "watch the agent solve a task"), (f"etude eval {where}", "how often it solves held-out tasks")]
+    return [(f"etude eval base {where}", "knowledge, state tracking and codebase NLL of the model")]
+
+
+def of_eval(where: Path | None, before: str | None) -> list[Step]:
+    """After an agent was evaluated."""
+    words = [] if where is None else [shlex.quote(str(where))]
+    steps = [(" ".join(["etude play", *words]), "watch it solve a task")]
+    if before is None and where is not None and (where / "checkpoints" / "sft").is_dir():
+        steps.append((" ".join(["etude eval", *words, "--before sft"]), "beside what it was before RL, on the same tasks"))
+    return steps
+
+
+def of_tasks(out: Path, checked: bool) -> list[Step]:
+    """After tasks were made, or checked."""
+    where = shlex.quote(str(out))
+    folder = "" if where == "tasks" else f" --recipes {where}"
+    steps = [] if checked else [(f"etude tasks check {where}", "make them again, and grade each")]
+    return [
+        *steps,
+        (f"etude tasks levels {where}", "how hard they are"),
+        (f"etude tasks try TASK --model oracle{folder}", "a task, solved in a sandbox by the original code"),
+    ]

@@ -1,0 +1,141 @@
+"""How long something will take, said in a line before it begins: as long as the same took before.
+
+A finished run with the same settings on this machine tells, wherever it lies in `runs/` or beside the new one. Without one, the committed record
+tells, which names its machine. Where neither is there, or its settings were others, nothing is said: no guess is made from other settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kit.disk import spent, timings
+from kit.process import machine
+from kit.runs import Run, flatten
+from kit.settings import RunError, fill
+
+__all__ = ["COMMITTED", "LONG", "duration", "line", "of_rollouts", "seconds_of", "tell"]
+
+COMMITTED = Path(__file__).resolve().parents[1] / "results"
+LONG = 20.0
+"""Seconds. What takes less is not announced."""
+ALIKE = ("cpu", "cores", "threads", "gpu")
+"""Facts of a machine on which its speed depends, as far as a record has them."""
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, with two digits or so: 45 s, 12 min, 1.6 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def line(seconds: float, source: str, more: bool = False) -> str:
+    """The line that is printed; empty for what does not take long. `more`: part of the work is done already."""
+    return f"expected: {duration(seconds)}{' more' * more}, {source}" if seconds >= LONG else ""
+
+
+def tell(run: Run) -> None:
+    """Prints how long the rest of an open run will take, if that is known."""
+    found = before(run) or committed(run)
+    if found is None:
+        return
+    seconds, source = found
+    done = run.seconds()
+    finished = {stage for stage in seconds if (run.root / "stages" / f"{stage}.json").exists()}
+    left = sum(max(0.0, took - done.get(stage, 0.0)) for stage, took in seconds.items() if stage not in finished)
+    if said := line(left, source, bool(done)):
+        print(said, flush=True)
+
+
+def before(run: Run) -> tuple[dict[str, float], str] | None:
+    """Seconds by stage of the newest finished run with the same settings on this machine, and where that is said."""
+    here = [run.root.parent.glob("*/config.json"), *(Path("runs").glob(f"{some}/config.json") for some in ("*", "*/*"))]
+    folders = {path.parent.resolve(): path.parent for path in sorted(path for some in here for path in some)}
+    folders.pop(run.root.resolve(), None)
+    box, found = machine(), []
+    for folder in folders.values():
+        record = read(folder / "config.json")
+        if record.get("technique") == run.technique and same_machine(record.get("machine"), box) and alike(run.config, record.get("config")):
+            if seconds := seconds_of(folder):
+                found.append(((folder / "config.json").stat().st_mtime, seconds, folder))
+    if not found:
+        return None
+    _, seconds, folder = max(found, key=lambda one: one[0])
+    return seconds, f"as the run in {folder} took on this machine"
+
+
+def committed(run: Run) -> tuple[dict[str, float], str] | None:
+    """The same of the committed record, with the machine that it names."""
+    figure = run.technique.startswith("figure ")
+    path = f"figures/{run.technique.partition(' ')[2]}.json" if figure else {"recipe": "examples/recipe/report.json"}.get(run.technique)
+    record = read(COMMITTED / path) if path else {}
+    if not alike(run.config, record.get("config")):
+        return None
+    return record["seconds"], f"as it took on {told(record['machine'])}, says results/{path}"
+
+
+def told(box: Mapping[str, Any]) -> str:
+    """A machine in words: 2 cores (AMD EPYC)."""
+    return f"{box['cores']} core{'s' * (box['cores'] != 1)} ({box['cpu']})"
+
+
+def seconds_of(folder: Path) -> dict[str, float]:
+    """Seconds by stage of a finished run; empty for one that is not finished, or does not say. A record stands beside the settings in the end:
+    the report, or what a figure or an evaluation writes."""
+    seconds = spent(folder)
+    over = {one["stage"] for one in timings(folder) if one.get("finished") is True}
+    ends = [path for path in folder.glob("*.json") if path.name != "config.json"]
+    if not ends or seconds.keys() - over:
+        return {}
+    told = read(folder / "report.json").get("seconds")  # of a technique's full run, which has no stages
+    return seconds or (told if isinstance(told, dict) else {})
+
+
+def alike(config: Any, stored: Any) -> bool:
+    """Whether stored settings are those of `config`, but for the seed. What a setting was before it existed is its default."""
+    if not isinstance(stored, dict):
+        return False
+    try:
+        other = fill(type(config), stored)
+    except (RunError, TypeError):
+        return False
+
+    def plain(settings: Any) -> dict[str, Any]:
+        return {key: value for key, value in flatten(dataclasses.asdict(settings)).items() if key != "seed"}
+
+    return plain(config) == plain(other)
+
+
+def same_machine(one: Any, other: Mapping[str, Any]) -> bool:
+    """Whether a record is of a machine like this one."""
+    return isinstance(one, dict) and all(one.get(fact) == other.get(fact) for fact in ALIKE)
+
+
+def read(path: Path) -> dict:
+    """A JSON object from a file; empty if there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def of_rollouts(checkpoints: Sequence[Path], example: Path, rollouts: int) -> str:
+    """The line for an evaluation in which each checkpoint plays so many rollouts; empty if a checkpoint's run does not tell. `example`: the
+    clone's agent, whose run is a committed record. A run's evaluation plays two checkpoints, every task greedily, too."""
+    seconds, sources, box = 0.0, [], machine()
+    for folder in checkpoints:
+        root, mine = folder.resolve().parent.parent, folder.resolve() != example.resolve()
+        record = read(root / "config.json") if mine else read(COMMITTED / "examples" / "recipe" / "report.json")
+        took = seconds_of(root) if mine else record.get("seconds", {})
+        if record.get("technique") != "recipe" or "eval" not in took or (mine and not same_machine(record.get("machine"), box)):
+            return ""
+        played = record["config"]["evaluation"]
+        seconds += rollouts * took["eval"] / (2 * played["tasks"] * (played["samples"] + 1))
+        where = f"in {folder.parent.parent} took on this machine" if mine else f"of a small run took on {told(record['machine'])}"
+        sources.append(f"as the evaluation {where}")
+    return line(seconds, " and ".join(dict.fromkeys(sources)))

@@ -1,0 +1,132 @@
+"""What a name is that stands where another kind of name is expected: a technique, a figure, a command, the folder of a run.
+
+Each of these has a door of its own, and a reader knows the name before the door. An error names the command that was meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from typer import BadParameter
+from typer.core import TyperGroup
+
+from etude import catalog
+from kit.settings import RunError
+
+__all__ = ["Commands", "a_run", "begun", "lesson_number", "no_experiment", "no_technique", "what_is"]
+
+
+def what_is(word: str) -> str:
+    """Says of a technique or a figure what it is, with the commands that play it; empty for any other word."""
+    kinds = {"technique": ("run", catalog.find(word)), "figure": ("figure", catalog.find_experiment(word))}
+    found = {kind: f"etude {verb} {entry.name}" for kind, (verb, entry) in kinds.items() if entry is not None}
+    return f"{word} is a {' and a '.join(found)}: {', '.join(found.values())}" if found else ""
+
+
+def begun(folder: Path) -> str:
+    """What the folder of a run was begun with, such as `recipe` or `figure mtp`; empty for what is no such folder."""
+    try:
+        technique = json.loads((folder / "config.json").read_text(encoding="utf-8"))["technique"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    return technique if isinstance(technique, str) else ""
+
+
+def of_folder(word: str) -> str:
+    """Says of a run's folder which command goes on with it, and which ones show it; empty for any other word."""
+    technique, folder = begun(Path(word)), shlex.quote(word)
+    if not technique:
+        return ""
+    name, full = technique.removesuffix(" full"), " --scale full" * technique.endswith(" full")
+    again = f"etude {name if ' ' in name else 'run ' + name}{full} --out {folder} --resume"
+    shows = f"; to watch its agent: etude play {folder}" * (name == "recipe")
+    return f"{word} is a run of {technique}; to go on with it: {again}{shows}"
+
+
+def near(word: str, kind: str, commands: Iterable[str]) -> str:
+    """A question that names what a word is close to: one of its own `kind`, or of another with the command for it; empty if nothing is close."""
+    known = {f"the command etude {name}": name for name in commands}
+    known |= {f"the figure {entry.name}, etude figure {entry.name}": entry.name for entry in catalog.EXPERIMENTS}
+    known |= {f"the technique {entry.name}, etude run {entry.name}": entry.name for entry in catalog.TECHNIQUES}
+    closest = difflib.get_close_matches(word, set(known.values()), n=1)
+    said = [says for says, name in known.items() if name in closest]
+    own = [says for says in said if says.startswith(f"the {kind}")]
+    return f"did you mean {closest[0] if own else said[0]}?" if said else ""
+
+
+def no_technique(word: str, commands: Iterable[str]) -> NoReturn:
+    """Raises RunError for a word that stands where a technique is expected; `commands` are those of the command line."""
+    if entry := catalog.find_experiment(word):
+        about = [f"etude run {known.name}" for known in catalog.TECHNIQUES if known.sim == entry.sim]
+        also = f"; to run the technique behind it: {', '.join(about)}" if about else ""
+        raise RunError(f"{entry.name} is a figure: etude figure {entry.name}{also}")
+    refuse(word, "technique", commands, [entry.name for entry in catalog.TECHNIQUES])
+
+
+def no_experiment(word: str, commands: Iterable[str]) -> NoReturn:
+    """Raises RunError for a word that stands where an experiment is expected."""
+    if entry := catalog.find(word):
+        about = [f"etude figure {known.name}" for known in catalog.EXPERIMENTS if known.sim == entry.sim]
+        also = f"to reproduce its figure: {', '.join(about)}" if about else "it has no figure of its own"
+        raise RunError(f"{entry.name} is a technique: etude run {entry.name}; {also}")
+    refuse(word, "experiment", commands, [entry.name for entry in catalog.EXPERIMENTS])
+
+
+def refuse(word: str, kind: str, commands: Iterable[str], names: list[str]) -> NoReturn:
+    """Raises RunError: the word is a folder, a command, close to something, or nothing."""
+    commands, lists = list(commands), {"technique": "etude list shows the techniques", "experiment": "etude figure lists the experiments"}
+    if says := of_folder(word):
+        raise RunError(says)
+    if word in commands:
+        raise RunError(f"{word} is a command of its own, etude {word}, and no {kind}; {lists[kind]}")
+    guess = near(word, "figure" if kind == "experiment" else kind, commands)
+    if guess and guess not in [f"did you mean {name}?" for name in names]:
+        raise RunError(f"unknown {kind} {word!r}; {guess} {lists[kind]}")
+    raise RunError(f"unknown {kind} {word!r}; {guess + ' Choose from' if guess else 'choose from'}: {', '.join(names)}")
+
+
+def a_run(context: Any, given: Path | list[Path] | None) -> Path | list[Path] | None:
+    """The folders that were given for runs. Raises RunError for the name of a technique or figure, for a run's name without its folder, and for the
+    folder of a technique or figure where an agent of the recipe is asked for."""
+    for path in [] if context.resilient_parsing else given if isinstance(given, list) else [given] if given else []:
+        technique, claims = begun(path), context.info_name == "claims"
+        kind = "finished experiment" if claims else "run of the recipe"
+        wants = f"{context.command_path} takes the folder of a {kind}, such as {example(path, claims)}"
+        if not path.exists() and begun(Path("runs") / path).startswith("figure" if claims else "recipe"):
+            raise RunError(f"{path} does not exist; did you mean {Path('runs') / path}?")
+        if not path.exists() and (says := what_is(str(path))):
+            raise RunError(f"{says}; {wants}")
+        if not claims and technique and technique != "recipe" and not any((path / "checkpoints").glob("*/config.json")):
+            raise RunError(f"{path} is a run of {technique}, and holds no agent; {wants}")
+    return given
+
+
+def example(path: Path, claims: bool) -> Path:
+    """A folder that a command takes: what a figure leaves for `claims`, a run of the recipe for the others."""
+    entry = catalog.find_experiment(str(path)) or catalog.EXPERIMENTS[0]
+    return Path("runs") / "figure" / entry.name if claims else Path("runs") / "small"
+
+
+def lesson_number(word: str | int) -> int:
+    """The number of a lesson, or of a technique's lesson by its name. Raises BadParameter."""
+    entry = catalog.find(str(word))
+    if entry is not None and entry.lesson is not None:
+        return int(Path(entry.lesson).name.partition("_")[0])
+    if not str(word).isdecimal():
+        hint = f"; {what_is(str(word))}" if what_is(str(word)) else ""
+        raise BadParameter(f"it is that of a lesson, or the name of a technique, got {word!r}{hint}; etude lesson lists them")
+    return int(word)
+
+
+class Commands(TyperGroup):
+    """Commands of the command line; a technique or figure that stands in place of one is told which command plays it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not ctx.resilient_parsing and (says := what_is(args[0])):
+            raise RunError(says)
+        return super().resolve_command(ctx, args)
