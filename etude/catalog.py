@@ -102,6 +102,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_textual_feedback.py",),
     ),
     Experiment(
+        name="monitor",
+        title="failures planted in RL: when the monitor finds them, how often it errs, and what a price does that follows its alarm",
+        source="§4.2; arXiv:2010.09686",
+        sim="sims/planted_failures.py",
+        tests=("tests/sims/test_planted_failures.py",),
+    ),
+    Experiment(
         name="feature-deletion",
         title="features deleted by rule, and as many lines at random: which make tasks, and what else breaks",
         source="Composer 2.5",
