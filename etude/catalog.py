@@ -300,6 +300,17 @@ TECHNIQUES: tuple[Technique, ...] = (
         tests=("tests/ref/test_behaviour.py",),
     ),
     Technique(
+        name="monitor",
+        title="a monitor: what rollouts do, step by step, and an alarm that means something",
+        source="§4.2; arXiv:2010.09686",
+        ref="ref/monitor.py",
+        scaled="scaled/monitor.py",
+        sim="sims/planted_failures.py",
+        lesson="lessons/18_monitor.py",
+        figure="results/figures/monitor.png",
+        tests=("tests/ref/test_monitor.py",),
+    ),
+    Technique(
         name="self-summary",
         title="self-summarisation: chains of segments, one reward for every token",
         source="§4.1",
