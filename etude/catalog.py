@@ -109,6 +109,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_real_time_rl.py",),
     ),
     Experiment(
+        name="monitor",
+        title="failures planted in RL: when the monitor finds them, how often it errs, and what a price does that follows its alarm",
+        source="§4.2; arXiv:2010.09686",
+        sim="sims/planted_failures.py",
+        tests=("tests/sims/test_planted_failures.py",),
+    ),
+    Experiment(
         name="feature-deletion",
         title="features deleted by rule, and as many lines at random: which make tasks, and what else breaks",
         source="Composer 2.5",
@@ -298,6 +305,17 @@ TECHNIQUES: tuple[Technique, ...] = (
         lesson="lessons/17_behaviour.py",
         figure="results/figures/behaviour.png",
         tests=("tests/ref/test_behaviour.py",),
+    ),
+    Technique(
+        name="monitor",
+        title="a monitor: what rollouts do, step by step, and an alarm that means something",
+        source="§4.2; arXiv:2010.09686",
+        ref="ref/monitor.py",
+        scaled="scaled/monitor.py",
+        sim="sims/planted_failures.py",
+        lesson="lessons/18_monitor.py",
+        figure="results/figures/monitor.png",
+        tests=("tests/ref/test_monitor.py",),
     ),
     Technique(
         name="self-summary",

@@ -30,12 +30,14 @@ RL: dict[str, dict] = {
     "kl": {"rl": {"payment": {"kl": 0.005}}},
     "length-penalty": {"rl": {"payment": {"effort_price": 0.0002, "invalid_call": 0.03}}},
     "behaviour": {"rl": {"behaviour": {"broken": 0.03, "diff": 0.0001, "comments": 0.1, "sequential": 0.02}}},
+    "monitor": {},
     "self-summary": {"join": "self"},
     "textual-feedback": {"rl": {"feedback": {"weight": 1.0}}},
     "router-replay": {"rl": {"replay": "filtered"}},
     "weight-sync": {"sync": "weights"},
 }
-"""Techniques that `scaled/rl.py` trains: Dr. GRPO on packed rows, each with at most one more part of the recipe turned on."""
+"""Techniques that `scaled/rl.py` trains: Dr. GRPO on packed rows, each with at most one more part of the recipe turned on; a
+monitor watches all of them."""
 DELETION = "feature-deletion"
 """The technique whose full run trains nothing: `etude/deletion.py`."""
 WITHOUT = (

@@ -263,6 +263,18 @@ REWARDS = (
     Statement(
         "terminal-only", "§4.2", "without a reward against it, the agent collapses to the terminal tool", _in("behaviour", "terminal-without-price")
     ),
+    Statement(
+        "habits-met",
+        "§4.2",
+        "habits that a run is watched for, comments and the terminal, are met with new rewards, and go",
+        _in("monitor", "planted-found", "answered-comments", "answered-terminal"),
+    ),
+    Statement(
+        "alarms-mean-something",
+        "arXiv:2010.09686",
+        "bets on bounded means keep their error however often one looks, and a threshold does not",
+        _in("monitor", "false-alarms", "exact-means", "three-deviations"),
+    ),
 )
 
 REPLAY = (

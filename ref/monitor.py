@@ -45,6 +45,11 @@ Where this file departs from the papers
 3. Stakes are a fixed grid that all share one capital, not a strategy that adapts.
 4. `SMALL_WORLD` is a list of rules. The papers also ask a judge. A rule that finds nothing proves nothing.
 
+Run it
+    etude run monitor --scale small      a second; the same as: python -m ref.monitor
+    etude figure monitor                 failures planted in RL, unchanged runs, and prices that follow an alarm
+    etude run monitor --scale full       RL that is watched (`rl.monitor`), on many ranks
+
 Glossary
     symbol   variable                   shape        unit
     x        values                     [*, n]       n observations of a step, NaN where there is none

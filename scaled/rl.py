@@ -1,5 +1,5 @@
 """Reinforcement learning on many ranks: what `etude run dr-grpo --scale full` runs. kl, length-penalty, behaviour, self-summary,
-router-replay, weight-sync and textual-feedback turn on one more part each.
+router-replay, weight-sync and textual-feedback turn on one more part each; monitor, packing and all of these are watched.
 
 One step (Composer 2 technical report, §4.1, §6.1, §6.2):
 

@@ -8,7 +8,7 @@ import pytest
 
 from etude import catalog
 
-BENEATH = ("network/model.py", "sft.py", "textual_feedback.py", "monitor.py")
+BENEATH = ("network/model.py", "sft.py", "textual_feedback.py")
 TWINS = [(t.ref, t.scaled) for t in catalog.TECHNIQUES if t.scaled] + [(f"ref/{name}", f"scaled/{name}") for name in BENEATH]
 UNSCALED = {"recipe", "async-rl", "environments"}
 """What has no twin: the recipe is made of the others, and `scaled/async_rl/` are services that share `Life` with the reference
