@@ -474,20 +474,21 @@ for name, some in alarms.items():
 # ## What trained agents did
 #
 # In the first experiment mistakes were planted in the reward of real trainings, and prices followed the alarms. In the second, simulated users were
-# served for twelve loops, in five ways. Both have networks in the place of the tables above, and their verdicts stand here once they are played.
+# served for twelve loops, in five ways. Both have networks in the place of the tables above.
+#
+# The monitor raised no alarm in any of 1,000 unchanged runs, where a threshold of three deviations did in 93 of 100. Seven of nine planted habits
+# were found, and of the other two one never doubled. A price from the alarm on took the terminal's share from 0.51 to 0.14. In the loop, edits
+# kept as the only reward made nine of ten sessions on clear tasks end in a question; follow-ups that count ended that, and broken calls were given
+# up once they counted. Data that are never renewed cost 0.05 of the sessions that do what is wanted.
 
 # %%
 for experiment in ("monitor", "real-time-rl"):
     verdicts(experiment)
-    path = ROOT / "results" / "figures" / f"{experiment}.png"
-    if path.is_file():
-        pixels = plt.imread(path)
-        figure, axis = plt.subplots(figsize=(11, 11 * pixels.shape[0] / pixels.shape[1]), layout="constrained")
-        axis.imshow(pixels)
-        axis.axis("off")
-        plt.show()
-    else:
-        print(f"etude figure {experiment} has not been played here yet")
+    pixels = plt.imread(ROOT / "results" / "figures" / f"{experiment}.png")
+    figure, axis = plt.subplots(figsize=(11, 11 * pixels.shape[0] / pixels.shape[1]), layout="constrained")
+    axis.imshow(pixels)
+    axis.axis("off")
+    plt.show()
 
 # %% [markdown]
 # ## Where to read on
