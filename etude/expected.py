@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
     """Seconds, minutes or hours, with two digits or so: 45 s, 12 min, 1.6 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if round(seconds / 60) < 100 else f"{seconds / 3600:.1f} h"
 
 
 def line(seconds: float, source: str, more: bool = False) -> str:
@@ -38,20 +38,21 @@ def line(seconds: float, source: str, more: bool = False) -> str:
     return f"expected: {duration(seconds)}{' more' * more}, {source}" if seconds >= LONG else ""
 
 
-def tell(run: Run) -> None:
-    """Prints how long the rest of an open run will take, if that is known."""
-    found = before(run) or committed(run)
-    if found is None:
+def tell(run: Run, **ranks: Any) -> None:
+    """Prints how long the rest of an open run will take, if that is known. `ranks`: what decides how fast a full run is and is no setting of it, such
+    as their number; the report of the run before must say the same."""
+    found = before(run, ranks) or (None if ranks else committed(run))
+    done = run.seconds()
+    if found is None or run.resumed and not done:  # a run that does not say what it has done already
         return
     seconds, source = found
-    done = run.seconds()
     finished = {stage for stage in seconds if (run.root / "stages" / f"{stage}.json").exists()}
     left = sum(max(0.0, took - done.get(stage, 0.0)) for stage, took in seconds.items() if stage not in finished)
     if said := line(left, source, bool(done)):
         print(said, flush=True)
 
 
-def before(run: Run) -> tuple[dict[str, float], str] | None:
+def before(run: Run, ranks: Mapping[str, Any]) -> tuple[dict[str, float], str] | None:
     """Seconds by stage of the newest finished run with the same settings on this machine, and where that is said."""
     here = [run.root.parent.glob("*/config.json"), *(Path("runs").glob(f"{some}/config.json") for some in ("*", "*/*"))]
     folders = {path.parent.resolve(): path.parent for path in sorted(path for some in here for path in some)}
@@ -60,7 +61,8 @@ def before(run: Run) -> tuple[dict[str, float], str] | None:
     for folder in folders.values():
         record = read(folder / "config.json")
         if record.get("technique") == run.technique and same_machine(record.get("machine"), box) and alike(run.config, record.get("config")):
-            if seconds := seconds_of(folder):
+            ends = read(folder / "report.json") if ranks else {}
+            if (seconds := seconds_of(folder)) and all(ends.get(name) == value for name, value in ranks.items()):
                 found.append(((folder / "config.json").stat().st_mtime, seconds, folder))
     if not found:
         return None
@@ -111,7 +113,7 @@ def alike(config: Any, stored: Any) -> bool:
 
 
 def same_machine(one: Any, other: Mapping[str, Any]) -> bool:
-    """Whether a record is of a machine like this one."""
+    """Whether a record was made on such a machine."""
     return isinstance(one, dict) and all(one.get(fact) == other.get(fact) for fact in ALIKE)
 
 

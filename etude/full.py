@@ -112,7 +112,7 @@ def run(
         from scaled.runtime import launch
 
         check_left(out)
-        expected.tell(opened)
+        expected.tell(opened, ranks=ranks, backend=backend)
         if entry.name in PRETRAINING:
             with opened.told(again):
                 try:
@@ -150,7 +150,7 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
     )
     with Run.open(out, "recipe full", begun, resume) as opened:
         with opened.told(again):
-            expected.tell(opened)
+            expected.tell(opened, ranks=ranks, backend=backend)
             chain.prepare(opened, config)
             told = json.dumps({"technique": "recipe", "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
             code = launch.start("etude.full", [str(out.resolve()), told], ranks, config.cluster.restarts)

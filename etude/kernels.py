@@ -247,7 +247,7 @@ def short(instruction: str) -> str:
 def write(found: list[dict], versions: dict[str, str], out: Path) -> Path:
     """Writes out/kernels-compiled.json, one line for each configuration, and returns its path."""
     record = {
-        "what": "kernels compiled ahead of time: what the compiler says of them; no GPU has run them",
+        "what": "kernels compiled ahead of time: what the compiler says of them",
         "command": "etude kernels",
         "versions": versions,
         "machine": machine(),

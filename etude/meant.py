@@ -20,6 +20,9 @@ from kit.settings import RunError
 
 __all__ = ["Commands", "a_run", "begun", "lesson_number", "no_experiment", "no_technique", "what_is"]
 
+OTHERS = ("data", "eval base")
+"""What folders are begun with, and is no technique: the command that goes on with one needs more than the folder."""
+
 
 def what_is(word: str) -> str:
     """Says of a technique or a figure what it is, with the commands that play it; empty for any other word."""
@@ -42,10 +45,13 @@ def of_folder(word: str) -> str:
     technique, folder = begun(Path(word)), shlex.quote(word)
     if not technique:
         return ""
+    if technique in OTHERS:
+        return f"{word} is a run of etude {technique}"
     name, full = technique.removesuffix(" full"), " --scale full" * technique.endswith(" full")
     again = f"etude {name if ' ' in name else 'run ' + name}{full} --out {folder} --resume"
     shows = f"; to watch its agent: etude play {folder}" * (name == "recipe")
-    return f"{word} is a run of {technique}; to go on with it: {again}{shows}"
+    ranks = ", with its --backend and --nproc" * bool(full)
+    return f"{word} is a run of {technique}; to go on with it: {again}{ranks}{shows}"
 
 
 def near(word: str, kind: str, commands: Iterable[str]) -> str:

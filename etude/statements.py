@@ -498,12 +498,8 @@ ENVIRONMENTS = (
         "in an A/B test edits kept +2.28%, dissatisfied follow-ups −3.13%, latency −10.3%",
         _in("real-time-rl", "edits-kept", "follow-ups", "latency"),
     ),
-    Statement(
-        "fresh-data",
-        "real-time RL",
-        "a loop of hours keeps the data nearly on-policy; older data train less well",
-        _in("real-time-rl", "day-old", "week-old"),
-    ),
+    Statement("fresh-data", "real-time RL", "data of the last hours train better than older ones", _in("real-time-rl", "day-old", "week-old")),
+    Statement("nearly-on-policy", "real-time RL", "a loop of hours keeps the data nearly on-policy", why=HERE),
     Statement("five-hours", "real-time RL", "a loop from users' reactions to a shipped model takes five hours", why=PRODUCT),
     Statement(
         "local-hints",

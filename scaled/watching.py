@@ -57,8 +57,12 @@ def watching(watcher: Watcher, folder: Path, prompts: int, rollouts: int) -> Loo
 
     def look(step: int, numbers: Sequence[int], played: Sequence[Played]) -> dict[str, float]:
         nonlocal told
+        first = current().group("all").rank == 0
         if not told:
-            for groups in before(journal, step):
+            known = before(journal, step)
+            if first and len(known) < step:
+                watcher.say(f"monitor: it begins with step {step + 1 - len(known)} of the run; {journal.name} does not have all steps before")
+            for groups in known:
                 watcher.step(groups)
             told = True
         here: list[list[Transcript]] = [[] for _ in range(prompts)]
@@ -67,7 +71,6 @@ def watching(watcher: Watcher, folder: Path, prompts: int, rollouts: int) -> Loo
                 raise ValueError("a world that is watched must give every conversation its record")
             here[number // rollouts].append(one.record)
         groups = [statistics(some, watcher.tools, watcher.longest, axis="all") for some in here]
-        first = current().group("all").rank == 0
         if first:
             with open(journal, "a") as file:
                 file.write(json.dumps({"step": step + 1, "groups": groups}) + "\n")

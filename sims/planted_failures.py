@@ -1,6 +1,6 @@
 """Planted failures: how soon the monitor finds them, how often it cries wolf, and whether a price that follows its alarm ends them.
 
-    etude figure monitor          half an hour on one core; starts from a run of the recipe in runs/small (make small)
+    etude figure monitor          an hour or more on two cores; starts from a run of the recipe in runs/small (make small)
     etude figure monitor --quick
 
 The report names two habits that its authors watched for and met with new rewards, thoughts hidden in comments and a collapse to the terminal (§4.2);

@@ -1,6 +1,6 @@
 """Real-time RL with simulated users: the five-hour loop, the two hacks that it bred, their cures, and how old its data may be.
 
-    etude figure real-time-rl          40 minutes on two cores; starts from a run of the recipe in runs/small (make small)
+    etude figure real-time-rl          an hour and a half on two cores; starts from a run of the recipe in runs/small (make small)
     etude figure real-time-rl --quick
 
 Cursor serves a policy, makes rewards of what users do about its edits, trains on them, looks at a benchmark, and ships, every five hours. Two rewards

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from environments.tasks.package import Package
@@ -94,6 +94,21 @@ def test_no_guess_is_made_from_what_is_not_alike(home, capsys):
     assert said(capsys) == ""
 
 
+def test_ranks_are_compared_and_a_run_that_says_nothing_of_itself_is_not_announced(home, capsys):
+    finished(home / "runs" / "alike")
+    (home / "runs" / "alike" / "report.json").write_text('{"ranks": 8, "backend": "nccl"}')
+    capsys.readouterr()
+    for ranks, says in ((8, "expected: 25 min, as the run in runs/alike"), (1, "")):
+        with Run.open(home / "runs" / "new", "toy", Settings(seed=7)) as run:
+            expected.tell(run, ranks=ranks, backend="nccl")
+        assert capsys.readouterr().out.startswith(says) and (says or not capsys.readouterr().out)
+        if ranks == 8:
+            with Run.open(home / "runs" / "new", "toy", Settings(seed=7), True) as run:  # begun, and nothing says how far it came
+                expected.tell(run, ranks=8, backend="nccl")
+            assert capsys.readouterr().out == ""
+        shutil.rmtree(home / "runs" / "new")
+
+
 def test_without_a_run_the_committed_record_names_its_machine(home, capsys, monkeypatch):
     record = {"config": {"seed": 3, "rate": 0.5}, "seconds": {"cpt": 4000.0, "rl": 4000.0}, "machine": {"cpu": "Abacus", "cores": 1}}
     monkeypatch.setattr(expected, "COMMITTED", home)
@@ -106,6 +121,7 @@ def test_without_a_run_the_committed_record_names_its_machine(home, capsys, monk
 
 
 @given(st.floats(0, 1e6))
+@example(5970.0)
 def test_a_duration_is_near_its_seconds(seconds):
     number, unit = expected.duration(seconds).split()
     size = {"s": 1, "min": 60, "h": 3600}[unit]

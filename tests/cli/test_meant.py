@@ -22,6 +22,9 @@ WRONG = [
     ),
     (["run", "runs/figure/mtp"], "runs/figure/mtp is a run of figure mtp; to go on with it: etude figure mtp --out runs/figure/mtp --resume"),
     (["run", "runs/large"], "to go on with it: etude run recipe --scale full --out runs/large --resume"),
+    (["run", "runs/large"], "--resume, with its --backend and --nproc"),
+    (["run", "runs/text"], "runs/text is a run of etude data"),
+    (["run", "runs/base"], "runs/base is a run of etude eval base"),
     (["figure", "runs/small"], "runs/small is a run of recipe"),
     (["figure", "dr-grpo"], "dr-grpo is a technique: etude run dr-grpo; to reproduce its figure: etude figure grpo-bias"),
     (["figure", "dr-grp"], "unknown experiment 'dr-grp'; did you mean the technique dr-grpo, etude run dr-grpo?"),
@@ -49,14 +52,21 @@ WRONG = [
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A folder with a run of the recipe, small and full, one of a technique, and one of a figure."""
-    for name, technique in (("small", "recipe"), ("large", "recipe full"), ("kl", "kl"), ("figure/mtp", "figure mtp")):
+    for name, technique in (
+        ("small", "recipe"),
+        ("large", "recipe full"),
+        ("kl", "kl"),
+        ("figure/mtp", "figure mtp"),
+        ("text", "data"),
+        ("base", "eval base"),
+    ):
         (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
         (tmp_path / "runs" / name / "config.json").write_text(f'{{"technique": "{technique}", "config": {{}}}}')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize(("words", "says"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+@pytest.mark.parametrize(("words", "says"), WRONG, ids=[" ".join(words) + f" {n}" for n, (words, _) in enumerate(WRONG)])
 def test_a_name_at_the_wrong_door_is_told_the_right_one(words, says, home, ask):
     before = sorted(home.rglob("*"))
     code, out, error = ask(*words)

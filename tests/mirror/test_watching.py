@@ -92,3 +92,14 @@ def test_a_conversation_without_a_record_is_refused(tmp_path):
     look = watching(Watcher(lambda groups: ({}, []), TOOLS, LONGEST, print), tmp_path, 1, 2)
     with pytest.raises(ValueError, match="every conversation its record"):
         look(0, [0, 1], [Played(Chain([], finished=True), 0.0)] * 2)
+
+
+def test_a_monitor_says_that_it_comes_late(tmp_path):
+    """A run that was begun before there was a monitor, or whose journal was lost, is watched from where it is."""
+    said, played = [], [Played(Chain([], finished=True), 0.0, record=watch_parts.recorded(0, 0.5))] * 2
+    for name, steps in {"whole": (0, 1), "late": (3, 4)}.items():
+        (tmp_path / name).mkdir()
+        for step in steps:
+            watching(Watcher(lambda groups: ({}, []), TOOLS, LONGEST, said.append), tmp_path / name, 1, 2)(step, [0, 1], played)
+    late = "monitor: it begins with step {} of the run; watched.jsonl does not have all steps before"
+    assert said == [late.format(4), late.format(4)]
