@@ -24,7 +24,8 @@ from environments.grading.ready import Judges, opened
 from environments.grading.rewards import WEIGHTS, Reward, Weights, reward
 from environments.grading.verdicts import Verdicts, canaries, disguised, read
 from environments.monitor import Call, Episode, Flag, watch
-from environments.sandbox.interface import Sandbox
+from environments.sandbox.interface import Observation, Sandbox
+from environments.sandbox.wire import ENDED
 
 __all__ = ["Exam", "Grade", "grade", "questioned"]
 
@@ -106,6 +107,14 @@ def grade(
     return Grade(reward(passed, exam.given, graded, exam.gold, said, weights), verdicts, collected, flags, agreement)
 
 
+def _said(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> Observation:
+    """What a sandbox's judge says; it is closed then."""
+    try:
+        return sandbox.tell(json.dumps(plan), seconds + 10)
+    finally:
+        sandbox.close()
+
+
 def _verdicts(
     exam: Exam, tree: Mapping[str, bytes], tests: Mapping[str, str], traps: Sequence[str], key: bytes, judges: Judges, seconds: float
 ) -> Verdicts:
@@ -121,11 +130,10 @@ def _verdicts(
         "names": {test.partition("[")[0]: name.partition("[")[0] for test, name in played.items()},
         "seconds": seconds,
     }
-    sandbox = judges.take() if small else opened(judges.fresh, tree)
-    try:
-        said = sandbox.tell(json.dumps(plan), seconds + 10)
-    finally:
-        sandbox.close()
+    said = _said(judges.take() if small else opened(judges.fresh, tree), plan, seconds)
+    if small and said.exit is None and (said.ended or "").startswith(ENDED):
+        # Whoever ends a nursery ends all of its forks, and what is graded in them is not to blame.
+        said = _said(opened(judges.fresh), plan, seconds)
     if said.exit == NO_TREE:  # nothing of the tree has run yet
         raise RuntimeError(f"the grading sandbox takes no tree: {said.text}")
     lines = said.text.encode().splitlines() if said.exit == 0 else []  # a judge that was killed has said nothing

@@ -139,8 +139,9 @@ class Judges:
         if self.nursery is not None and not self.nursery.refused:
             try:
                 return begun(self.nursery.sandbox())
-            except RunError as error:
-                self.nursery.refuse(f"each grading starts pytest anew: {error}")
+            except (RunError, RuntimeError, OSError) as error:  # the last two where processes or handles are short
+                if isinstance(error, RunError) and not self.nursery.given:
+                    self.nursery.refuse(f"each grading starts pytest anew: {error}")
         return opened(self.fresh)
 
 

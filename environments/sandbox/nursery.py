@@ -230,6 +230,12 @@ class Nursery:
             raise
 
     @property
+    def given(self) -> bool:
+        """Whether it has given this process a sandbox: where it gives none later, that passes."""
+        self._own()
+        return self._gave
+
+    @property
     def first(self) -> int | None:
         """The number of its process, as this machine sees it; None where none runs."""
         self._own()

@@ -12,7 +12,9 @@ import select
 import time
 from collections.abc import Callable
 
-__all__ = ["Broken", "Wire"]
+__all__ = ["ENDED", "Broken", "Wire"]
+
+ENDED = "the sandbox's server has ended"
 
 
 class Broken(Exception):
@@ -40,7 +42,7 @@ class Wire:
             except BlockingIOError:
                 continue
             except OSError:
-                raise Broken("the sandbox's server has ended") from None
+                raise Broken(ENDED) from None
 
     def line(self, until: float, most: int) -> bytes:
         """The next line, of at most `most` bytes. Raises Broken."""
@@ -88,7 +90,7 @@ class Wire:
         except BlockingIOError:
             return
         if not block:
-            raise Broken("the sandbox's server has ended")
+            raise Broken(ENDED)
         self.take(block)
 
     def take(self, block: bytes) -> None:

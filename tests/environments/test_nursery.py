@@ -239,6 +239,37 @@ def test_one_that_is_refused_is_said_once(nursery, root, shared_store, fresh, tm
     assert len(lines) == 1 and lines[0].startswith("each grading starts pytest anew: this machine allows no sandboxes within sandboxes")
 
 
+def test_one_that_ends_takes_no_honest_grading_along(root, shared_store, fresh, tmp_path):
+    """Its forks end with it. What was graded in them is graded once more, in a sandbox of its own."""
+    with nursery_of_judges(Limits(), root, shared_store) as other:
+
+        class Doomed:
+            refused, given = False, True
+
+            def sandbox(self):
+                one = other.sandbox()
+                real, one.tell = one.tell, lambda *plan: (os.kill(other.first, signal.SIGKILL), real(*plan))[1]
+                return one
+
+        with Judges(fresh, nursery=Doomed()) as judges:
+            for name, (files, paid) in {"honest": (GOLD, 1.0), "idle": ({}, 0.0)}.items():
+                assert grade(EXAM, left(tmp_path / name, files), fresh, judges=judges).reward.total == paid
+
+
+@pytest.mark.parametrize(
+    "error", [RunError("fork: Resource temporarily unavailable"), RuntimeError("no judge"), OSError(24, "Too many open files")], ids=repr
+)
+def test_what_passes_refuses_no_nursery(fresh, error):
+    class Short:
+        refused, given = False, True
+
+        def sandbox(self):
+            raise error
+
+    with Judges(fresh, nursery=Short()) as judges, judges.take() as sandbox:
+        assert sandbox.waits()
+
+
 def test_one_that_cannot_begin_says_why(nursery, root, shared_store):
     with pytest.raises(RunError, match="ModuleNotFoundError: No module named 'nowhere'"):
         Nursery("x", {"x": "import nowhere"}, nursery.limits, root, shared_store).sandbox()

@@ -107,13 +107,13 @@ def _born(control: socket.socket, handles: list[int]) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         walls.build()
         first = os.pidfd_open(os.getpid())
+        socket.send_fds(control, [b"first"], [first])  # refused where too many handles are on their way
     except BaseException as error:
         try:
             control.send(f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace")[:1000])
         finally:
             os._exit(70)
     try:
-        socket.send_fds(control, [b"first"], [first])
         control.detach()  # who has asked hears one answer, whatever fails from here on
         kernel.only_handles(*handles)
         server.main(Nursling)
