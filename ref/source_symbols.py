@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from ref.source_text import Edit, Source, apply, decoded, patch, tree_of
+from ref.source_text import Edit, Source, apply, lines_of, patch, tree_of
 
 __all__ = ["Module", "removal"]
 
@@ -195,7 +195,7 @@ def _exact(module: Module, gone: Sequence[tuple[Edit, ast.AST]]) -> bool:
     for edit in edits:
         lines[edit.first - 1 : edit.last] = [edit.new.decode(module.source.encoding).removeprefix("\ufeff"), *[""] * (edit.last - edit.first)]
     try:
-        _, after = decoded(apply(patch(module.file, data, edits), data))
+        _, after = lines_of(apply(patch(module.file, data, edits), data))
         if "".join(after) != "".join(lines):  # the line that names the encoding went, too
             return False
         for first, last in module.parts:

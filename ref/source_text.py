@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["Edit", "Patch", "Source", "apply", "compiles", "decoded", "docstring_apart", "patch", "parse_source", "restore", "split", "tree_of"]
+__all__ = ["Edit", "Patch", "Source", "apply", "compiles", "docstring_apart", "lines_of", "patch", "parse_source", "restore", "split", "tree_of"]
 
 BOM = b"\xef\xbb\xbf"
 
@@ -193,7 +193,7 @@ class Source:
         return text.lstrip().startswith("#") and text.startswith(begins) and line not in self.quoted
 
 
-def decoded(data: bytes) -> tuple[str, list[str]]:
+def lines_of(data: bytes) -> tuple[str, list[str]]:
     """The encoding of a file of Python source, and its lines, without a byte order mark. Raises ValueError for bytes that Python could not decode
     either, and for an encoding in which a line has other bytes than alone."""
     raw = split(data)
@@ -212,8 +212,8 @@ def decoded(data: bytes) -> tuple[str, list[str]]:
 
 
 def parse_source(data: bytes) -> Source:
-    """Reads a file of Python source. Raises ValueError as `decoded` does, and for one that Python could not parse either."""
-    encoding, lines = decoded(data)
+    """Reads a file of Python source. Raises ValueError as `lines_of` does, and for one that Python could not parse either."""
+    encoding, lines = lines_of(data)
     try:
         tree = tree_of("".join(lines))
     except (SyntaxError, RecursionError, MemoryError) as error:

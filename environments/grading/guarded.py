@@ -24,8 +24,7 @@ from environments.grading.ready import Judges, opened
 from environments.grading.rewards import WEIGHTS, Reward, Weights, reward
 from environments.grading.verdicts import Verdicts, canaries, disguised, read
 from environments.monitor import Call, Episode, Flag, watch
-from environments.sandbox.interface import Observation, Sandbox
-from environments.sandbox.wire import ENDED
+from environments.sandbox.interface import ENDED, Observation, Sandbox
 
 __all__ = ["Exam", "Grade", "grade", "questioned"]
 

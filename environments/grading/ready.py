@@ -17,12 +17,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from environments.grading.lay import write
 from environments.sandbox.interface import Limits, Sandbox
-from environments.sandbox.nursery import Nursery
-from environments.sandbox.store import Store
-from kit.settings import RunError
+
+if TYPE_CHECKING:  # a grader that goes along with a task has none of these (environments/harbor)
+    from environments.sandbox.nursery import Nursery
+    from environments.sandbox.store import Store
 
 __all__ = ["JUDGE", "Judges", "begun", "nursery_of_judges", "opened"]
 
@@ -59,6 +61,8 @@ def begun(sandbox: Sandbox) -> Sandbox:
 
 def nursery_of_judges(limits: Limits, root: Path | None = None, store: Store | None = None) -> Nursery:
     """A nursery of grading sandboxes, for `Judges`. `root`, `store`: see open.py."""
+    from environments.sandbox.nursery import Nursery
+
     return Nursery(JUDGE, {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in ("play", "judge")}, limits, root, store)
 
 
@@ -137,6 +141,8 @@ class Judges:
 
     def _opened(self) -> Sandbox:
         if self.nursery is not None and not self.nursery.refused:
+            from kit.settings import RunError
+
             try:
                 return begun(self.nursery.sandbox())
             except (RunError, RuntimeError, OSError) as error:  # the last two where processes or handles are short

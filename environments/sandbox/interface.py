@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Protocol
 
-__all__ = ["Door", "FLOOD", "LIMITS", "Limits", "Observation", "Sandbox"]
+__all__ = ["ENDED", "Door", "FLOOD", "LIMITS", "Limits", "Observation", "Sandbox"]
 
+ENDED = "the sandbox's server has ended"
+"""Why a call has no answer where nobody is left to answer."""
 FLOOD = 16
 """A command that says so many times `Limits.output` is ended."""
 

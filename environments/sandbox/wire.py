@@ -12,9 +12,9 @@ import select
 import time
 from collections.abc import Callable
 
-__all__ = ["ENDED", "Broken", "Wire"]
+from .interface import ENDED
 
-ENDED = "the sandbox's server has ended"
+__all__ = ["Broken", "Wire"]
 
 
 class Broken(Exception):

@@ -21,7 +21,7 @@ def test_the_target_brings_what_it_needs():
     assert re.search(r"^\.PHONY:.* lab ", text, re.MULTILINE) and re.search(r"^# make lab ", text, re.MULTILINE)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert {"jupyterlab", "ipykernel"} <= set(extras["course"])
-    done = subprocess.run(["make", "-n", "lab"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(["make", "--no-print-directory", "-n", "lab"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.rstrip().endswith(".venv/bin/python -m lessons.lab")
 
 
