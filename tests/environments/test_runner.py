@@ -67,6 +67,12 @@ def runner(root, shared_store):
     return Sandboxed(partial(open_sandbox, root=root, store=shared_store, limits=LIMITS), seconds=10)
 
 
+@pytest.fixture(scope="module")
+def plain(runner):
+    """What becomes of the tests of FILES, as nothing is changed."""
+    return runner.outcomes(FILES)[0]
+
+
 def test_outcomes_and_changes(runner):
     """Each run sees its own change: what one of them breaks, the next one has."""
     broken, wrong = {"words/nouns.py": b"def plural(word:\n"}, {"words/nouns.py": NOUNS.replace('"men"', '"mans"').encode()}
@@ -124,7 +130,7 @@ def test_some_of_the_tests(runner):
         runner.without = frozenset()
 
 
-def test_the_order_of_sets_is_given(runner):
+def test_the_order_of_sets_is_given(runner, plain):
     """Python draws it anew for each process. Here it is the same for every piece, and another one in each run of the baseline."""
     named = "import pytest\n\n\n@pytest.mark.parametrize('n', [[*{*'abcdefghij'}].index('a')])\ndef test_set(n):\n    pass\n"
     files = {**FILES, "tests/test_sets.py": named.encode()}
@@ -132,17 +138,17 @@ def test_the_order_of_sets_is_given(runner):
     assert runner.outcomes(files) == runs[0] and runner.outcomes(files, seed=1) == runs[1]
     found = {test for run in runs for test in run[0] if "test_set[" in test}
     known, flaky = baseline(runner, files)
-    assert len(found) > 1 and flaky and found >= {*flaky} and known == runner.outcomes(FILES)[0]
+    assert len(found) > 1 and flaky and found >= {*flaky} and known == plain
     assert {*runs[0][0]} >= {*runner.coverage(files)} - {""}
 
 
-def test_seconds_of_tests(runner, hasty):
+def test_seconds_of_tests(runner, hasty, plain):
     """Of the whole test, fixtures included, however long it takes."""
     slow = TESTS.replace(
         "def man():\n", f"def man():\n    import time\n    until = time.process_time() + {hasty + 0.5}\n    while time.process_time() < until: pass\n"
     )
     found = runner.patiently({**FILES, "tests/test_nouns.py": slow.encode()})
-    assert {test: said for test, (said, _) in found.items()} == runner.outcomes(FILES)[0]
+    assert {test: said for test, (said, _) in found.items()} == plain
     assert [test.rpartition("::")[2] for test, (_, seconds) in found.items() if seconds > hasty] == ["test_men"]
 
 
