@@ -755,7 +755,7 @@ MUTANTS: list[Mutant] = [
         ("here[number // rollouts].append", "here[number % prompts].append"),
         ('watcher.longest, axis="all")', 'watcher.longest, axis="dp")'),
         ("keep_lines(journal, step)", "keep_lines(journal, step + 1)"),
-        ("for groups in before(journal, step):", "for groups in before(journal, 0):"),
+        ("known = before(journal, step)", "known = before(journal, 0)"),
         ('{"step": step + 1, "groups": groups}', '{"step": step, "groups": groups}'),
         ("if group.size > 1:", "if False:"),
         ("for line in lines if first else ():", "for line in ():"),
