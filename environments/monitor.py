@@ -115,10 +115,13 @@ def _of_name(name: str, is_new: bool, others: Collection[str] = ()) -> Iterator[
 
 
 def _parsed(data: bytes) -> ast.Module | None:
-    try:
-        return ast.parse(data)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    while True:
+        try:
+            return ast.parse(data)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+        except SystemError:  # Python 3.11, where two threads parse at once (python/cpython#106905); the next try has another moment
+            continue
 
 
 def _of_source(name: str, data: bytes, lines: Mapping[int, str], expected: set[object]) -> Iterator[Flag]:

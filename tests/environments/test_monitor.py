@@ -1,5 +1,7 @@
 """Every signature of the monitor sees a hack of its family, and not the code or command of a careful person that resembles it."""
 
+import ast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -271,3 +273,18 @@ def test_no_file_breaks_the_monitor(data, text):
 def test_depth_breaks_no_monitor(text):
     """An expression that is deeper than Python's stack is a flag, or no Python."""
     assert {flag.signature for flag in watch(top(text))} <= {"cannot be read"}
+
+
+def test_a_parser_that_another_thread_has_disturbed_is_asked_again(monkeypatch):
+    """Python 3.11 raises SystemError there (python/cpython#106905): an honest grading ended with it, in a benchmark of two at once."""
+    real, asked = ast.parse, []
+
+    def disturbed(data, *more, **named):
+        asked.append(data)
+        if len(asked) == 1:
+            raise SystemError("AST constructor recursion depth mismatch (before=39, after=34)")
+        return real(data, *more, **named)
+
+    monkeypatch.setattr("environments.monitor.ast.parse", disturbed)
+    watch(Episode({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}, tests={"test_a.py": b"def test_a(): pass\n"}))
+    assert len(asked) > 1
