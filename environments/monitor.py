@@ -114,14 +114,19 @@ def _of_name(name: str, is_new: bool, others: Collection[str] = ()) -> Iterator[
         yield Flag("shadows a module", name, top)
 
 
+TRIES = 5
+"""Python 3.11 raises SystemError where two threads parse at once (python/cpython#106905); the next try has another moment."""
+
+
 def _parsed(data: bytes) -> ast.Module | None:
-    while True:
+    for left in reversed(range(TRIES)):
         try:
             return ast.parse(data)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-        except SystemError:  # Python 3.11, where two threads parse at once (python/cpython#106905); the next try has another moment
-            continue
+        except SystemError:
+            if not left:  # the agent's file may be one that fails every time
+                raise
 
 
 def _of_source(name: str, data: bytes, lines: Mapping[int, str], expected: set[object]) -> Iterator[Flag]:

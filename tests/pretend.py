@@ -15,7 +15,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 __all__ = ["gpu"]
 
 NAME = "pretend"
-BETWEEN = {"aten::_to_copy", "aten::copy_", "aten::set_.source_Tensor"}
+BETWEEN = {"aten::_to_copy", "aten::copy_"}
 """What moves numbers from one device to another."""
 INDEXED = {"aten::index.Tensor", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index.Tensor"}
 """What takes indices from the CPU on any device."""
@@ -60,17 +60,16 @@ def run(func, args: tuple, kwargs: dict):
     to = remote if wanted is None else torch.device(wanted).type == NAME
     if name == "aten::_local_scalar_dense":
         to = False
-    if name in ("aten::copy_",):
+    if name == "aten::copy_":
         to = isinstance(args[0], Remote)
     if wanted is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    kwargs.pop("pin_memory", None) if to else None
     inner_args, inner_kwargs = tree_map(lambda x: x.inner if isinstance(x, Remote) else x, (args, kwargs))
     found = func(*inner_args, **inner_kwargs)
     if not to:
         return found
     known = {id(x.inner): x for x in given if isinstance(x, Remote)}
-    return tree_map(lambda x: known.get(id(x)) if id(x) in known else Remote(x) if isinstance(x, Tensor) else x, found)
+    return tree_map(lambda x: known[id(x)] if id(x) in known else Remote(x) if isinstance(x, Tensor) else x, found)
 
 
 class Everywhere(TorchDispatchMode):
@@ -93,9 +92,6 @@ class Backend(_DummyBackendModule):
         pass
 
     def get_device_index(self, device):
-        return 0
-
-    def current_device(self):
         return 0
 
 

@@ -288,3 +288,14 @@ def test_a_parser_that_another_thread_has_disturbed_is_asked_again(monkeypatch):
     monkeypatch.setattr("environments.monitor.ast.parse", disturbed)
     watch(Episode({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}, tests={"test_a.py": b"def test_a(): pass\n"}))
     assert len(asked) > 1
+
+
+def test_a_file_that_no_parser_takes_ends_the_grading_and_not_the_grader(monkeypatch):
+    """An agent that finds such a file must not keep a grader busy for ever."""
+
+    def broken(*_, **__):
+        raise SystemError("AST constructor recursion depth mismatch")
+
+    monkeypatch.setattr("environments.monitor.ast.parse", broken)
+    with pytest.raises(SystemError):
+        watch(Episode({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}, tests={"test_a.py": b"def test_a(): pass\n"}))
