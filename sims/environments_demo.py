@@ -90,8 +90,8 @@ TRIED = {
 """Attempts, each a command."""
 OUTLIVES = "go on when the call is over"
 BEGUN = ": > beats; (for n in $(seq 400); do echo x >> beats; sleep 0.05; done) > /dev/null 2>&1 &"
-BEATS = 'before=$(wc -c < beats); for n in $(seq 20); do sleep 0.1; test "$(wc -c < beats)" -gt "$before" && exit 0; done; exit 1'
-"""This attempt takes two calls: one leaves a process behind, and one looks for two seconds whether it still writes."""
+BEATS = 'before=$(wc -c < beats); for n in $(seq 20); do sleep 0.05; test "$(wc -c < beats)" -gt "$before" && exit 0; done; exit 1'
+"""This attempt takes two calls: one leaves a process behind, and one looks for a second whether it still writes."""
 
 
 def walls(config: Demo) -> list[dict]:

@@ -25,6 +25,19 @@ def played(sandbox, program):
     return json.loads(heard.text)
 
 
+@pytest.fixture
+def short(monkeypatch):
+    """A root is built without most of the standard library: what is tested has nothing to do with what is in it."""
+    whole = building.sources
+    monkeypatch.setattr(
+        building,
+        "sources",
+        lambda names: {
+            path: found for path, found in whole(names).items() if path.startswith(f"{building.LIBRARY}/json") or building.LIBRARY not in path
+        },
+    )
+
+
 def test_it_is_built_once_and_is_readable_by_all(root):
     since = time.time_ns()
     building.find.cache_clear()  # as another process would ask
@@ -41,7 +54,7 @@ def test_its_name_is_its_content(root, open_folder):
     assert files == {path.relative_to(root) for path in root.rglob("*") if "__pycache__" not in path.parts}
 
 
-def test_a_build_that_fails_leaves_nothing(open_folder, monkeypatch):
+def test_a_build_that_fails_leaves_nothing(open_folder, monkeypatch, short):
     monkeypatch.setattr(bytecode, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(RunError, match="No space left"):
         building.root_file_system(cache=open_folder)
@@ -75,7 +88,7 @@ def test_a_root_that_is_used_stays(open_folder):
     assert not (home / "used").exists()
 
 
-def test_a_root_that_cannot_be_removed_is_said_and_never_taken_for_a_whole_one(open_folder, monkeypatch):
+def test_a_root_that_cannot_be_removed_is_said_and_never_taken_for_a_whole_one(open_folder, monkeypatch, short):
     """Its removal fails in the middle; the next one goes on with what is left, however young it is."""
     home = open_folder / "roots"
     for name in ("known", "old/bin"):
@@ -101,7 +114,7 @@ def test_a_root_that_cannot_be_removed_is_said_and_never_taken_for_a_whole_one(o
     assert not (home / ".removed-old").exists()
 
 
-def test_threads_build_one_root(open_folder):
+def test_threads_build_one_root(open_folder, short):
     """One builds it, and the others wait for it."""
     building.find.cache_clear()
     with ThreadPoolExecutor(3) as pool:

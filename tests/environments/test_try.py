@@ -16,6 +16,7 @@ from environments.harness.remote import Remote
 from environments.sandbox.cache import cache_folder
 from environments.tasks.kept import keep, kept
 from environments.tasks.make import make
+from etude import episodes, tasks
 from tests.environments.served import CUT, answer, serving
 from tests.environments.test_runner import NOUNS, TESTS
 from tests.environments.test_tasks import PACKAGE, Player
@@ -42,8 +43,27 @@ def home(root):
         yield folder
 
 
+@pytest.fixture(scope="module")
+def made_once(home):
+    """What was made, and how it was asked for again: that the same comes out is shown by test_recipe.py, for seconds."""
+    real, asked = tasks.made_of, []
+
+    def first(*how, **more):
+        asked.append(real(*how, **more))
+        return asked[0]
+
+    def again(package, jobs, seconds, kind, known, join):
+        asked.append((package.digest, known, join))
+        return asked[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "made_of", first)
+        patch.setattr(episodes, "made_of", again)
+        yield asked
+
+
 @pytest.fixture
-def recipe(home, ask):
+def recipe(home, ask, made_once):
     """A file of recipes, and the id of its task about the function's body."""
     path = home / "tasks" / "words-1.0.json"
     if not path.exists():
@@ -56,7 +76,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_oracle_and_fool(recipe, ask, tmp_path):
+def test_oracle_and_fool(recipe, ask, tmp_path, made_once):
     """The original is paid in full and nothing done is paid nothing, through the tools of an agent; a person can read what happened."""
     path, name = recipe
     (cache_folder() / "tasks" / f"{name}.json").unlink()  # as on a machine that has the recipe only
@@ -70,6 +90,9 @@ def test_oracle_and_fool(recipe, ask, tmp_path):
             who == "oracle"
         )
         assert f"reward {reward:.2f}" in said and f"etude show {tmp_path / who / name}.jsonl" in said
+    (package, *_), again = made_once
+    unused = tasks.unused_of(json.loads(path.read_text()))
+    assert again == (package.digest, unused, 1), "made again of the same files, without the tests that the recipe does not use"
     code, said, _ = ask("show", tmp_path / "oracle" / f"{name}.jsonl")
     assert code == 0 and "→ write\n    path: words/nouns.py\n    text: " in said and "← shell ok" in said and "reward 1.00" in said
     assert "stem + " not in found[0]["prompt"] and 'return stem + "ies"' in said

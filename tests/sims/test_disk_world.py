@@ -159,14 +159,14 @@ def test_both_arms_train_the_same_weights(tiny_run, tmp_path, monkeypatch):
     monkeypatch.setattr("sims.recipe.reinforcement.DiskSession", Counted)
     monkeypatch.setattr("sims.recipe.reinforcement.Session", Same)
     monkeypatch.setattr("kit.process.cores", lambda: 1)  # in this process, where it is counted
-    c = disk_world.Experiment(run=str(tiny_run), trainings=1, steps=2, prompts=2, rollouts=2, tasks=4, samples=2)
+    c = disk_world.Experiment(run=str(tiny_run), trainings=1, steps=2, prompts=1, rollouts=2, tasks=2, samples=2)
     recipe = read_config(tiny_run)
     with Run.open(tmp_path / "run", "figure disk-world", c) as run:
         memory = disk_world.training(run, c, tiny_run, recipe, "memory", 0)
         assert not opened
         other = disk_world.training(run, c, tiny_run, recipe, "disk", 0)
-        assert len(opened) == 8 and other["weights"] == memory["weights"] and other["solved"] == memory["solved"]
-        assert disk_world.training(run, c, tiny_run, recipe, "disk", 0) == other and len(opened) == 8
+        assert len(opened) == 4 and other["weights"] == memory["weights"] and other["solved"] == memory["solved"]
+        assert disk_world.training(run, c, tiny_run, recipe, "disk", 0) == other and len(opened) == 4
         found = disk_world.experiment(run, c)
     assert [one["step"] for one in other["steps"]] == [1, 2] and len(found["rows"]) == 4 and len(found["heldout"]) == 2
     assert found["claims"][0]["verdict"] == "holds"

@@ -156,7 +156,7 @@ def test_rules():
 @pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 def test_the_experiment_plays_all_worlds_and_goes_on(tiny_run, tmp_path, monkeypatch, short_of_words):
     c = leftover_cache.Experiment(
-        str(tiny_run), demonstrations=8, epochs=1, trainings=2, steps=1, prompts=2, rollouts=2, disk_steps=1, tasks=3, samples=2
+        str(tiny_run), demonstrations=8, epochs=1, trainings=2, steps=1, prompts=1, rollouts=2, disk_steps=1, tasks=2, samples=2
     )
     monkeypatch.setattr("kit.process.cores", lambda: 1)
     short_of_words(leftover_cache)
