@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from etude import meant
+from etude.given import merge, read_toml, stored_config
 
 __all__ = ["eval_app"]
 
@@ -41,3 +42,27 @@ def eval_agent(
 ) -> None:
     """How often an agent solves held-out tasks, and in how many turns and tokens."""
     importlib.import_module("etude.evaluating").evaluate(where, before, tasks, samples, seed, as_json)
+
+
+@eval_app.command("base")
+def eval_base(
+    checkpoints: Annotated[list[str], typer.Argument(help="Hugging Face folders, or smollm2-135m, gemma3-270m.", metavar="CHECKPOINT…")],
+    codebase: Annotated[str | None, typer.Option(help="Folder of code for the NLL.", show_default="a part of the standard library")] = None,
+    package: Annotated[str | None, typer.Option(help="Installed package to ask about.", show_default="the standard library")] = None,
+    repository: Annotated[str | None, typer.Option(help="Git repository whose history gives the diffs.", show_default="edits made by rules")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A minute, to check that it runs; its numbers prove nothing.")] = False,
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/eval-base"),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the evaluation in the output folder.")] = False,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+) -> None:
+    """Coding knowledge, state tracking and codebase NLL of base models: a table and a picture like the report's Table 2."""
+    from etude import evaluation
+
+    folders = {"codebase": codebase, "package": package, "repository": repository}
+    given: list[Any] = [*(sets or []), *((name, value) for name, value in folders.items() if value is not None)]
+    toml = read_toml(config)
+    if resume:
+        toml = merge({k: v for k, v in stored_config(out, evaluation.TECHNIQUE).items() if k != "names"}, toml)
+    evaluation.base(checkpoints, out, toml, given, quick, resume, checkpoint_seconds)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from etude import catalog, cli, front, full, readme, tables
+from etude import catalog, cli, front, full, playing, readme, tables
 from kit import settings
 from kit.settings import RunError
 
@@ -125,7 +125,7 @@ def wrong(command: str) -> str | None:
         elif (entry := find(name)) is None:
             return f"there is no {name}"
         else:
-            kind = cli.config_class(entry) if "technique" in asked else importlib.import_module(entry.module).Experiment
+            kind = playing.config_class(entry) if "technique" in asked else importlib.import_module(entry.module).Experiment
         known = {key for key, *_ in settings.describe(kind)}
         odd = [one for one in asked["sets"] or () if one.partition("=")[0] not in known and not one.isupper()]
         return f"there is no setting {odd[0]}" if odd else None

@@ -315,9 +315,10 @@ def etude(*words, **environment):
 
 
 def test_explore_starts_streamlit_with_the_repositorys_page(monkeypatch, capsys):
-    from etude import cli
+    from etude import cli, course_commands
 
     started = []
+    monkeypatch.setattr(course_commands, "is_free", lambda port: True)
     monkeypatch.setattr(os, "execv", lambda program, words: started.append((program, words)))
     cli.app(["explore", "--port", "8765", "--no-browser"], standalone_mode=False)
     ((program, given),) = started
@@ -330,11 +331,11 @@ def test_explore_starts_streamlit_with_the_repositorys_page(monkeypatch, capsys)
 
 
 def test_explore_takes_the_next_port_that_is_free(monkeypatch, capsys):
-    from etude import cli
+    from etude import cli, course_commands
 
     started = []
     monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
-    monkeypatch.setattr(cli, "is_free", lambda port: port > 8502)
+    monkeypatch.setattr(course_commands, "is_free", lambda port: port > 8502)
     cli.app(["explore"], standalone_mode=False)
     assert started[0][started[0].index("--server.port") + 1] == "8503" and "http://127.0.0.1:8503" in capsys.readouterr().out
 

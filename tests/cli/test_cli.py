@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from etude import catalog, cli
+from etude import catalog, cli, playing
+from etude.given import stored_config
 from kit.runs import Run
 from kit.settings import fill
 
@@ -144,7 +145,9 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
     (tmp_path / f"{name}.toml").write_text("seed = 7")
     monkeypatch.chdir(tmp_path)
     told = []
-    monkeypatch.setattr(cli, "play_technique", lambda entry, out, toml, sets, *_: told.append((out, fill(cli.config_class(entry), toml, sets))))
+    monkeypatch.setattr(
+        playing, "play_technique", lambda entry, out, toml, sets, *_: told.append((out, fill(playing.config_class(entry), toml, sets)))
+    )
     monkeypatch.setattr(
         full, "run", lambda entry, out, toml, sets, resume, nproc, backend: told.append((out, full.settings(entry.name, backend, toml, sets)))
     )
@@ -161,7 +164,7 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
 
     with Run.open("run", "recipe", recipe):
         pass
-    assert fill(type(recipe), cli.stored_config(Path("run"), "recipe")) == recipe
+    assert fill(type(recipe), stored_config(Path("run"), "recipe")) == recipe
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_an_operating_system_error_is_one_line(tmp_path, ask, monkeypatch, failu
 
 
 def test_folder_in_use(tmp_path, ask):
-    config = cli.config_class(catalog.find("kl"))()
+    config = playing.config_class(catalog.find("kl"))()
     with Run.open(tmp_path, "kl", config):
         before = tree(tmp_path)
         for extra in ((), ("--resume",)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from etude import cli
+from etude import course_commands
 from lessons import build, course, syllabus
 
 
@@ -75,8 +75,8 @@ def test_etude_lesson(ask, monkeypatch, tmp_path):
     assert code == 0 and "KL: three estimates" in out and not any(tmp_path.iterdir())
     code, _, error = ask("lesson", 99)
     assert code == 2 and error.startswith("error: there is no lesson 99; there are 0, 1") and error.count("\n") == 1
-    found = cli.importlib.util.find_spec
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "jupyterlab" else found(name))
+    found = course_commands.importlib.util.find_spec
+    monkeypatch.setattr(course_commands.importlib.util, "find_spec", lambda name: None if name == "jupyterlab" else found(name))
     code, _, error = ask("lesson", 5)
     assert (
         code == 2
@@ -101,7 +101,7 @@ def test_etude_lesson(ask, monkeypatch, tmp_path):
     assert copy.read_bytes() == syllabus.notebook(syllabus.find(5).path).read_bytes()
     copy.write_text("my work")
     for user in (0, 1000):
-        monkeypatch.setattr(cli.os, "geteuid", lambda user=user: user)
+        monkeypatch.setattr(course_commands.os, "geteuid", lambda user=user: user)
         assert ask("lesson", 5)[0] == 3 and copy.read_text() == "my work"
         assert (tmp_path / "asked").read_text() == asked + (" --allow-root" if user == 0 else "")
 

@@ -128,9 +128,9 @@ def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, 
 
 def test_small_and_full_runs_read_one_toml(tmp_path, ask, monkeypatch):
     """A small run leaves out what only ranks have, and says so."""
-    from etude import cli
+    from etude import playing
 
-    monkeypatch.setattr(cli, "play_technique", lambda entry, out, toml, *_: print(sorted(toml)))
+    monkeypatch.setattr(playing, "play_technique", lambda entry, out, toml, *_: print(sorted(toml)))
     code, said, _ = ask("run", "recipe", "--config", ROOT / "examples" / "rehearsal.toml", "--out", tmp_path / "out")
     assert code == 0 and "rehearsal.toml: a small run leaves out cluster and study, which other runs of this file have" in said
     assert "'training'" in said and "'cluster'" not in said.splitlines()[-1]

@@ -1,0 +1,87 @@
+"""The commands `etude bench …`: words in, one call into a room."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from etude import meant
+from etude.course_commands import need_streamlit
+
+__all__ = ["bench_app"]
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed; results go to results/.")
+SMALL = typer.Argument(help="A small run of the recipe; the benchmark uses its policy after SFT.", callback=meant.a_run)
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure speed; results go to results/."""
+
+
+@bench_app.command("model")
+def bench_model() -> None:
+    """Training tokens/s of ref.network and of Qwen3Moe from transformers, timed in alternation."""
+    importlib.import_module("etude.bench.training").model()
+
+
+@bench_app.command("kernels")
+def bench_kernels() -> None:
+    """Every Triton kernel against the best alternative call, on a CUDA GPU."""
+    from kit.settings import RunError
+
+    if importlib.util.find_spec("triton") is None:
+        raise RunError("etude bench kernels needs Triton (Linux): pip install triton")
+    importlib.import_module("etude.bench.kernels").kernels()
+
+
+@bench_app.command("plan")
+def bench_plan() -> None:
+    """The plan's predicted step time against the measured time of two ranks on this machine."""
+    importlib.import_module("etude.bench.plan").bench()
+
+
+@bench_app.command("data")
+def bench_data(
+    tokenizer: Annotated[Path, typer.Option(help="tokenizer.json, or a checkpoint's folder.", metavar="FILE")] = Path(
+        "runs/small/checkpoints/mid-cpt"
+    ),
+    archives: Annotated[Path, typer.Option(help="Folder for the ten wheels; pip downloads those that are missing.")] = Path("runs/wheels"),
+) -> None:
+    """Prepare a million lines of ten packages, on one process and on two, with planted duplicates."""
+    importlib.import_module("etude.bench.data").bench(tokenizer, archives)
+
+
+@bench_app.command("delta")
+def bench_delta() -> None:
+    """Encode and decode weight deltas on one core, beside zstd level 1 on the same bytes."""
+    importlib.import_module("etude.bench.delta").bench()
+
+
+@bench_app.command("sandbox")
+def bench_sandbox() -> None:
+    """Start, call, store and fork sandboxes over a tree of 25 MB, and weigh idle ones."""
+    importlib.import_module("etude.bench.sandboxes").bench()
+
+
+@bench_app.command("crowded")
+def bench_crowded(run: Annotated[Path, SMALL] = Path("runs/small")) -> None:
+    """Parts of a run, timed alone and next to as many busy programs as there are cores."""
+    importlib.import_module("etude.bench.crowded").bench(run)
+
+
+@bench_app.command("engine")
+def bench_engine(run: Annotated[Path, SMALL] = Path("runs/small")) -> None:
+    """Sampled tokens per second of two samplers: all rows at one position, and continuous batching."""
+    importlib.import_module("etude.bench.engine").bench(run)
+
+
+@bench_app.command("explorer")
+def bench_explorer() -> None:
+    """Redraw time of every slider in the explorer."""
+    need_streamlit("etude bench explorer")
+    importlib.import_module("etude.bench.explorer").bench()

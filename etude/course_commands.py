@@ -1,0 +1,121 @@
+"""The commands that open a browser: `etude explore` and `etude lesson`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from etude import meant
+from kit import settings
+
+__all__ = ["explore", "is_free", "lesson", "need_streamlit"]
+
+
+def explore(
+    port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8501 or the next free port", min=1, max=65535)] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+) -> None:
+    """Open the explorer in a browser: techniques with formulas, controls and pictures; Ctrl-C stops it."""
+    from kit.settings import RunError
+
+    page = clone_of("etude explore") / "app.py"
+    need_streamlit("etude explore")
+    if port is not None and not is_free(port):
+        raise RunError(f"port {port} is in use; choose another --port")
+    port = port or next(filter(is_free, range(8501, 2**16)))
+    # If its welcome message is on, Streamlit also shows a notice for developers on every page.
+    options = [
+        "--server.address",
+        "127.0.0.1",
+        "--server.port",
+        str(port),
+        "--server.headless",
+        str(no_browser).lower(),
+        "--browser.gatherUsageStats",
+        "false",
+        "--server.showEmailPrompt",
+        "false",
+        "--logger.hideWelcomeMessage",
+        "true",
+        "--client.toolbarMode",
+        "viewer",
+        "--server.fileWatcherType",
+        "none",
+    ]
+    print(f"explorer: http://127.0.0.1:{port} (Ctrl-C stops it)", flush=True)
+    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(page), *options])
+
+
+def clone_of(command: str) -> Path:
+    """The clone of the repository that holds this file. Raises RunError for an installed wheel, which holds only the code."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "pyproject.toml").is_file():
+        raise settings.RunError(f"{command} needs a clone of the repository, with its notebooks and results; this etude was installed from a wheel")
+    return root
+
+
+def need_streamlit(command: str) -> None:
+    if importlib.util.find_spec("streamlit") is None:
+        raise settings.RunError(f"{command} needs Streamlit; in the clone: pip install -e '.[explore]'")
+
+
+def is_free(port: int) -> bool:
+    import socket
+
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: a port that was just released counts as free
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def lesson(
+    number: Annotated[
+        int | None,
+        typer.Argument(help="Number of a lesson, or its technique; without it, list all lessons.", parser=meant.lesson_number, metavar="NUMBER"),
+    ] = None,
+) -> None:
+    """Open a lesson in Jupyter: your own copy of its notebook, in runs/lessons/."""
+    import shutil
+    import subprocess
+
+    from kit.settings import RunError
+    from lessons import syllabus
+
+    if number is None:
+        _print_lessons(syllabus.lessons())
+        return
+    made = syllabus.notebook(syllabus.find(number).path)
+    clone_of("etude lesson")
+    if not made.is_file():
+        raise RunError(f"the notebook of lesson {number} does not exist yet; build it with: make lessons LESSONS={number}")
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise RunError(f"etude lesson needs Jupyter; in the clone: pip install -e '.[course]'; or open {made} in another program")
+    mine = Path("runs") / "lessons" / made.name
+    if not mine.exists():
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(made, mine)
+    print(f"lesson {number}: {mine}; delete it to start over", flush=True)
+    path = os.pathsep.join(filter(None, (str(syllabus.FOLDER.parent), os.environ.get("PYTHONPATH"))))
+    # Jupyter then prints the address of the lesson, which also works in a browser elsewhere.
+    words = [f"--ServerApp.root_dir={mine.parent.resolve()}", f"--LabApp.default_url=/lab/tree/{mine.name}"]
+    if getattr(os, "geteuid", lambda: 1)() == 0:
+        words.append("--allow-root")  # as root, in a container, Jupyter would only ask for this option
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", *words], env={**os.environ, "PYTHONPATH": path}))
+
+
+def _print_lessons(course: list[Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("lesson", "what", "minutes", "before it", box=None, header_style="bold", pad_edge=False)
+    for one in course:
+        table.add_row(str(one.number), one.title, str(one.minutes), one.before)
+    Console().print(table)

@@ -1,0 +1,111 @@
+"""What the commands share: settings that stand in files and on the command line, folders, and the names that a shell completes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tomllib
+from pathlib import Path
+
+import typer
+
+from etude import catalog
+from kit import settings
+
+__all__ = [
+    "LOG",
+    "check_corpus",
+    "check_unprepared",
+    "commands",
+    "experiments",
+    "merge",
+    "read_toml",
+    "stored_config",
+    "techniques",
+    "unused",
+    "without",
+]
+
+LOG = typer.Option(help="Where metrics go beside TensorBoard's files: trackio or wandb.", show_default="nowhere", metavar="NAME")
+
+
+def techniques() -> list[str]:
+    return [entry.name for entry in catalog.TECHNIQUES]
+
+
+def experiments() -> list[str]:
+    return [entry.name for entry in catalog.EXPERIMENTS]
+
+
+def commands(context: typer.Context) -> list[str]:
+    """The names of all commands."""
+    return [*getattr(context.find_root().command, "commands", ())]
+
+
+def read_toml(path: Path | None) -> dict:
+    from kit.settings import RunError
+
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} is not valid TOML: {error}") from None
+
+
+def stored_config(out: Path, technique: str) -> dict:
+    """The settings the run started with; --resume need not repeat them."""
+    try:
+        record = json.loads((out / "config.json").read_text())
+        return record["config"] if record["technique"] == technique and isinstance(record["config"], dict) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # Run.open says what is wrong with it
+
+
+def merge(below: dict, above: dict) -> dict:
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def without(config: Path | None, toml: dict, what: str, *names: str) -> dict:
+    """The settings of a file without those of other runs that share it; prints a line if there are any."""
+    if left := [name for name in names if name in toml]:
+        print(f"{config}: {what} leaves out {' and '.join(left)}, which other runs of this file have")
+    return {key: value for key, value in toml.items() if key not in left}
+
+
+def unused(out: Path) -> Path:
+    """The folder if it is free, otherwise the first free one of OUT-2, OUT-3, …; prints a line if it had to move on."""
+
+    def taken(path: Path) -> bool:
+        return path.exists() and not (path.is_dir() and not any(path.iterdir()))
+
+    others = (out.with_name(f"{out.name}-{n}") for n in itertools.count(2))
+    found = next(path for path in itertools.chain([out], others) if not taken(path))
+    if found != out:
+        print(f"{out} is not empty; writing to {found}")
+    return found
+
+
+def check_corpus(path: Path) -> None:
+    from kit.settings import RunError
+
+    if not path.exists():
+        raise RunError(f"corpus {path} does not exist; pass a folder of code with --corpus")
+    if not path.is_dir():
+        raise RunError(f"corpus {path} is not a folder; pass a folder of code with --corpus")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise RunError(f"corpus {path} cannot be read; change its permissions or choose another --corpus")
+
+
+def check_unprepared(corpus: str | None) -> None:
+    """Raises RunError for a corpus that `etude data` has prepared."""
+    if corpus is not None and (Path(corpus) / "data.json").is_file():
+        from scaled.data.read import is_prepared
+
+        if is_prepared(corpus):
+            raise settings.RunError(f"corpus {corpus} is prepared for full runs (--scale full); a small run reads a folder of code")

@@ -1,0 +1,123 @@
+"""The command `etude plan`: words in, one call into a room."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from etude.given import read_toml, without
+
+__all__ = ["plan"]
+
+
+def plan(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="qwen3_30b_a3b, tiny, or a Hugging Face folder.")] = "qwen3_30b_a3b",
+    gpus: Annotated[list[int] | None, typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", min=1)] = None,
+    cp: Annotated[int, typer.Option(help="Ranks that split the tokens of each row.", min=1)] = 2,
+    ep: Annotated[int, typer.Option(help="Ranks that split the experts of each layer.", min=1)] = 8,
+    length: Annotated[int, typer.Option(help="Tokens per row; at most the network's max_position_embeddings.", min=1)] = 32_768,
+    rows: Annotated[int, typer.Option(help="Rows per step for each group of cp ranks.", min=1)] = 1,
+    hardware: Annotated[str, typer.Option(help="h200 or h100.")] = "h200",
+    recipe: Annotated[
+        Path | None, typer.Option(help="TOML file of a full recipe: prices all its stages instead of one step.", show_default="none", metavar="FILE")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="With --recipe: Hugging Face folder; config.json and tokenizer.json suffice.", show_default="none", metavar="FOLDER"),
+    ] = None,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Launches of quantised products and experts: bytes, FLOPs, floors on four GPUs.")
+    ] = False,
+    launches: Annotated[
+        str | None,
+        typer.Option(help="nvfp4-token, mxfp8 or bfloat16: lists the kernels of one MoE layer instead.", show_default="none", metavar="FORMAT"),
+    ] = None,
+    rl: Annotated[bool, typer.Option("--rl", help="Asynchronous RL: the best split of GPUs between sampler and trainer, by staleness.")] = False,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="With --rl: one setting, such as tool_s=20; repeatable.", metavar="KEY=VALUE")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the plan as JSON, and the picture of a step.", show_default="none")] = None,
+) -> None:
+    """Estimate the memory, traffic, time and price of one step of a full run, or of all stages of the recipe, on a given number of GPUs."""
+    from etude import planning
+    from kit.settings import RunError
+
+    given = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    given = {"set" if name == "sets" else name for name in given}
+    if kernels:
+        if wrong := sorted(given - {"kernels", "out"}):
+            raise RunError(f"--{wrong[0]} is not for --kernels, whose shapes and GPUs are fixed; leave one of the two out")
+        from etude import kernel_costs
+
+        kernel_costs.show()
+        if out is not None:
+            kernel_costs.write(out)
+            print(f"plan: {out / 'kernels-plan.json'}")
+        return
+    if launches is not None:
+        if wrong := sorted(given - {"launches", "model", "length", "rows"}):
+            raise RunError(f"--{wrong[0]} has no part in the list of launches, which is that of one layer on one GPU")
+        planning.show_launches(model, rows * length, launches)
+        return
+    if rl:
+        if wrong := sorted(given - {"rl", "model", "gpus", "cp", "ep", "length", "hardware", "set", "out"}):
+            raise RunError(f"--{wrong[0]} is not for --rl, which splits GPUs between sampler and trainer; leave one of the two out")
+        _plan_rl(model, gpus or [8, 64, 512], cp, ep, length, hardware, sets or [], out)
+        return
+    if sets:
+        raise RunError("--set is for --rl; a step and the recipe have options and a TOML file of their own")
+    if recipe is None and checkpoint is not None:
+        raise RunError("--checkpoint needs --recipe; for one step use --model FOLDER")
+    if recipe is not None:
+        if wrong := sorted(given & {"cp", "ep", "length", "rows"}):
+            raise RunError(f"--{wrong[0]} is for one step; the recipe's layouts and rows stand in {recipe}")
+        if checkpoint is not None and "model" in given:
+            raise RunError("--model and --checkpoint both name the network; leave one out")
+        _plan_recipe(recipe, str(checkpoint or model), gpus or [8, 64, 512], hardware, out)
+        return
+
+    found = planning.plans(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
+    if found[0]["length"] < length:
+        print(
+            f"warning: rows are {found[0]['length']:,} tokens long, not {length:,}: max_position_embeddings of the network allows no more",
+            file=sys.stderr,
+        )
+    planning.show(found, model, hardware)
+    if out is not None:
+        planning.write(found, out)
+        print(f"plan: {out / 'plan.json'} and plan.png")
+
+
+def _plan_recipe(recipe: Path, model: str, gpus: list[int], hardware: str, out: Path | None) -> None:
+    from etude import full, planning, prices
+
+    machine, network = planning.hardware_of(hardware), planning.network_of(model)
+    config = full.settings("recipe", "nccl", without(recipe, read_toml(recipe), "the recipe", "study"))
+    talk = prices.conversations(config, Path(model) if Path(model).is_dir() else None)
+    found = [prices.prices(config, network, n, machine, talk) for n in gpus]
+    prices.show(found, config, model, hardware, talk)
+    if out is not None:
+        prices.write(found, out)
+        print(f"plan: {out / 'recipe-plan.json'}")
+
+
+def _plan_rl(model: str, gpus: list[int], cp: int, ep: int, length: int, hardware: str, sets: list[str], out: Path | None) -> None:
+    from etude import splits
+    from kit.settings import fill
+
+    work = fill(splits.Work, None, sets)
+    seen = sys.stderr.isatty()
+
+    def told(done: int, of: int, number: int) -> None:
+        if seen:
+            print(f"\r{done} of {of}, {number} GPUs" + ("\n" if done == of else ""), end="", file=sys.stderr, flush=True)
+
+    found = splits.splits(model, gpus, cp, ep, length, hardware, work, told)
+    splits.show(found, model, hardware, work)
+    if out is not None:
+        splits.write(found, work, out)
+        print(f"plan: {out / 'rl-plan.json'}")

@@ -1,0 +1,133 @@
+"""The commands that show and collect what was measured: words in, one call into a room, a table out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from etude import afterwards, catalog, meant
+from etude.course_commands import need_streamlit
+from etude.given import LOG, commands, experiments, merge, read_toml, stored_config, unused
+from kit import process, tracking
+
+__all__ = ["claims", "examples", "export_sft", "figure", "results"]
+
+
+def results(
+    runs: Annotated[list[Path], typer.Argument(help="Finished runs of the recipe, one per seed.", callback=meant.a_run)],
+    control: Annotated[list[Path] | None, typer.Option(help="Finished run with shuffled rewards; repeatable.", callback=meant.a_run)] = None,
+    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/recipe-small.json"),
+) -> None:
+    """Collect what RL gained over several seeds: print a table, write the numbers and a picture to files."""
+    from kit.disk import atomic_write
+    from sims import gain
+
+    found = gain.gather(runs, control or [])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(out, json.dumps(found, indent=1) + "\n")
+    gain.picture(found, out.with_suffix(".png"))
+    print(gain.table(found))
+    print(f"results: {out} and {out.with_suffix('.png').name}")
+
+
+def export_sft(
+    run: Annotated[Path, typer.Argument(help="A small run of the recipe, at least begun.", callback=meant.a_run)],
+    out: Annotated[Path, typer.Option(help="JSONL file to write.")],
+) -> None:
+    """Write a small run's SFT demonstrations as conversations: JSONL with `messages` and tool calls, as sft.conversations reads it."""
+    from kit.settings import RunError, fill
+    from sims.recipe.export import export
+    from sims.recipe.learner import language_of
+    from sims.recipe.settings import Recipe
+
+    if not (run / "data" / "tokenizer.json").is_file() or not (toml := stored_config(run, "recipe")):
+        raise RunError(f"{run} is not a small run of the recipe; make one with: etude run recipe --scale small --out FOLDER")
+    demonstrations, conversations = export(fill(Recipe, toml), language_of(run), out)
+    print(f"{demonstrations} demonstrations, {conversations} conversations: {out}")
+
+
+def figure(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Name of an experiment; without it, list all experiments.", autocompletion=experiments)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Half a minute, to check that it runs; its numbers prove nothing.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/figure/NAME")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the experiment in the output folder.")] = False,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+    log: Annotated[str | None, LOG] = None,
+) -> None:
+    """Reproduce a figure or claim of the sources; write picture, table and verdict to the output folder."""
+    from etude import figures
+
+    if name is None:
+        _print_experiments()
+        return
+    entry = catalog.find_experiment(name)
+    if entry is None:
+        meant.no_experiment(name, commands(context))
+    if out is None:
+        out = Path("runs") / "figure" / (entry.name + ("-quick" if quick else ""))
+        out = unused(out) if quick and not resume else out
+    toml, given = read_toml(config), [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
+    process.keep_freed_memory()
+    if resume:
+        toml = merge(stored_config(out, f"figure {entry.name}"), toml)
+    with tracking.logged_to(log):
+        record = figures.play(entry, out, toml, given, quick, resume, checkpoint_seconds)
+    if record["quick"]:
+        figures.show_quick(entry.name, record["claims"], figures.COMMITTED)
+    else:
+        figures.show(record["claims"])
+        print(f"found:   {figures.counted(record['claims'])}")
+    print(f"picture: {out / entry.name}.png\ntable:   {out / entry.name}.csv\nverdict: {out / entry.name}.json")
+    afterwards.show(afterwards.of_figure(entry, record["quick"]))
+
+
+def _print_experiments() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("experiment", "what", "source", "read", box=None, header_style="bold", pad_edge=False)
+    for entry in catalog.EXPERIMENTS:
+        table.add_row(entry.name, entry.title, entry.source, entry.sim)
+    Console().print(table)
+
+
+def claims(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of finished experiments to add; without any, show the file.", callback=meant.a_run)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="JSON file of claims.")] = Path("results/claims.json"),
+    verdict: Annotated[str | None, typer.Option(help="Only claims and laws with this verdict.", show_default="all", metavar="VERDICT")] = None,
+    figure: Annotated[
+        str | None, typer.Option(help="Only what this experiment measured.", show_default="all", metavar="NAME", autocompletion=experiments)
+    ] = None,
+) -> None:
+    """Show what the sources claim, what was measured here, and the verdict."""
+    from etude import figures
+
+    found = figures.gather(folders, out) if folders else figures.load(out)
+    some = figures.chosen(found, verdict, figure)
+    figures.show(some)
+    if verdict is None and figure is None:
+        figures.show_open(found)
+    figures.show_total(some)
+
+
+def examples(
+    run: Annotated[Path, typer.Option(help="A finished run of the recipe.", callback=meant.a_run)] = Path("runs/small"),
+    out: Annotated[Path | None, typer.Option(help="Folder for the examples.", show_default="RUN/examples")] = None,
+) -> None:
+    """Record a run's last agent on held-out tasks, for the explorer to show; takes a few minutes."""
+    need_streamlit("etude examples")
+    from etude.explorer.examples import write_recipe
+    from sims import examples
+
+    out = out or run / examples.PLACE
+    for path in [*examples.write(run, out), write_recipe(run, out / "recipe")]:
+        print(path)
