@@ -276,7 +276,9 @@ PAGE = Page(
     "algorithm of the family pushes up or down, and how much per token.",
     formula=r"\begin{gathered} A_i = \frac{R_i - b_i}{s} \\"
     r"L = -\frac{1}{\text{budget}}\sum_{i,t} w_{i,t}\,\min(\rho_t A_i,\ \mathrm{clip}(\rho_t) A_i)\end{gathered}",
-    look="in “equally correct” the rewards differ by thousandths, and algorithms that divide by the deviation blow that up to full size; in "
+    question="Choose “equally correct”: which algorithms see hardly a difference, and which a large one? And in “long wrong answers”, who "
+    "blames a token of the longest answer least?",
+    look="In “equally correct” the rewards differ by thousandths, and algorithms that divide by the deviation blow that up to full size; in "
     "“long wrong answers” algorithms that divide by length blame a long wrong answer less, token by token.",
     draw=draw,
     code=(group_advantages, family_loss),

@@ -215,8 +215,10 @@ PAGE = Page(
     "weights in the middle of a rollout. Below, the same pictures of a run with real processes.",
     formula=r"\begin{gathered}\text{start a group while } \text{trained} + \text{ready} + \text{running} < (S + v + 1)\,G \\"
     r"\text{drop it if } v - u > S\end{gathered}",
-    look="with slow tools the trainer of the synchronous loop waits most of the time, and S = 2 in flight hides much of it. "
-    "Without tools one step off is as fast. A longer tail makes groups late, and late groups are dropped.",
+    question="With slow tools, how much of its time does the trainer of the synchronous loop wait? And what does sampling in flight gain over "
+    "one step off where there are no tools?",
+    look="With slow tools the trainer of the synchronous loop waits most of the time, and S = 2 in flight hides much of it. Without tools one "
+    "step off is as fast. A longer tail makes groups late, and late groups are dropped.",
     draw=draw,
     code=(async_rl.Life, async_rl.simulate),
     technique="async-rl",

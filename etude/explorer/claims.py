@@ -130,7 +130,8 @@ PAGE = Page(
     says="What the sources claim, what was measured here, and a verdict that follows only from a rule and the measurement. Claims that did "
     "not reproduce are listed, too, and so are statements that are not tested yet.",
     formula="",
-    look="what did not reproduce, and why. The table gives rule and reason, and every row names the command that runs it again.",
+    question="How many of the sources' claims did not reproduce here? Guess, and then see why.",
+    look="The table gives rule and reason, also of what did not reproduce, and every row names the command that runs it again.",
     draw=draw,
     code=(figures.gather,),
 )

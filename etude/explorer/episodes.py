@@ -166,8 +166,9 @@ PAGE = Page(
     says="What a coding agent did with a task: what it said, each call with its answer, what changed in the tree, and what the grader paid. "
     "`etude tasks try` writes transcripts into `runs/episodes`; without any, this page shows committed ones of scripted agents.",
     formula="",
-    look="broken and failed calls are answers, no errors of the episode; the diff behind each turn; and that who says that all tests pass is not "
-    "paid for it.",
+    question="An agent says that all tests pass. Is it paid for that? And does a broken call end the episode?",
+    look="Not for saying so: only the hidden tests pay. Broken and failed calls are answers, no errors of the episode, and the diff stands "
+    "behind each turn.",
     draw=draw,
     code=(record.context,),
     technique="environments",

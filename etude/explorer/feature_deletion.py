@@ -176,8 +176,9 @@ PAGE = Page(
     says="A package and its tests give tasks: take out what only a few tests execute, and ask for it back. A little package of one file is played "
     "while you look, once for each piece.",
     formula=r"S(G) = \Bigl\{\, s : \varnothing \ne \bigcup_{l \in s} w(l) \subseteq G \,\Bigr\}",
-    look="slices find branches inside of functions, several times as many tasks as there are functions, and each fails few tests. A body fails those "
-    "of all who call it.",
+    question="Take out whole bodies, or slices that only some tests execute: which gives more tasks, and which fails more tests?",
+    look="Slices find branches inside of functions, several times as many tasks as there are functions, and each fails few tests. A body fails "
+    "those of all who call it.",
     draw=draw,
     code=(ref.slices, ref.faults, ref.Difficulty),
     technique="feature-deletion",

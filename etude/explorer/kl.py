@@ -247,8 +247,9 @@ PAGE = Page(
     "one to differentiate.",
     formula=r"\begin{gathered} k_1 = -\log r \qquad k_2 = \tfrac12(\log r)^2 \\"
     r"k_3 = (r-1)-\log r \qquad r = \pi_{\mathrm{ref}}(x)/\pi(x)\end{gathered}",
-    look="for two Gaussians, k3 has the lowest variance while they are close, and more than k1 beyond 0.628 nats. On the agent's own tokens "
-    "its variance is far above that of k1 long before that. As a loss term, k1 has zero expected gradient.",
+    question="The estimate k3 is never negative and has no bias. Does it always vary less than k1? And on what does k1 pull as a loss term?",
+    look="For two Gaussians, k3 has the lowest variance while they are close, and more than k1 beyond 0.628 nats. On the agent's own tokens its "
+    "variance is far above that of k1 long before that. As a loss term, k1 has zero expected gradient.",
     draw=draw,
     code=(kl.token_kl, kl.exact_kl, kl.gaussian_oracle),
     technique="kl",

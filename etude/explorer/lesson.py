@@ -10,7 +10,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from etude.explorer.page import LESSON
+from etude import catalog
+from etude.explorer.page import PLACES, Page, link
 from kit.settings import RunError
 from lessons import syllabus
 
@@ -114,18 +115,28 @@ def numbers(course: list[syllabus.Lesson], number: int) -> Iterator[syllabus.Les
     yield course[at + 1] if at + 1 < len(course) else None
 
 
-def link(one: syllabus.Lesson, label: str) -> None:
-    st.page_link(LESSON[0], label=label, query_params={"n": f"{one.number:02d}"}, icon=":material/school:")
+def to(one: syllabus.Lesson, label: str) -> None:
+    """A link to a lesson."""
+    link("lesson", label, ":material/school:", n=f"{one.number:02d}")
 
 
 def contents(course: list[syllabus.Lesson]) -> None:
-    """All lessons, each with a link."""
-    st.title("The course")
+    """All lessons, each with a link, and with links to the pages on which its technique can be played with."""
+    pages = {row.lesson: row.page for row in catalog.TECHNIQUES if row.page}
+    st.markdown(f"{len(course)} lessons, about {sum(one.minutes for one in course) / 60:.0f} hours. In order is best.")
     for one in course:
-        link(one, f"{one.number:02d} · {one.title}")
-        st.caption(f"After it you can {one.can} About {one.minutes} minutes; requires: {one.before}.")
-    if not course:
-        st.markdown("There are no lessons yet.")
+        with st.container(horizontal=True):
+            to(one, f"{one.number:02d} · {one.title}")
+            if page := PLACES.get(pages.get(f"lessons/{one.path.name}", "")):
+                link(page.url_path, page.title, ":material/tune:")
+        st.caption(f"About {one.minutes} minutes. Prerequisites: {one.before}. After it you can {one.can}")
+
+
+def overview() -> None:
+    """The course as a page of its own."""
+    with st.container(width=WIDTH):
+        contents(syllabus.lessons())
+        st.caption("etude lesson N opens a lesson in Jupyter, as a copy that is yours.")
 
 
 def draw() -> None:
@@ -143,6 +154,7 @@ def show(course: list[syllabus.Lesson], wanted: str) -> None:
     if not (len(wanted) <= LONGEST and wanted.isascii() and wanted.isdigit() and int(wanted) in known):
         if wanted:
             st.warning(f"There is no lesson {wanted if len(wanted) <= LONGEST else wanted[:LONGEST] + '…'}.")
+        st.title("The course")
         contents(course)
         return
     one = known[int(wanted)]
@@ -152,10 +164,20 @@ def show(course: list[syllabus.Lesson], wanted: str) -> None:
     else:
         st.info("This lesson has not been executed here, so it has no outputs. To execute it: make lessons.")
         cells = of_script(one.path.read_text(encoding="utf-8"))
+    link("course", "The course", ":material/arrow_back:")
     for cell in cells:
         show_cell(cell)
     st.divider()
     st.caption(f"etude lesson {one.number} opens it in Jupyter. Source: {one.source}.")
     for label, other in zip(("Before it", "After it"), numbers(course, one.number), strict=True):
         if other:
-            link(other, f"{label}: {other.number:02d} · {other.title}")
+            to(other, f"{label}: {other.number:02d} · {other.title}")
+
+
+PAGE = Page(
+    name="course",
+    title="The course",
+    says="A lesson for each technique of the recipe: the idea, the code taken apart, an experiment played live, the trap shown happening, and "
+    "exercises that check themselves. Here they can be read; `etude lesson 0` opens the first one in Jupyter.",
+    draw=overview,
+)

@@ -243,8 +243,9 @@ PAGE = Page(
     says="Small layers on top of the trunk draft the tokens after the next one. The trunk checks all drafts in one pass and keeps those that it "
     "would have written itself.",
     formula=r"\text{speed-up} = \frac{1-\alpha^{\gamma+1}}{(1-\alpha)(\gamma c + 1)}",
-    look="where drafts pay, the formula promises more than an agent gets: its turns are short, every turn opens with a pass without drafts, "
-    "and a pass over several rows is not free here.",
+    question="The formula promises a speed-up. Does an agent that works in short turns get more, as much, or less?",
+    look="Less. Where drafts pay, the formula promises more than an agent gets: its turns are short, every turn opens with a pass without "
+    "drafts, and a pass over several rows is not free here.",
     draw=draw,
     code=(drafting.predicted, drafting.with_turns, decoder.accept, mtp.MTPLayer),
     technique="mtp",

@@ -5,6 +5,7 @@ a link reopens the view that it was copied from. If a URL contains a value that 
 are sliders, because `st.number_input` ends in a traceback if the URL says inf. No two pages share a key, because Streamlit would carry
 its value from one page to the other.
 
+    link(name, label, ...)           a link to another page, within the session
     figure(fig, name, rows, alt)     a picture, with downloads below it: the picture as PNG, its data as CSV
     axes(...)                        empty axes in the project's style, safe in threads
     png(fig)                         the drawn picture as bytes, which can be cached; `figure` takes them, too
@@ -30,12 +31,12 @@ from etude import catalog
 from etude.explorer.drawing import COLOURS
 from etude.figures import as_csv
 
-__all__ = ["COLOURS", "LESSON", "NARROW", "Page", "axes", "download", "figure", "png", "show", "table"]
+__all__ = ["COLOURS", "NARROW", "PLACES", "Page", "axes", "download", "figure", "link", "png", "show", "table"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Page:
     """One page of the explorer."""
 
@@ -45,10 +46,12 @@ class Page:
     """Its title in the navigation."""
     says: str
     """One or two sentences: what the page is about."""
-    formula: str
+    formula: str = ""
     """LaTeX; may be empty."""
-    look: str
-    """What to look for, in one sentence."""
+    question: str = ""
+    """What to predict before anything is moved; empty on a page that only leads elsewhere."""
+    look: str = ""
+    """The answer: what to look for. It is folded until somebody asks."""
     draw: Callable[[], None]
     """Draws controls and picture."""
     code: tuple[Any, ...] = ()
@@ -65,7 +68,10 @@ def show(page: Page) -> None:
     st.markdown(page.says)
     if page.formula:
         st.latex(page.formula)
-    st.info(f"**Look for:** {page.look}")
+    if page.question:
+        st.info(f"**Predict first.** {page.question}")
+        with st.expander("Show the answer"):
+            st.markdown(page.look)
     try:
         page.draw()
     except (RunError, OSError) as error:
@@ -77,7 +83,7 @@ def show(page: Page) -> None:
     entry = catalog.find(page.technique) if page.technique else None
     if entry and entry.lesson:
         number = Path(entry.lesson).name.partition("_")[0]
-        st.page_link(LESSON[0], label=f"Lesson {number}: {entry.title}", query_params={"n": number}, icon=":material/school:")
+        link("lesson", f"Lesson {number}: {entry.title}", ":material/school:", n=number)
 
 
 @lru_cache(None)
@@ -89,8 +95,13 @@ def source(shown: Any) -> tuple[Path, int, str]:
     return Path(file).relative_to(ROOT), first, "".join(lines)
 
 
-LESSON: list = []
-"""The page that shows lessons. `start` stores it here, because a link needs the page object that Streamlit made."""
+PLACES: dict[str, Any] = {}
+"""Streamlit's pages by their name in the URL. `start` stores them here, because a link needs the page object that Streamlit made."""
+
+
+def link(name: str, label: str, icon: str | None = None, **query: str) -> None:
+    """A link to a page, with what its URL says beside its name. It keeps the session, which an ordinary link would begin anew."""
+    st.page_link(PLACES[name], label=label, icon=icon, query_params=query or None)
 
 
 def axes(x: str, y: str, width: float = 7.0, height: float = 3.6, columns: int = 1, fixed: bool = False) -> tuple[Figure, Any]:

@@ -231,7 +231,8 @@ PAGE = Page(
     title="Length penalties",
     says="The more effort a task has already taken, the less each further unit costs: easy tasks are hurried, hard tasks keep room to think.",
     formula=r"\begin{gathered} C_{k,q}(x) = \frac{(1+kx)^{1-q}-1}{k(1-q)} \\ C'(x) = (1+kx)^{-q}\end{gathered}",
-    look="turns have their own price, so the same work in fewer turns is cheaper, until the curve is so flat that extra effort is free. Where "
+    question="The same calls, made in one turn or in six: which is cheaper? And where is every curve nearly a straight line?",
+    look="Turns have their own price, so the same work in fewer turns is cheaper, until the curve is so flat that extra effort is free. Where "
     "k·x is far below one, every curve is nearly the straight line.",
     draw=draw,
     code=(length_penalty, marginal_cost, Effort, EffortWeights, effort),

@@ -165,8 +165,9 @@ PAGE = Page(
     says="A policy is served, users keep its edits, undo them or complain, and what they do becomes the reward of the next five hours. The users "
     "are a model, and the loop plays in the small world.",
     formula=r"P(\text{kept}) = s + (1 - 2s)\,q^n, \qquad P(\text{follow-up}) = 1 - (1 - c)\,e^{-t/\tau}",
-    look="where an edit falls below a question, or below a broken call: there the policy learns to avoid the work. Choose the reward that makes it "
-    "so, and see in the dashboard what became of it.",
+    question="Users keep good edits, undo bad ones and answer questions. Under which reward does a policy learn to avoid the work?",
+    look="Where an edit falls below a question, or below a broken call: there the policy learns to avoid the work. Choose the reward that makes "
+    "it so, and see in the dashboard what became of it.",
     draw=draw,
     code=(Users, Distilling),
 )

@@ -200,7 +200,8 @@ PAGE = Page(
     "evaluation. This is the newest run on this machine, or else a committed one; `make small` makes one in about ten minutes.",
     formula=r"\begin{gathered}\text{data} \to \text{CPT} \to \text{MTP} \to \text{long context} \\"
     r"\to \text{SFT} \to \text{RL} \to \text{evaluation}\end{gathered}",
-    look="sampled success rises during RL, but best of 8 hardly does: RL makes likely what was already within reach.",
+    question="RL raises sampled success. Does best of 8 rise as much?",
+    look="Sampled success rises during RL, but best of 8 hardly does: RL makes likely what was already within reach.",
     draw=draw,
     code=(recipe.run, recipe.pretrain),
     technique="recipe",

@@ -211,8 +211,9 @@ PAGE = Page(
     "the trainer the sampler's experts; the filter removes those that the trainer's router finds implausible.",
     formula=r"\begin{gathered}\text{keep } e \in R \iff p_e \ge \alpha\, p_{(K)} \\"
     r"p = \mathrm{softmax}(s) \qquad g_e = \frac{\exp s_e}{\sum_{j \in R}\exp s_j}\end{gathered}",
-    look="most of the mismatch is on few tokens, and plain replay removes much of it. The filter drops next to nothing until α is near 1, "
-    "where it is no longer replay.",
+    question="Is the mismatch spread over all tokens, or is it on few? From which α on does the filter drop many of the sampler's experts?",
+    look="Most of the mismatch is on few tokens, and plain replay removes much of it. The filter drops next to nothing until α is near 1, where "
+    "it is no longer replay.",
     draw=draw,
     code=(router_replay.replay, router_replay.gates, router_replay.mismatch),
     technique="router-replay",

@@ -199,7 +199,8 @@ PAGE = Page(
     "run's agent after RL, on tasks it never trained on.",
     formula=r"\begin{gathered} A_c = R_c - \frac1N\sum_{j} R_j \\"
     r"\mathcal L = -\frac{1}{\mathrm{budget}}\sum_c A_c \sum_{s \in c}\;\sum_{t\ \mathrm{sampled\ in}\ s} \rho_t \end{gathered}",
-    look="the next context knows nothing but the summary, which gets the same credit as every other token that the policy wrote.",
+    question="What does the next context know of the one before it? And does a token of the summary get more credit than others, as much, or less?",
+    look="The next context knows nothing but the summary, which gets the same credit as every other token that the policy wrote.",
     draw=draw,
     code=(self_summary.spread, self_summary.Chaining, self_summary.rollout_chains),
     technique="self-summary",

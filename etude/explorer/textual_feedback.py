@@ -156,8 +156,9 @@ PAGE = Page(
     f"faults are {', '.join(rule.name for rule in RULES)}.",
     formula=r"L = \frac{1}{\text{budget}}\sum_{t \in \text{message}} "
     r"D\big(\pi(\cdot \mid c,\, y_{<t}),\; \pi(\cdot \mid c,\, \text{hint},\, y_{<t})\big)",
-    look="few tokens carry most of the divergence: those where the agent decides what to do. Then exchange the hint for that of another rollout, "
-    "and for the answer.",
+    question="Does the hint change all tokens of the message a little, or few of them much? Which?",
+    look="A few tokens carry most of the divergence: those where the agent decides what to do. Then exchange the hint for that of another "
+    "rollout, and for the answer.",
     draw=draw,
     code=(textual_feedback.hinted, textual_feedback.predictions, textual_feedback.divergence, textual_feedback.leaked),
     technique="textual-feedback",

@@ -11,7 +11,7 @@ from etude import tokens
 from etude.docstring import rewritten
 from etude.explorer import provenance, rollouts
 from etude.explorer.files import stamp
-from etude.explorer.page import Page, figure, table
+from etude.explorer.page import Page, figure, link, table
 from etude.explorer.rollouts import Watched
 from etude.play import Agent, agent_in, episode_of, found, task_of
 from etude.played import of_episode
@@ -125,6 +125,7 @@ def draw() -> None:
     words = f"Probability of each token {how}, in the order in which they were written; dotted lines part the turns of {beside[-1].name}."
     figure(rollouts.picture(beside), "watch-tokens", rollouts.rows(beside), words)
     experts(beside[-1])
+    link("start", "How it was trained: the recipe, stage by stage", ":material/account_tree:")
 
 
 def heading(one: Watched, of: int) -> str:
@@ -151,7 +152,8 @@ PAGE = Page(
     says="A small coding agent repairs a function that has lost its body: it reads files, writes the body, tests it, and is done. It plays "
     "here, now. Change the docstring, and it has to write something else.",
     formula=r"p(t) = \operatorname{softmax}(\text{logits} / \tau)_t",
-    look="the agent is sure of almost every token; where it is not, the alternatives under the pointer are other bodies. Hidden tests decide.",
+    question="Of which tokens is the agent sure, and of which is it not? Guess before you point at one.",
+    look="It is sure of almost every token. Where it is not, the alternatives under the pointer are other bodies. Hidden tests decide.",
     draw=draw,
     code=(sample, tokens.turns, rewritten),
     technique="recipe",

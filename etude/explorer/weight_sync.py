@@ -264,8 +264,10 @@ PAGE = Page(
     says="The trainer publishes the difference of its bfloat16 weights after each step, and engines rebuild the same bits. How many weights change, "
     "what a changed one costs, and what a reader fetches that has missed some versions. Everything is measured while you look, on made-up weights.",
     formula=r"\text{changed share} = \mathbb{E}\left[\min\left(1, \frac{|\Delta|}{\mathrm{ulp}(w)}\right)\right]",
-    look="at 1e-6 a few percent of these weights change, and each costs little more than the entropy of its place and step. "
-    "A late reader takes merged deltas; from about 1e-4 on an anchor is soon cheaper than many deltas.",
+    question="A step of 1e-6: does it change nearly all bfloat16 weights, half of them, or a few percent? From which step size on should a late "
+    "reader take everything anew?",
+    look="At 1e-6 a few percent of these weights change, and each costs little more than the entropy of its place and step. A late reader takes "
+    "merged deltas; from about 1e-4 on an anchor is soon cheaper than many deltas.",
     draw=draw,
     code=(weight_sync.changed_share, weight_codec.encode_delta, weight_codec.pack, weight_sync.cheapest),
     technique="weight-sync",

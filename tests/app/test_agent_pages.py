@@ -23,9 +23,11 @@ PIXEL = base64.b64encode(
 LESSONS = """
 import streamlit as st
 from etude.explorer import lesson
-from etude.explorer.page import LESSON
-LESSON[:] = [st.Page(lesson.draw, title="Lesson", url_path="lesson", default=True)]
-st.navigation(LESSON).run()
+from etude.explorer.page import PLACES, show
+PLACES.clear()
+PLACES["lesson"] = st.Page(lesson.draw, title="Lesson", url_path="lesson", default=True)
+PLACES["course"] = st.Page(lambda: show(lesson.PAGE), title="The course", url_path="course")
+st.navigation([*PLACES.values()]).run()
 """
 
 
