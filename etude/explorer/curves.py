@@ -1,8 +1,7 @@
 """Curves of the recipe's runs: which metrics are drawn, for one run or for several in the same axes."""
 
-import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import cycle
 
@@ -10,182 +9,20 @@ import numpy as np
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from etude.explorer.page import COLOURS, axes, png
+from etude.explorer.panels import PANELS, Panel
+from etude.explorer.run_kinds import Played
 from etude.report.record import joined_lines, points_of, smoothed
-from sims.recipe.watched import NAMES
 
-__all__ = ["PANELS", "Panel", "drawn", "points", "rows"]
+__all__ = ["drawn", "has", "legible", "metric_drawn", "metric_rows", "metrics_of", "parts_of", "points", "rows"]
 
 DASHES = ("-", "--", ":", "-.")
 MARKS = ("o", "s", "^", "D", "v", "P")
 
 
-AWAY = 900.0
-"""An unfinished run that has written nothing for this many seconds is no longer watched."""
-
-
-@dataclass(frozen=True, eq=False)
-class Played:
-    """What the page shows of a run; its files have been checked by now. Equal only to itself, so pictures can be cached by it: a run
-    that has written since then is a new object."""
-
-    name: str
-    facts: list[str]
-    """Seed and machine, in words."""
-    stages: dict[str, str]
-    """Progress of each stage, in words."""
-    changes: list[tuple[str, str, str, str]]
-    """Measure, before RL, after RL, difference."""
-    successes: list[tuple[str, tuple, tuple]]
-    """Measure of success, and (value, low, high) before and after RL."""
-    series: dict[str, tuple[np.ndarray, np.ndarray]]
-    """Points of every curve, by `curves.Panel` and key."""
-    missing: list[str]
-    """Unfinished stages."""
-    touched: float
-    """When the run last wrote, in seconds since 1970."""
-
-    @property
-    def going(self) -> bool:
-        return bool(self.missing) and time.time() - self.touched < AWAY
-
-
-@dataclass(frozen=True, eq=False)
-class Panel:
-    """One pair of axes."""
-
-    name: str
-    """Name of its files."""
-    title: str
-    """Title."""
-    stages: tuple[str, ...]
-    """Stages that train one after another; steps and tokens count on from stage to stage."""
-    series: dict[str, str]
-    """Curves: key in the metrics, and name in the legend."""
-    unit: str
-    """Label of the vertical axis."""
-    words: str
-    """Caption."""
-    x: str = "step"
-    log: bool = False
-
-
-_AHEAD = {1: "one ahead", 2: "two", 3: "three"}
-PANELS: dict[str, tuple[Panel, ...]] = {
-    "RL: reward": (
-        Panel(
-            "reward",
-            "Reward and success",
-            ("rl",),
-            {"success": "success", "reward": "reward"},
-            "mean over the batch",
-            "Every step uses new prompts, so memorisation cannot raise this curve. Reward is success minus the penalties.",
-        ),
-        Panel(
-            "success",
-            "Held-out success",
-            (),
-            {},
-            "share of tasks",
-            "Hollow: before RL; filled: after RL. Whiskers are 95% bootstrap intervals over held-out tasks.",
-        ),
-    ),
-    "RL: length, drift": (
-        Panel(
-            "length",
-            "Tokens per rollout",
-            ("rl",),
-            {"tokens": "tokens"},
-            "tokens",
-            "The length penalty pulls it down; a crash towards zero would mean that the agent gives up.",
-        ),
-        Panel(
-            "drift", "Distance from the policy before RL", ("rl",), {"kl": "k1"}, "nats per rollout", "A slow rise is learning, a jump is trouble."
-        ),
-    ),
-    "RL: calls, entropy": (
-        Panel(
-            "calls",
-            "Invalid calls",
-            ("rl",),
-            {"invalid_calls": "invalid calls"},
-            "a rollout",
-            "Calls that the environment could not parse. They cost reward and should not increase.",
-        ),
-        Panel(
-            "entropy",
-            "Entropy, estimated from samples",
-            ("rl",),
-            {"nll": "entropy"},
-            "nats a token",
-            "The policy's remaining uncertainty; near zero it no longer explores.",
-        ),
-    ),
-    "RL: monitor": (
-        Panel(
-            "evidence",
-            "Evidence of a change",
-            ("rl",),
-            {f"evidence_{name}": words for name, words in NAMES.items()} | {"alarm_at": "an alarm from here on"},
-            "log of a bettor's wealth, nats",
-            "Somebody bets that what rollouts do has changed since the first steps. In an unchanged run hardly one in a hundred ever gets this far.",
-        ),
-        *(
-            Panel(
-                f"watch-{name.replace('_', '-')}",
-                f"{words[0].upper()}{words[1:]}",
-                ("rl",),
-                {f"watch_{name}": "mean of a step", f"low_{name}": "usual: from", f"high_{name}": "usual: to"},
-                "share",
-                "Its mean may lie between these lines before it counts as changed. Evidence past its threshold says that it has, not that it is bad.",
-            )
-            for name, words in NAMES.items()
-        ),
-    ),
-    "Pretraining": (
-        Panel(
-            "loss",
-            "Training loss",
-            ("cpt", "long", "sft"),
-            {"loss": "loss"},
-            "nats a token",
-            "Short context, long context, demonstrations. Each phase has its own data, so a jump between phases is normal.",
-            "tokens",
-        ),
-        Panel(
-            "perplexity",
-            "Held-out codebase",
-            ("cpt", "long", "sft"),
-            {"codebase_ppl": "perplexity"},
-            "perplexity per token",
-            "On held-out code, while the network trains on code. Not measured during SFT, which trains on the agent's work only.",
-            "tokens",
-            True,
-        ),
-    ),
-    "Drafts": (
-        Panel(
-            "draft-kl",
-            "Distance of the draft heads from the main head",
-            ("mtp", "long", "sft", "rl"),
-            {f"kl_{depth}": words for depth, words in _AHEAD.items()},
-            "KL, nats",
-            "How far each draft layer is from the head that it imitates; first distilled, then trained jointly.",
-        ),
-        Panel(
-            "draft-agreement",
-            "Drafts that match",
-            ("mtp", "long", "sft", "rl"),
-            {f"agree_{depth}": words for depth, words in _AHEAD.items()},
-            "share of positions",
-            "How often a draft's first choice is also the main head's: the higher, the more drafts are accepted.",
-        ),
-    ),
-}
-"""Options of the radio button; most have two pictures, because a redraw waits for the drawing."""
-
-
-def points(metrics: dict[str, list[dict]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+@lru_cache(64)
+def points(run: Played) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """x and y of every curve, by "panel/key"."""
+    metrics = run.metrics | {"rl": [_alike(line) for line in run.metrics.get("rl", [])]}
     found = {}
     for panel in (panel for group in PANELS.values() for panel in group):
         for key in panel.series:
@@ -194,6 +31,19 @@ def points(metrics: dict[str, list[dict]]) -> dict[str, tuple[np.ndarray, np.nda
             lines, _ = joined_lines({stage: metrics.get(stage, []) if panel.x == "tokens" else own[stage] for stage in own}, *panel.stages)
             found[f"{panel.name}/{key}"] = points_of(lines, key, panel.x)
     return found
+
+
+def _alike(line: dict) -> dict:
+    """A step of RL under the names of the small recipe: training on ranks logs tokens of rollouts as "written", the tokens of the run as "tokens",
+    and k1 as "drift"."""
+    tokens = {"tokens": line["written"]} if "written" in line else {}
+    return {**line, **tokens, **({"kl": line["drift"]} if "drift" in line else {})}
+
+
+def has(run: Played, group: str) -> bool:
+    """Whether a run has anything to draw for one of `PANELS`."""
+    known = points(run)
+    return any(len(known[f"{panel.name}/{key}"][0]) for panel in PANELS[group] for key in panel.series)
 
 
 def rows(panel: Panel, runs: Sequence[Played], smooth: int) -> list[dict]:
@@ -209,11 +59,36 @@ def rows(panel: Panel, runs: Sequence[Played], smooth: int) -> list[dict]:
     found = []
     for run in runs:
         for key in panel.series:
-            xs, ys = run.series[f"{panel.name}/{key}"]
+            xs, ys = points(run)[f"{panel.name}/{key}"]
             found += [
                 {"run": run.name, "curve": key, panel.x: x, "value": y, "smoothed": s}
                 for x, y, s in zip(xs.tolist(), ys.tolist(), _smooth(panel, ys, smooth).tolist(), strict=True)
             ]
+    return found
+
+
+def metrics_of(runs: Sequence[Played]) -> list[str]:
+    """Names of all metrics that any of these runs logged, those that most of its stages have first."""
+    count: Counter[str] = Counter()
+    for run in runs:
+        for lines in run.metrics.values():
+            count.update({key for line in lines for key, value in line.items() if key != "step" and isinstance(value, int | float)})
+    return [name for name, _ in sorted(count.items(), key=lambda one: (-one[1], one[0]))]
+
+
+def parts_of(runs: Sequence[Played], metric: str) -> list[str]:
+    """The stages, or arms of an experiment, in which a metric was logged."""
+    return list(dict.fromkeys(part for run in runs for part, lines in run.metrics.items() if any(metric in line for line in lines)))
+
+
+def metric_rows(metric: str, parts: Sequence[str], runs: Sequence[Played], smooth: int) -> list[dict]:
+    """A metric as it was logged, one point per row."""
+    found = []
+    for run in runs:
+        for part in parts:
+            xs, ys = points_of(run.metrics.get(part, []), metric)
+            for x, y, s in zip(xs.tolist(), ys.tolist(), smoothed(ys, smooth).tolist(), strict=True):
+                found.append({"run": run.name, "part": part, "step": x, "value": y, "smoothed": s})
     return found
 
 
@@ -243,7 +118,7 @@ def _curves(ax, panel: Panel, runs: Sequence[Played], smooth: int) -> None:
     colours = tuple(COLOURS.values())
     for number, (run, mark) in enumerate(zip(runs, cycle(MARKS))):
         for place, ((key, words), dash) in enumerate(zip(panel.series.items(), cycle(DASHES))):
-            xs, ys = run.series[f"{panel.name}/{key}"]
+            xs, ys = points(run)[f"{panel.name}/{key}"]
             if not len(xs):
                 continue
             colour = colours[(number if several else place) % len(colours)]
@@ -287,3 +162,20 @@ def _successes(ax, runs: Sequence[Played]) -> None:
     ax.set_ylim(0, 1.05)
     if len(runs) > 1:
         ax.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+@lru_cache(64)
+def metric_drawn(metric: str, parts: tuple[str, ...], smooth: int, runs: tuple[Played, ...]) -> bytes:
+    """The picture of one metric in some stages or arms."""
+    fig, ax = axes("step", metric, 8.4, 3.4, fixed=True)
+    colours = tuple(COLOURS.values())
+    drawn_ones = [(run, part) for run in runs for part in parts if any(metric in line for line in run.metrics.get(part, []))]
+    for number, (run, part) in enumerate(drawn_ones):
+        xs, ys = points_of(run.metrics[part], metric)
+        label = legible(f"{run.name}, {part}" if len(runs) > 1 else part)
+        ax.plot(
+            xs, smoothed(ys, smooth), DASHES[number // len(colours) % len(DASHES)], color=colours[number % len(colours)], linewidth=1.6, label=label
+        )
+    if drawn_ones:
+        ax.legend(frameon=False, fontsize=8, handlelength=3.5)
+    return png(fig)

@@ -1,6 +1,6 @@
 """Which run a page shows: lists the recipe's runs on disk and the committed example, draws a box to choose one and a line that names it.
 
-    folders()          all runs by display name; the committed example last
+    folders(kind)      runs of a kind by display name; the committed example or records last
     finished()         the finished ones, newest first
     chosen(files)      draws the box and the line; returns the folder whose examples the page shows
     choice(names, key) draws a box alone, and keeps what is chosen in the URL
@@ -21,11 +21,30 @@ from etude.explorer import examples
 from etude.report.record import STAGES
 from sims.examples import PLACE
 
-__all__ = ["EXAMPLE", "RUNS", "TAKEN", "Source", "choice", "chosen", "facts", "finished", "folders", "missing", "plain"]
+__all__ = [
+    "EXAMPLE",
+    "KINDS",
+    "RUNS",
+    "TAKEN",
+    "Source",
+    "choice",
+    "chosen",
+    "facts",
+    "finished",
+    "folders",
+    "known_facts",
+    "missing",
+    "plain",
+    "technique_of",
+]
 
 RUNS = Path("runs")
 """Where `etude run` puts runs, relative to where the explorer was started."""
 EXAMPLE = "committed example"
+RECORDS = examples.FOLDER.parent / "figures"
+RECORD = "committed record "
+KINDS = ("recipe", "techniques", "experiments", "all")
+"""Kinds of runs. The recipe's are those at both scales."""
 TAKEN = (EXAMPLE, "stage")
 """Names that a run cannot have here: a table column and the example. Such a run gets the name of its folder as a prefix."""
 
@@ -42,19 +61,47 @@ class Source:
     """When its last stage ended, in seconds since 1970."""
 
 
-def folders() -> dict[str, Path]:
-    """Folders of runs by name: the recipe's, those too broken to tell, and the committed example."""
+def folders(kind: str = "recipe") -> dict[str, Path]:
+    """Places of runs by name, for one of `KINDS`. Runs too broken to tell count as the recipe's. The committed ones are last: the example, and of
+    experiments the files of their records."""
     found = {}
-    for folder in sorted(RUNS.iterdir()) if RUNS.is_dir() else ():
+    for folder in (*_inside(RUNS), *_inside(RUNS / "figure"), *(inner for outer in _inside(RUNS) for inner in _inside(outer / "runs"))):
         try:
             if not any((folder / part).exists() for part in ("config.json", "stages", "timings.jsonl")):
                 continue
-            other = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("technique", "recipe") != "recipe"
-        except (OSError, ValueError, AttributeError, RecursionError):
-            other = False  # broken or unreadable; the recipe page says why
-        if not other:
-            found[f"{RUNS.name}/{folder.name}" if folder.name in TAKEN else folder.name] = folder
-    return found | {EXAMPLE: examples.FOLDER / "recipe"}
+        except OSError:
+            pass  # the recipe page says why
+        if kind in ("all", kind_of(folder)):
+            name = folder.relative_to(RUNS).as_posix()
+            found[f"{RUNS.name}/{name}" if name in TAKEN or name.startswith(RECORD) else name] = folder
+    if kind in ("all", "recipe"):
+        found[EXAMPLE] = examples.FOLDER / "recipe"
+    if kind in ("all", "experiments"):
+        found |= {f"{RECORD}{path.stem}": path for path in sorted(RECORDS.glob("*.json"))}
+    return found
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError:
+        return []
+
+
+def technique_of(folder: Path) -> str | None:
+    """What a folder is a run of, such as "recipe full"; None if it is broken or unreadable."""
+    try:
+        return str(json.loads((folder / "config.json").read_text(encoding="utf-8")).get("technique", "recipe"))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+
+
+def kind_of(folder: Path) -> str:
+    """Which of `KINDS` the run in a folder is."""
+    technique = technique_of(folder)
+    if technique in (None, "recipe", "recipe full"):
+        return "recipe"
+    return "experiments" if technique.startswith("figure ") else "techniques"
 
 
 def facts(record: dict) -> list[str]:
@@ -67,10 +114,20 @@ def facts(record: dict) -> list[str]:
     ]
 
 
+def known_facts(record: dict) -> list[str]:
+    """The same, as far as they are there: not every run has a seed."""
+    config, machine = (part if isinstance(part, dict) else {} for part in (record.get("config"), record.get("machine")))
+    seed = [f"seed {config['seed']}"] if "seed" in config else []
+    where = [f"{machine['cpu']}, {machine['cores']} cores"] if {"cpu", "cores"} <= machine.keys() else []
+    return [*seed, *where, *(f"{what} {machine[what]}" for what in ("torch", "commit") if machine.get(what))]
+
+
 def finished() -> list[Source]:
-    """The user's finished runs, newest first. Leaves out broken runs, which the recipe page reports."""
+    """The user's finished runs of the small recipe, newest first. Leaves out broken runs, which the recipe page reports."""
     found = []
     for name, folder in folders().items():
+        if technique_of(folder) != "recipe":
+            continue
         try:
             ends = [(folder / "stages" / f"{stage}.json").stat().st_mtime for stage in STAGES]
             record = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -1,203 +1,180 @@
-"""The recipe: the newest run on disk, its stages, its curves, and what RL changed; several runs side by side."""
+"""Training runs: any run on disk, its stages and curves, and what training changed; several runs side by side, and one that is going on, live."""
 
-import json
-import time
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 
 import streamlit as st
 
-from etude.explorer import curves
-from etude.explorer.curves import Played
+from etude.explorer import beside, curves, run_choice, run_files, run_rollouts, run_state
 from etude.explorer.page import Page, figure, table
-from etude.explorer.provenance import EXAMPLE, facts, folders, missing, plain
-from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of
-from kit.disk import read_lines, timings
-from kit.settings import RunError
+from etude.explorer.panels import PANELS, Panel
+from etude.explorer.provenance import EXAMPLE, plain
+from etude.explorer.run_kinds import Played
+from etude.figures import bound, laws, measured, of_sources
+from etude.report.record import STAGES
 from sims.recipe import stages as recipe
 
-
-def whole(found: dict[str, Path]) -> tuple[list[Played], list[str]]:
-    """The current runs in these folders, newest first and the example last, and an error line for each broken run."""
-    runs, broken = [], []
-    for name, folder in found.items():
-        try:
-            runs.append(load(name, folder))
-        except RunError as error:
-            broken.append(str(error))
-    return sorted(runs, key=lambda run: (run.name == EXAMPLE, -run.touched)), broken
-
-
-def _files(folder: Path) -> list[Path]:
-    parts = ("config.json", "report.json", "timings.jsonl", "stages/*.json", "metrics/*.jsonl")
-    return sorted(path for part in parts for path in folder.glob(part))
-
-
-def load(name: str, folder: Path) -> Played:
-    """A run as it is on disk now. Raises RunError if files are missing or damaged."""
-    try:
-        stamp = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in _files(folder))
-        return _load(name, folder, stamp)
-    except (OSError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise RunError(f"{folder} is not in the format of a run ({type(error).__name__}: {error})") from None
-
-
-@lru_cache(256)
-def _load(name: str, folder: Path, stamp: tuple) -> Played:
-    config = _object(folder / "config.json")
-    if not {"technique", "config", "machine"} <= config.keys():
-        raise RunError(f"{folder / 'config.json'} is not the configuration of a run")
-    if (folder / "stages").is_dir():
-        for path in sorted((folder / "stages").glob("*.json")):
-            _object(path)
-            if not (folder / "metrics" / f"{path.stem}.jsonl").is_file():
-                raise RunError(f"{folder / 'metrics' / path.stem}.jsonl is missing, although its stage is finished")
-        record = collect(folder)
-    else:
-        record = _object(folder / "report.json")  # a trimmed copy
-    if not timings(folder) and (folder / "timings.jsonl").exists() and (folder / "timings.jsonl").stat().st_size:
-        raise RunError(f"{folder / 'timings.jsonl'} holds no stage times")
-    metrics = {path.stem: _lines(path) for path in sorted((folder / "metrics").glob("*.jsonl"))}
-    evaluated = evaluation_of(record)
-    before, after = (evaluated.get(part) or {} for part in ("before", "after"))
-    names = (("success", "sampled"), ("greedy", "greedy"), ("best_of_8", "best of 8"))
-    pairs = [(words, as_triple(before.get(key)), as_triple(after.get(key))) for key, words in names]
-    missing = [stage for stage in STAGES if stage not in record["stages"]]
-    return Played(
-        name,
-        facts(config),
-        _how_far(folder, record),
-        before_after(record),
-        [(words, first, last) for words, first, last in pairs if first and last],
-        curves.points(metrics),
-        missing,
-        max((ns / 1e9 for _, ns, _ in stamp), default=0.0),
-    )
-
-
-def _how_far(folder: Path, record: dict) -> dict[str, str]:
-    last = {line["stage"]: line for line in timings(folder) if "step" in line}
-    words = {}
-    for stage in STAGES:
-        seconds = record["seconds"].get(stage)
-        if stage in record["stages"]:
-            words[stage] = "done" if seconds is None else f"{seconds:.0f} s"
-        elif stage in last:
-            words[stage] = f"{seconds:.0f} s so far, at step {last[stage]['step']:g}"
-        else:
-            words[stage] = "–" if seconds is None else f"{seconds:.0f} s so far"
-    return words | {"together": f"{sum(record['seconds'].values()) / 60:.1f} min"}
-
-
-def _object(path: Path) -> dict:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error})") from None
-    if not isinstance(found, dict):
-        raise RunError(f"{path} does not hold a JSON object")
-    return found
-
-
-def _lines(path: Path) -> list[dict]:
-    """Complete lines. Skips a line that is still being written or that a kill cut off; a file without complete lines is an error."""
-    found = read_lines(path)
-    if not found and path.stat().st_size > 0:
-        raise RunError(f"{path} holds no metrics")
-    return found
+EVERY = "Every metric"
+FEW = 8
+"""Curves of one metric that are drawn unless more are asked for."""
+SECONDS = 5.0
+"""Between two looks into the files of a run that is going on."""
 
 
 def draw() -> None:
-    found = folders()
-    runs, broken = whole(found)
-    for line in broken:
-        st.error(line)
+    runs, known = run_choice.chosen()
     if not runs:
         return
-    left, middle, right = st.columns([3, 4, 2])
+    left, right = st.columns([4, 2])
     with left:
-        # Prefer a run that was not abandoned.
-        first = next((run.name for run in runs if run.going or not run.missing), runs[0].name)
-        chosen = choice([run.name for run in runs], found, first)
-    with middle:
-        what = st.radio("Curves", list(curves.PANELS), key="curves", bind="query-params", horizontal=True)
+        what = st.radio("Curves", _groups(runs), key="curves", bind="query-params", horizontal=True)
     with right:
         smooth = st.slider("Smoothing, points", 1, 31, 9, 2, key="smooth", bind="query-params")
-    if not chosen:
-        st.info("Choose a run.")
-        return
-    going = any(run.going for run in runs if run.name in chosen)
-    st.fragment(shown, run_every=5.0 if going else None)({name: found[name] for name in chosen}, what, smooth, going)
+    metric, parts = _metric(runs) if what == EVERY else ("", [])
+    going = any(map(run_state.going, runs))
+    places = {run.name: run.place for run in runs}
+    st.fragment(shown, run_every=SECONDS if going else None)(places, known, what, smooth, metric, parts, going)
 
 
-def choice(names: list[str], found: dict[str, Path], first: str) -> list[str]:
-    """The runs to show; `first` if nothing is chosen. The code writes the choice to the URL by hand: a box bound to the URL leaves out its
-    default, and the same link would show another run once a newer one is finished."""
-    state, asked = st.session_state.setdefault("run-state", {"seen": None, "shown": []}), st.query_params.get_all("run")
-    begins = asked != state["seen"] or "run" not in st.session_state  # a link, the browser's Back, or back from another page
-    wanted = list(dict.fromkeys(asked or state["shown"])) if begins else st.session_state["run"]
-    there, lacking = [name for name in wanted if name in names], [name for name in wanted if name and name not in found]
-    if lacking:
-        st.warning(missing("run", lacking))
-    if begins or there != wanted:
-        st.session_state["run"] = there or ([] if wanted == [""] else [first])
-    chosen = st.multiselect("Runs, newest first", names, key="run")
-    state["shown"], state["seen"] = chosen, chosen or [""]
-    if asked != state["seen"]:
-        st.query_params["run"] = state["seen"]
-    return chosen
+def _groups(runs: Sequence[Played]) -> list[str]:
+    """What can be drawn. A run of the recipe has, or will have, all of it."""
+    return [group for group in PANELS if any(run.recipe or curves.has(run, group) for run in runs)] + [EVERY]
 
 
-def shown(chosen: dict[str, Path], what: str, smooth: int, going: bool) -> None:
+def _metric(runs: Sequence[Played]) -> tuple[str, list[str]]:
+    """Draws the boxes for one metric and the stages or arms in which it was logged."""
+    names = curves.metrics_of(runs)
+    if not names:
+        return "", []
+    left, right = st.columns([1, 3])
+    with left:
+        metric = st.selectbox("Metric", names, key="metric", bind="query-params")
+    parts = curves.parts_of(runs, metric)
+    with right:
+        return metric, st.multiselect("Stages or arms", parts, parts[:FEW], key="parts", bind="query-params")
+
+
+def shown(places: dict[str, Path], known: Sequence[Played], what: str, smooth: int, metric: str, parts: Sequence[str], going: bool) -> None:
     """Everything that comes from files. While a run is in progress, this part is redrawn every few seconds."""
-    runs, broken = whole(chosen)
+    runs, broken = run_files.whole(places)
     for line in broken:
         st.error(line)
     if not runs:
         return
     for run in runs:
-        st.caption(_about(run))
-    columns = st.columns(2)
-    for place, panel in enumerate(curves.PANELS[what]):
-        with columns[place % 2]:
-            rows = curves.rows(panel, runs, smooth)
-            if rows:
-                figure(curves.drawn(panel, smooth, tuple(runs)), panel.name, rows, panel.words)
-            else:
-                st.info(f"{panel.title}: nothing yet.")
-    st.subheader("Before and after RL")
-    changes = [
-        dict(zip(("run", "measure", "before RL", "after RL", "difference"), (run.name, *row), strict=True)) for run in runs for row in run.changes
-    ]
-    if changes:
-        st.markdown(
-            "On held-out tasks, whose target and helper functions are not in the training data. Brackets are 95% bootstrap intervals over tasks."
-        )
-        table(changes, "before-after")
+        _about(run, known)
+    if what == EVERY:
+        _one_metric(runs, smooth, metric, parts)
     else:
-        st.info("No evaluation yet.")
+        columns = st.columns(2)
+        for place, panel in enumerate(PANELS[what]):
+            with columns[place % 2]:
+                _panel(panel, runs, smooth)
+    for run in runs:
+        _experiment(run)
+    _success(runs)
+    if different := beside.differences(runs):
+        with st.expander(f"Settings that differ: {len(different)}"):
+            table(different, "settings")
+    _rollouts(runs)
     st.subheader("Stages and their times")
-    table([{"stage": stage, **{run.name: run.stages[stage] for run in runs}} for stage in (*STAGES, "together")], "stages")
-    if going and not any(run.going for run in runs):
+    stages = list(dict.fromkeys([*(STAGES if any(run.recipe for run in runs) else ()), *(s for run in runs for s in run.stages if s != "together")]))
+    table([{"stage": stage, **{run.name: run.stages.get(stage, "–") for run in runs}} for stage in (*stages, "together")], "stages")
+    if going and not any(map(run_state.going, runs)):
         st.rerun()  # stop refreshing
 
 
-def _about(run: Played) -> str:
-    state = "finished"
-    if run.missing:
-        minutes = (time.time() - run.touched) / 60
-        state = f"running, at {run.missing[0]}" if run.going else f"stopped {minutes:.0f} minutes ago before the end of {run.missing[0]}"
-    whose = "a run from another machine" if run.name == EXAMPLE else "your run"
-    return " · ".join([f"**{plain(run.name)}**, {whose}", state, *map(plain, run.facts)])
+def _about(run: Played, known: Sequence[Played]) -> None:
+    """Whose run this is, and in which state."""
+    where = "a committed record" if run.place.suffix == ".json" else "a run from another machine" if run.name == EXAMPLE else "your run"
+    kind = "" if run.technique == "recipe" else f" of {plain(run.technique)}"
+    words = " · ".join([f"**{plain(run.name)}**, {where}{kind}", run_state.said(run, known), *map(plain, run.facts)])
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if run_state.going(run):
+            st.badge("live", icon=":material/sensors:", color="green", width="content")
+        st.caption(words)
+
+
+def _of(runs: Sequence[Played]) -> str:
+    """Whose figures these are, for a caption."""
+    return f"Of {', '.join(run_choice.label(run) for run in runs)}."
+
+
+def _panel(panel: Panel, runs: Sequence[Played], smooth: int) -> None:
+    have = [run for run in runs if curves.rows(panel, [run], smooth)]
+    lacking = [run.name for run in runs if run not in have]
+    if have:
+        figure(curves.drawn(panel, smooth, tuple(have)), panel.name, curves.rows(panel, have, smooth), f"{panel.words} {_of(have)}")
+    if lacking:
+        ended = all(not run.missing for run in runs if run.name in lacking)
+        st.info(f"{panel.title}: {'not recorded by' if ended else 'nothing yet of'} {plain(', '.join(lacking))}.")
+
+
+def _one_metric(runs: Sequence[Played], smooth: int, metric: str, parts: Sequence[str]) -> None:
+    rows = curves.metric_rows(metric, parts, runs, smooth)
+    if rows:
+        figure(curves.metric_drawn(metric, tuple(parts), smooth, tuple(runs)), "metric", rows, f"{metric}, as it was logged. {_of(runs)}")
+    else:
+        st.info(f"{plain(', '.join(run.name for run in runs))}: no metrics along steps are recorded.")
+
+
+def _experiment(run: Played) -> None:
+    """An experiment's picture and verdicts, or what a technique's run reported."""
+    if run.picture:
+        st.image(run.picture, caption=f"The picture of {run.name}.")
+    if run.claims:
+        st.subheader(f"Verdicts of {plain(run.name)}")
+        claims = [{"claim": c["claim"], "measured": measured(c), "verdict": c["verdict"]} for c in of_sources(run.claims)]
+        bounds = [{"claim": c["claim"], "measured": f"{measured(c)}, {bound(c)}", "verdict": c["verdict"]} for c in laws(run.claims)]
+        table(claims + bounds, f"verdicts-{run.name}")
+    figures = {key: value for key, value in run.result.items() if isinstance(value, int | float | str)}
+    if figures:
+        with st.expander(f"What {plain(run.name)} reported"):
+            table(
+                [{"figure": key, "value": f"{value:.4g}" if isinstance(value, float) else str(value)} for key, value in figures.items()],
+                f"report-{run.name}",
+            )
+
+
+def _success(runs: Sequence[Played]) -> None:
+    if not any(run.recipe or run.successes for run in runs):
+        return
+    st.subheader("Before and after RL")
+    names = ("run", "measure", "before RL", "after RL", "difference")
+    changes = [dict(zip(names, (run.name, *row), strict=True)) for run in runs for row in run.changes]
+    if not changes:
+        st.info("No evaluation yet.")
+        return
+    st.markdown("On held-out tasks, whose target and helper functions are not in the training data. Brackets are 95% intervals over tasks.")
+    if len(runs) > 1 and (ends := beside.reached(runs)):
+        if said := beside.comparable(runs):
+            st.markdown(said)
+        table(ends, "success-beside")
+        with st.expander("Every measure, before and after"):
+            table(changes, "before-after")
+    else:
+        table(changes, "before-after")
+
+
+def _rollouts(runs: Sequence[Played]) -> None:
+    """The last rollouts of each run, folded, or why there are none."""
+    for run in runs:
+        of, some = run_rollouts.last(run)
+        if some:
+            with st.expander(f"Last rollouts of {plain(run.name)}, {of}"):
+                for one in some:
+                    st.caption(plain(one.says))
+                    st.code(one.text, language=None, wrap_lines=True)
+        elif run_state.going(run):
+            st.caption(f"{plain(run.name)}: {run_rollouts.silence(run)}")
 
 
 PAGE = Page(
     name="recipe",
     title="The recipe",
     says="From real source code to a trained agent: pretraining, draft layers, long context, demonstrations, reinforcement learning, "
-    "evaluation. This is the newest run on this machine, or else a committed one; `make small` makes one in about ten minutes.",
+    "evaluation. This is the newest run on this machine, or else a committed one; `make small` makes one in about ten minutes. Any other run opens "
+    "here too: at full scale, of a technique, or of an experiment.",
     formula=r"\begin{gathered}\text{data} \to \text{CPT} \to \text{MTP} \to \text{long context} \\"
     r"\to \text{SFT} \to \text{RL} \to \text{evaluation}\end{gathered}",
     question="RL raises sampled success. Does best of 8 rise as much?",

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from etude import figures
-from etude.explorer import claims, curves, examples, recipe
+from etude.explorer import claims, curves, examples, run_files, run_state
+from etude.explorer.panels import PANELS
+from etude.explorer.provenance import EXAMPLE
 from etude.report.record import STAGES, collect
 from etude.statements import open_statements
 from kit.settings import RunError
@@ -49,7 +51,7 @@ def words(at):
 
 def test_with_no_run_the_committed_example_is_shown(page, runs, drive, table):
     at = page("recipe")
-    assert at.multiselect(key="run").value == [recipe.EXAMPLE] and not at.error and "finished" in words(at)
+    assert at.multiselect(key="run").value == [EXAMPLE] and not at.error and "finished" in words(at)
     assert "seed 0" in words(at) and len(table(at, "measure")) >= 5
     assert drive(at) >= 7
 
@@ -61,11 +63,11 @@ def test_what_is_shown_of_a_run_is_what_it_recorded(page, runs, table):
     shown, eval_before = table(at, "measure"), record["stages"]["eval"]["before"]["success"]["value"]
     assert shown.set_index("measure").loc["success, sampled", "before RL"].startswith(f"{eval_before:.3f} ")
     assert table(at, "stage").set_index("stage").loc["cpt", "mine"] == f"{record['seconds']['cpt']:.0f} s"
-    (run,), broken = recipe.whole({"mine": runs / "mine"})
+    (run,), broken = run_files.whole({"mine": runs / "mine"})
     lines = [json.loads(line) for line in (runs / "mine" / "metrics" / "rl.jsonl").read_text().splitlines()]
-    xs, ys = run.series["reward/success"]
+    xs, ys = curves.points(run)["reward/success"]
     assert not broken and (xs == [line["step"] for line in lines]).all() and (ys == [line["success"] for line in lines]).all()
-    loss = next(panel for panel in curves.PANELS["Pretraining"] if panel.name == "loss")
+    loss = next(panel for panel in PANELS["Pretraining"] if panel.name == "loss")
     tokens = [row["tokens"] for row in curves.rows(loss, [run], 1)]
     assert tokens == sorted(tokens) and tokens[-1] > 1.5e6, "one stage goes on where the one before ended"
 
@@ -74,8 +76,8 @@ def test_the_newest_run_comes_first_and_several_are_compared(page, runs, table):
     played(runs / "old", ago=500)
     played(runs / "new", ago=50)
     at = page("recipe")
-    assert at.multiselect(key="run").options == ["new", "old", recipe.EXAMPLE] and at.multiselect(key="run").value == ["new"]
-    for what in curves.PANELS:
+    assert at.multiselect(key="run").options == ["new", "old", EXAMPLE] and at.multiselect(key="run").value == ["new"]
+    for what in PANELS:
         at = page("recipe", run=["new", "old"], curves=what)
         assert {"new", "old"} == set(table(at, "measure")["run"]) and {"new", "old"} <= set(table(at, "stage").columns)
 
@@ -123,7 +125,7 @@ def test_runs_of_any_name_are_shown_under_it(page, runs, table):
         played(runs / name, ago=float(ago))
     at = page("recipe")
     listed = at.multiselect(key="run").options
-    assert listed == [names[0], "_hidden", "runs/stage", "runs/committed example", names[4], recipe.EXAMPLE]
+    assert listed == [names[0], "_hidden", "runs/stage", "runs/committed example", names[4], EXAMPLE]
     at.multiselect(key="run").set_value(listed).run()
     assert not at.exception and not at.error
     assert list(table(at, "stage").columns) == ["stage", *listed] and table(at, "stage")["stage"].tolist() == [*STAGES, "together"]
@@ -137,8 +139,8 @@ def test_a_value_that_is_no_number_takes_only_its_own_window(page, runs):
     lines[5] |= {"reward": float("nan"), "success": float("inf")}
     (runs / "mine" / "metrics" / "rl.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert not page("recipe").exception
-    run = recipe.load("mine", runs / "mine")
-    for row in curves.rows(curves.PANELS["RL: reward"][0], [run], 9):
+    run = run_files.load("mine", runs / "mine")
+    for row in curves.rows(PANELS["RL: reward"][0], [run], 9):
         assert np.isfinite(row["smoothed"]) and 0 <= row["smoothed"] <= 1
 
 
@@ -162,7 +164,7 @@ def test_a_run_that_cannot_be_looked_into_is_one_line(page, runs, table, monkeyp
     at = page("recipe")
     (line,) = [error.value for error in at.error]
     assert "locked" in line and "Permission denied" in line and "\n" not in line
-    assert at.multiselect(key="run").options == ["good", recipe.EXAMPLE] and set(table(at, "measure")["run"]) == {"good"}
+    assert at.multiselect(key="run").options == ["good", EXAMPLE] and set(table(at, "measure")["run"]) == {"good"}
 
 
 def test_a_run_is_watched_while_it_goes_on_and_no_longer(page, runs, table, whole):
@@ -173,13 +175,13 @@ def test_a_run_is_watched_while_it_goes_on_and_no_longer(page, runs, table, whol
     at = page("recipe")
     assert "running, at rl" in words(at) and table(at, "stage").set_index("stage").loc["rl", "half"] == "12 s so far, at step 7"
     assert "No evaluation yet." in words(at)
-    (run,), _ = recipe.whole({"half": runs / "half"})
-    assert run.going and len(run.series["reward/reward"][0]) == 1
-    played(runs / "dead", stages=STAGES[:2], ago=2 * curves.AWAY)
-    (run,), _ = recipe.whole({"dead": runs / "dead"})
-    assert not run.going and "stopped 30 minutes ago before the end of mtp" in words(page("recipe", run="dead"))
+    (run,), _ = run_files.whole({"half": runs / "half"})
+    assert run_state.going(run) and len(curves.points(run)["reward/reward"][0]) == 1
+    played(runs / "dead", stages=STAGES[:2], ago=2 * run_state.AWAY)
+    (run,), _ = run_files.whole({"dead": runs / "dead"})
+    assert not run_state.going(run) and "interrupted 30 minutes ago at mtp" in words(page("recipe", run="dead"))
     (runs / "half" / "metrics" / "rl.jsonl").write_text('{"step": 1, "reward": 0.5, "success": 0.5}\n{"step": 2, "reward": 0.7, "success": 0.8}\n')
-    assert len(recipe.whole({"half": runs / "half"})[0][0].series["reward/reward"][0]) == 2, "what was written since is seen"
+    assert len(curves.points(run_files.whole({"half": runs / "half"})[0][0])["reward/reward"][0]) == 2, "what was written since is seen"
 
 
 def broken(folder):
@@ -215,7 +217,7 @@ def test_a_broken_run_is_one_line_and_the_others_show(page, runs, table, way):
     broken(played(runs / "bad"))[way]()
     at = page("recipe")
     assert len(at.error) == 1 and "bad" in at.error[0].value and "\n" not in at.error[0].value
-    assert at.multiselect(key="run").options == ["good", recipe.EXAMPLE] and "good" in table(at, "measure")["run"].tolist()
+    assert at.multiselect(key="run").options == ["good", EXAMPLE] and "good" in table(at, "measure")["run"].tolist()
 
 
 def test_other_folders_are_none_of_its_business(page, runs):
@@ -233,8 +235,8 @@ def test_the_example_is_a_run_cut_short(runs, tmp_path):
     out = examples.write_recipe(run, tmp_path / "example")
     steps = [json.loads(line)["step"] for line in (out / "metrics" / "rl.jsonl").read_text().splitlines()]
     assert {1, 123, 1000} <= set(steps) and len(steps) <= examples.LINES + 2
-    (copied,), broken = recipe.whole({"copy": out})
-    assert not broken and not copied.missing and copied.changes == recipe.whole({"mine": run})[0][0].changes
+    (copied,), broken = run_files.whole({"copy": out})
+    assert not broken and not copied.missing and copied.changes == run_files.whole({"mine": run})[0][0].changes
     (run / "stages" / "decode.json").unlink()
     with pytest.raises(RunError, match="no finished run"):
         examples.write_recipe(run, tmp_path / "other")

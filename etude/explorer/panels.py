@@ -1,0 +1,142 @@
+"""The pairs of axes in which the curves of training runs are drawn: which metrics of which stages."""
+
+from dataclasses import dataclass
+
+from sims.recipe.watched import NAMES
+
+__all__ = ["PANELS", "Panel"]
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One pair of axes."""
+
+    name: str
+    """Name of its files."""
+    title: str
+    """Title."""
+    stages: tuple[str, ...]
+    """Stages that train one after another; steps and tokens count on from stage to stage."""
+    series: dict[str, str]
+    """Curves: key in the metrics, and name in the legend."""
+    unit: str
+    """Label of the vertical axis."""
+    words: str
+    """Caption."""
+    x: str = "step"
+    log: bool = False
+
+
+_AHEAD = {1: "one ahead", 2: "two", 3: "three"}
+PANELS: dict[str, tuple[Panel, ...]] = {
+    "RL: reward": (
+        Panel(
+            "reward",
+            "Reward and success",
+            ("rl",),
+            {"success": "success", "reward": "reward"},
+            "mean over the batch",
+            "Every step uses new prompts, so memorisation cannot raise this curve. Reward is success minus the penalties.",
+        ),
+        Panel(
+            "success",
+            "Held-out success",
+            (),
+            {},
+            "share of tasks",
+            "Hollow: before RL; filled: after RL. Whiskers are 95% bootstrap intervals over held-out tasks.",
+        ),
+    ),
+    "RL: length, drift": (
+        Panel(
+            "length",
+            "Tokens per rollout",
+            ("rl",),
+            {"tokens": "tokens"},
+            "tokens",
+            "The length penalty pulls it down; a crash towards zero would mean that the agent gives up.",
+        ),
+        Panel(
+            "drift", "Distance from the policy before RL", ("rl",), {"kl": "k1"}, "nats per rollout", "A slow rise is learning, a jump is trouble."
+        ),
+    ),
+    "RL: calls, entropy": (
+        Panel(
+            "calls",
+            "Invalid calls",
+            ("rl",),
+            {"invalid_calls": "invalid calls"},
+            "a rollout",
+            "Calls that the environment could not parse. They cost reward and should not increase.",
+        ),
+        Panel(
+            "entropy",
+            "Entropy, estimated from samples",
+            ("rl",),
+            {"nll": "entropy"},
+            "nats a token",
+            "The policy's remaining uncertainty; near zero it no longer explores.",
+        ),
+    ),
+    "RL: monitor": (
+        Panel(
+            "evidence",
+            "Evidence of a change",
+            ("rl",),
+            {f"evidence_{name}": words for name, words in NAMES.items()} | {"alarm_at": "an alarm from here on"},
+            "log of a bettor's wealth, nats",
+            "Somebody bets that what rollouts do has changed since the first steps. In an unchanged run hardly one in a hundred ever gets this far.",
+        ),
+        *(
+            Panel(
+                f"watch-{name.replace('_', '-')}",
+                f"{words[0].upper()}{words[1:]}",
+                ("rl",),
+                {f"watch_{name}": "mean of a step", f"low_{name}": "usual: from", f"high_{name}": "usual: to"},
+                "share",
+                "Its mean may lie between these lines before it counts as changed. Evidence past its threshold says that it has, not that it is bad.",
+            )
+            for name, words in NAMES.items()
+        ),
+    ),
+    "Pretraining": (
+        Panel(
+            "loss",
+            "Training loss",
+            ("cpt", "long", "sft"),
+            {"loss": "loss"},
+            "nats a token",
+            "Short context, long context, demonstrations. Each phase has its own data, so a jump between phases is normal.",
+            "tokens",
+        ),
+        Panel(
+            "perplexity",
+            "Held-out codebase",
+            ("cpt", "long", "sft"),
+            {"codebase_ppl": "perplexity"},
+            "perplexity per token",
+            "On held-out code, while the network trains on code. Not measured during SFT, which trains on the agent's work only.",
+            "tokens",
+            True,
+        ),
+    ),
+    "Drafts": (
+        Panel(
+            "draft-kl",
+            "Distance of the draft heads from the main head",
+            ("mtp", "long", "sft", "rl"),
+            {f"kl_{depth}": words for depth, words in _AHEAD.items()},
+            "KL, nats",
+            "How far each draft layer is from the head that it imitates; first distilled, then trained jointly.",
+        ),
+        Panel(
+            "draft-agreement",
+            "Drafts that match",
+            ("mtp", "long", "sft", "rl"),
+            {f"agree_{depth}": words for depth, words in _AHEAD.items()},
+            "share of positions",
+            "How often a draft's first choice is also the main head's: the higher, the more drafts are accepted.",
+        ),
+    ),
+}
+"""Options of the radio button; most have two pictures, because a redraw waits for the drawing."""
