@@ -6,41 +6,16 @@ darker the less likely they were. Who points at one, or taps it, reads how likel
 
 import html
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from environments.sandbox.visible import visible
-from etude.drafted import Tally, tally
 from etude.played import Piece, Played
-from etude.tokens import Token
+from etude.tokens import Token, Watched
 from etude.watching import LABEL, outcome
 from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 
-__all__ = ["EDGES", "END", "STYLE", "Watched", "box", "chance", "legend", "named", "shown", "spanned", "told"]
+__all__ = ["EDGES", "END", "STYLE", "box", "chance", "legend", "named", "plain", "shown", "spanned", "told"]
 
 COLOURS = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "purple": PURPLE, "sky": SKY, "red": RED, "grey": GREY}
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A rollout with the tokens of its turns."""
-
-    name: str
-    """The checkpoint's, where it stands among others of its run."""
-    played: Played
-    turns: tuple[tuple[Token, ...], ...]
-    """Tokens of each turn and summary that the agent wrote."""
-
-    @property
-    def tokens(self) -> tuple[Token, ...]:
-        """All of them in order."""
-        return tuple(token for turn in self.turns for token in turn)
-
-    @property
-    def drafts(self) -> Tally:
-        """What drafts would have done."""
-        return tally([token.draft for token in turn] for turn in self.turns)
-
-
 WRITTEN = ("agent", "summary")
 EDGES = {"environment": "sky", "agent": "green", "summary": "purple", "context": "grey"}
 """Who speaks → the colour of the edge, as on a terminal."""
@@ -100,13 +75,18 @@ def box(inner: str, colour: str, who: str, delay: float = 0.0) -> str:
 
 def written(piece: Piece) -> str:
     """What was given to the agent."""
-    return html.escape(visible(piece.text)) if piece.role != "context" else f"<em>{html.escape(visible(piece.text))}</em>"
+    return plain(piece.text) if piece.role != "context" else f"<em>{plain(piece.text)}</em>"
+
+
+def plain(text: str) -> str:
+    """Text that stays text: neither a page nor a terminal obeys it."""
+    return html.escape(visible(text))
 
 
 def spanned(token: Token) -> str:
     """A token, the darker the less likely it was."""
     red, green, blue = (int(COLOURS["orange"][i : i + 2], 16) for i in (1, 3, 5))
-    text = END if token.text is None else html.escape(visible(token.text)).replace("\n", "↵\n")
+    text = END if token.text is None else plain(token.text).replace("\n", "↵\n")
     drafted = "" if token.draft is None else " kept" if token.draft else " refused"
     kinds = "token" + " rare" * (token.probability < 0.5) + drafted
     look = f"background:rgba({red},{green},{blue},{0.06 + 0.5 * (1 - token.probability):.2f})"

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 import torch
 
 from etude import drafted
-from etude.drafted import Drafter
+from etude.drafted import Drafter, Tally
+from etude.play import Agent, episode_of
+from etude.played import Played, of_episode
 from kit.process import one_thread
 from ref.network import Transformer
 from ref.self_summary import Segment
+from sims.microrepo import Task
 from sims.recipe.agent import Episode, Language, parted
 
-__all__ = ["OTHERS", "Token", "texts", "turns"]
+__all__ = ["OTHERS", "Token", "Watched", "texts", "turns", "watched"]
 
 OTHERS = 3
 """How many other tokens are named."""
@@ -39,6 +42,36 @@ class Token:
     """The experts of each layer at the position that predicted it; empty for a dense network."""
     draft: int | None = None
     """The layer whose draft it was, 0 if a draft was refused for it, None if none was checked."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A rollout with the tokens of its turns."""
+
+    name: str
+    """The checkpoint's, where it stands among others of its run."""
+    played: Played
+    turns: tuple[tuple[Token, ...], ...]
+    """Tokens of each turn and summary that the agent wrote."""
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """All of them in order."""
+        return tuple(token for turn in self.turns for token in turn)
+
+    @property
+    def drafts(self) -> Tally:
+        """What drafts would have done."""
+        return drafted.tally([token.draft for token in turn] for turn in self.turns)
+
+
+def watched(agent: Agent, task: Task, temperature: float, seed: int, drafts: bool = False) -> Watched:
+    """An agent's rollout, that of `play.episode_of`, with its tokens. With `drafts` they know whether they would have been drafts, if the agent has
+    draft layers. Raises RunError as `episode_of`."""
+    episode, model = episode_of(agent, task, temperature, seed)
+    layers = agent.drafts() if drafts else None
+    drafter = None if layers is None else Drafter(layers.to(model.norm.weight.dtype), temperature, seed)
+    return Watched(agent.folder.name, of_episode(agent.name, episode), tuple(turns(model, episode, temperature, drafter)))
 
 
 def turns(model: Transformer, episode: Episode, temperature: float, drafter: Drafter | None = None) -> list[tuple[Token, ...]]:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from etude.explorer.page import COLOURS, axes, png
-from etude.rendering import EDGES, END, STYLE, Watched, box, chance, legend, named, shown, spanned, told
+from etude.rendering import EDGES, END, STYLE, box, chance, legend, named, shown, spanned, told
+from etude.tokens import Watched
 
-__all__ = ["EDGES", "END", "STYLE", "Watched", "box", "chance", "legend", "named", "picture", "rows", "shown", "spanned", "told"]
+__all__ = ["EDGES", "END", "STYLE", "box", "chance", "legend", "named", "picture", "rows", "shown", "spanned", "told"]
 
 
 def rows(beside: Sequence[Watched]) -> list[dict]:

@@ -9,14 +9,13 @@ import streamlit as st
 
 from etude import drafted, tokens
 from etude.docstring import rewritten
-from etude.drafted import Drafter, Tally
+from etude.drafted import Tally
 from etude.example_agent import BEFORE
 from etude.explorer import provenance, rollouts
 from etude.explorer.files import stamp
 from etude.explorer.page import Page, figure, table
-from etude.explorer.rollouts import Watched
-from etude.play import Agent, agent_in, episode_of, found, task_of
-from etude.played import of_episode
+from etude.play import Agent, agent_in, found, task_of
+from etude.tokens import Watched
 from kit.settings import RunError
 from ref.engine.sampler import sample
 from sims.microrepo import Task
@@ -67,12 +66,8 @@ def known(folder: Path, files: tuple) -> Agent:
 
 @lru_cache(64)
 def watched(folder: Path, files: tuple, task: Task, temperature: float, seed: int, drafts: bool) -> Watched:
-    """A rollout with its tokens; with `drafts`, they know which of them would have been drafts, if the agent has draft layers."""
-    agent = known(folder, files)
-    episode, model = episode_of(agent, task, temperature, seed)
-    layers = agent.drafts() if drafts else None
-    drafter = None if layers is None else Drafter(layers.to(model.norm.weight.dtype), temperature, seed)
-    return Watched(folder.name, of_episode(agent.name, episode), tuple(tokens.turns(model, episode, temperature, drafter)))
+    """A rollout with its tokens."""
+    return tokens.watched(known(folder, files), task, temperature, seed, drafts)
 
 
 def another() -> None:
