@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +17,6 @@ from etude import afterwards, expected
 from etude.example_agent import FOLDER
 from etude.line import Line
 from etude.play import Agent, agent_in, found
-from ref.network import load_hf
 from sims.microrepo import Task
 from sims.recipe.agent import hash_seed
 from sims.recipe.data import task_stream
@@ -65,8 +63,7 @@ def played(agent: Agent, tasks: list[Task], samples: int, seed: int) -> dict[str
         done = so_far
 
     try:
-        model = load_hf(agent.folder).to(getattr(torch, recipe.training.dtype))
-        return measure_policy(model, agent.language, tasks, recipe, hash_seed(seed, "eval"), tell)
+        return measure_policy(agent.network(), agent.language, tasks, recipe, hash_seed(seed, "eval"), tell)
     finally:
         line.end()
 

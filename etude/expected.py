@@ -131,7 +131,7 @@ def of_rollouts(checkpoints: Sequence[Path], example: Path, rollouts: int) -> st
     clone's agent, whose run is a committed record. A run's evaluation plays two checkpoints, every task greedily, too."""
     seconds, sources, box = 0.0, [], machine()
     for folder in checkpoints:
-        root, mine = folder.resolve().parent.parent, folder.resolve() != example.resolve()
+        root, mine = folder.resolve().parent.parent, example.resolve() not in (folder.resolve(), folder.resolve().parent)
         record = read(root / "config.json") if mine else read(COMMITTED / "examples" / "recipe" / "report.json")
         took = seconds_of(root) if mine else record.get("seconds", {})
         if record.get("technique") != "recipe" or "eval" not in took or (mine and not same_machine(record.get("machine"), box)):

@@ -19,14 +19,16 @@ from typing import TextIO
 import torch
 from rich.console import Console
 
+from etude import difference
 from etude.chain import Whole
-from etude.example_agent import FOLDER, RECORD
+from etude.example_agent import BEFORE, FOLDER, RECORD
 from etude.played import Piece, Played, of_episode, of_session
 from etude.watching import LABEL, outcome, said, show
 from kit.settings import RunError, fill
 from ref import cpt
 from ref.engine.sampler import Sampler
-from ref.network import Transformer, load_hf
+from ref.mtp import MTP
+from ref.network import Transformer
 from sims.microrepo import Session, Task, generate
 from sims.recipe.agent import Episode, Language, play
 from sims.recipe.data import task_stream
@@ -35,6 +37,7 @@ from sims.recipe.settings import Recipe
 
 __all__ = ["Agent", "agent_in", "episode_of", "found", "listen", "play_one", "task_of", "turns", "watch"]
 
+NONE = "none"
 CALLS = "read FILE, write FILE and the body's lines behind four spaces, test, done; an empty line ends your turn"
 
 
@@ -49,12 +52,21 @@ class Agent:
     @property
     def name(self) -> str:
         """What it is called on the terminal."""
-        return "/".join(FOLDER.parts[-3:]) if self.folder == FOLDER else str(self.folder)
+        return str(self.folder.relative_to(FOLDER.parents[2])) if self.folder in (FOLDER, FOLDER / BEFORE) else str(self.folder)
+
+    def network(self) -> Transformer:
+        """Its network as the recipe plays it. Raises RunError for a checkpoint stored as a difference from another than the one above it."""
+        return difference.network(self.folder, self.recipe.mtp.layers).to(getattr(torch, self.recipe.training.dtype))
+
+    def drafts(self) -> MTP | None:
+        """Its draft layers, rounded alike; None where it has none. Raises RunError as `network`, and for layers of another shape."""
+        layers = difference.drafts(self.folder, self.recipe.mtp.layers)
+        return None if layers is None else layers.to(getattr(torch, self.recipe.training.dtype))
 
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder holds a network."""
-    return (folder / "config.json").is_file() and any(folder.glob("model*.safetensors*"))
+    return (folder / "config.json").is_file() and (difference.is_stored(folder) or any(folder.glob("model*.safetensors*")))
 
 
 def found(where: Path | None, before: str | None) -> list[Path]:
@@ -73,24 +85,26 @@ def found(where: Path | None, before: str | None) -> list[Path]:
         raise RunError(f"{where} is neither a run nor a checkpoint; make a run with: etude run recipe --scale small --out FOLDER")
     if before is None:
         return [last]
-    if last.parent.name == "checkpoints" and "/" not in before and is_checkpoint(last.parent / before):
-        return [last.parent / before, last]
+    beside = last.parent if last.parent.name == "checkpoints" else last  # what the example agent was before lies in its folder
+    if "/" not in before and is_checkpoint(beside / before):
+        return [beside / before, last]
     if is_checkpoint(Path(before)):
         return [Path(before), last]
-    there = f"; there are {names(last.parent)}" if last.parent.name == "checkpoints" else "; name a run, whose checkpoint it is"
+    there = "; name a run, whose checkpoint it is" if beside == last and names(last) == NONE else f"; there are {names(beside)}"
     raise RunError(f"--before expects a checkpoint of the same run or the folder of one, got {before}{there}")
 
 
 def names(folder: Path) -> str:
     """The checkpoints in a folder, in a sentence."""
-    return ", ".join(sorted(path.name for path in folder.iterdir() if is_checkpoint(path))) or "none"
+    return ", ".join(sorted(path.name for path in folder.iterdir() if is_checkpoint(path))) or NONE
 
 
 def settings_of(folder: Path) -> Recipe:
     """The settings under which a checkpoint was trained: beside it, or in its run; else the recipe's own. Raises RunError."""
     kinds = {"recipe": Recipe, "recipe full": Whole}
     run = folder.resolve().parent.parent / "config.json"
-    path = folder / RECORD if (folder / RECORD).is_file() else run
+    beside = (folder.parent if difference.is_stored(folder) else folder) / RECORD
+    path = beside if beside.is_file() else run
     if not path.is_file() or path == run and folder.resolve().parent.name != "checkpoints":
         return Recipe()
     try:
@@ -132,7 +146,7 @@ def episode_of(agent: Agent, task: Task, temperature: float, seed: int) -> tuple
     """An agent's rollout and the network that sampled it; temperature 0 is greedy. Raises RunError for a network that gives no distribution or no
     room for the task."""
     recipe = agent.recipe
-    model = load_hf(agent.folder).to(getattr(torch, recipe.training.dtype))
+    model = agent.network()
     generator = torch.Generator().manual_seed(seed) if temperature else None
     how = context(agent.language, recipe)
     try:

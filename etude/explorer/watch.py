@@ -7,20 +7,19 @@ from pathlib import Path
 
 import streamlit as st
 
-from etude import tokens
+from etude import drafted, tokens
 from etude.docstring import rewritten
+from etude.drafted import Tally
+from etude.example_agent import BEFORE
 from etude.explorer import provenance, rollouts
 from etude.explorer.files import stamp
 from etude.explorer.page import Page, figure, link, table
-from etude.explorer.rollouts import Watched
-from etude.play import Agent, agent_in, episode_of, found, task_of
-from etude.played import of_episode
+from etude.play import Agent, agent_in, found, task_of
+from etude.tokens import Watched
 from kit.settings import RunError
 from ref.engine.sampler import sample
 from sims.microrepo import Task
 
-BEFORE = "sft"
-"""The checkpoint before RL."""
 NUMBERS = 200
 """Held-out tasks, new tasks and samples to choose from."""
 TASKS = ("held-out", "new")
@@ -38,21 +37,19 @@ def agents() -> dict[str, list[Path]]:
 
 
 def chosen() -> list[Agent]:
-    """Draws a box with the runs and a line that names the chosen one. Raises RunError where the committed agent is missing."""
+    """Draws a box with the runs and a line that names the chosen one. Raises RunError where the committed agents are missing."""
     there = agents()
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     with left:
         name = provenance.choice(list(there), "examples")
-    folders = there[name] or found(None, None)
+    folders = there[name] or found(None, BEFORE)
     with right:
         if there[name]:
             facts = next(run.facts for run in provenance.finished() if run.name == name)
             words = f"Shown: **{provenance.plain(name)}**, your run in {provenance.plain(str(folders[-1].parents[1]))}"
             st.caption(" · ".join([words, *map(provenance.plain, facts)]))
         else:
-            st.caption(
-                f"Shown: **{name}**, the agent of a run from another machine, without the one before RL; `make small` makes a run that has both."
-            )
+            st.caption(f"Shown: **{name}**, the agents of a run from another machine; `make small` makes a run of yours.")
     return [known(*stamps(folder)) for folder in folders]
 
 
@@ -68,11 +65,9 @@ def known(folder: Path, files: tuple) -> Agent:
 
 
 @lru_cache(64)
-def watched(folder: Path, files: tuple, task: Task, temperature: float, seed: int) -> Watched:
+def watched(folder: Path, files: tuple, task: Task, temperature: float, seed: int, drafts: bool) -> Watched:
     """A rollout with its tokens."""
-    agent = known(folder, files)
-    episode, model = episode_of(agent, task, temperature, seed)
-    return Watched(folder.name, of_episode(agent.name, episode), tuple(tokens.turns(model, episode, temperature)))
+    return tokens.watched(known(folder, files), task, temperature, seed, drafts)
 
 
 def another() -> None:
@@ -106,8 +101,14 @@ def draw() -> None:
     some = chosen()
     task, heat, seed = asked(some[-1])
     helpers = {0: "no helper", 1: "1 helper"}.get(task.depth, f"{task.depth} helpers")
+    drafts = st.toggle(
+        "Drafts",
+        key="drafted",
+        bind="query-params",
+        help="Which of its tokens would have been drafts of its own small layers, checked several at a time (speculative decoding).",
+    )
     with st.spinner("The agent plays …"):
-        beside = [watched(*stamps(agent.folder), task, heat, seed) for agent in some]
+        beside = [watched(*stamps(agent.folder), task, heat, seed, drafts) for agent in some]
     most = max(len(one.turns) for one in beside)
     left, right = st.columns([4, 1], vertical_alignment="bottom")
     with left:
@@ -116,16 +117,24 @@ def draw() -> None:
         if again := st.button("Play", key="play", icon=":material/play_arrow:"):
             st.session_state["plays"] = st.session_state.get("plays", 0) + 1
     st.html(rollouts.STYLE)
-    st.html(rollouts.legend())
+    st.html(rollouts.legend(drafts))
     for one, column in zip(beside, st.columns(len(beside)), strict=True):
         with column:
-            st.markdown(f"**{heading(one, len(beside))}** · {helpers} to read")
+            st.markdown(f"**{heading(one, len(beside))}** · {helpers} to read" + (f" · {rate(one.drafts)}" if drafts else ""))
             st.html(rollouts.shown(one, until, st.session_state["plays"] if again else 0))
     how = f"at temperature {heat:g}" if heat else "at temperature 1, though the rollout is greedy"
     words = f"Probability of each token {how}, in the order in which they were written; dotted lines part the turns of {beside[-1].name}."
     figure(rollouts.picture(beside), "watch-tokens", rollouts.rows(beside), words)
     experts(beside[-1])
     link("start", "How it was trained: the recipe, stage by stage", ":material/account_tree:")
+
+
+def rate(found: Tally) -> str:
+    """What drafts would have done for a rollout, in words."""
+    if not found.checked:
+        return "no draft layers: every token took a pass of its own"
+    share, each = found.kept / found.checked, found.tokens / found.passes
+    return f"{found.kept} of {found.checked} drafts kept ({share:.0%}): {found.tokens} tokens in {found.passes} passes, {each:.1f} a pass"
 
 
 def heading(one: Watched, of: int) -> str:
@@ -155,6 +164,6 @@ PAGE = Page(
     question="Of which tokens is the agent sure, and of which is it not? Guess before you point at one.",
     look="It is sure of almost every token. Where it is not, the alternatives under the pointer are other bodies. Hidden tests decide.",
     draw=draw,
-    code=(sample, tokens.turns, rewritten),
+    code=(sample, tokens.turns, drafted.of_turn, rewritten),
     technique="recipe",
 )

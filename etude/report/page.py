@@ -1,7 +1,7 @@
 """The report of a run: `report.json` with every result, `report.html` with pictures, in one file each.
 
 Shows whatever the stages have left in the run folder, so a run that stopped halfway has half a report. The
-page is self-contained: it embeds its pictures and has no scripts.
+page is self-contained: it embeds its pictures and has no scripts. Its rollouts are played when it is written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def write(run_root: str | Path) -> tuple[Path, Path]:
     metrics = {path.stem: read_lines(path) for path in sorted((root / "metrics").glob("*.jsonl"))}
     page, data = root / "report.html", root / "report.json"
     replace_text(data, json.dumps(record, indent=1) + "\n")
-    replace_text(page, _page(record, metrics))
+    from etude.report import rollouts  # late: it plays them, with torch
+
+    replace_text(page, _page(record, metrics, rollouts.shown(root, record)))
     return page, data
 
 
@@ -56,7 +58,7 @@ th,td{padding-right:10px}table.wide td.n{white-space:normal}}
 """
 
 
-def _page(record: dict, metrics: dict[str, list[dict]]) -> str:
+def _page(record: dict, metrics: dict[str, list[dict]], rollouts: list[str]) -> str:
     stages = record["stages"]
     result = evaluation_of(record)
     parts = [f"<h1>{_title(record)}</h1>", f'<p class="lead">{_machine_words(record)}</p>', _cards(record)]
@@ -65,7 +67,7 @@ def _page(record: dict, metrics: dict[str, list[dict]]) -> str:
     parts += _section("What was watched for in RL", [_watched_table(metrics)], watched.picture(metrics.get("rl", [])))
     parts += _section("Continued pretraining", [_data_words(stages.get("data", {})), _codebase_table(result)], cpt_pictures(metrics))
     parts += _section("Multi-token prediction", [_ways_table(result)], mtp_pictures(metrics) + speculative_pictures(result))
-    parts += _section("A rollout", _examples(result), [])
+    parts += _section("Rollouts", rollouts, [])
     parts += _section("The run", [], time_picture(record["seconds"]))
     missing = [name for name in STAGES if name not in stages]
     if missing:
@@ -207,18 +209,3 @@ def _ways_table(result: dict) -> str:
     )
     header = ["drafts", "speed-up", "with environment", "tokens per pass", "accepted, by depth", "accepted, recalled"]
     return f"<p>{words}</p>" + _table([*header, "turns taken back", "same text"], rows)
-
-
-def _examples(result: dict) -> list[str]:
-    found = []
-    for example in (result.get("examples") or [])[:4]:
-        transcript = example.get("transcript", "")
-        if not isinstance(transcript, str):
-            transcript = "\n".join(map(str, transcript))
-        label = "solved" if example.get("success") else "not solved"
-        found.append(
-            f"<details{' open' if not found else ''}><summary><b>{label}</b>: "
-            f"{html.escape(str(example.get('prompt', '')).strip())}</summary>"
-            f"<pre>{html.escape(transcript)}</pre></details>"
-        )
-    return found

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from etude import docstring, example_agent, play, tokens
 from etude.docstring import rewritten
 from etude.explorer import PAGES, provenance, rollouts
-from etude.explorer.rollouts import Watched
-from etude.played import of_episode
 from kit.settings import RunError
 from ref.network import load_hf, save_hf
 from sims.microrepo import Session, WorldConfig, generate
@@ -39,7 +37,7 @@ def mine(runs):  # noqa: F811
     config["config"] = {**json.loads((FOLDER / example_agent.RECORD).read_text())["config"], "seed": 7}
     (folder / "config.json").write_text(json.dumps(config))
     last, first = (folder / "checkpoints" / name for name in ("final", "sft"))
-    shutil.copytree(FOLDER, last, ignore=shutil.ignore_patterns("record.json"))
+    shutil.copytree(FOLDER, last, ignore=shutil.ignore_patterns("record.json", "sft"))
     model = load_hf(FOLDER)
     with torch.no_grad():
         model.norm.weight.mul_(0.9)
@@ -48,9 +46,12 @@ def mine(runs):  # noqa: F811
     return folder
 
 
-def watched(agent, number=0, temperature=1.0, seed=0):
-    episode, model = play.episode_of(agent, play.task_of(agent.recipe, number, None), temperature, seed)
-    return Watched("final", of_episode(agent.name, episode), tuple(tokens.turns(model, episode, temperature))), episode
+def watched(agent, number=0, temperature=1.0, seed=0, drafts=False):
+    return tokens.watched(agent, play.task_of(agent.recipe, number, None), temperature, seed, drafts)
+
+
+def episode(agent, number, temperature=1.0, seed=0):
+    return play.episode_of(agent, play.task_of(agent.recipe, number, None), temperature, seed)[0]
 
 
 def html(at) -> str:
@@ -62,8 +63,8 @@ def html(at) -> str:
 
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_a_token_has_the_probability_with_which_it_was_sampled(agent, temperature):
-    one, episode = watched(agent, 3, temperature)
-    logp = torch.cat([segment.logp[segment.sampled] for segment in episode.chain.segments])
+    one = watched(agent, 3, temperature)
+    logp = torch.cat([segment.logp[segment.sampled] for segment in episode(agent, 3, temperature).chain.segments])
     assert [token.probability for token in one.tokens] == pytest.approx(logp.exp().tolist(), abs=CLOSE) and len(one.tokens) == one.played.own_tokens
     for token in one.tokens:
         chances = [chance for _, chance in token.others]
@@ -72,16 +73,16 @@ def test_a_token_has_the_probability_with_which_it_was_sampled(agent, temperatur
 
 
 def test_the_tokens_of_a_turn_are_what_was_said(agent):
-    one, episode = watched(agent, 0, 2.0)  # hot, so that it says many things
+    one = watched(agent, 0, 2.0)  # hot, so that it says many things
     said = [piece.text for piece in one.played.pieces if piece.role in ("agent", "summary")]
     assert ["".join(token.text for token in turn if token.text is not None) for turn in one.turns] == said
     assert all(token.text is not None for turn in one.turns for token in turn[:-1])
-    recorded = torch.cat([segment.experts[segment.sampled[1:]] for segment in episode.chain.segments])
+    recorded = torch.cat([segment.experts[segment.sampled[1:]] for segment in episode(agent, 0, 2.0).chain.segments])
     assert [token.experts for token in one.tokens] == [tuple(map(tuple, each)) for each in recorded.tolist()]
 
 
 def test_a_greedy_rollout_takes_the_likeliest_token(agent):
-    one, _ = watched(agent, 1, 0.0)
+    one = watched(agent, 1, 0.0)
     assert all(token.probability >= token.others[0][1] - CLOSE and token.probability < 1 for token in one.tokens)
 
 
@@ -110,7 +111,8 @@ def test_answer_and_tests_follow_from_the_docstring(seed, steps, depth):
     for _ in range(steps):
         drawn = draw_step(rng, drawn, args, 0.5)
     edited = rewritten(task, drawn.phrase)
-    assert edited.answer == f"return {drawn.code}" and edited.depth == 0 and edited.prompt == task.prompt and edited.key != task.key
+    assert edited.answer == f"return {drawn.code}" and edited.depth == 0 and edited.prompt == task.prompt
+    assert (edited.key == task.key) == (drawn.phrase == task.files[task.target].doc)
     for answer in (edited.answer, task.answer):
         session = Session(edited)
         session.step(f"write {edited.target}\n    {answer}")
@@ -171,16 +173,38 @@ def test_it_is_the_first_page_and_every_control_goes_to_both_ends(page, drive, r
     assert drive(at) >= 12
 
 
-def test_without_a_run_the_committed_agent_plays_and_says_so(page, runs, agent):  # noqa: F811
+def test_without_a_run_the_committed_agents_play_and_say_so(page, runs, agent):  # noqa: F811
     at = page("watch", task="3")
-    one, _ = watched(agent, 3)
-    said = " ".join(caption.value for caption in at.caption)
-    assert "Shown: **committed example**, the agent of a run from another machine" in said and "`make small`" in said and not at.error
+    both = [watched(one, 3) for one in (play.agent_in(FOLDER / example_agent.BEFORE), agent)]
+    said = " ".join([*(caption.value for caption in at.caption), *(one.value for one in at.markdown)])
+    assert "Shown: **committed example**, the agents of a run from another machine" in said and "`make small`" in said and not at.error
+    assert "**sft, before RL**" in said and "**agent, after RL**" in said
     shown = html(at)
-    assert ("solved" if one.played.success else "not solved") in shown and f"hidden: passed {one.played.hidden.count(None)} of 32" in shown
-    assert shown.count('class="more"') == one.played.own_tokens and f"{one.played.own_tokens} tokens written" in shown
-    assert "font-weight:700" in shown[shown.index("verdict") :] and shown.count("font-weight:700") == 1, "the verdict alone is bold"
-    assert at.text_input[0].label.startswith(f"Docstring of {one.played.prompt.split()[-1]}(")
+    for one in both:
+        assert ("solved" if one.played.success else "not solved") in shown and f"hidden: passed {one.played.hidden.count(None)} of 32" in shown
+        assert f"{one.played.own_tokens} tokens written" in shown
+    assert shown.count('class="more"') == sum(one.played.own_tokens for one in both)
+    assert "font-weight:700" in shown[shown.index("verdict") :] and shown.count("font-weight:700") == 2, "the verdicts alone are bold"
+    assert at.text_input[0].label.startswith(f"Docstring of {both[0].played.prompt.split()[-1]}(")
+
+
+def test_drafts_are_shown_on_demand(page, runs, whole, agent):  # noqa: F811
+    at = page("watch")
+    assert " kept" not in html(at).replace("a kept draft", "") and not any("drafts kept" in one.value for one in at.markdown)
+    at.toggle(key="drafted").set_value(True)
+    whole(at.run())
+    one = watched(agent, drafts=True)
+    found, shown = one.drafts, html(at)
+    assert found.tokens == one.played.own_tokens and 0 < found.kept <= found.checked < found.tokens
+    assert any(f"{found.kept} of {found.checked} drafts kept" in said.value for said in at.markdown)
+    assert all(rollouts.spanned(token) in shown for token in one.tokens) and "kept: a draft of layer 1" in shown
+
+
+def test_an_agent_without_draft_layers_says_so(page, mine):
+    shutil.rmtree(mine / "checkpoints" / "final" / "mtp")
+    at = page("watch", drafted="true")
+    said = [one.value for one in at.markdown if one.value.startswith(("**sft", "**final"))]
+    assert len(said) == 2 and all("no draft layers: every token took a pass of its own" in one for one in said) and not at.error
 
 
 def test_a_run_plays_its_own_task_before_and_after_rl(page, mine):
@@ -189,8 +213,8 @@ def test_a_run_plays_its_own_task_before_and_after_rl(page, mine):
     folders = play.found(mine, "sft")
     said = " ".join([*(caption.value for caption in at.caption), *(one.value for one in at.markdown)])
     assert "Shown: **mine**, your run in runs/mine · seed 7" in said and "**sft, before RL**" in said and "**final, after RL**" in said
-    first, last = (watched(play.agent_in(folder))[0] for folder in folders)
-    assert first.played.prompt == last.played.prompt != watched(play.agent_in(FOLDER))[0].played.prompt, "the run's settings draw its tasks"
+    first, last = (watched(play.agent_in(folder)) for folder in folders)
+    assert first.played.prompt == last.played.prompt != watched(play.agent_in(FOLDER)).played.prompt, "the run's settings draw its tasks"
     shown = html(at)
     assert shown.count('class="more"') == first.played.own_tokens + last.played.own_tokens
     for one in (first, last):
@@ -200,12 +224,12 @@ def test_a_run_plays_its_own_task_before_and_after_rl(page, mine):
 
 def test_turns_appear_one_after_the_other(page, runs, whole, agent):  # noqa: F811
     at = page("watch")
-    one, _ = watched(agent)
+    both = [watched(one) for one in (play.agent_in(FOLDER / example_agent.BEFORE), agent)]
     slider = next(slider for slider in at.slider if slider.key.startswith("turns"))
-    assert slider.value == slider.max == len(one.turns)
+    assert slider.value == slider.max == max(len(one.turns) for one in both)
     slider.set_value(1)
     whole(at.run())
-    assert html(at).count('class="more"') == len(one.turns[0]) and "verdict" not in html(at)
+    assert html(at).count('class="more"') == sum(len(one.turns[0]) for one in both) and "verdict" not in html(at)
     at.button(key="play").click()
     whole(at.run())
     assert 'class="appearing play-1"' in html(at)
@@ -239,7 +263,7 @@ def test_a_new_task_is_another_one(page, runs, whole):  # noqa: F811
 
 
 def test_what_an_agent_writes_stays_text(agent):
-    one, _ = watched(agent)
+    one = watched(agent)
     evil = tokens.Token("<b>\x1b\n", 0.2, (("<script>", 0.3), (None, 0.1)), ())
     pieces = [dataclasses.replace(one.played.pieces[0], text="<img src=x>"), dataclasses.replace(one.played.pieces[1], text="<b>")]
     bad = dataclasses.replace(one, played=dataclasses.replace(one.played, pieces=tuple(pieces), diff=("+<i>",)), turns=((evil,),))

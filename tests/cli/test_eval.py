@@ -54,7 +54,7 @@ def test_an_agent_beside_itself_differs_in_nothing(one_core, ask, tmp_path):
     ("words", "says"),
     [
         (["nowhere"], "nowhere is neither a run nor a checkpoint"),
-        ([FOLDER, "--before", "sft"], "got sft; name a run"),
+        ([FOLDER, "--before", "base"], "got base; there are sft"),
         ([FOLDER, "--tasks", "0"], "--tasks"),
         (["agent"], "Missing argument 'RUN|CHECKPOINT'"),
     ],

@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from etude import example_agent, play, watching
+from etude.difference import DELTA, drafts, network, store
 from etude.played import Piece, difference, of_episode, of_session, pieces
 from kit.settings import RunError
-from ref.network import load_hf
+from ref.network import load_hf, save_hf
 from sims.microrepo import Session
+from sims.recipe.agent import hash_seed
 from sims.recipe.demonstrations import shown
 from sims.recipe.evaluation import measure_policy
+from sims.recipe.learner import load_checkpoint
 from sims.recipe.settings import Evaluation, Recipe
 
 FOLDER = example_agent.FOLDER
@@ -71,14 +74,58 @@ def text_of(rollouts, **how) -> str:
 def test_the_committed_agent_is_the_one_that_was_measured():
     weights = (FOLDER / "model.safetensors").read_bytes()
     assert RECORD["weights"] == {"dtype": "bfloat16", "bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 6_000_000
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*")) < 9_000_000
     assert (RECORD["held_out"]["tasks"], RECORD["held_out"]["samples"]) == (100, 4)
     assert "+changes" not in RECORD["machine"]["commit"]
 
 
 def test_rounding_costs_the_agent_nothing_that_can_be_seen():
-    lost = RECORD["held_out"]["difference"]["success"]
+    lost = RECORD["held_out"]["difference"]["original"]["success"]
     assert lost["low"] <= 0 <= lost["high"] and abs(lost["value"]) < 0.05
+
+
+def test_rl_gained_what_the_record_says():
+    """The interval of the gain leaves zero out, and every mean is that of the tasks that are listed."""
+    found = RECORD["held_out"]
+    for name in ("original", "sft", "agent"):
+        assert sum(found[name]["solved"]) / 400 == pytest.approx(found[name]["success"]["value"])
+    gain = found["difference"]["sft"]["success"]
+    assert gain["low"] > 0 and gain["value"] == pytest.approx(found["agent"]["success"]["value"] - found["sft"]["success"]["value"])
+
+
+@pytest.mark.parametrize("name", ["agent", "sft"])
+def test_the_agents_of_the_clone_play_as_the_record_says(name):
+    """The first tasks, with the random numbers of the record: as many rollouts of each succeed."""
+    one = play.agent_in(FOLDER if name == "agent" else FOLDER / name)
+    sized = replace(one.recipe, evaluation=Evaluation(tasks=2, samples=4))
+    tasks = [play.task_of(one.recipe, number, None) for number in range(2)]
+    found = measure_policy(one.network(), one.language, tasks, sized, hash_seed(one.recipe.seed, example_agent.STREAM))
+    assert found["success"].sum(1).tolist() == RECORD["held_out"][name]["solved"][:2]
+
+
+def test_a_difference_makes_the_same_bits_and_only_from_its_base(tmp_path, agent):
+    layers = agent.recipe.mtp.layers
+    shutil.copytree(FOLDER, tmp_path / "agent")
+    model, mtp = load_hf(FOLDER), drafts(FOLDER, layers)
+    assert mtp is not None
+    with torch.no_grad():
+        model.norm.weight[3], mtp.layers[1].norm.weight[5] = -0.0, 2.5
+    store(tmp_path / "agent" / "other", model, mtp, layers, {"README.md": b"another"})
+    found = network(tmp_path / "agent" / "other", layers), drafts(tmp_path / "agent" / "other", layers)
+    for made, wanted in zip(found, (model, mtp), strict=True):
+        assert made is not None and all(map(torch.equal, made.state_dict().values(), wanted.state_dict().values()))
+    assert (tmp_path / "agent" / "other" / DELTA).stat().st_size < 1000
+    save_hf(model, tmp_path / "agent", extra={f"mtp.{name}": x for name, x in mtp.state_dict().items()})
+    with pytest.raises(RunError, match="is the difference from another checkpoint than the one above it"):
+        network(tmp_path / "agent" / "other", layers)
+    (tmp_path / "agent" / "other" / DELTA).write_bytes(b"no delta")
+    with pytest.raises(RunError, match="holds no difference from the checkpoint above it"):
+        network(tmp_path / "agent" / "other", layers)
+    with pytest.raises(RunError, match="draft layers of another shape"):
+        drafts(FOLDER, replace(layers, depth=1))
+    shutil.rmtree(tmp_path / "agent" / "mtp")
+    with pytest.raises(RunError, match="weights, and what is stored beside it"):
+        store(tmp_path / "agent" / "third", model, mtp, layers, {})
 
 
 def test_a_rollout_is_the_one_that_the_evaluation_counts(agent):
@@ -96,7 +143,13 @@ def test_the_agent_of_a_run_is_written_and_measured(tiny_run, tmp_path):
     path = example_agent.write(tiny_run, tmp_path / "agent", tasks=2, samples=1)
     record, (mine, theirs) = json.loads(path.read_text()), (load_hf(folder) for folder in (path.parent, tiny_run / "checkpoints" / "final"))
     assert all(torch.equal(a, b.bfloat16().float()) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
-    assert not (path.parent / "mtp").exists() and record["held_out"]["agent"].keys() == record["held_out"]["original"].keys()
+    held_out = record["held_out"]
+    assert held_out["agent"].keys() == held_out["original"].keys() == held_out["sft"].keys() and len(held_out["sft"]["solved"]) == 2
+    layers = play.agent_in(path.parent).recipe.mtp.layers
+    for stored, name in ((path.parent, "final"), (path.parent / "sft", "sft")):
+        for made, wanted in zip((network, drafts), load_checkpoint(tiny_run, play.agent_in(stored).recipe, name), strict=True):
+            both = [part.parameters() for part in (made(stored, layers), wanted) if part is not None]
+            assert len(both) == 2 and all(torch.equal(a, b.bfloat16().float()) for a, b in zip(*both, strict=True))
     assert play.agent_in(path.parent).recipe == play.agent_in(tiny_run / "checkpoints" / "final").recipe
     with pytest.raises(RunError, match="is there already"):
         example_agent.write(tiny_run, path.parent)
@@ -243,7 +296,9 @@ def test_settings_come_from_beside_the_checkpoint_or_from_its_run(run, agent, tm
 
 BAD = [
     (["missing"], "missing is neither a run nor a checkpoint; make a run with: etude run recipe"),
-    (["--before", "sft"], "got sft; name a run, whose checkpoint it is"),
+    (["--before", "base"], "got base; there are sft"),
+    (["run/checkpoints/../../half/checkpoints/sft", "--before", "base"], "got base; there are sft"),
+    (["alone", "--before", "sft"], "got sft; name a run, whose checkpoint it is"),
     (["run", "--before", "base"], "got base; there are final, sft"),
     (["half"], "half has no checkpoint final yet; it has sft"),
     (["mute"], "mute has no tokenizer.json"),
@@ -263,6 +318,7 @@ BAD = [
 def test_bad_input(run, arguments, says, tmp_path, monkeypatch, ask):
     shutil.copytree(run, tmp_path / "half")
     shutil.rmtree(tmp_path / "half" / "checkpoints" / "final")
+    shutil.copytree(run / "checkpoints" / "final", tmp_path / "alone", ignore=shutil.ignore_patterns("sft"))
     for name in ("mute", "foreign", "broken"):
         shutil.copytree(run / "checkpoints" / "final", tmp_path / name)
     (tmp_path / "mute" / "tokenizer.json").unlink()

@@ -1,0 +1,131 @@
+"""A rollout of the small world as HTML: who said what, each token that the agent wrote with its probability, what changed, tests and verdict.
+
+The explorer shows it, and so does the report, which has no scripts. Words and their order are those of the terminal (`etude/watching.py`). Tokens are
+darker the less likely they were. Who points at one, or taps it, reads how likely it was and what else was.
+"""
+
+import html
+from collections.abc import Iterator
+
+from environments.sandbox.visible import visible
+from etude.played import Piece, Played
+from etude.tokens import Token, Watched
+from etude.watching import LABEL, outcome
+from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
+
+__all__ = ["EDGES", "END", "STYLE", "box", "chance", "legend", "named", "plain", "shown", "spanned", "told"]
+
+COLOURS = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "purple": PURPLE, "sky": SKY, "red": RED, "grey": GREY}
+WRITTEN = ("agent", "summary")
+EDGES = {"environment": "sky", "agent": "green", "summary": "purple", "context": "grey"}
+"""Who speaks → the colour of the edge, as on a terminal."""
+OUTCOMES = {"green": "green", "red": "red", "bold green": "green", "bold red": "red"}
+"""A style of the terminal → a colour here."""
+END = "▪"
+"""Stands for the token that ends a turn."""
+PAUSE = 0.6
+"""Seconds from one piece to the next where they appear one by one."""
+STYLE = f"""<style>
+.said {{position: relative; border-left: 4px solid; padding: .1rem .6rem; margin: .25rem 0; white-space: pre-wrap; overflow-wrap: anywhere;
+  font-family: 'Source Code Pro', monospace; font-size: .85rem; line-height: 1.7}}
+.said:hover, .said:focus-within {{z-index: 9}}
+.said .who {{display: block; font-family: sans-serif; font-size: .75rem; opacity: .75; line-height: 1.3}}
+.said .token {{border-radius: 3px; cursor: help}}
+.said .token.kept {{box-shadow: inset 0 -.16em {COLOURS["green"]}}}
+.said .token.refused {{box-shadow: inset 0 -.16em {COLOURS["red"]}}}
+.said .token.rare {{border-bottom: 2px dotted {COLOURS["orange"]}}}
+.said .more {{display: none; position: absolute; left: .6rem; top: 100%; z-index: 1; max-width: 100%; padding: .35rem .6rem; border-radius: 6px;
+  background: #20252b; color: #f5f6f7; font-size: .8rem; line-height: 1.5; white-space: pre-line; pointer-events: none}}
+.said .token:hover .more, .said .token:focus .more {{display: block}}
+.said .token:hover, .said .token:focus {{outline: 2px solid {COLOURS["blue"]}}}
+@keyframes appear {{from {{opacity: 0}} to {{opacity: 1}}}}
+.appearing > * {{animation: appear .3s both}}
+@media (prefers-reduced-motion: reduce) {{.appearing > * {{animation: none}}}}
+</style>"""
+
+
+def shown(watched: Watched, most: int, plays: int) -> str:
+    """A rollout as HTML, up to its turn `most`; behind the last one what came of it. `plays`: how often it was asked to play, one piece after the
+    other; 0 shows all at once."""
+    parts = [*said(watched, most)]
+    if most >= len(watched.turns):
+        parts.append(("".join(outcomes(watched.played)), "grey", ""))
+    boxes = "".join(box(*part, delay=number * PAUSE) for number, part in enumerate(parts))
+    return f'<div class="{f"appearing play-{plays}" if plays else "rollout"}">{boxes}</div>'  # another class begins the animation anew
+
+
+def said(watched: Watched, most: int) -> Iterator[tuple[str, str, str]]:
+    """The pieces in order, each with a colour and with who said it; what the agent wrote is its tokens."""
+    turns, number = iter(watched.turns), 0
+    for piece in watched.played.pieces:
+        if piece.role in WRITTEN:
+            if number == most:
+                return
+            number += 1
+            yield "".join(map(spanned, next(turns))), EDGES[piece.role], f"{piece.role}, turn {number}"
+        else:
+            yield written(piece), EDGES[piece.role], "" if piece.role == "context" else piece.role
+
+
+def box(inner: str, colour: str, who: str, delay: float = 0.0) -> str:
+    """Something that was said, with an edge in the colour of who said it."""
+    label = f'<span class="who">{html.escape(who)}</span>' if who else ""
+    return f'<div class="said" style="border-color:{COLOURS[colour]};animation-delay:{delay:.1f}s">{label}{inner}</div>'
+
+
+def written(piece: Piece) -> str:
+    """What was given to the agent."""
+    return plain(piece.text) if piece.role != "context" else f"<em>{plain(piece.text)}</em>"
+
+
+def plain(text: str) -> str:
+    """Text that stays text: neither a page nor a terminal obeys it."""
+    return html.escape(visible(text))
+
+
+def spanned(token: Token) -> str:
+    """A token, the darker the less likely it was."""
+    red, green, blue = (int(COLOURS["orange"][i : i + 2], 16) for i in (1, 3, 5))
+    text = END if token.text is None else plain(token.text).replace("\n", "↵\n")
+    drafted = "" if token.draft is None else " kept" if token.draft else " refused"
+    kinds = "token" + " rare" * (token.probability < 0.5) + drafted
+    look = f"background:rgba({red},{green},{blue},{0.06 + 0.5 * (1 - token.probability):.2f})"
+    return f'<span class="{kinds}" style="{look}" tabindex="-1">{text}<span class="more">{html.escape(told(token))}</span></span>'
+
+
+def told(token: Token) -> str:
+    """A token's probability, and what else was likely."""
+    others = [f"{chance(p)} {named(text)}" for text, p in token.others]
+    drafts = [] if token.draft is None else [f"kept: a draft of layer {token.draft}" if token.draft else "a draft was refused here"]
+    return "\n".join([f"{chance(token.probability)} {named(token.text)}", "else:", *others, *drafts])
+
+
+def chance(probability: float) -> str:
+    """A probability in percent."""
+    return "< 0.1%" if probability < 0.001 else f"{probability:.1%}"
+
+
+def named(text: str | None) -> str:
+    """A token by itself: spaces and line breaks can be seen."""
+    return "end of the turn" if text is None else visible(text).replace(" ", "␣").replace("\n", "↵")
+
+
+def outcomes(played: Played) -> Iterator[str]:
+    """What changed, tests and verdict, in the words of the terminal."""
+    for line in outcome(played):
+        label, text = line.plain[:LABEL].strip(), line.plain[LABEL:]
+        style = next((str(span.style) for span in line.spans if span.start >= LABEL), "")
+        strong = "font-weight:700;" if style.startswith("bold") else ""
+        colour = f"border-bottom:2px solid {COLOURS[OUTCOMES[style]]}" if style in OUTCOMES else ""
+        heading = f'<span class="who">{label}</span>' if label else ""
+        yield f'<div>{heading}<span style="{strong}{colour}">{html.escape(text)}</span></div>'
+
+
+def legend(drafts: bool = False) -> str:
+    """What the colours mean, those of drafts too if they are shown."""
+    look = "border-left:4px solid {};padding:0 .8rem 0 .4rem"
+    edges = "".join(f'<span style="{look.format(COLOURS[colour])}">{role}</span>' for role, colour in EDGES.items() if role != "context")
+    words = "A token is the darker, the less likely it was; one with dots below it had less than 50%. Point at a token, or tap it."
+    if drafts:
+        words += " Green below: a kept draft. Red below: the network's own token, in place of a refused draft."
+    return f'<div style="font-size:.85rem">{edges}{words}</div>'

@@ -1,0 +1,105 @@
+"""Rollouts in a run's report, in the rendering of the explorer's first page: a success and a failure of the agent after RL, each beside the same task
+before RL.
+
+They are the first of their kind among the evaluation's greedy rollouts, so nobody chose them. The agents play them again, now, because a run stores
+no probabilities. Where the checkpoints are gone, a report has the transcripts that the evaluation stored, without probabilities.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from etude import rendering, tokens
+from etude.example_agent import BEFORE
+from etude.play import Agent, agent_in, found
+from etude.report.record import as_triple, evaluation_of
+from etude.tokens import Watched
+from kit.settings import RunError
+from ref.network import CheckpointError
+from sims.microrepo import Task
+from sims.recipe.data import task_stream
+
+__all__ = ["pairs", "shown", "stored"]
+
+MOST = 60
+"""Tasks among which a success and a failure are looked for."""
+STYLE = """<style>
+.sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,380px),1fr));gap:8px 20px;margin:8px 0 20px}
+.sides h3{font-size:1rem;margin:.4em 0}
+</style>"""
+
+
+def shown(root: Path, record: dict[str, Any]) -> list[str]:
+    """Blocks of HTML for the run folder `root`; those of stored transcripts if it holds no checkpoints that play."""
+    result = evaluation_of(record)
+    try:
+        played = [*pairs(root, result)] if record.get("technique") == "recipe" and result else []
+    except (RunError, CheckpointError, OSError):
+        played = []
+    played.sort(key=lambda pair: not pair[-1].played.success)
+    blocks = [block(root, *pair) for pair in played] or stored(result)
+    return [rendering.STYLE + STYLE + rendering.legend(), *blocks] if blocks else []
+
+
+def pairs(root: Path, result: dict[str, Any]) -> Iterator[tuple[int, Watched, Watched]]:
+    """The first task that the agent after RL solves greedily, and the first that it does not: number, rollout before RL, and after. Nothing is looked
+    for that the evaluation did not find. Raises RunError or CheckpointError where there are no such agents."""
+    before, after = map(agent_in, found(root, BEFORE))
+    share = as_triple((result.get("after") or {}).get("greedy"))
+    wanted = {True: share is None or share[0] > 0, False: share is None or share[0] < 1}
+    for number, task in enumerate(itertools.islice(task_stream(after.recipe, "evaluation"), min(MOST, int(result.get("tasks") or 0)))):
+        if not any(wanted.values()):
+            return
+        if not wanted.get(recorded(result, number), True):
+            continue
+        one = greedy(after, task)
+        if wanted[one.played.success]:
+            wanted[one.played.success] = False
+            yield number, greedy(before, task), one
+
+
+def recorded(result: dict[str, Any], number: int) -> bool | None:
+    """Whether the evaluation's greedy rollout of a task succeeded; None where it did not store that."""
+    examples = result.get("examples") or []
+    return bool(examples[number].get("success")) if number < len(examples) else None
+
+
+def greedy(agent: Agent, task: Task) -> Watched:
+    """The likeliest rollout of a task."""
+    return tokens.watched(agent, task, 0.0, 0)
+
+
+def block(root: Path, number: int, before: Watched, after: Watched) -> str:
+    """A task, before and after RL."""
+    verdict = "solves" if after.played.success else "does not solve"
+    command = f"etude play {shlex.quote(str(root))} --task {number} --greedy --before {BEFORE}"
+    words = f"Held-out task {number} is the first that the agent after RL {verdict} with greedy decoding."
+    again = f"<code>{html.escape(command)}</code> plays it again."
+    sides = zip(("before RL", "after RL"), (before, after))
+    columns = "".join(f"<div><h3>{name}</h3>{rendering.shown(one, len(one.turns), 0)}</div>" for name, one in sides)
+    return f'<p>{words} {again}</p><div class="sides">{columns}</div>'
+
+
+def stored(result: dict[str, Any]) -> list[str]:
+    """The first success and the first failure among the transcripts of an evaluation."""
+    examples = [one for one in result.get("examples") or [] if isinstance(one, dict)]
+    firsts = [next((one for one in examples if bool(one.get("success")) == kind), None) for kind in (True, False)]
+    return [transcript(one) for one in firsts if one is not None]
+
+
+def transcript(example: dict[str, Any]) -> str:
+    """A transcript, with an edge in the colour of who speaks."""
+    text = example.get("transcript", "")
+    text = text if isinstance(text, str) else "\n".join(map(str, text))
+    marks = {"<|env|>": "environment", "<|agent|>": "agent"}
+    first, *parts = re.split(r"(<\|env\|>|<\|agent\|>)", text)
+    said = [("environment", first), *((marks[mark], words) for mark, words in zip(parts[::2], parts[1::2], strict=True))]
+    boxes = "".join(rendering.box(rendering.plain(words), rendering.EDGES[who], who) for who, words in said if words)
+    label = "solved" if example.get("success") else "not solved"
+    return f"<p><b>{label}</b>: {html.escape(str(example.get('prompt', '')).strip())}</p>{boxes}"
