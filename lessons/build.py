@@ -49,7 +49,7 @@ def tags(cell: NotebookNode) -> list[str]:
 def unexecuted(script: Path) -> NotebookNode:
     """The notebook of a script, without outputs; solutions are folded."""
     book = jupytext.read(script, fmt="py:percent")
-    book.metadata = nbformat.from_dict({"etude": {"made_from": made_from(script)}, **KERNEL})
+    book.metadata = nbformat.from_dict({"etude": {"made_from": digest_of(script, book)}, **KERNEL})
     for number, cell in enumerate(book.cells):
         cell.id = f"cell-{number:02d}"
         cell.metadata = nbformat.from_dict({name: cell.metadata[name] for name in KEPT if name in cell.metadata})
@@ -66,7 +66,12 @@ def code_of(book: NotebookNode) -> list[tuple[str, NotebookNode]]:
 def made_from(script: Path) -> str:
     """SHA-256 over what a notebook's outputs come from: the script's code cells and the files of this repository that it imports itself.
     Its Markdown does not count."""
-    cells = [[cell.source, tags(cell)] for cell in jupytext.read(script, fmt="py:percent").cells if cell.cell_type == "code"]
+    return digest_of(script, jupytext.read(script, fmt="py:percent"))
+
+
+def digest_of(script: Path, book: NotebookNode) -> str:
+    """The same, of a script that has been read."""
+    cells = [[cell.source, tags(cell)] for cell in book.cells if cell.cell_type == "code"]
     files: set[Path] = set()
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []

@@ -116,3 +116,29 @@ def test_the_builder_takes_words_and_executes_nothing(lesson, monkeypatch, capsy
     assert build.main() == 1
     error = capsys.readouterr().err
     assert error.startswith("error: 07_nothing: code cell 2") and error.count("\n") == 1
+
+
+every = pytest.mark.parametrize("script", syllabus.scripts(), ids=lambda script: script.stem)
+
+
+@every
+def test_a_lesson_asks_first_answers_later_and_ends_with_a_challenge(script):
+    """One question to predict, before the first code; one answer, after code that was executed in between; and the command of a challenge."""
+    cells = json.loads(syllabus.notebook(script).read_text(encoding="utf-8"))["cells"]
+    words = {number: "".join(cell["source"]) for number, cell in enumerate(cells) if cell["cell_type"] == "markdown"}
+
+    def starts(opening):
+        """Where a paragraph begins with these words: number of the cell, the paragraph."""
+        return [(number, part) for number, text in words.items() for part in text.split("\n\n") if part.startswith(opening)]
+
+    ((asked, question),), ((answered, answer),) = starts("**Predict first.**"), starts("**Your prediction:**")
+    assert "?" in question and len(answer) > 40
+    assert not any(cell["cell_type"] == "code" for cell in cells[:asked]), "the question comes before the first code"
+    assert any(cell.get("outputs") for cell in cells[asked:answered]), "between question and answer lies an experiment"
+    challenge, _, rest = words[len(cells) - 1].partition("## Open challenge\n")[2].partition("\n## Where to read on")
+    assert f"`etude challenge {int(script.name[:2])}`" in challenge and len(challenge) > 80 and rest
+
+
+def test_a_lesson_runs_as_a_script():
+    """Its folder is then the first place where modules are looked for, so no file there may bear the name of one of Python's own."""
+    assert not {path.stem for path in syllabus.FOLDER.glob("*.py")} & set(sys.stdlib_module_names)
