@@ -115,7 +115,7 @@ def _print_lessons(course: list[Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("lesson", "what", "minutes", "before it", box=None, header_style="bold", pad_edge=False)
+    table = Table("lesson", "what", "minutes", "prerequisites", box=None, header_style="bold", pad_edge=False)
     for one in course:
         table.add_row(str(one.number), one.title, str(one.minutes), one.before)
     Console().print(table)

@@ -4,12 +4,12 @@
 # **After this lesson you can** name the stages that turn a base model into a coding agent, and say what each learns from and leaves
 # behind; read a run's report without being misled by it; and put an honest interval on a success rate.
 #
-# *About 45 minutes. Before it: PyTorch, and what a language model is. Source: Composer 2 technical report, §2 to §5.*
+# *About 45 minutes. Prerequisites: PyTorch, and what a language model is. Source: Composer 2 technical report, §2 to §5.*
 #
 # ## The idea
 #
-# A model that writes code is not yet an agent that works in a repository. The report gets from one to the other by a chain of stages,
-# each of which starts from the weights that the one before it left. Only what is learned from, and the loss, change:
+# A model that writes code is not yet an agent that works in a repository. The report gets from one to the other through a chain of stages.
+# Each starts from the weights that the previous one left; only the data and the loss change:
 #
 # | stage | learns from | by | lesson |
 # |---|---|---|---|
@@ -22,8 +22,13 @@
 # | **evaluation** | – | tasks, and a codebase, that no stage has seen | this one |
 #
 # The report does this to a model of a trillion parameters. Here the same chain runs on two cores, with a model that is a few hundred
-# thousand times smaller and a world small enough for it. What carries over is how the parts hang together, and how each can go wrong.
+# thousand times smaller, in a world small enough for it. What carries over is how the parts fit together, and how each can go wrong.
 # Lessons 9 to 11 are about what lets the chain run on many machines: packing, low precision, and the same code on many ranks.
+
+# %% [markdown]
+# **Predict first.** After SFT, the agent of the small recipe solves 56% of tasks that it has not seen when it samples its tokens, and 79%
+# when it always takes the likeliest one. RL then rewards solved tasks. By how many points does each of the two rise? Write down your guess
+# before you read on.
 
 # %%
 import itertools
@@ -55,16 +60,18 @@ source(recipe.run, recipe.finetune)
 print(f"parameters: {Config.tiny().parameters():,} here")
 
 # %% [markdown]
-# `run` is the table above, line by line. `finetune` stands for the rest, since all stages are built alike:
+# `run` is the table above, line by line. `finetune` is shown as an example, since all stages are built alike:
 #
-# * It begins with what is on disk: demonstrations from the seed, weights from `checkpoints/cpt`. It ends with `checkpoints/sft`.
-# * A stage that is finished is passed over, and one that was killed goes on from its last saved state. All randomness comes from
-#   generators seeded by seed, stage and step, so the resumed run repeats the dead one bit for bit.
-# * The loss is not in sight: `train` serves every supervised phase. What makes it SFT is `weight`, one on the agent's own tokens.
+# * It takes its demonstrations from the seed and its weights from `checkpoints/cpt`, and it leaves `checkpoints/sft`.
+# * A finished stage is skipped, and one that was killed resumes from its last saved state. All randomness comes from generators that are
+#   seeded by seed, stage and step, so a resumed run repeats the killed one bit for bit.
+# * The loss is nowhere to be seen: `train` serves every supervised phase. What makes it SFT is `weight`, which is one on the agent's own
+#   tokens.
 #
 # ## The world
 #
-# The agent has to repair a function in a repository. It sees names only; the rest it must read. Pretraining shows it finished modules:
+# The agent has to repair a function in a repository. At first it sees only names; everything else it must read. Pretraining shows it
+# finished modules:
 
 # %%
 settings = recipe.Recipe()
@@ -73,7 +80,7 @@ print(document(task))
 
 # %% [markdown]
 # The docstring of the last one, the target, refers to a helper. The helper's file has to be read and its body inlined: depth 1. SFT shows
-# how it is done, by a scripted agent that makes mistakes, and sometimes finds them. `env` speaks first:
+# how that is done, through a scripted agent that makes mistakes and sometimes finds them. `env` speaks first:
 
 # %%
 for who, text in transcript(task, turns):
@@ -83,9 +90,10 @@ for who, text in transcript(task, turns):
 # The reward is one if 32 hidden tests pass, else zero, less small prices for effort, for calls that make no sense, and for drifting away from
 # the policy before RL.
 #
-# ## All of it, played live
+# ## All of it, live
 #
-# `tiny_run` plays the whole chain at its smallest: half a minute of computing, kept for the next time. Here is what the stages report:
+# `tiny_run` runs the whole chain at its smallest. That takes half a minute, and the run is kept for the next time. Here is what the stages
+# report:
 
 # %%
 root = tiny_run()
@@ -120,8 +128,8 @@ for stage, key, _ in panels:
     print(f"{stage:>5} {key}: {first:.3f} at the first step, {last:.3f} at the last")
 
 # %% [markdown]
-# Losses fall, as far as so few steps can show it. RL has nothing to work with: no attempt succeeds, and in a group where all fail $A = r - \bar
-# r$ says nothing about the tests. Here is why. The checkpoint that RL left, at work:
+# Losses fall, as far as so few steps can show it. RL has nothing to work with: no attempt succeeds, and in a group where all fail,
+# $A = r - \bar r$ says nothing about the tests. To see why, watch the checkpoint that RL left at work:
 
 # %%
 config, language = read_config(root), language_of(root)
@@ -133,13 +141,13 @@ print(language.decode(episodes[0].rollout.tokens[:80].tolist()))
 print(f"\nsolved: {sum(e.verdict.tests for e in episodes):.0f} of {len(episodes)} attempts")
 
 # %% [markdown]
-# Babble. This is why `rl.gate` refuses to begin RL below a tenth of success (the tiny run switches it off): the prices would teach it to
-# stop at once, and nothing else would teach it anything.
+# It babbles. This is why `rl.gate` refuses to begin RL below a success rate of one tenth (the tiny run switches the gate off): the prices
+# would teach the policy to stop at once, and nothing else would teach it anything.
 #
 # ## The real one
 #
-# `make small` plays the recipe at a size at which it learns, in ten minutes or more. One agent that it left lies beside this lesson. The same
-# tasks, the same line of code, other weights:
+# `make small` runs the recipe at a size at which it learns, in ten minutes or more. An agent that it trained comes with this lesson. Here
+# are the same tasks and the same line of code, with its weights:
 
 # %%
 folder = ROOT / "results" / "examples" / "agent"
@@ -152,11 +160,11 @@ print(language.decode(solved[0].rollout.tokens.tolist()))
 print(f"\nsolved: {len(solved)} of {len(episodes)} attempts")
 
 # %% [markdown]
-# Read it line by line: what stands behind `<|env|>` the world said, and what stands behind `<|agent|>` the policy wrote. It read the file that it
-# is to mend, and where the docstring names other files, those too. It wrote a body, ran the tests and stopped. `etude play` in a terminal shows
-# one such attempt after the other.
+# Read it line by line: the world said what follows `<|env|>`, and the policy wrote what follows `<|agent|>`. The agent read the file that
+# it has to repair, and the files that its docstring names, if it names any. It wrote a body, ran the tests and stopped. In a terminal,
+# `etude play` shows one such attempt after another.
 #
-# The outcome of `make small` over several seeds is committed, too; what follows is read from that file.
+# The results of `make small` over several seeds are committed too. What follows is read from that file.
 
 # %%
 committed = json.loads((ROOT / "results" / "recipe-small.json").read_text())
@@ -194,17 +202,19 @@ for one in control:
     print(f"control, rewards shuffled: success {found['value']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]")
 
 # %% [markdown]
-# Learn to read such a table; four things are in it.
+# **Your prediction:** sampled success rises by 16 points, and greedy success by about one.
 #
-# * **sampled and greedy are two agents.** `success` samples at temperature one, `greedy` takes the likeliest token. The first gains much,
-#   the second hardly anything. Most of what RL did here was to make the policy stick to what it already preferred. Anyone who only prints
-#   sampled success will call that new ability.
-# * **pass@k is what is within reach.** The two curves draw together: at one attempt RL is far ahead, at eight hardly.
-# * **A control carries the claim.** With the same rewards dealt to the wrong attempts success falls: the gain comes from what the rewards
+# Such a table is worth learning to read. Four things are in it.
+#
+# * **sampled and greedy are two agents.** `success` samples at temperature one; `greedy` takes the likeliest token. The first gains much,
+#   the second hardly anything. Most of what RL did here was to make the policy stick to what it already preferred. Whoever prints sampled
+#   success alone will mistake that for a new ability.
+# * **pass@k is what is within reach.** The two curves converge: RL is far ahead with one attempt, and hardly with eight.
+# * **A control carries the claim.** When the same rewards go to the wrong attempts, success falls. So the gain comes from what the rewards
 #   say, not from more steps.
-# * **Two kinds of spread.** An interval of one run, `[low, high]`, says how much another draw of *tasks* could change; `± between seeds`
-#   how much another *repetition* would: another training, and other tasks too, because every seed draws its own 300. The last line shows
-#   how much of it the tasks alone can make: nearly all. What trainings add to that, three seeds cannot say.
+# * **Two kinds of spread.** The interval of one run, `[low, high]`, says how much another draw of *tasks* could change. `± between seeds`
+#   says how much another *repetition* would: another training, and other tasks too, because every seed draws its own 300. The line of
+#   gains, seed by seed, shows how much of that the tasks alone can explain: all of it. What training adds, three seeds cannot say.
 #
 # And one number that no success rate shows:
 
@@ -214,14 +224,15 @@ for name in (found["checkpoint"] for found in runs[0]["codebase"]):
     print(f"{name:>8}: {np.mean(bits):.2f} bits per byte of a codebase that was held out")
 
 # %% [markdown]
-# The long-context phase lowers it; SFT undoes more than that. Fine-tuned on a few hundred thousand tokens of its own small world, the
-# model forgets how other people's code goes. RL changes little about it. In a run's `report.html` all of this stands in the same order:
-# before and after, RL's curves, the codebase, decoding, one rollout in full. `report.json` holds the numbers, `metrics/*.jsonl` the steps.
+# The long-context phase lowers it; SFT undoes more than that. Fine-tuned on a few hundred thousand tokens of its own small world, the model
+# forgets what other people's code looks like. RL changes little about it. A run's `report.html` has all of this in the same order: before
+# and after, RL's curves, the codebase, decoding, one rollout in full. `report.json` holds the numbers, and `metrics/*.jsonl` the steps.
 #
 # ## Exercise 1: metrics have holes
 #
-# Perplexity is dear, so it is looked at every so many steps, and only those lines of `metrics/cpt.jsonl` have `codebase_ppl`. Write
-# `last_look(lines, key)`: a pair, the last logged value of `key` and the tokens seen by then. `None` if there is no such line.
+# Perplexity is expensive to measure, so it is measured only every so many steps, and only those lines of `metrics/cpt.jsonl` have
+# `codebase_ppl`. Write `last_look(lines, key)`. It returns a pair, the last logged value of `key` and the tokens seen by then, or `None` if
+# there is no such line.
 
 
 # %% tags=["exercise"]
@@ -254,9 +265,9 @@ check(1, check_1)
 # %% [markdown]
 # ## Exercise 2: pass@k without bias
 #
-# Of $n$ attempts at a task $c$ succeeded. How likely is it that at least one of $k$ would have? The tempting
-# $1 - (1 - c/n)^k$ is too low, and the fewer the attempts the more. Unbiased is the share of the $k$-subsets of the $n$ attempts that hold
-# a success. Write `within_reach(c, n, k)`.
+# Of $n$ attempts at a task, $c$ succeeded. How likely is it that at least one of $k$ attempts would have? The tempting $1 - (1 - c/n)^k$ is
+# too low, and the more so the fewer the attempts. The unbiased estimate is the share of the $k$-subsets of the $n$ attempts that hold a
+# success. Write `within_reach(c, n, k)`.
 
 # %%
 truth, k = 0.1, 8
@@ -295,9 +306,9 @@ check(2, check_2)
 # %% [markdown]
 # ## How it breaks: attempts are not tasks
 #
-# 300 tasks with 8 attempts each are 2,400 results. They are not 2,400 independent results: a task that is hard is hard eight times over. An
-# interval that resamples attempts believes that it knows far more than it does. How often does a "95%" interval hold the truth? Here 100 tasks
-# are drawn, half of them nearly hopeless or nearly certain, and tried 8 times each; and all of that again and again:
+# 300 tasks with 8 attempts each give 2,400 results, but not 2,400 independent ones: a hard task is hard eight times over. An interval that
+# resamples attempts claims to know far more than it does. How often does a "95%" interval contain the truth? Here 100 tasks are drawn, half
+# of them nearly hopeless or nearly certain, and each is tried 8 times. All of that is repeated many times:
 
 # %%
 draw = np.random.default_rng(0)
@@ -313,14 +324,14 @@ for unit_of in held:
     print(f"resampling {unit_of:>8}: interval {widths[unit_of]:.3f} wide, holds the truth in {held[unit_of] / evaluations:.0%} of evaluations")
 
 # %% [markdown]
-# The narrow interval is not the better measurement. It is the same measurement with a wrong label, and one evaluation in three shows, with
-# confidence, what is not there. This is why `evaluation.summarise` averages each task's attempts first.
+# The narrow interval is not a better measurement. It is the same measurement with a wrong label, and one evaluation in three confidently
+# shows what is not there. This is why `evaluation.summarise` averages each task's attempts first.
 #
 # ## Exercise 3: a difference, paired
 #
-# Before and after RL the *same* tasks are tried. What makes a task hard then cancels in the difference, if it is taken task by task. Write
-# `gained(before, after)` for results [tasks, attempts], 1 for a success and else 0: a dictionary with the mean difference and its interval,
-# `value`, `low`, `high`. Use `bootstrap`.
+# The *same* tasks are tried before and after RL. What makes a task hard then cancels in the difference, if it is taken task by task. Write
+# `gained(before, after)` for results [tasks, attempts], 1 for a success and 0 otherwise. It returns a dictionary with the mean difference
+# and its interval: `value`, `low`, `high`. Use `bootstrap`.
 
 
 # %% tags=["exercise"]
@@ -353,11 +364,16 @@ def gained(before, after):
 check(3, check_3)
 
 # %% [markdown]
+# ## Open challenge
+#
+# With 3,840 rollouts of RL and settings of your choice, lift the sampled success of the agent that comes with the clone as far as you can.
+# `etude challenge 0` gives the rules, a file to begin with and the scores so far.
+#
 # ## Where to read on
 #
-# * `sims/recipe/stages.py`, the settings first: every field says in one line what it is. `etude run recipe --scale small --seed 3` is a run of your
-#   own, `etude explore`, page *The recipe*, watches it.
+# * `sims/recipe/settings.py`, where every field says in one line what it is; then `sims/recipe/stages.py`.
+#   `etude run recipe --scale small --seed 3` starts a run of your own, and `etude explore`, page *The recipe*, watches it.
 # * `sims/recipe/evaluation.py`: what is measured before and after, and how decoding is timed.
-# * `results/claims.json`, or `etude claims`: every claim of the sources that was put to the test, and the ones that did not hold here.
+# * `results/claims.json`, or `etude claims`: every claim of the sources that was put to the test, including those that did not hold here.
 # * Chen et al., "Evaluating large language models trained on code" (arXiv:2107.03374): where the unbiased pass@k comes from.
 # * Next: lesson 1, continued pretraining.

@@ -4,21 +4,26 @@
 # **After this lesson you can** pack documents into rows so that none sees another; write a loss that does not depend on how a batch is
 # cut; lay out a learning-rate schedule over phases; and measure how well a model knows a codebase, in a number that can be compared.
 #
-# *About 50 minutes. Before it: lesson 0. Source: Composer 2 technical report, §3.1 and Appendix B; the schedule after MiniCPM,
+# *About 50 minutes. Prerequisites: lesson 0. Source: Composer 2 technical report, §3.1 and Appendix B; the schedule after MiniCPM,
 # arXiv:2404.06395, §4.*
 #
 # ## The idea
 #
-# Continued pretraining takes a model that has read much and lets it read code: most of it in short contexts, the rest in long ones. The
+# Continued pretraining takes a model that has read a lot and trains it on code: most of it in short contexts, the rest in long ones. The
 # loss is the oldest there is, the surprise at the next token, in nats. What needs care is what a token may be predicted *from*:
 #
 # $$L = -\sum_{b,t} w_{b,t} \log p(x_{b,t} \mid \text{the tokens of its own document before it})$$
 #
-# and what the sum is divided by. Afterwards the model is asked about a codebase that it never saw: the files one after the other, each
-# token under a window that rolls along.
+# and what the sum is divided by. Afterwards the model is tested on a codebase that it has never seen. It reads the files one after another,
+# through a window that rolls along:
 #
 # $$\mathrm{NLL} = -\sum_{t \ge 1} \log p(x_t \mid x_{s(t)} \dots x_{t-1}) \qquad \text{perplexity} = e^{\mathrm{NLL}/\text{tokens}}
 # \qquad \text{bits per byte} = \frac{\mathrm{NLL}}{\text{bytes}\cdot\ln 2}$$
+
+# %% [markdown]
+# **Predict first.** Two networks of one size train on the same files for the same number of tokens. One reads with a vocabulary of 1,024
+# tokens, the other with one of 300, hardly more than bytes. Which has the lower perplexity on a codebase that neither has seen, and which
+# knows that codebase better?
 
 # %%
 import math
@@ -40,12 +45,12 @@ source(cpt.pack)
 # %% [markdown]
 # ## From files to rows
 #
-# Training wants rows of one length; files have all lengths. `pack` lays whole documents side by side, in the first row with room, and
-# only cuts what is longer than a row. It returns two arrays: the tokens, and `doc`, the number of each token's document in its row, −1
-# where nothing lies. Everything that follows hangs on that second array.
+# Training needs rows of equal length, and files have all lengths. `pack` lays whole documents side by side, each in the first row that has
+# room, and cuts only what is longer than a row. It returns two arrays: the tokens, and `doc`, the number of each token's document in its
+# row (−1 for padding). Everything that follows depends on that second array.
 #
-# What is read here: packages of the standard library, one of them held out, and modules of the small world, whose held-out functions are
-# others than those in training. A byte-level tokenizer is trained on both.
+# The training data here are packages of the standard library, one of them held out, and modules of the small world, whose held-out
+# functions differ from those in training. A byte-level tokenizer is trained on both.
 
 # %%
 library = cpt.read_corpus(sysconfig.get_paths()["stdlib"], (".py",), ("site-packages", "test", "tests", "idlelib", "lib2to3"))
@@ -94,20 +99,20 @@ plt.show()
 # %% [markdown]
 # ## The loss
 #
-# A row holds strangers, so `doc` is needed twice: attention must not cross a border, and the first token of a document is nobody's to
-# predict. The network takes `doc` for the first; here is the second.
+# A row holds strangers, so `doc` is needed twice: attention must not cross a document's border, and no token can predict the first token of
+# the next document. The network takes `doc` for the first; here is the second.
 
 # %%
 source(cpt.next_token_loss)
 
 # %% [markdown]
-# * `scored` keeps a token if it and the one before it belong to one document. That drops each document's first token, and padding.
-# * It returns **a sum and a count**, no mean. Whoever knows all of a step's micro-batches divides.
-# * The positions run on through the row. Rotary embeddings only see distances, so a document deep in a row reads as it would alone.
+# * `scored` keeps a token if it and the one before it belong to the same document. That drops each document's first token, and padding.
+# * It returns **a sum and a count**, not a mean. Only the caller, who knows all of a step's micro-batches, divides.
+# * Positions run on through the row. Rotary embeddings see only distances, so a document deep in a row reads as it would alone.
 #
 # ## Exercise 1: what is scored
 #
-# Write `scored(doc)`: for `doc` [B, T] a Boolean [B, T−1], true where the token at t + 1 is to be predicted from the one at t.
+# Write `scored(doc)`: for `doc` [B, T], a Boolean [B, T−1] that is true where the token at t + 1 is to be predicted from the one at t.
 
 
 # %% tags=["exercise"]
@@ -142,9 +147,9 @@ check(1, check_1)
 # %% [markdown]
 # ## Exercise 2: micro-batches
 #
-# A step rarely fits into memory at once; its rows are taken in parts, and gradients add up. Write `accumulate(model, parts, total)`: for
-# parts `(ids, doc)` call `backward()` on each, so that the gradients in the end are those of the *mean* loss over all `total` scored tokens
-# of the step. The parts below hold very different numbers of tokens.
+# A step rarely fits into memory at once, so its rows are taken in parts, and their gradients add up. Write
+# `accumulate(model, parts, total)`: call `backward()` for each of the parts `(ids, doc)`, so that in the end the gradients are those of the
+# *mean* loss over all `total` scored tokens of the step. The parts below hold very different numbers of tokens.
 
 
 # %% tags=["exercise"]
@@ -183,9 +188,9 @@ check(2, check_2)
 # %% [markdown]
 # ## The schedule
 #
-# `wsd` warms up, stays, and decays. Its point is the middle: the stable part needs no known end, so training can be cut there, continued,
-# or branched, and the decay is spent where it should be. The recipe's short phase ends at the full rate, and MTP layers are added there;
-# the long phase warms up shortly once more and then decays to its end.
+# `wsd` warms up, stays, and decays. Its point is the middle: the stable part needs no known end. Training can be cut there, continued, or
+# branched, and the decay is spent where it is wanted. The recipe's short phase ends at the full rate, and MTP layers are added there. The
+# long phase warms up briefly once more and then decays to the end.
 
 # %%
 source(cpt.wsd)
@@ -202,11 +207,12 @@ axes.text(phases[0] + phases[1] / 2, 0.1, f"long, {recipe.long_length}", ha="cen
 plt.show()
 
 # %% [markdown]
-# ## Reading, live
+# ## Training, live
 #
-# The whole phase in a dozen lines: rows, forward pass with `doc`, loss over count, Muon and AdamW (lesson 2). Twice, with a vocabulary of
-# 1,024 tokens and with one of 300, which is hardly more than bytes; and every so often a look at both codebases, cut to the same bytes for
-# both. Read are equally many *tokens*: the larger vocabulary sees more source for the same compute. That is what it is for.
+# The whole phase in a dozen lines: rows, forward pass with `doc`, loss over count, Muon and AdamW (lesson 2). We train twice, with a
+# vocabulary of 1,024 tokens and with one of 300, which is hardly more than bytes. Every so often both codebases are measured, cut to the
+# same bytes for both. Each network reads the same number of *tokens*, so the larger vocabulary sees more source for the same compute. That
+# is what it is for.
 
 
 # %%
@@ -274,10 +280,15 @@ both[0].legend(frameon=False, fontsize=8)
 plt.show()
 
 # %% [markdown]
+# **Your prediction:** the small vocabulary has by far the lower perplexity, and the large one knows the codebase better: it needs fewer
+# bits per byte.
+
+# %% [markdown]
 # ## Do the strangers matter?
 #
-# Two tests with the network just trained, on fresh modules packed into rows. First, a document is read alone and in its row, with `doc`
-# and without. Then the loss, three ways: as it should be; attention open over the borders; and first tokens scored as well.
+# Here are two tests of the network just trained, on fresh modules packed into rows. First, a document is read alone and in its row, with
+# `doc` and without. Then the loss is taken three ways: as it should be; with attention open across borders; and with first tokens scored as
+# well.
 
 # %%
 packed = cpt.pack([[*tokenizer.encode(text).ids, 0] for text in fresh.files.values()], LENGTH)
@@ -300,14 +311,13 @@ with torch.no_grad():
     print(f"the {more[1] - fewer[1]:.0f} first tokens that were scored as well cost {(more[0] - fewer[0]) / (more[1] - fewer[1]):.1f} nats each")
 
 # %% [markdown]
-# With `doc` the document reads as it would alone, to rounding. Without it, the strangers in front of it change what the network says of it, and
-# a first token behind a border costs more than guessing blindly among all 1,024 tokens would (6.9 nats). No error is raised in any of this: each
+# With `doc` the document reads as it would alone, up to rounding. Without it, the strangers in front change what the network says about it.
+# A first token behind a border costs more than a blind guess among all 1,024 tokens would (6.9 nats). None of this raises an error: each
 # mistake only gives another number that looks like a loss.
 #
 # ## Exercise 3: bits per byte
 #
-# A paper reports perplexity `perplexity` over `tokens` tokens of a text of `size` bytes. Write `bits(perplexity, tokens, size)`: its bits per
-# byte.
+# A paper reports the perplexity over `tokens` tokens of a text of `size` bytes. Write `bits(perplexity, tokens, size)`: its bits per byte.
 
 
 # %% tags=["exercise"]
@@ -337,12 +347,12 @@ check(3, check_3)
 # %% [markdown]
 # ## How it breaks: two numbers called perplexity
 #
-# Look at the pictures of the live training once more. By perplexity the network with 300 tokens knows both codebases better. It does not: it
-# guesses smaller things. Per byte of source the order is the other way round, on both. Perplexities of models with different tokenizers cannot
-# be compared at all, and nothing in the number warns of it.
+# Look once more at the figures of the live training. By perplexity, the network with 300 tokens knows both codebases better. It does not:
+# it guesses smaller pieces. Per byte of source the order is reversed, on both. Perplexities of models with different tokenizers cannot be
+# compared at all, and nothing in the number warns you.
 #
-# The second way is quieter. A window that rolls without overlap leaves the token at its head without context; windows that overlap, of
-# which only the new tokens are scored, leave every token at least window − stride tokens. Same weights, same text:
+# The second trap is quieter. A window that rolls without overlap leaves the token at its head without context. Windows that overlap, with
+# only the new tokens scored, give every token at least window − stride tokens of context. Same weights, same text:
 
 # %%
 for name, codebase in zip((folder, "fresh modules"), asked, strict=True):
@@ -355,15 +365,16 @@ sizes = np.array([len(tokenizer.encode(text).ids) for text in asked[1].files.val
 print(f"{(sizes < 128).mean():.0%} of the modules are shorter than 128 tokens, {(sizes < 64).mean():.0%} shorter than 64")
 
 # %% [markdown]
-# More context is not even always better: on the modules a window of 64 beats one of 128. The reason is plain. Nearly all are shorter than 128
-# tokens and about half shorter than 64, and a network that was trained behind masks has never seen two strangers in one context; the longer the
-# rolling window, the more of them it shows. So a perplexity that comes without window and stride cannot be repeated. The Composer 2 report gives
-# no stride; ours is half a window, and `ref/cpt.py` says so.
+# More context is not even always better: on the modules, a window of 64 beats one of 128. The reason is simple. Nearly all modules are
+# shorter than 128 tokens, and about half are shorter than 64. A network that was trained behind masks has never seen two strangers in one
+# context, and the longer the rolling window, the more of them it shows. So a perplexity without its window and stride cannot be reproduced.
+# The Composer 2 report gives no stride; ours is half a window, and `ref/cpt.py` says so.
 #
 # ## Exercise 4: how much context
 #
-# Write `contexts(n, window, stride)`: for a text of n tokens, the number of tokens that token 1, 2, … n − 1 is predicted from. Windows begin
-# at multiples of the stride; the last is pulled back so that it ends with the text; a token is scored in the first window that holds it.
+# Write `contexts(n, window, stride)`: for a text of n tokens, the number of tokens from which token 1, 2, … n − 1 is predicted. Windows
+# begin at multiples of the stride; the last is pulled back so that it ends with the text; a token is scored in the first window that holds
+# it.
 
 
 # %% tags=["exercise"]
@@ -398,10 +409,15 @@ def contexts(n, window, stride):
 check(4, check_4)
 
 # %% [markdown]
+# ## Open challenge
+#
+# Plan the learning rate and the share of domain text of each of 150 steps, for the least held-out loss of a small model on the domain.
+# `etude challenge 1` gives the rules, a file to begin with and the scores so far.
+#
 # ## Where to read on
 #
 # * `ref/cpt.py` from top to bottom: how a corpus is read, what is held out, the traps a to d. `scaled/cpt.py` is the same on many ranks.
-# * `etude figure cpt-rl` (the report's Figure 2): what more of it does to the loss and to RL; `etude claims` for what was found.
-# * `sims/recipe/data.py`: the recipe's own mix of small world and code, and how long files are kept from becoming the whole diet.
-# * Lesson 9 deals sequences to ranks by what they cost; there packing is about time, not about masks.
+# * `etude figure cpt-rl` (the report's Figure 2): what more pretraining does to the loss and to RL; `etude claims` shows what was found.
+# * `sims/recipe/data.py`: the recipe's own mix of small world and code, and how long files are kept from dominating it.
+# * Lesson 9 deals sequences out to ranks by what they cost; there, packing is about time, not about masks.
 # * Next: lesson 2, Muon, which has already been at work here.

@@ -4,24 +4,28 @@
 # **After this lesson you can** say what Muon does to a gradient and why that is steepest descent under another norm; follow Newton–Schulz
 # on singular values; choose which parameters it may have, and at what scale; and name what goes wrong with an expert that nobody visits.
 #
-# *About 40 minutes. Before it: lesson 1. Source: the Composer 2.5 release, which trains with Muon (Composer 2 used AdamW); K. Jordan et
+# *About 40 minutes. Prerequisites: lesson 1. Source: the Composer 2.5 release, which trains with Muon (Composer 2 used AdamW); K. Jordan et
 # al., "Muon" (2024); Moonlight, arXiv:2502.16982.*
 #
 # ## The idea
 #
 # The gradient of a weight matrix has a few large singular values and many small ones. A step along it moves the output in those few
-# directions and hardly in the rest. Muon keeps the directions and makes all of them equally large:
+# directions, and hardly in the others. Muon keeps all directions and makes them equally large:
 #
 # $$G = U\Sigma V^\top \;\longmapsto\; UV^\top$$
 #
 # This is steepest descent if the size of a step is measured by the most it can do to an activation, the spectral norm: among all $X$ with
 # $\lVert X\rVert_2 \le 1$, $UV^\top$ is the one with the largest inner product with $G$. (Measured entry by entry, the same argument gives
-# the sign of the gradient, which is what Adam takes without its averages.)
+# the sign of the gradient, which is what Adam does without its averages.)
 #
-# No decomposition is computed. An odd polynomial of a matrix acts on its singular values alone, $p(X) = U\,p(\Sigma)\,V^\top$, and one
-# that pushes all of $(0, 1]$ towards one costs a few products of matrices a round:
+# No decomposition is computed. An odd polynomial of a matrix acts on its singular values alone, $p(X) = U\,p(\Sigma)\,V^\top$, and one that
+# pushes all of $(0, 1]$ towards one costs only a few matrix products per round:
 #
 # $$A = XX^\top \qquad X \leftarrow aX + (bA + cA^2)X \qquad (a, b, c) = (3.4445, -4.7750, 2.0315)$$
+
+# %% [markdown]
+# **Predict first.** An expert gets one token at the first step, and none in the 600 steps that follow: its gradient is then zero, and its
+# momentum fades by 0.95 a step. For how many steps do its weights keep moving under AdamW, and for how many under Muon?
 
 # %%
 import itertools
@@ -38,14 +42,14 @@ from sims.microrepo import documents
 source(muon.newton_schulz)
 
 # %% [markdown]
-# Three things in it deserve a look.
+# Three things deserve a look.
 #
 # * It divides by $\lVert X\rVert_F$ first. That is at least the largest singular value, so everything starts in $(0, 1]$, where the
-#   polynomial is tame. No singular value has to be known.
+#   polynomial is tame. No singular value needs to be known.
 # * `gram` is taken on the smaller side, so a tall matrix is never transposed.
 # * Leading dimensions are separate matrices: an expert stack $[E, m, n]$ is $E$ problems, each at its own scale.
 #
-# Give it a diagonal matrix, and the diagonal that comes back is the polynomial's work on each singular value:
+# Give it a diagonal matrix, and the diagonal that comes back shows what the polynomial does to each singular value:
 
 # %%
 values = torch.logspace(-4, 0, 200, dtype=torch.float64)
@@ -64,13 +68,14 @@ arrived = five[start > 0.002]
 print(f"all above 0.002 end between {arrived.min():.2f} and {arrived.max():.2f}")
 
 # %% [markdown]
-# It never converges to one, and is not meant to: the coefficients were chosen for their slope at zero, $a^5 \approx 485$, which lifts the
-# small ones within five rounds. Ending up between 0.68 and 1.21 is precise enough for a step.
+# It never converges to one, and is not meant to. The coefficients were chosen for their slope at zero, $a^5 \approx 485$, which lifts small
+# singular values within five rounds. Ending up between 0.68 and 1.21 is precise enough for a step.
 #
 # ## What real momentum looks like
 #
-# A small network reads modules of the small world by the character, with Muon for matrices and AdamW for the rest, and with AdamW alone at three
-# learning rates. `optimizers` does the sorting: embeddings, head and router are no maps between activations, and stay with AdamW.
+# A small network trains on the characters of modules of the small world: once with Muon for matrices and AdamW for the rest, and with AdamW
+# alone at three learning rates. `optimizers` does the sorting: embeddings, head and router are not maps between activations, and stay with
+# AdamW.
 
 # %%
 source(muon.split_parameters)
@@ -112,8 +117,8 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# One seed, a network that two cores train in seconds: this shows the effect, it does not measure it. (`training.optimizer = "adamw"` plays
-# the recipe without Muon.) Here are the momentum matrices that this training ended with:
+# With one seed and a network that two cores train in seconds, this shows the effect but does not measure it.
+# (`training.optimizer = "adamw"` runs the recipe without Muon.) Here are the momentum matrices at the end of this training:
 
 # %%
 names = ("layers.0.self_attn.q_proj.weight", "layers.0.self_attn.o_proj.weight", "layers.1.mlp.gate_up_proj", "layers.1.mlp.down_proj")
@@ -136,8 +141,8 @@ plt.show()
 # %% [markdown]
 # ## Exercise 1: the nearest orthogonal matrix
 #
-# Write `polar(G)`: $UV^\top$, exactly, by `torch.linalg.svd`. The check holds it against what makes it the steepest step: its inner product
-# with $G$ is the sum of $G$'s singular values, and no other matrix of spectral norm one has a larger one.
+# Write `polar(G)`: $UV^\top$, exactly, by `torch.linalg.svd`. The check tests what makes it the steepest step: its inner product with $G$
+# is the sum of $G$'s singular values, and no other matrix of spectral norm one has a larger one.
 
 
 # %% tags=["exercise"]
@@ -176,16 +181,16 @@ check(1, check_1)
 #
 # $$M \leftarrow \mu M + (1-\mu)G \qquad U = (1-\mu)G + \mu M \qquad W \leftarrow (1 - \eta\lambda)W - \eta\,\sqrt{\max(1, m/n)}\;\mathrm{NS}(U)$$
 #
-# Momentum comes first and is orthogonalised after: the direction of a mean, not the mean of directions. $U$ is Nesterov's, a mean that
-# already counts the gradient of now.
+# Momentum comes first and is orthogonalised afterwards: the step is the direction of a mean, not the mean of directions. $U$ is Nesterov's
+# momentum, which already counts the current gradient.
 
 # %%
 source(muon.Muon.step_equal_shapes)
 
 # %% [markdown]
-# Where does the root come from? A tall matrix of $m$ outputs and $n$ inputs with unit singular values keeps the length of $x$, but spreads it
-# over more outputs: each moves by $\sqrt{n/m}$ only. The factor undoes that, so that a step of $\eta$ moves every output of every layer by
-# about $\eta$, and one learning rate fits all shapes:
+# Where does the root come from? A tall matrix of $m$ outputs and $n$ inputs with unit singular values keeps the length of $x$, but spreads
+# it over more outputs: each moves only by $\sqrt{n/m}$. The factor undoes that, so that a step of $\eta$ moves every output of every layer
+# by about $\eta$, and one learning rate fits all shapes:
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -201,11 +206,12 @@ for m, n in ((64, 64), (256, 64), (1024, 64), (64, 256)):
     )
 
 # %% [markdown]
-# Not one but a little less, since Newton–Schulz ends below one on average. And the last column is why `lr` cannot be carried over from AdamW,
-# which moves every *weight* by about η whatever the shape. Moonlight turns this round: its factor $0.2\sqrt{\max(m, n)}$ gives a weight a step
-# as large as AdamW's are in practice, a fifth of η, and borrows AdamW's learning rate. Neither is wrong; mixing them up is.
+# An output moves by a little less than η, since Newton–Schulz ends below one on average. The last column shows why `lr` cannot be carried
+# over from AdamW, which moves every *weight* by about η whatever the shape. Moonlight turns this around: its factor $0.2\sqrt{\max(m, n)}$
+# gives a weight a step as large as AdamW's are in practice, a fifth of η, and so borrows AdamW's learning rate. Neither is wrong; mixing
+# them up is.
 #
-# What Muon does not see is the basis. A regression in which most input directions are rare, once along the axes and once rotated:
+# What Muon does not see is the basis. Take a regression in which most input directions are rare, once along the axes and once rotated:
 
 # %%
 tried = []
@@ -229,9 +235,9 @@ print(
 )
 
 # %% [markdown]
-# AdamW scales each weight by itself. Where rare directions *are* single inputs, that is exactly right and it wins; turn the axes and it has
-# nothing to hold on to. Muon gets the same from both. The hidden directions of a network have no reason to lie along axes, the rows of an
-# embedding do: one more reason for the division of labour. The last line is why the products may run in bfloat16.
+# AdamW scales each weight by itself. Where rare directions *are* single inputs, that is exactly right, and it wins. Rotate the axes, and it
+# has nothing to hold on to. Muon does equally well on both. The hidden directions of a network have no reason to lie along axes, but the
+# rows of an embedding do: one more reason for the division of labour. The last line shows why the products may run in bfloat16.
 #
 # ## Exercise 2: a step by hand
 #
@@ -280,11 +286,11 @@ check(2, check_2)
 # %% [markdown]
 # ## Exercise 3: one head at a time
 #
-# A projection to queries is one matrix $[H d, n]$, but $H$ heads work with it. Composer 2.5 orthogonalises per head. Write
-# `per_head(G, heads)`. Why it matters shows beside each head's own best step, `polar` of its own gradient: how near is the direction of what
-# it gets, and how large is it? The gradient of the first head is 1, 100 and 1,000 times as large as those of the others. The direction
-# suffers in any case, because rows of different heads are made orthogonal to each other. The size suffers where one head is loud: the quiet
-# ones get what it leaves.
+# The projection to queries is one matrix $[H d, n]$, but it serves $H$ heads. Composer 2.5 orthogonalises per head. Write
+# `per_head(G, heads)`. To see why it matters, compare what each head gets with its own best step, `polar` of its own gradient: how close is
+# the direction, and how large is the step? The gradient of the first head is 1, 100 and 1,000 times as large as those of the others. The
+# direction suffers in any case, because rows of different heads are made orthogonal to each other. The size suffers when one head is loud:
+# the quiet ones get what it leaves.
 
 # %%
 equal = torch.randn(4, 16, 64, generator=torch.Generator().manual_seed(3))
@@ -333,10 +339,10 @@ check(3, check_3)
 # %% [markdown]
 # ## How it breaks: the expert that nobody visits
 #
-# Orthogonalising throws the size of a gradient away. That is the point, until the size was the message. A mixture of experts has experts
-# that a batch does not visit; their gradient is zero, and all that is left is momentum, which fades by $\mu = 0.95$ a step. But a
-# matrix a millionth as large has the *same* $UV^\top$. One token comes at the first step, so that the gradient has rank one, and none ever
-# after; how far does a step move the weights?
+# Orthogonalising throws away the size of a gradient. That is the point, until the size is the message. A mixture of experts has experts
+# that a batch does not visit. Their gradient is zero, and all that is left is momentum, which fades by $\mu = 0.95$ a step. But a matrix a
+# millionth as large has the *same* $UV^\top$. Suppose that an expert gets one token at the first step, so that its gradient has rank one,
+# and none ever after. How far does each step move its weights?
 
 # %%
 gradient = torch.outer(*torch.randn(2, 64, generator=torch.Generator().manual_seed(4)))
@@ -363,11 +369,14 @@ for number in (1, 10, 100, 300, 400, 500):
 print(f"in all, in first steps: Muon {sum(moved['Muon']) / moved['Muon'][0]:.0f}, AdamW {sum(moved['AdamW']) / moved['AdamW'][0]:.1f}")
 
 # %% [markdown]
-# One token, and the expert walks on for hundreds of steps at full speed in a direction that was right once. It ends only because
-# $\lVert X\rVert + \epsilon$ stands below the fraction with $\epsilon = 10^{-7}$. The losses that keep experts visited
-# (`load_balancing_loss` in `ref/network/model.py`) are therefore not only about balance.
+# **Your prediction:** AdamW has all but stopped after a hundred steps; Muon still moves at full speed after four hundred.
 #
-# A second way to break it is to leave out the division by the norm. The polynomial is tame up to a point, and beyond it is a fifth power:
+# After a single token, the expert walks on at full speed for hundreds of steps, in a direction that was right once. It stops only because
+# what is divided by is $\lVert X\rVert + \epsilon$, with $\epsilon = 10^{-7}$. So the losses that keep experts visited
+# (`load_balancing_loss` in `ref/network/model.py`) are not only about balance.
+#
+# A second way to break Muon is to leave out the division by the norm. The polynomial is tame up to a point; beyond it, the fifth power
+# takes over:
 
 # %%
 a, b, c = muon.COEFFICIENTS
@@ -381,11 +390,16 @@ for largest in (0.5, 1.0, 1.2, 1.25, 1.3, 1.5):
     print(f"a singular value of {largest:4} goes to " + ", ".join(f"{value:.3g}" for value in path))
 
 # %% [markdown]
+# ## Open challenge
+#
+# Spend fifteen matrix products on rounds of odd polynomials, so that all singular values from 0.002 to 1 end as close to one as possible.
+# `etude challenge 2` gives the rules, a file to begin with and the scores so far.
+#
 # ## Where to read on
 #
-# * `ref/muon.py` from top to bottom; `scaled/muon.py` for matrices that lie in pieces on many ranks, and `kernels/muon.py`.
+# * `ref/muon.py` from top to bottom; `scaled/muon.py` for matrices that are sharded over many ranks, and `kernels/muon.py`.
 # * `etude run muon --scale small --set decay=2.0`: the regression with rarer directions.
-# * `ref/network/masters.py`: the float32 masters that these steps are taken on.
+# * `ref/network/masters.py`: the float32 masters to which these steps are applied.
 # * Jordan's essay for how the coefficients were found; Moonlight for weight decay and the other scale; Bernstein and Newhouse, "Old
-#   optimizer, new norm" (arXiv:2409.20325), for steepest descent under a norm of one's choice.
+#   optimizer, new norm" (arXiv:2409.20325), for steepest descent under a norm of your choice.
 # * Next: lesson 3, multi-token prediction.

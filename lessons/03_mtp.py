@@ -4,24 +4,29 @@
 # **After this lesson you can** build layers that guess several tokens ahead, and say what they must be trained to match; derive when a
 # guess may stand without changing what comes out; predict the speed that it buys; and name the bugs that no test of equality finds.
 #
-# *About 50 minutes. Before it: lesson 2. Source: Composer 2 technical report, §3.1; the layers of DeepSeek-V3, arXiv:2412.19437, §2.2;
+# *About 50 minutes. Prerequisites: lesson 2. Source: Composer 2 technical report, §3.1; the layers of DeepSeek-V3, arXiv:2412.19437, §2.2;
 # speculative decoding, arXiv:2211.17192.*
 #
 # ## The idea
 #
 # A decoder goes through its weights once for every token it writes. It could verify several in about the same time, if somebody guessed
-# them. In multi-token prediction small layers on top of the model do the guessing. Depth $k$ takes the state of the depth below, and the
+# them. In multi-token prediction, small layers on top of the model do the guessing. Depth $k$ takes the state of the depth below, and the
 # embedding of the token that has meanwhile become known (or was guessed), and says what comes $k + 1$ tokens ahead:
 #
 # $$h^k_i = \mathrm{Block}_k\left(W_k\,[\,\mathrm{norm}(h^{k-1}_i)\,;\,\mathrm{norm}(\mathrm{Emb}(t_{i+k}))\,]\right) \qquad
 # q^k_i = \mathrm{softmax}(\mathrm{Head}(\mathrm{norm}_k(h^k_i)))$$
 #
-# Embedding and head are the model's own. The layers come from scratch, atop a model that already exists, and learn to match its *exact
-# distribution* instead of the next token of the text:
+# Embedding and head are the model's own. The layers are trained from scratch, on top of a model that already exists, and learn to match its
+# *exact distribution* instead of the next token of the text:
 #
 # $$L = \frac1K\sum_{k=1}^{K} \sum_i \mathrm{KL}\left(p_{i+k}\,\Vert\,q^k_i\right)$$
 #
-# where $p_j$ is the main head's guess of token $j+1$. It is the main head that a draft has to get past, also where the text surprises both.
+# where $p_j$ is the main head's guess of token $j+1$. It is the main head that accepts or rejects a draft, also where the text surprises
+# both.
+
+# %% [markdown]
+# **Predict first.** A bug moves the teacher one position back while the guessing layers train. Does their loss end higher or lower than
+# without the bug? Does the decoded text change? And what happens to the number of tokens per pass?
 
 # %%
 import random
@@ -39,21 +44,21 @@ from sims.microrepo import document, generate
 source(mtp.MTP.forward, mtp.mtp_loss)
 
 # %% [markdown]
-# Both are short for what they do. In `forward`, `emb[:, k:]` is the shift: at position $i$ depth $k$ reads token $i + k$ and never one
-# further. In `mtp_loss`:
+# Both are short. In `forward`, `emb[:, k:]` is the shift: at position $i$, depth $k$ reads token $i + k$ and nothing beyond it. In
+# `mtp_loss`:
 #
 # * `target = out.hidden.detach()[b, j]`: the teacher is the main head at $j = i + k$, not at $i$, and no gradient goes into it. A teacher
 #   that is also trained would learn to be easy to guess.
-# * `detach_trunk`: unless told otherwise the loss cannot touch the model below at all.
-# * "distill" and "hard" differ in the target only: a distribution, or the next token of the text (DeepSeek-V3's own loss).
+# * `detach_trunk`: unless told otherwise, the loss cannot touch the model below at all.
+# * "distill" and "hard" differ only in the target: a distribution, or the next token of the text (DeepSeek-V3's own loss).
 # * No $N \times V$ matrix of probabilities is kept: $-\sum p \log q = \mathrm{logsumexp}(Wh) - m\cdot h$ with $m = \mathbb{E}_p[W]$, so the
-#   teacher comes down to one vector a position.
+#   teacher comes down to one vector per position.
 #
 # ## Learning to guess
 #
-# A network reads modules of the small world by the character. Then two sets of layers learn from it, from the same weights and on the
-# same batches: one to match distributions, one to name the next character. Every so often held-out text is asked how likely a draft is
-# to stand.
+# A network trains on the characters of modules of the small world. Then two sets of layers learn from it, starting from the same weights
+# and on the same batches: one to match distributions, one to name the next character. Every so often we measure the *acceptance rate* on
+# held-out text: how likely a draft is to be accepted, or to *stand*.
 
 
 # %%
@@ -130,16 +135,16 @@ for claim in claims("mtp")[:2]:
     print(f"committed: {claim['claim']}: {claim['measured']:+.4f} [{low:.4f}, {high:.4f}] {claim['unit']}, {claim['verdict']}")
 
 # %% [markdown]
-# One seed cannot tell much. The last lines are what the experiment proper found on the recipe's network in the middle of pretraining, over
-# several repetitions: distributions are the better teacher, by little for sampled drafts and by more for greedy ones, and with each kind at the
-# best of three learning rates the lead is larger. That the second and third layers do better than the first is no mistake: each is given the
-# true tokens up to the one it guesses, and has more layers of its own to read them with. When they draft, a guess falls with every one before
-# it.
+# One seed cannot tell much. The last lines are what the full experiment found on the recipe's network in the middle of pretraining, over
+# several repetitions. Distributions are the better teacher, by little for sampled drafts and by more for greedy ones; with each kind at the
+# best of three learning rates, the lead is larger. That the second and third layers do better than the first is not a mistake: each is
+# given the true tokens up to the one that it guesses, and has more layers of its own to read them with. In real drafting a draft also falls
+# if any draft before it falls.
 #
-# ## Exercise 1: the chance that a draft stands
+# ## Exercise 1: the acceptance rate
 #
-# A draft $x$ is drawn from $q$ and stands with probability $\min(1, p(x)/q(x))$. Write `stands(p, q)`: how likely that is, over all $x$. In one
-# line, without a loop. The check plays the rule itself, `mtp.accept`.
+# A draft $x$ is drawn from $q$ and stands with probability $\min(1, p(x)/q(x))$. Write `stands(p, q)`: the acceptance rate, that is, how
+# likely this is over all $x$. One line will do, without a loop. The check runs the rule itself, `mtp.accept`.
 
 
 # %% tags=["exercise"]
@@ -173,20 +178,20 @@ check(1, check_1)
 # %% [markdown]
 # ## Verifying: nothing that comes out may change
 #
-# Greedy decoding is easy: a draft stands where it is what the model would have chosen. Sampling needs the rule of arXiv:2211.17192:
+# Greedy decoding is easy: a draft stands if it is what the model would have chosen. Sampling needs the rule of arXiv:2211.17192:
 
 # %%
 source(mtp.accept)
 
 # %% [markdown]
-# The part to look at is what follows a draft that falls. The next token comes from $\mathrm{norm}(\max(p - q, 0))$: from where $q$ offered
-# too little.
+# Look at what happens after a draft is rejected, or *falls*. The next token is drawn from $\mathrm{norm}(\max(p - q, 0))$: from where $q$
+# offered too little.
 #
 # ## Exercise 2: what comes out
 #
-# With one draft, the first token out is either the draft that stood or what replaces it. Write `emitted(p, q)`: a pair of tensors like $p$, for
-# each token how likely it comes out as a draft that stood, and how likely as the replacement of one that fell: the chance that any falls,
-# times what then follows. The two must add up to $p$, whatever $q$.
+# With one draft, the first token out is either the draft that stood or what replaces it. Write `emitted(p, q)`: a pair of tensors shaped
+# like $p$. The first says for each token how likely it comes out as a draft that stood. The second says how likely it comes out as the
+# replacement of one that fell: the chance that any draft falls, times what then follows. The two must add up to $p$, whatever $q$ is.
 
 
 # %% tags=["exercise"]
@@ -223,9 +228,9 @@ def emitted(p, q):
 check(2, check_2)
 
 # %% [markdown]
-# Now the real decoder: `plain_generate` and `speculative_generate` are the same code, the first without layers. A pass over the model gives
-# at least one token; with drafts it gives as many more as stand. (The first pass over a prompt has no drafts yet, and the last is cut off where
-# the text ends; so there are a little fewer tokens a pass than one and the sum of the shares.)
+# Now the real decoder: `plain_generate` and `speculative_generate` are the same code, the first without layers. A pass through the model
+# gives at least one token, plus one for every draft that stands. (The first pass over a prompt has no drafts yet, and the last is cut off
+# where the text ends. So there are slightly fewer tokens per pass than one plus the sum of the acceptance rates.)
 
 # %%
 NEW = quick(96, 24)
@@ -252,13 +257,13 @@ for kind, (layers, _, _) in students.items():
 # %% [markdown]
 # ## What it buys
 #
-# If a draft stands with chance $\alpha$, independently, $\gamma$ drafts give on average $(1 - \alpha^{\gamma+1})/(1 - \alpha)$ tokens a
-# pass, and if a draft costs $c$ passes of the model, the speed-up is
+# If drafts are accepted independently at the rate $\alpha$, then $\gamma$ drafts give on average $(1 - \alpha^{\gamma+1})/(1 - \alpha)$
+# tokens per pass. If a draft costs $c$ passes of the model, the speed-up is
 #
 # $$\frac{1 - \alpha^{\gamma+1}}{(1-\alpha)(\gamma c + 1)}$$
 #
-# `drafting.predicted` is this formula. `drafting.Timed` is a decoder that measures what goes into it. A stopwatch on a busy machine is a poor
-# witness, so every way of decoding plays every prompt several times, in turn, and its fastest counts:
+# `drafting.predicted` is this formula. `drafting.Timed` is a decoder that measures what goes into it. A stopwatch on a busy machine is a
+# poor witness, so every way of decoding runs every prompt several times, in turn, and the fastest time counts:
 
 
 # %%
@@ -319,15 +324,15 @@ for claim in claims("mtp"):
         print(f"committed: {claim['claim']}: {claim['measured']:.2f} {claim['unit']}, {claim['verdict']}")
 
 # %% [markdown]
-# The price of a draft decides: $c$ bounds the speed-up by $1/c$. Composer 2's base has 61 layers, and a draft of one layer costs about 0.02
-# passes, the green curves; there many drafts pay. Here the model has four layers, and a draft is one layer and a head. That is why the recipe's
-# measured speed-up stays under the 2 to 3 times of the write-ups. And the formula promises more than comes, because it takes verifying several
-# tokens to cost no more than one, and, where an agent works, text to be one long turn.
+# The cost of a draft decides: $c$ bounds the speed-up by $1/c$. Composer 2's base has 61 layers, and a draft of one layer costs about 0.02
+# passes (the green curves); there, many drafts pay. Here the model has four layers, and a draft is one layer and a head. That is why the
+# recipe's measured speed-up stays below the 2 to 3 times of the write-ups. The formula also promises more than it delivers, because it
+# assumes that verifying several tokens costs no more than one, and that an agent's text is one long turn.
 #
 # ## Exercise 3: unequal depths
 #
-# Drafts of different depth do not stand equally often. Given `chances`, the chance at each depth that a draft stands *if all before it
-# did*, write `tokens_a_pass(chances)`: the expected number of tokens.
+# Drafts of different depths have different acceptance rates. Given `chances`, the chance at each depth that a draft stands *if all before
+# it did*, write `tokens_a_pass(chances)`: the expected number of tokens.
 
 
 # %% tags=["exercise"]
@@ -397,7 +402,7 @@ check(4, check_4)
 # %% [markdown]
 # ## How it breaks: an off-by-one that trains beautifully
 #
-# Depth $k$ at position $i$ belongs to the main head at $j = i + k$. Take the main head one place too early, as happens when a shift is
+# Depth $k$ at position $i$ must match the main head at $j = i + k$. Take the main head one position too early, as happens when a shift is
 # counted twice, and see what the logs say:
 
 
@@ -420,12 +425,14 @@ for name, some in (("right", layers), ("wrong", wrong)):
     )
 
 # %% [markdown]
-# The loss is *lower*: these layers learned to guess a token that they had already been given. And every test of equality passes, for the
-# model verifies all that comes out, however bad the guesses. Only the speed is gone, and speed varies for many reasons. Whoever builds this
-# has to test acceptance, not only output.
+# **Your prediction:** the loss is lower, the text is identical, and nearly all of the speed is gone: 1.18 tokens per pass instead of 3.23.
 #
-# The other bug is as quiet, and does change what comes out. When a draft falls, it is natural to draw again from $p$, the right distribution.
-# But $p$ has already had its share in the drafts that stood:
+# The loss is *lower*: these layers learned to guess a token that they had already been given. And every test of equality passes, because
+# the model verifies everything that comes out, however bad the guesses. Only the speed is gone, and speed varies for many reasons. So test
+# the acceptance rate, not only the output.
+#
+# The other bug is just as quiet, and it does change what comes out. When a draft falls, it seems natural to draw again from $p$, the right
+# distribution. But $p$ already had its share in the drafts that stood:
 
 # %%
 generator = torch.Generator().manual_seed(5)
@@ -439,11 +446,16 @@ for sharpness in (0.5, 1.0, 2.0):
     )
 
 # %% [markdown]
+# ## Open challenge
+#
+# Decide cycle by cycle how many tokens to draft in a text that turns easy and hard without notice, for the most tokens per cost.
+# `etude challenge 3` gives the rules, a file to begin with and the scores so far.
+#
 # ## Where to read on
 #
 # * `ref/mtp.py`, then `ref/engine/decoder.py`: one decoder for both ways, and two ideas of ours for an agent's short turns, `recall` and `ahead`.
-# * `etude figure mtp`: the experiment proper, with intervals; `etude explore`, page *Multi-token prediction*, steps through a decode.
-# * `sims/joint_mtp.py`: whether layers that train along should pull at the trunk; what it does to loss and drafts, measured.
+# * `etude figure mtp`: the full experiment, with intervals; `etude explore`, page *Multi-token prediction*, steps through a decode.
+# * `sims/joint_mtp.py`: whether layers that train along should also train the trunk; what that does to loss and drafts, measured.
 # * `ref/rl.py`, `improve`: how the layers follow a policy that RL moves.
 # * Leviathan et al. (arXiv:2211.17192) for the rule and its speed; Gloeckle et al. (arXiv:2404.19737) for heads that train the trunk too.
 # * Next: lesson 4, Dr. GRPO.

@@ -2,23 +2,27 @@
 # # 5 · KL: three estimates, and the gradient that is not there
 #
 # **After this lesson you can** say what k1, k2 and k3 estimate and how far each can be trusted; find the divergence at which the popular
-# one starts to fail; and explain why a regulariser that looks right in the logs can pull on nothing.
+# one starts to fail; and explain why a regulariser that looks right in the logs can have no gradient at all.
 #
-# *About 40 minutes. Before it: lesson 4. Source: Composer 2 technical report, §4.1 and Figure 4.*
+# *About 40 minutes. Prerequisites: lesson 4. Source: Composer 2 technical report, §4.1 and Figure 4.*
 #
 # ## The idea
 #
-# RL moves a policy $\pi$; a reference $\pi_\mathrm{ref}$, usually the policy before RL, says where it came from. How far is it now?
+# RL moves a policy $\pi$; a reference $\pi_\mathrm{ref}$, usually the policy before RL, says where it came from. How far has it gone?
 #
 # $$\mathrm{KL}(\pi\,\|\,\pi_\mathrm{ref}) = \mathbb{E}_{x\sim\pi}\left[-\log r\right], \qquad r = \frac{\pi_\mathrm{ref}(x)}{\pi(x)}$$
 #
-# The sum over a vocabulary is there to be had, but not over whole texts: those are sampled. With one sample per token three estimates are in
-# use, due to John Schulman:
+# The sum over a vocabulary can be computed, but not the sum over whole texts: those are sampled. With one sample per token, three estimates
+# are in use, all due to John Schulman:
 #
 # $$k_1 = -\log r \qquad k_2 = \tfrac12(\log r)^2 \qquad k_3 = (r-1) - \log r$$
 #
-# $\mathbb{E}[r] = 1$, so adding $r - 1$ to $k_1$ changes no mean: $k_3$ is as unbiased as $k_1$. And since $\log r \le r - 1$ it is never
-# negative, which no estimate that fluctuates around a small mean with $k_1$'s spread can say of itself.
+# $\mathbb{E}[r] = 1$, so adding $r - 1$ to $k_1$ changes no mean: $k_3$ is as unbiased as $k_1$. And since $\log r \le r - 1$, it is never
+# negative. $k_1$, which scatters widely around a small mean, often is.
+
+# %% [markdown]
+# **Predict first.** A policy is trained three times: without any KL term, with $k_1$ as a term of the loss, and with $k_1$ subtracted from
+# the reward. Without the term it ends at a KL of 3.1 nats. Where do the other two end?
 
 # %%
 import math
@@ -33,14 +37,14 @@ from sims import kl_variance
 source(kl.token_kl)
 
 # %% [markdown]
-# Read it against the formulas. Two things are easy to pass over:
+# Compare it with the formulas. Two things are easy to miss:
 #
 # * `expm1(log_ratio) - log_ratio`, not `exp(log_ratio) - 1 - log_ratio`. Near $r = 1$ the second subtracts two numbers that agree in all
 #   their digits.
-# * −∞ from the reference is allowed: a token that it forbids costs infinitely much. −∞ from the policy is an error: such a token cannot
-#   have been sampled.
+# * −∞ from the reference is allowed: a token that it forbids has an infinite cost. −∞ from the policy is an error: such a token cannot have
+#   been sampled.
 #
-# How much is lost by writing it the short way? The exact value near $\log r = \epsilon$ is $\epsilon^2/2 + \dots$
+# How much does the short form lose? The exact value near $\log r = \epsilon$ is $\epsilon^2/2 + \dots$
 
 # %%
 for size in (1e-1, 1e-2, 1e-3, 1e-4):
@@ -53,7 +57,7 @@ for size in (1e-1, 1e-2, 1e-3, 1e-4):
 # %% [markdown]
 # ## Bias and variance
 #
-# Between $\mathcal N(0,1)$ and $\mathcal N(m,1)$ everything has a closed form in $u = m^2$; the KL is $u/2$. `gaussian_oracle` holds it:
+# Between $\mathcal N(0,1)$ and $\mathcal N(m,1)$ everything has a closed form in $u = m^2$; the KL is $u/2$. `gaussian_oracle` computes it:
 #
 # | | mean | variance |
 # |---|---|---|
@@ -70,8 +74,8 @@ for divergence in (0.01, 0.1, 0.5, 0.7, 1.0, 2.0):
 print(f"k1 and k3 cross at {kl.crossing():.3f} nats")
 
 # %% [markdown]
-# The experiment behind the report's Figure 4 samples this, and holds what it finds against the closed forms. Its first part, played here
-# with fewer samples than `etude figure kl-variance` takes:
+# The experiment behind the report's Figure 4 samples this, and compares what it finds with the closed forms. Here is its first part, with
+# fewer samples than `etude figure kl-variance` takes:
 
 # %%
 settings = kl_variance.Experiment(divergences=(0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5), samples=quick(1_000_000, 50_000))
@@ -124,11 +128,11 @@ check(1, check_1)
 # %% [markdown]
 # ## How it breaks: the gradient that is not there
 #
-# Put $k_1$ into the loss, let it be differentiated, and the logs look fine: a KL is printed, and it grows. Nothing holds it back, because
+# Put $k_1$ into the loss, differentiate it, and the logs look fine: a KL is printed, and it grows. But nothing holds it back, because
 #
 # $$\mathbb{E}_{x\sim\pi}\left[\nabla k_1\right] = \mathbb{E}_{x\sim\pi}\left[\nabla\log\pi(x)\right] = \nabla \textstyle\sum_x \pi(x) = 0.$$
 #
-# Here it happens, exactly, by summing over a whole vocabulary:
+# Here is the exact gradient, summed over a whole vocabulary:
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -154,11 +158,11 @@ for kind in kl.KINDS:
     )
 
 # %% [markdown]
-# $k_2$, the biased one, is exactly right; $k_3$, the unbiased one, is not: its gradient is that of $\mathrm{KL}(\pi_\mathrm{ref}\,\|\,\pi)$.
-# Bias of a *value* says nothing about its gradient.
+# $k_2$, the biased one, is exactly right; $k_3$, the unbiased one, is not: its gradient is that of
+# $\mathrm{KL}(\pi_\mathrm{ref}\,\|\,\pi)$. The bias of a *value* says nothing about its gradient.
 #
-# And in a training? A policy of 32 actions learns from sampled rewards and is to stay near the reference: with no KL term at all, with $k_1$ in
-# the loss, and with $k_1$ taken from the reward.
+# And in training? A policy of 32 actions learns from sampled rewards and should stay near the reference: with no KL term at all, with $k_1$
+# in the loss, and with $k_1$ subtracted from the reward.
 
 
 # %%
@@ -193,23 +197,27 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# In the loss it is as good as not there, and the log prints the KL truly while it grows. In the reward it holds.
+# **Your prediction:** $k_1$ in the loss ends at 3.0 nats, as if it were not there; $k_1$ in the reward ends at 0.5.
 #
-# One more limit. All this was one draw from one distribution. A text is many, and each token decides what the later ones are drawn from. Here
-# sequences of four symbols are enumerated, and each rule is held against the gradient of the KL between whole *sequences*:
+# In the loss, $k_1$ might as well not be there, and the log faithfully prints the KL as it grows. In the reward, it works.
+#
+# There is one more limit. All of this was one draw from one distribution. A text is many draws, and each token decides what the later ones
+# are drawn from. Here sequences of four symbols are enumerated, and each rule is compared with the gradient of the KL between whole
+# *sequences*:
 
 # %%
 for name, values in kl_variance.gradients_of_sequences(settings).items():
     print(f"{name:<50}: off by {min(values):.3f} to {max(values):.3f} of its size")
 
 # %% [markdown]
-# $k_2$ as a loss is right no more: it moves each token's own distribution and misses what the token does to the states behind it. $k_1$ in the
-# reward is right if every token is paid the $k_1$ of the whole rollout (or of what follows), and wrong if it is paid only its own.
+# As a loss, $k_2$ is no longer right: it moves each token's own distribution and misses what the token does to the states that follow.
+# $k_1$ in the reward is right if every token is charged the $k_1$ of the whole rollout (or of what follows), and wrong if it is charged
+# only its own.
 #
 # ## Exercise 2: where k1 belongs
 #
-# $k_1$ is right in the reward, as a number that no gradient passes through. Write, for the distributions above, the *expected* gradient of the
-# loss that a reward of $-k_1$ makes, which is minus the policy gradient: $\mathbb{E}_{x\sim\pi}[k_1 \nabla\log\pi(x)]$, by summing over the
+# $k_1$ is right in the reward, as a number that no gradient passes through. Write, for the distributions above, the *expected* gradient of
+# the loss that a reward of $-k_1$ gives, which is minus the policy gradient: $\mathbb{E}_{x\sim\pi}[k_1 \nabla\log\pi(x)]$. Sum over the
 # vocabulary. It has to equal $\nabla\mathrm{KL}$.
 
 
@@ -241,8 +249,8 @@ check(2, check_2)
 # %% [markdown]
 # ## Exercise 3: when to stop trusting k3
 #
-# You measure a KL of `divergence` nats between two policies whose log-ratio is nearly Gaussian and may draw `n` tokens. Return the estimator,
-# "k1" or "k3", whose mean has the smaller standard error, and that error. Use `kl.gaussian_oracle`.
+# You measure a KL of `divergence` nats between two policies whose log-ratio is nearly Gaussian, and you may draw `n` tokens. Return the
+# estimator, "k1" or "k3", whose mean has the smaller standard error, and that error. Use `kl.gaussian_oracle`.
 
 
 # %% tags=["exercise"]
@@ -272,10 +280,15 @@ def choose(divergence, n):
 check(3, check_3)
 
 # %% [markdown]
+# ## Open challenge
+#
+# Write an unbiased estimate of the KL from eight sampled tokens that has the least error, close to the reference and far from it.
+# `etude challenge 5` gives the rules, a file to begin with and the scores so far.
+#
 # ## Where to read on
 #
 # * `ref/kl.py` from top to bottom: off-policy tokens, and why an importance weight of one still changes a gradient.
-# * `etude figure kl-variance` plays the whole experiment, the trained agent's own tokens included; `etude explore`, page *KL estimators*.
+# * `etude figure kl-variance` runs the whole experiment, the trained agent's own tokens included; `etude explore`, page *KL estimators*.
 # * `ref/rl.py`, function `improve`: the drift that the recipe charges its reward for.
 # * John Schulman, "Approximating KL divergence" (2020); on the gradients, arXiv:2510.01555.
 # * Next: lesson 6, the length penalty.

@@ -1,22 +1,28 @@
 # %% [markdown]
-# # 6 · The length penalty: the price of the next step
+# # 6 · The length penalty: the marginal cost of a step
 #
-# **After this lesson you can** choose the bend, the exponent and the price of a length penalty from the efforts that a policy really makes;
-# say what the next unit costs on an easy and on a hard task; tell by how much parallel tool calls are cheaper; and recognise a penalty that
-# teaches to give up.
+# **After this lesson you can** choose the bend, the exponent and the price of a length penalty from the effort that a policy really spends;
+# state the marginal cost of effort on an easy and on a hard task; say how much parallel tool calls save; and recognise a penalty that
+# teaches the policy to give up.
 #
-# *About 45 minutes. Before it: lesson 4. Source: Composer 2 technical report, §4.2 and Figure 6.*
+# *About 45 minutes. Prerequisites: lesson 4. Source: Composer 2 technical report, §4.2 and Figure 6.*
 #
 # ## The idea
 #
-# An agent that is paid for being right, and for nothing else, has no reason ever to be quick. So effort gets a price. But which? A fixed price a
-# token asks the same of a one-line fix and of a day's refactoring. The report bends the price:
+# An agent that is paid for being right, and for nothing else, has no reason ever to be quick. So effort gets a price. But which? A fixed
+# price per token asks the same of a one-line fix and of a day's refactoring. The report bends the price:
 #
 # $$C_{k,q}(x) = \frac{(1 + kx)^{1-q} - 1}{k\,(1-q)} \qquad\qquad C'_{k,q}(x) = (1 + kx)^{-q}$$
 #
-# $x$ is effort: a weighted sum of thinking tokens, tokens of tool calls, tokens of tool outputs, tokens of the final message, calls and turns.
-# The slope $C'$ is what matters. It is the price of one unit *more*: full at $x = 0$, less and less the more a task already took. Easy
-# tasks, where $x$ is small, feel nearly the whole price; on hard ones the next step is almost free.
+# $x$ is effort: a weighted sum of thinking tokens, tokens of tool calls, tokens of tool outputs, tokens of the final message, calls and
+# turns. The slope $C'$ is what matters. It is the *marginal cost* of effort, the cost of one unit *more*: the full price at $x = 0$, and
+# less the more a task has already taken. Easy tasks, where $x$ is small, feel nearly the whole price; on hard ones the next step is almost
+# free.
+
+# %% [markdown]
+# **Predict first.** An agent that thinks far longer than it has to is trained under a price on thinking. Two prices cost the same on
+# average: one is linear, the other has a marginal cost that falls. Tasks range from easy to very hard. Under each price, what becomes of
+# the effort on the hardest tasks, those that need two thousand times as much as the easiest?
 
 # %%
 import json
@@ -35,13 +41,13 @@ from sims.recipe.settings import Recipe
 source(length_penalty.length_penalty, length_penalty.marginal_cost)
 
 # %% [markdown]
-# The code does not look like the formula. As printed the formula is 0/0 at $q = 1$, and near it most digits are lost: two numbers that agree
-# in all their first digits are subtracted and divided by almost nothing. So the limits are taken out first. `_ratio(expm1(z), z)` is
-# $(e^z - 1)/z$ with its limit 1, `_ratio(growth, k * wide)` is $\ln(1+kx)/kx$ with its limit 1, and both
+# The code does not look like the formula. As printed, the formula is 0/0 at $q = 1$, and near it most digits are lost: two numbers that
+# agree in all their leading digits are subtracted, and the result is divided by almost nothing. So the limits are factored out first.
+# `_ratio(expm1(z), z)` is $(e^z - 1)/z$ with its limit 1, `_ratio(growth, k * wide)` is $\ln(1+kx)/kx$ with its limit 1, and both
 #
 # $$q \to 1:\quad C = \frac{\ln(1+kx)}{k} \qquad\qquad k \to 0 \ \text{or}\ q = 0:\quad C = x$$
 #
-# come out of one line. What it buys, at $k = 0.01$ and $x = 300$; the truth is computed in 60 digits:
+# come out of one line. Here is what that buys at $k = 0.01$ and $x = 300$, beside the truth in 60 digits:
 
 # %%
 k, x = 0.01, 300.0
@@ -73,12 +79,12 @@ for q in (0.5, 1.0, 2.0):
     print(f"q = {q:g}: the next unit costs " + ", ".join(f"{length_penalty.marginal_cost(x, k, q):.4f} at x = {x:g}" for x in (10.0, 100.0, 1000.0)))
 
 # %% [markdown]
-# With $q > 1$ the whole bill is bounded, by $1/(k(q-1))$. With $0 < q \le 1$ it grows without end, ever more slowly.
+# With $q > 1$ the total cost is bounded by $1/(k(q-1))$. With $0 < q \le 1$ it grows without bound, ever more slowly.
 #
 # ## Exercise 1: choose the bend
 #
-# Somebody tells you: "at effort $x$ the next unit should cost a fifth of what the first one does". Write `bend(x, share, q)`, the $k$ for which
-# it costs `share` of it. (One line; invert $C'$.)
+# Somebody tells you: "at effort $x$, the marginal cost should be a fifth of what it is at the first unit". Write `bend(x, share, q)`, the
+# $k$ for which it costs `share` of it. (One line; invert $C'$.)
 
 
 # %% tags=["exercise"]
@@ -112,8 +118,8 @@ check(1, check_1)
 source(length_penalty.EffortWeights, length_penalty.effort)
 
 # %% [markdown]
-# The report names the six terms and keeps the weights to itself; these are this project's. The heavy one is the turn, a round trip that the
-# user sits through. It is what pays for **parallel tool calls**. The same six files, read one a turn or all in one turn:
+# The report names the six terms but not their weights; these are this project's. The heavy one is the turn, a round trip for which the user
+# has to wait. It is what makes **parallel tool calls** pay. Here are the same six files, read one per turn or all in one turn:
 
 # %%
 files = 6
@@ -126,9 +132,9 @@ for k in (0.0001, 0.001, 0.01):
     print(f"k = {k:g}: calling in parallel saves " + ", ".join(f"{value:.1f} (q = {q:g})" for q, value in saved.items()))
 
 # %% [markdown]
-# Look down the last column. With $q = 2$ the same habit is worth hundreds at $k = 0.0001$ and single digits at $k = 0.01$. There the curve is
-# already flat at these efforts, and whatever happens on flat ground teaches nothing. And where $kx$ stays far below one, every $q$ is the
-# linear price. $k$ has to be chosen where the policy stands.
+# Look down the last column. With $q = 2$ the same habit is worth hundreds at $k = 0.0001$ and single digits at $k = 0.01$. There the curve
+# is already flat at these efforts, and where the cost is flat nothing is learned. And where $kx$ stays far below one, every $q$ is the
+# linear price. $k$ has to be chosen for the efforts that the policy really spends.
 #
 # ## Exercise 2: what a habit is worth
 #
@@ -168,17 +174,17 @@ check(2, check_2)
 # %% [markdown]
 # ## An agent that decides how long to think
 #
-# To see what a penalty teaches, here is the smallest agent that has something to learn. On a task of difficulty $\tau$, thinking for $x$ tokens
-# solves it with probability $1 - e^{-x/\tau}$: the first tokens help most, and on a hard task help comes slowly. The reward is 1 if solved,
-# minus `price` $\cdot\, C(x)$.
+# To see what a penalty teaches, here is the smallest agent that has something to learn. On a task of difficulty $\tau$, thinking for $x$
+# tokens solves it with probability $1 - e^{-x/\tau}$: the first tokens help most, and on a hard task every token helps less. The reward is
+# 1 if solved, minus `price` $\cdot\, C(x)$.
 #
-# Two penalties are compared, linear and $q = 2$, and the comparison has to be fair. `sims/length_penalty.py` does it like this: before training,
-# both cost the same *on average*, over the efforts that the agent then has, and $k$ is one over the mean effort, so that the curve bends where
-# the policy stands.
+# Two penalties are compared, linear and $q = 2$, and the comparison has to be fair. `sims/length_penalty.py` does it like this: before
+# training, both cost the same *on average* over the agent's current efforts, and $k$ is one over the mean effort, so that the curve bends
+# where the policy is.
 #
 # ## Exercise 3: a price that matches
 #
-# Write `matched_price(efforts, k, q, budget)`: the price at which rollouts of these efforts [n] pay `budget` of reward on average.
+# Write `matched_price(efforts, k, q, budget)`: the price at which rollouts with these efforts [n] pay `budget` of reward on average.
 
 
 # %% tags=["exercise"]
@@ -207,9 +213,10 @@ def matched_price(efforts, k, q, budget):
 check(3, check_3)
 
 # %% [markdown]
-# The agent begins with efforts around $10\tau$: it solves nearly everything, and thinks far longer than it has to. Prices are matched on the
-# median efforts of five difficulties; two harder ones come on top. For each difficulty it learns one number, the median of its effort (the
-# spread is fixed), along the gradient of the expected reward. That is Dr. GRPO's expected direction (lesson 4), so nothing has to be sampled.
+# The agent begins with efforts around $10\tau$: it solves nearly everything, and thinks far longer than it needs to. Prices are matched on
+# the median efforts of five difficulties; two harder ones are added. For each difficulty it learns one number, the median of its effort
+# (the spread is fixed), along the gradient of the expected reward. That is Dr. GRPO's expected direction (lesson 4), so nothing has to be
+# sampled.
 
 # %%
 known, harder = [10.0, 30.0, 100.0, 300.0, 1000.0], [5000.0, 20_000.0]
@@ -263,8 +270,12 @@ solved_axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Up to a difficulty of 300 the agent is quicker under the bent price than under the linear one, for about a hundredth of success at most.
-# Beyond, it keeps its room. Under the linear price it learns to leave the hard tasks half thought through, and the hardest alone.
+# **Your prediction:** under the linear price the hardest tasks are given up, with 14 tokens where there were 200,000; under the falling one
+# they keep all of their effort.
+#
+# Up to a difficulty of 300 the agent is quicker under the bent price than under the linear one, and gives up at most about a hundredth of
+# success for it. Beyond that, it keeps its room to think. Under the linear price it learns to leave hard tasks half thought through, and
+# not to try the hardest at all.
 #
 # ## How it breaks: a linear penalty on hard tasks
 #
@@ -273,8 +284,8 @@ plt.show()
 #
 # ## Exercise 4: where giving up pays
 #
-# Write `best_effort(tau, price)`: the $x \ge 0$ that maximises $1 - e^{-x/\tau} - p\,x$. (Set the slope to zero; mind the case in which it
-# never is.)
+# Write `best_effort(tau, price)`: the $x \ge 0$ that maximises $1 - e^{-x/\tau} - p\,x$. (Set the slope to zero, and mind the case in which
+# it is never zero.)
 
 
 # %% tags=["exercise"]
@@ -310,11 +321,11 @@ print(f"linear: giving up is best from difficulty {1 / linear_price:.0f} on")
 print(f"nonlinear: the whole bill never exceeds {price / (k * (q - 1)):.2f}, and solving pays 1")
 
 # %% [markdown]
-# ## How it breaks, again: a penalty that teaches to stop
+# ## How it breaks, again: a penalty that teaches the policy to stop
 #
-# So the bent price is safe? No. Bounded is the *bill*; the price of the *first* step is the full one, and higher than the linear price that it
-# was matched with. Let the same agent meet the hardest tasks with efforts that are far too small for them, as a policy does that has only
-# seen easy ones:
+# So is the bent price safe? No. What is bounded is the *total*. The marginal cost of the *first* step is the full price, and that is higher
+# than the linear price that it was matched with. Let the same agent meet the hardest tasks with far too little effort, like a policy that
+# has only seen easy ones:
 
 # %%
 short = trained(torch.full_like(difficulty, 300.0), *penalties["nonlinear"])
@@ -323,8 +334,8 @@ for begun, median in (("10τ", learned["nonlinear"]), ("300", short)):
     print(f"difficulty {difficulty[-1]:g}, begun at {begun}: {success(median)[-1]:.3f} solved, reward {round(paid[-1].item(), 3) + 0.0:.3f}")
 
 # %% [markdown]
-# There is a better place, far off, and a valley in front of it. Inside a group of rollouts it looks like this. Nobody solved the task, so the
-# penalty is all there is to tell them apart:
+# There is a better place far away, with a valley in front of it. Inside a group of rollouts it looks like this. None solved the task, so
+# only the penalty tells them apart:
 
 # %%
 efforts = torch.tensor([[100.0, 300.0, 600.0, 1200.0]], dtype=torch.float64)
@@ -334,8 +345,8 @@ for name, (price, k, q) in penalties.items():
 print(f"the recipe refuses to begin RL where fewer than {Recipe().rl.gate:.0%} of rollouts succeed")
 
 # %% [markdown]
-# Every such group says one thing: stop earlier. No curve repairs that. What helps is to begin where the policy sometimes succeeds; so the
-# recipe measures success first, and says why it refuses.
+# Every such group says one thing: stop earlier. No curve repairs that. What helps is to begin where the policy sometimes succeeds. So the
+# recipe measures success first, and refuses to begin RL where there is too little.
 #
 # ## What trained agents did
 #
@@ -354,17 +365,22 @@ for row in record["rows"]:
         )
 
 # %% [markdown]
-# Read each verdict with the lines below it. The efforts on which the toy's prices were matched span a factor of a hundred; the agent's, its
-# cheapest and its dearest tenth left out, less than a factor of four. In so narrow a range the bent price that costs the same on average is
-# the lower one for the next unit at *both* ends, on the cheap rollouts too. So what tells the two agents apart is partly a bent penalty against
-# a straight one, and partly a weak one against a strong one. Matching the bill does not match the slope: that is why nothing here tests whether
-# the bent penalty leaves hard tasks their room.
+# Read each verdict with the lines below it. The efforts on which the toy's prices were matched span a factor of a hundred. The agent's
+# efforts, without the cheapest and the most expensive tenth, span less than a factor of four. In so narrow a range, a bent price that costs
+# the same on average has the lower marginal cost at *both* ends, on the cheap rollouts too. So the two agents differ partly because one
+# penalty is bent and the other straight, and partly because one is weak and the other strong. Matching the total does not match the slope.
+# That is why nothing here tests whether the bent penalty leaves hard tasks their room.
+#
+# ## Open challenge
+#
+# Choose price, k and q of the length penalty so that agents save as much effort as possible and lose no more than one point of success.
+# `etude challenge 6` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on
 #
-# * `ref/length_penalty.py`: the trap in the words of its author, and why negative $k$ raises an error.
-# * `etude figure length-penalty` plays Figure 6 and all trainings (up to an hour); `etude explore`, page *Length penalties*, re-ranks real
-#   rollouts as you move $k$ and $q$.
+# * `ref/length_penalty.py`: the trap in its author's words, and why a negative $k$ raises an error.
+# * `etude figure length-penalty` reproduces Figure 6 and runs all trainings (up to an hour); `etude explore`, page *Length penalties*,
+#   re-ranks real rollouts as you move $k$ and $q$.
 # * `sims/recipe/agent.py`, function `pay`: what an episode of the recipe is charged for.
 # * Composer 2 technical report, §4.2, on the other behaviour rewards and on what went wrong with them.
 # * Next: lesson 7, what to do when a task outgrows the context.

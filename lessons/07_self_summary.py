@@ -1,16 +1,17 @@
 # %% [markdown]
 # # 7 · Self-summary: a rollout longer than its context
 #
-# **After this lesson you can** follow a rollout through several contexts and say which token was given, written, or written as a summary; count
-# what a summary asked for in the running context saves; and spread one reward over a chain so that how often it ran out of context does not
-# change what it weighs.
+# **After this lesson you can** follow a rollout through several segments and say which token was given, written, or written as a summary;
+# count what it saves to ask for a summary in the running context; and spread one reward over a chain so that its weight does not depend on
+# its number of segments.
 #
-# *About 45 minutes. Before it: lesson 4. Source: Composer 2 technical report, §4.1.*
+# *About 45 minutes. Prerequisites: lesson 4. Source: Composer 2 technical report, §4.1.*
 #
 # ## The idea
 #
-# A context is finite and a task may not be. So a rollout becomes a *chain* of contexts. When one reaches a trigger length, a fixed request is
-# appended and the policy itself writes what has to be known. The next context opens with the prompt and that summary:
+# A context is finite, and a task may not be. So a rollout becomes a *chain* of *segments*, each with a context of its own. When a context
+# reaches a trigger length, a fixed request is appended, and the policy itself writes down what has to be remembered. The next segment opens
+# with the prompt and that summary:
 #
 # ```
 # segment 1    prompt turn answer turn answer … | request | summary      the context reached the trigger
@@ -18,13 +19,18 @@
 # segment S    prompt summary | turn answer … turn                       the conversation is over
 # ```
 #
-# What makes a good summary? Nobody grades it. It is one more thing that the policy wrote, and the chain's one reward goes to every token that it
-# wrote, summaries included: a summary is good if what follows from it goes well.
+# What makes a good summary? Nobody grades it. A summary is one more thing that the policy wrote, and the chain's single reward goes to
+# every token that the policy wrote, summaries included: a summary is good if what follows goes well.
 #
 # $$A_c = R_c - \frac1N\sum_{c' \in \mathrm{group}} R_{c'} \qquad\qquad
 # L = -\frac{1}{\mathrm{budget}}\sum_c A_c \sum_{s \in c}\ \sum_{t\ \mathrm{written\ in}\ s} \rho_t$$
 #
 # with the clip of lesson 4. Read the subscripts: the advantage has a $c$, never an $s$.
+
+# %% [markdown]
+# **Predict first.** A trainer sees segments as rows. Suppose that it takes the mean reward over the *rows* of a group as the baseline,
+# instead of the mean over its chains. If chains with many segments earn less than short ones, does the average chain of a group look better
+# or worse than it is? And if they earn more?
 
 # %%
 import itertools
@@ -47,18 +53,19 @@ from sims.recipe.settings import Recipe
 source(self_summary.Link.answer_to, self_summary.Link.take, self_summary.Link.go_on)
 
 # %% [markdown]
-# `Link` stands between the sampler and the environment. To the sampler it looks like an ordinary conversation, for as long as the context lasts.
+# `Link` stands between the sampler and the environment. To the sampler it looks like an ordinary conversation, as long as the context
+# lasts.
 #
-# * `answer_to` passes turns on and counts tokens. After the answer that reaches the trigger it adds the request. So no turn is broken, and a
-#   context may pass the trigger by the `room` that is left for one turn and answer.
+# * `answer_to` passes turns on and counts tokens. After the answer that reaches the trigger it adds the request. So no turn is cut in two,
+#   and a context may exceed the trigger by the `room` that is left for one turn and its answer.
 # * `take` receives what was sampled, marks the summary in it, and
-# * `go_on` opens the next context: the prompt, the summary, and a fixed token or more that hand the word to the policy. A summary that is too
-#   long ends the chain, as running into the limit ends a plain rollout.
+# * `go_on` opens the next segment: the prompt, the summary, and one or more fixed tokens that tell the policy to go on. A summary that is
+#   too long ends the chain, just as hitting the limit ends a plain rollout.
 #
 # ## A chain, read
 #
-# To look at chains that make sense one needs an agent that does. The small world has a scripted one, who repairs functions by a plan and
-# summarises what it has read; training shows it to the policy. Its tokens go through the very `rollout_chains` that the policy's go through.
+# To see chains that make sense, we need an agent that makes sense. The small world has a scripted one, which repairs functions according to
+# a plan and summarises what it has read; SFT shows it to the policy. Its tokens go through the same `rollout_chains` as the policy's.
 
 # %%
 recipe, limits = Recipe(), experiment.Experiment()
@@ -94,14 +101,14 @@ for segment in episodes[number].chain.segments:
         print(f"{kind:8s}" + text.replace("\n", "\n        "))
 
 # %% [markdown]
-# A context of code shrinks to one line of facts. Look at the second context: the summary that it opens with is *given* there. The policy wrote
-# it in the first one, and there it counts. If it counted here too, a chain's summaries would weigh double.
+# A context of code shrinks to one line of facts. Look at the second segment: the summary that it opens with is *given* there. The policy
+# wrote it in the first one, and that is where it counts. If it counted here too, a chain's summaries would weigh double.
 #
 # ## What the running context is worth
 #
-# The request is appended to a context whose keys and values lie in the cache. All that is left to prefill is the answer and the request.
-# *Compaction* in a separate call, with an instruction of its own in front, has to read the whole context again. The same agent on the same
-# tasks, joined in all four ways that `ref/self_summary.py` knows:
+# The request is appended to a context whose keys and values are in the cache. Only the answer and the request are left to prefill.
+# *Compaction* in a separate call, with an instruction of its own in front, has to read the whole context again. Here is the same agent on
+# the same tasks, in all four modes of `ref/self_summary.py`:
 
 # %%
 ways = {"self": how, "separate": replace(how, join="separate"), "truncate": replace(how, join="truncate"), "none": chains.unlimited(how)}
@@ -122,9 +129,9 @@ print(
 )
 
 # %% [markdown]
-# `saved` is no estimate. What the chain says that separate calls would have needed besides is, to the token, what separate calls need. (A
-# separate compaction counts as a context of its own here. `none` runs the fewest tokens, in contexts that reach no limit. And this agent has its
-# plan outside the context, so the table is about tokens; what joining does to *success* stands at the end.)
+# `saved` is not an estimate. What the chain says that separate calls would have needed in addition is, to the token, what separate calls do
+# need. (Here a separate compaction counts as a context of its own. `none` runs the fewest tokens, in contexts that have no limit. And since
+# this agent keeps its plan outside the context, the table is about tokens only; what the modes do to *success* comes at the end.)
 
 # %%
 figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
@@ -145,9 +152,9 @@ plt.show()
 # %% [markdown]
 # ## Exercise 1: count what was saved
 #
-# Write `reused(chain, how)`: over the segments that end in a summary, the tokens that a separate call would have run once more: its instruction
-# (`how.instruction`), and the old context up to and including the last token that the policy wrote *before* its summary. (The answer and the
-# request behind it are read once either way.) A segment has `tokens`, `sampled` and `summary`.
+# Write `reused(chain, how)`: over the segments that end in a summary, the tokens that a separate call would have had to run again: its
+# instruction (`how.instruction`), and the old context up to and including the last token that the policy wrote *before* its summary. (The
+# answer and the request after it are read once either way.) A segment has `tokens`, `sampled` and `summary`.
 
 
 # %% tags=["exercise"]
@@ -180,15 +187,15 @@ check(1, check_1)
 # %% [markdown]
 # ## One reward for the chain
 #
-# To the trainer every segment is a row of the batch, with a context of its own. This is all that stands between chains and rows:
+# To the trainer every segment is a row of the batch, with a context of its own. This is all that connects chains and rows:
 
 # %%
 source(self_summary.spread)
 
 # %% [markdown]
-# A line of code, and no division in it. Does a chain then weigh the same however it is cut? `sims/self_summary.py` asks the gradient
-# of a network: segments as rows, the trainer's way, against every chain as *one* row, its contexts packed side by side, where nobody could
-# count segments if he wanted to. The network is a small random one; the chains are those of the scripted agent.
+# It is one line of code without a division. Does a chain then weigh the same however it is cut? `sims/self_summary.py` answers with a
+# network's gradient. It compares segments as rows, as the trainer does it, with every chain as *one* row, its segments packed side by side,
+# where nothing can count segments at all. The network is small and random; the chains are those of the scripted agent.
 
 # %%
 torch.manual_seed(0)
@@ -210,14 +217,14 @@ print(f"  segments as rows, advantages spread            {weight['split']:.1e}")
 print(f"  segments as rows, baseline and mean over rows  {weight['faulty']:.2f} (the denominator alone: {1 - weight['chains'] / rows:.2f})")
 
 # %% [markdown]
-# The first is rounding. The second, innocent means over the rows of a group and of a batch, is off by nearly the gradient's whole size. Part of
-# it is the denominator: there are about three times as many rows as chains, so everything becomes a third as large, in a ratio that is another
-# in every batch. The rest is the baseline.
+# The first distance is rounding. The second, from innocent-looking means over the rows of a group and of a batch, is nearly as large as the
+# gradient itself. Part of it is the denominator: there are about three times as many rows as chains, so everything becomes a third as
+# large, by a ratio that changes from batch to batch. The rest is the baseline.
 #
 # ## Exercise 2: credit, token by token
 #
-# Write `credit(rewards, episode_chains)`: `rewards` is [G, N], one for each chain, the chains in the same order. Return a list of tensors, one
-# for each segment in order, [T] each: the advantage where the policy wrote the token in that segment, zero where it was given.
+# Write `credit(rewards, episode_chains)`: `rewards` is [G, N], one for each chain, and the chains come in the same order. Return a list of
+# tensors, one for each segment in order, [T] each: the advantage where the policy wrote the token in that segment, zero where it was given.
 # Use `dr_grpo.group_advantages` and `self_summary.spread`.
 
 
@@ -258,9 +265,9 @@ check(2, check_2)
 # %% [markdown]
 # ## How it breaks: a baseline over rows
 #
-# Rows repeat a chain's reward as often as it ran out of context. Where long chains earn less, the mean over rows lies below the mean over
-# chains, and the chains of a group look better than their own group. The reference's `demo` counts it on a random network that is charged 1 for
-# every hundred tokens it writes:
+# Rows repeat a chain's reward once per segment. Where long chains earn less, the mean over rows lies below the mean over chains, and the
+# chains of a group look better than their own group. The reference's `demo` measures this on a random network that is charged 1 for every
+# hundred tokens that it writes:
 
 # %%
 figures = self_summary.demo(self_summary.Demo(chains=quick(64, 8)))
@@ -269,8 +276,8 @@ print(f"{mean:.2f} segments a chain on average, {most:.0f} at most, {wrote:.1f} 
 print(f"mean advantage of a chain with the baseline over rows: {figures['advantage_over_rows']:+.3f} (over chains: zero)")
 
 # %% [markdown]
-# A group cannot on average be better than itself, and here it is told so. Now the scripted agent, whose rewards are the recipe's: hidden
-# tests, less the price of effort and of invalid calls.
+# A group cannot be better than itself on average, and yet that is what it is told. Now the scripted agent, whose rewards are the recipe's:
+# hidden tests, less the price of effort and of invalid calls.
 
 # %%
 rewards = torch.tensor([pay(e, recipe.rl.payment)["reward"] for e in episodes], dtype=torch.float64)
@@ -294,8 +301,8 @@ for n in sorted(set(numbers.tolist())):
     print(f"{n} segments: {int(here.sum()):4d} chains, {share[here].mean():.2f} solved, mean advantage {told}")
 
 # %% [markdown]
-# Here it mostly goes the other way. Chains of one context are wrong more often than longer ones: some stopped early, some ended in a summary
-# that became too long. So the mean over rows is on average too *high*, though not in every group, and chains of every length are on average
+# Here it mostly goes the other way. Chains of one segment are wrong more often than longer ones: some stopped early, some ended in a
+# summary that became too long. So the mean over rows is too *high* on average, though not in every group, and chains of every length are
 # told that they are worse than they are.
 
 # %%
@@ -312,8 +319,9 @@ plt.show()
 # %% [markdown]
 # ## Exercise 3: the fault in closed form
 #
-# A group of chains has rewards $R$ and segments $S$. With the baseline over rows, what is the mean advantage of its chains? Write
-# `row_bias(rewards, segments)` for tensors [N]. Counting rows as above will do; better, derive it first: it is one covariance and one mean.
+# A group of chains has rewards $R$ and numbers of segments $S$. With the baseline over rows, what is the mean advantage of its chains?
+# Write `row_bias(rewards, segments)` for tensors [N]. Counting rows as above will do; better, derive it first: it is one covariance and one
+# mean.
 
 
 # %% tags=["exercise"]
@@ -346,27 +354,35 @@ def row_bias(rewards, segments):
 check(3, check_3)
 
 # %% [markdown]
-# So the fault has the sign of *minus* the covariance of length and reward. It is zero as long as all chains of a group have one length, as in
-# every unit test with a single segment, and a batch that shows it looks like any other.
+# **Your prediction:** where long chains earn less, the average chain looks better than it is; where they earn more, it looks worse.
+#
+# So the fault has the sign of *minus* the covariance of length and reward. It is zero as long as all chains of a group have the same
+# length, as in every unit test with a single segment. A batch that suffers from it looks like any other.
 #
 # ## What trained agents did
 #
-# The whole experiment trains the tiny agent by RL, once without a limit and once under it with summaries in the running context, and plays
-# held-out tasks in every way of going on:
+# The whole experiment trains the tiny agent by RL, once without a limit and once under it with summaries in the running context. It then
+# runs held-out tasks in every mode:
 
 # %%
 verdicts("self-summary")
 
 # %% [markdown]
-# The notes to these verdicts in `results/claims.json` say what each compares. One is worth knowing before you quote any of them: at this size no
-# prompt can explain a task, so the separate call was taught by demonstrations as well, as many as the request in the running context had. And
-# only one of the two was then trained under the limit, so that half the error, or not, would be the training's doing: *not tested*.
+# The notes to these verdicts in `results/claims.json` say what each compares. One thing is worth knowing before you quote any of them. At
+# this size no prompt can explain a task, so the separate call was also taught by demonstrations, as many as for the request in the running
+# context. Only one of the two was then trained under the limit. Half the error, or not, could therefore be the effect of that training:
+# *not tested*.
+#
+# ## Open challenge
+#
+# Write the summary of a long session in 160 characters, and the reader of it, so that most later questions are answered rightly.
+# `etude challenge 7` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on
 #
 # * `ref/self_summary.py` from the top; `converse_chain` is the same for one conversation at a time.
 # * `sims/recipe/demonstrations.py`: what the scripted agent puts into a summary, and how it is made to forget on purpose.
-# * `etude figure self-summary` plays the experiment (up to an hour); `etude explore`, page *Self-summary*, steps through a real chain.
+# * `etude figure self-summary` runs the experiment (up to an hour); `etude explore`, page *Self-summary*, steps through a real chain.
 # * `ref/rl.py`, function `improve`: rewards and drift by chain, rows by segment, in the recipe's own step.
 # * Composer 2 technical report, §4.1, on self-summarisation.
 # * Next: lesson 8, what happens when sampler and trainer disagree about the experts.

@@ -1,27 +1,33 @@
 # %% [markdown]
 # # 8 · Router replay: two engines, one choice of experts
 #
-# **After this lesson you can** say why a mixture of experts turns rounding errors into jumps of its log-probs; replay the sampler's experts so
-# that the router still learns; choose, and doubt, the plausibility $\alpha$; and tell a harmless mismatch from indices that are off by one.
+# **After this lesson you can** say why a mixture of experts turns rounding errors into jumps of the log-probs; replay the sampler's experts
+# so that the router still learns; choose, and doubt, the plausibility $\alpha$; and tell a harmless mismatch from indices that are off by
+# one.
 #
-# *About 45 minutes. Before it: lesson 4. Source: Composer 2 technical report, §6.2; arXiv:2510.11370.*
+# *About 45 minutes. Prerequisites: lesson 4. Source: Composer 2 technical report, §6.2; arXiv:2510.11370.*
 #
 # ## The idea
 #
-# One engine samples, another one trains. Both hold the same weights and round differently. In a dense network that moves log-probs a little. In a
-# mixture of experts a router picks the $K$ best of $E$ scores, and *best of* is not continuous: a score that moves in its last digit can
-# send a token to other experts, and its log-prob jumps. The importance ratio $\pi/\mu$ of that token is then noise.
+# One engine samples, and another trains. Both hold the same weights but round differently. In a dense network that moves log-probs a
+# little. In a mixture of experts, a router picks the $K$ best of $E$ scores, and *best of* is not continuous: a score that moves in its
+# last digit can send a token to other experts, and its log-prob jumps. The importance ratio $\pi/\mu$ of that token is then noise.
 #
-# So the sampler returns which experts it chose, for every token and layer, and the trainer takes them over. Only the choice: the gates are
-# computed from the trainer's own scores $s$, and gradients reach the router through them.
+# So the sampler returns which experts it chose, for every token and layer, and the trainer uses the same ones. Only the choice is replayed:
+# the gates are computed from the trainer's own scores $s$, and gradients reach the router through them.
 #
 # $$g_e = \frac{e^{s_e}}{\sum_{j\in R} e^{s_j}}, \quad e \in R \qquad\qquad
 # \text{keep } e \in R \iff p_e \ge \alpha\, p_{(K)}, \quad p = \mathrm{softmax}(s)$$
 #
-# $R$ are the experts that the token is sent to. The rule on the right is the report's *plausibility filter*, asked of every recorded expert
-# before it enters $R$: one that this router finds absurd is dropped, and the router's next candidate takes its place. How absurd is too
-# absurd, the report does not say; a share $\alpha$ of the $K$-th best probability is this project's reading. $\alpha = 0$ is plain replay,
-# $\alpha = 1$ the router's own choice.
+# $R$ are the experts that the token is sent to. The rule on the right is the report's *plausibility filter*, applied to every recorded
+# expert before it enters $R$: one that this router finds absurd is dropped, and the router's next candidate takes its place. The report
+# does not say how absurd is too absurd; a share $\alpha$ of the $K$-th best probability is this project's reading. $\alpha = 0$ is plain
+# replay, $\alpha = 1$ the router's own choice.
+
+# %% [markdown]
+# **Predict first.** Two engines hold the same weights; the sampler rounds them to FP8, and nothing is trained in between. With two of eight
+# experts per token and four layers, in what share of tokens does the importance ratio leave the range from 0.8 to 1.2? And if the trainer
+# replays the sampler's experts?
 
 # %%
 import copy
@@ -43,8 +49,8 @@ source(router_replay.replay, router_replay.gates)
 
 # %% [markdown]
 # * `floor` is the threshold as a logit: $p_e \ge \alpha\,p_{(K)}$ says $s_e \ge s_{(K)} + \ln\alpha$. The softmax cancels, and nothing underflows.
-# * `rank + E * ~kept` sorts in one go: kept experts first by score, then all others by score. The first $K$ are the answer, so there are always
-#   exactly $K$, all different.
+# * `rank + E * ~kept` sorts once: first the kept experts by score, then all others by score. The first $K$ are the answer, so there are
+#   always exactly $K$, all different.
 # * In `gates`, `scores.gather` is differentiable in the scores. The indices carry no gradient, and need none.
 #
 # Four experts, two of them chosen; the sampler took 0 and 2:
@@ -95,9 +101,9 @@ check(1, check_1)
 # %% [markdown]
 # ## Two engines on the same tokens
 #
-# Now a whole network: four layers, eight experts, two a token, random weights of a size at which experts matter. The sampler holds them in FP8
-# and computes in bfloat16; the trainer computes in float32. `engines.compare` lets the trainer score the sampler's tokens with its own experts,
-# with replay, and with the filter.
+# Now a whole network: four layers, eight experts, two per token, and random weights large enough for experts to matter. The sampler holds
+# them in FP8 and computes in bfloat16; the trainer computes in float32. `engines.compare` lets the trainer score the sampler's tokens with
+# its own experts, with replay, and with the filter.
 
 
 # %%
@@ -142,19 +148,21 @@ for way in ("own", "plain"):
     print(f"{way:6s} mean |log π − log μ|: {size[moved].mean():.3f} nats where some expert differs, {size[~moved].mean():.3f} elsewhere")
 
 # %% [markdown]
-# Read the first two rows. Nothing was trained between the two, and still a third of the ratios lie outside a clip of ±0.2. Replay brings the
-# 99th percentile down to about a quarter. The last two lines say where from: replay changes much less where the experts agree anyway (what it
-# mends there came from other tokens, through attention), and makes the other tokens like those. What remains is rounding proper, inside experts
-# and attention, and replay cannot take it away.
+# **Your prediction:** a third of the ratios leave the range; with replay it is a tenth.
 #
-# Then the filter. At $\alpha = 0.5$ it does next to nothing here: hardly an expert is that implausible. Closer to one it drops some, and the
-# mismatch goes *up*: who wins a near-tie is plausible either way, and each one dropped is a step away from the engine that is to be followed.
-# The report finds that the filter lowers the p99. We come to a case where it does.
+# Read the first two rows. Nothing was trained between the two engines, and still a third of the ratios lie outside a clip of ±0.2. Replay
+# brings the 99th percentile down to about a quarter. The last two lines say how. Where the experts agree anyway, replay changes little
+# (what it repairs there came from other tokens, through attention); where they differ, it brings the mismatch down to the same level. What
+# remains is plain rounding inside experts and attention, which replay cannot remove.
+#
+# Then the filter. At $\alpha = 0.5$ it does next to nothing here: hardly any expert is that implausible. Closer to one it drops some, and
+# the mismatch goes *up*: either winner of a near-tie is plausible, and each one dropped is a step away from the engine that we want to
+# follow. The report finds that the filter lowers the p99. Below is a case where it does.
 #
 # ## Where the jump comes from
 #
-# Take one rollout and walk from the sampler's weights to the trainer's in a straight line, all in float64. On the way one asks for the log-probs,
-# with the experts that the weights choose and with those that were recorded:
+# Take one rollout and walk in a straight line from the sampler's weights to the trainer's, all in float64. At every step we compute the
+# log-probs, with the experts that the weights choose and with those that were recorded:
 
 # %%
 one = rollouts[0]
@@ -217,13 +225,13 @@ for b, f in zip(bits, swept, strict=True):
     )
 
 # %% [markdown]
-# The weights change in the thirteenth decimal place, and the token becomes many times as likely, or as unlikely. A finer dtype does not cure
-# that, it makes it rarer. On the right, with every bit more of mantissa, the replayed p99 and the largest value about halve, as rounding errors
-# do. With own experts far fewer decisions differ, but the largest jump shrinks little.
+# The weights change in the thirteenth decimal place, and the token becomes many times as likely, or as unlikely. A finer dtype does not
+# cure that; it only makes it rarer. On the right, the replayed p99 and the largest value roughly halve with every extra bit of mantissa, as
+# rounding errors do. With the trainer's own experts, far fewer decisions differ, but the largest jump hardly shrinks.
 #
 # ## Exercise 2: how layers add up
 #
-# Write `per_layer(share, layers)`: if layers differed independently, each in the same share of tokens, which share would it be, given that
+# Write `per_layer(share, layers)`: suppose that layers differ independently, each in the same share of tokens. What is that share, if
 # `share` of the tokens differ in at least one of `layers` layers?
 
 
@@ -251,8 +259,8 @@ def per_layer(share, layers):
 check(2, check_2)
 
 # %% [markdown]
-# The replay paper reports that about 10% of the routers decide differently (a router: one token's set of experts in one layer) and that 94% of
-# tokens do in at least one layer, in a network of 48. Independent layers with a tenth each would make:
+# The replay paper reports that about 10% of the routers decide differently (a router: one token's set of experts in one layer) and that 94%
+# of tokens do so in at least one layer, in a network of 48 layers. Independent layers with a tenth each would give:
 
 # %%
 print(f"{engines.independent(np.array([0.1]), 48):.3f} of the tokens")
@@ -261,8 +269,8 @@ print(f"here: by layer {', '.join(f'{share:.3f}' for share in layers)} of the se
 print(f"here: {tokens:.3f} of the positions differ in some layer; independent layers with their shares would make {engines.independent(layers):.3f}")
 
 # %% [markdown]
-# More than is found, there and here. Differences come in clusters: a token that went elsewhere in one layer arrives at the next with another
-# input.
+# That is more than is found, there and here. Differences come in clusters: a token that was routed differently in one layer reaches the
+# next with a different input.
 #
 # ## Exercise 3: what the router learns
 #
@@ -303,12 +311,14 @@ def router_gradient(scores, experts, values):
 check(3, check_3)
 
 # %% [markdown]
-# An expert gains score if what it says is better than the mixture. With these gates, who was not chosen learns nothing, replay or not.
+# An expert's score rises if its output is better than the mixture's. With these gates, an expert that was not chosen learns nothing, replay
+# or not.
 #
 # ## How it breaks: constants for gates
 #
-# It is tempting to let the sampler return its gates too, and to use them as they come. Here is what a gate without a gradient does. The tokens'
-# mean log-prob is differentiated with respect to the routers' weights, once with the gates recomputed, once with the same gates as constants:
+# It is tempting to let the sampler return its gates too, and to use them as they are. Here is what a gate without a gradient does. The
+# tokens' mean log-prob is differentiated with respect to the routers' weights, once with the gates recomputed, once with the same gates as
+# constants:
 
 # %%
 batch = [rollout for rollout in rollouts if len(rollout.tokens) == 96][:8]
@@ -340,22 +350,23 @@ for normalise in (True, False):
     print(f"one expert a token, normalise={normalise}: gate {gate.item():.3f}, gradient {[round(g, 3) for g in gradient[0].tolist()]}")
 
 # %% [markdown]
-# The value is the same to the last digit shown, and the routers stand still. The last two lines are the same trap in a model's design: with a
-# single expert a token, a gate that is normalised over the chosen is one, whatever the score. (Not normalised, it is a softmax over all experts,
-# and the others' scores get a gradient too.)
+# The value is the same to the last digit shown, and the routers stand still. The last two lines show the same trap in a model's design:
+# with a single expert per token, a gate that is normalised over the chosen experts is one, whatever the score. (Not normalised, it is a
+# softmax over all experts, and the others' scores get a gradient too.)
 #
 # ## How it breaks: off by one
 #
-# The experts of position $t$ were chosen while predicting token $t + 1$. Whoever stores per token what was recorded per position is off by one,
-# and everything has the right shape. Shift the recorded experts by one position:
+# The experts of position $t$ were chosen while predicting token $t + 1$. If you store per token what was recorded per position, you are off
+# by one, and everything still has the right shape. Shift the recorded experts by one position:
 
 # %%
 shifted = told([replace(rollout, experts=rollout.experts.roll(1, 0)) for rollout in rollouts])
 
 # %% [markdown]
-# Misplaced replay is far worse than none. Now the filter earns its keep: it throws out what this router cannot believe and lowers the p99,
-# though below $\alpha = 1$ not to what own experts give. Better still, it *counts*. At $\alpha = 0.5$ the aligned indices lost next to nothing
-# and the shifted ones lose a third. A share of dropped experts that is far from zero is an alarm, and it is cheap to log.
+# Misplaced replay is far worse than none. Now the filter earns its keep: it throws out what this router cannot believe, and it lowers the
+# p99, though for $\alpha < 1$ not to the level of the trainer's own experts. Better still, it *counts*. At $\alpha = 0.5$ the aligned
+# indices lost next to nothing, and the shifted ones lose a third. A share of dropped experts far from zero is an alarm, and it is cheap to
+# log.
 #
 # ## What trained agents did
 
@@ -363,15 +374,21 @@ shifted = told([replace(rollout, experts=rollout.experts.roll(1, 0)) for rollout
 verdicts("router-mismatch")
 
 # %% [markdown]
-# These two engines are one implementation in two precisions, and the trained agent has four layers; what the sources report is of real engines
-# and of 48. The paper's tenth is of *sets* of experts, a set for each token and layer; of single experts roughly half as many differ. Where the
-# filter drops nothing it can improve nothing. A training is one number, however many steps it has, because each step begins where the one
-# before ended: what replay does in RL takes several trainings to tell. The notes in `results/claims.json` say what each number rests on.
+# These two engines are one implementation in two precisions, and the trained agent has four layers; the sources report on real engines and
+# on 48 layers. The paper's tenth counts *sets* of experts, one set for each token and layer; of single experts, roughly half as many
+# differ. Where the filter drops nothing, it can improve nothing. A training gives one number, however many steps it has, because each step
+# begins where the last one ended. So it takes several trainings to tell what replay does in RL. The notes in `results/claims.json` say what
+# each number rests on.
+#
+# ## Open challenge
+#
+# Tell tokens whose replayed experts came from another place (off by one) from those where two engines honestly differ, with the highest F1.
+# `etude challenge 8` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on
 #
 # * `ref/router_replay.py` from the top; `ref/network/model.py`, class `MoE`, where indices or a function of the logits overrule the router.
 # * `ref/rl.py`, function `routing`: from rollouts to the experts of a padded batch. Look for the row that pads.
-# * `etude figure router-mismatch` plays the experiment, RL included; `etude explore`, page *Router replay*.
+# * `etude figure router-mismatch` runs the experiment, RL included; `etude explore`, page *Router replay*.
 # * Rollout routing replay is arXiv:2510.11370; the filter is the Composer 2 technical report's, §6.2.
 # * Next: lesson 9, packing.

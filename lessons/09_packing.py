@@ -1,23 +1,28 @@
 # %% [markdown]
 # # 9 · Packing: who trains on which sequences
 #
-# **After this lesson you can** say what a sequence costs and when its length starts to matter more than its tokens; deal sequences to ranks so
-# that none waits long, and prove how far from even the result can be; say what no dealing can mend; and lay sequences in rows without one
-# seeing another.
+# **After this lesson you can** say what a sequence costs and when its length starts to matter more than its tokens; deal sequences out to
+# ranks so that none waits long, and prove how uneven the result can be at worst; say what no dealing can fix; and lay sequences in rows
+# without one seeing another.
 #
-# *About 45 minutes. Before it: lesson 0. Source: Composer 2 technical report, §6.1.*
+# *About 45 minutes. Prerequisites: lesson 0. Source: Composer 2 technical report, §6.1.*
 #
 # ## The idea
 #
 # A training step on many ranks lasts as long as its slowest rank. Rollouts have heavy-tailed lengths: most tasks are done after a thousand
 # tokens, and some go on for a hundred thousand. A linear layer does the same work for every token. Attention compares each token with all
-# before it, so the work of a sequence of $T$ tokens has a second part:
+# earlier ones, so the work of a sequence of $T$ tokens has a second part:
 #
 # $$c(T) = a\,T + b\,T^2$$
 #
-# Two ranks with as many tokens can therefore differ several times in work. The report packs all sequences anew before each RL step, over all
-# data-parallel ranks, and counts the quadratic part. It does not say how. What `ref/packing.py` does is the oldest rule there is (Graham,
-# 1969): *longest processing time first*. Take the sequences in falling order of cost, and give each to the rank that has least so far.
+# So two ranks with the same number of tokens can differ severalfold in work. Before each RL step, the report repacks all sequences over all
+# data-parallel ranks, and counts the quadratic part. It does not say how. `ref/packing.py` uses the oldest rule there is (Graham, 1969):
+# *longest processing time first*. Take the sequences in falling order of cost, and give each to the rank that has the least so far.
+
+# %% [markdown]
+# **Predict first.** A network like Qwen3-30B-A3B trains on one rollout of 32,000 tokens, or on 32 rollouts of 1,000 tokens. How many times
+# as much does the one cost as the 32? And how long does a step on 64 ranks take, compared with an even one, if 1,000 rollouts with
+# heavy-tailed lengths are dealt out in turn, like cards?
 
 # %%
 import itertools
@@ -33,7 +38,7 @@ source(packing.Cost)
 
 # %% [markdown]
 # The two numbers follow from the shape of the network. In FLOPs: two for each active weight and token, and $4 \cdot T^2/2$ in each layer,
-# head and channel for the two causal products $QK^\top$ and $PV$. Where are the parts equal? At $T = a/b$:
+# head and channel for the two causal products $QK^\top$ and $PV$. The two parts are equal at $T = a/b$:
 
 # %%
 cost = packing.Cost.of(Config.qwen3_30b_a3b())
@@ -50,22 +55,22 @@ print(f"one rollout of 32,000 tokens costs {one / many:.2f} times what 32 of 1,0
 source(packing.balance, packing.imbalance)
 
 # %% [markdown]
-# There is nothing random in it, and ties are broken by number. That matters more than it seems: on many ranks each one runs this function by
-# itself, on costs that all have gathered, and all must come to the same result without another word (`scaled/packing.py`).
+# Nothing in it is random, and ties are broken by number. That matters more than it seems: every rank runs this function by itself, on costs
+# that all of them have gathered, and all must reach the same result without further communication (`scaled/packing.py`).
 #
 # How good is it? Let $M$ be the mean load of $R$ ranks. Look at the fullest rank at the end, and at the last sequence that it got, of cost
-# $c$. When it got it, it was the rank with *least*, so it had at most the mean of what had been dealt until then. That is at most what there
-# is without this sequence, $RM - c$, over $R$. Put the sequence on top:
+# $c$. At that moment it was the rank with the *least* load, so it had at most the mean of what had been dealt until then. That is at most
+# everything except this sequence, $RM - c$, divided by $R$. Put the sequence on top:
 #
 # $$\max\ \text{load} \;\le\; \frac{RM - c}{R} + c \;=\; M + \Bigl(1 - \frac1R\Bigr)\,c$$
 #
-# And $c$ is small: costs fall, so the last sequence that a rank got is its cheapest. Of $k$ sequences the cheapest is at most a $k$-th of the
-# load. That the rule deals the big ones first is the whole of its quality. In another order the last one could be the largest.
+# And $c$ is small: costs fall, so the last sequence that a rank got is its cheapest. Of $k$ sequences, the cheapest is at most a $k$-th of
+# the load. The rule is good only because it deals the big ones first. In another order, the last one could be the largest.
 #
 # ## Exercise 1: the bound
 #
-# Write `bound(costs, rank_of, ranks)`: the right side of the inequality for a finished dealing, as a float. If several ranks are the fullest,
-# take the first.
+# Write `bound(costs, rank_of, ranks)`: the right-hand side of the inequality for a finished dealing, as a float. If several ranks tie for
+# the fullest, take the first.
 
 
 # %% tags=["exercise"]
@@ -105,8 +110,9 @@ check(1, check_1)
 # %% [markdown]
 # ## Three ways to deal a heavy tail
 #
-# The reference's own demonstration: 64 ranks, 16 sequences each on average, lognormal lengths around 1,800 tokens. Dealt in turn, like cards;
-# by the rule above but with *tokens* as the cost; and with the cost. First one step, rank by rank, then the mean over many.
+# This is the reference's own demonstration: 64 ranks, 16 sequences each on average, lognormal lengths around 1,800 tokens. They are dealt
+# in turn, like cards; by the rule above but with *tokens* as the cost; and by the rule with the true cost. First one step, rank by rank,
+# then the mean over many.
 
 # %%
 ranks, generator = 64, torch.Generator().manual_seed(0)
@@ -141,14 +147,20 @@ for name, rank_of in dealt.items():
 print(f"the bound, by cost: {bound(costs, dealt['by cost'], ranks) / costs.sum().item() * ranks:.3f}")
 
 # %% [markdown]
-# Left: the lengths of this step were cut at 40,000 tokens, so that no one sequence is more than a rank's share; dealing by cost then comes out
-# even to the eye. Dealing by tokens is even in tokens and not in work: ranks with a few long sequences keep all others waiting. Right, without
-# that cut: the dotted line is a rank that holds nothing but the longest sequence. Once it rises above one no dealing can come below it, and soon
-# dealing by cost or by tokens comes down to it exactly. That is where the next section begins; but first, is the rule the best there is?
+# **Your prediction:** the long rollout costs 2.9 times as much as the 32 short ones, and a step dealt in turn also takes about 2.9 times as
+# long as it need be.
+
+# %% [markdown]
+# Left: the lengths of this step were cut at 40,000 tokens, so that no single sequence exceeds a rank's share. Dealing by cost then looks
+# perfectly even. Dealing by tokens is even in tokens but not in work: ranks with a few long sequences keep all others waiting. Right,
+# without that cut: the dotted line is a rank that holds nothing but the longest sequence. Once the line rises above one, no dealing can get
+# below it, and soon dealing by cost or by tokens comes down to it exactly. That is where the next section begins. But first: is the rule
+# optimal?
 #
 # ## Exercise 2: not the best
 #
-# Write `best(costs, ranks)`: the least that the fullest rank can have, over all ways to deal. Try them all; `itertools.product` gives them.
+# Write `best(costs, ranks)`: the smallest possible load of the fullest rank, over all ways to deal. Try them all; `itertools.product` lists
+# them.
 
 
 # %% tags=["exercise"]
@@ -182,8 +194,8 @@ def best(costs, ranks):
 check(2, check_2)
 
 # %% [markdown]
-# The first two of these instances are the worst there are for this rule on two and on three ranks: it is then $\tfrac43 - \tfrac1{3R}$ times as
-# long as it could be (Graham's theorem; take $2R-1, 2R-1, 2R-2, \dots, R+1, R+1, R, R, R$).
+# The first two of these instances are the worst possible for this rule on two and on three ranks: the step is then $\tfrac43 - \tfrac1{3R}$
+# times as long as it could be (Graham's theorem; take $2R-1, 2R-1, 2R-2, \dots, R+1, R+1, R, R, R$).
 
 # %%
 for costs_of, ranks_of in ((torch.tensor([3.0, 3, 2, 2, 2]), 2), (torch.tensor([5.0, 5, 4, 4, 3, 3, 3]), 3)):
@@ -194,19 +206,21 @@ for costs_of, ranks_of in ((torch.tensor([3.0, 3, 2, 2, 2]), 2), (torch.tensor([
     )
 
 # %% [markdown]
-# It takes few and large pieces to do that. With sixteen sequences a rank, none longer than a rank's share, a solver would gain next to nothing
-# (a thousandth here, says the bound), and every rank would have to run the same solver to the same end.
+# That takes few and large pieces. With sixteen sequences per rank, none longer than a rank's share, a solver would gain next to nothing (a
+# thousandth here, says the bound), and every rank would have to run the same solver and reach the same result.
 #
 # ## One sequence too long
 #
-# The bound says what dealing cannot mend: a sequence that costs more than $M$ is the step. It has to be cut, and its ranks have to share it:
-# context parallelism. Equal runs of tokens would be unequal work again, because a late token looks at more than an early one. So a row is
-# cut in $2\,cp$ chunks, and rank $i$ takes chunks $i$ and $2\,cp - 1 - i$, an early one with a late one (report, §6.1).
+# The bound says what dealing cannot fix: a sequence that costs more than $M$ determines the length of the step. It has to be cut and shared
+# by several ranks: context parallelism. Equal runs of tokens would again be unequal work, because a late token attends to more than an
+# early one. So a row is cut into $2\,cp$ chunks, and rank $i$ takes chunks $i$ and $2\,cp - 1 - i$, an early one with a late one (report,
+# §6.1).
 #
 # ## Exercise 3: pairs
 #
-# A chunk's work is the pairs (query, key) that causal attention computes for its queries: each token with itself and all before it in the row.
-# Write `pairs(T, chunks)`: the pairs of every chunk of a row of `T` tokens cut in `chunks` equal ones, as a list of whole numbers.
+# A chunk's work is the pairs (query, key) that causal attention computes for its queries: each token with itself and with all earlier ones
+# in the row. Write `pairs(T, chunks)`: the number of pairs of every chunk, as a list of whole numbers, if a row of `T` tokens is cut into
+# `chunks` equal chunks.
 
 
 # %% tags=["exercise"]
@@ -240,12 +254,12 @@ for cp in (2, 4, 8, 16):
     print(f"{cp:4d} {packing.imbalance(work, chunk // 2, cp):14.3f} {packing.imbalance(work, torch.minimum(chunk, 2 * cp - 1 - chunk), cp):22.3f}")
 
 # %% [markdown]
-# To the last pair. Lesson 11 runs it.
+# The work is equal to the last pair. Lesson 11 runs this.
 #
 # ## Rows
 #
-# A rank's sequences are laid end to end in rows of one width: batches of one shape, and few places that hold nothing. In falling order of
-# length, each goes to the fullest row with room for it (*best fit*).
+# A rank's sequences are laid end to end in rows of one width. That gives batches of one shape and little padding. In falling order of
+# length, each sequence goes to the fullest row that still has room for it (*best fit*).
 
 # %%
 source(packing.rows, packing.lay)
@@ -253,8 +267,8 @@ source(packing.rows, packing.lay)
 # %% [markdown]
 # ## Exercise 4: what padding costs
 #
-# Write `filled(lengths, width)`: the share of places that hold a token when the sequences are laid by `packing.rows`, a float. For
-# comparison: one sequence a row.
+# Write `filled(lengths, width)`: the share of places that hold a token when the sequences are laid out by `packing.rows`, as a float. For
+# comparison, the check also shows one sequence per row.
 
 
 # %% tags=["exercise"]
@@ -290,8 +304,9 @@ print(f"{len(some)} sequences in rows of 8,192: {filled(some, 8192):.1%} of the 
 # %% [markdown]
 # ## How it breaks: neighbours
 #
-# Sequences in one row are strangers, and a network that is not told so reads them as one text. Nothing complains: shapes fit, the loss is
-# finite, it even falls. Three sequences in one row, log-probs of every token, and how far each is from what the sequence gives alone:
+# Sequences in one row are strangers, and a network that is not told so reads them as one text. Nothing complains: shapes fit, and the loss
+# is finite and even falls. Here are three sequences in one row, and how far the log-probs of their tokens are from those that each sequence
+# has alone:
 
 # %%
 torch.manual_seed(0)
@@ -315,10 +330,10 @@ print("without document numbers:", ", ".join(f"{x:.0e}" for x in away(model(ids)
 
 # %% [markdown]
 # Only the sequence that lies first in its row comes out right. The others see strangers in front of them. (Their places in the row do no
-# harm: rotary embedding knows distances only. What is left with document numbers is rounding.)
+# harm: rotary embeddings see only distances. What is left with document numbers is rounding.)
 #
-# The second leak is in the loss. The token before a border has as its target the first token of the next sequence, which nobody could know, and
-# behind the last sequence of a row padding is scored:
+# The second leak is in the loss. The last token of a sequence gets the first token of the next one as its target, which nothing could
+# predict, and after the last sequence of a row, padding is scored:
 
 # %%
 hidden = model(ids, doc=doc, logits=False).hidden
@@ -327,13 +342,18 @@ for name, told in (("with", doc), ("without", None)):
     print(f"{name:8s} document numbers: {scored:.0f} targets; three sequences have {sum(len(part) - 1 for part in sequences)}")
 
 # %% [markdown]
-# And a third waits further on. A rank with few long sequences has as much *work* as one with many short ones, not as many *tokens*. A loss
-# that is averaged on each rank first would let the tokens of the long ones count for more. What to do about it is lesson 11.
+# A third leak waits further on. A rank with few long sequences has as much *work* as one with many short ones, but not as many *tokens*. If
+# the loss is first averaged on each rank, the tokens of the long sequences count for more. Lesson 11 says what to do about it.
+#
+# ## Open challenge
+#
+# Deal sequences to ranks so that the fullest rank is as close as possible to what no dealing can beat. `etude challenge 9` gives the rules,
+# a file to begin with and the scores so far.
 #
 # ## Where to read on
 #
-# * `ref/packing.py`, the head of the file: the bound once more, and what the cost leaves out.
+# * `ref/packing.py`, the top of the file: the bound once more, and what the cost leaves out.
 # * `scaled/packing.py` and `scaled/runtime/exchange.py`: costs gathered, sequences sent; `tests/mirror/test_losses.py` holds them to `ref`.
-# * `etude run packing` plays the demonstration with other settings.
+# * `etude run packing` runs the demonstration with other settings.
 # * R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969).
 # * Next: lesson 10, low precision.

@@ -4,23 +4,29 @@
 # **After this lesson you can** say what a rank holds under data, context and expert parallelism and what it must ask of others; write a loss
 # whose value and gradient do not depend on who computes which part; and recognise the mean that makes them depend on it.
 #
-# *About 60 minutes. Before it: lessons 4 and 9. Source: Composer 2 technical report, §6.1.*
+# *About 60 minutes. Prerequisites: lessons 4 and 9. Source: Composer 2 technical report, §6.1.*
 #
 # ## The idea
 #
-# Every technique stands here twice. `ref/X.py` takes the whole problem. `scaled/X.py` has the same names and the same signatures, takes *this
-# rank's shard* of the same arguments, and returns this rank's shard, or the same number on every rank. Which ranks there are is no argument: it
-# is the mesh that is set. And tests hold the two equal, in value and in gradient, on every layout of 1, 2 and 4 ranks.
+# Every technique of this repository is written twice. `ref/X.py` takes the whole problem. `scaled/X.py` has the same names and the same
+# signatures, takes *this rank's shard* of the same arguments, and returns this rank's shard, or the same number on every rank. The ranks
+# are not an argument: they are the mesh that is set. Tests hold the two versions equal, in value and in gradient, on every layout of 1, 2
+# and 4 ranks.
 #
 # What makes that possible is one decision about losses. With $\ell_t$ for what a token contributes, $n$ tokens in all, and $R$ ranks:
 #
 # $$L = \frac1n\sum_{r=1}^{R}\ \sum_{t \in r} \ell_t \qquad\Longrightarrow\qquad
 # \nabla L = \sum_{r=1}^{R} \nabla\Bigl(\frac1n \sum_{t\in r}\ell_t\Bigr)$$
 #
-# A sum over ranks of sums over tokens, divided by a number that all know beforehand. Each rank calls backward on its own part, and gradients are
-# *added*. Nothing in it depends on how the tokens were dealt.
+# The loss is a sum over ranks of sums over tokens, divided by a number that every rank knows beforehand. Each rank calls backward on its
+# own part, and gradients are *added*. Nothing depends on how the tokens were dealt out.
+
+# %% [markdown]
+# **Predict first.** One rank holds the four long texts of a batch, with 124 tokens to predict; the other holds the four short ones, with
+# 12. Suppose that each rank takes the mean over its own tokens, and that gradients are averaged over the two ranks. How many times as much
+# does a token of a short text weigh as one of a long text? And would the loss that is reported at the first step give the mistake away?
 #
-# The ranks of this lesson are two processes on this machine. They are asked by sending them the text of a function:
+# But first a drawing of which part is whose, on four ranks, two along each axis:
 
 # %%
 import matplotlib.pyplot as plt
@@ -30,6 +36,7 @@ import ref.cpt
 import ref.dr_grpo
 import scaled.cpt
 import scaled.dr_grpo
+from lessons import mesh_pictures
 from lessons.course import check, quick, source
 from lessons.mirror_ranks import Ranks
 from ref.network import Config, Transformer
@@ -40,6 +47,21 @@ from scaled.runtime.comm import Traffic, sum_over, summed, total
 from scaled.runtime.cut import cut, joined, places
 from scaled.runtime.mesh import current
 
+mesh_pictures.who_holds(dp=2, cp=2, ep=2)
+
+# %% [markdown]
+# Each box is a rank, and the batch on the right is painted in the ranks' colours. Three axes divide three different things:
+#
+# * `dp`, data parallelism, divides rows. Ranks one above the other train on different rows.
+# * `cp`, context parallelism, divides the tokens of a row. Ranks side by side share their rows, and each has an early chunk and a late one.
+# * `ep`, expert parallelism, divides a layer's experts among neighbours. It adds no ranks: it is another way to group the same ones. Ranks 0
+#   and 2 own the same experts, so each keeps half of their weights.
+#
+# All other weights lie across all four ranks, a quarter on each, whatever the axes.
+#
+# This lesson runs on two ranks, two processes on this machine. We send each of them the text of a function, and they answer:
+
+# %%
 two = Ranks(2)
 LAYOUTS = {"dp = 2": dict(dp=2), "cp = 2": dict(cp=2), "dp = 2, ep = 2": dict(dp=2, ep=2), "cp = 2, ep = 2": dict(cp=2, ep=2)}
 
@@ -54,8 +76,8 @@ for name, layout in LAYOUTS.items():
         print(f"{name:15s} rank {rank}:  " + "   ".join(f"{axis} {place}" for axis, place in places_of.items()))
 
 # %% [markdown]
-# `dp` has rows of its own; `cp` shares a row's tokens; `ep` shares a layer's experts, and is made of the same ranks: with two of them, two ranks
-# that train on different rows are also the two that own different experts. Weights outside the experts lie across `all`.
+# With two ranks only one of `dp` and `cp` can be 2. In `dp = 2, ep = 2` the two ranks that train on different rows are also the two that own
+# different experts. The axis `all` is made of both ranks in every layout.
 #
 # ## Who holds which tokens
 
@@ -78,8 +100,8 @@ for axes, name in zip(panels, ("dp = 2", "cp = 2"), strict=True):
 plt.show()
 
 # %% [markdown]
-# Context parallelism gives each rank an early chunk and a late one: lesson 9 counted why. What a rank then lacks are keys and values of the
-# other chunks. They are gathered, queries stay:
+# Context parallelism gives each rank an early chunk and a late one; lesson 9 showed why. What a rank then lacks are the keys and values of
+# the other chunks. They are gathered, and the queries stay where they are:
 
 # %%
 source(network.Attention)
@@ -115,15 +137,15 @@ for name in ("dp = 2", "cp = 2"):
         print(f"scaled, {name}, rank {rank}: loss {loss.item():+.15f}, gradient off by {(gradient - whole.grad).abs().max():.0e}")
 
 # %% [markdown]
-# What does the adding? Two functions, and they have a trap:
+# Two functions do the adding, and between them lies a trap:
 
 # %%
 source(comm.Total, total, comm.SumOver, sum_over)
 
 # %% [markdown]
-# Both add up over ranks; they differ on the way back, in `backward`. `total` is for the last step: all ranks report the sum, each is
-# differentiated by its own part, and the gradient passes as it is. `sum_over` is for a sum that every rank goes on to *use*: what comes back is
-# what all of them made of it. Use one for the other and the values are still right:
+# Both add up over ranks; they differ on the way back, in `backward`. `total` is for the last step: every rank reports the sum, each
+# differentiates its own part, and the gradient passes through unchanged. `sum_over` is for a sum that every rank goes on to *use*: its
+# gradient is the sum of what comes back on all of them. Confuse the two, and the values are still right:
 
 
 # %%
@@ -144,8 +166,8 @@ for function in ("total", "sum_over"):
 # ## Exercise 1: a mean over all tokens
 #
 # Write `mean_nll(nll, scored)`: from this rank's losses per token [b, t] and a mask of those that count, the mean over all ranks' counted
-# tokens. Every rank has to return the same value, and its backward pass has to leave the gradient of that mean. `total` and `summed` (a
-# sum over ranks without gradient) are all you need.
+# tokens. Every rank has to return the same value, and its backward pass has to leave the gradient of that mean. `total` and `summed` (a sum
+# over ranks without gradient) are all that you need.
 
 
 # %% tags=["exercise"]
@@ -186,9 +208,9 @@ check(1, check_1)
 # %% [markdown]
 # ## Exercise 2: a group on two ranks
 #
-# The $N$ rollouts of a prompt may lie on several ranks, some here and some there. Write `advantages_here(rewards)`: rewards [G, n] of this
-# rank's rollouts of G groups (n differs between ranks, and may be 0) → reward minus the mean of the *whole* group. No `scaled.dr_grpo`: only
-# `summed(x, "dp")`.
+# The $N$ rollouts of a prompt may be spread over several ranks. Write `advantages_here(rewards)`: rewards [G, n] of this rank's rollouts of
+# G groups (n differs between ranks, and may be 0) → reward minus the mean of the *whole* group. Do not use `scaled.dr_grpo`;
+# `summed(x, "dp")` is enough.
 
 
 # %% tags=["exercise"]
@@ -226,13 +248,13 @@ def advantages_here(rewards):
 check(2, check_2)
 
 # %% [markdown]
-# With a mean over the rollouts that a rank happens to hold, (1, 4) would have given the lonely one an advantage of exactly zero: nothing is
-# learned from it, and no log says so.
+# A mean over the rollouts that a rank happens to hold would have given the single rollout of (1, 4) an advantage of exactly zero. Nothing
+# is learned from it, and no log says so.
 #
 # ## Who holds which weights
 #
-# FSDP2 cuts every weight outside the experts over all ranks and gathers it for the moments when a block computes. Experts are dealt out whole to
-# the ranks of an ep group first. Reading the lines below, look for the division that is not there:
+# FSDP2 shards every weight outside the experts over all ranks, and gathers it only while its block computes. Experts are first dealt out
+# whole to the ranks of an ep group. As you read the code below, look for the division that is not there:
 
 # %%
 source(sharding.shard)
@@ -252,19 +274,29 @@ for name in ("dp = 2", "dp = 2, ep = 2"):
     print(name, *(f"rank {rank}: {sizes}" for rank, sizes in enumerate(two.run(LAYOUTS[name], weights_here, tiny))), sep="\n  ")
 
 # %% [markdown]
-# Both layouts hold half. What differs is what travels: with `ep = 1` each block's experts are gathered on every rank; with `ep = 2` they stay,
-# and tokens travel to them instead:
+# In both layouts a rank holds half. What differs is what travels: with `ep = 1` each block's experts are gathered on every rank; with `ep = 2`
+# they stay where they are, and tokens travel to them. Here are seven rows on two ranks. The number in a dot is the expert that the row's
+# router chose:
+
+# %%
+mesh_pictures.all_to_all(((2, 0, 1, 3), (3, 0, 2)))
+
+# %% [markdown]
+# Follow one colour. Each rank sorts its rows by expert. Then every rank sends every other rank the rows whose experts live there: that is an
+# all-to-all, and the thick lines are the rows that change ranks in it. The experts compute, and a second all-to-all takes each row home,
+# where its gate multiplies it. Now the code:
 
 # %%
 source(on_owners)
 
 # %% [markdown]
-# Router → sort by expert → all-to-all → own experts → all-to-all → times the gates, at home. An expert's owner is its number over E/ep.
+# Router → sort by expert → all-to-all → own experts → all-to-all → times the gates, at home. The owner of expert $e$ is rank
+# $\lfloor e / (E/ep) \rfloor$ of its ep group.
 #
 # ## Exercise 3: what travels
 #
 # Write `rows_to(experts, num_experts, ep)`: how many rows a rank sends to each rank of its ep group in one layer, as a list of `ep` whole
-# numbers (those that stay included). `experts` [tokens, K] are the experts that its tokens chose.
+# numbers (the rows that stay are counted too). `experts` [tokens, K] are the experts that its tokens chose.
 
 
 # %% tags=["exercise"]
@@ -308,13 +340,13 @@ def rows_to(experts, num_experts, ep):
 check(3, check_3)
 
 # %% [markdown]
-# To the last byte; `etude plan` counts a cluster's traffic in the same way.
+# Your count is right to the last byte. `etude plan` counts a cluster's traffic in the same way.
 #
 # ## The experiment: twenty steps, five ways
 #
-# The same network, the same batches, float64. Once with `ref` in this process; on two ranks in four layouts; and on two ranks in a fifth way,
-# which is how such code is often written first: each rank takes the mean over its own tokens, and gradients are averaged. Rows are dealt
-# unevenly, on purpose: one rank has the four long texts, the other the four short ones.
+# We train the same network on the same batches, in float64: once with `ref` in this process, on two ranks in four layouts, and on two ranks
+# in a fifth way. The fifth is how such code is often written at first: each rank takes the mean over its own tokens, and gradients are
+# averaged. The rows are dealt out unevenly, on purpose: one rank has the four long texts, the other the four short ones.
 
 # %%
 steps, rows, length = quick(20, 3), 8, 32
@@ -389,8 +421,9 @@ for name, curve in curves.items():
 # %% [markdown]
 # ## How it breaks: the local mean
 #
-# The four layouts are `ref`, up to the order of sums in float64. The fifth is another training. Nothing is wrong with it at the first step: its
-# loss is reported rightly, and before the first update there is no difference to see. But what does a token weigh in its gradient?
+# The four layouts agree with `ref`, up to the order of sums in float64. The fifth is a different training. At the first step nothing looks
+# wrong: its loss is reported correctly, and before the first update there is no difference to see. But how much does a token weigh in its
+# gradient?
 
 # %%
 ids, weight = batches[0]
@@ -400,22 +433,30 @@ for rank, n in enumerate(counted):
 print(f"a token of rank 1 weighs {counted[0] / counted[1]:.1f} times what one of rank 0 weighs")
 
 # %% [markdown]
-# Change the dealing, the number of ranks or the size of a micro-batch, and it is yet another training. That is why the denominators of this
-# repository are arguments (`budget`, `n_tokens`) or counts that are summed over all ranks, and why `shard` above sets FSDP's divide factor to
-# one: its default averages gradients over ranks, which is the same mistake from the other side.
+# **Your prediction:** a token on the rank with the short texts weighs ten times as much as one on the other rank, and the loss of the first
+# step does not show it.
 #
-# The bug is common because it hides so well: with one rank, or with rows of one length, both means are the same number. A test with two ranks
-# and *unequal* shards sees it at once. The tests of losses in `tests/mirror` draw masks and groups at random, so that shards are unequal most of
-# the time.
+# Deal the rows differently, change the number of ranks or the size of a micro-batch, and you get yet another training. That is why the
+# denominators of this repository are arguments (`budget`, `n_tokens`) or counts that are summed over all ranks, and why `shard` above sets
+# FSDP's divide factor to one: its default averages gradients over ranks, which is the same mistake from the other side.
+#
+# The bug is common because it hides so well: with one rank, or with rows of equal length, both means are the same number. A test with two
+# ranks and *unequal* shards catches it at once. The tests of losses in `tests/mirror` draw masks and groups at random, so shards are
+# unequal most of the time.
 
 # %%
 two.stop()
 
 # %% [markdown]
+# ## Open challenge
+#
+# Compute one loss on four ranks that each hold a quarter of the vocabulary, with as few bytes sent between them as possible.
+# `etude challenge 11` gives the rules, a file to begin with and the scores so far.
+#
 # ## Where to read on
 #
-# * `scaled/runtime/`: `mesh.py`, `cut.py`, `comm.py`, `sharding.py`, a page each; then any file of `scaled/` beside the same one of `ref/`.
-# * `tests/mirror/`: how equality is tested; `lessons/mirror_ranks.py`: how this lesson's ranks were started.
+# * `scaled/runtime/`: `mesh.py`, `cut.py`, `comm.py` and `sharding.py`, a page each; then any file of `scaled/` beside its twin in `ref/`.
+# * `tests/mirror/`: how equality is tested; `lessons/mirror_ranks.py`: how this lesson starts its ranks.
 # * `etude run cpt --scale full --backend gloo --nproc 4 --set ep=2 --set cp=2`: a whole training on four ranks of this machine.
 # * `etude plan`: what a step on 8, 64 or 512 GPUs would hold, send and cost.
 # * Back to lesson 0, with other eyes.

@@ -5,17 +5,22 @@
 # the difference in fewer bits than its numbers have; merge differences without the weights; and follow a chain of versions through a store
 # that loses and damages things, without ever serving a wrong bit.
 #
-# *About 45 minutes. Before it: lesson 4. Source: Composer 2 technical report, §4.1 and §6.2; arXiv:2602.03839.*
+# *About 45 minutes. Prerequisites: lesson 4. Source: Composer 2 technical report, §4.1 and §6.2; arXiv:2602.03839.*
 #
 # ## The idea
 #
-# RL has two machines: one trains, one samples. After every step the sampler needs the new weights. A terabyte of them, every few minutes,
-# across the world, is not to be sent. The report sends a difference, lossless, through object storage: 20 GiB of 1,024.
+# RL has two machines: one trains, one samples. After every step the sampler needs the new weights. A terabyte of them cannot be sent across
+# the world every few minutes. The report sends a lossless difference through object storage: 20 GiB instead of 1,024.
 #
-# Why is the difference so small? A bfloat16 number has eight significant bits. Between 1 and 2 its neighbours are $2^{-7}$ apart, and between
-# $2^e$ and $2^{e+1}$ they are $2^{e-7}$ apart: one *ulp*. RL runs at learning rates near $10^{-6}$, and a step of Adam moves a weight by about
-# that much. A weight of 0.02 has its neighbour $2^{-13} = 1.2 \cdot 10^{-4}$ away. The trainer keeps a float32 *master* that moves every time;
-# the sampler gets the rounded weight, and that moves only when the master crosses the boundary half-way between two neighbours.
+# Why is the difference so small? A bfloat16 number has eight significant bits. Between 1 and 2 its neighbours are $2^{-7}$ apart, and
+# between $2^e$ and $2^{e+1}$ they are $2^{e-7}$ apart: one *ulp*. RL runs at learning rates near $10^{-6}$, and a step of Adam moves a
+# weight by about that much. A weight of 0.02 has its nearest neighbour $2^{-13} = 1.2 \cdot 10^{-4}$ away. The trainer keeps a float32
+# *master* that moves at every step. The sampler gets the rounded weight, which moves only when the master crosses the boundary half-way
+# between two neighbours.
+
+# %% [markdown]
+# **Predict first.** Weights are typically a few hundredths in size. Adam moves every master by $10^{-6}$. What share of the bfloat16
+# weights change in that step: a hundredth, a tenth, nearly all? And if it moves every master by $10^{-5}$?
 
 # %%
 import math
@@ -34,10 +39,12 @@ for lr in (1e-6, 1e-5, 1e-4):
     print(f"updates of {lr:g}: {changed:.3%} of the bfloat16 weights change")
 
 # %% [markdown]
+# **Your prediction:** updates of $10^{-6}$ change 1.5% of the weights, and updates of $10^{-5}$ change 10%.
+#
 # ## The law
 #
-# Say a master lies anywhere between two boundaries, each place as likely as any other. A boundary comes once an ulp, so a move by $\Delta$
-# crosses one with probability $|\Delta|/\mathrm{ulp}$, and surely if it is longer than an ulp:
+# Suppose that a master lies anywhere between two boundaries with equal probability. There is one boundary per ulp, so a move by $\Delta$
+# crosses one with probability $|\Delta|/\mathrm{ulp}$, and with certainty if it is longer than an ulp:
 #
 # $$\text{changed share} \;=\; \mathbb{E}\left[\min\left(1, \frac{|\Delta|}{\mathrm{ulp}(w)}\right)\right]$$
 
@@ -82,8 +89,9 @@ check(1, check_1)
 # %% [markdown]
 # ## How it breaks: masters in the middle
 #
-# The law wants masters that lie anywhere. Load them from a bfloat16 checkpoint, and each lies exactly half-way between its two boundaries. An
-# update of less than half an ulp then changes nothing, nor does the next one. It takes hundreds of steps until they have spread:
+# The law needs masters that can lie anywhere. Load them from a bfloat16 checkpoint, and each lies exactly half-way between its two
+# boundaries. An update of less than half an ulp then changes nothing, nor does the next one. It takes hundreds of steps until the masters
+# have spread:
 
 # %%
 fresh, spread = masters.bfloat16().float(), masters.clone()
@@ -106,9 +114,9 @@ plt.show()
 # %% [markdown]
 # ## A line of all bit patterns
 #
-# A difference of numbers will not do: bfloat16 cannot add 1 to 256, a NaN differs from itself, and −0 equals 0. A difference of *bit patterns*
-# is exact, if the patterns are counted in the order of their numbers. Patterns of positive numbers are in order already. Those of negative ones
-# run backwards from −0, pattern `0x8000`, so they are turned round: −0 has place −1, the smallest negative number −2, and so on.
+# A difference of numbers will not do: bfloat16 cannot add 1 to 256, a NaN differs from itself, and −0 equals 0. A difference of *bit
+# patterns* is exact, if the patterns are counted in the order of their numbers. Patterns of positive numbers are in order already. Those of
+# negative ones run backwards from −0, pattern `0x8000`, so they are reversed: −0 has place −1, the smallest negative number −2, and so on.
 
 # %%
 source(weight_sync.encode_delta, weight_sync.apply_delta)
@@ -119,8 +127,8 @@ print(f"positions {positions.tolist()}, steps {steps_of.tolist()}")
 # %% [markdown]
 # ## Exercise 2: steps
 #
-# Write `step(a, b)`: the number of places from bit pattern `a` to bit pattern `b` on that line. Both are whole numbers from 0 to 65,535, as
-# an unsigned pattern is read.
+# Write `step(a, b)`: the number of places from bit pattern `a` to bit pattern `b` on that line. Both are whole numbers from 0 to 65,535,
+# the patterns read as unsigned.
 
 
 # %% tags=["exercise"]
@@ -155,8 +163,9 @@ check(2, check_2)
 # %% [markdown]
 # ## Bits
 #
-# What must a changed weight cost? Where: if each of $n$ weights changes with probability $p$, independently, the pattern has $n\,H(p)$ bits of
-# entropy, so $H(p)/p$ for each changed one. How far: nine of ten steps are ±1, which is little more than a bit.
+# How many bits must a changed weight cost? First *where*: if each of $n$ weights changes independently with probability $p$, the pattern
+# has $n\,H(p)$ bits of entropy, so $H(p)/p$ for each changed weight. Then *how far*: nine of ten steps are ±1, which takes little more than
+# a bit.
 #
 # ## Exercise 3: the bound
 #
@@ -186,8 +195,8 @@ def bits(p):
 check(3, check_3)
 
 # %% [markdown]
-# What the codec takes, with the demonstration of the reference: made-up weights, eighteen versions, three sizes of updates. An index of four
-# bytes and a value of two would be 48 bits.
+# Here is what the codec needs in the reference's demonstration: made-up weights, eighteen versions, three sizes of updates. An index of
+# four bytes and a value of two would be 48 bits.
 
 # %%
 demo = weight_sync.demo(weight_sync.Demo(weights=quick(300_000, 20_000)))
@@ -201,8 +210,8 @@ for lr in ("1e-06", "1e-05", "0.0001"):
 # %% [markdown]
 # ## Late readers
 #
-# A reader that was away for eight steps needs eight differences. Weights that moved back cost twice and are nothing in the end; a weight that
-# moved twice has its position sent twice. Places on the line add up, so one difference can replace eight, and whoever merges needs no weights:
+# A reader that was away for eight steps needs eight differences. A weight that moved and moved back costs twice, for nothing; a weight that
+# moved twice has its position sent twice. Steps on the line add up, so one difference can replace eight, and merging needs no weights:
 
 # %%
 source(weight_sync.merge_deltas)
@@ -211,7 +220,8 @@ print(", ".join(f"{lr}: {demo[f'merged@{lr}']:.2f} times smaller" for lr in ("1e
 # %% [markdown]
 # ## Exercise 4: merge
 #
-# Write `merge(first, second)` for differences as dicts from position to step, none of them zero. The result, a dict, does what both do in turn.
+# Write `merge(first, second)` for differences as dicts from position to step, none of them zero. The result, also a dict, does what the two
+# do in turn.
 
 
 # %% tags=["exercise"]
@@ -244,7 +254,7 @@ check(4, check_4)
 # ## A chain in a store
 #
 # A writer and two readers share a mapping of keys to bytes: here a dict, on a cluster a folder or `s3://…` (`scaled/runtime/store.py`). The
-# manifest is created last, so that a version is there completely or not at all.
+# manifest is created last, so a version is there completely or not at all.
 
 # %%
 store: dict[str, bytes] = {}
@@ -269,8 +279,8 @@ for key in sorted(store):
     print(f"{key:38s} {len(store[key]):7,d} bytes")
 
 # %% [markdown]
-# The follower serves version 2. Now its next difference is damaged by one bit, and so is the merged one over it. The digest of a shard finds
-# that, and the reader takes another way: from the nearest anchor. What it serves is the trainer's, bit for bit.
+# The follower serves version 2. Now its next difference is damaged by one bit, and so is the merged one over it. The digest of the shard
+# reveals that, and the reader takes another route, from the nearest anchor. What it serves are the trainer's weights, bit for bit.
 
 # %%
 for key in [key for key in store if key.startswith(("00000003/delta", "00000004/merged"))]:
@@ -287,9 +297,10 @@ print(f"serves version {follower.version}, bits equal: {same}")
 # %% [markdown]
 # ## How it breaks: applied twice
 #
-# A difference is right once, on its own base. Applied twice, or on weights that have drifted, it gives weights that look like any others: no
-# shape is wrong, no number is infinite, answers are only a little worse. One public system logged a failed update and went on, and every later
-# difference then built on the wrong base. Hence the digest of the *result* in each manifest: the reader compares it before it serves anything.
+# A difference is right once, on its own base. Applied twice, or to weights that have drifted, it gives weights that look like any others:
+# no shape is wrong, no number is infinite, and answers are only a little worse. One public system logged a failed update and went on, and
+# every later difference was then built on the wrong base. That is why each manifest holds the digest of the *result*: the reader compares
+# it before it serves anything.
 
 # %%
 late.fetch(5)
@@ -310,6 +321,11 @@ print(f"one bit had drifted; serves version {late.version} all the same, by way 
 verdicts("weight-sync")
 
 # %% [markdown]
+# ## Open challenge
+#
+# Write the smallest lossless delta between two versions of bfloat16 weights. `etude challenge 12` gives the rules, a file to begin with and
+# the scores so far.
+#
 # ## Where to read on
 #
 # * `ref/weight_sync.py` and, beneath it, `ref/weight_codec.py`: the chain and the codec.

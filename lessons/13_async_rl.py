@@ -1,17 +1,18 @@
 # %% [markdown]
 # # 13 · Asynchronous RL: nobody waits, and nothing is too old
 #
-# **After this lesson you can** say what a synchronous loop waits for, and predict what it gains if it does not; keep the life of every sample in a
-# journal from which a service that died is rebuilt; bound the age of a token, and name the bias that comes with the bound; and say which log-prob
-# the loss of a stale token needs, and what each correction leaves of the gradient.
+# **After this lesson you can** say what a synchronous loop waits for, and predict what is gained if it does not wait; keep the life of
+# every sample in a journal from which a service that died is rebuilt; bound the age of a token, and name the bias that comes with the
+# bound; and say which log-prob the loss of a stale token needs, and what each correction leaves of the gradient.
 #
-# *About 60 minutes. Before it: lessons 4 and 12. Source: Composer 2 technical report, §4.1 and §6.2; arXiv:2509.19128; arXiv:2505.24298.*
+# *About 60 minutes. Prerequisites: lessons 4 and 12. Source: Composer 2 technical report, §4.1 and §6.2; arXiv:2509.19128; arXiv:2505.24298.*
 #
 # ## The idea
 #
-# A step of RL needs rollouts, and rollouts need weights. A synchronous loop takes turns. The trainer waits for the slowest rollout, the engines
-# wait for the trainer, and while a rollout waits for a tool, its slot samples nothing. In the report, sampling, environments, training and
-# evaluation are services that do not wait for each other. The price: they sample with weights that are some updates old.
+# A step of RL needs rollouts, and rollouts need weights. A synchronous loop takes turns. The trainer waits for the slowest rollout, the
+# engines wait for the trainer, and while a rollout waits for a tool, its slot samples nothing. In the report, sampling, environments,
+# training and evaluation are services that do not wait for each other. The price is that rollouts are sampled with weights that are some
+# updates old.
 #
 # $v$ counts the updates. A token that version $u$ sampled and that is trained on at version $v$ has *age* $v - u$. A group of rollouts has the age
 # of its oldest token. There are three rules:
@@ -20,11 +21,15 @@
 # \text{(2)}\;\; v - u_\text{oldest} \le S \qquad
 # \text{(3)}\;\; \rho_t = \frac{\pi(o_t)}{\mu(o_t)}$$
 #
-# (1) says when another group may start, (2) which group may be trained on, (3) what its loss is made of. $S$ is the *staleness*, $G$ the number
-# of groups of a step, and $\mu$ what the token was drawn from. $S = 0$ is the synchronous loop.
+# (1) says when another group may start, (2) which group may be trained on, (3) what its loss is made of. $S$ is the *staleness*, $G$ the
+# number of groups per step, and $\mu$ the distribution from which the token was drawn. $S = 0$ is the synchronous loop.
+
+# %% [markdown]
+# **Predict first.** Admission is limited: no more groups may start than are trained in the next two steps. Is then every token that is
+# trained on at most two updates old? If not, how old does the oldest group get in fifty steps with slow tools?
 #
-# We begin on a virtual clock. `simulate` plays engines, tools and trainer, and a second there is only a number. Tools take a log-normal time, 0.2
-# seconds on the average. The same work, done in turns and done side by side:
+# We begin on a virtual clock. `simulate` stands in for engines, tools and trainer, and a second there is only a number. Tools take a
+# log-normal time, 0.2 seconds on average. Here is the same work, done in turns and done side by side:
 
 # %%
 import itertools
@@ -68,8 +73,8 @@ for mode, out in runs.items():
     print(f"{mode:12s} {out.seconds:5.1f} s; idle: {idle}; mean age of a token {out.mean_age:.2f} updates")
 
 # %% [markdown]
-# The engine's green ends ragged: while the last rollouts of a step wait for their tools, it decodes a handful of rows, or none. Side by side,
-# other groups fill these holes.
+# The engine's green bars end raggedly: while the last rollouts of a step wait for their tools, it decodes a handful of rows, or none. Side
+# by side, other groups fill these gaps.
 #
 # ## Exercise 1: what waiting costs
 #
@@ -107,13 +112,13 @@ def pace(sample, train, shared):
 check(1, check_1)
 
 # %% [markdown]
-# At half speed each, one-step-off takes as long as taking turns: overlap alone gains what was idle, and no more. On two cores of a laptop that
-# is little. What it hides is waiting, for tools above all.
+# At half speed each, one-step-off takes as long as taking turns: overlap alone gains back what was idle, and no more. On two cores of a
+# laptop that is little. What it hides is waiting, above all for tools.
 #
 # ## The life of a sample
 #
-# generate → score → ready → train. Services die, and what they knew about each group must not die with them. So nothing is kept that does not follow
-# from a journal of four kinds of events: `Life` is a *fold* over it. It refuses an event that cannot follow.
+# generate → score → ready → train. Services die, and what they knew about each group must not die with them. So everything they know
+# follows from a journal of four kinds of events: `Life` is a *fold* over it. It refuses an event that cannot follow.
 
 # %%
 source(Event, Life.admissible.fget, Life.take)  # pyright: ignore[reportAttributeAccessIssue]
@@ -135,7 +140,7 @@ except ValueError as error:
     print(f"said once more by a trainer that does not know whether it was heard: {error}")
 
 # %% [markdown]
-# The trainer took groups 0 and 2, and did not wait for group 1. Then a step was told twice, and counted once.
+# The trainer took groups 0 and 2, and did not wait for group 1. Then one step was reported twice, and counted once.
 #
 # ## Exercise 2: the fold
 #
@@ -182,8 +187,8 @@ check(2, check_2)
 # %% [markdown]
 # ## How it breaks: admission alone
 #
-# Rule (1) looks like a bound on the age: nobody may run more than $S$ steps ahead. It bounds *how many* groups run ahead. A slow group may start
-# at version 0, be overtaken by all others, and end at version 9. Take rule (2) away, keep (1) at $S = 2$, and play the same services:
+# Rule (1) looks like a bound on the age: nobody may run more than $S$ steps ahead. It bounds *how many* groups run ahead. A slow group may
+# start at version 0, be overtaken by all others, and end at version 9. Take rule (2) away, keep (1) at $S = 2$, and run the same services:
 
 
 # %%
@@ -215,10 +220,14 @@ for name, out in (("(1) alone", unbounded), ("(1) and (2)", bounded)):
     )
 
 # %% [markdown]
+# **Your prediction:** no. Admission alone limits how many groups run ahead, and here the oldest group is eight updates old when it is
+# trained on. Only rule (2) bounds the age.
+
+# %% [markdown]
 # ## The bound and its bias
 #
-# With (2), a group that is too old when a step would take it is dropped, and another one takes its place. That is not free. What is dropped is not
-# chosen by chance:
+# With (2), a group that is too old when a step would take it is dropped, and another one takes its place. That is not free. What is dropped
+# is not a random choice:
 
 # %%
 state = Life(Rules(8, 2, steps), bounded.journal).state
@@ -230,8 +239,8 @@ for what in ("trained", "dropped"):
         print(f"{what:8s} {len(rollouts) // load.rollouts:4d} groups: {turns:.2f} turns and {waits:.1f} s of tools a rollout")
 
 # %% [markdown]
-# What is dropped is slow, and what is slow has more turns and slower tools. A policy that is trained on the rest hears less of how its slow
-# rollouts ended. Whoever reports a success rate should report the dropped groups beside it.
+# What is dropped is slow, and what is slow has more turns and slower tools. A policy that is trained on the rest learns less from how its
+# slow rollouts ended. Whoever reports a success rate should also report the dropped groups.
 #
 # ## Versions, token by token
 #
@@ -309,7 +318,7 @@ for cache in ("keep", "recompute"):
         print(f"{apart:.1g} for {int(mine.sum())} tokens of version {version}", end="; " if version == 0 else "\n")
 
 # %% [markdown]
-# So the log-prob is recorded when the token is drawn, and travels with it. Versions only keep accounts.
+# So the log-prob is recorded when the token is drawn, and travels with it. Versions are only for bookkeeping.
 #
 # ## What a stale token does to the loss
 #
@@ -375,11 +384,11 @@ axes[0].legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# As long as nothing is cut off, the last three are the same. A token's own ratio takes away a third of the error. The rest is the other token's
-# ratio, at which none of them looks. With larger updates they part. Token weights stay best. Sequence rejection and the clip throw gradient
-# away, and what is left points elsewhere: from 0.1 on, the clip is further from the gradient on policy than no correction at all. It is a brake,
-# which limits how far a token is pushed, and not a correction for age. Where updates are small, all agree. Hence the report's main strategy: samples
-# stay close to on-policy.
+# As long as nothing is cut off, the last three are the same. A token's own ratio takes away a third of the error. The rest is the other
+# token's ratio, which none of them takes into account. With larger updates they diverge. Token weights stay best. Sequence rejection and
+# the clip throw gradient away, and what is left points elsewhere: from 0.1 on, the clip is further from the gradient on policy than no
+# correction at all. It is a brake, which limits how far a token is pushed, and not a correction for age. Where updates are small, all
+# agree. Hence the report's main strategy: samples stay close to on-policy.
 #
 # ## Exercise 4: the exact weight
 #
@@ -415,8 +424,8 @@ def exact(log_ratio):
 check(4, check_4)
 
 # %% [markdown]
-# Exact, and of no use: the product of $T$ ratios, each with a log-normal spread of $\sigma$, has a relative variance of $e^{\sigma^2 T} - 1$. Bias is
-# what one pays for not having that.
+# This is exact, and of no use: the product of $T$ ratios, each with a log-normal spread of $\sigma$, has a relative variance of
+# $e^{\sigma^2 T} - 1$. Bias is the price of avoiding that.
 
 # %%
 for T in (10, 100, 1000):
@@ -444,16 +453,16 @@ for x in config.latencies:
     print(f"{x:4.2f} s: " + ", ".join(f"{mode} {demo[f'steps_per_minute@{mode},{x:g}'] / before:.2f}" for mode in modes))
 
 # %% [markdown]
-# Without tools, overlap gains what training and sampling hide of each other: exercise 1, with machines of their own. With slow tools it gains much
-# more, and most of it in flight. One-step-off still waits for the slowest rollout of each step. An engine that has to empty itself before it loads
-# samples little meanwhile, and what it began just before an update is soon too old: it drops the most. The price of throughput is age. Where tools
-# are quick it lies close to $S$, because sampling runs ahead as far as it may.
+# Without tools, overlap gains what training and sampling can hide of each other: exercise 1, with machines of their own. With slow tools it
+# gains much more, and most with updates in flight. One-step-off still waits for the slowest rollout of each step. An engine that has to
+# finish its rollouts before it loads new weights samples little meanwhile, and what it began just before an update is soon too old: it
+# drops the most. The price of throughput is age. Where tools are quick it lies close to $S$, because sampling runs ahead as far as it may.
 #
 # ## Processes
 #
-# Now without a virtual clock. `local.play` starts a reconciler, which holds a `Life`, a trainer and two workers, each a process of its own. What
-# is played is small: nine tokens, three turns, less reward for each token (`lessons/async_parts.py`). First $S = 0$. The promise is that it *is*
-# the synchronous loop: not similar, the same bits. Here is that loop, whose conversations are played in two shares:
+# Now without a virtual clock. `local.play` starts a reconciler, which holds a `Life`, a trainer and two workers, each a process of its own.
+# The problem is small: nine tokens, three turns, less reward for each token (`lessons/async_parts.py`). First $S = 0$. The promise is that
+# it *is* the synchronous loop: not similar, but the same bits. Here is that loop, with its conversations split into two shares:
 
 
 # %%
@@ -521,9 +530,9 @@ left, again = trained(base / "flight", parts)
 print(f"trained again from the journal: the same bits: {same(left, again)}")
 
 # %% [markdown]
-# What the first process of worker-1 left unfinished was played anew, by its second process or by worker-0. Such a group keeps its number, and with
-# it its task and its random numbers, and no group was trained on twice. *When* things happened is different each time this is run. What the
-# trainer did is in the journal, and replays. Which versions wrote the tokens of each group, and which step took it:
+# What the first process of worker-1 left unfinished was sampled anew, by its second process or by worker-0. Such a group keeps its number,
+# and with it its task and its random numbers, and no group was trained on twice. *When* things happen is different on each run. What the
+# trainer did is in the journal, and can be replayed. Here is which versions wrote the tokens of each group, and which step took it:
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
@@ -542,10 +551,15 @@ shutil.rmtree(base)
 torch.set_num_threads(threads)
 
 # %% [markdown]
+# ## Open challenge
+#
+# Decide on a virtual clock how many rollouts to start, for the most useful samples per second under a bound on their age.
+# `etude challenge 13` gives the rules, a file to begin with and the scores so far.
+#
 # ## Where to read on
 #
 # * `ref/async_rl.py`: the life of a sample, the corrections, the virtual clock.
-# * `scaled/async_rl/reconciler.py`: who plays what, and who is given up; `services.py`: what each process does; `tests/mirror/test_async_rl.py` kills
-#   all of them.
-# * `etude run async-rl --scale small` plays these services with the agent of `make small`, and draws who did what when.
+# * `scaled/async_rl/reconciler.py`: which worker samples what, and which worker is given up; `services.py`: what each process does;
+#   `tests/mirror/test_async_rl.py` kills all of them.
+# * `etude run async-rl --scale small` runs these services with the agent of `make small`, and draws who did what when.
 # * PipelineRL (arXiv:2509.19128) for updates in flight; AReaL (arXiv:2505.24298) for admission; IMPALA (arXiv:1802.01561) for truncated weights.

@@ -1,20 +1,25 @@
 # %% [markdown]
 # # 14 · Feature deletion: tasks that nobody writes
 #
-# **After this lesson you can** read two tables, the syntax tree and who executes which line, and take a feature out of a package so that the
-# rest goes on working; tell a valid task from a broken one; pay no answer that passes tests without doing anything, nor one that was left lying
-# about; and keep tasks as hard as the policy can bear.
+# **After this lesson you can** read two tables, the syntax tree and who executes which line, and take a feature out of a package so that
+# the rest goes on working; tell a valid task from a broken one; refuse to pay answers that pass tests without doing anything, or that were
+# left lying about; and keep tasks as hard as the policy can bear.
 #
-# *About 55 minutes. Before it: lesson 4. Source: the release of Composer 2.5; Composer 2 technical report, §6.2.*
+# *About 55 minutes. Prerequisites: lesson 4. Source: the release of Composer 2.5; Composer 2 technical report, §6.2.*
 #
 # ## The idea
 #
-# RL on code needs tasks with a verdict that no person gives. Issues and pull requests run out, and models have read them. Feature deletion makes
-# tasks from any package that has tests: take some code out, so that the package still imports and most tests still pass, and ask for it
-# back. The tests that fail are the reward. Composer 2.5 was trained on 25 times as many synthetic tasks as Composer 2.
+# RL on code needs tasks whose verdict needs no person. Issues and pull requests run out, and models have already read them. Feature
+# deletion makes tasks from any package that has tests: take some code out, so that the package still imports and most tests still pass, and
+# ask for it back. The tests that fail are the reward. Composer 2.5 was trained on 25 times as many synthetic tasks as Composer 2.
 #
-# What can go? A whole function breaks everybody who calls it. Yet much of a package is there for a few tests only: a branch, a handler, a
-# special case. Who that is, a table tells: which test executed which line.
+# What can go? Removing a whole function breaks everything that calls it. But much of a package matters to only a few tests: a branch, a
+# handler, a special case. A table says which: it lists which test executed which line.
+
+# %% [markdown]
+# **Predict first.** Eighteen tests compare what a package returns with `==`. Somebody's answer knows nothing about the package: it returns
+# an object that claims to be equal to everything. How many of the tests does it pass? And what kind of test could it not pass, if you may
+# add one?
 
 # %%
 import math
@@ -46,13 +51,13 @@ plt.show()
 # %% [markdown]
 # ## Slices
 #
-# Call $w(l)$ the tests that executed line $l$. For a group of tests $G$, the *slice* is every statement of a function that somebody executes, and
-# nobody outside of $G$:
+# Let $w(l)$ be the tests that executed line $l$. For a group of tests $G$, the *slice* is every statement of a function that some test
+# executes, and no test outside of $G$:
 #
 # $$S(G) = \{\, s : \emptyset \ne \textstyle\bigcup_{l \in s} w(l) \subseteq G \,\}$$
 #
-# No test outside of $G$ was ever in it, so few can miss it. Which groups are worth asking for? Those that some line has: every $w(l)$ with at least
-# three tests, and with at most half of all, or the heart of the package would go.
+# No test outside of $G$ ever ran it, so few can miss it. Which groups are worth trying? Those that belong to some line: every $w(l)$ with
+# at least three tests, and with at most half of all tests, or the heart of the package would go.
 #
 # ## Exercise 1: groups
 #
@@ -124,8 +129,8 @@ check(2, check_2)
 # %% [markdown]
 # ## Taking it out
 #
-# The reference works on the syntax tree, so that what is left is Python again. A function that loses its body raises, a branch that loses its
-# suite passes, and the bytes that stay are the same bytes.
+# The reference works on the syntax tree, so what is left is still Python. A function that loses its body raises; a branch that loses its
+# suite becomes `pass`; and the bytes that stay are unchanged.
 
 # %%
 tree = {fd.FILE: fd.PROGRAM}
@@ -140,9 +145,10 @@ for piece in pieces:
 # %% [markdown]
 # ## Exercise 3: valid or not
 #
-# A piece becomes a task only if the tests say so. `before` and `after` are dicts: test → "passed", "failed", "skipped" or "error", with the feature
-# and without it. Write `valid(before, after, least, owners)`, True or False: of the tests that passed before, at least `least` fail now; all
-# others of them pass still; none of those that fail stands outside of `owners`, the tests that executed the piece; and nothing is in error.
+# A piece becomes a task only if the tests say so. `before` and `after` are dicts: test → "passed", "failed", "skipped" or "error", with the
+# feature and without it. Write `valid(before, after, least, owners)`, True or False: of the tests that passed before, at least `least` fail
+# now and all others still pass; none of those that fail is outside `owners`, the tests that executed the piece; and no test ends in an
+# error.
 
 
 # %% tags=["exercise"]
@@ -180,8 +186,8 @@ def valid(before, after, least, owners):
 check(3, check_3)
 
 # %% [markdown]
-# Three ways to delete, side by side on the little package, with the reference's demonstration. A body breaks the tests of all who call it, so the
-# task is larger and has little choice; slices are small, and there are more of them.
+# Here are three ways to delete, side by side on the little package, from the reference's demonstration. Removing a body breaks the tests of
+# everything that calls it, so tasks are larger and there are few to choose from; slices are small, and there are more of them.
 
 # %%
 figures = fd.demo()
@@ -193,8 +199,8 @@ for way in ("slice", "body", "symbol"):
 # %% [markdown]
 # ## How it breaks: answers that know nothing
 #
-# Whoever is paid for tests that pass will find what passes tests. The simplest answer is an object that is equal to everything. No test that
-# compares by `==` can fail with it, and whoever trusts the tests pays it in full:
+# A policy that is paid for passing tests will find whatever passes tests. The simplest answer is an object that is equal to everything. No
+# test that compares by `==` can fail with it, and a grader that trusts the tests pays it in full:
 
 # %%
 HACK = b"""
@@ -214,10 +220,13 @@ outcomes, _ = fd.play(HACK)
 print(f"{sum(outcome == 'passed' for outcome in outcomes.values())} of {len(outcomes)} tests pass")
 
 # %% [markdown]
-# A *canary* finds it: a test that cannot pass. The grader mixes some among the real ones, under names that tell nothing. Where a canary passes,
-# nothing is paid. `environments/grading` adds what else is needed: a fresh sandbox, pristine tests and configuration, a private pipe under seal
-# for verdicts, a half of the tests that the agent never sees, and a monitor that looks at the diff. `tests/environments/hacks.py` holds 58 hacks.
-# A grader that trusts pytest's exit code pays each, the guarded one none.
+# **Your prediction:** it passes all eighteen. What catches it is a test that no honest answer can pass.
+#
+# A *canary* catches it: a test that cannot pass. The grader mixes some in with the real ones, under names that reveal nothing. Where a
+# canary passes, nothing is paid. `environments/grading` adds what else is needed: a fresh sandbox, pristine tests and configuration, a
+# private pipe under seal for verdicts, a half of the tests that the agent never sees, and a monitor that looks at the diff.
+# `tests/environments/hacks.py` holds 58 hacks. A grader that trusts pytest's exit code pays every one of them, and the guarded one pays
+# none.
 
 # %%
 space: dict = {}
@@ -230,8 +239,9 @@ for who, said in (("the original", "cats"), ("the hack", space["plural"]("cat"))
 # ## How it breaks: what was left behind
 #
 # No grader helps where the answer is right and was found lying about. Cursor tells of an agent that read the deleted signature from a type
-# checker's cache. The small world can be left in that state: one file more, which holds the target as the checker saw it, and a docstring that
-# went with the body. Here is an agent that knows nothing but how to copy. It is paid, unless somebody looks at what it called.
+# checker's cache. The small world can be left in that state: with one extra file, which holds the target as the checker saw it, and without
+# the docstring, which went with the body. Here is an agent that only knows how to copy. It is paid, unless somebody looks at what it
+# called.
 
 # %%
 task = next(one for one in (worn(generate(Random(seed), "train")) for seed in range(99)) if one.files[one.target].doc == LOST)
@@ -245,19 +255,19 @@ for guarded in (False, True):
     print(f"paid {session.verify().tests:g}; flags: {[flag.signature for flag in session.flags()]}\n")
 
 # %% [markdown]
-# Does RL find this? `etude figure leftover-cache` trains the small agent where such a cache lies and three of four tasks have lost their docstring.
-# All of five trainings found it: by the end nine of ten rollouts read the cache, and what the agent solves with it, it cannot solve without. Where
-# what is flagged is not paid, all give it up. It is not certain to happen. In an experiment before, half of the tasks had a docstring, so that to
-# look was a distraction as often as it paid. There two of three trainings stopped looking before they had seen what a look is good for, and the
-# third did not. A hack need not be found often. It stays once it is.
+# Does RL find this? `etude figure leftover-cache` trains the small agent where there is such a cache and three of four tasks have lost
+# their docstring. All of five trainings found it: by the end nine of ten rollouts read the cache, and what the agent solves with it, it
+# cannot solve without it. Where flagged rollouts are not paid, all give it up. It is not certain to happen. In an earlier experiment half
+# of the tasks had a docstring, so looking was a distraction as often as it paid. There, two of three trainings stopped looking before they
+# had seen what a look is good for, and the third did not. A hack need not be found often: once found, it stays.
 #
-# Two guards end it. Before: the tree is searched for copies of what goes (`environments/leaks.py`), and such a tree becomes no task. After: a
-# monitor reads the calls. Its rules must see the hack and spare the careful.
+# Two guards end it. Beforehand, the tree is searched for copies of what was taken out (`environments/leaks.py`), and a tree with a copy
+# does not become a task. Afterwards, a monitor reads the calls. Its rules must catch the hack and spare careful work.
 #
 # ## Exercise 4: a rule of the monitor
 #
 # Write `flagged(path)`, True or False: whether a path that was read lies in a folder that a tool keeps for itself, one of `.mypy_cache`,
-# `.pytest_cache` and `__pycache__`, at any depth. A module that is called `cache.py`, or a folder `my__pycache__x`, is nobody's cache.
+# `.pytest_cache` and `__pycache__`, at any depth. A module called `cache.py`, or a folder `my__pycache__x`, is not a cache.
 
 
 # %% tags=["exercise"]
@@ -285,10 +295,10 @@ def flagged(path):
 check(4, check_4)
 
 # %% [markdown]
-# Before a piece becomes a task, *fools* try it: code that returns None, or its last argument. A task of which they pass more than half asks for
-# nothing.
+# Before a piece becomes a task, *fools* try it: code that returns None, or its last argument. A task asks for nothing if they pass more
+# than half of its tests.
 #
-# ## As hard as it can bear
+# ## As hard as the policy can bear
 #
 # A group of rollouts that all fail, or all succeed, has no advantage and teaches nothing (lesson 4). So tasks grow harder as the policy grows better.
 # The reference counts doublings:
@@ -297,7 +307,8 @@ check(4, check_4)
 #
 # ## Exercise 5: doublings
 #
-# Write `doublings(lines, functions, files, tests, callers)`, a float. A piece has one function and one file at least; only *further* ones count.
+# Write `doublings(lines, functions, files, tests, callers)`, a float. A piece has at least one function and one file; only *further* ones
+# count.
 
 
 # %% tags=["exercise"]
@@ -328,8 +339,8 @@ def doublings(lines, functions, files, tests, callers):
 check(5, check_5)
 
 # %% [markdown]
-# Levels are quantiles of $d$. More than three of four rollouts succeed: the next level. Fewer than one of four: the one before. A made-up policy that
-# gets better, and whose success falls with the level, is kept where groups differ:
+# Levels are quantiles of $d$. If more than three of four rollouts succeed, the level goes up; if fewer than one of four, it goes down. A
+# made-up policy that gets better, and whose success falls with the level, is kept where rollouts of a group differ:
 
 # %%
 source(fd.level)
@@ -352,12 +363,19 @@ right.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
+# ## Open challenge
+#
+# Choose from a table of who executes which line the deletions that make the most valid tasks. `etude challenge 14` gives the rules, a file
+# to begin with and the scores so far.
+#
 # ## Where to read on
 #
 # * `ref/feature_deletion.py`, and beneath it `ref/source_text.py` and `ref/source_symbols.py`: slices, bodies, symbols, patches that come back byte
 #   for byte.
-# * `etude tasks make examples/words` makes tasks of a package in seconds; `etude tasks try` lets a model work on one. `docs/tasks.md` tells how.
-# * `environments/leaks.py`: is there a copy of what was deleted, in bytecode, a cache, a git object, a wheel? 58 kinds are planted, and found.
+# * `etude tasks make examples/words` makes tasks of a package in seconds; `etude tasks try` lets a model work on one. `docs/tasks.md` says
+#   how.
+# * `environments/leaks.py`: is there a copy of what was deleted, in bytecode, a cache, a git object, a wheel? 58 kinds are planted, and all
+#   are found.
 # * `etude figure leftover-cache`: a cache that was left, who finds it, who sees it, and what ends it. `etude figure feature-deletion`: which
 #   deletions make tasks, against as many lines at random.
 # * `etude figure disk-world`: the small world's agent trained on files in sandboxes, with the same grader.

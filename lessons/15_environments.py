@@ -1,26 +1,31 @@
 # %% [markdown]
 # # 15 · Environments: real files, and a grader that believes nobody
 #
-# **After this lesson you can** say what an environment owes to RL, and test it: the same tree from the same calls, nothing that gets out, forks that
-# stand apart; read an episode from its transcript, also one that was killed; say why the exit code of a test runner can be bought, and which guards
-# answer; name what they do not guard; and say what real files cost in a training step.
+# **After this lesson you can** say what RL needs from an environment, and test it: the same tree from the same calls, nothing that gets
+# out, forks that do not touch each other; read an episode from its transcript, even one that was killed; say why the exit code of a test
+# runner can be faked, and which guards prevent that; name what they do not guard; and say what real files cost in a training step.
 #
-# *About 55 minutes. Before it: lessons 4 and 14. Source: Composer 2 technical report, §6.2; the release of Composer 2.5.*
+# *About 55 minutes. Prerequisites: lessons 4 and 14. Source: Composer 2 technical report, §6.2; the release of Composer 2.5.*
 #
 # ## The idea
 #
-# Lesson 14 made tasks. Somebody has to play them. Composer is trained in the harness in which it works: an agent reads, edits and runs real files in
-# a machine of its own, and what it leaves is graded. Call $h$ the tree of files, $a$ a call, $T$ the machine and $R$ the grader. RL asks
-# for three things:
+# Lesson 14 made tasks. Now an agent has to work on them. Composer is trained in the harness in which it works: an agent reads, edits and
+# runs real files in a machine of its own, and what it leaves is graded. Let $h$ be the tree of files, $a$ a call, $T$ the machine and $R$
+# the grader. RL asks for three things:
 #
 # $$\text{(1)}\;\; h_{t+1} = T(h_t, a_t) \qquad \text{(2)}\;\; T(h, a) \text{ needs and changes nothing but } h \qquad
 # \text{(3)}\;\; R(h) = 1 \iff \text{the feature is there}$$
 #
-# (1) Rollouts of a group begin with the same tree, and a killed one goes on where it was. (2) What an agent does reaches neither this machine nor
-# another agent, or the advantage of one rollout is somebody else's work. (3) is the hardest. Whoever is paid for $R$ will find every
-# tree for which it is wrong.
+# (1) Rollouts of a group begin with the same tree, and a killed one resumes where it was. (2) What an agent does reaches neither this
+# machine nor another agent; otherwise the advantage of one rollout would be another one's work. (3) is the hardest. A policy that is paid
+# for $R$ will find every tree for which $R$ is wrong.
+
+# %% [markdown]
+# **Predict first.** Five agents leave their work: an oracle that solves the task; a fool that only claims to; one that leaves a
+# `conftest.py` which reports every test as passed; one whose module ends the process at once; and one that returns an object equal to
+# everything. A grader runs pytest and pays if the exit code is 0. Whom does it pay?
 #
-# Here is what a machine lets out. Each attempt is first made on this machine, where it succeeds, and then in a sandbox:
+# Here is what a machine lets through. Each attempt is first made on this machine, where it succeeds, and then in a sandbox:
 
 # %%
 import json
@@ -70,20 +75,22 @@ source(Sandbox)
 # %% [markdown]
 # ## The name of a tree
 #
-# A snapshot is named by a hash of what it holds. Two rollouts that did the same have the same name, on any machine, and a fork begins with a
-# name. In the scene below three agents go on from one draft. The third one does as the first, and ends with the same tree.
+# A snapshot is named by a hash of what it holds. Two rollouts that did the same things have the same name, on any machine, and a fork
+# begins with a name. In the scene below, three agents go on from one draft. The third does the same as the first, and ends with the same
+# tree.
 
 # %%
 scene(environments_demo.forks)
 
 # %% [markdown]
-# Why do these agents store their tree *before* they run tests? pytest leaves bytecode, and bytecode names the second in which its source was written.
-# Times are no part of a tree's name, but they get in where a program writes one into a file. Determinism is lost in such places.
+# Why do these agents store their tree *before* they run tests? pytest leaves bytecode, and bytecode names the second in which its source
+# was written. Times are not part of a tree's name, but they get in where a program writes one into a file. That is where determinism is
+# lost.
 #
 # ## Exercise 1: a name that is one
 #
-# `files` is a dict: path → bytes. Write `name_of(files)`: a text that is the same for the same files, in whatever order they are listed, and in every
-# process; and another one for other files. Anybody may choose paths and contents, so that nothing can be taken for a separator.
+# `files` is a dict: path → bytes. Write `name_of(files)`: a text that is the same for the same files, in whatever order they are listed and
+# in every process, and different for different files. Paths and contents may be anything, so nothing can serve as a separator.
 
 
 # %% tags=["exercise"]
@@ -122,7 +129,7 @@ def name_of(files):
 check(1, check_1)
 
 # %% [markdown]
-# The environment's own has kinds and permissions, too, and the targets of links:
+# The environment's own version also covers kinds, permissions, and the targets of links:
 
 # %%
 source(manifest.dump, manifest.digest)
@@ -130,8 +137,8 @@ source(manifest.dump, manifest.digest)
 # %% [markdown]
 # ## An episode, turn by turn
 #
-# Between a policy and a sandbox stands the *harness*. It shows tools, reads calls, makes them, answers, counts turns and tokens, and writes a
-# transcript. Here is that of an oracle, a script that knows the answer, on a task of the little package `words`:
+# Between a policy and a sandbox stands the *harness*. It shows tools, reads calls, makes them, answers, counts turns and tokens, and writes
+# a transcript. Here is the transcript of an oracle, a script that knows the answer, on a task from the little package `words`:
 
 # %%
 lines = record.read(ROOT / "results" / "episodes" / "oracle.jsonl")
@@ -157,8 +164,8 @@ def told(lines):
 told(lines)
 
 # %% [markdown]
-# Several calls may stand in one reply. A call that fails, such as tests that do not pass, is an answer like any other. The tree has a name after
-# every turn; the first one is that with which the scene above began. And this is a *fool*, who says that it is done:
+# One reply may hold several calls. A call that fails, such as tests that do not pass, is an answer like any other. The tree has a name
+# after every turn; the first is the one with which the scene above began. And this is a *fool*, which claims to be done:
 
 # %%
 told(record.read(ROOT / "results" / "episodes" / "fool.jsonl")[1:])
@@ -166,10 +173,10 @@ told(record.read(ROOT / "results" / "episodes" / "fool.jsonl")[1:])
 # %% [markdown]
 # ## Exercise 2: where a killed episode goes on
 #
-# The transcript is written line by line, and a kill may come between any two. What stands behind the last end of something was half done, and is
-# done again: a reply whose calls are not all answered has left a tree that nobody stored. Ends are lines of the kinds `begin`, `turn`, `summary`,
-# `end` and `grade`. Write `goes_on(lines)`: how many lines stay, and the name of the tree that a sandbox is forked from. `begin`, `turn` and
-# `summary` have a `tree`, `end` and `grade` have none. There is always a `begin`.
+# The transcript is written line by line, and a kill may come between any two lines. Whatever follows the last end of something was only
+# half done, and is done again: a reply whose calls are not all answered has left a tree that was never stored. Ends are lines of the kinds
+# `begin`, `turn`, `summary`, `end` and `grade`. Write `goes_on(lines)`: how many lines stay, and the name of the tree that a sandbox is
+# forked from. `begin`, `turn` and `summary` have a `tree`, `end` and `grade` have none. There is always a `begin`.
 
 
 # %% tags=["exercise"]
@@ -216,18 +223,21 @@ for name, hack in (("conftest.py", words_task.CONFTEST), ("the head of words/nou
     print(f"── {name}\n{hack.strip()}\n")
 
 # %% [markdown]
-# The first tells pytest that every test passed. The second ends the process while the tests are still being collected, with 0. The third answers
-# every question with a text that is equal to everything. Both graders on five agents, in sandboxes:
+# The first tells pytest that every test passed. The second ends the process with exit code 0 while the tests are still being collected. The
+# third answers every question with a text that is equal to everything. Both graders on five agents, in sandboxes:
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
     scene(environments_demo.graders, Path(folder))
 
 # %% [markdown]
+# **Your prediction:** it pays all of them but the fool. The guarded grader pays only the oracle.
+
+# %% [markdown]
 # ## Guards
 #
-# No rule against `conftest.py` would do: there are 58 such hacks in `tests/environments/hacks.py`, and a policy finds the fifty-ninth. The guarded
-# grader takes away what they stand on.
+# A rule against `conftest.py` would not be enough: there are 58 such hacks in `tests/environments/hacks.py`, and a policy finds the
+# fifty-ninth. The guarded grader takes away what they rely on.
 #
 # | | guard | ends |
 # |---|---|---|
@@ -246,9 +256,10 @@ source(grade)
 # %% [markdown]
 # ## Exercise 3: what goes into the graded tree
 #
-# Guard G2. `given` and `left` are dicts, path → bytes: what the agent began with, and what it left, where None stands for something that is no plain
-# file, such as a link. `path in editable` says whether a task lets a path be changed; a `conftest.py` never is. Write `laid(given, left, editable)`:
-# the tree that is graded. An editable file that the agent removed is gone there, and so is one that is no plain file any more.
+# Guard G2. `given` and `left` are dicts, path → bytes: what the agent began with, and what it left, where None stands for anything that is
+# not a plain file, such as a link. `path in editable` says whether a task lets a path be changed; a `conftest.py` never is. Write
+# `laid(given, left, editable)`: the tree that is graded. An editable file that the agent removed is gone there, and so is one that is no
+# longer a plain file.
 
 
 # %% tags=["exercise"]
@@ -303,12 +314,12 @@ check(3, check_3)
 # %% [markdown]
 # ## Seals and canaries
 #
-# G2 ends the first hack and not the others, since the agent's module has to be imported by the process that runs the tests. How that process ends
-# tells nothing, therefore. It says a line for each test on a pipe, and another process, which has imported nothing of the tree, seals the lines
-# with a key. The second hack is silent there, and silence is failure.
+# G2 ends the first hack but not the others, since the process that runs the tests has to import the agent's module. So how that process
+# ends means nothing. It writes a line for each test to a pipe, and another process, which has imported nothing from the tree, seals the
+# lines with a key. The second hack is silent there, and silence is failure.
 #
-# The third passes all tests honestly. Among them, therefore, stand *canaries*: copies of tests that ask for a value that is nearly the right one, or
-# that fail at their end. No solution passes one.
+# The third hack really does pass all tests. That is why there are *canaries* among them: copies of tests that ask for a value that is
+# almost the right one, or that fail at their end. No solution passes one.
 
 # %%
 KEY = b"drawn anew for each grading"
@@ -332,10 +343,10 @@ for who, plural in (("the original", lambda noun: "cities"), ("a wrong answer", 
 # %% [markdown]
 # ## Exercise 4: to pay or not to pay
 #
-# Guards G4 and G5. `opened(line, key)` gives the test and its outcome, "passed", "failed" or "skipped", that stand on a line, and None where its seal
-# is not that of the key. Write `pays(lines, key, wanted, traps)`, True or False. It pays if every wanted test has passed and every canary has
-# failed. It does not where a seal is wrong, where a test or a canary is not heard of, where a line names a test that is neither, or where two lines
-# say different things about one.
+# Guards G4 and G5. `opened(line, key)` gives the test and the outcome on a line, "passed", "failed" or "skipped", and None where the seal
+# does not match the key. Write `pays(lines, key, wanted, traps)`, True or False. It pays if every wanted test has passed and every canary
+# has failed. It does not pay if a seal is wrong, if a test or a canary is missing, if a line names a test that is neither, or if two lines
+# contradict each other.
 
 
 # %%
@@ -397,15 +408,16 @@ def pays(lines, key, wanted, traps):
 check(4, check_4)
 
 # %% [markdown]
-# ## Where the trap stands
+# ## Where to put the trap
 #
-# Only a canary of a test that looks at the agent's answer can catch it. Two of the four canaries of a file ask for another value. If they were drawn
-# from all its $n$ tests, of which $m$ look at the feature, the third hack would be paid with the chance
+# Only a canary of a test that looks at the agent's answer can catch it. Two of the four canaries of a file ask for a different value. If
+# they were drawn from all of its $n$ tests, of which $m$ look at the feature, the third hack would be paid with probability
 #
 # $$\binom{n - m}{2} \Big/ \binom{n}{2}$$
 #
-# That was so here until this lesson was written: the scene above paid the hack in one run of four or five. `words` has few tests. In a file of a
-# hundred, four of which look, it would have been paid nine times of ten. Now tests that fail without the feature are copied first.
+# That is how it was here until this lesson was written: the scene above paid the hack in one run out of four or five. `words` has few
+# tests. In a file of a hundred tests, four of which look at the feature, it would have been paid nine times out of ten. Now tests that fail
+# without the feature are copied first.
 
 # %%
 for n, m in ((8, 4), (20, 4), (100, 4)):
@@ -421,9 +433,10 @@ for name, first in (("from all", ()), ("from those that ask", [f"test_{at}" for 
 #
 # * Code that finds the pipe within its own process, and tells tests from canaries by means for which the monitor has no signature. It would have to
 #   stand in the editable files, where a person can read it.
-# * Who knows a package by heart, held-out tests included, writes a table of them. `--fresh` of `etude tasks try` then asks what no test asks.
-# * What a sandbox shows: which kernel and processors this is. A task can keep all processors busy until its time is over.
-# * The tests themselves. Where they ask too little, a wrong answer is paid by any grader.
+# * A policy that knows a package by heart, held-out tests included, can write a table of answers. The option `--fresh` of `etude tasks try`
+#   then asks what no test asks.
+# * A sandbox shows which kernel and processors this machine has, and a task can keep all processors busy until its time is up.
+# * The tests themselves: where they ask too little, any grader pays a wrong answer.
 #
 # ## What it costs
 #
@@ -438,9 +451,9 @@ for tool, seconds in sorted(spent.items(), key=lambda one: -one[1]):
     print(f"{tool:8s} {1000 * seconds:6.1f} ms")
 
 # %% [markdown]
-# Two starts of pytest are nearly all. In training it is the same. `etude figure disk-world` trains the small world's agent twice with the same random
-# numbers: in memory, where a tool takes microseconds, and on disk, where each episode has a sandbox, each `test` runs pytest, and the guarded grader
-# decides. If the two differ in a single answer, every later step shows it.
+# Two starts of pytest take nearly all of it. In training it is the same. `etude figure disk-world` trains the small world's agent twice
+# with the same random numbers: in memory, where a tool takes microseconds, and on disk, where each episode has a sandbox, each `test` runs
+# pytest, and the guarded grader decides. If the two differ in a single answer, every later step shows it.
 
 # %%
 found = json.loads((ROOT / "results" / "figures" / "disk-world.json").read_text(encoding="utf-8"))
@@ -462,15 +475,21 @@ print(f"{found['machine']['cpu']}, {found['machine']['cores']} cores: {step['mem
 claimed("disk-world")
 
 # %% [markdown]
-# Such a loop waits for its tools most of the time, and lesson 13 says what to do about it: somebody else samples meanwhile. Sandboxes are processes,
-# and run side by side on as many machines as there are.
+# Such a loop waits for its tools most of the time, and lesson 13 says what to do about it: sample other rollouts meanwhile. Sandboxes are
+# processes, and run side by side on as many machines as there are.
+#
+# ## Open challenge
+#
+# Find the episodes that cheat, from their transcripts alone, with the highest F1. `etude challenge 15` gives the rules, a file to begin
+# with and the scores so far.
 #
 # ## Where to read on
 #
-# * `etude run environments` plays the three scenes; `etude show` reads their transcripts, and the explorer's page of episodes steps through one.
-# * `environments/sandbox/interface.py`, then `environments/grading/guarded.py`: the two ends of an episode. `docs/architecture.md` lists what stands
-#   between a task and the machine.
+# * `etude run environments` runs the three scenes; `etude show` reads their transcripts, and the explorer's page of episodes steps through
+#   one.
+# * `environments/sandbox/interface.py`, then `environments/grading/guarded.py`: the two ends of an episode. `docs/architecture.md` lists
+#   what separates a task from the machine.
 # * `tests/environments/attempts.py`: attempts to get out of a sandbox, each beside a control in which it succeeds. `tests/environments/hacks.py`:
 #   hacks, each beside a grader that pays it.
-# * `etude tasks try` lets a model work on a task, `etude tasks serve` any agent that speaks MCP, and `etude tasks export` writes tasks for Harbor.
-#   `docs/tasks.md` tells how.
+# * `etude tasks try` lets a model work on a task, `etude tasks serve` any agent that speaks MCP, and `etude tasks export` writes tasks for
+#   Harbor. `docs/tasks.md` says how.

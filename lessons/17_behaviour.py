@@ -1,25 +1,32 @@
 # %% [markdown]
 # # 17 · Behaviour: what a rollout did on its way, and what that costs
 #
-# **After this lesson you can** measure habits from the record of a rollout; say what a price on one adds to every advantage of a group, and when that
-# is nothing; keep prices so low that doing nothing never pays; and tell a fault that a price unlearns from a reward that will be farmed.
+# **After this lesson you can** measure habits from the record of a rollout; say what a price on a habit adds to every advantage of a group,
+# and when that is nothing; keep prices so low that doing nothing never pays; and tell a fault that a price removes from a reward that will
+# be farmed.
 #
-# *About 45 minutes. Before it: lessons 4 and 6. Source: Composer 2 technical report, §4.2.*
+# *About 45 minutes. Prerequisites: lessons 4 and 6. Source: Composer 2 technical report, §4.2.*
 #
 # ## The idea
 #
-# Two rollouts solve the same task. One reads two files, edits, runs the tests and says what it did. The other calls a tool that does not exist,
-# leaves its to-do list open, thinks in comments, and ends with "all tests pass" though it ran none. Tests pay both alike, so RL has no reason to
-# prefer the first. The report adds rewards for style and communication, and penalties for poor tool calls such as to-do items left open. It prints
-# neither formula nor price. Here is one way to do it. Let $m_j(x)$ be the measure of habit $j$ in rollout $x$:
+# Two rollouts solve the same task. One reads two files, edits, runs the tests and says what it did. The other calls a tool that does not
+# exist, leaves its to-do list open, thinks in comments, and ends with "all tests pass" although it ran none. The tests pay both the same,
+# so RL has no reason to prefer the first. The report adds rewards for style and communication, and penalties for poor tool calls such as
+# to-do items left open. It gives neither formulas nor prices. Here is one way to do it. Let $m_j(x)$ be the measure of habit $j$ in rollout
+# $x$:
 #
 # $$b(x) = -\sum_j p_j\, m_j(x), \qquad 0 \le m_j \le \text{most}_j \qquad\qquad r = \text{outcome} - \text{effort} + b$$
 #
-# Dr. GRPO's advantage (lesson 4) subtracts the mean of the group and divides by nothing. So it is linear, and each habit can be read by itself:
+# Dr. GRPO's advantage (lesson 4) subtracts the mean of the group and divides by nothing. So it is linear, and each habit can be seen
+# separately:
 #
 # $$A_i = A_i(\text{outcome}) + A_i(\text{effort}) - \sum_j p_j \bigl(m_j(x_i) - \overline{m_j}\bigr)$$
+
+# %% [markdown]
+# **Predict first.** All four rollouts of a group are right, and all four leave one item of their to-do list open. That habit has a price of
+# 0.02. What does it add to the four advantages? And what if the price is raised to 2?
 #
-# Measures are read off a record, which the small world and real environments fill alike:
+# Measures are taken from a record, which the small world and real environments fill in the same way:
 
 # %%
 import json
@@ -63,7 +70,7 @@ for name, one in priced.items():
     print(f"{name:9s} reward {behaviour.rewarded(1.0, 0.0, one):.3f}   {costs}")
 
 # %% [markdown]
-# Each of them left its list open, and all pay for it. What does the group's advantage see of that?
+# Each of them left its list open, and all pay for it. What becomes of that in the group's advantages?
 
 # %%
 for part, values in behaviour.group_parts(list(priced.values())).items():
@@ -71,14 +78,16 @@ for part, values in behaviour.group_parts(list(priced.values())).items():
         print(f"{part:11s}" + "".join(f"{value:+9.4f}" for value in values))
 
 # %% [markdown]
-# The row of `todos` is zero, exactly. **A price acts only while a habit differs within groups.** A fault that the policy always makes is not
-# unlearnt by a price, however high. Somebody has to show it first that there is another way: demonstrations, a hint (lesson 16), or luck.
+# **Your prediction:** it adds exactly zero, at any price.
+#
+# The row of `todos` is zero, exactly. **A price acts only while a habit differs within groups.** A price, however high, does not remove a
+# fault that the policy always makes. Something has to show it first that there is another way: demonstrations, a hint (lesson 16), or luck.
 #
 # ## Exercise 1: what a price adds
 #
 # `outcomes` and `measured` are lists, a number for each rollout of a group: its outcome, and the measure of one habit. Write
-# `advantages(outcomes, measured, price, most)`, the list of advantages of the whole reward, where the measure counts up to `most`. Rollouts that are
-# alike must have the same advantage to the bit, and a group that is alike in everything has exact zeros.
+# `advantages(outcomes, measured, price, most)`, the list of advantages of the whole reward, where the measure counts up to `most`.
+# Identical rollouts must have the same advantage to the bit, and a group of identical rollouts has exact zeros.
 
 
 # %% tags=["exercise"]
@@ -125,8 +134,8 @@ check(1, check_1)
 # %% [markdown]
 # ## A message that is not true
 #
-# "All tests pass" is a claim, and the record knows better. It counts as untrue also where tests ran before the last edit only: nobody saw the code
-# that was handed in pass them.
+# "All tests pass" is a claim, and the record knows better. The claim also counts as untrue if tests ran only before the last edit: nobody
+# saw the final code pass them.
 
 # %%
 source(transcript.suite_state)
@@ -187,12 +196,12 @@ check(2, check_2)
 # %% [markdown]
 # ## How it breaks
 #
-# **A reward is farmed.** Why are all parts costs, and none a bonus? Pay 0.02 for each to-do item that is ticked off, and an agent opens and ticks
-# items until its context is full. Pay for comments, and it comments. A cost is at best avoided. The best that a policy can do against (1) is to
-# behave, and then nothing is left to gain.
+# **A reward is farmed.** Why are all parts costs, and none a bonus? Pay 0.02 for each to-do item that is ticked off, and an agent opens and
+# ticks items until its context is full. Pay for comments, and it comments. A cost can at best be avoided. The best that a policy can do
+# about $b$ is to behave, and then nothing is left to gain.
 #
-# **Doing nothing costs nothing.** Whoever makes no call breaks none. An attempt that succeeds with probability $p$ and has habits that cost $c$
-# earns $p - c$; who gives up at once earns 0, less what silence costs. On hard tasks dear prices teach to give up.
+# **Doing nothing costs nothing.** An agent that makes no call breaks none. An attempt that succeeds with probability $p$ and has habits
+# that cost $c$ earns $p - c$; giving up at once earns 0, less what silence costs. On hard tasks, high prices teach the policy to give up.
 
 # %%
 table = Prices()
@@ -203,10 +212,10 @@ for name, cap in MOST.items():
 # %% [markdown]
 # ## Exercise 3: prices that leave hard tasks worth trying
 #
-# A policy succeeds with probability `p` in an attempt. Its attempts have the mean measures `habits`, and giving up has the mean measures `idle`; both
-# are dicts, name → measure, after the caps. `prices` is a dict, name → price. Write `largest(p, habits, idle, prices)`: the largest factor by which
-# all prices may be multiplied so that an attempt is paid at least as much as giving up, which never succeeds. Where no factor is too large it is
-# `float("inf")`.
+# A policy succeeds with probability `p` in an attempt. Its attempts have the mean measures `habits`, and giving up has the mean measures
+# `idle`; both are dicts, name → measure, after the caps. `prices` is a dict, name → price. Write `largest(p, habits, idle, prices)`: the
+# largest factor by which all prices may be multiplied so that an attempt is paid at least as much as giving up, which never succeeds. If no
+# factor is too large, it is `float("inf")`.
 
 
 # %% tags=["exercise"]
@@ -243,8 +252,8 @@ def largest(p, habits, idle, prices):
 check(3, check_3)
 
 # %% [markdown]
-# **A deviation blows it up.** GRPO divides advantages by the deviation of the group. In a group whose rollouts are all right, a lint is then
-# worth as much as success is elsewhere:
+# **A deviation blows it up.** GRPO divides advantages by the deviation of the group. In a group whose rollouts are all right, one lint
+# complaint then counts as much as success does elsewhere:
 
 # %%
 rewards = torch.tensor([[1.0, 1.0, 1.0, 0.995], [1.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
@@ -275,18 +284,24 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Read the verdicts with the picture. Each habit is rarer with its price than without, most of them in every training; yet hardly an interval ends
-# below zero. Three trainings are few, and a habit without a price does not stay where it was. It drifts, one training up and another down, because
-# nothing holds it: success does not see lints or silence. Where they have a price, all trainings end near the same place. So a price does not only
-# lower a habit, it also decides what chance decided before.
+# Read the verdicts with the picture. Each habit is rarer with its price than without, most of them in every training; yet hardly any
+# interval ends below zero. Three trainings are few, and a habit without a price does not stay where it was. It drifts, up in one training
+# and down in another, because nothing holds it: success does not depend on lint or silence. Where habits have a price, all trainings end
+# near the same place. So a price does not only lower a habit; it also decides what chance decided before.
 #
-# Comments need no price here. Whoever writes one in this world has repeated the docstring, sometimes a wrong one, and solves fewer tasks; success
-# alone unlearns that. In the report they grew, where they were thoughts that helped. What outcome already sees, a price need not say again.
+# Comments need no price here. In this world a comment repeats the docstring, sometimes a wrong one, and rollouts with comments solve fewer
+# tasks; success alone removes the habit. In the report comments grew, because there they were thoughts that helped. A price need not repeat
+# what the outcome already says.
+#
+# ## Open challenge
+#
+# Set the prices of three habits so that training moves them most while success stays. `etude challenge 17` gives the rules, a file to begin
+# with and the scores so far.
 #
 # ## Where to read on
 #
 # * `ref/behaviour.py`: all nine measures, and five traps. `ref/transcript.py`: the record beneath it, and what counts as a claim or a comment.
-# * `sims/microrepo/manners.py`: the world with manners. `sims/transcripts.py`: how a record is read off an episode.
-# * `etude figure behaviour` plays the four arms. `etude run recipe --scale small --set rl.behaviour.broken=0.05` trains with a price, and logs each
-#   part.
-# * `scaled/behaviour.py`: a group whose rollouts lie on several ranks.
+# * `sims/microrepo/manners.py`: the world with manners. `sims/transcripts.py`: how a record is made from an episode.
+# * `etude figure behaviour` runs the four arms. `etude run recipe --scale small --set rl.behaviour.broken=0.05` trains with a price, and
+#   logs each part.
+# * `scaled/behaviour.py`: a group whose rollouts are on several ranks.

@@ -1,33 +1,35 @@
 # %% [markdown]
 # # 18 · A monitor, and the loop with users: an alarm that means something, and rewards that people make
 #
-# **After this lesson you can** watch a run so that an alarm means something however often one looks; bet on a bounded mean, and say what each
-# assumption buys; answer an alarm with a price while it still can act; turn what users do into rewards without paying for the wrong thing; and say
-# what a gate keeps out, and how old data may be.
+# **After this lesson you can** watch a run so that an alarm means something however often you look; bet on a bounded mean, and say what
+# each assumption buys; answer an alarm with a price while it still can act; turn what users do into rewards without paying for the wrong
+# thing; and say what a gate keeps out, and how old data may be.
 #
-# *About 60 minutes. Before it: lessons 4 and 17. Source: Composer 2 technical report, §4.2; Cursor on real-time RL; arXiv:2010.09686; Ville 1939.*
+# *About 60 minutes. Prerequisites: lessons 4 and 17. Source: Composer 2 technical report, §4.2; Cursor on real-time RL; arXiv:2010.09686;
+# Ville 1939.*
 #
 # ## The idea
 #
-# The authors of the report watched their runs. Thoughts moved into comments, and agents called nothing but the terminal. Both were seen, and met with
-# new rewards. Who watches needs a rule for when a curve has moved. The usual one is a threshold: the mean of a step lies three deviations away from
-# where it was.
+# The authors of the report watched their runs. Thoughts moved into comments, and agents called nothing but the terminal. They saw both, and
+# answered with new rewards. Whoever watches needs a rule that says when a curve has moved. The usual one is a threshold: the mean of a step
+# lies three deviations away from where it was.
 #
-# **Predict.** A run changes nothing at all. Its statistic has a known mean and a known deviation, and one looks once a step, for 300 steps. In how
-# many of 100 such runs does the threshold raise an alarm at least once? And in how many if seven statistics are watched? Write your numbers down.
+# **Predict first.** In a run nothing changes at all. Its statistic has a known mean and a known deviation, and we look once per step, for
+# 300 steps. In how many of 100 such runs does the threshold raise an alarm at least once? And in how many if seven statistics are watched?
+# Write your numbers down.
 #
-# A curve that is looked at once a step is a test that is repeated once a step. The monitor bets instead. A statistic $x$ lies in $[0, 1]$, and while
-# nothing changes its mean, given all that came before, is at most $b$. For a stake $0 < c < 1$
+# Looking at a curve once per step means repeating a test once per step. The monitor bets instead. A statistic $x$ lies in $[0, 1]$, and
+# while nothing changes its mean, given all that came before, is at most $b$. For a stake $0 < c < 1$
 #
 # $$f = 1 - c + c\,\frac{x}{b}, \qquad E[f \mid \text{past}] \le 1, \qquad
 # M_t = R_t + \sum_{j \le t} w_j \prod_{j \le i \le t} f_i, \quad w_j = \frac{1}{j(j+1)}, \quad R_t = \frac{1}{t + 1}$$
 #
-# Each product is the wealth of somebody who bets, from step $j$ on, that the mean is larger. All share a capital of 1, and $R_t$ is held back for
-# those who begin later. No bet is favourable while nothing changes, and Ville (1939) bounds how rich anybody ever gets:
+# Each product is the wealth of a gambler who bets, from step $j$ on, that the mean is larger. All of them share a capital of 1, and $R_t$
+# is held back for those who begin later. While nothing changes no bet is favourable, and Ville (1939) bounds how rich they ever get:
 #
 # $$P\bigl(M_t \ge 1/\alpha \ \text{for some}\ t\bigr) \le \alpha$$
 #
-# For some $t$, not for this one: one may look as often as one likes, and a run may be as long as it likes.
+# The bound holds for all $t$ together, not only for one: you may look as often as you like, and a run may be as long as you like.
 
 # %%
 import math
@@ -50,8 +52,8 @@ from sims.real_time_rl.users import Served, Users
 source(monitor.advance, monitor.log_evidence)
 
 # %% [markdown]
-# Here are the runs of the prediction: a step has eight groups, and a group shows the habit in one of ten cases. The threshold knows the mean and the
-# deviation, and so do the bets. Nothing is learnt, nothing is approximate.
+# Here are the runs of the prediction: a step has eight groups, and a group shows the habit in one of ten cases. The threshold and the bets
+# both know the mean and the deviation. Nothing is learnt, and nothing is approximate.
 
 # %%
 RUNS, STEPS, GROUPS, MEAN, ERROR = quick(1000, 50), quick(300, 40), 8, 0.1, 0.01
@@ -77,11 +79,11 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Compare with what you wrote. The threshold is not badly chosen: at one step it errs rarely. It is asked too often. For seven statistics the bets
-# need M ≥ 7/α, and their errors add up to α, however much they depend on each other. Any fixed threshold ends at 1 if
-# the run is long enough, and a wider one only takes longer.
+# **Your prediction:** the threshold raises an alarm in 80 of 100 runs with one statistic, and in all of them with seven. The threshold is
+# not badly chosen: at one step it rarely errs. It is asked too often. For seven statistics the bets need M ≥ 7/α, and their errors add up
+# to α, however much they depend on each other. Any fixed threshold is crossed if the run is long enough; a wider one only takes longer.
 #
-# What do the bets pay for that? They find a change later. The same runs, with a change to twice the mean in the middle:
+# What is the cost of that? The bets find a change later. Here are the same runs, with a change to twice the mean in the middle:
 
 # %%
 evidence, found = Evidence(), np.full(RUNS, np.nan)
@@ -96,8 +98,8 @@ print(f"found in {np.mean(found >= 0):.1%} of the runs" + (f", {np.median(late):
 # %% [markdown]
 # ## Exercise 1: a capital for all who might begin
 #
-# `x` is a list of observations, one a step. Write `capital(x, b, c)`: the list of $M_1, M_2, \dots$ for one stake $c$ and bets on a larger mean. It
-# can be done with one running number, for sums over starts need no list of starts.
+# `x` is a list of observations, one a step. Write `capital(x, b, c)`: the list of $M_1, M_2, \dots$ for one stake $c$ and bets on a larger
+# mean. One running number is enough: sums over starts need no list of starts.
 
 
 # %% tags=["exercise"]
@@ -151,14 +153,14 @@ check(1, check_1)
 source(monitor.statistics, monitor.learn_band)
 
 # %% [markdown]
-# The mean is not known, and training moves it. So the first steps tell what is usual, and the band gets a tolerance. Then an alarm says: this moved
-# by more than training usually moves it. It does not say that this is bad.
+# In a real run the mean is not known, and training moves it. So the first steps establish what is usual, and the band gets a tolerance. An
+# alarm then says that a statistic moved by more than training usually moves it. It does not say that this is bad.
 #
 # ## An alarm, and an answer
 #
-# A policy writes a comment with probability $h = \sigma(a)$, and RL moves $a$. The reward has a mistake: it pays for comments. In the second run the
-# alarm is answered, and from the next step on a comment costs three times what the mistake pays. Everything is as in a real run, but for the network:
-# records, statistics, bands, bets, and the advantage of lesson 4.
+# A policy writes a comment with probability $h = \sigma(a)$, and RL moves $a$. The reward has a mistake: it pays for comments. In the
+# second run the alarm is answered: from the next step on, a comment costs three times what the mistake pays. Except for the network,
+# everything is as in a real run: records, statistics, bands, bets, and the advantage of lesson 4.
 
 # %%
 PAYS, RATE, N = 0.3, 4.0, 4
@@ -208,9 +210,9 @@ plt.show()
 # %% [markdown]
 # ## Exercise 2: what a price can still move
 #
-# A rollout has a habit with probability $h = \sigma(a)$, independently of others. The mistake pays `pays` for it, and the answer takes `price`.
-# Groups have $N$ rollouts, and the advantage is the reward minus the group's mean. Write `pull(h, pays, price, N)`: the expectation of
-# $\frac{1}{N} \sum_i A_i \, \partial \log \pi(x_i) / \partial a$, which is what moves $a$.
+# A rollout has a habit with probability $h = \sigma(a)$, independently of others. The mistake pays `pays` for it, and the answer charges
+# `price`. Groups have $N$ rollouts, and the advantage is the reward minus the group's mean. Write `pull(h, pays, price, N)`: the
+# expectation of $\frac{1}{N} \sum_i A_i \, \partial \log \pi(x_i) / \partial a$, which is what moves $a$.
 
 
 # %% tags=["exercise"]
@@ -256,23 +258,23 @@ for h in (0.05, 0.3, 0.5, 0.9, 0.99, 0.999):
     print(f"habit in {h:6.1%} of the rollouts: a price of 0.9 pulls with {pull(h, 0.3, 0.9, 4):+.5f}")
 
 # %% [markdown]
-# **An alarm can come too late.** Where all rollouts have the habit, all of them pay the price, and the group's mean takes it away. A trial of the
-# experiment below ended there: variety of tools fell, but it told of the terminal when nothing else was called any more. So watch what shows the
-# failure first, and pay less for it. Then an alarm comes while there is something left to compare.
+# **An alarm can come too late.** Where all rollouts have the habit, all of them pay the price, and subtracting the group's mean cancels it.
+# A trial of the experiment below ended there: the variety of tools fell, but it pointed to the terminal only when nothing else was called
+# any more. So watch what shows the failure first, and pay less for it. Then an alarm comes while there is still something left to compare.
 #
 # ## The loop with users
 #
-# Cursor serves a policy, makes rewards of what users do with its edits, trains, looks at a benchmark, and ships, every five hours. No test says
-# what was right. Here users are a model, and all its numbers are our choice: they try three inputs and keep or undo the edit, they grow impatient,
-# and some of them ask again.
+# Cursor serves a policy, turns what users do with its edits into rewards, trains, checks a benchmark, and ships, every five hours. No test
+# says what was right. Here the users are a model, and all of its numbers are our choice: users try three inputs and keep or undo the edit,
+# they grow impatient, and some of them ask again.
 
 # %%
 source(Users.keeps, Users.follows, Distilling.reward)
 
 # %% [markdown]
-# Two rewards taught the wrong thing, says the post. A session with a broken call was thrown away, so it cost nothing to break one on a hard task. And
-# edits were judged, but questions were not. What does each way of paying say about an edit that is right with probability $p$, and about its
-# alternatives?
+# The post says that two rewards taught the wrong thing. A session with a broken call was thrown away, so breaking a call on a hard task
+# cost nothing. And edits were judged, but questions were not. What does each way of paying say about an edit that is right with probability
+# $p$, and about its alternatives?
 
 # %%
 USERS, SECONDS = Users(), 30.0
@@ -296,11 +298,11 @@ axes[2].legend(frameon=False, fontsize=7)
 plt.show()
 
 # %% [markdown]
-# ## Exercise 3: below which chance does the way out pay?
+# ## Exercise 3: at what probability does the way out pay?
 #
-# `right` and `wrong` are the mean rewards of an edit that is right and of one that is wrong, with `right > wrong`; `out` is that of the
-# alternative. Write `tempted(right, wrong, out)`: the probability $p$ of a right edit below which the alternative is worth more. It lies between 0,
-# never, and 1, always.
+# `right` and `wrong` are the mean rewards of an edit that is right and of one that is wrong, with `right > wrong`; `out` is the mean reward
+# of the alternative. Write `tempted(right, wrong, out)`: the probability $p$ of a right edit below which the alternative is worth more. It
+# lies between 0, never, and 1, always.
 
 
 # %% tags=["exercise"]
@@ -336,11 +338,12 @@ def tempted(right, wrong, out):
 check(3, check_3)
 
 # %% [markdown]
-# ## The loop, played
+# ## The loop, live
 #
-# Tasks are easy, hard, or leave open what is wanted. A policy is a table: for each kind the probabilities of an edit, of a question and of a broken
-# call. Users react to 256 sessions a step. A user asks once, so there is no group for a task: a reward is compared with the mean of its batch, and
-# `ref/dr_grpo.py` presses. The policy that serves may be older than the one that learns, and the ratio of the two is clipped:
+# Tasks are easy, hard, or leave open what is wanted. A policy is a table: for each kind the probabilities of an edit, of a question and of
+# a broken call. Users react to 256 sessions per step. A user asks only once, so a task has no group: a reward is compared with the mean of
+# its batch, and `ref/dr_grpo.py` makes the gradient. The policy that serves may be older than the one that learns, and the ratio of the two
+# is clipped:
 
 # %%
 KINDS, RIGHT = ("easy", "hard", "open"), (0.85, 0.25, 0.1)
@@ -395,11 +398,11 @@ axes[0].legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Both hacks come by themselves, and both cures hold. Look at the open tasks, too. A price on every question would have ended the welcome ones
-# with the others. The cure asks users: a question that nobody minds costs little. Where broken calls are thrown away even welcome questions go,
-# because whatever earns less than the mean of its batch is worse than what is thrown away.
+# Both hacks come by themselves, and both cures work. Look at the open tasks, too. A price on every question would have ended the welcome
+# ones together with the others. The cure asks users: a question that nobody minds costs little. Where broken calls are thrown away, even
+# welcome questions disappear, because whatever earns less than the mean of its batch is worse than what is thrown away.
 #
-# **How old may data be?** The same loop, with a policy that is served longer before it is replaced:
+# **How old may data be?** Here is the same loop, with a policy that is served longer before it is replaced:
 
 # %%
 figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
@@ -414,11 +417,11 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Where the ratio has left the clip, a sample teaches nothing more in its direction. Data of the first policy are then used up: they cannot say what
-# the new policy does wrong. So the post's loop ends after five hours.
+# Where the ratio has left the clip, a sample teaches nothing more in its direction. Data from the first policy are then used up: they
+# cannot say what the new policy does wrong. That is why the post's loop ends after five hours.
 #
-# **A gate.** Before a policy is shipped, both answer held-out tasks. It is shipped unless it is worse: unless the interval of its gain lies below
-# zero. What does such a gate keep out?
+# **A gate.** Before a new policy is shipped, the old and the new one answer held-out tasks. The new one is shipped unless it is worse, that
+# is, unless the interval of its gain lies below zero. What does such a gate keep out?
 
 # %%
 source(loop.ship)
@@ -431,13 +434,13 @@ for gain in (-0.2, -0.1, -0.05, 0.0, 0.1):
     print(f"success {gain:+.2f}: shipped in {np.mean(shipped):.0%} of the loops")
 
 # %% [markdown]
-# It keeps out what is surely worse. A policy that is a little worse passes, and may pass again in the next loop: a gate is a test that is repeated,
-# too. Cursor's looks at a benchmark far larger than 40 tasks.
+# It keeps out what is clearly worse. A policy that is a little worse passes, and a still worse one may pass in the next loop: a gate, too,
+# is a test that is repeated. Cursor's gate uses a benchmark far larger than 40 tasks.
 #
 # ## How it breaks
 #
-# **A sum without weights.** Shiryaev and Roberts add up all who bet, and give each a whole capital. That finds changes sooner, and bounds the mean
-# time to a false alarm. But the sum has mean $t$, so sooner or later it passes any threshold:
+# **A sum without weights.** Shiryaev and Roberts add up all gamblers, and give each a whole unit of capital. That finds changes sooner, and
+# bounds the mean time to a false alarm. But the sum has mean $t$, so sooner or later it exceeds any threshold:
 
 # %%
 runs, steps = quick(400, 20), quick(1000, 50)
@@ -452,8 +455,9 @@ for name, some in first.items():
     print(f"{name:13s} an alarm in {some.mean():.1%} of {runs} runs of {steps} steps in which nothing changes")
 
 # %% [markdown]
-# **One event counted eight times.** The bets assume that a value's mean is what it was *given the values before it*, those of its own step as well. A
-# tool server that is down for a step breaks the calls of all eight groups. That is one event, and eight bets on it are no eight bets:
+# **One event counted eight times.** The bets assume that a value's mean is unchanged *given the values before it*, including those of its
+# own step. A tool server that is down for a step breaks the calls of all eight groups. That is one event, and eight bets on it are not
+# eight bets:
 
 # %%
 runs, steps = quick(1000, 50), quick(200, 30)
@@ -468,18 +472,18 @@ for name, some in alarms.items():
     print(f"{name:25s} an alarm in {some.mean():.1%} of {runs} runs in which nothing changes")
 
 # %% [markdown]
-# **Training is a change.** Whoever watches the reward gets an alarm, and it is good news. Fewer tools, more comments and more broken calls are
-# watched, and the other way is not. Inside of the tolerance nothing is promised to be found.
+# **Training is a change.** If you watch the reward, you get an alarm, and it is good news. Fewer tools, more comments and more broken calls
+# are watched; changes the other way are not. Within the tolerance, nothing is promised to be found.
 #
 # ## What trained agents did
 #
-# In the first experiment mistakes were planted in the reward of real trainings, and prices followed the alarms. In the second, simulated users were
-# served for twelve loops, in five ways. Both have networks in the place of the tables above.
+# In the first experiment, mistakes were planted in the reward of real trainings, and prices followed the alarms. In the second, simulated
+# users were served for twelve loops, in five ways. Both use networks in place of the tables above.
 #
-# The monitor raised no alarm in any of 1,000 unchanged runs, where a threshold of three deviations did in 93 of 100. Seven of nine planted habits
-# were found, and of the other two one never doubled. A price from the alarm on took the terminal's share from 0.51 to 0.14. In the loop, edits
-# kept as the only reward made nine of ten sessions on clear tasks end in a question; follow-ups that count ended that, and broken calls were given
-# up once they counted. Data that are never renewed cost 0.05 of the sessions that do what is wanted.
+# The monitor raised no alarm in any of 1,000 unchanged runs, where a threshold of three deviations did in 93 of 100. Seven of nine planted
+# habits were found, and one of the other two never doubled. A price from the alarm on took the terminal's share from 0.51 to 0.14. In the
+# loop, when kept edits were the only reward, nine of ten sessions on clear tasks ended in a question; counting follow-ups ended that, and
+# broken calls were given up once they counted. Data that are never renewed cost 0.05 of the sessions that do what is wanted.
 
 # %%
 for experiment in ("monitor", "real-time-rl"):
@@ -491,9 +495,14 @@ for experiment in ("monitor", "real-time-rl"):
     plt.show()
 
 # %% [markdown]
+# ## Open challenge
+#
+# Write an alarm that finds a change as early as possible and is false in at most one of a hundred quiet runs. `etude challenge 18` gives
+# the rules, a file to begin with and the scores so far.
+#
 # ## Where to read on
 #
 # * `ref/monitor.py`: the bets both ways, what they assume, and the signatures of hacks. `scaled/monitor.py`: a group on many ranks.
 # * `sims/recipe/watching.py` and `scaled/watching.py`: the monitor beside RL, small and full. Both say what has changed.
-# * `sims/planted_failures.py`: mistakes planted in a reward, and prices that follow an alarm. `etude figure monitor` plays it.
-# * `sims/real_time_rl/`: users, rewards, loop, gate. `etude figure real-time-rl` plays five ways.
+# * `sims/planted_failures.py`: mistakes planted in a reward, and prices that follow an alarm. `etude figure monitor` runs it.
+# * `sims/real_time_rl/`: users, rewards, loop, gate. `etude figure real-time-rl` runs five ways.

@@ -1,7 +1,8 @@
-"""Notebooks from percent scripts, executed: python -m lessons.build [NN …] [--all] [--check]
+"""Notebooks from percent scripts, executed: python -m lessons.build [NN …] [--all] [--words] [--check]
 
     python -m lessons.build           every lesson of which the script, or a file that it imports, has changed since it was executed
     python -m lessons.build 5 9       these, changed or not; --all: every one
+    python -m lessons.build --words   nothing is executed: notebooks take over changed Markdown, and keep the outputs of unchanged code
     python -m lessons.build --check   nothing is executed: which notebooks are not what their scripts say (exit code 1)
 
 lessons/NN_name.py is the source, lessons/notebooks/NN_name.ipynb is made from it and committed with its outputs. No time stamps, no
@@ -11,6 +12,7 @@ random cell ids, no progress on stderr: what differs from one execution to the n
 import argparse
 import ast
 import hashlib
+import json
 import os
 import sys
 import time
@@ -31,7 +33,7 @@ from kit.settings import RunError
 from lessons import syllabus
 from lessons.syllabus import notebook, scripts
 
-__all__ = ["build", "differs", "executed", "made_from", "tags", "unexecuted"]
+__all__ = ["build", "changed", "differs", "executed", "made_from", "reworded", "tags", "unexecuted"]
 
 ROOT = syllabus.FOLDER.parent
 KERNEL = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}, "language_info": {"name": "python"}}
@@ -47,7 +49,7 @@ def tags(cell: NotebookNode) -> list[str]:
 def unexecuted(script: Path) -> NotebookNode:
     """The notebook of a script, without outputs; solutions are folded."""
     book = jupytext.read(script, fmt="py:percent")
-    book.metadata = nbformat.from_dict({"etude": {"made_from": made_from(script)}, **KERNEL})
+    book.metadata = nbformat.from_dict({"etude": {"made_from": digest_of(script, book)}, **KERNEL})
     for number, cell in enumerate(book.cells):
         cell.id = f"cell-{number:02d}"
         cell.metadata = nbformat.from_dict({name: cell.metadata[name] for name in KEPT if name in cell.metadata})
@@ -56,15 +58,27 @@ def unexecuted(script: Path) -> NotebookNode:
     return book
 
 
+def code_of(book: NotebookNode) -> list[tuple[str, NotebookNode]]:
+    """What is executed: source and metadata of every code cell, in order."""
+    return [(cell.source, cell.metadata) for cell in book.cells if cell.cell_type == "code"]
+
+
 def made_from(script: Path) -> str:
-    """SHA-256 over the script and the files of this repository that it imports itself."""
-    files = {script}
+    """SHA-256 over what a notebook's outputs come from: the script's code cells and the files of this repository that it imports itself.
+    Its Markdown does not count."""
+    return digest_of(script, jupytext.read(script, fmt="py:percent"))
+
+
+def digest_of(script: Path, book: NotebookNode) -> str:
+    """The same, of a script that has been read."""
+    cells = [[cell.source, tags(cell)] for cell in book.cells if cell.cell_type == "code"]
+    files: set[Path] = set()
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{name}" for name in names)]
         files |= {path for path in (ROOT / (name.replace(".", "/") + ".py") for name in names) if path.is_file()}
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(json.dumps(cells).encode())
     for path in sorted(files):
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -143,11 +157,39 @@ def changed(script: Path) -> bool:
     return bool(differs(script)) or nbformat.read(notebook(script), as_version=4).metadata.get("etude") != {"made_from": made_from(script)}
 
 
-def build(script: Path) -> None:
-    """Executes a lesson and writes its notebook."""
-    began, book = time.perf_counter(), executed(script)
+def reworded(script: Path) -> NotebookNode:
+    """The committed notebook with the Markdown of its script. Its outputs stay, and so does its record of what they come from. RunError where
+    the code is not what was executed."""
+    again, at = f"execute it: python -m lessons.build {script.name[:2]}", notebook(script)
+    try:
+        there, here = nbformat.read(at, as_version=4), unexecuted(script)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{script.stem} has no notebook that can be read ({error}); {again}") from None
+    was, now = code_of(there), code_of(here)
+    if len(was) != len(now):
+        raise RunError(f"{script.stem} has {len(now)} code cells, and {len(was)} were executed; {again}")
+    for number, (old, new) in enumerate(zip(was, now, strict=True), 1):
+        if old != new:
+            raise RunError(f"{script.stem}: code cell {number} is not the one that was executed; {again}")
+    kept = [cell for cell in there.cells if cell.cell_type == "code"]
+    if not all(cell.execution_count for cell in kept):
+        raise RunError(f"{script.stem}: some of its code was never executed; {again}")
+    here.metadata = there.metadata
+    for cell, old in zip((cell for cell in here.cells if cell.cell_type == "code"), kept, strict=True):
+        cell.outputs, cell.execution_count = old.outputs, old.execution_count
+    return here
+
+
+def write(script: Path, book: NotebookNode) -> None:
+    """Writes the notebook of a lesson."""
     notebook(script).parent.mkdir(exist_ok=True)
     atomic_write(notebook(script), nbformat.writes(book) + "\n")
+
+
+def build(script: Path) -> None:
+    """Executes a lesson and writes its notebook."""
+    began = time.perf_counter()
+    write(script, executed(script))
     print(f"{script.stem}: {time.perf_counter() - began:.0f} s", flush=True)
 
 
@@ -155,6 +197,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m lessons.build", description="Notebooks from percent scripts, executed.")
     parser.add_argument("numbers", nargs="*", type=int, metavar="NN", help="lessons; none: those that have changed")
     parser.add_argument("--all", action="store_true", help="every lesson, changed or not")
+    parser.add_argument("--words", action="store_true", help="execute nothing; take over changed Markdown where the code is what was executed")
     parser.add_argument("--check", action="store_true", help="only say which notebooks are not what their scripts say")
     wanted = parser.parse_args()
     try:
@@ -164,6 +207,11 @@ def main() -> int:
             for name, said in wrong.items():
                 print(f"{name}: {said}; make it again: python -m lessons.build {name[:2]}")
             return 1 if wrong else 0
+        if wanted.words:
+            for script in filter(differs, some):
+                write(script, reworded(script))
+                print(f"{script.stem}: words", flush=True)
+            return 0
         for script in some:
             if wanted.numbers or wanted.all or changed(script):
                 build(script)

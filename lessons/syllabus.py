@@ -8,7 +8,7 @@ The head of a lesson is its first cell:
     #
     # **After this lesson you can** say what k1, k2 and k3 estimate; ...
     #
-    # *About 40 minutes. Before it: lesson 4. Source: Composer 2 technical report, §4.1 and Figure 4.*
+    # *About 40 minutes. Prerequisites: lesson 4. Source: Composer 2 technical report, §4.1 and Figure 4.*
 """
 
 import re
@@ -23,7 +23,7 @@ __all__ = ["FOLDER", "Lesson", "filled", "find", "lessons", "notebook", "read", 
 FOLDER = Path(__file__).resolve().parent
 HEAD = re.compile(
     r"# (?P<number>\d+) · (?P<title>.+?)\n\n\*\*After this lesson you can\*\* (?P<can>.+?)\n\n"
-    r"\*About (?P<minutes>\d+) minutes\. Before it: (?P<before>.+?)\. Source: (?P<source>.+?)\*\n",
+    r"\*About (?P<minutes>\d+) minutes\. Prerequisites: (?P<before>.+?)\. Source: (?P<source>.+?)\*\n",
     re.DOTALL,
 )
 
@@ -63,7 +63,7 @@ def read(script: Path) -> Lesson:
     comment = script.read_text(encoding="utf-8").removeprefix("# %% [markdown]\n").partition("\n# %%")[0]
     found = HEAD.match(re.sub(r"^# ?", "", comment, flags=re.MULTILINE))
     if found is None:
-        raise RunError(f"{script.name} has no head of a lesson: title, after this lesson you can, about N minutes, before it, source")
+        raise RunError(f"{script.name} has no head of a lesson: title, after this lesson you can, about N minutes, prerequisites, source")
     says = {name: " ".join(value.split()) for name, value in found.groupdict().items()}
     if int(says["number"]) != int(script.name[:2]):
         raise RunError(f"{script.name} calls itself lesson {says['number']}")
@@ -85,7 +85,7 @@ def find(number: int) -> Lesson:
 
 def table() -> str:
     """The course as a Markdown table."""
-    rows = ["| | lesson | after it you can | before it | minutes |", "|---|---|---|---|---|"]
+    rows = ["| | lesson | after it you can | prerequisites | minutes |", "|---|---|---|---|---|"]
     course = lessons()
     for one in course:
         at = notebook(one.path).relative_to(FOLDER).as_posix()

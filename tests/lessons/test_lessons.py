@@ -272,7 +272,7 @@ BROKEN = '''# %% [markdown]
 #
 # **After this lesson you can** do nothing.
 #
-# *About 5 minutes. Before it: nothing. Source: nowhere.*
+# *About 5 minutes. Prerequisites: nothing. Source: nowhere.*
 
 # %%
 from lessons.course import check, source
