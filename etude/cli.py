@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from etude import __version__, afterwards, catalog, meant
+from etude.challenge_commands import challenge
 from etude.eval_commands import eval_app
 from etude.play_commands import play
 from etude.task_commands import tasks_app
@@ -35,6 +36,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(tasks_app, name="tasks")
 app.command("play")(play)
+app.command("challenge")(challenge)
 LOG = typer.Option(help="Where metrics go beside TensorBoard's files: trackio or wandb.", show_default="nowhere", metavar="NAME")
 SMALL = typer.Argument(help="A small run of the recipe; the benchmark uses its policy after SFT.", callback=meant.a_run)
 
