@@ -14,6 +14,7 @@ import typer
 
 from etude import __version__, catalog, meant, result_commands
 from etude.bench_commands import bench_app
+from etude.challenge_commands import challenge
 from etude.course_commands import explore, lesson
 from etude.eval_commands import eval_app
 from etude.given import read_toml
@@ -90,6 +91,7 @@ app.command("claims")(result_commands.claims)
 app.command("examples")(result_commands.examples)
 app.command("explore")(explore)
 app.command("lesson")(lesson)
+app.command("challenge")(challenge)
 
 
 @app.command("kernels")

@@ -1,0 +1,143 @@
+"""The command `etude challenge`: the open problems of the course, their boards, and the score of a reader's file."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from etude import catalog, meant
+from kit.settings import RunError
+
+if TYPE_CHECKING:
+    from etude.challenges.challenge import Challenge
+
+__all__ = ["challenge"]
+
+FOLDER = Path("runs") / "challenges"
+"""Where a reader's files lie."""
+
+
+def number_of(word: str | int) -> int:
+    """The number of a challenge, or that of a technique's. Raises BadParameter."""
+    entry = catalog.find(str(word))
+    if entry is not None and entry.lesson is None:
+        raise typer.BadParameter(f"{entry.name} has no lesson, and no challenge; etude challenge lists them")
+    try:
+        return meant.lesson_number(word)
+    except typer.BadParameter:
+        hint = f"; {meant.what_is(str(word))}" if meant.what_is(str(word)) else ""
+        raise typer.BadParameter(f"it is that of a challenge, or the name of a technique, got {word!r}{hint}; etude challenge lists them") from None
+
+
+def challenge(
+    number: Annotated[
+        int | None,
+        typer.Argument(help="Number of a challenge, or its technique; without it, list all challenges.", parser=number_of, metavar="NUMBER"),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Your solution.", readable=False, metavar="FILE", show_default="runs/challenges/NN_NAME.py")
+    ] = None,
+    score: Annotated[bool, typer.Option("--score", help="Score FILE, in a process of its own.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the cases; the same seed gives the same score.", show_default="random", min=0, max=2**31 - 1)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Open problems with a score, one for each lesson: show one and write a file to start from, or score your solution."""
+    from etude.challenges.challenge import CHALLENGES, find
+
+    if number is None:
+        if score or file is not None or seed is not None:
+            raise RunError("name a challenge; etude challenge lists them")
+        print(json.dumps([about(one) for one in CHALLENGES])) if as_json else show_all(CHALLENGES)
+        return
+    one = find(number)
+    mine = file or FOLDER / f"{one.stem}.py"
+    if score:
+        result(one, mine, secrets.randbelow(2**31) if seed is None else seed, as_json)
+        return
+    if file is not None or seed is not None:
+        raise RunError(f"to score a file: etude challenge {number} --score {file or ''}".rstrip())
+    if as_json:
+        print(json.dumps({**about(one), "says": one.says}))
+        return
+    show(one, mine)
+
+
+def result(one: Challenge, mine: Path, seed: int, as_json: bool) -> None:
+    """Scores a file and prints a line; exit code 1 where the bar is not reached. Raises RunError for a file that breaks the rules."""
+    from etude.challenges.board import board, place, scored
+
+    if not mine.is_file():
+        start = f"etude challenge {one.number} writes a file to start from" if mine == FOLDER / f"{one.stem}.py" else "check its name"
+        raise RunError(f"{mine} does not exist; {start}")
+    found, rows = scored(one, mine, seed), board(one)
+    passed, at = one.passed(found), place(one, found, rows)
+    if as_json:
+        told = {"challenge": one.number, "name": one.name, "score": found, "bar": one.bar, "least": one.least, "passed": passed}
+        print(json.dumps({**told, "place": at, "board": len(rows), "seed": seed}))
+    else:
+        best = f", place {at} of {len(rows) + 1} on the board" if rows else ""
+        print(f"challenge {one.number}: {found:.4g} {one.measure}; {bar(one)}: {'passed' if passed else 'not passed'}{best} (seed {seed})")
+    if not passed:
+        raise typer.Exit(1)
+
+
+def bar(one: Challenge) -> str:
+    """What has to be reached."""
+    return f"at {'most' if one.least else 'least'} {one.bar:g} passes"
+
+
+def about(one: Challenge) -> dict[str, Any]:
+    """A challenge and its board as plain values."""
+    from etude.challenges.board import board
+
+    rows = [{"solution": row.solution, "says": row.says, "score": row.score, "spread": row.spread} for row in board(one)]
+    told = {"number": one.number, "name": one.name, "title": one.title, "measure": one.measure, "bar": one.bar, "least": one.least}
+    return {**told, "seconds": one.seconds, "board": rows}
+
+
+def show_all(challenges: tuple[Challenge, ...]) -> None:
+    """A table of all challenges."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from etude.challenges.board import best
+
+    table = Table("", "challenge", "technique", "score", "passes", "best here", box=None, header_style="bold", pad_edge=False)
+    for one in challenges:
+        row = best(one)
+        table.add_row(
+            str(one.number), one.title, one.name, one.measure, f"{'≤' if one.least else '≥'} {one.bar:g}", f"{row.score:.4g}" if row else "–"
+        )
+    Console().print(table)
+    print("One of them: etude challenge NUMBER. Your score: etude challenge NUMBER --score")
+
+
+def show(one: Challenge, mine: Path) -> None:
+    """A challenge with its board; writes the starting file where there is none yet."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from etude.challenges.board import board
+
+    print(f"Challenge {one.number}: {one.title}.\n\n{one.says}\n\nThe bar: {bar(one)}. All calls together may take {one.seconds:g} seconds.\n")
+    table = Table("", one.measure, "solution", "what it does", box=None, header_style="bold", pad_edge=False)
+    rows = board(one)
+    for at, row in enumerate(rows, 1):
+        table.add_row(str(at), f"{row.score:.4g} ± {row.spread:.2g}", row.solution, row.says)
+    if rows:
+        Console().print(table)
+        print()
+    if mine.exists():
+        print(f"{mine} is there already, and stays as it is.")
+    else:
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        with open(mine, "x", encoding="utf-8") as file:
+            file.write(one.start.read_text(encoding="utf-8"))
+        print(f"{mine}: start here.")
+    print(f"Your score: etude challenge {one.number} --score")

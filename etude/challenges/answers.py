@@ -1,0 +1,64 @@
+"""What a solution may return: each function here returns it in the type that a scorer computes with, or raises RunError with one line."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from kit.settings import RunError
+
+__all__ = ["array", "data", "number", "whole", "wholes"]
+
+
+def shown(value: Any) -> str:
+    """A value in a few words."""
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} of shape {list(value.shape)}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    text = repr(value)
+    return text if len(text) < 40 else f"{text[:37]}…"
+
+
+def number(name: str, value: Any) -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RunError(f"{name} must return a finite number; got {shown(value)}")
+    return float(value)
+
+
+def whole(name: str, value: Any, low: int, high: int) -> int:
+    """A whole number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RunError(f"{name} must return a whole number from {low} to {high}; got {shown(value)}")
+    return value
+
+
+def array(name: str, value: Any, *shape: int) -> np.ndarray:
+    """Finite numbers of this shape, float64; from a list, or an array of any kind."""
+    try:
+        found = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise RunError(f"{name} must return numbers of shape {list(shape)}; got {shown(value)}") from None
+    if found.shape != shape:
+        raise RunError(f"{name} must return numbers of shape {list(shape)}; got shape {list(found.shape)}")
+    if not np.isfinite(found).all():
+        raise RunError(f"{name} must return finite numbers; the one at place {int(np.flatnonzero(~np.isfinite(found.ravel()))[0])} is not")
+    return found
+
+
+def wholes(name: str, value: Any, low: int, high: int, *shape: int) -> np.ndarray:
+    """Whole numbers from `low` to `high` of this shape, int64."""
+    found = array(name, value, *shape)
+    if not ((found == np.round(found)) & (found >= low) & (found <= high)).all():
+        raise RunError(f"{name} must return whole numbers from {low} to {high}")
+    return found.astype(np.int64)
+
+
+def data(name: str, value: Any) -> bytes:
+    """Bytes."""
+    if not isinstance(value, bytes):
+        raise RunError(f"{name} must return bytes; got {shown(value)}")
+    return value

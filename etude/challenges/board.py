@@ -1,0 +1,104 @@
+"""The board: what our own solutions scored, results/challenges.json. A new score has its place among them.
+
+The record holds for every challenge the machine, and for every solution, the starting file among them, its score with each of the seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etude.challenges.challenge import CHALLENGES, Challenge, docstring
+from etude.challenges.solution import Solution
+from kit.disk import atomic_write
+from kit.process import machine
+from kit.settings import RunError
+
+__all__ = ["RESULTS", "Row", "best", "board", "measured", "place", "scored", "write"]
+
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "challenges.json"
+START = "the starting file"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One solution on the board."""
+
+    solution: str
+    """Its name."""
+    says: str
+    """What it does, in a line."""
+    scores: tuple[float, ...]
+    """With seeds 0, 1, 2, …"""
+
+    @property
+    def score(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.scores)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the highest and the lowest score."""
+        return (max(self.scores) - min(self.scores)) / 2
+
+
+def scored(challenge: Challenge, path: Path, seed: int) -> float:
+    """The score of a file, in a process of its own. Raises RunError, in one line, for whatever is wrong with it."""
+    with Solution(path, challenge.seconds) as solution:
+        return challenge.score(solution, seed)
+
+
+def board(challenge: Challenge, path: Path = RESULTS) -> list[Row]:
+    """The committed board, best first; empty where there is no record, as in an installed wheel. Raises RunError for a record that is none."""
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["challenges"].get(challenge.name, {"board": []})
+        rows = [Row(row["solution"], row["says"], tuple(map(float, row["scores"]))) for row in found["board"]]
+        return sorted(rows, key=lambda row: row.score, reverse=not challenge.least)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RunError(f"{path} holds no board ({error}); write it anew with: python -m etude.challenges") from None
+
+
+def best(challenge: Challenge, path: Path = RESULTS) -> Row | None:
+    """The best solution of the board."""
+    return next(iter(board(challenge, path)), None)
+
+
+def place(challenge: Challenge, score: float, rows: list[Row]) -> int:
+    """The place of a score, from 1; a score that equals another one shares its place."""
+    return 1 + sum(challenge.better(row.score, score) for row in rows)
+
+
+def measured(challenge: Challenge) -> dict[str, Any]:
+    """What a record holds of one challenge. Raises RunError where one of our solutions is refused."""
+    rows = []
+    for path in (challenge.start, *challenge.baselines):
+        name = START if path == challenge.start else path.stem.removeprefix(f"{challenge.stem}_").replace("_", " ")
+        says = "What a reader begins with." if path == challenge.start else " ".join(docstring(path).split())
+        rows.append({"solution": name, "says": says, "scores": [scored(challenge, path, seed) for seed in range(challenge.seeds)]})
+    facts = {"number": challenge.number, "measure": challenge.measure, "bar": challenge.bar, "least": challenge.least}
+    return {**facts, "seeds": list(range(challenge.seeds)), "machine": machine(), "board": rows}
+
+
+def write(numbers: list[int], path: Path = RESULTS) -> Path:
+    """Measures some challenges anew, all if none is named, and keeps what the record says of the others."""
+    old = json.loads(path.read_text(encoding="utf-8"))["challenges"] if path.is_file() else {}
+    for challenge in CHALLENGES:
+        if not numbers or challenge.number in numbers:
+            old[challenge.name] = measured(challenge)
+            print(
+                f"{challenge.number:2d} {challenge.name}: " + ", ".join(f"{row.solution} {row.score:.4g}" for row in rows_of(old, challenge)),
+                flush=True,
+            )
+            kept = {one.name: old[one.name] for one in CHALLENGES if one.name in old}
+            atomic_write(path, json.dumps({"command": "python -m etude.challenges", "challenges": kept}, indent=1) + "\n")
+    return path
+
+
+def rows_of(record: dict[str, Any], challenge: Challenge) -> list[Row]:
+    """The rows of a record as it is written."""
+    return [Row(row["solution"], row["says"], tuple(row["scores"])) for row in record[challenge.name]["board"]]

@@ -1,0 +1,108 @@
+"""The table of challenges: one for each lesson. The command line, the board and the tests read it; a scorer is imported when it is needed.
+
+A challenge called NAME has three parts, all in this package:
+
+    NAME.py                          score(solution, seed): a number, or RunError in one line for a solution that breaks the rules
+    starts/NN_NAME.py                the file that a reader starts from; its docstring says what is asked, and its functions do not pass
+    baselines/NN_NAME_*.py           solutions of ours, each with a line that says what it does
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from etude.challenges.solution import Solves
+from kit.settings import RunError
+
+__all__ = ["CHALLENGES", "Challenge", "docstring", "find"]
+
+FOLDER = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """One open problem with a score."""
+
+    number: int
+    """That of its lesson."""
+    name: str
+    """That of the technique, as the catalogue has it."""
+    measure: str
+    """What the score is, with its unit."""
+    bar: float
+    """What a score has to reach."""
+    least: bool = True
+    """Whether less is better."""
+    seconds: float = 60.0
+    """How long all calls of a solution may take together."""
+    seeds: int = 3
+    """With how many seeds the board is measured."""
+
+    @property
+    def stem(self) -> str:
+        """How its files are called."""
+        return f"{self.number:02d}_{self.name.replace('-', '_')}"
+
+    @property
+    def start(self) -> Path:
+        """The file that a reader starts from."""
+        return FOLDER / "starts" / f"{self.stem}.py"
+
+    @property
+    def baselines(self) -> list[Path]:
+        """Our own solutions."""
+        return sorted((FOLDER / "baselines").glob(f"{self.stem}_*.py"))
+
+    @property
+    def says(self) -> str:
+        """What is asked: the docstring of the starting file, without its first line."""
+        return docstring(self.start).partition("\n")[2].strip()
+
+    @property
+    def title(self) -> str:
+        """The challenge in a few words."""
+        return docstring(self.start).partition("\n")[0].partition(": ")[2].rstrip(".")
+
+    @property
+    def score(self) -> Callable[[Solves, int], float]:
+        """The scorer: takes a solution and the seed of its cases."""
+        return importlib.import_module(f"etude.challenges.{self.name.replace('-', '_')}").score
+
+    def passed(self, score: float) -> bool:
+        """Whether a score reaches the bar."""
+        return score <= self.bar if self.least else score >= self.bar
+
+    def better(self, score: float, other: float) -> bool:
+        """Whether a score beats another one."""
+        return score < other if self.least else score > other
+
+
+def docstring(path: Path) -> str:
+    """The docstring of a file."""
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+CHALLENGES = (
+    Challenge(0, "recipe", "sampled success", 0.78, least=False, seeds=1),
+    Challenge(2, "muon", "largest |σ − 1|", 0.1),
+    Challenge(3, "mtp", "tokens per cost, over the best fixed length's", 1.05, least=False),
+    Challenge(4, "dr-grpo", "variance over leave-one-out's", 0.9),
+    Challenge(5, "kl", "error over k1's", 0.6),
+    Challenge(6, "length-penalty", "share of effort saved", 0.25, least=False),
+    Challenge(9, "packing", "percent above what no dealing can beat", 1.0),
+    Challenge(10, "quant", "dB", 25.0, least=False),
+    Challenge(12, "weight-sync", "bits per weight", 0.3),
+    Challenge(18, "monitor", "steps to the alarm", 12.0),
+)
+
+
+def find(number: int) -> Challenge:
+    """The challenge of a lesson. Raises RunError where there is none."""
+    for one in CHALLENGES:
+        if one.number == number:
+            return one
+    raise RunError(f"there is no challenge {number}; there are {', '.join(str(one.number) for one in CHALLENGES)}")

@@ -1,0 +1,67 @@
+"""Scorer of challenge 4: how noisy a policy gradient is under a rule for advantages, by exact enumeration.
+
+A prompt is a policy over three answers, a softmax with a reward for each. All 3⁴ groups of four rollouts are enumerated, so that mean and
+variance of the gradient are exact. A rule is unbiased if the mean gradient of every prompt is the true one times one factor.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from etude.challenges import answers
+from etude.challenges.solution import Solves
+from kit.settings import RunError
+
+__all__ = ["score"]
+
+PROMPTS, ANSWERS, ROLLOUTS = 24, 3, 4
+GROUPS = np.array(list(itertools.product(range(ANSWERS), repeat=ROLLOUTS)))
+"""Every group: the answer of each rollout, [81, 4]."""
+
+
+def moments(found: np.ndarray, policy: np.ndarray) -> tuple[np.ndarray, float]:
+    """Mean gradient in the logits, [3], and the trace of its covariance; `found`: the advantages of every group, [81, 4]."""
+    slopes = np.eye(ANSWERS)[GROUPS] - policy
+    gradients = (found[..., None] * slopes).sum(1) / ROLLOUTS
+    chances = policy[GROUPS].prod(1)
+    mean = (chances[:, None] * gradients).sum(0)
+    return mean, float((chances * np.square(gradients - mean).sum(1)).sum())
+
+
+def score(solution: Solves, seed: int) -> float:
+    """Variance over that of leave-one-out, both for a mean gradient of the true length; averaged over prompts."""
+    rng = np.random.default_rng(seed)
+    policies = rng.dirichlet(np.full(ANSWERS, 1.5), PROMPTS)
+    rewards = (rng.random((PROMPTS, ANSWERS)) < 0.5) + rng.normal(0.0, 0.1, (PROMPTS, ANSWERS))
+    rewards[:, 0], rewards[:, 1] = rewards[:, 0].clip(0.8), rewards[:, 1].clip(None, 0.2)  # something to learn in every prompt
+    asked = [(prompt, group) for prompt in range(PROMPTS) for group in range(len(GROUPS))]
+    found = np.zeros((PROMPTS, *GROUPS.shape))
+    for number in rng.permutation(len(asked)):
+        prompt, group = asked[number]
+        chosen = GROUPS[group]
+        given = rewards[prompt, chosen], np.log(policies[prompt, chosen])
+        found[prompt, group] = answers.array("advantages", solution("advantages", *given), ROLLOUTS)
+    for number in rng.choice(len(asked), 100, replace=False):  # what it remembers of other groups must not matter
+        prompt, group = asked[number]
+        again = answers.array("advantages", solution("advantages", rewards[prompt, GROUPS[group]], np.log(policies[prompt, GROUPS[group]])), ROLLOUTS)
+        if np.abs(again - found[prompt, group]).max() > 1e-9:
+            raise RunError("advantages must depend on its own group alone; asked about the same group again, it returned other numbers")
+    truths, means, noises, plain = [], [], [], []
+    for prompt, policy in enumerate(policies):
+        reward = rewards[prompt]
+        truths.append(policy * (reward - policy @ reward))
+        mean, noise = moments(found[prompt], policy)
+        means.append(mean)
+        noises.append(noise)
+        chosen = reward[GROUPS]
+        plain.append(moments((chosen - chosen.mean(1, keepdims=True)) * ROLLOUTS / (ROLLOUTS - 1), policy)[1])
+    true, mean = np.array(truths), np.array(means)
+    factor = float((true * mean).sum() / np.square(true).sum())
+    if not factor > 1e-6:
+        raise RunError("advantages lead nowhere or downhill: the mean gradient does not point where the expected reward grows")
+    off = np.linalg.norm(mean / factor - true, axis=1).max() / np.linalg.norm(true, axis=1).mean()
+    if off > 1e-6:
+        raise RunError(f"advantages are biased: the mean gradient of a prompt is off by {off:.2g} of its usual length, after one factor for all")
+    return float(np.mean(np.array(noises) / factor**2 / np.array(plain)))

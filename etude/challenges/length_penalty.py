@@ -1,0 +1,48 @@
+"""Scorer of challenge 6: how much effort a penalty saves among agents that weigh it against success, at no more than a point of success.
+
+An agent that knows how hard its task is chooses the effort x ≥ 0 that maximises 1 − exp(−x/d) minus the penalty, with d the task's scale.
+It does that exactly, on a grid: no training, no luck. Without a penalty it stops where a unit more adds less than 1e-5.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from etude.challenges import answers
+from etude.challenges.solution import Solves
+from kit.settings import RunError
+from ref.length_penalty import length_penalty
+
+__all__ = ["score"]
+
+TASKS, FREE, LOST = 400, 1e-5, 0.01
+EFFORTS = np.concatenate([[0.0], np.geomspace(1.0, 1e5, 1200)])
+
+
+def drawn(rng: np.random.Generator, tasks: int) -> np.ndarray:
+    """Scales d of tasks, in token equivalents: most are easy, some are hard."""
+    hard = rng.random(tasks) < 0.25
+    return np.where(hard, rng.lognormal(np.log(2500), 0.5, tasks), rng.lognormal(np.log(60), 0.7, tasks))
+
+
+def chosen(scales: np.ndarray, penalty: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Effort and chance of success of every task; penalty: of each of EFFORTS."""
+    success = -np.expm1(-EFFORTS / scales[:, None])
+    best = (success - penalty).argmax(1)
+    return EFFORTS[best], np.take_along_axis(success, best[:, None], 1)[:, 0]
+
+
+def score(solution: Solves, seed: int) -> float:
+    """Share of the effort that is saved on tasks that the solution has not seen: the mean over tasks, easy ones as much as hard ones."""
+    rng = np.random.default_rng(seed)
+    shown, hidden = drawn(rng, TASKS), drawn(rng, TASKS)
+    price, k, q = answers.array("penalty", solution("penalty", shown), 3).tolist()
+    if min(price, k, q) < 0:
+        raise RunError(f"penalty must return price, k and q that are not negative; got {price:g}, {k:g} and {q:g}")
+    effort, success = chosen(hidden, FREE * EFFORTS + price * length_penalty(EFFORTS, k, q))
+    free_effort, free_success = chosen(hidden, FREE * EFFORTS)
+    lost = float((free_success - success).mean())
+    if lost > LOST:
+        gave_up = int(((effort == 0) & (free_effort > 0)).sum())
+        raise RunError(f"penalty costs too much success: {100 * lost:.2f} points, 1 is allowed; agents give up {gave_up} of {TASKS} tasks at once")
+    return float((1 - effort / free_effort).mean())

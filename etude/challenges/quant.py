@@ -1,0 +1,34 @@
+"""Scorer of challenge 10: signal-to-noise ratio of numbers after a coder and a decoder that meet in bytes alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from etude.challenges import answers
+from etude.challenges.solution import Solves
+from kit.settings import RunError
+
+__all__ = ["drawn", "score"]
+
+ROWS, WIDTH, BITS = 64, 1024, 4.5
+
+
+def drawn(rng: np.random.Generator) -> np.ndarray:
+    """Activations [ROWS, WIDTH], float32: Student's t with four degrees of freedom, tokens of several sizes, and a few loud channels."""
+    x = rng.standard_t(4, (ROWS, WIDTH)) * rng.lognormal(0.0, 0.5, (ROWS, 1)) * rng.lognormal(0.0, 0.3, (1, WIDTH))
+    x[:, rng.choice(WIDTH, 8, replace=False)] *= 12.0
+    return x.astype(np.float32)
+
+
+def score(solution: Solves, seed: int) -> float:
+    """Signal over quantisation noise, in dB. Raises RunError for a code that is too long."""
+    x = drawn(np.random.default_rng(seed))
+    code = answers.data("encode", solution("encode", x))
+    if (bits := 8 * len(code) / x.size) > BITS:
+        raise RunError(f"encode may use {BITS} bits a number; it used {bits:.3f}")
+    with solution.fresh() as other:
+        seen = answers.array("decode", other("decode", code, ROWS, WIDTH), ROWS, WIDTH)
+    noise = np.square(seen - x).sum()
+    if noise == 0:
+        raise RunError("decode returned every number exactly, which so few bits cannot do")
+    return float(10 * np.log10(np.square(x, dtype=np.float64).sum() / noise))

@@ -1,0 +1,81 @@
+"""The process of a solution: loads the reader's file, and answers calls of its functions, one line each, until the scorer closes the pipe.
+
+    python -m etude.challenges.solver FILE READ WRITE        the two numbers are those of open pipes
+
+Once it is loaded, the file may read, and may print (to stderr). It may not write files, begin processes or connect: what one call knows must
+not reach another interpreter behind the scorer's back. That stops slips and short cuts. It is no sandbox, since the file is the reader's own.
+Before it is loaded nothing is known that could be passed on, and imports want to write.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from etude.challenges.wire import packed, unpacked
+
+__all__ = ["answer", "loaded", "main"]
+
+REFUSED = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.rename", "os.remove", "os.mkdir", "os.link", "os.symlink")
+REFUSED += ("socket.connect", "socket.bind", "socket.sendto", "shutil.")
+
+
+def refuse(event: str, arguments: tuple) -> None:
+    """An audit hook: PermissionError for what a solution may not do."""
+    if event.startswith(REFUSED):
+        raise PermissionError(f"a solution may not do this: {event}")
+    if event == "open" and arguments[0] != os.devnull and not isinstance(arguments[0], int):
+        mode, flags = arguments[1], arguments[2] if isinstance(arguments[2], int) else 0
+        if any(letter in (mode or "") for letter in "wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise PermissionError(f"a solution may not write files: {arguments[0]}")
+
+
+def loaded(path: Path) -> ModuleType:
+    """The reader's file as a module of its own. Raises what the file raises."""
+    module = ModuleType("solution")
+    module.__file__ = str(path)
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
+    return module
+
+
+def answer(path: Path, call: Callable[[], Any]) -> dict[str, Any]:
+    """What is sent back: `returned`, or `raised` with the line of the reader's file, 0 where no line of it took part."""
+    try:
+        return {"returned": packed(call())}
+    except BaseException as error:  # also SystemExit: a file that ends itself is told so
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            return {"raised": f"{type(error).__name__}: {error.msg}", "line": error.lineno or 0}
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        return {"raised": f"{type(error).__name__}: {error}".strip().rstrip(":"), "line": lines[-1] if lines else 0}
+
+
+def called(module: ModuleType, name: str, arguments: list) -> Any:
+    """The value of a function of the reader's file."""
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise LookupError(f"the file has no function {name}")
+    return function(*arguments)
+
+
+def main(path: Path, read: int, write: int) -> None:
+    """Loads and serves."""
+    sys.dont_write_bytecode = True
+    found: list[ModuleType] = []
+    with os.fdopen(read, encoding="utf-8") as asks, os.fdopen(write, "w", encoding="utf-8") as says:
+        os.dup2(2, 1)  # what a solution prints is for its author
+        said = answer(path, lambda: found.append(loaded(path)))
+        sys.addaudithook(refuse)
+        print(packed(said), file=says, flush=True)
+        for line in asks:
+            name, arguments = unpacked(line)
+            print(packed(answer(path, partial(called, found[0], name, arguments))), file=says, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

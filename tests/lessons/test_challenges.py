@@ -1,0 +1,287 @@
+"""The challenges of the course: a scorer passes a baseline, and refuses the starting file and wrong solutions; the board is what it scores."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude import catalog
+from etude.challenges import answers, board, challenge, solver, wire
+from etude.challenges.challenge import CHALLENGES
+from etude.challenges.solution import Here, Solution
+from kit.settings import RunError
+from lessons import syllabus
+from tests.lessons.wrong_solutions import WRONG
+
+IDS = [one.stem for one in CHALLENGES]
+SLOW = {"recipe"}
+"""Scored in minutes; a test below plays a small one."""
+QUICK = [one for one in CHALLENGES if one.name not in SLOW]
+BY_STEM = {one.stem: one for one in CHALLENGES}
+GOOD = "def estimate(logp, ref_logp):\n    return (logp - ref_logp).mean(1)\n"
+
+
+@pytest.fixture(scope="module")
+def record():
+    return json.loads(board.RESULTS.read_text(encoding="utf-8"))["challenges"]
+
+
+def test_a_challenge_for_each_lesson():
+    """In order, called as the technique, with a starting file and a baseline."""
+    numbers = {one.number: one.name for one in CHALLENGES}
+    assert sorted(numbers) == list(numbers) and set(numbers) <= {lesson.number for lesson in syllabus.lessons()}
+    for number, name in numbers.items():
+        entry = catalog.find(name)
+        assert entry is not None and entry.lesson is not None and entry.lesson.startswith(f"lessons/{number:02d}_")
+    known = {path for one in CHALLENGES for path in (one.start, *one.baselines)}
+    assert {path for room in ("starts", "baselines") for path in (challenge.FOLDER / room).glob("*.py")} == known
+    assert {stem for stem, *_ in WRONG} == set(IDS)
+    with pytest.raises(RunError, match="there is no challenge 99"):
+        challenge.find(99)
+
+
+@pytest.mark.parametrize("one", CHALLENGES, ids=IDS)
+def test_what_is_asked_can_be_read(one):
+    """The head names challenge and number; the text names every function of the file, the score, and which way is better."""
+    head = challenge.docstring(one.start).partition("\n")[0]
+    assert head.startswith(f"Challenge {one.number}: ") and one.title and one.says
+    assert ("Less is better." in one.says) == one.least and ("More is better." in one.says) != one.least and "\nScore: " in one.says
+    begun = solver.loaded(one.start)
+    asked = [name for name, value in vars(begun).items() if getattr(value, "__module__", "") == "solution" and callable(value)]
+    assert asked and all(f"{name}(" in one.says for name in asked)
+    for path in one.baselines:
+        assert "\n" not in challenge.docstring(path) and set(asked) <= set(vars(solver.loaded(path)))
+
+
+@pytest.mark.parametrize("one", QUICK, ids=[one.stem for one in QUICK])
+def test_the_board_is_what_the_scorer_says(one, record):
+    """With the first seed: the starting file does not pass, a baseline does, and all have the score that the record has."""
+    told = record[one.name]
+    assert (told["number"], told["measure"], told["bar"], told["least"]) == (one.number, one.measure, one.bar, one.least)
+    files = {board.START: one.start} | {path.stem.removeprefix(f"{one.stem}_").replace("_", " "): path for path in one.baselines}
+    assert [row["solution"] for row in told["board"]] == list(files)
+    found = {}
+    for row in told["board"]:
+        path = files[row["solution"]]
+        assert row["says"] == "What a reader begins with." or row["says"] == challenge.docstring(path)
+        if one.name not in DEAR or path == one.start:
+            found[row["solution"]] = one.score(Here(path), 0)
+            assert found[row["solution"]] == pytest.approx(row["scores"][0], rel=1e-3, abs=1e-9)
+    verdicts = [one.passed(score) for row in told["board"] for score in row["scores"]]
+    assert not any(verdicts[: one.seeds]) and any(all(map(one.passed, row["scores"])) for row in told["board"][1:])
+    assert one.better(board.best(one).score, float(np.mean(told["board"][0]["scores"])))
+
+
+DEAR = {"weight-sync"}
+"""Baselines that take seconds: their record stands for them."""
+
+
+@pytest.mark.parametrize(("stem", "what", "source", "says"), WRONG, ids=[f"{stem}: {what}" for stem, what, *_ in WRONG])
+def test_a_wrong_solution_is_refused_or_fails(stem, what, source, says, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    one = BY_STEM[stem]
+    if says is None:
+        assert not one.passed(one.score(Here(path), 1))
+        return
+    with pytest.raises(RunError) as refused:
+        one.score(Here(path), 1)
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_another_seed_has_other_cases(tmp_path):
+    """And the same one the same: a score can be repeated, and not learned by heart."""
+    one = BY_STEM["05_kl"]
+    path = one.baselines[0]
+    scores = [one.score(Here(path), seed) for seed in (1, 1, 2)]
+    assert scores[0] == scores[1] != scores[2]
+
+
+def mine(tmp_path, source):
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    return path
+
+
+def test_the_command_lists_shows_and_scores(ask, tmp_path, monkeypatch):
+    """The starting file is written once; a score is one line; a bar that is not reached is exit code 1."""
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = ask("challenge")
+    assert code == 0 and "unbiased KL" in out and not any(tmp_path.iterdir())
+    code, out, _ = ask("challenge", "kl")
+    start = tmp_path / "runs" / "challenges" / "05_kl.py"
+    assert code == 0 and "The bar: at most 0.6 passes" in out and "exact part" in out and f"{start.relative_to(tmp_path)}: start here" in out
+    assert start.read_text() == BY_STEM["05_kl"].start.read_text()
+    start.write_text("# mine\n" + GOOD)
+    code, out, _ = ask("challenge", 5)
+    assert code == 0 and "stays as it is" in out and start.read_text().startswith("# mine")
+    code, out, error = ask("challenge", 5, "--score", "--seed", 0)
+    assert (code, error) == (1, "") and out == "challenge 5: 1 error over k1's; at most 0.6 passes: not passed, place 3 of 4 on the board (seed 0)\n"
+    code, out, _ = ask("challenge", 5, "--json")
+    told = json.loads(out)
+    assert told["number"] == 5 and [row["solution"] for row in told["board"]][-1] == board.START and told["says"]
+    code, out, _ = ask("challenge", "--json")
+    assert [one["number"] for one in json.loads(out)] == [one.number for one in CHALLENGES]
+
+
+def test_a_score_as_json(ask, tmp_path, monkeypatch):
+    monkeypatch.setattr(board, "scored", lambda one, path, seed: 0.25)
+    code, out, _ = ask("challenge", "kl", mine(tmp_path, GOOD), "--score", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["score"] == 0.25 and told["passed"] and told["place"] == 1 and 0 <= told["seed"] < 2**31
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["challenge", 99], "there is no challenge 99; there are 0, "),
+        (["challenge", "best-of-k"], "best-of-k is a figure: etude figure best-of-k; etude challenge lists them"),
+        (["challenge", "nothing"], "got 'nothing'; etude challenge lists them"),
+        (["challenge", 5, "--score"], "runs/challenges/05_kl.py does not exist; etude challenge 5 writes a file to start from"),
+        (["challenge", 5, "mine.py", "--score"], "mine.py does not exist; check its name"),
+        (["challenge", 5, "mine.py"], "to score a file: etude challenge 5 --score mine.py"),
+        (["challenge", "--score"], "name a challenge"),
+    ],
+)
+def test_bad_input_gets_a_line(words, says, ask, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, error = ask(*words)
+    assert code == 2 and out == "" and says in error and error.startswith("error: ") and error.count("\n") == 1 and not any(tmp_path.iterdir())
+
+
+def test_a_process_of_its_own(tmp_path, capfd):
+    """It prints to stderr, knows nothing of another interpreter, and may not write."""
+    path = mine(
+        tmp_path,
+        "kept = []\n\ndef keep(x):\n    print('seen')\n    kept.append(x)\n    return len(kept), x\n\n"
+        "def write(name):\n    open(name, 'w')\n\ndef begin():\n    import subprocess\n    subprocess.run(['true'])\n\n"
+        "def stop():\n    import os\n    os._exit(3)\n",
+    )
+    marker = tmp_path / "marker"
+    with Solution(path, 20) as one:
+        assert one("keep", b"a") == [1, b"a"] and one("keep", np.arange(3))[0] == 2
+        with one.fresh() as other:
+            assert other("keep", 5) == [1, 5]
+        with pytest.raises(RunError, match="line 9: PermissionError: a solution may not write files"):
+            one("write", str(marker))
+        with pytest.raises(RunError, match="PermissionError: a solution may not do this: subprocess.Popen"):
+            one("begin")
+        with pytest.raises(RunError, match="ended with exit code 3"):
+            one("stop")
+    captured = capfd.readouterr()
+    assert not marker.exists() and captured.out == "" and captured.err.count("seen") == 3
+
+
+def test_a_slow_solution_is_ended(tmp_path):
+    path = mine(tmp_path, "import time\n\ndef wait():\n    time.sleep(1000)\n")
+    with Solution(path, 20) as one:
+        one.clock.left = 0.3
+        with pytest.raises(RunError, match="too slow; all calls together may take 20 seconds"):
+            one("wait")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def f(:\n", ", line 1: SyntaxError: "),
+        ("x = 1\nx.nothing\n", ", line 2: AttributeError: "),
+        ("import sys\nsys.exit(4)\n", ", line 2: SystemExit: 4"),
+    ],
+)
+def test_a_file_that_does_not_load(source, says, tmp_path):
+    path = mine(tmp_path, source)
+    said = solver.answer(path, lambda: solver.loaded(path))
+    assert f", line {said['line']}: {said['raised']}".startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def other():\n    return 1\n", "the file has no function f"),
+        ("def f():\n    return 1 / 0\n", "line 2: ZeroDivisionError"),
+        ("def f():\n    return {1, 2}\n", "a value of type set is no plain data"),
+        ("def f():\n    return {1: 2}\n", "keys of a dictionary must be text"),
+        ("import numpy\n\ndef f():\n    return numpy.array([None])\n", "an array of object is no plain data"),
+        ("def f(x):\n    return x\n", "TypeError"),
+    ],
+)
+def test_what_a_solution_does_wrong_is_said_in_a_line(source, says, tmp_path):
+    with pytest.raises(RunError, match=says) as said:
+        Here(mine(tmp_path, source))("f")
+    assert "\n" not in str(said.value)
+
+
+def test_answers_are_checked():
+    assert answers.number("f", 2) == 2.0 and answers.whole("f", 3, 0, 3) == 3 and answers.data("f", b"x") == b"x"
+    assert answers.wholes("f", [1.0, 2], 0, 2, 2).dtype == np.int64
+    for call in (
+        lambda: answers.number("f", float("nan")),
+        lambda: answers.number("f", True),
+        lambda: answers.number("f", "1"),
+        lambda: answers.whole("f", 1.0, 0, 3),
+        lambda: answers.whole("f", 4, 0, 3),
+        lambda: answers.data("f", "x" * 100),
+        lambda: answers.array("f", [1, 2], 3),
+        lambda: answers.array("f", [[1], [2, 3]], 2, 2),
+        lambda: answers.array("f", [1, float("inf")], 2),
+        lambda: answers.wholes("f", [0.5], 0, 1, 1),
+    ):
+        with pytest.raises(RunError, match="^f must return ") as said:
+            call()
+        assert len(str(said.value)) < 150
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=25)
+@given(PLAIN)
+def test_plain_data_comes_back(value):
+    """Also dictionaries that look like the marks of the wire."""
+    line = wire.packed(value)
+    assert "\n" not in line and wire.unpacked(line) == value
+
+
+@pytest.mark.parametrize("kind", ["bool", "uint8", "uint16", "int64", "float32", "float64"])
+def test_arrays_come_back_bit_for_bit(kind):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2, (3, 0, 2)).astype(kind), rng.normal(0, 9, (2, 3)).astype(kind)
+    for before, after in zip(x, wire.unpacked(wire.packed(x)), strict=True):
+        assert after.dtype == before.dtype and after.shape == before.shape and after.tobytes() == before.tobytes()
+
+
+def test_a_place_on_the_board():
+    least, most = BY_STEM["05_kl"], BY_STEM["10_quant"]
+    rows = [board.Row("a", "", (1.0, 3.0)), board.Row("b", "", (4.0,))]
+    assert rows[0].score == 2.0 and rows[0].spread == 1.0
+    assert [board.place(least, x, rows) for x in (1.0, 2.0, 3.0, 9.0)] == [1, 1, 2, 3]
+    assert [board.place(most, x, rows) for x in (1.0, 2.0, 3.0, 9.0)] == [3, 2, 2, 1]
+    assert least.passed(least.bar) and most.passed(most.bar)
+
+
+def test_a_record_that_is_none_is_told(tmp_path):
+    path = tmp_path / "challenges.json"
+    assert board.board(BY_STEM["05_kl"], path) == []
+    path.write_text("[]")
+    with pytest.raises(RunError, match="holds no board"):
+        board.board(BY_STEM["05_kl"], path)
+
+
+def test_a_record_is_written_and_kept(tmp_path, monkeypatch, capsys):
+    """Measuring one challenge anew leaves the others as they were."""
+    path = tmp_path / "challenges.json"
+    monkeypatch.setattr(board, "scored", lambda one, file, seed: float(one.number + seed))
+    board.write([5, 10], path)
+    first = json.loads(path.read_text())["challenges"]
+    assert list(first) == ["kl", "quant"] and first["kl"]["board"][0]["scores"] == [5.0, 6.0, 7.0]
+    monkeypatch.setattr(board, "scored", lambda one, file, seed: 0.0)
+    board.write([10], path)
+    second = json.loads(path.read_text())["challenges"]
+    assert second["kl"] == first["kl"] and second["quant"]["board"][0]["scores"] == [0.0, 0.0, 0.0]
+    assert "kl: the starting file 6" in capsys.readouterr().out
