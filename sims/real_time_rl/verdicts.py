@@ -147,7 +147,7 @@ def on_policy(rows: Sequence[Mapping]) -> dict:
 
     rows: for each "way" and "training" and each loop, the mean over its steps of "outside_clip", the share of tokens whose ratio of probabilities
     leaves the clip, and of "age", the steps that the policy has made since it served. The rule was written after the record was played, and before
-    this column of it was read."""
+    more than the first line of this column was read."""
 
     def of(way: str, name: str) -> np.ndarray:
         numbers = sorted({row["training"] for row in rows if row["way"] == way})
@@ -163,7 +163,8 @@ def on_policy(rows: Sequence[Mapping]) -> dict:
         below(NEARLY),
         (found["low"], found["high"]),
         "share of the tokens of a step that leave the clip",
-        f"by the age of the data, mean over all loops: {told}; trainings by themselves: {', '.join(f'{one:.4f}' for one in outside['loop'])}",
+        f"by the age of the data, mean over all loops: {told}; the post has no number, and one in a hundred is what nearly means here; trainings by "
+        f"themselves: {', '.join(f'{one:.4f}' for one in outside['loop'])}",
         {"fewer than in data up to a week old, in every training": bool((outside["loop"] < outside["weekly"]).all())},
     )
 
