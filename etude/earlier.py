@@ -183,7 +183,13 @@ def _transplanted(record: dict) -> list[dict]:
     return transplanted(record["rows"])
 
 
-LATER = {"cpt-rl": _perplexity, "mtp": _transplanted}
+def _on_policy(record: dict) -> list[dict]:
+    from sims.real_time_rl.verdicts import on_policy
+
+    return [on_policy(record["rows"])]
+
+
+LATER = {"cpt-rl": _perplexity, "mtp": _transplanted, "real-time-rl": _on_policy}
 """Experiment → claims that came after its record, from what the record measured."""
 
 

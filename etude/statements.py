@@ -31,7 +31,7 @@ class Statement:
 
 
 HERE = "can be played on a laptop; no experiment does yet"
-REAL = "needs real coding environments: sandboxes, harness, graded tasks"
+JUDGE = "needs a model that can judge code; the monitors here are rules"
 GPU = "needs GPUs, where speed and formats can be measured"
 CLUSTER = "needs models of the report's size on a cluster"
 AGENT = "needs an agent that reasons and edits freely, in real coding environments"
@@ -343,7 +343,12 @@ SYNC = (
         "a restart loads ready groups instead of sampling them again",
         why="held by tests/mirror/test_async_command.py on one machine; no experiment measures it",
     ),
-    Statement("environment-snapshots", "§6.2", "memory snapshots carry rollouts over a restart and to verifiers", why=REAL),
+    Statement(
+        "environment-snapshots",
+        "§6.2",
+        "memory snapshots carry rollouts over a restart and to verifiers",
+        why="needs snapshots of memory; those of tests/environments/test_snapshots.py hold files",
+    ),
     Statement(
         "live-code",
         "§6.2",
@@ -435,11 +440,28 @@ ENVIRONMENTS = (
         _in("disk-world", "same-curves", "learns-on-disk"),
     ),
     Statement("strict-arguments", "§6.2", "stricter checks of tool arguments teach more precise calls", why=HERE),
-    Statement("tools-removed", "§6.2", "training with tools taken away makes the agent steerable", why=REAL),
-    Statement("shadow-backend", "§6.2", "tools with outside dependencies work from a shadow deployment", why=REAL),
-    Statement("pods-a-second", "§6.2", "more than 500 virtual machines a second start in a cluster", why=REAL),
-    Statement("start-dear", "§6.2", "a pod's start costs far more than its steady state", why=REAL),
-    Statement("forks", "§6.2", "a fork of disk and memory continues a rollout exactly, on the same node or another", why=REAL),
+    Statement("tools-removed", "§6.2", "training with tools taken away makes the agent steerable", why=HERE),
+    Statement(
+        "shadow-backend",
+        "§6.2",
+        "tools with outside dependencies work from a shadow deployment",
+        why="needs such tools, and a backend to deploy twice",
+    ),
+    Statement(
+        "pods-a-second",
+        "§6.2",
+        "more than 500 virtual machines a second start in a cluster",
+        why="needs a cluster of machines that start virtual ones",
+    ),
+    Statement(
+        "start-dear", "§6.2", "a pod's start costs far more than its steady state", why="`etude bench sandbox` times starts; no experiment does"
+    ),
+    Statement(
+        "forks",
+        "§6.2",
+        "a fork of disk and memory continues a rollout exactly, on the same node or another",
+        why="held for files, on one machine, by tests/environments/test_snapshots.py; memory is not forked",
+    ),
     Statement(
         "egress",
         "§6.2",
@@ -459,12 +481,19 @@ ENVIRONMENTS = (
         _in("feature-deletion", "slices-are-tasks", "more-than-one-place", "more-than-scattered", "spares-one-place", "spares-scattered")
         + _in("feature-deletion", "more-than-functions", "no-fool", "gold-back"),
     ),
-    Statement("tasks-25", "Composer 2.5", "25 times as many synthetic tasks, made harder as the model improves, keep RL improving", why=CLUSTER),
+    Statement("tasks-25", "Composer 2.5", "25 times as many synthetic tasks keep RL improving", why=CLUSTER),
+    Statement("tasks-harder", "Composer 2.5", "tasks that are made harder as the model improves go on teaching it", why=HERE),
     Statement(
         "deletion-hacks",
         "Composer 2.5",
-        "deletion breeds hacks: signatures from a leftover cache, bytecode decompiled",
+        "deletion breeds hacks: signatures are rebuilt from a cache that was left",
         _in("leftover-cache", "finds-the-cache", "learns-the-cache", "costs-the-task", "same-on-disk"),
+    ),
+    Statement(
+        "bytecode-decompiled",
+        "Composer 2.5",
+        "deletion breeds hacks: bytecode that was left is decompiled",
+        why="tests/environments/test_leaks.py holds that such bytecode is found before an agent sees it; no experiment trains on it",
     ),
     Statement(
         "tests-tampered",
@@ -479,7 +508,9 @@ ENVIRONMENTS = (
         _in("tampered-tests", "guard-ends", "lock-ends"),
     ),
     Statement("tampering-seen", "arXiv:2510.20270", "monitors see that tests were changed", _in("tampered-tests", "monitor-sees", "watched-ends")),
-    Statement("monitors-catch", "Composer 2.5", "agentic monitors catch such hacks", _in("leftover-cache", "monitor-sees", "guard-ends")),
+    Statement("monitors-catch", "Composer 2.5", "monitors catch such hacks", _in("leftover-cache", "monitor-sees", "guard-ends")),
+    Statement("agentic-monitors", "Composer 2.5", "monitors that are agents themselves catch hacks that no rule describes", why=JUDGE),
+    Statement("judges-suffice", "arXiv:2511.21654", "a model that judges the change finds hacks, and held-out tests add little", why=JUDGE),
     Statement(
         "broken-calls-hack",
         "real-time RL",
@@ -499,13 +530,26 @@ ENVIRONMENTS = (
         _in("real-time-rl", "edits-kept", "follow-ups", "latency"),
     ),
     Statement("fresh-data", "real-time RL", "data of the last hours train better than older ones", _in("real-time-rl", "day-old", "week-old")),
-    Statement("nearly-on-policy", "real-time RL", "a loop of hours keeps the data nearly on-policy", why=HERE),
+    Statement("nearly-on-policy", "real-time RL", "a loop of hours keeps the data nearly on-policy", _in("real-time-rl", "nearly-on-policy")),
+    Statement(
+        "evaluated-before-shipping",
+        "real-time RL",
+        "a candidate is evaluated before it ships, so that no worse one reaches users",
+        why="held by tests/sims/test_real_time_rl.py; no experiment plays the loop without its gate",
+    ),
     Statement("five-hours", "real-time RL", "a loop from users' reactions to a shipped model takes five hours", why=PRODUCT),
     Statement(
         "local-hints",
         "Composer 2.5; arXiv:2601.20802",
         "a hint where a rollout went wrong, distilled into the hint-free agent, mends that fault and nothing else",
         _in("textual-feedback", "fewer-faults", "mended", "equal-success", "nothing-else", "more-than-prices"),
+    ),
+    Statement("hinted-knows-better", "Composer 2.5", "the same model under the hint does not make the mistake, and can be the teacher", why=HERE),
+    Statement(
+        "student-pulled",
+        "Composer 2.5",
+        "a KL at the message pulls the policy without the hint towards the policy under it",
+        why="held by tests/ref/test_rl.py; no experiment measures it",
     ),
     Statement(
         "hints-say-something",
@@ -518,6 +562,18 @@ ENVIRONMENTS = (
         "arXiv:2601.20802",
         "an agent that sees the environment's feedback can teach itself without it",
         _in("textual-feedback", "environment-s-error"),
+    ),
+    Statement(
+        "demonstrations-as-hints",
+        "arXiv:2601.19897",
+        "an agent that has a demonstration before it teaches itself the skill, and forgets less than by fine-tuning on it",
+        why=HERE,
+    ),
+    Statement(
+        "solutions-as-hints",
+        "arXiv:2601.18734",
+        "an agent that has a verified solution before it teaches itself with fewer tokens than RL on the outcome",
+        why=HERE,
     ),
     Statement(
         "hints-without-reward",

@@ -51,7 +51,7 @@ from sims.policies import agent
 from sims.real_time_rl.loop import Plan, Service, loops, said
 from sims.real_time_rl.rewards import Distilling
 from sims.real_time_rl.users import Users
-from sims.real_time_rl.verdicts import learned, picture
+from sims.real_time_rl.verdicts import learned, on_policy, picture
 from sims.real_time_rl.world import AskingSession, clouded, with_questions
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context, taught
@@ -169,4 +169,4 @@ def experiment(run: Run, config: Experiment) -> dict:
         for at in ("before", "learnt", "shipped")
         if at in one
     ]
-    return {"rows": rows, "ends": ends, "claims": learned(ends)}
+    return {"rows": rows, "ends": ends, "claims": [*learned(ends), on_policy(rows)]}
