@@ -22,7 +22,11 @@ FOLDER = Path("runs") / "challenges"
 
 
 def number_of(word: str | int) -> int:
-    """The number of a challenge, or that of a technique's. Raises BadParameter."""
+    """The number of a challenge, by its number or its name. Raises BadParameter."""
+    from etude.challenges.challenge import CHALLENGES
+
+    if known := [one.number for one in CHALLENGES if one.name == str(word).replace("_", "-")]:
+        return known[0]
     entry = catalog.find(str(word))
     if entry is not None and entry.lesson is None:
         raise typer.BadParameter(f"{entry.name} has no lesson, and no challenge; etude challenge lists them")

@@ -87,15 +87,24 @@ def docstring(path: Path) -> str:
 
 
 CHALLENGES = (
-    Challenge(0, "recipe", "sampled success", 0.78, least=False, seeds=1),
+    Challenge(0, "recipe", "sampled success", 0.66, least=False, seeds=1),
+    Challenge(1, "cpt", "nats a token above the source", 0.5),
     Challenge(2, "muon", "largest |σ − 1|", 0.1),
     Challenge(3, "mtp", "tokens per cost, over the best fixed length's", 1.05, least=False),
     Challenge(4, "dr-grpo", "variance over leave-one-out's", 0.9),
     Challenge(5, "kl", "error over k1's", 0.6),
     Challenge(6, "length-penalty", "share of effort saved", 0.25, least=False),
+    Challenge(7, "self-summary", "share of answers", 0.7, least=False),
+    Challenge(8, "router-replay", "F1", 0.8, least=False),
     Challenge(9, "packing", "percent above what no dealing can beat", 1.0),
     Challenge(10, "quant", "dB", 25.0, least=False),
+    Challenge(11, "mirror", "bytes", 1000.0),
     Challenge(12, "weight-sync", "bits per weight", 0.3),
+    Challenge(13, "async-rl", "share of what a trainer that never waits takes", 0.32, least=False),
+    Challenge(14, "feature-deletion", "tasks a package", 15.0, least=False),
+    Challenge(15, "environments", "F1", 0.8, least=False),
+    Challenge(16, "textual-feedback", "share of what habits would gain", 0.62, least=False),
+    Challenge(17, "behaviour", "share of the habits gone", 0.1, least=False),
     Challenge(18, "monitor", "steps to the alarm", 12.0),
 )
 

@@ -1,5 +1,13 @@
 """Solutions that must not pass: by the stem of a challenge, what is wrong, the file, and the word of the refusal; none where the bar refuses."""
 
+TWICE = """
+def deletions(table):
+    for function in range(table.shape[1]):
+        failing = table[:, function]
+        left = [other for other in range(table.shape[1]) if other != function and table[:, other].any()]
+        if 3 <= failing.sum() <= 40 and table[~failing][:, left].any(0).all():
+            return [[function], [function]]
+"""
 WRONG = [
     (
         "00_recipe",
@@ -29,6 +37,18 @@ WRONG = [
     ("05_kl", "never negative", "def estimate(logp, ref_logp):\n    return (logp - ref_logp).mean(1).clip(0)\n", "biased"),
     ("06_length_penalty", "teaches to give up", "def penalty(scales):\n    return 0.001, 0.0, 0.0\n", "give up"),
     ("06_length_penalty", "pays for effort", "def penalty(scales):\n    return -0.001, 0.0, 0.0\n", "not negative"),
+    (
+        "07_self_summary",
+        "remembers instead of writing",
+        "kept = {}\n\ndef summarise(summary, lines, longest):\n    for line in lines:\n        verb, name, *rest = line.split()\n"
+        "        if rest:\n            kept[name] = int(rest[0]) + (kept.get(name, 0) if verb == 'add' else 0)\n    return ''\n\n"
+        "def answer(summary, name):\n    return str(kept.get(name, 0))\n",
+        None,
+    ),
+    ("07_self_summary", "writes all", "def summarise(summary, lines, longest):\n    return ' '.join(lines)\n", "may return 120 characters"),
+    ("07_self_summary", "packs bits into letters", "def summarise(summary, lines, longest):\n    return chr(50000)\n", "printable ASCII"),
+    ("08_router_replay", "trusts all", "def slipped(scores, experts):\n    return [0] * len(scores)\n", None),
+    ("08_router_replay", "suspects all", "def slipped(scores, experts):\n    return [1] * len(scores)\n", None),
     ("09_packing", "deals in turn", "def deal(costs, ranks):\n    return [i % ranks for i in range(len(costs))]\n", None),
     ("09_packing", "keeps some for itself", "def deal(costs, ranks):\n    return [0] * 3\n", "shape [160]"),
     (
@@ -44,11 +64,36 @@ WRONG = [
         "IndexError",
     ),
     (
+        "11_mirror",
+        "guesses from its own quarter",
+        "import numpy as np\n\ndef talk(rank, ranks, logits, targets, heard):\n"
+        "    return float((np.logaddexp.reduce(logits, 1) + np.log(4)).mean() - logits.max(1).mean())\n",
+        "a rank says that the loss is",
+    ),
+    ("11_mirror", "never says a loss", "def talk(rank, ranks, logits, targets, heard):\n    return {}\n", "within 4 rounds"),
+    ("11_mirror", "writes to itself", "def talk(rank, ranks, logits, targets, heard):\n    return {str(rank): b'x'}\n", "the number of another rank"),
+    (
         "12_weight_sync",
         "loses the smallest changes",
         "def encode(old, new):\n    return b''\n\ndef decode(old, delta):\n    return old\n",
         "bit for bit",
     ),
+    (
+        "13_async_rl",
+        "starts more than there is room for",
+        "def start(state):\n    return state['free'] + 1\n",
+        "a whole number from 0 to 128; got 129",
+    ),
+    ("13_async_rl", "never starts", "def start(state):\n    return 0\n", None),
+    ("14_feature_deletion", "takes out too much", "def deletions(table):\n    return [list(range(7))]\n", "no set of one to 6 functions"),
+    ("14_feature_deletion", "counts a task twice", TWICE, "must not share a function"),
+    ("14_feature_deletion", "leaves the answer behind", "def deletions(table):\n    return [[i] for i in range(60)]\n", "makes no task"),
+    ("15_environments", "accuses all", "def cheats(turns):\n    return 1\n", None),
+    ("16_textual_feedback", "learns nothing", "def weights(student, teacher):\n    return [0.0] * len(student)\n", None),
+    ("16_textual_feedback", "believes leaks as firmly as habits", "def weights(student, teacher):\n    return [10.0] * len(student)\n", None),
+    ("16_textual_feedback", "pushes away", "def weights(student, teacher):\n    return [-1.0] * len(student)\n", "between 0 and 10"),
+    ("17_behaviour", "teaches to do nothing", "def prices(ways, success, habits):\n    return [0.2, 0.2, 0.2]\n", "too much success"),
+    ("17_behaviour", "pays for a habit", "def prices(ways, success, habits):\n    return [-0.1, 0.0, 0.0]\n", "must not be negative"),
     (
         "18_monitor",
         "looks thirty times as if it looked once",

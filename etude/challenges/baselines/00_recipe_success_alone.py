@@ -1,5 +1,5 @@
-"""Nothing but success is paid, and nothing but drift is priced; larger groups, a higher learning rate."""
+"""Half again the learning rate, no harder tasks in the later steps, and nothing but success is paid."""
 
 
 def settings(rollouts):
-    return {"steps": rollouts // 128, "prompts": 8, "rollouts": 16, "lr": 2e-4, "decay": 15, "payment.effort_price": 0.0, "payment.kl": 0.001}
+    return {"steps": rollouts // 128, "lr": 1.5e-4, "warmup": 2, "decay": 10, "later": 0.0, "payment.effort_price": 0.0}

@@ -1,0 +1,63 @@
+"""Scorer of challenge 7: how many questions about a long session its last summary can answer.
+
+A session is read in segments. Every segment is summarised by an interpreter that knows the summary before it and nothing else, and the questions
+go to one that knows only the last summary.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from etude.challenges.answers import shown
+from etude.challenges.solution import Solves
+from kit.settings import RunError
+
+__all__ = ["drawn", "score"]
+
+SESSIONS, SEGMENTS, LINES, NAMES, LONGEST, QUESTIONS = 30, 6, 25, 48, 120, 25
+WORDS = ["".join(word) for word in itertools.product("bdfgklmnprst", "aeiou", "bdfgklmnprst", "aeiou")]
+
+
+def drawn(rng: np.random.Generator) -> tuple[list[list[str]], dict[str, str]]:
+    """Lines of every segment, and for each name that is asked about its value at the end; names that are used often are asked about often."""
+    names, weights = rng.choice(WORDS, NAMES, replace=False).tolist(), 1 / np.arange(2, NAMES + 2)
+    weights, values, lines = weights / weights.sum(), dict.fromkeys(names, 0), []
+    for name in rng.choice(names, SEGMENTS * LINES, p=weights).tolist():
+        if rng.random() < 0.25:
+            lines.append(f"look {name}")
+        elif rng.random() < 0.5 and values[name]:
+            values[name] += (more := int(rng.integers(1, 100)))
+            lines.append(f"add {name} {more}")
+        else:
+            values[name] = int(rng.integers(1, 5000))
+            lines.append(f"set {name} {values[name]}")
+    asked = rng.choice(names, QUESTIONS, p=weights, replace=False).tolist()
+    return [lines[at : at + LINES] for at in range(0, len(lines), LINES)], {name: str(values[name]) for name in asked}
+
+
+def score(solution: Solves, seed: int) -> float:
+    """Share of the questions that are answered rightly."""
+    rng = np.random.default_rng(seed)
+    sessions = [drawn(rng) for _ in range(SESSIONS)]
+    summaries = [""] * SESSIONS
+    for segment in range(SEGMENTS):
+        with solution.fresh() as reader:
+            summaries = [
+                checked(reader("summarise", summary, lines[segment], LONGEST)) for summary, (lines, _) in zip(summaries, sessions, strict=True)
+            ]
+    with solution.fresh() as reader:
+        right = [reader("answer", summary, name) == value for summary, (_, asked) in zip(summaries, sessions) for name, value in asked.items()]
+    return float(np.mean(right))
+
+
+def checked(summary: object) -> str:
+    """A summary. Raises RunError for one that is too long, or has other characters."""
+    if not isinstance(summary, str):
+        raise RunError(f"summarise must return text; got {shown(summary)}")
+    if len(summary) > LONGEST:
+        raise RunError(f"summarise may return {LONGEST} characters; it returned {len(summary)}")
+    if not (summary.isascii() and summary.isprintable()):
+        raise RunError("summarise must return printable ASCII, so that a character is a byte")
+    return summary
