@@ -314,7 +314,7 @@ for name in ("dr_grpo", "only std"):
     print(f"{name:9s} at a price of {settings.price:g}: {given:.3f} of the gradient is from such groups, sine {sine:.2g}")
 
 # %% [markdown]
-# **Your prediction:** with the division, these advantages are as large as a half-right group's, at every price.
+# **Your prediction:** with the division, these advantages are about as large as a half-right group's, at every price.
 #
 # This is the division that looked harmless a page ago. With a price of two hundredths per token, groups in which every answer is right make
 # up about sixteen times as large a share of the gradient, and the gradient is turned nearly as far as by the other division. The report

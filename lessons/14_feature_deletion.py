@@ -17,9 +17,9 @@
 # handler, a special case. A table says which: it lists which test executed which line.
 
 # %% [markdown]
-# **Predict first.** Eighteen tests compare what a package returns with `==`. Somebody's answer knows nothing about the package: it returns
-# an object that claims to be equal to everything. How many of the tests does it pass? And what kind of test could it not pass, if you may
-# add one?
+# **Predict first.** Eighteen tests compare what a package returns with `==`. An answer that knows nothing about the package returns an
+# object that claims to be equal to everything. How many of the tests does it pass? And what kind of test could it not pass, if you may add
+# one?
 
 # %%
 import math

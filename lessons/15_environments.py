@@ -23,7 +23,7 @@
 # %% [markdown]
 # **Predict first.** Five agents leave their work: an oracle that solves the task; a fool that only claims to; one that leaves a
 # `conftest.py` which reports every test as passed; one whose module ends the process at once; and one that returns an object equal to
-# everything. A grader runs pytest and pays if the exit code is 0. Whom does it pay?
+# everything. A grader runs pytest and pays if the exit code is 0. Which of them does it pay?
 #
 # Here is what a machine lets through. Each attempt is first made on this machine, where it succeeds, and then in a sandbox:
 

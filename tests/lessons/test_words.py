@@ -1,6 +1,8 @@
 """What lessons say: Markdown that is taken into a notebook without executing it, and the parts of prose that every lesson has."""
 
 import json
+import os
+import subprocess
 import sys
 
 import nbformat
@@ -139,6 +141,12 @@ def test_a_lesson_asks_first_answers_later_and_ends_with_a_challenge(script):
     assert f"`etude challenge {int(script.name[:2])}`" in challenge and len(challenge) > 80 and rest
 
 
-def test_a_lesson_runs_as_a_script():
-    """Its folder is then the first place where modules are looked for, so no file there may bear the name of one of Python's own."""
+def test_a_lesson_runs_as_a_script(tmp_path):
+    """From any folder, where etude is installed or on the path. The lessons' folder is then the first in which modules are looked for, so no file
+    there may bear the name of one of Python's own."""
     assert not {path.stem for path in syllabus.FOLDER.glob("*.py")} & set(sys.stdlib_module_names)
+    script = syllabus.find(17).path
+    environment = {**os.environ, "PYTHONPATH": str(syllabus.FOLDER.parent), "ETUDE_QUICK": "1", "MPLBACKEND": "Agg"}
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(f"Exercise {number}: solved" in done.stdout for number in (1, 2, 3)) and not any(tmp_path.iterdir())
