@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from etude.explorer import examples, provenance
-from etude.explorer.page import COLOURS, Page, axes, figure, table
+from etude.explorer.charts import Axis, Look, bars, brushed, chart, drawing, lines, points, rule
+from etude.explorer.drawing import Drawing
+from etude.explorer.page import Page, table
 from ref import kl
 from sims import kl_variance
 
 FAMILIES = ("Gaussians", "categorical", "tokens of the tiny model")
-STYLES = {"k1": ("blue", "-", "o"), "k2": ("orange", "--", "s"), "k3": ("green", ":", "^")}
+LOOKS = {"k1": Look("blue", "-", "o"), "k2": Look("orange", "--", "s"), "k3": Look("green", ":", "^")}
+BINS = 60
+GAUSSIANS = "two Gaussians"
 VOCABULARY = 32
 MEASURED = {"size": "size", "from ∇KL(q‖p)": "distance from ∇KL(π‖π_ref)", "from ∇KL(p‖q)": "distance from ∇KL(π_ref‖π)"}
 """Column names for those of `sims/kl_variance.py`, whose q is π and whose p is π_ref."""
@@ -130,6 +134,71 @@ def gradients() -> list[dict]:
     return list(rows.values())
 
 
+def bins(values: dict[str, np.ndarray]) -> list[dict]:
+    """Shares of the tokens by value, without the rarest values."""
+    low, high = np.quantile(np.concatenate(list(values.values())), (0.002, 0.998)).tolist()
+    found = []
+    for kind, value in values.items():
+        shares, edges = np.histogram(value, BINS, range=(low, high), weights=np.full(len(value), 1 / len(value)))
+        some = zip(edges.tolist(), edges[1:].tolist(), shares.tolist())
+        found += [{"estimator": kind, "from": begin, "to": end, "share": share} for begin, end, share in some]
+    return found
+
+
+def histogram(values: dict[str, np.ndarray], exact: float) -> Drawing:
+    """Values per token, estimator by estimator."""
+    some = bars(bins(values), "from", "share", "estimator", to="to")
+    return drawing("value per token, nats", "share of tokens", some, rule("exact KL", x=exact), looks=LOOKS)
+
+
+def within(values: dict[str, np.ndarray], part: tuple[float, float]) -> list[dict]:
+    """One row per estimator: the tokens whose value lies in this part, and their share of what all values sum to."""
+    rows = []
+    for kind, value in values.items():
+        some = value[(value >= part[0]) & (value <= part[1])]
+        far = (value - value.mean()) ** 2
+        own = far[(value >= part[0]) & (value <= part[1])]
+        rows.append(
+            {
+                "estimator": kind,
+                "tokens": len(some),
+                "share of tokens": len(some) / len(value),
+                "mean": float(some.mean()) if len(some) else None,
+                "adds to the mean": float(some.sum() / len(value)),
+                "share of the variance": float(own.sum() / far.sum()) if far.sum() else None,
+            }
+        )
+    return rows
+
+
+def marks(family: str, rows: list[dict]) -> list[dict]:
+    """Variance against the KL: of two Gaussians in closed form, of this pair exactly, and of the samples."""
+    across, variances = closed_form()
+    found = []
+    for row in rows:
+        kind = row["estimator"]
+        found += [{"estimator": kind, "what": GAUSSIANS, "KL": x, "variance": y} for x, y in zip(across.tolist(), variances[kind])]
+        for what, key in (("exact", "variance, exact"), ("samples", "variance")):
+            found.append({"estimator": kind, "what": f"{family}, {what}", "KL": row["exact KL"], "variance": float(row[key])})
+    return found
+
+
+def curves(family: str, rows: list[dict]) -> Drawing:
+    """Variance of each estimator against the KL."""
+    found = marks(family, rows)
+    parts = {what: [row for row in found if row["what"] == what] for what in (GAUSSIANS, f"{family}, exact", f"{family}, samples")}
+    known, exact, sampled = parts.values()
+    return drawing(
+        "KL, nats",
+        Axis("variance per token, nats²", log=True),
+        lines(known, "KL", "variance", "estimator", tell=("what",)),
+        points(exact, "KL", "variance", "estimator", tell=("what",), hollow=True),
+        points(sampled, "KL", "variance", "estimator", tell=("what",)),
+        rule(f"Gaussians' k1 and k3\ncross at {kl.crossing():.3f}", x=kl.crossing(), low=True),
+        looks=LOOKS,
+    )
+
+
 def draw() -> None:
     first, second, third, fourth = st.columns(4)
     with first:
@@ -144,50 +213,23 @@ def draw() -> None:
     rows, values = estimates(family, divergence, samples, seed, folder)
     left, right = st.columns(2)
     with left:
-        fig, histogram = axes("value per token, nats", "share of tokens", 4.4, 3.2, fixed=True)
-        spread = np.quantile(np.concatenate(list(values.values())), (0.002, 0.998))
-        bins = []
-        for kind, value in values.items():
-            colour, dash, _ = STYLES[kind]
-            shares, edges, _ = histogram.hist(
-                value,
-                60,
-                range=spread,
-                weights=np.full(len(value), 1 / len(value)),
-                histtype="step",
-                color=COLOURS[colour],
-                linestyle=dash,
-                linewidth=1.6,
-                label=kind,
-            )
-            bins += [{"estimator": kind, "from": low, "to": high, "share": share} for low, high, share in zip(edges, edges[1:], shares)]
-        histogram.axvline(rows[0]["exact KL"], color="black", linewidth=1, label="exact KL")
-        histogram.legend(frameon=False, fontsize=8)
-        figure(fig, "kl-values", bins, "Values of each estimator, token by token; rare values lie outside the picture.")
-    with right:
-        fig, curve = axes("KL, nats", "variance per token, nats²", 4.4, 3.2, fixed=True)
-        across, variances = closed_form()
-        points = []
-        for (kind, (colour, dash, mark)), row in zip(STYLES.items(), rows, strict=True):
-            curve.plot(across, variances[kind], color=COLOURS[colour], linestyle=dash, label=kind)
-            points += [{"estimator": kind, "what": "two Gaussians", "KL": x, "variance": y} for x, y in zip(across.tolist(), variances[kind])]
-            for what, key, filled in (("exact", "variance, exact", "white"), ("samples", "variance", COLOURS[colour])):
-                curve.plot(row["exact KL"], row[key], mark, color=COLOURS[colour], markersize=8, markerfacecolor=filled)
-                points.append({"estimator": kind, "what": f"{family}, {what}", "KL": row["exact KL"], "variance": row[key]})
-        curve.axvline(kl.crossing(), color=COLOURS["grey"], linewidth=1)
-        curve.annotate(
-            f"Gaussians' k1 and k3\ncross at {kl.crossing():.3f}", (kl.crossing(), 0.004), xytext=(4, 0), textcoords="offset points", fontsize=8
+        part = brushed(
+            histogram(values, rows[0]["exact KL"]),
+            "kl-values",
+            bins(values),
+            "Values of each estimator, token by token; rare values lie outside the picture. Drag over a part of it.",
         )
-        curve.set(yscale="log")
-        curve.minorticks_off()
-        curve.legend(frameon=False, fontsize=8, loc="lower right")
-        figure(
-            fig,
+    with right:
+        chart(
+            curves(family, rows),
             "kl-estimators",
-            points,
+            marks(family, rows),
             "Variance against the KL. Lines: two Gaussians; hollow marks: this pair, exact; filled marks: these samples. "
             "Where hollow and filled marks differ, rare tokens dominate and the samples missed them.",
         )
+    if part:
+        st.markdown(f"Tokens whose value lies between {part[0]:.3g} and {part[1]:.3g} nats, and what they make of mean and variance:")
+        table(within(values, part), "kl-part")
     table(rows, "kl-estimates")
     st.subheader("The gradient of each estimator, compared with ∇KL(π‖π_ref)")
     st.markdown(

@@ -9,8 +9,9 @@ its value from one page to the other.
     axes(...)                        empty axes in the project's style, safe in threads
     png(fig)                         the drawn picture as bytes, which can be cached; `figure` takes them, too
 
-A redraw spends most of its time on drawing. A picture that a control does not change is therefore cached, and a page draws few pictures at a
-time. On a narrow screen, columns are stacked. Two pictures with one pair of axes each stay legible there; one picture with two does not.
+Figures are shown by `charts.py`; a picture is for what is no chart. A redraw spends most of its time on drawing pictures. One that a control does
+not change is therefore cached, and a page draws few at a time. On a narrow screen, columns are stacked. Two pictures with one pair of axes each stay
+legible there; one picture with two does not.
 """
 
 import base64
@@ -26,14 +27,12 @@ import streamlit as st
 from matplotlib.figure import Figure
 
 from etude import catalog
+from etude.explorer.drawing import COLOURS
 from etude.figures import as_csv
-from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 
 __all__ = ["COLOURS", "LESSON", "NARROW", "Page", "axes", "download", "figure", "png", "show", "table"]
 
 ROOT = Path(__file__).resolve().parents[2]
-COLOURS = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "purple": PURPLE, "sky": SKY, "red": RED, "grey": GREY}
-"""People with any colour vision tell them apart. Lines also differ in dashes or markers."""
 
 
 @dataclass(frozen=True)

@@ -133,17 +133,24 @@ def drive():
     return driven
 
 
+def _charts(at):
+    """What each chart is made of: its grammar and its figures."""
+    return [(one.proto.spec, one.proto.data.data, *(some.data.data for some in one.proto.datasets)) for one in at.get("vega_lite_chart")]
+
+
 @pytest.fixture
 def redrawn(monkeypatch, whole):
-    """How many pictures are drawn when a control is moved: that is what a redraw waits for. `etude bench explorer` says how long."""
+    """How many pictures are drawn, and charts changed, when a control is moved: that is what a redraw waits for. `etude bench explorer` says
+    how long."""
     drawn = []
     savefig = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *how, **more: drawn.append(self) or savefig(self, *how, **more))
 
     def moved(at, control, value):
+        before = _charts(at)
         drawn.clear()
         control.set_value(value)
         whole(at.run())
-        return len(drawn)
+        return len(drawn) + sum(one not in before for one in _charts(at))
 
     return moved

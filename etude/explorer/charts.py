@@ -1,0 +1,69 @@
+"""Charts that answer: a drawing shown live, with its downloads below it.
+
+    chart(drawn, name, rows, alt)     hover tells figures, a drag moves the axes, Shift and the wheel zoom, a double click brings them back
+    brushed(…)                        the same, but a drag chooses a part of the horizontal axis; returns it
+    picked(…)                         the same, but a click chooses a row; returns it
+
+`drawing.py` has the words in which a drawing is written. `alt` is what the chart shows, for the caption and for those who cannot see it. The
+downloads are the picture as PNG, which is drawn when the button is pressed, and the numbers as CSV.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow
+import streamlit as st
+
+from etude.explorer import printed, vega
+from etude.explorer.drawing import Axis, Drawing, Look, bars, cells, drawing, lines, points, ranges, rule
+from etude.explorer.page import download
+from etude.figures import as_csv
+
+__all__ = ["Axis", "Look", "bars", "brushed", "cells", "chart", "drawing", "lines", "picked", "points", "ranges", "rule"]
+
+WIDE = """<style>@media (max-width: 640px) {
+  [class*="st-key-wide-"] [data-testid="stFullScreenFrame"] {overflow-x: auto}
+  [class*="st-key-wide-"] [data-testid="stVegaLiteChart"] {min-width: 48rem}
+}</style>"""
+"""Wide charts scroll sideways on screens without room for them."""
+
+
+def chart(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> None:
+    """Shows the drawing. `rows`: the numbers, for the CSV file. `wide`: it keeps a readable width on a narrow screen, and scrolls."""
+    _shown(drawn, name, rows, alt, wide, "zoom")
+
+
+def brushed(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> tuple[float, float] | None:
+    """Shows the drawing. Returns the part of the horizontal axis that is brushed; None where nothing is."""
+    found = _shown(drawn, name, rows, alt, wide, "brush")
+    ends = found.get("x") if found else None
+    return (min(ends), max(ends)) if ends else None
+
+
+def picked(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> Any:
+    """Shows the drawing. Returns the row that was clicked, as its layer has it; None where none was."""
+    found = _shown(drawn, name, rows, alt, wide, "pick")
+    if not found:
+        return None
+    part, row = int(found[0]["part"]), int(found[0]["row"])
+    known = drawn.layers[part].rows if part < len(drawn.layers) else ()
+    return known[row] if row < len(known) else None
+
+
+def _shown(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool, mode: vega.Mode) -> Any:
+    """What is selected in the chart; None if nothing is."""
+    data, spec = pyarrow.table(vega.table(drawn)), vega.spec(drawn, mode)
+    if wide:
+        st.html(WIDE)
+    with st.container(key=f"wide-{name}" if wide else None):
+        if mode == "zoom":
+            found = None
+            st.vega_lite_chart(data, spec, width="stretch", key=f"chart-{name}", alt=alt)
+        else:
+            state: Any = st.vega_lite_chart(data, spec, width="stretch", key=f"chart-{name}", alt=alt, on_select="rerun", selection_mode=mode)
+            found = state.selection.get(mode)
+        st.caption(alt)
+    with st.container(horizontal=True):
+        download("Picture (PNG)", lambda: printed.png(drawn, wide), f"{name}.png", "image/png")
+        download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
+    return found

@@ -1,0 +1,207 @@
+"""A drawing as a Vega-Lite chart: hover tells exact figures, a drag moves the axes or brushes, Shift and the wheel zoom, a click picks a row.
+
+    table(drawn)          all rows of all layers as the columns of one table, which is sent apart from the chart: while only figures
+                          change, the browser keeps the chart and exchanges the table
+    spec(drawn, mode)     the chart, as Vega-Lite's grammar (version 6) says
+
+Columns get short names, since Vega-Lite reads dots and brackets in a name as a path; titles and hovering say their real ones. Hovering finds the
+nearest row anywhere in the picture, so fingers hit it, too. Text and grid take their colours from Streamlit's theme, light or dark.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from etude.explorer.drawing import Axis, Drawing, Layer
+
+__all__ = ["BRUSH", "PICK", "spec", "table"]
+
+BRUSH, PICK = "brush", "pick"
+"""Names of the selections that Streamlit reports."""
+Mode = Literal["zoom", "brush", "pick"]
+DASHES = {"-": [1, 0], "--": [6, 4], ":": [2, 3], "-.": [8, 3, 2, 3]}
+MARKS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "x": "cross"}
+NEAR = "(isValid(datum.datum) ? datum.datum : datum)"
+"""The row of a point, and of the surroundings in which hovering finds it, whose datum is the point."""
+WORDS = "#808A94"
+"""Colour of words in the picture, which can be read on white and on black."""
+
+
+def table(drawn: Drawing) -> dict[str, list]:
+    """Columns: the number of the layer, the row in it, its places, its series, and what hovering tells of it."""
+    most = max((len(layer.tell) for layer in drawn.layers), default=0)
+    found: dict[str, list] = {name: [] for name in ("part", "row", "x", "y", "x2", "y2", "by", "dash", "split", *(f"t{i}" for i in range(most)))}
+    for part, layer in enumerate(drawn.layers):
+        many = len(layer.rows)
+        found["part"] += [part] * many
+        found["row"] += range(many)
+        for name in ("x", "y", "x2", "y2", "by", "split"):
+            column = getattr(layer, name)
+            values = [None] * many if column is None else [row.get(column) for row in layer.rows]
+            found[name] += [None if one is None else str(one) for one in values] if name in ("by", "split") else values
+        for i in range(most):
+            found[f"t{i}"] += [_words(row.get(layer.tell[i])) for row in layer.rows] if i < len(layer.tell) else [None] * many
+    found["dash"] = found["by"]  # by another name: dashes join the legend of markers only where they can be told apart there
+    for name, axis in (("x", drawn.x), ("y", drawn.y)):
+        for column in (name, f"{name}2"):
+            found[column] = [_place(value, axis) for value in found[column]]
+    return found
+
+
+def _place(value: Any, axis: Axis) -> Any:
+    if axis.names:
+        return None if value is None else str(value)
+    return None if value is None or axis.log and not value > 0 else float(value)
+
+
+def _words(value: Any) -> str | None:
+    """What hovering says of a value: six digits of a number, and where it is exactly zero, that."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return "exactly 0" if value == 0 else "–" if value != value else f"{value:.6g}"
+    return "–" if value is None else str(value)
+
+
+def spec(drawn: Drawing, mode: Mode = "zoom") -> dict:
+    """The chart, without its figures."""
+    near = any(_near(layer) for layer in drawn.layers)
+    layers = [_layer(drawn, part, layer, direct=not near, mode=mode) for part, layer in enumerate(drawn.layers)]
+    words = [_rule_words(drawn, part, layer) for part, layer in enumerate(drawn.layers) if layer.says]
+    if near:
+        layers.append(_hover(drawn, [part for part, layer in enumerate(drawn.layers) if _near(layer) or layer.kind == "bar"], mode))
+    return {"height": drawn.height, "layer": [*layers, *words]}
+
+
+def _near(layer: Layer) -> bool:
+    """Whether hovering finds the nearest row of the layer; wide marks tell of themselves."""
+    return layer.kind in ("line", "point") or layer.kind == "bar" and layer.x2 is not None
+
+
+def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) -> dict:
+    """The marks of a layer. `direct`: they tell of themselves and take clicks, because no layer of near points lies over them."""
+    encoding: dict[str, Any] = {}
+    for name, axis in (("x", drawn.x), ("y", drawn.y)):
+        if getattr(layer, name) is not None:
+            encoding[name] = _axis(name, axis)
+        if getattr(layer, f"{name}2") is not None and layer.kind != "bar":
+            encoding[f"{name}2"] = {"field": f"{name}2"}
+    mark = {
+        "line": {"type": "line", "strokeWidth": 0.7 if layer.thin else 2, "opacity": 0.4 if layer.thin else 1},
+        "point": {"type": "point", "filled": not layer.hollow, "size": 55, "strokeWidth": 1.8, "opacity": 1},
+        "bar": {"type": "bar"} if layer.x2 is None else {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6},
+        "range": {"type": "rule", "strokeWidth": 2},
+        "cell": {"type": "rect"},
+        "rule": {"type": "rule", "strokeWidth": 1.2, "strokeDash": DASHES[layer.look.dash]},
+    }[layer.kind]
+    mark = mark | {"tooltip": {"expr": _told(layer)} if direct and layer.kind != "rule" else None}
+    if layer.kind == "range":
+        mark["clip"] = True
+    if layer.by is None:
+        mark["color"] = layer.look.hex
+        if mark["type"] == "line":
+            mark["strokeDash"] = DASHES[layer.look.dash]
+        if layer.kind == "point":
+            mark["shape"] = MARKS[layer.look.mark]
+    else:
+        encoding |= _series(drawn, layer)
+    if layer.split is not None:
+        encoding["detail"] = {"field": "split", "type": "nominal"}
+    if mark["type"] == "bar" and layer.by is not None:
+        encoding["y"] |= {"stack": "zero" if layer.stacked else None}
+        if not layer.stacked:
+            encoding["xOffset"] = {"field": "by", "type": "nominal", "sort": list(drawn.looks)}
+    found: dict[str, Any] = {"transform": [{"filter": f"datum.part === {part}"}], "mark": mark, "encoding": encoding}
+    if direct and layer.kind != "rule" and not any(one.kind != "rule" for one in drawn.layers[:part]):
+        found["params"] = _interactions(mode, near=False)
+    return found
+
+
+def _series(drawn: Drawing, layer: Layer) -> dict:
+    """Colour, dashes and markers by series; the legend has all of them."""
+    names, looks = list(drawn.looks), drawn.looks.values()
+    legend: dict[str, Any] | None = {"orient": "top", "title": None, "columns": 2 if max(map(len, names)) > 16 else 4, "labelLimit": 0}
+    lines_only = not any(one.kind in ("point", "bar", "cell") and one.x2 is None and one.by for one in drawn.layers)
+    if len(names) < 2:
+        legend = None
+    elif lines_only:
+        legend |= {"symbolType": "stroke", "symbolSize": 500, "symbolStrokeWidth": 2}
+
+    def scaled(values: list, field: str = "by") -> dict:
+        return {"field": field, "type": "nominal", "scale": {"domain": names, "range": values}}
+
+    found: dict[str, Any] = {"color": scaled([look.hex for look in looks]) | {"legend": legend}}
+    if layer.kind == "line" or layer.x2 is not None:
+        found["strokeDash"] = scaled([DASHES[look.dash] for look in looks], "by" if lines_only else "dash") | {
+            "legend": legend if lines_only else None
+        }
+    if layer.kind == "point":
+        found["shape"] = scaled([MARKS[look.mark] for look in looks]) | {"legend": legend}
+    return found
+
+
+def _axis(name: str, axis: Axis) -> dict:
+    if axis.names:
+        return {"field": name, "type": "ordinal", "sort": None, "title": axis.title or None, "axis": {"labelAngle": 0, "labelOverlap": True}}
+    zero = axis.zero if axis.zero is not None else name == "y" and not axis.log
+    scale: dict[str, Any] = {"zero": zero, "nice": name == "y"}
+    if axis.log:
+        scale = {"type": "log", "nice": False}
+    if axis.least is not None:
+        scale["domainMin"] = axis.least
+    if axis.most is not None:
+        scale |= {"domainMax": axis.most, "nice": False}
+    shown = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
+    return {"field": name, "type": "quantitative", "title": axis.title or None, "scale": scale, "axis": shown}
+
+
+def _hover(drawn: Drawing, parts: Sequence[int], mode: Mode) -> dict:
+    """Rows of all layers with lines or points, unseen until the pointer is near."""
+    told = "null"
+    for part in reversed(parts):
+        told = f"{NEAR}.part === {part} ? {_told(drawn.layers[part], NEAR)} : {told}"
+    seen = {"param": "hover", "empty": False, "value": 1}
+    return {
+        "transform": [{"filter": " || ".join(f"datum.part === {part}" for part in parts)}, {"filter": "isValid(datum.x) && isValid(datum.y)"}],
+        "mark": {"type": "point", "filled": False, "size": 140, "strokeWidth": 2, "color": WORDS, "tooltip": {"expr": told}},
+        "encoding": {
+            "x": _axis("x", drawn.x),
+            "y": _axis("y", drawn.y),
+            "opacity": {"condition": [seen, *([{"param": PICK, "empty": False, "value": 1}] if mode == "pick" else [])], "value": 0},
+        },
+        "params": [
+            {"name": "hover", "select": {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True}},
+            *_interactions(mode, near=True),
+        ],
+    }
+
+
+def _interactions(mode: Mode, near: bool) -> list[dict]:
+    """What a drag or a click does."""
+    if mode == "brush":
+        return [{"name": BRUSH, "select": {"type": "interval", "encodings": ["x"]}}]
+    if mode == "pick":
+        return [{"name": PICK, "select": {"type": "point", "fields": ["part", "row"], "toggle": False, **({"nearest": True} if near else {})}}]
+    # The wheel alone scrolls the page.
+    return [{"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}]
+
+
+def _told(layer: Layer, datum: str = "datum") -> str:
+    """An expression for what hovering says: the layer's columns by their real names."""
+    return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {datum}.t{i}" for i, name in enumerate(layer.tell)) + "}"
+
+
+def _rule_words(drawn: Drawing, part: int, layer: Layer) -> dict:
+    """The words of a rule, at its upper or right end."""
+    said = layer.says.split("\n")
+    if layer.x is not None:
+        place = {"x": _axis("x", drawn.x), "y": {"value": "height" if layer.low else 2}}
+        look = {"align": "left", "baseline": "top", "dx": 4, "dy": -13 * len(said) if layer.low else 0}
+    else:
+        place = {"x": {"value": "width"}, "y": _axis("y", drawn.y)}
+        look = {"align": "right", "baseline": "bottom", "dy": -3}
+    return {
+        "transform": [{"filter": f"datum.part === {part}"}],
+        "mark": {"type": "text", "text": said, "color": WORDS, "fontSize": 11, "tooltip": None} | look,
+        "encoding": place,
+    }

@@ -1,0 +1,94 @@
+"""What a drawing becomes: Vega-Lite that its own grammar allows, the figures that were given, what hovering says, and a picture of the same."""
+
+import io
+import json
+import math
+
+import altair
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from etude.explorer import printed, vega
+from etude.explorer.charts import Axis, Look, bars, cells, drawing, lines, points, ranges, rule
+from etude.explorer.drawing import COLOURS
+
+ROWS = [{"way": way, "x": x, "y": x * k, "low": x * k - 1, "high": x * k + 1, "to": x + 1} for way, k in (("a", 1.0), ("b", 2.0)) for x in range(4)]
+NAMED = [{"way": way, "x": x, "y": y} for way, x, y in (("a", "one", 0.0), ("a", "two", 3.0), ("b", "one", 1.0), ("b", "two", 2.0))]
+DRAWN = {
+    "lines": drawing("x", "y", lines(ROWS, "x", "y", "way"), rule("here", x=1.5), rule("there", y=2.0)),
+    "all near": drawing(
+        "x", Axis("y", log=True), lines(ROWS, "x", "y", "way"), points(ROWS, "x", "y", "way", hollow=True), ranges(ROWS, "x", "low", "high")
+    ),
+    "histogram": drawing("x", "y", bars(ROWS, "x", "y", "way", to="to"), rule("mean", x=1, low=True)),
+    "side by side": drawing(Axis("x", names=True), Axis("y", most=4), bars(NAMED, "x", "y", "way"), rule(x="two")),
+    "stacked": drawing(Axis("x", names=True), "y", bars(NAMED, "x", "y", "way", stacked=True)),
+    "bars and line": drawing(Axis("x", names=True), "y", bars(NAMED[:2], "x", "y"), lines(NAMED[2:], "x", "y", look=Look("red", "--"))),
+    "cells": drawing(Axis("x", names=True), Axis("way", names=True), cells(NAMED, "x", "way", "y")),
+    "thin and parted": drawing("x", "y", lines(ROWS, "x", "y", "way", thin=True, split="to")),
+}
+
+
+@pytest.mark.parametrize("mode", ["zoom", "brush", "pick"])
+@pytest.mark.parametrize("drawn", DRAWN.values(), ids=DRAWN)
+def test_the_grammar_allows_every_chart(drawn, mode):
+    spec = vega.spec(drawn, mode)
+    assert altair.LayerChart.from_dict({"data": {"name": "source"}, **spec}).to_dict()["layer"]
+    named = [param["name"] for layer in spec["layer"] for param in layer.get("params", [])]
+    assert named.count(mode) == 1, "one drag or click means one thing"
+
+
+@pytest.mark.parametrize("drawn", DRAWN.values(), ids=DRAWN)
+def test_the_table_holds_the_rows_and_nothing_else(drawn):
+    table = vega.table(drawn)
+    assert {len(column) for column in table.values()} == {sum(len(layer.rows) for layer in drawn.layers)}
+    for part, row, y in zip(table["part"], table["row"], table["y"], strict=True):
+        layer = drawn.layers[part]
+        if layer.y is not None and y is not None:
+            assert y == (str if drawn.y.names else float)(layer.rows[row][layer.y])
+    used = json.dumps(vega.spec(drawn))
+    assert all(name in table for name in ("x", "y", "by", "part")) and "datum.t9" not in used
+
+
+@pytest.mark.parametrize("drawn", DRAWN.values(), ids=DRAWN)
+def test_the_download_is_a_picture(drawn):
+    width, height = Image.open(io.BytesIO(printed.png(drawn))).size
+    assert width > height > 300
+    assert Image.open(io.BytesIO(printed.png(drawn, wide=True))).size[0] == pytest.approx(1.5 * width, abs=2)
+
+
+@given(st.floats(allow_nan=True, allow_infinity=False) | st.integers(-(10**9), 10**9) | st.none() | st.booleans() | st.text(max_size=5))
+def test_hovering_says_what_a_value_is(value):
+    (said,) = vega.table(drawing("x", "y", points([{"x": 0.5, "y": 1.5, "it": value}], "x", "y", tell=("it",))))["t2"]
+    if isinstance(value, bool):
+        assert said == ("yes" if value else "no")
+    elif value is None or value != value:
+        assert said == "–"
+    elif isinstance(value, float):
+        assert said == "exactly 0" if value == 0 else math.isclose(float(said), value, rel_tol=1e-5)
+    else:
+        assert said == str(value)
+
+
+@given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=7, unique=True))
+def test_every_series_can_be_told_apart_without_its_colour(names):
+    drawn = drawing("x", "y", lines([{"s": name, "x": x, "y": x} for name in names for x in (0, 1)], "x", "y", "s"))
+    assert list(drawn.looks) == names
+    assert len({look.colour for look in drawn.looks.values()}) == len(names)
+    assert len({(look.dash, look.mark) for look in drawn.looks.values()}) == len(names)
+
+
+def test_a_logarithmic_axis_leaves_out_what_it_cannot_show():
+    table = vega.table(drawing("x", Axis("y", log=True), lines([{"x": 1, "y": 0.0}, {"x": 2, "y": 1.0}], "x", "y")))
+    assert table["y"] == [None, 1.0] and table["t1"] == ["exactly 0", "1"]
+
+
+@pytest.mark.parametrize("ground", [1.0, 0.0087], ids=["white", "black"])
+@pytest.mark.parametrize("name", [*COLOURS, "words"])
+def test_colours_are_seen_on_light_and_dark(name, ground):
+    """A contrast of 2 for lines, 3 for words, as WCAG reckons it; `ground` is Streamlit's background, light or dark."""
+    text = vega.WORDS if name == "words" else COLOURS[name]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (int(text[i : i + 2], 16) / 255 for i in (1, 3, 5))]
+    bright = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    assert (max(bright, ground) + 0.05) / (min(bright, ground) + 0.05) > (3 if name == "words" else 2)
