@@ -334,6 +334,8 @@ def test_panels_of_several_runs_name_them(page, runs):  # noqa: F811
     trained(runs / "ranks")
     played(runs / "small")
     at = page("recipe", run=["small", "ranks"])
-    captions = [caption for one in at.image for caption in one.captions]
-    both = [caption for caption in captions if caption.startswith(PANELS["RL: reward"][0].words)]
-    assert len(both) == 1 and "ranks (seed 3, c0ffee0)" in both[0] and "small (seed 0, " in both[0]
+    captions = [one.value for one in at.caption if one.value.startswith(PANELS["RL: reward"][0].words)]
+    assert len(captions) == 1 and "ranks (seed 3, c0ffee0)" in captions[0] and "small (seed 0, " in captions[0]
+    shown = curves.drawn(PANELS["RL: reward"][0], 1, (loaded("ranks"), loaded("small")))
+    assert {name.partition(" (")[0] for name in shown.looks} == {"ranks", "small"} and len({look.colour for look in shown.looks.values()}) == 2
+    assert [row["value"] for row in shown.layers[0].rows if row["curve"] == "ranks (seed 3, c0ffee0), reward"] == [0.1, 0.2, 0.3]
