@@ -89,13 +89,18 @@ def metric_rows(metric: str, parts: Sequence[str], runs: Sequence[Played], smoot
     for run in runs:
         for part in parts:
             xs, ys = points_of(run.metrics.get(part, []), metric)
-            for x, y, s in zip(xs.tolist(), ys.tolist(), smoothed(ys, smooth).tolist(), strict=True):
+            for x, y, s in zip(xs.tolist(), ys.tolist(), smoothed(ys, _window(ys, smooth)).tolist(), strict=True):
                 found.append({"run": run.name, "part": part, "step": x, "value": y, "smoothed": s})
     return found
 
 
 def _smooth(panel: Panel, ys: np.ndarray, width: int) -> np.ndarray:
-    return ys if panel.log else smoothed(ys, width)  # few points, each measured on thousands of tokens
+    return ys if panel.log else smoothed(ys, _window(ys, width))  # few points, each measured on thousands of tokens
+
+
+def _window(ys: np.ndarray, width: int) -> int:
+    """A run that has just begun has few points, and their mean is no curve."""
+    return min(width, max(1, len(ys) // 2))
 
 
 def label(run: Played, several: bool = True) -> str:
@@ -118,7 +123,9 @@ def drawn(panel: Panel, smooth: int, runs: tuple[Played, ...]) -> Drawing:
             looks[series] = Look(_COLOURS[(number if several else place) % len(_COLOURS)], DASHES[place % len(DASHES)], MARKS[number % len(MARKS)])
             xs, ys = points(run)[f"{panel.name}/{key}"]
             shown += _numbered(series, panel.x, xs, ys, _smooth(panel, ys, smooth))
-    return _lines(panel.x, Axis(panel.unit, log=panel.log), shown, looks, raw=not several and not panel.log and smooth > 1, marks=panel.log)
+    return _lines(
+        panel.x, Axis(panel.unit, log=panel.log, zero=False), shown, looks, raw=not several and not panel.log and smooth > 1, marks=panel.log
+    )
 
 
 @lru_cache(64)
@@ -128,8 +135,8 @@ def metric_drawn(metric: str, parts: tuple[str, ...], smooth: int, runs: tuple[P
     for run in runs:
         for part in parts:
             xs, ys = points_of(run.metrics.get(part, []), metric)
-            shown += _numbered(f"{label(run)}, {part}" if len(runs) > 1 else part, "step", xs, ys, smoothed(ys, smooth))
-    return _lines("step", Axis(metric), shown, {}, raw=False, marks=False)
+            shown += _numbered(f"{label(run)}, {part}" if len(runs) > 1 else part, "step", xs, ys, smoothed(ys, _window(ys, smooth)))
+    return _lines("step", Axis(metric, zero=False), shown, {}, raw=False, marks=False)
 
 
 def _numbered(series: str, x: str, xs: np.ndarray, ys: np.ndarray, smooth: np.ndarray) -> list[dict]:

@@ -73,7 +73,7 @@ def locked(folder):
     """As long as a process lives that has the run."""
     with open(folder / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file
 
 
 def loaded(name):
@@ -304,6 +304,9 @@ def test_the_time_left_is_that_of_a_run_alike_or_the_pace(runs):  # noqa: F811
     assert run_state.left(now, [now]) == "about 3 min more of this stage, at the pace so far", "99 steps of 2 s"
     other = replace(before, settings=before.settings | {"rl.steps": 5})
     assert "pace" in run_state.left(now, [other]), "another run's settings tell nothing"
+    trained(runs / "ranks", steps=1, ended=False)
+    trained(runs / "earlier")
+    assert run_state.left(loaded("ranks"), [loaded("earlier")]) == "about 20 s more, as earlier took", "two of three steps of 10 s"
 
 
 @pytest.mark.parametrize(
