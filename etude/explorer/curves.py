@@ -1,22 +1,24 @@
-"""Curves of the recipe's runs: which metrics are drawn, for one run or for several in the same axes."""
+"""Curves of training runs: their points, and the drawings of one run or of several in the same axes."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import cycle
 
 import numpy as np
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from etude.explorer.page import COLOURS, axes, png
+from etude.explorer import charts
+from etude.explorer.charts import Axis, Look
+from etude.explorer.drawing import COLOURS, Drawing
 from etude.explorer.panels import PANELS, Panel
 from etude.explorer.run_kinds import Played
 from etude.report.record import joined_lines, points_of, smoothed
 
-__all__ = ["drawn", "has", "legible", "metric_drawn", "metric_rows", "metrics_of", "parts_of", "points", "rows"]
+__all__ = ["drawn", "has", "label", "metric_drawn", "metric_rows", "metrics_of", "parts_of", "points", "rows"]
 
+_COLOURS = tuple(COLOURS)
 DASHES = ("-", "--", ":", "-.")
-MARKS = ("o", "s", "^", "D", "v", "P")
+MARKS = ("o", "s", "^", "D", "v")
 
 
 @lru_cache(64)
@@ -87,95 +89,80 @@ def metric_rows(metric: str, parts: Sequence[str], runs: Sequence[Played], smoot
     for run in runs:
         for part in parts:
             xs, ys = points_of(run.metrics.get(part, []), metric)
-            for x, y, s in zip(xs.tolist(), ys.tolist(), smoothed(ys, smooth).tolist(), strict=True):
+            for x, y, s in zip(xs.tolist(), ys.tolist(), smoothed(ys, _window(ys, smooth)).tolist(), strict=True):
                 found.append({"run": run.name, "part": part, "step": x, "value": y, "smoothed": s})
     return found
 
 
 def _smooth(panel: Panel, ys: np.ndarray, width: int) -> np.ndarray:
-    return ys if panel.log else smoothed(ys, width)  # few points, each measured on thousands of tokens
+    return ys if panel.log else smoothed(ys, _window(ys, width))  # few points, each measured on thousands of tokens
 
 
-def legible(name: str) -> str:
-    """A run's name for the legend: dollar signs do not start a formula, and a leading underscore does not hide the entry."""
-    return ("\u200b" if name.startswith("_") else "") + name.replace("$", r"\$")
+def _window(ys: np.ndarray, width: int) -> int:
+    """A run that has just begun has few points, and their mean is no curve."""
+    return min(width, max(1, len(ys) // 2))
+
+
+def label(run: Played, several: bool = True) -> str:
+    """A run's name where several are shown: with its seed and commit."""
+    commit = str(run.machine.get("commit") or "")
+    more = [f"seed {run.settings['seed']}"] if "seed" in run.settings else []
+    more += [commit[:7] + "+changes" * commit.endswith("+changes")] if commit else []
+    return f"{run.name} ({', '.join(more)})" if several and more else run.name
 
 
 @lru_cache(128)
-def drawn(panel: Panel, smooth: int, runs: tuple[Played, ...]) -> bytes:
-    """The picture of a panel."""
-    fig, ax = axes(panel.x if panel.series else "", panel.unit, 4.4, 3.1, fixed=True)
-    ax.set_title(panel.title, loc="left", fontsize=11)
-    if panel.series:
-        _curves(ax, panel, runs, smooth)
-    else:
-        _successes(ax, runs)
-    return png(fig)
-
-
-def _curves(ax, panel: Panel, runs: Sequence[Played], smooth: int) -> None:
-    several = len(runs) > 1
-    colours = tuple(COLOURS.values())
-    for number, (run, mark) in enumerate(zip(runs, cycle(MARKS))):
-        for place, ((key, words), dash) in enumerate(zip(panel.series.items(), cycle(DASHES))):
+def drawn(panel: Panel, smooth: int, runs: tuple[Played, ...]) -> Drawing:
+    """The drawing of a panel: colours tell runs apart and dashes their curves, or colours the curves of a single run."""
+    if not panel.series:
+        return _successes(panel, runs)
+    several, looks, shown = len(runs) > 1, {}, []
+    for number, run in enumerate(runs):
+        for place, (key, words) in enumerate(panel.series.items()):
+            series = ", ".join([label(run), words] if several and len(panel.series) > 1 else [label(run) if several else words])
+            looks[series] = Look(_COLOURS[(number if several else place) % len(_COLOURS)], DASHES[place % len(DASHES)], MARKS[number % len(MARKS)])
             xs, ys = points(run)[f"{panel.name}/{key}"]
-            if not len(xs):
-                continue
-            colour = colours[(number if several else place) % len(colours)]
-            label = legible(f"{run.name}, {words}" if len(panel.series) > 1 else run.name) if several else words
-            if not several and not panel.log and smooth > 1:
-                ax.plot(xs, ys, color=colour, alpha=0.25, linewidth=0.8)
-            few = {"marker": mark, "markersize": 5, "markevery": max(1, len(xs) // 8)} if several or panel.log or len(xs) < 3 else {}
-            ax.plot(xs, _smooth(panel, ys, smooth), dash, color=colour, linewidth=1.8, label=label, **few)
-    if panel.log:
-        ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ax.yaxis.set_minor_formatter(NullFormatter())
-    if panel.x == "tokens":
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k" if value else "0")
-    if several or len(panel.series) > 1:
-        ax.legend(frameon=False, fontsize=8, handlelength=3.5)  # long enough to show the dashes next to a marker
-
-
-def _successes(ax, runs: Sequence[Played]) -> None:
-    colours = tuple(COLOURS.values())
-    names = list(dict.fromkeys(name for run in runs for name, *_ in run.successes))
-    for number, (run, mark) in enumerate(zip(runs, cycle(MARKS))):
-        for name, *pair in run.successes:
-            for side, (value, low, high) in enumerate(pair):
-                x = names.index(name) + (number - (len(runs) - 1) / 2) * 0.24 + (0.05 if side else -0.05)
-                colour = colours[number % len(colours)]
-                ax.errorbar(
-                    x,
-                    value,
-                    [[max(value - low, 0)], [max(high - value, 0)]],
-                    fmt=mark,
-                    color=colour,
-                    markersize=7,
-                    capsize=2,
-                    markerfacecolor=colour if side else "white",
-                    label=legible(run.name) if side and name == names[0] else None,
-                )
-    ax.set_xticks(range(len(names)), names)
-    ax.set_xlim(-0.6, len(names) - 0.4)
-    ax.set_ylim(0, 1.05)
-    if len(runs) > 1:
-        ax.legend(frameon=False, fontsize=8, loc="lower right")
+            shown += _numbered(series, panel.x, xs, ys, _smooth(panel, ys, smooth))
+    return _lines(
+        panel.x, Axis(panel.unit, log=panel.log, zero=False), shown, looks, raw=not several and not panel.log and smooth > 1, marks=panel.log
+    )
 
 
 @lru_cache(64)
-def metric_drawn(metric: str, parts: tuple[str, ...], smooth: int, runs: tuple[Played, ...]) -> bytes:
-    """The picture of one metric in some stages or arms."""
-    fig, ax = axes("step", metric, 8.4, 3.4, fixed=True)
-    colours = tuple(COLOURS.values())
-    drawn_ones = [(run, part) for run in runs for part in parts if any(metric in line for line in run.metrics.get(part, []))]
-    for number, (run, part) in enumerate(drawn_ones):
-        xs, ys = points_of(run.metrics[part], metric)
-        label = legible(f"{run.name}, {part}" if len(runs) > 1 else part)
-        ax.plot(
-            xs, smoothed(ys, smooth), DASHES[number // len(colours) % len(DASHES)], color=colours[number % len(colours)], linewidth=1.6, label=label
-        )
-    if drawn_ones:
-        ax.legend(frameon=False, fontsize=8, handlelength=3.5)
-    return png(fig)
+def metric_drawn(metric: str, parts: tuple[str, ...], smooth: int, runs: tuple[Played, ...]) -> Drawing:
+    """The drawing of one metric in some stages or arms."""
+    shown = []
+    for run in runs:
+        for part in parts:
+            xs, ys = points_of(run.metrics.get(part, []), metric)
+            shown += _numbered(f"{label(run)}, {part}" if len(runs) > 1 else part, "step", xs, ys, smoothed(ys, _window(ys, smooth)))
+    return _lines("step", Axis(metric, zero=False), shown, {}, raw=False, marks=False)
+
+
+def _numbered(series: str, x: str, xs: np.ndarray, ys: np.ndarray, smooth: np.ndarray) -> list[dict]:
+    """Points of a curve; what is no number interrupts its line."""
+    return [
+        {"curve": series, x: at, "value": y if math.isfinite(y) else None, "smoothed": s if math.isfinite(s) else None}
+        for at, y, s in zip(xs.tolist(), ys.tolist(), smooth.tolist(), strict=True)
+    ]
+
+
+def _lines(x: str, y: Axis, shown: list[dict], looks: dict[str, Look], raw: bool, marks: bool) -> Drawing:
+    """`raw`: unsmoothed values stand behind as thin lines. A curve of one or two points has marks."""
+    few = {series for series, n in Counter(row["curve"] for row in shown).items() if marks or n < 3}
+    behind = [charts.lines(shown, x, "value", "curve", thin=True)] if raw else []
+    marked = charts.points([row for row in shown if row["curve"] in few], x, "smoothed", "curve", tell=("value",))
+    return charts.drawing(Axis(x, zero=True), y, *behind, charts.lines(shown, x, "smoothed", "curve", tell=("value",)), marked, looks=looks)
+
+
+def _successes(panel: Panel, runs: Sequence[Played]) -> Drawing:
+    """From before RL to after it: a line for each measure, and the intervals at its ends."""
+    several = len(runs) > 1
+    shown = [{**row, "curve": label(run) if several else row["measure"]} for run in runs for row in rows(panel, [run], 1)]
+    return charts.drawing(
+        Axis("", names=True),
+        Axis(panel.unit, least=0.0, most=1.0),
+        charts.ranges(shown, "when", "low", "high", "curve", tell=("measure",)),
+        charts.lines(shown, "when", "value", "curve", split="measure", tell=("measure",)),
+        charts.points(shown, "when", "value", "curve", tell=("measure", "low", "high")),
+    )

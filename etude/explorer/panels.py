@@ -38,14 +38,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "mean over the batch",
             "Every step uses new prompts, so memorisation cannot raise this curve. Reward is success minus the penalties.",
         ),
-        Panel(
-            "success",
-            "Held-out success",
-            (),
-            {},
-            "share of tasks",
-            "Hollow: before RL; filled: after RL. Whiskers are 95% bootstrap intervals over held-out tasks.",
-        ),
+        Panel("success", "Held-out success", (), {}, "share of tasks", "Before RL and after it. Whiskers are 95% intervals over held-out tasks."),
     ),
     "RL: length, drift": (
         Panel(

@@ -29,6 +29,7 @@ __all__ = [
     "Source",
     "choice",
     "chosen",
+    "committed",
     "facts",
     "finished",
     "folders",
@@ -120,6 +121,16 @@ def known_facts(record: dict) -> list[str]:
     seed = [f"seed {config['seed']}"] if "seed" in config else []
     where = [f"{machine['cpu']}, {machine['cores']} cores"] if {"cpu", "cores"} <= machine.keys() else []
     return [*seed, *where, *(f"{what} {machine[what]}" for what in ("torch", "commit") if machine.get(what))]
+
+
+def committed(path: Path) -> str:
+    """A line about an experiment's committed record: where it lies, what made it, seed and machine."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        known = known_facts(record if isinstance(record, dict) else {})
+    except (OSError, ValueError, RecursionError):
+        known = []
+    return " · ".join([f"committed in results/figures/{path.name}, made by `etude figure {path.stem}`", *map(plain, known)])
 
 
 def finished() -> list[Source]:

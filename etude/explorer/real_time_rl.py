@@ -6,6 +6,7 @@ from functools import lru_cache
 import numpy as np
 import streamlit as st
 
+from etude.explorer import provenance
 from etude.explorer.page import COLOURS, ROOT, Page, axes, figure, png, table
 from etude.explorer.spans import metrics
 from kit.settings import RunError
@@ -124,6 +125,7 @@ def draw() -> None:
     metrics(*((f"{name} pays below", f"{even(found, name):.2f}", hint) for name, hint in hints.items()))
     st.subheader("The loop's dashboard")
     if played := record():
+        st.caption(f"Shown: {provenance.committed(RECORD)}")
         board(way, every, played)
     else:
         st.info("The loop has not been played in full yet, so there is nothing to show here. `sims/real_time_rl/figure.py` says what it will be.")

@@ -6,7 +6,8 @@ from pathlib import Path
 import streamlit as st
 
 from etude.explorer import beside, curves, run_choice, run_files, run_rollouts, run_state
-from etude.explorer.page import Page, figure, table
+from etude.explorer.charts import chart
+from etude.explorer.page import Page, table
 from etude.explorer.panels import PANELS, Panel
 from etude.explorer.provenance import EXAMPLE, plain
 from etude.explorer.run_kinds import Played
@@ -66,9 +67,9 @@ def shown(places: dict[str, Path], known: Sequence[Played], what: str, smooth: i
     if what == EVERY:
         _one_metric(runs, smooth, metric, parts)
     else:
-        columns = st.columns(2)
+        columns = st.columns(1 if len(runs) > 1 else 2)  # several runs have longer names
         for place, panel in enumerate(PANELS[what]):
-            with columns[place % 2]:
+            with columns[place % len(columns)]:
                 _panel(panel, runs, smooth)
     for run in runs:
         _experiment(run)
@@ -97,14 +98,16 @@ def _about(run: Played, known: Sequence[Played]) -> None:
 
 def _of(runs: Sequence[Played]) -> str:
     """Whose figures these are, for a caption."""
-    return f"Of {', '.join(run_choice.label(run) for run in runs)}."
+    return f"Of {', '.join(curves.label(run) for run in runs)}."
 
 
 def _panel(panel: Panel, runs: Sequence[Played], smooth: int) -> None:
     have = [run for run in runs if curves.rows(panel, [run], smooth)]
     lacking = [run.name for run in runs if run not in have]
     if have:
-        figure(curves.drawn(panel, smooth, tuple(have)), panel.name, curves.rows(panel, have, smooth), f"{panel.words} {_of(have)}")
+        st.markdown(f"**{panel.title}**")
+        rows = curves.rows(panel, have, smooth)
+        chart(curves.drawn(panel, smooth, tuple(have)), panel.name, rows, f"{panel.words} {_of(have)}", wide=len(have) > 1)
     if lacking:
         ended = all(not run.missing for run in runs if run.name in lacking)
         st.info(f"{panel.title}: {'not recorded by' if ended else 'nothing yet of'} {plain(', '.join(lacking))}.")
@@ -113,7 +116,7 @@ def _panel(panel: Panel, runs: Sequence[Played], smooth: int) -> None:
 def _one_metric(runs: Sequence[Played], smooth: int, metric: str, parts: Sequence[str]) -> None:
     rows = curves.metric_rows(metric, parts, runs, smooth)
     if rows:
-        figure(curves.metric_drawn(metric, tuple(parts), smooth, tuple(runs)), "metric", rows, f"{metric}, as it was logged. {_of(runs)}")
+        chart(curves.metric_drawn(metric, tuple(parts), smooth, tuple(runs)), "metric", rows, f"{metric}, as it was logged. {_of(runs)}", wide=True)
     else:
         st.info(f"{plain(', '.join(run.name for run in runs))}: no metrics along steps are recorded.")
 

@@ -10,7 +10,7 @@ from etude.explorer.provenance import KINDS, RUNS, folders, missing
 from etude.explorer.run_kinds import Played
 from etude.explorer.run_state import going
 
-__all__ = ["chosen", "label"]
+__all__ = ["chosen"]
 
 MAKES = {"techniques": "`etude run TECHNIQUE`", "experiments": "`etude figure NAME`"}
 
@@ -67,11 +67,3 @@ def _choice(names: list[str], found: dict[str, Path], first: str) -> list[str]:
     if asked != state["seen"]:
         st.query_params["run"] = state["seen"]
     return shown
-
-
-def label(run: Played, several: bool = True) -> str:
-    """A run's name where several are shown: with its seed and commit."""
-    commit = run.machine.get("commit")
-    more = [f"seed {run.settings['seed']}"] if "seed" in run.settings else []
-    more += [str(commit)[:7] + "+changes" * str(commit).endswith("+changes")] if commit else []
-    return f"{run.name} ({', '.join(more)})" if several and more else run.name

@@ -82,16 +82,17 @@ def total(run: Played, stage: str) -> float | None:
 def left(run: Played, others: Iterable[Played]) -> str:
     """How much longer a run will take, in words: as a finished one with the same settings took, or else as the steps of its stage did so far. Empty
     where neither is known."""
-    done = spent(run.place)
+    done, reached = spent(run.place), where(run)
+    share = min(1.0, reached.step / reached.total) if reached and reached.total else 0.0
     alike = [other for other in others if other.technique == run.technique and not other.missing and same_settings(run, other)]
     for other in sorted(alike, key=lambda other: -other.touched):
         if took := expected.seconds_of(other.place):
+            if reached and not done:  # trainings on ranks note no times
+                done = {reached.stage: share * took.get(reached.stage, 0.0)}
             more = sum(max(0.0, seconds - done.get(stage, 0.0)) for stage, seconds in took.items() if stage in run.missing or stage not in done)
             return f"about {expected.duration(more)} more, as {other.name} took"
-    reached = where(run)
-    if reached and reached.total and reached.step and (seconds := done.get(reached.stage)):
-        more = seconds * max(0.0, reached.total - reached.step) / reached.step
-        return f"about {expected.duration(more)} more of this stage, at the pace so far"
+    if share and (seconds := done.get(run.missing[0])):
+        return f"about {expected.duration(seconds * (1 - share) / share)} more of this stage, at the pace so far"
     return ""
 
 

@@ -73,7 +73,7 @@ def locked(folder):
     """As long as a process lives that has the run."""
     with open(folder / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file
 
 
 def loaded(name):
@@ -304,6 +304,9 @@ def test_the_time_left_is_that_of_a_run_alike_or_the_pace(runs):  # noqa: F811
     assert run_state.left(now, [now]) == "about 3 min more of this stage, at the pace so far", "99 steps of 2 s"
     other = replace(before, settings=before.settings | {"rl.steps": 5})
     assert "pace" in run_state.left(now, [other]), "another run's settings tell nothing"
+    trained(runs / "ranks", steps=1, ended=False)
+    trained(runs / "earlier")
+    assert run_state.left(loaded("ranks"), [loaded("earlier")]) == "about 20 s more, as earlier took", "two of three steps of 10 s"
 
 
 @pytest.mark.parametrize(
@@ -334,6 +337,8 @@ def test_panels_of_several_runs_name_them(page, runs):  # noqa: F811
     trained(runs / "ranks")
     played(runs / "small")
     at = page("recipe", run=["small", "ranks"])
-    captions = [caption for one in at.image for caption in one.captions]
-    both = [caption for caption in captions if caption.startswith(PANELS["RL: reward"][0].words)]
-    assert len(both) == 1 and "ranks (seed 3, c0ffee0)" in both[0] and "small (seed 0, " in both[0]
+    captions = [one.value for one in at.caption if one.value.startswith(PANELS["RL: reward"][0].words)]
+    assert len(captions) == 1 and "ranks (seed 3, c0ffee0)" in captions[0] and "small (seed 0, " in captions[0]
+    shown = curves.drawn(PANELS["RL: reward"][0], 1, (loaded("ranks"), loaded("small")))
+    assert {name.partition(" (")[0] for name in shown.looks} == {"ranks", "small"} and len({look.colour for look in shown.looks.values()}) == 2
+    assert [row["value"] for row in shown.layers[0].rows if row["curve"] == "ranks (seed 3, c0ffee0), reward"] == [0.1, 0.2, 0.3]

@@ -17,6 +17,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from etude.explorer import PAGES
 from etude.explorer.page import ROOT
+from tests.app.test_any_run import locked, trained
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 WIDTHS = (1200, 390)
@@ -26,11 +27,15 @@ expect.set_options(timeout=SLOW)
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("explorer")
+
+
+@pytest.fixture(scope="module")
+def address(folder):
     """The explorer as `etude explore` starts it, where no run lies: pages show the committed examples."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    folder = tmp_path_factory.mktemp("explorer")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with open(folder / "log", "w") as log:
         server = subprocess.Popen(
@@ -279,3 +284,19 @@ def test_the_agent_plays_a_task_and_then_another_docstring(tab, address):
     tab.get_by_role("button", name="Play").click()
     expect(tab.locator(".appearing .said").last).to_contain_text("verdict")
     assert not tab.errors
+
+
+def test_a_run_that_is_going_on_is_followed_without_a_reload(browser, address, folder):
+    run = trained(folder / "runs" / "mine", steps=1, ended=False)
+    try:
+        with opened(browser, WIDTHS[0]) as tab, locked(run) as held:
+            tab.goto(f"{address}/recipe?run=mine")
+            expect(settled(tab).get_by_text("step 1 of 3")).to_be_visible()
+            with open(run / "metrics" / "dr-grpo.jsonl", "a") as file:
+                file.write('{"step": 2, "reward": 0.5, "success": 0.5}\n')
+            expect(tab.get_by_text("step 2 of 3")).to_be_visible()
+            held.close()  # as the kernel does for a process that was killed
+            expect(tab.get_by_text("interrupted")).to_be_visible()
+            assert not tab.errors
+    finally:
+        shutil.rmtree(folder / "runs")

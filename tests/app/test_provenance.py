@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 
+import numpy as np
 import pytest
 
 from etude.explorer import PAGES, examples, kl, provenance
@@ -144,6 +145,24 @@ def test_no_page_speaks_of_a_real_run_without_saying_which(page, runs):  # noqa:
     for one in PAGES:
         if one.name in SHOWN:
             assert "real run" not in said(page(one.name, **TOKENS.get(one.name, {}))) + one.says
+
+
+def test_the_figures_of_kl_are_those_of_the_run(page, mine, table):
+    """Not only its name: here policy and reference have changed places."""
+    folder = mine() / provenance.PLACE
+    stored = dict(np.load(folder / "token-distributions.npz"))
+    policy, reference = (stored[name].astype(np.float64) for name in ("reference", "policy"))
+    np.savez(folder / "token-distributions.npz", **stored | {"policy": stored["reference"], "reference": stored["policy"]})
+    logp, logq = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (policy, reference))
+    exact = float((np.exp(logp) * (logp - logq)).sum(-1).mean())
+    shown = [table(page("kl", examples=name, **TOKENS["kl"]), "exact KL")["exact KL"] for name in ("mine", provenance.EXAMPLE)]
+    assert shown[0].tolist() == pytest.approx([exact] * 3) and abs(shown[1][0] - exact) > 1e-4
+
+
+def test_the_dashboard_of_real_time_rl_says_whose_it_is(page, runs):  # noqa: F811
+    record = json.loads((provenance.RECORDS / "real-time-rl.json").read_text())
+    line = f"committed in results/figures/real-time-rl.json, made by `etude figure real-time-rl` · seed {record['config']['seed']} · "
+    assert line in said(page("real-time-rl"))
 
 
 def test_examples_go_into_the_run_and_elsewhere_only_where_asked(tmp_path, monkeypatch, ask):
