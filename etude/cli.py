@@ -20,6 +20,7 @@ import typer
 
 from etude import __version__, afterwards, catalog, meant
 from etude.eval_commands import eval_app
+from etude.glossary_commands import glossary
 from etude.play_commands import play
 from etude.task_commands import tasks_app
 from kit import disk, process, settings, tracking
@@ -35,6 +36,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(tasks_app, name="tasks")
 app.command("play")(play)
+app.command("glossary")(glossary)
 LOG = typer.Option(help="Where metrics go beside TensorBoard's files: trackio or wandb.", show_default="nowhere", metavar="NAME")
 SMALL = typer.Argument(help="A small run of the recipe; the benchmark uses its policy after SFT.", callback=meant.a_run)
 

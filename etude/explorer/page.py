@@ -26,7 +26,7 @@ from typing import Any
 import streamlit as st
 from matplotlib.figure import Figure
 
-from etude import catalog
+from etude import catalog, glossary
 from etude.figures import as_csv
 from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 
@@ -66,7 +66,7 @@ def show(page: Page) -> None:
     from kit.settings import RunError
 
     st.title(page.title)
-    st.markdown(page.says)
+    st.markdown(page.says, help=glossary.told(page.says) or None)
     if page.formula:
         st.latex(page.formula)
     if page.question:
