@@ -18,6 +18,7 @@ from etude.challenge_commands import challenge
 from etude.course_commands import explore, lesson
 from etude.eval_commands import eval_app
 from etude.given import read_toml
+from etude.glossary_commands import glossary
 from etude.plan_commands import plan
 from etude.play_commands import play
 from etude.run_commands import run_technique
@@ -92,6 +93,7 @@ app.command("examples")(result_commands.examples)
 app.command("explore")(explore)
 app.command("lesson")(lesson)
 app.command("challenge")(challenge)
+app.command("glossary")(glossary)
 
 
 @app.command("kernels")

@@ -9,6 +9,7 @@ from etude.explorer import (
     episodes,
     feature_deletion,
     front,
+    glossary,
     kl,
     lesson,
     mtp,
@@ -32,6 +33,7 @@ PAGES: tuple[Page, ...] = tuple(
     for module in (
         watch,
         front,
+        glossary,
         recipe,
         mtp,
         advantages,
@@ -52,7 +54,7 @@ PAGES: tuple[Page, ...] = tuple(
 
 
 START, COURSE, CLAIMS = "Start", "Course", "Claims"
-SECTIONS = {"watch": START, "start": START, "course": COURSE, "claims": CLAIMS}
+SECTIONS = {"watch": START, "start": START, "glossary": START, "course": COURSE, "claims": CLAIMS}
 """Pages that belong to no part of the recipe → their section. All others stand where their technique does."""
 HEADINGS = (START, *dict.fromkeys(part.section for part in PARTS), COURSE, CLAIMS)
 """Sections in the order of the sidebar."""

@@ -102,6 +102,7 @@ def readers() -> None:
             st.markdown(f"**{who}**")
             for number, (name, what) in enumerate(steps, 1):
                 link(name, f"{number}. {what}")
+    link("glossary", "Words of the field, explained", ":material/dictionary:")
 
 
 def task() -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import streamlit as st
 from matplotlib.figure import Figure
 
-from etude import catalog
+from etude import catalog, glossary
 from etude.explorer.drawing import COLOURS
 from etude.figures import as_csv
 
@@ -65,7 +65,7 @@ def show(page: Page) -> None:
     from kit.settings import RunError
 
     st.title(page.title)
-    st.markdown(page.says)
+    st.markdown(page.says, help=glossary.told(page.says) or None)
     if page.formula:
         st.latex(page.formula)
     if page.question:

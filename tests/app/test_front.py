@@ -9,6 +9,7 @@ import pytest
 from etude import catalog
 from etude.explorer import HEADINGS, PAGES, examples, front, section
 from etude.explorer.page import ROOT
+from etude.glossary import TERMS
 from etude.stages import PARTS, files, stage_of
 from lessons import syllabus
 
@@ -114,3 +115,18 @@ def test_only_files_of_the_recipe_are_read(page, go, wanted):
     at = go(page("course"), "file", file=wanted)
     assert at.title[0].value == "Files" and not at.code and len(at.get("page_link")) == len(files())
     assert bool(at.warning) == bool(wanted) and all(len(said.value) < 100 for said in at.warning)
+
+
+def test_the_glossary_shows_all_terms_or_those_that_say_a_word(page, lessons):
+    at = page("glossary")
+    assert [term.value for term in at.subheader] == [term.word for term in TERMS] and not astray(at, lessons)
+    at = page("glossary", term="ADVANTAGE")
+    assert {"advantage", "group"} & {term.value for term in at.subheader} and len(at.subheader) < len(TERMS)
+    links = {word for text in at.markdown for word in re.findall(r"\(#([^)]+)\)", text.value)}
+    assert links <= {term.anchor for term in at.subheader}, "no link to a term that is not shown"
+    assert page("glossary", term="xyzzy").info[0].value == "No term says that."
+
+
+def test_a_page_explains_its_own_words(page):
+    assert next(text for text in page("kl").markdown if text.proto.help).proto.help.startswith("**policy**: ")
+    assert not [text for text in page("claims").markdown if text.proto.help]

@@ -1,0 +1,48 @@
+"""The glossary: words of the field, each with a link to where it is at work."""
+
+import streamlit as st
+
+from etude.explorer.page import PLACES, Page, link
+from etude.glossary import TERMS, Term
+
+__all__ = ["PAGE", "anchor"]
+
+WIDTH = 860
+"""Width of the text in pixels; screens may be wider."""
+
+
+def anchor(word: str) -> str:
+    """Name of a term in the URL, behind the #."""
+    return word.lower().replace(" ", "-")
+
+
+def entry(term: Term, there: set[str]) -> None:
+    """A term, what it means, and links. `there`: the terms that the page shows; links to others would lead nowhere."""
+    st.subheader(term.word, anchor=anchor(term.word))
+    also = ", ".join(f"[{word}](#{anchor(word)})" if word in there else word for word in term.see)
+    st.markdown(f"{term.says} See also: {also}." if also else term.says)
+    with st.container(horizontal=True, gap="small"):
+        for place in term.where:
+            if isinstance(place, int):
+                link("lesson", f"Lesson {place}", ":material/school:", n=f"{place:02d}")
+            else:
+                link(place, PLACES[place].title, ":material/tune:")
+
+
+def draw() -> None:
+    with st.container(width=WIDTH):
+        asked = st.text_input("Find a term", key="term", bind="query-params").strip().casefold()
+        shown = [term for term in TERMS if asked in f"{term.word} {' '.join(term.forms)} {term.says}".casefold()]
+        if not shown:
+            st.info("No term says that.")
+        for term in shown:
+            entry(term, {one.word for one in shown})
+
+
+PAGE = Page(
+    name="glossary",
+    title="Glossary",
+    says="The words of the field that pages and lessons use, in one or two sentences each, with links to where they are at work. The question mark "
+    "beside a page's first words explains its own.",
+    draw=draw,
+)

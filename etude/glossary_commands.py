@@ -1,0 +1,33 @@
+"""The command `etude glossary`: words in, one call into a room."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Annotated
+
+import typer
+
+from etude.glossary import TERMS, Term, find
+
+__all__ = ["glossary"]
+
+
+def glossary(
+    term: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A term, such as advantage.", metavar="TERM", show_default="all of them", autocompletion=lambda: [one.word for one in TERMS]
+        ),
+    ] = None,
+) -> None:
+    """Explain the words of the field: what a term means, and where it is at work."""
+    for one in [find(" ".join(term))] if term else TERMS:
+        print(entry(one))
+
+
+def entry(term: Term) -> str:
+    """A term for the terminal."""
+    places = [f"etude lesson {place}" if isinstance(place, int) else f"the explorer's page {place}" for place in term.where]
+    also = f" See also: {', '.join(term.see)}." if term.see else ""
+    says = textwrap.fill(f"{term.says}{also} At work in: {', '.join(places)}.", 100, initial_indent="  ", subsequent_indent="  ")
+    return f"{term.word}\n{says}"
