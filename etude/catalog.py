@@ -234,6 +234,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         scaled="scaled/cpt.py",
         sim="sims/cpt_rl.py",
         lesson="lessons/01_cpt.py",
+        page="cpt",
         figure="results/figures/cpt-rl.png",
         tests=("tests/ref/test_cpt.py",),
     ),
@@ -245,6 +246,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         scaled="scaled/muon.py",
         kernel="kernels/muon.py",
         lesson="lessons/02_muon.py",
+        page="muon",
         tests=("tests/ref/test_muon.py",),
     ),
     Technique(
@@ -372,6 +374,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         ref="ref/packing.py",
         scaled="scaled/packing.py",
         lesson="lessons/09_packing.py",
+        page="packing",
         tests=("tests/ref/test_packing.py",),
     ),
     Technique(
@@ -383,6 +386,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         kernel="kernels/quant.py",
         sim="sims/low_precision.py",
         lesson="lessons/10_quant.py",
+        page="low-precision",
         figure="results/figures/low-precision.png",
         tests=(
             "tests/ref/test_quant.py",

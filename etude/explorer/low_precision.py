@@ -1,0 +1,232 @@
+"""Low precision: the way of a number into a format and back, bit by bit; who pays for an outlier; what a scale per tensor lets the past see."""
+
+import html
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import streamlit as st
+import torch
+from torch import Tensor
+
+from etude.explorer.charts import Axis, chart, drawing, lines, points
+from etude.explorer.number_formats import FORMS, Way, bits_of, fields, grid, near, reading, verdict, way
+from etude.explorer.page import COLOURS, Page, table
+from etude.explorer.spans import metrics, tint
+from ref import formats, quant
+
+COMPANIONS = (0.0, 0.01, 0.1, 1.0, 2.0, 6.0, 10.0, 100.0, 1000.0, 1e6)
+OUTLIERS = (1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4, 1e5, 1e6)
+TOKENS, WIDTH, AT = 8, 64, 5
+"""The batch of the second half, and the place of the outlier in its last token."""
+BEGINS = "0.3"
+"""The number that the page begins with, and shows for a link that holds none."""
+COLUMNS = (("sign", "red", "solid"), ("exponent", "blue", "double"), ("mantissa", "green", "dashed"))
+SHARED: dict[str, Callable[[Tensor], Tensor]] = {
+    "FP8, one scale per tensor": lambda x: fp8(x, len(x), x.shape[1]),
+    "FP8, one per token": lambda x: fp8(x, 1, x.shape[1]),
+    "FP8, one per 16": lambda x: fp8(x, 1, 16),
+    "MXFP8, one per 32": lambda x: quant.rounded(x, "mxfp8"),
+    "NVFP4, per tensor and 16": lambda x: quant.rounded(x, "nvfp4-tensor"),
+    "NVFP4, per token and 16": lambda x: quant.rounded(x, "nvfp4-token"),
+}
+"""What shares a scale, and a matrix rounded in that way."""
+WHO = ("earlier tokens", "rest of its token", "its block of 16")
+
+
+def fp8(x: Tensor, rows: int, columns: int) -> Tensor:
+    return quant.blockwise_fp8_dequantize(*quant.blockwise_fp8_quantize(x, (rows, columns)), (rows, columns))
+
+
+def number(text: str) -> float | None:
+    """The number that somebody typed, which may be inf or nan; None if it is none."""
+    try:
+        return float(text.strip().replace("−", "-"))
+    except ValueError:
+        return None
+
+
+@lru_cache(16)
+def batch(outlier: float, seed: int) -> Tensor:
+    """Activations [TOKENS, WIDTH] with standard deviation one, and one number of this size in the last token."""
+    x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(seed))
+    x[-1, AT] = outlier
+    return x
+
+
+def groups() -> dict[str, Tensor]:
+    """The numbers that may suffer, each group a mask [TOKENS, WIDTH]."""
+    row, column = torch.meshgrid(torch.arange(TOKENS), torch.arange(WIDTH), indexing="ij")
+    last = row == TOKENS - 1
+    return dict(zip(WHO, (~last, last & (column >= 16), last & (column < 16) & (column != AT)), strict=True))
+
+
+@lru_cache(128)
+def payers(outlier: float, seed: int) -> list[dict]:
+    """One row for each way to share a scale: the error of each group relative to its size, the share of its numbers that become zero, and what
+    of the earlier tokens is other than it was without the outlier."""
+    x, calm = batch(outlier, seed), batch(1.0, seed)
+    weight = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(seed + 1)) / WIDTH**0.5
+    rows = []
+    for name, rounding in SHARED.items():
+        seen, before = rounding(x), rounding(calm)
+        row: dict = {"scale": name}
+        for who, mask in groups().items():
+            row[f"error, {who}"] = ((seen - x)[mask].norm() / x[mask].norm()).item()
+            row[f"lost, {who}"] = (seen[mask] == 0).double().mean().item()
+        row["past numbers that change"] = int((seen != before)[:-1].sum())
+        row["past outputs move by"] = (seen @ weight - before @ weight)[:-1].abs().max().item()
+        rows.append(row)
+    return rows
+
+
+def told(value: float, unit: str = "") -> str:
+    """A figure in words; zero is said to be exact only where it is."""
+    return "exactly 0" if value == 0 else f"{value:.3g}{unit}"
+
+
+def cells(layout: str, code: int) -> str:
+    """A code as boxes, one for each bit."""
+    found = []
+    for (name, colour, line), bits in zip(COLUMNS, fields(layout, code), strict=True):
+        look = f"{tint(colour, 0.18)};border-bottom:3px {line} {COLOURS[colour]}"
+        boxes = "".join(f'<span style="{look};padding:0 .28em;margin-right:1px">{bit}</span>' for bit in bits)
+        found.append(f'<span title="{name}" class="{name}" style="margin-right:.4em;display:inline-block">{boxes}</span>' if bits else "")
+    return f"<span style=\"font-family:'Source Code Pro',monospace\">{''.join(found)}</span>"
+
+
+def step(label: str, shown: str, words: str) -> str:
+    """One step of the way: what it is called, what it shows (HTML), and what is to be said of it."""
+    said = f"<div>{html.escape(words)}</div>" if words else ""
+    return (
+        '<div style="display:flex;flex-wrap:wrap;column-gap:.8rem;margin-bottom:.55rem">'
+        f'<div style="flex:0 0 9rem;opacity:.75">{html.escape(label)}</div><div style="flex:1 1 14rem">{shown}{said}</div></div>'
+    )
+
+
+def steps(taken: Way) -> str:
+    """The way of a number as HTML."""
+    bits, code = bits_of(torch.tensor(taken.number)), taken.code
+    parts = [step("The number, float32", cells("float32", bits), f"{taken.number:.9g} = {reading('float32', bits)}")]
+    parts += [step(f"Scale of its {who}, {layout}", cells(layout, held), f"{size:.6g}") for who, layout, held, size in taken.scales]
+    if taken.scales:
+        parts.append(step("Number over scale", f"{taken.quotient:.9g}", ""))
+    parts.append(step("Rounded", line(taken), verdict(taken)))
+    parts.append(step(f"Code, {taken.layout}", cells(taken.layout, code), f"{code:#x}: {taken.rounded:g} = {reading(taken.layout, code)}"))
+    times = f"{taken.rounded:g} · {' · '.join(f'{size:.4g}' for *_, size in taken.scales)}" if taken.scales else ""
+    parts.append(step("What comes back", f"<b>{taken.back:.9g}</b>", times))
+    return "".join(parts)
+
+
+def line(taken: Way) -> str:
+    """The format's values around what is rounded, to scale, as HTML; the number is a triangle, what it becomes a thick line."""
+    values = near(taken)
+    low, high = values[0], values[-1]
+    marks = []
+    for known in values:
+        chosen = known == taken.rounded
+        look = f"border-left:{'4px' if chosen else '1px'} solid {COLOURS['blue'] if chosen else 'currentColor'};height:1.5em"
+        at = 100 * (known - low) / (high - low)
+        marks.append(f'<span title="{known:.9g}" style="position:absolute;left:{at:.2f}%;top:.9em;{look}"></span>')
+        label = f"<b>{known:.4g}</b>" if chosen else f"{known:.4g}"
+        marks.append(f'<span style="position:absolute;left:{at:.2f}%;top:3.1em;transform:translateX(-50%);font-size:.75em">{label}</span>')
+    if math.isfinite(taken.quotient):
+        at = 100 * min(max((taken.quotient - low) / (high - low), 0), 1)
+        look = f"position:absolute;left:{at:.2f}%;top:-.2em;transform:translateX(-50%);color:{COLOURS['orange']}"
+        marks.append(f'<span title="{taken.quotient:.9g}" style="{look}">▼</span>')
+    return f'<div style="position:relative;height:3.4em;margin:0 2.2em">{"".join(marks)}</div>'
+
+
+def heat(x: Tensor, seen: Tensor) -> str:
+    """The batch as HTML, a row for each token: the darker, the more of a number is gone; what became zero is crossed out."""
+    found = []
+    for row, (numbers, back) in enumerate(zip(x.tolist(), seen.tolist(), strict=True)):
+        for column, (was, now) in enumerate(zip(numbers, back, strict=True)):
+            gone = min(abs(now - was) / abs(was), 1.0) if was else 0.0
+            look = f"{tint('orange', gone**0.5)};outline:{'2px solid' if (row, column) == (TOKENS - 1, AT) else '0'} {COLOURS['red']}"
+            title = f"token {row + 1}, number {column + 1}: {was:.4g} becomes {now:.4g}"
+            found.append(f'<span title="{title}" style="{look};text-align:center;overflow:hidden">{"" if now else "×"}</span>')
+    grid = f"display:grid;grid-template-columns:repeat({WIDTH},1fr);grid-auto-rows:1.1em;gap:1px;font-size:.7rem;line-height:1.1em"
+    return f'<div class="heat" style="{grid}">{"".join(found)}</div>'
+
+
+def draw() -> None:
+    one, two, three, four = st.columns(4)
+    typed = one.text_input("Number", BEGINS, 40, key="number", bind="query-params", help="Also −0, inf and nan.")
+    form = two.selectbox("Format", FORMS, list(FORMS).index("NVFP4"), key="format", bind="query-params")
+    scaled = form in ("FP8 E4M3, scaled", "MXFP8", "NVFP4")
+    block = three.select_slider(
+        "Largest neighbour in its block", COMPANIONS, 1.0, key="neighbour", bind="query-params", disabled=not scaled, format_func="{:g}".format
+    )
+    token = four.select_slider(
+        "Largest elsewhere in its token", COMPANIONS, 2.0, key="elsewhere", bind="query-params", disabled=form != "NVFP4", format_func="{:g}".format
+    )
+    given = number(typed)
+    if given is None:
+        st.warning(f"That is no number; this is the way of {BEGINS}.")
+    taken = way(float(BEGINS) if given is None else given, form, block, token)
+    st.caption(f"{form}: {FORMS[form][1]} Boxes are bits: " + ", ".join(f"{name} ({kind} line)" for name, _, kind in COLUMNS) + ".")
+    off = taken.back - taken.number
+    metrics(
+        ("Comes back as", f"{taken.back:.6g}", f"The number itself is {taken.number:.9g} in float32."),
+        ("Error", told(off), "What comes back, less the number."),
+        ("Relative error", told(abs(off / taken.number)) if taken.number and math.isfinite(off) else "–", "Of the number."),
+        ("Values of the format", f"{len(grid(taken.layout)):,}", "Finite ones, before the scale; −0 and 0 are one."),
+    )
+    st.html(f'<div style="font-size:.95rem;line-height:1.6">{steps(taken)}</div>')
+    st.subheader("One outlier, and who pays for it")
+    outlier_section()
+
+
+def outlier_section() -> None:
+    """The second half of the page: a batch with an outlier in its last token."""
+    one, two, three = st.columns([2, 2, 1])
+    outlier = one.select_slider(
+        "One number of the last token; others: about 1", OUTLIERS, 1e4, key="outlier", bind="query-params", format_func=lambda v: f"{v:,g}"
+    )
+    chosen = two.selectbox("What shares a scale", SHARED, 4, key="shared", bind="query-params")
+    seed = three.slider("Seed of the batch", 0, 20, 0, key="batch-seed", bind="query-params")
+    rows = payers(outlier, seed)
+    row = next(row for row in rows if row["scale"] == chosen)
+    changed, past = row["past numbers that change"], (TOKENS - 1) * WIDTH
+    metrics(
+        *((f"Lost, {who}", told(100 * row[f"lost, {who}"], "%"), "Share of these numbers that become zero.") for who in WHO),
+        ("Past numbers that change", f"{changed} of {past}" if changed else "exactly 0", "Numbers of earlier tokens that the outlier changes."),
+        ("Past outputs move by", told(row["past outputs move by"]), "The largest change of an earlier token's output, of a product with a weight."),
+    )
+    x = batch(outlier, seed)
+    st.html(heat(x, SHARED[chosen](x)))
+    st.caption("A row is a token, the last below; the outlier is framed. The darker a number, the more of it is gone; × became zero.")
+    who = st.radio("Whose error", WHO, key="whose", bind="query-params", horizontal=True)
+    sweep = [{"outlier": size, "scale": one["scale"], "error": one[f"error, {who}"]} for size in OUTLIERS for one in payers(size, seed)]
+    chart(
+        drawing(
+            Axis("size of the outlier", log=True),
+            Axis("error over size", log=True),
+            lines(sweep, "outlier", "error", "scale"),
+            points(sweep, "outlier", "error", "scale"),
+        ),
+        "outlier-errors",
+        sweep,
+        f"Error over size, {who}. Who shares a scale with the outlier pays for it.",
+    )
+    table(rows, "outlier")
+    st.markdown(
+        "A scale per tensor is set by one number and used by all. The outlier stands in the *last* token, so what it does to earlier tokens "
+        "passes the causal mask; in an engine, another request in the batch would do the same. A scale per token or per block lets nothing through."
+    )
+
+
+PAGE = Page(
+    name="low-precision",
+    title="Low precision",
+    says="Four or eight bits are enough for a number if a block of numbers shares a scale. Follow a number into a format and back, bit by bit, and "
+    "see who pays when one of those that share a scale is large.",
+    formula=r"\begin{gathered}\underbrace{x \approx \mathrm{value}\cdot 2^{\mathrm{byte}-127}}_{\text{MXFP8}} \\"
+    r"\underbrace{x \approx \mathrm{value}\cdot \mathrm{block}\cdot s,\quad s = \frac{\max|x|}{448\cdot 6}}_{\text{NVFP4}}\end{gathered}",
+    look="with a scale per tensor a large number in the last token changes numbers of tokens before it; with a scale per token or per block "
+    "exactly none.",
+    draw=draw,
+    code=(quant.mxfp8_quantize, quant.nvfp4_quantize, formats.e4m3_encode, formats.e2m1_encode),
+    technique="quant",
+)

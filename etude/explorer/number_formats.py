@@ -1,0 +1,173 @@
+"""The way of one number into a low-precision format and back: its scales, what is rounded, to which neighbour, and the bits of the code."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ref import formats, quant
+
+__all__ = ["FORMS", "LAYOUTS", "Layout", "Way", "bits_of", "fields", "grid", "near", "reading", "value", "verdict", "way"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The bits of a code, from the left: sign, exponent, mantissa."""
+
+    exponent: int
+    mantissa: int
+    bias: int
+    sign: int = 1
+    values: Callable[[], Tensor] | None = None
+    """The value of every code."""
+
+    @property
+    def bits(self) -> int:
+        return self.sign + self.exponent + self.mantissa
+
+
+def every(bits: int) -> Tensor:
+    return torch.arange(1 << bits, dtype=torch.int32)
+
+
+LAYOUTS = {
+    "float32": Layout(8, 23, 127),
+    "bfloat16": Layout(8, 7, 127, values=lambda: every(16).to(torch.int16).view(torch.bfloat16).float()),
+    "E4M3": Layout(4, 3, 7, values=lambda: formats.e4m3_decode(every(8).to(torch.uint8))),
+    "E2M1": Layout(2, 1, 1, values=lambda: formats.e2m1_decode(every(4).to(torch.uint8))),
+    "E8M0": Layout(8, 0, 127, 0, values=lambda: formats.e8m0_decode(every(8).to(torch.uint8))),
+}
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+FORMS = {
+    "bfloat16": ("bfloat16", "No scale."),
+    "FP8 E4M3": ("E4M3", "No scale: what is too large becomes ±448."),
+    "FP8 E4M3, scaled": ("E4M3", "128 numbers of a token share a float32 scale."),
+    "MXFP8": ("E4M3", "32 numbers share a power of two."),
+    "NVFP4": ("E2M1", "16 numbers share an E4M3 scale, and a token shares a float32 scale."),
+}
+"""Name of a format: the layout of its values, and what shares a scale."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A number's way into a format and back."""
+
+    number: float
+    """As float32 holds it."""
+    scales: tuple[tuple[str, str, int, float], ...]
+    """What shares the scale, its layout, its code and its value."""
+    quotient: float
+    """Number over scale: what is rounded."""
+    layout: str
+    code: int
+    rounded: float
+    """The value of the code."""
+    back: float
+    """Rounded value times scale: what a product sees."""
+
+
+def way(number: float, form: str, block: float = 0.0, token: float = 0.0) -> Way:
+    """The way of a number whose block has a neighbour of size `block`, and whose token has, in another block, one of size `token`."""
+    x = torch.zeros(1, 32)
+    x[0, 0], x[0, 1], x[0, 16] = number, block, token
+    layout, code, scales, step = FORMS[form][0], 0, [], torch.tensor(1.0)
+    if form == "NVFP4":
+        packed, blocks, s = quant.nvfp4_quantize(x)
+        step = formats.e4m3_decode(blocks)[0, 0] * s[0, 0]
+        scales = [("token", "float32", bits_of(s[0, 0]), s.item()), ("block", "E4M3", int(blocks[0, 0]), formats.e4m3_decode(blocks)[0, 0].item())]
+        code, back = int(packed[0, 0]) & 15, quant.nvfp4_dequantize(packed, blocks, s)[0, 0]
+    elif form == "MXFP8":
+        x[0, 16] = 0
+        codes, bytes_ = quant.mxfp8_quantize(x)
+        step = formats.e8m0_decode(bytes_)[0, 0]
+        scales = [("block", "E8M0", int(bytes_[0, 0]), step.item())]
+        code, back = int(codes[0, 0]), quant.mxfp8_dequantize(codes, bytes_)[0, 0]
+    elif form == "FP8 E4M3, scaled":
+        x[0, 16] = 0
+        codes, scale = quant.blockwise_fp8_quantize(x)
+        step = scale[0, 0]
+        scales = [("block", "float32", bits_of(step), step.item())]
+        code, back = int(codes[0, 0]), quant.blockwise_fp8_dequantize(codes, scale)[0, 0]
+    elif form == "FP8 E4M3":
+        code = int(formats.e4m3_encode(x)[0, 0])
+        back = formats.e4m3_decode(formats.e4m3_encode(x))[0, 0]
+    else:
+        cast = x[0, 0].to(torch.bfloat16)
+        code, back = int(cast.view(torch.int16)) & 0xFFFF, cast.float()
+    quotient = x[0, 0] / step if step else torch.tensor(0.0)  # a scale of zero: so are the data
+    return Way(x[0, 0].item(), tuple(scales), quotient.item(), layout, code, value(layout, code), back.item())
+
+
+def bits_of(x: Tensor) -> int:
+    """The bits of a float32."""
+    return int(x.view(torch.int32)) & 0xFFFFFFFF
+
+
+@lru_cache(8)
+def grid(layout: str) -> np.ndarray:
+    """All finite values of a layout in order, float64."""
+    values = LAYOUTS[layout].values
+    assert values is not None
+    found = values().double().numpy()
+    return np.unique(found[np.isfinite(found)] + 0.0)
+
+
+def value(layout: str, code: int) -> float:
+    """The value of a code."""
+    values = LAYOUTS[layout].values
+    return _values(layout)[code] if values else torch.tensor(code - (code >> 31 << 32), dtype=torch.int32).view(torch.float32).item()
+
+
+@lru_cache(8)
+def _values(layout: str) -> list[float]:
+    values = LAYOUTS[layout].values
+    assert values is not None
+    return values().tolist()
+
+
+def fields(layout: str, code: int) -> tuple[str, str, str]:
+    """Bits of sign, exponent and mantissa."""
+    shape = LAYOUTS[layout]
+    bits = f"{code:0{shape.bits}b}"
+    return bits[: shape.sign], bits[shape.sign : shape.sign + shape.exponent], bits[shape.sign + shape.exponent :]
+
+
+def reading(layout: str, code: int) -> str:
+    """How the bits of a code are read."""
+    shape, known = LAYOUTS[layout], value(layout, code)
+    if not math.isfinite(known):
+        return "not a number" if math.isnan(known) else f"{'−' if known < 0 else ''}infinite"
+    sign, exponent, mantissa = (int(bits or "0", 2) for bits in fields(layout, code))
+    normal = exponent > 0 or not shape.mantissa
+    power, share = max(exponent, int(bool(shape.mantissa))) - shape.bias, normal + mantissa / (1 << shape.mantissa)
+    return f"{'−' if sign else ''}2{str(power).translate(RAISED)} · {share:g}{'' if normal else ', subnormal: no leading one'}"
+
+
+def verdict(taken: Way) -> str:
+    """Why the number became this one of the values that the format has."""
+    q, got, all_ = taken.quotient, taken.rounded, grid(taken.layout)
+    if math.isnan(taken.back) or math.isinf(taken.number) and math.isinf(got):
+        return "Not finite. What shares its scale is lost with it." if taken.scales else "Not finite, and neither is what comes back."
+    if not q and taken.number:
+        return "The scale is too small for its own format and became zero. So does the number."
+    if q == got:
+        return "One of the format's values: rounding loses nothing."
+    if abs(q) > all_[-1]:
+        return f"Beyond {all_[-1]:g}, the largest: it becomes {'infinite' if math.isinf(got) else f'{got:g}'}."
+    place = int(np.searchsorted(all_, q))
+    below, above = all_[place - 1], all_[place]
+    if q - below == above - q:
+        return f"Exactly half-way from {below:g} to {above:g}: it goes to the code whose last bit is zero."
+    far = below if got == above else above
+    return f"Nearer to {got:g} than to {far:g}{': it vanishes' if not got else ''}."
+
+
+def near(taken: Way, each: int = 2) -> list[float]:
+    """The format's values around the quotient, `each` on either side of the pair that holds it."""
+    all_ = grid(taken.layout)
+    place = int(np.searchsorted(all_, taken.quotient)) if not math.isnan(taken.quotient) else len(all_) // 2
+    return all_[max(0, min(place - each, len(all_) - 2 * each)) : max(place + each, 2 * each)].tolist()

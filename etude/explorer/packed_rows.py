@@ -1,0 +1,111 @@
+"""Rows of packed sequences: where each lies, the mask that keeps them apart, and what becomes of them without it."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from etude.explorer.page import COLOURS
+from etude.explorer.spans import tint
+from ref import packing
+from ref.network import Config, Transformer
+from ref.network.model import visible
+
+__all__ = ["colour_of", "laid", "mask", "mask_drawn", "pairs", "rows_drawn", "seen_by_strangers"]
+
+CELLS = 40
+"""Cells on a side of the drawn mask: each stands for as many tokens as fit."""
+KINDS = tuple(colour for colour in COLOURS if colour != "grey")
+MOST = 24
+"""Rows that are drawn."""
+
+
+def laid(lengths: Tensor, own: Tensor, width: int) -> list[dict]:
+    """The sequences `own` (their numbers) in rows of `width` tokens: one dictionary for each, in the order of rows and places."""
+    row, start = packing.rows(lengths[own], width)
+    found = [
+        {"row": r, "start": at, "end": at + size, "sequence": number, "tokens": size}
+        for r, at, size, number in zip(row.tolist(), start.tolist(), lengths[own].tolist(), own.tolist(), strict=True)
+    ]
+    return sorted(found, key=lambda one: (one["row"], one["start"]))
+
+
+def pairs(pieces: list[dict]) -> tuple[int, int]:
+    """Pairs of query and key in a row that holds these sequences: those within a sequence, and those that there are without a mask."""
+    full = sum(one["tokens"] for one in pieces)
+    return sum(one["tokens"] * (one["tokens"] + 1) // 2 for one in pieces), full * (full + 1) // 2
+
+
+def mask(pieces: list[dict], width: int) -> list[list[str]]:
+    """Who may look at whom in a row, CELLS × CELLS: "own", "stranger" (only without a mask), "padding" or "later"."""
+    each = max(1, width // CELLS)
+    doc = packing.lay(
+        [torch.full((one["tokens"],), i) for i, one in enumerate(pieces)],
+        torch.zeros(len(pieces), dtype=torch.long),
+        torch.tensor([one["start"] for one in pieces]),
+        (1, width),
+        -1,
+    )[:, each // 2 :: each][:, :CELLS]
+    T = doc.shape[1]
+    own, causal = visible(T, 0, doc, doc.device), visible(T, 0, None, doc.device)
+    assert own is not None and causal is not None
+    real = (doc[0, :, None] >= 0) & (doc[0, None, :] >= 0)
+    kinds = torch.where(~causal[0, 0], 3, torch.where(~real, 2, torch.where(own[0, 0], 0, 1)))
+    return [[("own", "stranger", "padding", "later")[kind] for kind in line] for line in kinds.tolist()]
+
+
+@lru_cache(1)
+def seen_by_strangers() -> list[dict]:
+    """What the mask is worth: three short sequences in one row of a small random network in float64, and how far, in nats, the log-probs of each
+    are from those of the same sequence read alone."""
+    torch.manual_seed(0)
+    model = Transformer(Config.tiny(64, num_hidden_layers=1)).double().requires_grad_(False)
+    sequences = [torch.randint(64, (T,)) for T in (9, 12, 8)]
+    row, start = packing.rows(torch.tensor([len(ids) for ids in sequences]), 32)
+    ids = packing.lay(sequences, row, start, (1, 32), 0)
+    doc = packing.lay([torch.full((len(part),), i) for i, part in enumerate(sequences)], row, start, (1, 32), -1)
+    told, untold = model(ids, doc=doc).logits.log_softmax(-1)[0], model(ids).logits.log_softmax(-1)[0]
+    rows = []
+    for at, part in sorted(zip(start.tolist(), sequences, strict=True), key=lambda pair: pair[0]):
+        alone, span = model(part[None]).logits.log_softmax(-1)[0], slice(at, at + len(part))
+        away = {name: (found[span] - alone).abs().max().item() for name, found in (("with a mask", told), ("without", untold))}
+        rows.append({"sequence": f"{len(part)} tokens, from place {at}", **away})
+    return rows
+
+
+def colour_of(number: int) -> str:
+    return COLOURS[KINDS[number % len(KINDS)]]
+
+
+def rows_drawn(pieces: list[dict], width: int) -> str:
+    """Rows as bars of HTML, a colour for each sequence; what is left empty is padding. MOST rows at most."""
+    found, count = [], pieces[-1]["row"] + 1
+    for row in range(min(count, MOST)):
+        some = [one for one in pieces if one["row"] == row]
+        parts = "".join(
+            f'<span title="sequence {one["sequence"] + 1}: {one["tokens"]:,} tokens, from place {one["start"]:,}" style="position:absolute;'
+            f"left:{100 * one['start'] / width:.3f}%;width:{100 * one['tokens'] / width:.3f}%;top:0;bottom:0;"
+            f'background:{colour_of(one["sequence"])};opacity:.75;box-shadow:inset -1px 0 white"></span>'
+            for one in some
+        )
+        look = f"position:relative;height:1.2rem;margin-bottom:3px;border:1px dashed {COLOURS['grey']}"
+        found.append(f'<div class="packed" title="padding" style="{look}">{parts}</div>')
+    return "".join(found) + (f"<div>and {count - MOST} more</div>" if count > MOST else "")
+
+
+def mask_drawn(kinds: list[list[str]]) -> str:
+    """Queries from top to bottom, keys from left to right."""
+    looks = {
+        "own": ("sees: of its own sequence", tint("blue", 0.75)),
+        "stranger": ("only without a mask: a stranger", f"background:repeating-linear-gradient(45deg,{COLOURS['orange']} 0 2px,transparent 2px 4px)"),
+        "padding": ("padding", tint("grey", 0.15)),
+        "later": ("later: never", ""),
+    }
+    cells = "".join(f'<span class="{kind}" title="{looks[kind][0]}" style="{looks[kind][1]}"></span>' for line in kinds for kind in line)
+    key = " &ensp; ".join(
+        f'<span style="{look};display:inline-block;width:1em;height:1em;vertical-align:-.15em"></span> {words}'
+        for kind, (words, look) in looks.items()
+        if kind != "later"
+    )
+    shape = f"display:grid;grid-template-columns:repeat({len(kinds)},1fr);max-width:26rem;aspect-ratio:1;border:1px solid {COLOURS['grey']}"
+    return f'<div style="font-size:.85rem;margin-bottom:.4rem">{key}</div><div style="{shape}">{cells}</div>'

@@ -1,0 +1,196 @@
+"""Packing: which rank trains on which sequences, how sequences lie in rows, and what a row's attention mask keeps apart."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import streamlit as st
+import torch
+from torch import Tensor
+
+from etude.explorer.charts import Axis, Look, chart, drawing, lines, points, rule
+from etude.explorer.packed_rows import laid, mask, mask_drawn, pairs, rows_drawn, seen_by_strangers
+from etude.explorer.page import Page, table
+from etude.explorer.spans import metrics
+from ref import packing
+from ref.network import Config
+
+COUNTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+RANKS = (1, 2, 4, 8, 16, 32, 64)
+WIDTHS = (2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144)
+SIGMAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+COSTS: dict[str, Callable[[], packing.Cost]] = {
+    "Qwen3-30B-A3B": lambda: packing.Cost.of(Config.qwen3_30b_a3b()),
+    "tokens alone": lambda: packing.Cost(1.0, 0.0),
+    "attention alone": lambda: packing.Cost(0.0, 1.0),
+}
+"""What a sequence costs, by the name of the control's option."""
+LOOKS = {"in turn": Look("orange", ":", "^"), "by tokens": Look("blue", "--", "s"), "by cost": Look("green", "-", "o")}
+
+
+@lru_cache(64)
+def drawn(count: int, median: int, sigma: float, width: int, seed: int) -> Tensor:
+    """Lognormal lengths [count] in tokens, from 1 to a row's width, as in the demonstration of `ref/packing.py`."""
+    generator = torch.Generator().manual_seed(seed)
+    return (median * torch.exp(sigma * torch.randn(count, generator=generator))).long().clamp(1, width)
+
+
+def dealt(lengths: Tensor, costs: Tensor, ranks: int) -> dict[str, Tensor]:
+    """The rank of each sequence under each way of dealing: in turn, evenly by tokens, and evenly by cost."""
+    return {
+        "in turn": torch.arange(len(lengths)) % ranks,
+        "by tokens": packing.balance(lengths.double(), ranks),
+        "by cost": packing.balance(costs, ranks),
+    }
+
+
+def loads(costs: Tensor, rank_of: Tensor, ranks: int) -> Tensor:
+    """What the sequences of each rank cost together, [ranks]."""
+    return torch.zeros(ranks, dtype=torch.float64).index_add_(0, rank_of, costs)
+
+
+def bound(costs: Tensor, rank_of: Tensor, ranks: int) -> float:
+    """Equation (4) of `ref/packing.py` for sequences dealt by cost: what the fullest rank has at most, over the mean load."""
+    found = loads(costs, rank_of, ranks)
+    last = costs[rank_of == found.argmax()].min()
+    return float((found.mean() + (1 - 1 / ranks) * last) / found.mean())
+
+
+def ways(lengths: Tensor, cost: packing.Cost, ranks: int) -> list[dict]:
+    """One row for each way of dealing. Loads are over their mean; a step takes as long as its slowest rank."""
+    costs, rows = cost(lengths), []
+    for name, rank_of in dealt(lengths, costs, ranks).items():
+        found = loads(costs, rank_of, ranks)
+        rows.append(
+            {
+                "dealt": name,
+                "slowest rank": packing.imbalance(costs, rank_of, ranks),
+                "at most, proven": bound(costs, rank_of, ranks) if name == "by cost" else None,
+                "fastest rank": float(found.min() / found.mean()),
+                "waiting": 1 - 1 / packing.imbalance(costs, rank_of, ranks),
+                "tokens, slowest over mean": packing.imbalance(lengths.double(), rank_of, ranks),
+            }
+        )
+    return rows
+
+
+def bars(lengths: Tensor, cost: packing.Cost, ranks: int) -> list[dict]:
+    """One row for each rank and way of dealing, ranks ordered by their load."""
+    costs, rows = cost(lengths), []
+    for name, rank_of in dealt(lengths, costs, ranks).items():
+        found = loads(costs, rank_of, ranks)
+        tokens, count = loads(lengths.double(), rank_of, ranks), rank_of.bincount(minlength=ranks)
+        for place, rank in enumerate(found.argsort(descending=True, stable=True).tolist(), 1):
+            share = float(found[rank] / found.mean())
+            rows.append({"dealt": name, "place": place, "rank": rank, "load": share, "tokens": int(tokens[rank]), "sequences": int(count[rank])})
+    return rows
+
+
+def asked() -> tuple[Tensor, packing.Cost, int, int]:
+    """Draws the controls. Lengths, cost, ranks and a row's width."""
+    one, two, three = st.columns(3)
+    count = one.select_slider("Sequences", COUNTS, 256, key="sequences", bind="query-params")
+    sigma = two.select_slider("Spread: σ of the logarithm of the length", SIGMAS, 1.0, key="spread", bind="query-params")
+    median = three.slider("Median length, tokens", 200, 8000, 1800, 200, key="median", bind="query-params")
+    one, two, three, four = st.columns([3, 3, 4, 2])
+    ranks = one.select_slider("Ranks", RANKS, 8, key="ranks", bind="query-params")
+    width = two.select_slider("Row, tokens", WIDTHS, 16_384, key="width", bind="query-params", format_func="{:,}".format)
+    cost = three.selectbox("What a sequence costs", COSTS, key="pay", bind="query-params")
+    seed = four.slider("Seed of the lengths", 0, 20, 0, key="lengths-seed", bind="query-params")
+    return drawn(count, median, sigma, width, seed), COSTS[cost](), ranks, width
+
+
+def draw() -> None:
+    lengths, cost, ranks, width = asked()
+    costs, rows = cost(lengths), ways(lengths, cost, ranks)
+    alone = float(costs.max() * ranks / costs.sum())
+    metrics(
+        *(
+            (f"Slowest rank, {row['dealt']}", f"{row['slowest rank']:.3f}×", "Its load over the mean: how much longer the step takes.")
+            for row in rows
+        ),
+        ("At most, by cost", f"{rows[-1]['at most, proven']:.3f}×", "Proven for sequences that are dealt by cost: M + (1 − 1/R) · c."),
+        ("Longest sequence alone", f"{alone:.3f}×", "Its cost over the mean load. Above 1 no dealing can mend it: it has to be cut."),
+    )
+    points_ = bars(lengths, cost, ranks)
+    left, right = st.columns(2)
+    with left:
+        chart(
+            drawing(
+                "ranks, by their load",
+                "load over the mean",
+                lines(points_, "place", "load", "dealt", tell=("rank", "sequences", "tokens")),
+                rule("even", y=1.0),
+                looks=LOOKS,
+            ),
+            "packing-loads",
+            points_,
+            "What each rank has to do, the fullest first. All wait for it.",
+        )
+    with right:
+        chart(
+            drawing(
+                Axis("tokens of a rank"),
+                "load over the mean",
+                points(points_, "tokens", "load", "dealt", tell=("rank", "sequences")),
+                rule("even", y=1.0),
+                looks=LOOKS,
+            ),
+            "packing-tokens",
+            points_,
+            "Even in tokens is not even in work: attention's cost is quadratic.",
+        )
+    table(rows, "packing-ways")
+    rows_section(lengths, dealt(lengths, costs, ranks)["by cost"], ranks, width)
+
+
+def rows_section(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> None:
+    """The rows of one rank, and the mask of one of them."""
+    st.subheader("A rank's rows")
+    one, two, _ = st.columns(3)
+    rank = min(one.slider("Rank", 1, RANKS[-1], 1, key="rank", bind="query-params", help="The last one, if there are fewer."), ranks)
+    pieces = laid(lengths, (rank_of == rank - 1).nonzero()[:, 0], width)
+    if not pieces:
+        st.info(f"Rank {rank} has no sequence: there are fewer of them than ranks.")
+        return
+    count = pieces[-1]["row"] + 1
+    row = min(two.slider("Row of the mask", 1, 16, 1, key="row", bind="query-params", help="The last one, if there are fewer."), count)
+    tokens = sum(one["tokens"] for one in pieces)
+    metrics(
+        ("Sequences", len(pieces), f"Of rank {rank}, dealt by cost."),
+        ("Rows", count, f"Of {width:,} tokens each."),
+        ("Padding", f"{1 - tokens / count / width:.1%}", f"With one sequence a row it would be {1 - tokens / len(pieces) / width:.1%}."),
+    )
+    st.html(rows_drawn(pieces, width))
+    st.caption("A bar is a row, a colour a sequence; point at one for its length. What is empty is padding.")
+    some = [one for one in pieces if one["row"] == row - 1]
+    inside, everything = pairs(some)
+    st.subheader(f"Who sees whom in row {row}")
+    left, right = st.columns(2)
+    with left:
+        st.html(mask_drawn(mask(some, width)))
+    with right:
+        strangers = everything - inside
+        metrics(
+            ("Pairs within a sequence", f"{inside:,}", "Of a query and a key, itself or before it: what attention has to compute."),
+            ("Pairs with strangers", f"{strangers:,}" if strangers else "exactly 0", f"{strangers / everything:.1%} of all, without a mask."),
+        )
+        st.markdown(
+            "A network that is not told where a sequence begins reads the row as one text. Nothing complains. Three sequences in one row of a small "
+            "random network: how far, in nats, a log-prob is from that of the same sequence read alone."
+        )
+        table(seen_by_strangers(), "packing-strangers")
+        st.caption("The first in its row has nobody before it. With a mask, what is left is rounding in float64.")
+
+
+PAGE = Page(
+    name="packing",
+    title="Sequence packing",
+    says="A step takes as long as its slowest rank, and attention makes one long sequence dearer than many short ones. Deal sequences to ranks, lay "
+    "them in rows, and see what a row's mask keeps apart.",
+    formula=r"\begin{gathered} c(T) = \mathrm{linear}\cdot T + \mathrm{quadratic}\cdot T^2 \\"
+    r"\max\ \mathrm{load} \le M + \left(1-\frac1R\right) c\end{gathered}",
+    look="dealing by tokens is even in tokens and not in work. Dealing by cost comes out even, unless one sequence costs more than a rank's share.",
+    draw=draw,
+    code=(packing.Cost, packing.balance, packing.imbalance, packing.rows),
+    technique="packing",
+)
