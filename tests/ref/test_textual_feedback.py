@@ -397,6 +397,16 @@ def test_probabilities_that_round_to_zero_leave_no_nan(kind):
     assert loss.item() == pytest.approx(math.log(2) if kind == "js" else 200, rel=1e-6) and student.grad.isfinite().all()
 
 
+@kinds
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_logits_in_bfloat16_are_compared_in_float32(kind, top_k):
+    """A sum over a vocabulary in bfloat16 is off by more than policies that are close differ."""
+    student, teacher = torch.randn(2, 4, 64).bfloat16()
+    found = divergence(student, teacher, kind, top_k)
+    assert found.dtype == torch.float32 and torch.equal(found, divergence(student.float(), teacher.float(), kind, top_k))
+    assert divergence(student, teacher.double(), kind, top_k).dtype == torch.float64
+
+
 def test_what_does_not_count_may_hold_anything():
     logits = torch.randn(2, 3, 4, dtype=torch.float64)
     weight = double([0.0, 2.0, 1.0], [1.0, 0.0, 0.0])
