@@ -172,7 +172,8 @@ PAGE = Page(
     "unit, and what that is worth to RL.",
     formula=r"\begin{gathered} L = -\sum_{b,t} w_{b,t} \log p(x_{b,t} \mid \text{its own document before it}) \\"
     r"\text{perplexity} = e^{\mathrm{NLL}/\text{tokens}} \qquad \text{bits per byte} = \frac{\mathrm{NLL}}{\text{bytes}\cdot\ln 2}\end{gathered}",
-    look="a lower loss after SFT goes with more success after RL; the first token of a document is never scored, and without document numbers it is.",
+    question="Does a lower loss after SFT go with more success after RL? And which tokens of a packed row has nobody to predict?",
+    look="A lower loss after SFT goes with more success after RL; the first token of a document is never scored, and without document numbers it is.",
     draw=draw,
     code=(cpt.wsd, cpt.pack, cpt.next_token_loss, cpt.CodebaseNLL),
     technique="cpt",

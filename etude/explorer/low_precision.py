@@ -224,7 +224,8 @@ PAGE = Page(
     "see who pays when one of those that share a scale is large.",
     formula=r"\begin{gathered}\underbrace{x \approx \mathrm{value}\cdot 2^{\mathrm{byte}-127}}_{\text{MXFP8}} \\"
     r"\underbrace{x \approx \mathrm{value}\cdot \mathrm{block}\cdot s,\quad s = \frac{\max|x|}{448\cdot 6}}_{\text{NVFP4}}\end{gathered}",
-    look="with a scale per tensor a large number in the last token changes numbers of tokens before it; with a scale per token or per block "
+    question="One token at the end of a row is a hundred times larger than the rest. Under which scales do tokens before it change?",
+    look="With a scale per tensor a large number in the last token changes numbers of tokens before it; with a scale per token or per block "
     "exactly none.",
     draw=draw,
     code=(quant.mxfp8_quantize, quant.nvfp4_quantize, formats.e4m3_encode, formats.e2m1_encode),

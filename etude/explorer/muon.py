@@ -238,7 +238,8 @@ PAGE = Page(
     "and Adam, and see what that does to an expert that nobody visits.",
     formula=r"\begin{gathered} A \leftarrow XX^\top \qquad X \leftarrow aX + (bA + cA^2)X \\"
     r"(a, b, c) = (3.4445,\; -4.7750,\; 2.0315)\end{gathered}",
-    look="after five rounds all singular values above 0.002 of the norm lie between 0.68 and 1.21, whatever they were; a zero stays exactly zero.",
+    question="A gradient has singular values from 1 down to 0.001. What does Muon make of each, and what of an exact zero?",
+    look="After five rounds all singular values above 0.002 of the norm lie between 0.68 and 1.21, whatever they were; a zero stays exactly zero.",
     draw=draw,
     code=(muon.newton_schulz, muon.Muon),
     technique="muon",

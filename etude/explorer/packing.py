@@ -189,7 +189,8 @@ PAGE = Page(
     "them in rows, and see what a row's mask keeps apart.",
     formula=r"\begin{gathered} c(T) = \mathrm{linear}\cdot T + \mathrm{quadratic}\cdot T^2 \\"
     r"\max\ \mathrm{load} \le M + \left(1-\frac1R\right) c\end{gathered}",
-    look="dealing by tokens is even in tokens and not in work. Dealing by cost comes out even, unless one sequence costs more than a rank's share.",
+    question="Sequences are dealt to ranks so that each has as many tokens. Do all ranks then work equally long?",
+    look="Dealing by tokens is even in tokens and not in work. Dealing by cost comes out even, unless one sequence costs more than a rank's share.",
     draw=draw,
     code=(packing.Cost, packing.balance, packing.imbalance, packing.rows),
     technique="packing",
