@@ -129,7 +129,8 @@ def show(one: Challenge, mine: Path) -> None:
 
     from etude.challenges.board import board
 
-    print(f"Challenge {one.number}: {one.title}.\n\n{one.says}\n\nThe bar: {bar(one)}. All calls together may take {one.seconds:g} seconds.\n")
+    stop = "" if one.title.endswith("?") else "."
+    print(f"Challenge {one.number}: {one.title}{stop}\n\n{one.says}\n\nThe bar: {bar(one)}. All calls together may take {one.seconds:g} seconds.\n")
     table = Table("", one.measure, "solution", "what it does", box=None, header_style="bold", pad_edge=False)
     rows = board(one)
     for at, row in enumerate(rows, 1):

@@ -73,23 +73,24 @@ def place(challenge: Challenge, score: float, rows: list[Row]) -> int:
     return 1 + sum(challenge.better(row.score, score) for row in rows)
 
 
-def measured(challenge: Challenge) -> dict[str, Any]:
-    """What a record holds of one challenge. Raises RunError where one of our solutions is refused."""
+def measured(challenge: Challenge, here: dict) -> dict[str, Any]:
+    """What a record holds of one challenge; `here`: the machine. Raises RunError where one of our solutions is refused."""
     rows = []
     for path in (challenge.start, *challenge.baselines):
         name = START if path == challenge.start else path.stem.removeprefix(f"{challenge.stem}_").replace("_", " ")
         says = "What a reader begins with." if path == challenge.start else " ".join(docstring(path).split())
         rows.append({"solution": name, "says": says, "scores": [scored(challenge, path, seed) for seed in range(challenge.seeds)]})
     facts = {"number": challenge.number, "measure": challenge.measure, "bar": challenge.bar, "least": challenge.least}
-    return {**facts, "seeds": list(range(challenge.seeds)), "machine": machine(), "board": rows}
+    return {**facts, "seeds": list(range(challenge.seeds)), "machine": here, "board": rows}
 
 
 def write(numbers: list[int], path: Path = RESULTS) -> Path:
     """Measures some challenges anew, all if none is named, and keeps what the record says of the others."""
     old = json.loads(path.read_text(encoding="utf-8"))["challenges"] if path.is_file() else {}
+    here = machine()  # before the record changes, which is a file of the checkout
     for challenge in CHALLENGES:
         if not numbers or challenge.number in numbers:
-            old[challenge.name] = measured(challenge)
+            old[challenge.name] = measured(challenge, here)
             print(
                 f"{challenge.number:2d} {challenge.name}: " + ", ".join(f"{row.solution} {row.score:.4g}" for row in rows_of(old, challenge)),
                 flush=True,

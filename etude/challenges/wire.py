@@ -42,7 +42,7 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray) and value.dtype.name in KINDS:
-        return {"array": base64.b64encode(np.ascontiguousarray(value)).decode(), "dtype": value.dtype.name, "shape": list(value.shape)}
+        return {"array": base64.b64encode(value.tobytes()).decode(), "dtype": value.dtype.name, "shape": list(value.shape)}
     kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a value of type {type(value).__name__}"
     raise TypeError(f"{kind} is no plain data: return numbers, text, bytes, lists, dictionaries or arrays")
 

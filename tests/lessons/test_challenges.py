@@ -17,7 +17,7 @@ from lessons import syllabus
 from tests.lessons.wrong_solutions import WRONG
 
 IDS = [one.stem for one in CHALLENGES]
-DEAR = {"00_recipe", "00_recipe_as_in_the_recipe", "00_recipe_success_alone", "01_cpt", "01_cpt_general_first", "01_cpt_warm_and_decay"}
+DEAR = {"00_recipe", "00_recipe_as_in_the_recipe", "01_cpt", "01_cpt_general_first", "01_cpt_warm_and_decay"}
 DEAR |= {"12_weight_sync", "12_weight_sync_by_size", "13_async_rl", "14_feature_deletion_pairs"}
 """Files whose scoring takes seconds or minutes: the record stands for them, and tests below play small cases."""
 BY_STEM = {one.stem: one for one in CHALLENGES}

@@ -41,10 +41,11 @@ class Coder:
 
     def step(self, kind, value=None):
         """A step: whether it is none, its direction, the number of its binary digits, and all of them but the first."""
-        told, size = value is not None, abs(value or 0)
-        if not self.bit(("changed", kind), value != 0 if told else None):
+        told, far = value is not None, value or 0
+        size = abs(far)
+        if not self.bit(("changed", kind), far != 0 if told else None):
             return 0
-        up = self.bit(("up",), value > 0 if told else None)
+        up = self.bit(("up",), far > 0 if told else None)
         digits = 1
         while self.bit(("longer", kind >> 2, digits), size >> digits > 0 if told else None):
             digits += 1
