@@ -104,6 +104,7 @@ def test_bench_explorer_times_every_slider_of_a_page(tmp_path, monkeypatch, caps
     [path] = tmp_path.iterdir()
     assert path.name.startswith("explorer-") and json.loads(path.read_text()) == record
     [control] = record["controls"]
+    assert [page["page"] for page in record["pages"]] == ["summary"] and record["pages"][0]["cold_s"] == record["slowest_cold_s"] > 0
     assert control["control"] == "piece-1" and len(control["seconds"]) == 2 and min(control["seconds"]) > 0
     assert f"median {record['median_s'] * 1e3:.0f} ms" in capsys.readouterr().out
 

@@ -1,7 +1,8 @@
-"""`etude bench explorer`: how long each control of the explorer takes to redraw its page, without a browser.
+"""`etude bench explorer`: how long a page of the explorer takes to open, and each of its controls to redraw it, without a browser.
 
 Streamlit's own test driver runs each page as a session would. Every slider takes values that were not shown before, so no picture comes
-from a cache. The browser's time to show the picture is not included.
+from a cache. A page is opened cold: by a session that has seen no page, before any picture of it was drawn; the program itself has started.
+The browser's time to show what was drawn is not included.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from etude.bench import written
 from kit.process import machine
+
+if TYPE_CHECKING:
+    from streamlit.testing.v1 import AppTest
 
 VALUES = 8
 """Redraws per control."""
@@ -23,27 +28,46 @@ def bench(out: Path | None = Path("results")) -> dict:
     """Wall-clock seconds of every slider's redraws; writes out/explorer-MACHINE.json."""
     from etude.explorer import PAGES
 
-    controls = [one for page in PAGES for one in redraws(page.name)]
+    opened(PAGES[-1].name)  # what all pages load once
+    pages, controls = [], []
+    for page in PAGES:
+        at, seconds = opened(page.name)
+        pages.append({"page": page.name, "cold_s": round(seconds, 4)})
+        print(f"{page.name:16s} cold {seconds * 1e3:5.0f} ms")
+        for one in redraws(at, page.name):
+            controls.append(one)
+            print(f"{one['page']:16s} {one['control']:22s} median {one['median_s'] * 1e3:4.0f} ms, slowest {max(one['seconds']) * 1e3:4.0f} ms")
     every = [second for one in controls for second in one["seconds"]]
-    for one in controls:
-        print(f"{one['page']:11s} {one['control']:22s} median {one['median_s'] * 1e3:4.0f} ms, slowest {max(one['seconds']) * 1e3:4.0f} ms")
     record = {
-        "what": "seconds from a slider's move to the page drawn anew, server side, wall clock",
+        "what": "seconds from a slider's move to the page drawn anew, and from a new session to a page's first drawing; server side, wall clock",
         "command": "etude bench explorer",
         "machine": machine(),
         "median_s": statistics.median(every),
         "slowest_control_median_s": max(one["median_s"] for one in controls),
+        "slowest_cold_s": max(one["cold_s"] for one in pages),
+        "pages": pages,
         "controls": controls,
     }
     print(f"all redraws: median {record['median_s'] * 1e3:.0f} ms; the slowest control's median {record['slowest_control_median_s'] * 1e3:.0f} ms")
+    print(f"cold: the slowest page {record['slowest_cold_s'] * 1e3:.0f} ms")
     return written(record, out, "explorer", record["machine"]["cpu"])
 
 
-def redraws(name: str) -> list[dict]:
-    """Each slider of a page, with the seconds of its redraws."""
+def opened(name: str) -> tuple[AppTest, float]:
+    """A page in a new session, and the seconds until it was drawn. Raises RuntimeError if it fails."""
     from streamlit.testing.v1 import AppTest
 
-    at = AppTest.from_string(f"from etude.explorer import start\nstart({name!r})", default_timeout=SLOW).run()
+    at = AppTest.from_string(f"from etude.explorer import start\nstart({name!r})", default_timeout=SLOW)
+    began = time.perf_counter()
+    at.run()
+    seconds = time.perf_counter() - began
+    if at.exception:
+        raise RuntimeError(f"{name}: {at.exception[0].message}")
+    return at, seconds
+
+
+def redraws(at: AppTest, name: str) -> list[dict]:
+    """Each slider of a page, with the seconds of its redraws."""
     found = []
     for kind in ("slider", "select_slider"):
         for key in [widget.key for widget in getattr(at, kind)]:

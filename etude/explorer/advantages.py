@@ -2,19 +2,28 @@
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import streamlit as st
 import torch
 
-from etude.explorer.page import COLOURS, Page, axes, figure, png, table
+from etude.explorer.charts import Axis, Look, chart, drawing, picked, points, rule
+from etude.explorer.drawing import Drawing
+from etude.explorer.page import Page, folded, table
 from kit.settings import RunError
 from ref.dr_grpo import FAMILY, family_loss, group_advantages
 
 LONGEST, MOST = 2048, 32
 """Maximum tokens per rollout and rollouts per group on this page."""
 NAMES = {"dr_grpo": "Dr. GRPO", "grpo": "GRPO", "rloo": "RLOO", "dapo": "DAPO", "gspo": "GSPO"}
-STYLES = {"dr_grpo": ("blue", "o"), "grpo": ("orange", "s"), "rloo": ("green", "^"), "dapo": ("purple", "D"), "gspo": ("red", "v")}
+LOOKS = {
+    "Dr. GRPO": Look("blue", mark="o"),
+    "GRPO": Look("orange", mark="s"),
+    "RLOO": Look("green", mark="^"),
+    "DAPO": Look("purple", mark="D"),
+    "GSPO": Look("red", mark="v"),
+}
+GIVEN = ("reward", "length")
+"""What hovering tells of a rollout beside what is drawn."""
 PRESETS: dict[str, list[tuple[float, int, bool]]] = {
     "half right": [
         (1.0, 30, False),
@@ -177,20 +186,23 @@ def editor() -> list[Row]:
     return edited
 
 
-@lru_cache(128)
-def drawn(members: tuple[tuple[str, tuple[float, ...]], ...], unit: str) -> bytes:
-    """One dot per rollout and algorithm."""
-    fig, ax = axes("rollout", unit, 4.8, 3.2, fixed=True)
-    many = len(members[0][1])
-    for place, (name, ys) in enumerate(members):
-        colour, mark = STYLES[name]
-        xs = [1 + i + (place - 2) * 0.14 for i in range(many)]
-        ax.plot(xs, ys, mark, color=COLOURS[colour], markersize=6 if many < 13 else 4, label=NAMES[name])
-    ax.axhline(0, color="black", linewidth=0.8)
-    ax.set_xticks(range(1, many + 1, 1 if many < 13 else 4))
-    ax.margins(y=0.1)
-    ax.legend(frameon=False, ncols=5, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), columnspacing=1, handletextpad=0.2)
-    return png(fig)
+def drawn(rows: list[dict], unit: str) -> Drawing:
+    """One mark per rollout and algorithm."""
+    return drawing(Axis("rollout", names=True), unit, points(rows, "rollout", unit, "algorithm", tell=GIVEN), rule(y=0), looks=LOOKS)
+
+
+def tall(rows: list[dict], unit: str) -> list[dict]:
+    """One row per rollout and algorithm of a table with a column per algorithm."""
+    return [{"algorithm": name, "rollout": row["rollout"], unit: row[name]} | {key: row[key] for key in GIVEN} for name in LOOKS for row in rows]
+
+
+def one(row: dict, found: dict[str, tuple[list[float], list[float]]]) -> list[dict]:
+    """A rollout, algorithm by algorithm: advantage, push of a token, and of all its tokens."""
+    at = row["rollout"] - 1
+    return [
+        {"member": NAMES[name], "advantage": a[at], "weight per token": w[at], "all its tokens": w[at] * row["length"]}
+        for name, (a, w) in found.items()
+    ]
 
 
 def draw() -> None:
@@ -223,23 +235,27 @@ def draw() -> None:
     advantages = [row | {NAMES[name]: a[i] for name, (a, _) in found.items()} for i, row in enumerate(given)]
     weights = [row | {NAMES[name]: w[i] / scale[name] for name, (_, w) in found.items()} for i, row in enumerate(given)]
     with right:
-        figure(
-            drawn(tuple((name, tuple(a)) for name, (a, _) in found.items()), "advantage"),
+        some = tall(advantages, "advantage")
+        first = picked(
+            drawn(some, "advantage"),
             "advantages",
             advantages,
-            "Advantage of each rollout: reward minus baseline; GRPO, DAPO and GSPO also divide by the group's standard deviation.",
+            "Advantage of each rollout: reward minus baseline; GRPO, DAPO and GSPO also divide by the group's standard deviation. A click opens one.",
         )
+        folded(advantages, "advantages-table")
         unit = "weight per token" + (", relative" if relative else "")
-        figure(
-            drawn(tuple((name, tuple(x / scale[name] for x in w)) for name, (_, w) in found.items()), unit),
+        chart(
+            drawn(tall(weights, unit), unit),
             "weights-relative" if relative else "weights",
             weights,
             "How strongly each token of the rollout is pushed: minus the gradient of the loss at ratio one.",
         )
-    st.subheader("Advantages")
-    table(advantages, "advantages-table")
-    st.subheader("Weight per token")
-    table(weights, "weights-table")
+        folded(weights, "weights-table")
+    if first:
+        row = given[first["rollout"] - 1]
+        said = f"reward {row['reward']:g}, {row['length']} tokens" + ", cut off" * row["cut off"]
+        st.subheader(f"Rollout {row['rollout']}: {said}", anchor="rollout")
+        table(one(row, found), "rollout")
     st.subheader("The group as a whole")
     st.markdown(
         "The last column: the push per token and unit of advantage on the longest rollout, divided by that on the shortest; "

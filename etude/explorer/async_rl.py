@@ -10,8 +10,10 @@ import streamlit as st
 from etude import async_timeline as timeline
 from etude.async_timeline import Timeline
 from etude.explorer import provenance
+from etude.explorer.charts import Axis, Look, bars, chart, drawing
+from etude.explorer.drawing import Drawing
 from etude.explorer.files import stamp
-from etude.explorer.page import COLOURS, Page, axes, figure, png, table
+from etude.explorer.page import Page, figure, png, table
 from etude.explorer.spans import metrics
 from kit.settings import RunError
 from ref import async_rl
@@ -71,20 +73,11 @@ def age_rows(timelines: Sequence[Timeline]) -> list[dict]:
     ]
 
 
-@lru_cache(64)
-def histogram(timelines: tuple[Timeline, ...]) -> bytes:
+def histogram(rows: list[dict]) -> Drawing:
     """Share of tokens by their age, a colour a run."""
-    rows = age_rows(timelines)
-    fig, ax = axes("age of a token when it is trained on, updates", "share of tokens", 5.4, 3.2, fixed=True)
-    width = 0.8 / len(timelines)
-    for number, one in enumerate(timelines):
-        some = [row for row in rows if row["run"] == one.name]
-        at = [row["age"] + width * (number - (len(timelines) - 1) / 2) for row in some]
-        ax.bar(at, [row["share"] for row in some], width, color=COLOURS[STYLES.get(one.name, "green")], label=one.name)
-    ax.set(ylim=(0, 1.05), xticks=range(max(row["age"] for row in rows) + 1))
-    if len(timelines) > 1:
-        ax.legend(frameon=False, fontsize=8)
-    return png(fig)
+    looks = {row["run"]: Look(STYLES.get(row["run"], "green")) for row in rows}
+    some = bars(rows, "age", "share", "run", tell=("tokens",))
+    return drawing(Axis("age of a token when it is trained on, updates", names=True), Axis("share of tokens", most=1.0), some, looks=looks)
 
 
 def pictures(timelines: tuple[Timeline, ...], name: str) -> None:
@@ -99,9 +92,8 @@ def pictures(timelines: tuple[Timeline, ...], name: str) -> None:
     )
     left, right = st.columns(2)
     with left:
-        figure(
-            histogram(timelines), f"{name}-ages", age_rows(timelines), "How many updates were made between the sampling of a token and its training."
-        )
+        rows = age_rows(timelines)
+        chart(histogram(rows), f"{name}-ages", rows, "How many updates were made between the sampling of a token and its training.")
     with right:
         st.caption("Idle: shares of the time in which the trainer waits for groups, and in which no slot of a worker decodes.")
         table([row(one) for one in timelines], f"{name}-figures")

@@ -8,7 +8,7 @@
 downloads are the picture as PNG, which is drawn when the button is pressed, and the numbers as CSV.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow
@@ -40,9 +40,22 @@ def brushed(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: boo
     return (min(ends), max(ends)) if ends else None
 
 
-def picked(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> Any:
-    """Shows the drawing. Returns the row that was clicked, as its layer has it; None where none was."""
-    found = _shown(drawn, name, rows, alt, wide, "pick")
+def picked(
+    drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False, then: Callable[[Mapping[str, Any]], None] | None = None
+) -> Mapping[str, Any] | None:
+    """Shows the drawing. Returns the row that was clicked, as its layer has it; None where none was. `then` is called with it before the page is
+    drawn anew, when it may still set a control."""
+
+    def clicked() -> None:
+        row = _row(drawn, st.session_state[f"chart-{name}"].selection.get(vega.PICK))
+        if row is not None and then is not None:
+            then(row)
+
+    return _row(drawn, _shown(drawn, name, rows, alt, wide, "pick", clicked if then else "rerun"))
+
+
+def _row(drawn: Drawing, found: Any) -> Mapping[str, Any] | None:
+    """The row that a click has found; the figures may have changed since."""
     if not found:
         return None
     part, row = int(found[0]["part"]), int(found[0]["row"])
@@ -50,7 +63,7 @@ def picked(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool
     return known[row] if row < len(known) else None
 
 
-def _shown(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool, mode: vega.Mode) -> Any:
+def _shown(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool, mode: vega.Mode, then: Any = "rerun") -> Any:
     """What is selected in the chart; None if nothing is."""
     data, spec = pyarrow.table(vega.table(drawn)), vega.spec(drawn, mode)
     if wide:
@@ -60,7 +73,7 @@ def _shown(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool
             found = None
             st.vega_lite_chart(data, spec, width="stretch", key=f"chart-{name}", alt=alt)
         else:
-            state: Any = st.vega_lite_chart(data, spec, width="stretch", key=f"chart-{name}", alt=alt, on_select="rerun", selection_mode=mode)
+            state: Any = st.vega_lite_chart(data, spec, width="stretch", key=f"chart-{name}", alt=alt, on_select=then, selection_mode=mode)
             found = state.selection.get(mode)
         st.caption(alt)
     with st.container(horizontal=True):

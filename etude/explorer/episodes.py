@@ -1,6 +1,7 @@
 """Episodes of coding agents: a transcript, step by step."""
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
@@ -11,11 +12,14 @@ import streamlit as st
 from environments.harness import record
 from environments.sandbox.visible import visible
 from etude.explorer import provenance
+from etude.explorer.charts import Axis, Look, bars, drawing, picked
+from etude.explorer.drawing import Drawing
 from etude.explorer.files import stamp
-from etude.explorer.page import COLOURS, Page, axes, figure, png, table
+from etude.explorer.page import Page, steering
 from etude.explorer.spans import metrics
 from kit.settings import RunError
 
+OUTCOMES = {"ok": Look("green"), "failed": Look("orange"), "broken": Look("red")}
 EXAMPLE = "committed example"
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "episodes"
 
@@ -73,18 +77,18 @@ def arguments(written: str) -> dict:
     return found if isinstance(found, dict) else {"written": written}
 
 
-@lru_cache(64)
-def outcomes(counts: tuple[tuple[int, int, int], ...]) -> bytes:
+def outcomes(counts: list[tuple[int, int, int]]) -> Drawing:
     """Calls of each turn: those that did what they were asked, failed ones, broken ones."""
-    fig, ax = axes("turn", "calls", 7.0, 2.4, fixed=True)
-    below = [0] * len(counts)
-    for part, (name, colour) in enumerate((("ok", "green"), ("failed", "orange"), ("broken", "red"))):
-        some = [one[part] for one in counts]
-        ax.bar(range(1, len(counts) + 1), some, 0.7, bottom=below, color=COLOURS[colour], label=name)
-        below = [a + b for a, b in zip(below, some, strict=True)]
-    ax.set_xlim(0.4, len(counts) + 0.6)
-    ax.legend(frameon=False, fontsize=8)
-    return png(fig)
+    some = [
+        {"outcome": name, "turn": turn, "calls": one[part]} for part, name in enumerate(OUTCOMES) for turn, one in enumerate(counts, 1) if one[part]
+    ]
+    marks = bars(some, "turn", "calls", "outcome", stacked=True)
+    return drawing(Axis("turn", names=True), "calls", marks, looks=OUTCOMES, height=240)
+
+
+def gone(row: Mapping) -> None:
+    """To the turn of a bar."""
+    st.session_state["turn"] = row["turn"]
 
 
 def height(text: str) -> int | Literal["content"]:
@@ -151,13 +155,15 @@ def draw() -> None:
     st.subheader("All turns")
     found = rows(turns)
     calls = [len(one["answers"]) - row["failed"] - row["broken"] for one, row in zip(turns, found, strict=True)]
-    figure(
-        outcomes(tuple((ok, row["failed"], row["broken"]) for ok, row in zip(calls, found, strict=True))),
+    st.caption("Click a bar or choose a row to read its turn, above.")
+    picked(
+        outcomes([(ok, row["failed"], row["broken"]) for ok, row in zip(calls, found, strict=True)]),
         "episode-calls",
         found,
         "Calls of each turn: a failed call did not do what it was asked, such as tests that do not pass; a broken one was no call.",
+        then=gone,
     )
-    table(found, "episode-turns")
+    steering(found, "episode-turns", "turn", [row["turn"] for row in found])
 
 
 PAGE = Page(

@@ -8,7 +8,8 @@ import numpy as np
 import streamlit as st
 
 from etude.explorer import examples, files, provenance, spans
-from etude.explorer.page import COLOURS, Page, axes, figure, table
+from etude.explorer.charts import Axis, Look, bars, chart, drawing, lines, points, ranges, rule
+from etude.explorer.page import Page, folded, steering
 from kit.settings import RunError
 from ref import mtp
 from ref.engine import decoder
@@ -84,14 +85,17 @@ def depths(alpha: float, drafts: int, folder: Path | None = None) -> list[dict]:
 
 def by_depth(rows: list[dict], alpha: float) -> None:
     """Acceptance by depth."""
-    fig, ax = axes("depth of the draft", "share accepted with all before it", 5.4, 3.6, fixed=True)
-    some = [row for row in rows if "share" in row]
-    ax.bar([row["depth"] for row in some], [row["share"] for row in some], 0.6, color=COLOURS["sky"], label="counted")
-    ax.plot([row["depth"] for row in rows], [row["from α"] for row in rows], "s--", color=COLOURS["orange"], label=f"α = {alpha:g} at every depth")
-    ax.set(ylim=(0, 1.05), xticks=range(1, len(rows) + 1))
-    ax.legend(frameon=False, fontsize=9, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0)
-    figure(
-        fig,
+    known, said = [row | {"what": "counted"} for row in rows if "share" in row], f"α = {alpha:g} at every depth"
+    line = [row | {"what": said} for row in rows]
+    chart(
+        drawing(
+            Axis("depth of the draft", names=True),
+            Axis("share accepted with all before it", most=1.05),
+            bars(known, "depth", "share", "what", stacked=True, tell=("drafted", "accepted")),
+            lines(line, "depth", "from α", "what"),
+            points(line, "depth", "from α", "what"),
+            looks={"counted": Look("sky"), said: Look("orange", "--", "s")},
+        ),
         "mtp-acceptance",
         rows,
         "How often a draft of each depth was accepted, counted on the agent's rollouts, and what a single α for all depths would give.",
@@ -100,19 +104,21 @@ def by_depth(rows: list[dict], alpha: float) -> None:
 
 def by_drafts(rows: list[dict], drafts: int) -> None:
     """Speed-up by number of drafts."""
-    fig, ax = axes("drafts per pass", "speed-up over plain decoding", 5.4, 3.6, fixed=True)
-    at = [row["drafts"] for row in rows]
-    ax.plot(at, [row["predicted"] for row in rows], "o--", color=COLOURS["orange"], label="predicted")
-    ax.plot(at, [row["predicted, with turns"] for row in rows], "s-", color=COLOURS["blue"], label="with turns")
-    known = [row for row in rows if "measured" in row]
-    errors = [[row["measured"] - row["low"] for row in known], [row["high"] - row["measured"] for row in known]]
-    ax.errorbar([row["drafts"] for row in known], [row["measured"] for row in known], errors, fmt="D", color="black", capsize=3, label="measured")
-    ax.axvline(drafts, color=COLOURS["grey"], linewidth=1)
-    ax.axhline(1, color=COLOURS["grey"], linestyle=":", linewidth=1)
-    ax.set(xticks=at, ylim=(0, None))
-    ax.legend(frameon=False, fontsize=9, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0)
-    figure(
-        fig,
+    ways = {"predicted": "predicted", "with turns": "predicted, with turns"}
+    theory = [{"how": how, "drafts": row["drafts"], "speed-up": row[key]} for how, key in ways.items() for row in rows]
+    known = [{"how": "measured", "speed-up": row["measured"]} | row for row in rows if "measured" in row]
+    chart(
+        drawing(
+            Axis("drafts per pass", least=0.7, most=MOST + 0.3),
+            "speed-up over plain decoding",
+            rule(x=drafts),
+            rule(y=1, look=Look("grey", ":")),
+            lines(theory, "drafts", "speed-up", "how"),
+            points(theory, "drafts", "speed-up", "how"),
+            ranges(known, "drafts", "low", "high", "how"),
+            points(known, "drafts", "speed-up", "how", tell=("low", "high")),
+            looks={"predicted": Look("orange", "--", "o"), "with turns": Look("blue", "-", "s"), "measured": Look("red", mark="D")},
+        ),
         "mtp-speed",
         rows,
         "Speed-up by number of drafts. Dashed: the formula; solid: with short turns and the cost of verifying, both "
@@ -171,7 +177,8 @@ def decode(found: dict, again: str) -> None:
         ("Rejected", rejected, None),
         ("Tokens per pass", f"{written / at:.2f}", f"{written} tokens in {at} passes."),
     )
-    table(some, "mtp-passes")
+    st.caption("Choose a row to go back to its pass.")
+    steering(some, "mtp-passes", "pass", [row["pass"] for row in some])
 
 
 def draw() -> None:
@@ -228,7 +235,7 @@ def draw() -> None:
     with right:
         by_drafts(rows, drafts)
     st.caption(f"Measured values, and the starting values of the sliders: {measured_by()}.")
-    table(rows, "mtp-speed-up")
+    folded(rows, "mtp-speed-up", "Speed-up by number of drafts, as a table")
     st.subheader("One decode, pass by pass")
     st.markdown(
         f"The agent after RL, greedy, on `{found['task']}`. In {found['identical']} of {found['tasks']} tasks, all tokens are the same as in plain "

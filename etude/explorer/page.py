@@ -31,7 +31,7 @@ from etude import catalog, glossary
 from etude.explorer.drawing import COLOURS
 from etude.figures import as_csv
 
-__all__ = ["COLOURS", "NARROW", "PLACES", "Page", "axes", "download", "figure", "link", "png", "show", "table"]
+__all__ = ["COLOURS", "NARROW", "PLACES", "Page", "axes", "download", "figure", "folded", "link", "png", "show", "steering", "table"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -157,7 +157,39 @@ def download(label: str, content: Callable[[], bytes | str], name: str, kind: st
 
 def table(rows: Sequence[dict], name: str) -> None:
     """Rows as a table with a CSV download. The table shows four digits, the file has all of them; missing values stay blank."""
-    floats = {key for row in rows for key, value in row.items() if isinstance(value, float)}
-    short = {key: st.column_config.NumberColumn(format="%.4g") for key in floats}
-    st.dataframe(list(rows), hide_index=True, width="stretch", column_config=short, placeholder="")
+    st.dataframe(list(rows), hide_index=True, width="stretch", column_config=_short(rows), placeholder="")
     download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
+
+
+def folded(rows: Sequence[dict], name: str, label: str = "The same as a table") -> None:
+    """A table that says again what a chart shows, closed at first."""
+    with st.expander(label):
+        table(rows, name)
+
+
+def steering(rows: Sequence[dict], name: str, key: str, values: Sequence) -> None:
+    """A table that sets a control: the row that the reader chooses gives the control with this `key` the value in its place of `values`."""
+    there = f"rows-{name}"
+
+    def chosen() -> None:
+        some = st.session_state[there].selection.rows
+        if some and some[0] < len(values):
+            st.session_state[key] = values[some[0]]
+
+    st.dataframe(
+        list(rows),
+        hide_index=True,
+        width="stretch",
+        column_config=_short(rows),
+        placeholder="",
+        on_select=chosen,
+        selection_mode="single-row",
+        key=there,
+    )
+    download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
+
+
+def _short(rows: Sequence[dict]) -> dict:
+    """Four digits for the columns of floats."""
+    floats = {key for row in rows for key, value in row.items() if isinstance(value, float)}
+    return {key: st.column_config.NumberColumn(format="%.4g") for key in floats}

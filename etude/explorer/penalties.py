@@ -1,7 +1,7 @@
 """Length penalties: the curve, its slope and its limits; rollouts of a run ranked by reward; serial and parallel calls."""
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,9 @@ import streamlit as st
 import torch
 
 from etude.explorer import examples, provenance
-from etude.explorer.page import COLOURS, Page, axes, figure, png, table
+from etude.explorer.charts import Axis, Look, chart, drawing, lines, picked, points, rule
+from etude.explorer.drawing import Drawing
+from etude.explorer.page import Page, steering, table
 from kit.settings import RunError
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
 from sims.recipe.agent import pay
@@ -36,6 +38,8 @@ WORDS = {
     "tool_calls": "tool call",
     "turns": "turn",
 }
+EFFORT = "effort x, token equivalents"
+WAYS = {"one a turn": Look("orange", "--", "s"), "all in one turn": Look("blue", "-", "o")}
 CALL, OUTPUT = 12, 300
 """Tokens per call of the example, and tokens of its output."""
 
@@ -89,7 +93,7 @@ def ways(most: int, weights: EffortWeights, k: float, q: float) -> list[dict]:
     rows = []
     for n in range(1, most + 1):
         row = {"calls": n}
-        for name, turns in (("one a turn", n), ("all in one turn", 1)):
+        for name, turns in zip(WAYS, (n, 1)):
             x = effort(Effort(tool_call_tokens=CALL * n, tool_output_tokens=OUTPUT * n, tool_calls=n, turns=turns), weights)
             row |= {f"effort, {name}": x, f"C, {name}": length_penalty(x, k, q)}
         rows.append(row)
@@ -108,50 +112,45 @@ def limits(x: float, k: float, q: float) -> list[dict]:
     return rows
 
 
-@lru_cache(128)
-def curve(k: float, q: float, most: float) -> tuple[bytes, list[dict]]:
+def curve(k: float, q: float, most: float) -> tuple[Drawing, list[dict]]:
+    """The penalty between its limits, and its figures."""
     x = np.linspace(0, most, 120)
-    cost = length_penalty(x, k, q)
-    fig, ax = axes("effort x, token equivalents", "C(x)", 4.2, 3.0, fixed=True)
-    ax.plot(x, length_penalty(x, 0.0, q), ":", color=COLOURS["grey"], label="k → 0: x itself")
-    ax.plot(x, length_penalty(x, k, 1.0), "--", color=COLOURS["orange"], label="q → 1: logarithm")
-    if q > 1 and k > 0 and (bound := length_penalty(1e290 / k, k, q)) < most:
-        ax.axhline(bound, color=COLOURS["purple"], linestyle="-.", linewidth=1.2, label="x → ∞: bound")
-    ax.plot(x, cost, color=COLOURS["blue"], linewidth=2, label="C(x)")
-    ax.legend(frameon=False, fontsize=8)
-    ax.set(xlim=(0, most), ylim=(0, most))
-    return png(fig), [
-        {"x": a, "C": b, "C, k → 0": c, "C, q → 1": d}
-        for a, b, c, d in zip(x.tolist(), cost.tolist(), length_penalty(x, 0.0, q).tolist(), length_penalty(x, k, 1.0).tolist(), strict=True)
+    ways = {"k → 0: x itself": (0.0, q), "q → 1: logarithm": (k, 1.0), "C(x)": (k, q)}
+    rows = [
+        {"what": what, "x": a, "C": b}
+        for what, (bend, power) in ways.items()
+        for a, b in zip(x.tolist(), length_penalty(x, bend, power).tolist(), strict=True)
     ]
+    bound = length_penalty(1e290 / k, k, q) if q > 1 and k > 0 else most
+    return drawing(
+        Axis(EFFORT, most=most),
+        Axis("C(x)", most=most),
+        lines(rows, "x", "C", "what"),
+        *([rule("x → ∞: bound", y=bound, look=Look("purple", "-."))] if bound < most else []),
+        looks={"C(x)": Look("blue"), "k → 0: x itself": Look("grey", ":"), "q → 1: logarithm": Look("orange", "--")},
+    ), rows
 
 
-@lru_cache(128)
-def slope(k: float, q: float, most: float, efforts: tuple[float, ...]) -> tuple[bytes, list[dict]]:
+def slope(k: float, q: float, most: float, ranking: list[dict]) -> tuple[Drawing, list[dict]]:
+    """The price of the next unit, and the rollouts on it."""
     x = np.linspace(0, most, 120)
-    fig, ax = axes("effort x, token equivalents", "price of the next unit, C'(x)", 4.2, 3.0, fixed=True)
-    ax.plot(x, marginal_cost(x, k, q), color=COLOURS["blue"], linewidth=2)
-    if efforts:
-        ax.plot(efforts, marginal_cost(np.array(efforts), k, q), "o", color=COLOURS["red"], markersize=5, alpha=0.6, label="example rollouts")
-        ax.legend(frameon=False, fontsize=8)
-    ax.set(xlim=(0, most), ylim=(0, 1.05))
-    drawn = {"curve": x, "rollout": np.array(efforts)}
-    return png(fig), [
-        {"what": what, "x": a, "C'": b}
-        for what, at in drawn.items()
-        for a, b in zip(at.tolist(), marginal_cost(at, k, q).tolist() if len(at) else [], strict=True)
-    ]
+    line = [{"what": "C'(x)", "x": a, "C'": b} for a, b in zip(x.tolist(), marginal_cost(x, k, q).tolist(), strict=True)]
+    marks = [{"what": "rollout", "rollout": row["rollout"], "x": row["effort"], "C'": row["next unit costs"], "task": row["task"]} for row in ranking]
+    return drawing(
+        Axis(EFFORT, most=most),
+        Axis("price of the next unit, C'(x)", most=1.05),
+        lines(line, "x", "C'", "what"),
+        points(marks, "x", "C'", "what", tell=("rollout", "task")),
+        looks={"C'(x)": Look("blue"), "rollout": Look("red", mark="o")},
+    ), line + marks
 
 
-@lru_cache(128)
-def calls_picture(most: int, weights: EffortWeights, k: float, q: float) -> tuple[bytes, list[dict]]:
+def calls_drawn(most: int, weights: EffortWeights, k: float, q: float) -> tuple[Drawing, list[dict]]:
+    """The same calls, one per turn or all in one."""
     rows = ways(most, weights, k, q)
-    fig, ax = axes("calls", "C(effort)", 4.2, 3.0, fixed=True)
-    for name, colour, style in (("one a turn", "orange", "s--"), ("all in one turn", "blue", "o-")):
-        ax.plot([row["calls"] for row in rows], [row[f"C, {name}"] for row in rows], style, color=COLOURS[colour], markersize=5, label=name)
-    ax.set_ylim(0, 1.08 * max(row["C, one a turn"] for row in rows) or 1)
-    ax.legend(frameon=False, fontsize=8)
-    return png(fig), rows
+    some = [{"how": how, "calls": row["calls"], "C": row[f"C, {how}"], "effort": row[f"effort, {how}"]} for how in WAYS for row in rows]
+    both = lines(some, "calls", "C", "how"), points(some, "calls", "C", "how", tell=("effort",))
+    return drawing("calls", "C(effort)", *both, looks=WAYS), rows
 
 
 def controls() -> Payment:
@@ -179,6 +178,12 @@ def controls() -> Payment:
     return replace(RECIPE, k=k, q=q, effort_price=price, weights=EffortWeights(**chosen))
 
 
+def opened(row: Mapping) -> None:
+    """Opens the rollout of a mark."""
+    if "rollout" in row:
+        st.session_state["read"] = row["rollout"]
+
+
 def draw() -> None:
     folder = provenance.chosen("rollouts.json")
     payment = controls()
@@ -188,20 +193,20 @@ def draw() -> None:
     except RunError as error:
         found, lacks = [], str(error)
     rows = ranked(found, payment)
-    efforts = tuple(sorted(row["effort"] for row in rows))
-    reach = float(max(*efforts, 100.0) * 1.15) if efforts else 1000.0
+    reach = float(max(*(row["effort"] for row in rows), 100.0) * 1.15) if rows else 1000.0
     left, right = st.columns(2)
     with left:
-        drawn, points = curve(k, q, reach)
-        figure(drawn, "penalty", points, "The penalty. It starts with slope one and flattens.")
+        drawn, figures = curve(k, q, reach)
+        chart(drawn, "penalty", figures, "The penalty. It starts with slope one and flattens.")
     with right:
-        drawn, points = slope(k, q, reach, efforts)
-        figure(drawn, "marginal-cost", points, "What moves the policy: the price of one more unit.")
+        drawn, figures = slope(k, q, reach, rows)
+        words = "What moves the policy: the price of one more unit." + " A click on a rollout opens it below." * (len(rows) > 1)
+        picked(drawn, "marginal-cost", figures, words, then=opened)
     left, right = st.columns(2)
     with left:
         most = st.slider("Calls in the example", 1, 12, 6, key="calls", bind="query-params")
-        drawn, calls = calls_picture(most, payment.weights, k, q)
-        figure(drawn, "parallel-calls", calls, f"The same work in many turns or in one: {CALL} tokens per call, {OUTPUT} tokens of output each.")
+        drawn, calls = calls_drawn(most, payment.weights, k, q)
+        chart(drawn, "parallel-calls", calls, f"The same work in many turns or in one: {CALL} tokens per call, {OUTPUT} tokens of output each.")
     last = calls[-1]
     serial, parallel = last["C, one a turn"], last["C, all in one turn"]
     with right:
@@ -219,7 +224,8 @@ def draw() -> None:
             "from the policy before RL; this page leaves it out. Everything the agent writes counts as tokens of calls. It neither "
             "thinks nor sends a final message, so those two weights have no effect here."
         )
-        table(rows, "ranking")
+        st.caption("Choose a row to read its rollout.")
+        steering(rows, "ranking", "read", [row["rollout"] for row in rows])
         number = st.slider("Read rollout", 1, len(found), 1, key="read", bind="query-params") if len(found) > 1 else 1
         st.code(found[number - 1]["text"].replace("<|", "\n<|").strip(), language=None, wrap_lines=True)
     st.subheader("Limits")

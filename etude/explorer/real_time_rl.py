@@ -1,13 +1,14 @@
 """What users make of an edit, a question and a broken call, and the loop's dashboard: what was served, what users did, and what was shipped."""
 
 import json
-from functools import lru_cache
 
 import numpy as np
 import streamlit as st
 
 from etude.explorer import provenance
-from etude.explorer.page import COLOURS, ROOT, Page, axes, figure, png, table
+from etude.explorer.charts import Axis, Look, chart, drawing, lines, rule
+from etude.explorer.drawing import Drawing
+from etude.explorer.page import ROOT, Page, table
 from etude.explorer.spans import metrics
 from kit.settings import RunError
 from sims.real_time_rl import figure as experiment
@@ -24,13 +25,15 @@ SAYS = {
     "weekly": "both cures, never shipped",
 }
 SHOWN = {
-    "right": ("did what is wanted", "blue", "-"),
-    "kept": ("edits kept", "green", "--"),
-    "followed": ("dissatisfied follow-ups", "orange", "-."),
-    "needless": ("questions on clear tasks", "purple", ":"),
-    "broken_hard": ("broken calls on hard tasks", "red", (0, (5, 1, 1, 1))),
+    "right": ("did what is wanted", Look("blue", "-")),
+    "kept": ("edits kept", Look("green", "--")),
+    "followed": ("dissatisfied follow-ups", Look("orange", "-.")),
+    "needless": ("questions on clear tasks", Look("purple", ":")),
+    "broken_hard": ("broken calls on hard tasks", Look("red", "--")),
 }
-"""Figures of the dashboard: what they are called, their colour, and their dashes."""
+"""Figures of the dashboard: what they are called, and how they are drawn."""
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Where hovering finds a figure on a straight line."""
 SECONDS = 20.0
 """What the sessions of the first picture take."""
 RIGHT = Served(edited=True, quality=1.0, asked=False, open=False, broken=False, seconds=SECONDS)
@@ -58,19 +61,19 @@ def even(found: dict[str, tuple[float, float]], name: str) -> float:
     return float(np.clip((other - low) / (high - low), 0.0, 1.0)) if high > low else float(other > low)
 
 
-LOOKS = {"edit": ("blue", "-"), "question, clear task": ("purple", ":"), "question, open task": ("green", "--"), "broken call": ("red", "-.")}
+LOOKS = {
+    "edit": Look("blue", "-"),
+    "question, clear task": Look("purple", ":"),
+    "question, open task": Look("green", "--"),
+    "broken call": Look("red", "-."),
+}
 
 
-@lru_cache(32)
-def picture(distil: Distilling, users: Users, batch: float) -> bytes:
+def picture(found: dict[str, tuple[float, float]]) -> Drawing:
     """Rewards against the share of such tasks that the policy solves."""
-    fig, ax = axes("share of such tasks that the policy solves", "mean reward", height=3.4)
-    for name, ends in worth(distil, users, batch).items():
-        colour, dashes = LOOKS[name]
-        ax.plot((0, 1), ends, dashes, color=COLOURS[colour], linewidth=2, label=name)
-    ax.axhline(0, color=COLOURS["grey"], linewidth=0.6)
-    ax.legend(frameon=False, fontsize=9)
-    return png(fig)
+    rows = [{"way": name, "solved": s, "reward": low + s * (high - low)} for name, (low, high) in found.items() for s in SHARES]
+    across = Axis("share of such tasks that the policy solves")
+    return drawing(across, "mean reward", rule(y=0), lines(rows, "solved", "reward", "way"), looks=LOOKS)
 
 
 def record() -> dict | None:
@@ -84,21 +87,21 @@ def record() -> dict | None:
         raise RunError(f"results/figures/{RECORD.name} is damaged ({error}); restore it") from None
 
 
-@lru_cache(32)
-def dashboard(way: str, changed: float) -> bytes:
-    """The figures of a way along its loops: each training thin, the mean thick. `changed`: when the record was written, for the cache."""
-    rows = [row for row in (record() or {"rows": []})["rows"] if row["way"] == way]
-    fig, ax = axes("loops of five hours", "share", height=3.8)
-    for name, (label, colour, dashes) in SHOWN.items():
-        for training in {row["training"] for row in rows}:
-            some = [row for row in rows if row["training"] == training]
-            ax.plot([row["step"] for row in some], [row[name] for row in some], color=COLOURS[colour], linewidth=0.5, alpha=0.4)
-        steps = sorted({row["step"] for row in rows})
-        means = [np.mean([row[name] for row in rows if row["step"] == step]) for step in steps]
-        ax.plot(steps, means, color=COLOURS[colour], linestyle=dashes, linewidth=2, label=label)
-    ax.set(ylim=(-0.02, 1.02), xticks=range(0, max(row["step"] for row in rows) + 1, 2))
-    ax.legend(frameon=False, fontsize=9, ncols=2)
-    return png(fig)
+def dashboard(rows: list[dict]) -> Drawing:
+    """The figures of a way along its loops: each training thin, the mean thick."""
+    steps = sorted({row["step"] for row in rows})
+    each = [
+        {"what": label, "training": row["training"], "loop": row["step"], "share": float(row[name])}
+        for name, (label, _) in SHOWN.items()
+        for row in rows
+    ]
+    mean = [
+        {"what": label, "loop": step, "share": float(np.mean([row[name] for row in rows if row["step"] == step]))}
+        for name, (label, _) in SHOWN.items()
+        for step in steps
+    ]
+    thin = lines(each, "loop", "share", "what", thin=True, split="training", tell=("training",))
+    return drawing("loops of five hours", Axis("share", most=1.02), thin, lines(mean, "loop", "share", "what"), looks=dict(SHOWN.values()))
 
 
 def draw() -> None:
@@ -111,8 +114,8 @@ def draw() -> None:
     (distil, every), users = experiment.WAYS[way], Users(slip=slip, patience=float(patience))
     found = worth(distil, users, batch)
     st.subheader("What a session is worth")
-    figure(
-        picture(distil, users, batch),
+    chart(
+        picture(found),
         "real-time-rewards",
         [{"way": name, "never solved": low, "always solved": high} for name, (low, high) in found.items()],
         "Mean reward over users of an edit, by the share of such tasks that the policy solves, and of a question or a broken call instead.",
@@ -134,8 +137,8 @@ def draw() -> None:
 def board(way: str, every: int, played: dict) -> None:
     """What a way served along its loops, and held-out tasks at the end of all ways."""
     rows = [row for row in played["rows"] if row["way"] == way]
-    figure(
-        dashboard(way, RECORD.stat().st_mtime),
+    chart(
+        dashboard(rows),
         "real-time-dashboard",
         rows,
         f"What was served in each loop, and what users did: {SAYS[way]}. Each training is thin, their mean thick. A policy is served from the loop"

@@ -9,7 +9,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from etude.explorer import examples, provenance, spans
-from etude.explorer.page import COLOURS, Page, axes, figure, png, table
+from etude.explorer.charts import Look, chart, drawing, lines, points, rule
+from etude.explorer.drawing import Drawing
+from etude.explorer.page import COLOURS, Page, figure, folded, steering, table
 from ref import router_replay
 
 WINDOW = 20
@@ -140,16 +142,17 @@ def picture(rollout: int, layer: int, alpha: int, first: int, alphas: list[float
     )
 
 
-@examples.remembered(*FILES)
-def curve(folder: Path | None = None) -> bytes:
-    """p99 of the mismatch against α, over all rollouts. The page's α is not marked, because redrawing would take as long as everything else."""
-    alphas, rows = examples.load("routing", folder)["alphas"], quantiles(folder=folder)
-    fig, ax = axes("α", "p99 of |log π − log μ|, nats", 4.8, 3.8, fixed=True)
-    ax.plot(alphas, [row["p99"] for row in rows[1:]], "o-", color=COLOURS["blue"], label="replayed")
-    ax.axhline(rows[0]["p99"], color=COLOURS["grey"], linestyle="--", label="trainer's own")
-    ax.set_ylim(0, 1.1 * max(row["p99"] for row in rows))
-    ax.legend(frameon=False, loc="lower left")
-    return png(fig)
+def curve(alphas: list[float], rows: list[dict], at: int) -> Drawing:
+    """p99 of the mismatch against α, over all rollouts."""
+    some = [row | {"α": alpha, "what": "replayed"} for alpha, row in zip(alphas, rows[1:], strict=True)]
+    return drawing(
+        "α",
+        "p99 of |log π − log μ|, nats",
+        rule("trainer's own", y=rows[0]["p99"], look=Look("grey", "--")),
+        rule(x=alphas[at]),
+        lines(some, "α", "p99"),
+        points(some, "α", "p99", tell=("p50", "max")),
+    )
 
 
 def draw() -> None:
@@ -177,7 +180,9 @@ def draw() -> None:
     some = [row for row in rows if row["engines differ"] or row["filter dropped"]] if only else rows
     st.caption("gap: |log π − log μ| of the next token in nats, if the agent sampled that token.")
     if some:
-        table(some, "router-replay-tokens")
+        st.caption("Choose a row to see the experts around its token.")
+        last = max(T - WINDOW, 1)
+        steering(some, "router-replay-tokens", f"first-{rollout + 1}", [min(max(row["position"] - WINDOW // 2, 0), last) for row in some])
     else:
         st.markdown("On this layer they agree everywhere.")
     st.subheader("Mismatch by method")
@@ -188,14 +193,14 @@ def draw() -> None:
     )
     (left, right), ways = st.columns([1, 1]), quantiles(folder=folder)
     with left:
-        figure(
-            curve(folder=folder),
+        chart(
+            curve(alphas, ways, alpha),
             "router-mismatch",
             ways,
             f"99th percentile of the mismatch against α, over all rollouts; at α = {value:g} it is {ways[alpha + 1]['p99']:.3f} nats.",
         )
     with right:
-        table(ways, "router-replay-mismatch")
+        folded(ways, "router-replay-mismatch")
     st.subheader("What the filter drops")
     st.markdown(
         "In the rollout above, over all layers: the share of the sampler's experts that are dropped, and the share of used experts that are not the "

@@ -1,12 +1,14 @@
 """A chain of contexts, piece by piece: what each one holds, what the summary kept, and how much credit every token gets."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import streamlit as st
 import torch
 
 from etude.explorer import examples, provenance, spans
-from etude.explorer.page import COLOURS, Page, axes, figure, table
+from etude.explorer.charts import Axis, Look, drawing, lines, picked, points, rule
+from etude.explorer.page import Page, table
 from kit.settings import RunError
 from ref import dr_grpo, self_summary
 from ref.self_summary import Chain, Segment
@@ -82,20 +84,30 @@ def sizes(contexts: list[list[dict]]) -> list[dict]:
     return rows
 
 
-def picture(rows: list[dict], at: int, trigger: int) -> None:
-    """How full the context is, piece by piece."""
-    fig, ax = axes("piece of the chain", "tokens in the context", 9.0, 2.8)
-    for number in dict.fromkeys(row["context"] for row in rows):
-        some = [row for row in rows if row["context"] == number]
-        ax.plot([row["piece"] for row in some], [row["in the context"] for row in some], "-" if number % 2 else "--", color=COLOURS["grey"])
-    for role, colour, mark in (("given", "grey", "o"), ("turn", "blue", "s"), ("summary", "green", "D")):
-        some = [row for row in rows if (row["role"] if row["role"] in WRITTEN else "given") == role]
-        ax.plot([row["piece"] for row in some], [row["in the context"] for row in some], mark, color=COLOURS[colour], label=role)
-    ax.axhline(trigger, color=COLOURS["red"], linestyle=":", linewidth=1.4, label=f"trigger, {trigger}")
-    ax.axvline(at, color="black", linewidth=1)
-    ax.set_ylim(0, 1.08 * max(row["in the context"] for row in rows))
-    ax.legend(frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
-    figure(fig, "self-summary", rows, "How full the context is after each piece of the chain; the black line marks the current piece.", wide=True)
+def picture(rows: list[dict], at: int, trigger: int, key: str) -> None:
+    """How full the context is, piece by piece. `key`: of the slider that a click moves."""
+    some = [row | {"what": row["role"] if row["role"] in WRITTEN else "given"} for row in rows]
+
+    def gone(row: Mapping) -> None:
+        if "piece" in row:
+            st.session_state[key] = row["piece"]
+
+    picked(
+        drawing(
+            Axis("piece of the chain", least=0.5, most=len(rows) + 0.5),
+            "tokens in the context",
+            lines(some, "piece", "in the context", split="context", tell=("context", "role", "tokens"), look=Look("grey")),
+            points(some, "piece", "in the context", "what", tell=("context", "role", "tokens")),
+            rule(f"trigger, {trigger}", y=trigger, look=Look("red", ":")),
+            rule(x=at),
+            looks={"given": Look("grey", mark="o"), "turn": Look("blue", mark="s"), "summary": Look("green", mark="D")},
+        ),
+        "self-summary",
+        rows,
+        "How full the context is after each piece of the chain; the upright line marks the current piece. A click goes to another one.",
+        wide=True,
+        then=gone,
+    )
 
 
 def text(contexts: list[list[dict]], at: int, colouring: str, credit: float) -> None:
@@ -177,7 +189,7 @@ def draw() -> None:
         )
     with right:
         text(contexts, at, colouring, credit)
-    picture(rows, at, found["trigger"])
+    picture(rows, at, found["trigger"], f"piece-{number + 1}")
     st.subheader("What was kept and lost")
     st.markdown(
         "A fact is kept if the summary states it as the scripted agent would; changed if the summary describes the file in "

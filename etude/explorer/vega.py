@@ -69,7 +69,10 @@ def spec(drawn: Drawing, mode: Mode = "zoom") -> dict:
     layers = [_layer(drawn, part, layer, direct=not near, mode=mode) for part, layer in enumerate(drawn.layers)]
     words = [_rule_words(drawn, part, layer) for part, layer in enumerate(drawn.layers) if layer.says]
     if near:
-        layers.append(_hover(drawn, [part for part, layer in enumerate(drawn.layers) if _near(layer) or layer.kind == "bar"], mode))
+        # Where a click chooses, what lies between the marks is not in their way.
+        marks = any(layer.kind == "point" for layer in drawn.layers)
+        kinds = ("point",) if mode == "pick" and marks else ("line", "point", "bar")
+        layers.append(_hover(drawn, [part for part, layer in enumerate(drawn.layers) if layer.kind in kinds], mode))
     return {"height": drawn.height, "layer": [*layers, *words]}
 
 
@@ -113,14 +116,19 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
             encoding["xOffset"] = {"field": "by", "type": "nominal", "sort": list(drawn.looks)}
     found: dict[str, Any] = {"transform": [{"filter": f"datum.part === {part}"}], "mark": mark, "encoding": encoding}
     if direct and layer.kind != "rule" and not any(one.kind != "rule" for one in drawn.layers[:part]):
-        found["params"] = _interactions(mode, near=False)
+        found["params"] = _interactions(drawn, mode, near=False)
     return found
 
 
 def _series(drawn: Drawing, layer: Layer) -> dict:
     """Colour, dashes and markers by series; the legend has all of them."""
     names, looks = list(drawn.looks), drawn.looks.values()
-    legend: dict[str, Any] | None = {"orient": "top", "title": None, "columns": 2 if max(map(len, names)) > 16 else 4, "labelLimit": 0}
+    legend: dict[str, Any] | None = {
+        "orient": "top",
+        "title": None,
+        "labelLimit": 0,
+        "columns": 1 if max(map(len, names), default=0) > 24 else 2 if sum(map(len, names)) > 22 else 5,
+    }
     lines_only = not any(one.kind in ("point", "bar", "cell") and one.x2 is None and one.by for one in drawn.layers)
     if len(names) < 2:
         legend = None
@@ -144,9 +152,9 @@ def _axis(name: str, axis: Axis) -> dict:
     if axis.names:
         return {"field": name, "type": "ordinal", "sort": None, "title": axis.title or None, "axis": {"labelAngle": 0, "labelOverlap": True}}
     zero = axis.zero if axis.zero is not None else name == "y" and not axis.log
-    scale: dict[str, Any] = {"zero": zero, "nice": name == "y"}
-    if axis.log:
-        scale = {"type": "log", "nice": False}
+    scale: dict[str, Any] = {"type": "log", "nice": False} if axis.log else {"zero": zero, "nice": name == "y"}
+    if name == "x" and axis.least is None and axis.most is None:
+        scale["padding"] = 6  # marks at the ends are whole
     if axis.least is not None:
         scale["domainMin"] = axis.least
     if axis.most is not None:
@@ -171,17 +179,19 @@ def _hover(drawn: Drawing, parts: Sequence[int], mode: Mode) -> dict:
         },
         "params": [
             {"name": "hover", "select": {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True}},
-            *_interactions(mode, near=True),
+            *_interactions(drawn, mode, near=True),
         ],
     }
 
 
-def _interactions(mode: Mode, near: bool) -> list[dict]:
+def _interactions(drawn: Drawing, mode: Mode, near: bool) -> list[dict]:
     """What a drag or a click does."""
     if mode == "brush":
         return [{"name": BRUSH, "select": {"type": "interval", "encodings": ["x"]}}]
     if mode == "pick":
         return [{"name": PICK, "select": {"type": "point", "fields": ["part", "row"], "toggle": False, **({"nearest": True} if near else {})}}]
+    if drawn.x.names:
+        return []  # names cannot be moved
     # The wheel alone scrolls the page.
     return [{"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}]
 

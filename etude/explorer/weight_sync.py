@@ -8,7 +8,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from etude.explorer.page import COLOURS, Page, axes, figure, png, table
+from etude.explorer.charts import Axis, Look, chart, drawing, lines, points, rule
+from etude.explorer.drawing import Drawing
+from etude.explorer.page import COLOURS, Page, figure, folded, png, table
 from etude.explorer.spans import metrics
 from ref import weight_codec, weight_sync
 from sims.weight_sync import sizes
@@ -20,7 +22,14 @@ WEIGHTS = 100_000
 """Made-up weights behind each figure."""
 SMALL, ROWS, VERSIONS = 10_000, 20, 40
 """Weights of the chain, the rows that hold them, and its versions after the first: it is made anew for each setting."""
-CODINGS = {"gap + step": ("blue", "-", "o"), "XOR": ("red", "--", "s"), "index + value": ("purple", "-.", "^"), "law": ("grey", ":", "")}
+LAW = "E[min(1, |Δ|/ulp(w))]"
+CODINGS = {
+    "gap + step": Look("blue", "-", "o"),
+    "XOR": Look("red", "--", "s"),
+    "index + value": Look("purple", "-.", "^"),
+    "law": Look("grey", ":", "x"),
+}
+FETCHED = {"from nothing": Look("orange", "--"), "delta by delta": Look("grey", ":"), "cheapest way": Look("blue")}
 
 
 @lru_cache(32)
@@ -73,30 +82,25 @@ def coded(std: float, updates: str) -> list[dict]:
     return rows
 
 
-@lru_cache(32)
-def shares(std: float, updates: str) -> bytes:
-    rows = coded(std, updates)
-    fig, ax = axes("learning rate", "changed share of the weights", 5.4, 3.4)
-    at = [row["learning rate"] for row in rows]
-    ax.plot(at, [row["law, changed share"] for row in rows], "-", color=COLOURS["grey"], label="E[min(1, |Δ|/ulp(w))]")
-    ax.plot(at, [row["changed share"] for row in rows], "o", color=COLOURS["blue"], label="measured")
-    ax.set(xscale="log", yscale="log")
-    ax.minorticks_off()
-    ax.legend(frameon=False, fontsize=9)
-    return png(fig)
+def shares(rows: list[dict], lr: float) -> Drawing:
+    """Share of weights that change, by the law and measured."""
+    law = [{"what": LAW, "learning rate": row["learning rate"], "share": row["law, changed share"]} for row in rows]
+    found = [{"what": "measured", "learning rate": row["learning rate"], "share": row["changed share"]} for row in rows]
+    return drawing(
+        Axis("learning rate", log=True),
+        Axis("changed share of the weights", log=True),
+        rule(x=lr),
+        lines(law, "learning rate", "share", "what"),
+        points(found, "learning rate", "share", "what"),
+        looks={LAW: Look("grey"), "measured": Look("blue", mark="o")},
+    )
 
 
-@lru_cache(32)
-def bits(std: float, updates: str) -> bytes:
-    rows = coded(std, updates)
-    fig, ax = axes("learning rate", "bits for a changed weight", 5.4, 3.4)
-    for name, (colour, dash, mark) in CODINGS.items():
-        label = "law: entropy" if name == "law" else name
-        ax.plot([row["learning rate"] for row in rows], [row[name] for row in rows], dash + mark, color=COLOURS[colour], label=label, markersize=4)
-    ax.set(xscale="log", ylim=(0, 60))
-    ax.minorticks_off()
-    ax.legend(frameon=False, fontsize=8, ncols=2)
-    return png(fig)
+def bits(rows: list[dict], lr: float) -> Drawing:
+    """Bits of a changed weight, coding by coding."""
+    some = [{"coding": name, "learning rate": row["learning rate"], "bits": float(row[name])} for name in CODINGS for row in rows]
+    both = lines(some, "learning rate", "bits", "coding"), points(some, "learning rate", "bits", "coding")
+    return drawing(Axis("learning rate", log=True), Axis("bits for a changed weight", most=60), rule(x=lr), *both, looks=CODINGS)
 
 
 @lru_cache(32)
@@ -173,17 +177,11 @@ def diagram(key: tuple, have: int | None, want: int) -> bytes:
     return png(fig)
 
 
-@lru_cache(64)
-def costs(key: tuple, want: int) -> bytes:
-    rows = late(chain(*key), want)
-    fig, ax = axes("versions behind", "bytes to fetch", 5.4, 3.2, fixed=True)
-    at = [row["versions behind"] for row in rows]
-    for name, colour, dash in (("from nothing", "orange", "--"), ("delta by delta", "grey", ":"), ("cheapest way", "blue", "-")):
-        ax.plot(at, [row[name] for row in rows], dash, color=COLOURS[colour], label=name, linewidth=2)
-    ax.set(yscale="log")
-    ax.minorticks_off()
-    ax.legend(frameon=False, fontsize=8)
-    return png(fig)
+def costs(rows: list[dict], behind: int) -> Drawing:
+    """Bytes to fetch by how late a reader is."""
+    some = [{"way": name, "versions behind": row["versions behind"], "bytes": row[name]} for name in FETCHED for row in rows]
+    here = [rule(x=behind)] if behind else []
+    return drawing("versions behind", Axis("bytes to fetch", log=True), *here, lines(some, "versions behind", "bytes", "way"), looks=FETCHED)
 
 
 def draw() -> None:
@@ -204,20 +202,15 @@ def draw() -> None:
     )
     left, right = st.columns(2)
     with left:
-        figure(
-            shares(std, updates),
-            "weight-sync-share",
-            rows,
-            "Share of bfloat16 weights whose bits change in one update: the law, and made-up weights.",
-        )
+        chart(shares(rows, lr), "weight-sync-share", rows, "Share of bfloat16 weights whose bits change in one update: the law, and made-up weights.")
     with right:
-        figure(
-            bits(std, updates),
+        chart(
+            bits(rows, lr),
             "weight-sync-bits",
             rows,
             "Bits for each changed weight, each coding under zstd level 1. Dotted: the entropy of independent positions and steps, from the law.",
         )
-    table(rows, "weight-sync-codings")
+    folded(rows, "weight-sync-codings")
     st.subheader("A reader that is late")
     one, two, three, four = st.columns(4)
     want = one.slider("Newest version", 1, VERSIONS, 30, key="newest", bind="query-params")
@@ -250,7 +243,10 @@ def draw() -> None:
     )
     left, right = st.columns(2)
     with left:
-        figure(costs(key, want), "weight-sync-late", late(manifests, want), "What a reader has to fetch by how many versions it is behind.")
+        rows = late(manifests, want)
+        chart(
+            costs(rows, 0 if have is None else want - have), "weight-sync-late", rows, "What a reader has to fetch by how many versions it is behind."
+        )
     with right:
         if taken:
             table(taken, "weight-sync-links")

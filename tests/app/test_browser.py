@@ -21,6 +21,7 @@ from tests.app.test_any_run import locked, trained
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 WIDTHS = (1200, 390)
+CHART = '[data-testid="stVegaLiteChart"]'
 SLOW = 60_000
 """Milliseconds that anything may take at most."""
 expect.set_options(timeout=SLOW)
@@ -129,7 +130,7 @@ def test_every_page_opens_without_an_error(browser, address):
             settled(tab)
             assert tab.locator('[data-testid="stException"]').count() == 0, page.name
             if page.look:
-                expect(tab.locator("img").first).to_be_visible()
+                expect(tab.locator(f"img, {CHART} svg.marks").first).to_be_visible()
             for width in WIDTHS:
                 tab.set_viewport_size({"width": width, "height": 900})
                 fits(tab, page, width)
@@ -144,7 +145,7 @@ def fits(tab, page, width):
         expect(tab.get_by_test_id("stSidebar")).to_have_attribute("data-collapsed", "true")
     wide = tab.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
     assert wide <= width, f"{page.name} is {wide} pixels wide on a screen of {width}"
-    for picture in tab.locator('[class*="st-key-wide-"] img').all()[:1]:
+    for picture in tab.locator(f'[class*="st-key-wide-"] :is(img, {CHART})').all()[:1]:
         drawn = picture.bounding_box()["width"]
         assert 700 < drawn < 900 if width < 640 else drawn < width, (page.name, drawn)
     assert bool(tab.locator('[class*="st-key-wide-"]').count()) == (
@@ -300,3 +301,66 @@ def test_a_run_that_is_going_on_is_followed_without_a_reload(browser, address, f
             assert not tab.errors
     finally:
         shutil.rmtree(folder / "runs")
+
+
+# -------------------------------------------------------------------------------------------------- charts
+
+
+def place(tab, name, across=0.6, down=0.45):
+    """A point in the plot of a chart, by shares of its width and height."""
+    chart = tab.locator(f".st-key-chart-{name} svg.marks")
+    expect(chart.locator(".mark-line, .mark-symbol, .mark-rect").first).to_be_attached()
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    return box["x"] + across * box["width"], box["y"] + down * box["height"]
+
+
+def test_hovering_tells_a_figure_and_a_brush_filters(browser, address):
+    with opened(browser, WIDTHS[0]) as tab:
+        tab.goto(f"{address}/kl?kl=0.5")
+        x, y = place(settled(tab), "kl-values", 0.4)
+        tab.mouse.move(x, y)
+        tab.mouse.move(x + 2, y)
+        told = tab.locator("#vg-tooltip-element")
+        expect(told).to_be_visible()
+        said = told.inner_text().split()
+        low, high, share = (float(said[said.index(name) + 1]) for name in ("from", "to", "share"))
+        assert low < high and 0 <= share <= 1
+        part = tab.get_by_text("Tokens whose value lies between")
+        assert not part.count()
+        tab.mouse.down()
+        tab.mouse.move(x + 120, y, steps=4)
+        tab.mouse.up()
+        expect(part).to_be_visible()
+        assert not tab.errors
+
+
+def test_a_mark_and_a_row_open_their_rollout(browser, address):
+    with opened(browser, WIDTHS[0]) as tab:
+        tab.goto(f"{address}/penalties")
+        tab.mouse.click(*place(settled(tab), "marginal-cost", 0.9))
+        tab.wait_for_url("**read=*")
+        by_mark = tab.url
+        rows = tab.locator(".st-key-rows-ranking canvas").first
+        settled(tab)
+        rows.scroll_into_view_if_needed()
+        box = rows.bounding_box()
+        tab.mouse.click(box["x"] + 15, box["y"] + 35 * 3.5)
+        tab.wait_for_url(lambda url: url != by_mark)
+        assert not tab.errors
+
+
+def test_a_chart_is_light_on_dark(browser, address):
+    """Its words, and its downloads lie below it."""
+    context = browser.new_context(viewport={"width": WIDTHS[1], "height": 900}, color_scheme="dark", accept_downloads=True)
+    tab = context.new_page()
+    tab.goto(f"{address}/real-time-rl")
+    words = settled(tab).locator(f"{CHART} svg.marks .role-axis-title text").first
+    expect(words).to_be_attached()
+    red, green, blue, *_ = map(int, re.findall(r"\d+", words.evaluate("one => getComputedStyle(one).fill")))
+    assert min(red, green, blue) > 128
+    with tab.expect_download(timeout=SLOW) as loading:
+        tab.get_by_role("button", name="Picture (PNG)").first.click()
+    with open(loading.value.path(), "rb") as file:
+        assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+    context.close()

@@ -261,4 +261,4 @@ def test_without_its_example_the_page_still_draws(page, tmp_path, monkeypatch):
         if content is not None:
             (tmp_path / "rollouts.json").write_text(content)
         at = page("penalties")
-        assert len(at.error) == 1 and "etude examples" in at.error[0].value and len(at.get("imgs")) + len(at.get("image")) >= 3
+        assert len(at.error) == 1 and "etude examples" in at.error[0].value and len(at.get("vega_lite_chart")) >= 3
