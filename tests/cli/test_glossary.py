@@ -1,7 +1,7 @@
 """The glossary: sorted, without a dead reference, and every term occurs where it is said to be at work."""
 
 import ast
-import sys
+import inspect
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from kit.settings import RunError
 from lessons import syllabus
 
 WORDS = [term.word for term in TERMS]
-MODULES = {page.name: page.draw.__module__ for page in PAGES}
+DRAWN = {page.name: page.draw for page in PAGES}
 
 
 def said(path: Path) -> str:
@@ -29,7 +29,7 @@ def text_of(place: str | int) -> str:
     """What a lesson, or a page of the explorer, says."""
     if isinstance(place, int):
         return syllabus.find(place).path.read_text(encoding="utf-8")
-    return said(Path(sys.modules[MODULES[place]].__file__))
+    return said(Path(inspect.getfile(DRAWN[place])))
 
 
 def test_terms_are_sorted_and_each_is_there_once():
