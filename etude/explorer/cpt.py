@@ -143,26 +143,21 @@ def reward_section() -> None:
     rows, claims = trainings()
     column, name = AFTER[after]
     shown = [
-        {
-            loss: row[LOSSES[loss]],
-            after: row[column],
-            "pretraining": f"{row['tokens'] / 1e6:.1f} M tokens",
-            "tokens": row["tokens"],
-            "seed": row["seed"],
-        }
+        {loss: row[LOSSES[loss]], after: row[column], "pretraining": f"{row['budget']:,} tokens", "tokens": row["tokens"], "seed": row["seed"]}
         for row in rows
     ]
     chart(
         drawing(Axis(f"{loss}, nats a token"), Axis(after, zero=False), points(shown, loss, after, "pretraining", tell=("tokens", "seed"))),
         "cpt-reward",
         shown,
-        f"{len(rows)} trainings with four budgets of pretraining, the same SFT and the same steps of RL: the committed figure cpt-rl.",
+        f"{len(rows)} trainings, each with the same SFT and the same steps of RL after its own pretraining: the committed figure cpt-rl.",
     )
     claim = claims.get(name or "")
     if claim and loss == next(iter(LOSSES)):
         low, high = claim["interval"]
-        st.markdown(f"{claim['claim'].capitalize()}: {claim['measured']:.2f} {claim['unit']} [{low:.2f}, {high:.2f}], **{claim['verdict']}**.")
-    table(shown, "cpt-trainings")
+        st.markdown(f"The claim: {claim['claim']}. {claim['measured']:.2f} {claim['unit']} [{low:.2f}, {high:.2f}], **{claim['verdict']}**.")
+    with st.expander("The trainings as a table"):
+        table(shown, "cpt-trainings")
 
 
 PAGE = Page(

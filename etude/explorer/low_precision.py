@@ -182,7 +182,7 @@ def outlier_section() -> None:
     """The second half of the page: a batch with an outlier in its last token."""
     one, two, three = st.columns([2, 2, 1])
     outlier = one.select_slider(
-        "One number of the last token; others: about 1", OUTLIERS, 1e4, key="outlier", bind="query-params", format_func=lambda v: f"{v:,g}"
+        "One number of the last token; others: about 1", OUTLIERS, 1e4, key="outlier", bind="query-params", format_func="{:g}".format
     )
     chosen = two.selectbox("What shares a scale", SHARED, 4, key="shared", bind="query-params")
     seed = three.slider("Seed of the batch", 0, 20, 0, key="batch-seed", bind="query-params")

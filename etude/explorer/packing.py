@@ -93,7 +93,7 @@ def asked() -> tuple[Tensor, packing.Cost, int, int]:
     median = three.slider("Median length, tokens", 200, 8000, 1800, 200, key="median", bind="query-params")
     one, two, three, four = st.columns([3, 3, 4, 2])
     ranks = one.select_slider("Ranks", RANKS, 8, key="ranks", bind="query-params")
-    width = two.select_slider("Row, tokens", WIDTHS, 16_384, key="width", bind="query-params", format_func="{:,}".format)
+    width = two.select_slider("Row, tokens", WIDTHS, 16_384, key="width", bind="query-params")
     cost = three.selectbox("What a sequence costs", COSTS, key="pay", bind="query-params")
     seed = four.slider("Seed of the lengths", 0, 20, 0, key="lengths-seed", bind="query-params")
     return drawn(count, median, sigma, width, seed), COSTS[cost](), ranks, width
