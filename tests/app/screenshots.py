@@ -5,6 +5,7 @@ as a newcomer sees it.
 """
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -58,7 +59,7 @@ def served() -> Iterator[str]:
 
 
 def shot(browser: Browser, address: str, size: tuple[int, int], scheme: str) -> bytes:
-    """The first page from its title down, as PNG, where both agents have played to their verdicts. The narrow screen shows where they begin."""
+    """The first page as PNG, once both agents have played: from the docstring down, and on a narrow screen what the agent after RL did."""
     width, height = size
     look = "dark" if scheme == "dark" else "light"
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=look, reduced_motion="reduce")
@@ -69,23 +70,23 @@ def shot(browser: Browser, address: str, size: tuple[int, int], scheme: str) -> 
     expect(tab.locator(".rollout > .said:last-child").last).to_contain_text("verdict")
     expect(tab.locator('[data-testid="stApp"][data-test-script-state="notRunning"]')).to_be_attached()
     expect(tab.locator("img").first).to_be_visible()
-    if width < 800:
-        tab.locator(".rollout").last.evaluate("e => e.scrollIntoView()")
-        tab.wait_for_timeout(500)
+    begin = tab.locator(".rollout").last if width < 800 else tab.get_by_role("textbox", name=re.compile("Docstring of"))
+    begin.evaluate("e => { e.style.scrollMarginTop = '110px'; e.scrollIntoView({block: 'start'}); }")
+    tab.wait_for_timeout(500)
     picture = tab.screenshot()
     context.close()
     return picture
 
 
 def small(picture: bytes) -> bytes:
-    """The same picture with as many colours of a palette as fit into `MOST` bytes."""
+    """The same picture, with all of its colours or with as many of a palette as fit into `MOST` bytes."""
     image = Image.open(BytesIO(picture)).convert("RGB")
-    for colours in (256, 128, 64, 32):
+    for colours in (None, 256, 128, 64):
         buffer = BytesIO()
-        image.quantize(colours, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+        (image if colours is None else image.quantize(colours, dither=Image.Dither.NONE)).save(buffer, "PNG", optimize=True)
         if buffer.tell() <= MOST:
-            break
-    return buffer.getvalue()
+            return buffer.getvalue()
+    raise SystemExit(f"a picture takes {buffer.tell():,} bytes, more than {MOST:,}")
 
 
 def main() -> None:
