@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -76,20 +77,27 @@ def store(folder: Path, model: Transformer, mtp: MTP | None, layers: MTPConfig, 
 def restored(folder: Path, layers: MTPConfig) -> tuple[Transformer, MTP | None]:
     """The checkpoint that a difference makes of the one above."""
     model, mtp = whole(folder.parent, layers)
-    base = bits(model, mtp)
-    try:
-        weights = apply_delta(base, *unpack((folder / DELTA).read_bytes(), len(base)))
-        wanted = json.loads((folder / DIGEST).read_text(encoding="utf-8"))["sha256"]
-    except (SyncError, ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{folder} holds no difference from the checkpoint above it ({error}); check both out again") from None
-    if digest(weights) != wanted:
-        raise RunError(f"{folder} is the difference from another checkpoint than the one above it; check both out again")
-    at = 0
+    files = (*sorted(folder.parent.glob("*.safetensors")), *sorted(folder.parent.glob("mtp/*.safetensors")), folder / DELTA, folder / DIGEST)
+    weights, at = made(folder, layers, tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.is_file())), 0
     with torch.no_grad():
         for parameter in parameters(model, mtp):
             parameter.copy_(weights[at : at + parameter.numel()].view_as(parameter))
             at += parameter.numel()
     return model, mtp
+
+
+@lru_cache(4)
+def made(folder: Path, layers: MTPConfig, changed: tuple[tuple[int, int], ...]) -> Tensor:
+    """All its weights as bfloat16, flat, until one of the files has changed: the explorer asks for them again and again."""
+    base = bits(*whole(folder.parent, layers))
+    try:
+        weights = apply_delta(base, *unpack((folder / DELTA).read_bytes(), len(base)))
+        wanted = json.loads((folder / DIGEST).read_text(encoding="utf-8"))["sha256"]
+    except (SyncError, ValueError, LookupError, TypeError, OSError) as error:
+        raise RunError(f"{folder} holds no difference from the checkpoint above it ({error}); check both out again") from None
+    if digest(weights) != wanted:
+        raise RunError(f"{folder} is the difference from another checkpoint than the one above it; check both out again")
+    return weights
 
 
 def whole(folder: Path, layers: MTPConfig) -> tuple[Transformer, MTP | None]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from etude import catalog, figures, front, tables
+from etude import catalog, figures, front, recording, tables
 from kit.disk import atomic_write
 from kit.settings import RunError
 
@@ -28,6 +28,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "gain": front.gain,
     "report-figures": front.report_figures,
     "techniques": catalog.table,
+    "recording": recording.block,
     "recipe": tables.recipe,
     "by-depth": tables.by_depth,
     "perplexity": tables.perplexity,

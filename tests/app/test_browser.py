@@ -261,12 +261,23 @@ def test_pages_are_reached_by_their_links_and_no_setting_goes_along(tab, address
     assert not tab.errors
 
 
+def verdicts(tab):
+    """Of the agent before RL and of the one after it, once both have played to the end."""
+    last = settled(tab).locator(".rollout > .said:last-child, .appearing > .said:last-child")
+    expect(last).to_have_count(2)
+    for one in (last.first, last.last):
+        expect(one).to_contain_text("verdict")
+    return last.all_inner_texts()
+
+
 def test_the_agent_plays_a_task_and_then_another_docstring(tab, address):
-    tab.goto(f"{address}/watch?task=3")
-    pieces, rollout = settled(tab).locator(".said"), tab.locator(".rollout")
-    expect(pieces.last).to_contain_text("verdict")
-    before = pieces.all_inner_texts()
-    token = rollout.locator(".token").first
+    """To its verdict, before and after RL; edited, and again; one turn after the other; and with drafts."""
+    tab.goto(f"{address}/watch?task=7")
+    before, after = verdicts(tab)
+    assert "not solved" in before and "not solved" not in after and "solved" in after, "the task of the committed recording"
+    expect(tab.get_by_text("sft, before RL")).to_be_visible()
+    expect(tab.get_by_text("agent, after RL")).to_be_visible()
+    token = tab.locator(".token").first
     expect(token.locator(".more")).to_be_hidden()
     token.hover()
     told = token.locator(".more")
@@ -274,17 +285,22 @@ def test_the_agent_plays_a_task_and_then_another_docstring(tab, address):
     expect(told).to_contain_text("else:")
     place = told.bounding_box()
     assert place["x"] >= 0 and place["x"] + place["width"] <= tab.viewport_size["width"]
+    prompt = tab.locator(".said").first.inner_text()
     words = tab.get_by_role("textbox", name=re.compile("Docstring of"))
     words.fill("a plus b then double")
     words.press("Enter")
-    expect(rollout).to_contain_text("a plus b then double")
-    expect(settled(tab).locator(".said").last).to_contain_text("verdict")
-    after = pieces.all_inner_texts()
-    assert after[0] == before[0] and after[-1] != before[-1], "the same files, but another answer"
+    expect(tab.locator(".rollout").last).to_contain_text("a plus b then double")
+    edited = verdicts(tab)
+    assert tab.locator(".said").first.inner_text() == prompt and edited[1] != after, "the same files, but another answer"
     assert "doc-" in tab.url
+    expect(tab.locator(".token.kept")).to_have_count(0)
+    tab.get_by_text("Drafts", exact=True).click()
+    expect(tab.locator(".token.kept").first).to_be_visible()
+    expect(tab.get_by_text(re.compile(r"drafts kept")).last).to_be_visible()
+    assert verdicts(tab) == edited, "drafts change no token"
     tab.get_by_role("button", name="Play").click()
     expect(tab.locator(".appearing .said").last).to_contain_text("verdict")
-    assert not tab.errors
+    assert verdicts(tab) == edited and not tab.errors
 
 
 def test_a_run_that_is_going_on_is_followed_without_a_reload(browser, address, folder):

@@ -4,6 +4,7 @@ import hashlib
 import io
 import itertools
 import json
+import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from etude import example_agent, play, watching
+from etude import example_agent, play, recording, watching
 from etude.difference import DELTA, drafts, network, store
 from etude.played import Piece, difference, of_episode, of_session, pieces
 from kit.settings import RunError
@@ -155,6 +156,16 @@ def test_the_agent_of_a_run_is_written_and_measured(tiny_run, tmp_path):
         example_agent.write(tiny_run, path.parent)
     with pytest.raises(RunError, match="is not a run of the recipe"):
         example_agent.write(tmp_path, tmp_path / "other")
+
+
+def test_the_recording_is_what_the_command_prints(ask):
+    record = json.loads(recording.PATH.read_text(encoding="utf-8"))
+    code, out, error = ask(*shlex.split(recording.COMMAND)[1:])
+    first, *lines = out.splitlines()
+    assert code == 0 and not error and first.startswith(f"held-out task {recording.TASK}, ") and record["command"] == recording.COMMAND
+    assert lines == record["lines"] and "+changes" not in record["machine"]["commit"]
+    verdicts = [line for line in lines if line.startswith("verdict")]
+    assert [line.split(maxsplit=1)[1] for line in verdicts] == ["not solved", "solved"]
 
 
 # --------------------------------------------------------------------------------------------------- what is shown
