@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from etude import afterwards, expected
-from etude.report import page, record, watched
+from etude.report import page, record, rollouts, watched
 from kit.disk import read_lines, spent
 
 __all__ = ["show"]
@@ -16,7 +16,7 @@ __all__ = ["show"]
 def show(root: Path) -> None:
     """Writes the report of the run folder `root`, and prints held-out success before and after RL, what has changed in RL,
     where the files are, how long it took, and what can be done next."""
-    html, written = page.write(root)
+    html, written = page.write(root, rollouts.shown)
     rows = record.before_after(json.loads(written.read_text()))
     if rows:
         table = Table("held-out tasks", "before RL", "after RL", "difference", box=None, header_style="bold")

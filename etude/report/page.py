@@ -1,13 +1,14 @@
 """The report of a run: `report.json` with every result, `report.html` with pictures, in one file each.
 
 Shows whatever the stages have left in the run folder, so a run that stopped halfway has half a report. The
-page is self-contained: it embeds its pictures and has no scripts. Its rollouts are played when it is written.
+page is self-contained: it embeds its pictures and has no scripts.
 """
 
 from __future__ import annotations
 
 import html
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,15 @@ from kit.disk import read_lines
 __all__ = ["before_after", "collect", "write"]
 
 
-def write(run_root: str | Path) -> tuple[Path, Path]:
-    """Writes report.html and report.json into the run folder and returns their paths."""
+def write(run_root: str | Path, rollouts: Callable[[Path, dict], list[str]] = lambda *_: []) -> tuple[Path, Path]:
+    """Writes report.html and report.json into the run folder and returns their paths. `rollouts`: what makes HTML of the run's rollouts, from its
+    folder and record (`rollouts.py`, which needs torch, as this file does not)."""
     root = Path(run_root)
     record = collect(root)
     metrics = {path.stem: read_lines(path) for path in sorted((root / "metrics").glob("*.jsonl"))}
     page, data = root / "report.html", root / "report.json"
     replace_text(data, json.dumps(record, indent=1) + "\n")
-    from etude.report import rollouts  # late: it plays them, with torch
-
-    replace_text(page, _page(record, metrics, rollouts.shown(root, record)))
+    replace_text(page, _page(record, metrics, rollouts(root, record)))
     return page, data
 
 

@@ -56,7 +56,8 @@ def pairs(root: Path, result: dict[str, Any]) -> Iterator[tuple[int, Watched, Wa
     for number, task in enumerate(itertools.islice(task_stream(after.recipe, "evaluation"), min(MOST, int(result.get("tasks") or 0)))):
         if not any(wanted.values()):
             return
-        if not wanted.get(recorded(result, number), True):
+        said = recorded(result, number)
+        if said is not None and not wanted[said]:
             continue
         one = greedy(after, task)
         if wanted[one.played.success]:

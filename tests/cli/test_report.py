@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from etude.report import page as report
+from etude.report import rollouts
 from etude.report.record import joined_lines
 
 
@@ -177,7 +178,7 @@ def test_the_whole_report(tmp_path):
 
 
 def test_the_page_stands_alone_and_escapes(tmp_path):
-    text = report.write(write_run(tmp_path / "run"))[0].read_text()
+    text = report.write(write_run(tmp_path / "run"), rollouts.shown)[0].read_text()
     assert not re.search(r"https?://|<script|<link|@import|url\(", text)
     assert "<b>no</b>" not in text and "&lt;b&gt;no&lt;/b&gt;" in text and "A &lt;Processor&gt;" in text
     assert 'name="viewport"' in text and text.count("<figcaption>") == text.count("alt=")

@@ -48,7 +48,7 @@ def played(folder, number: int) -> tokens.Watched:
 
 
 def test_a_success_and_a_failure_stand_beside_the_same_task_before_rl(run):
-    text = report.write(run)[0].read_text(encoding="utf-8")
+    text = report.write(run, rollouts.shown)[0].read_text(encoding="utf-8")
     success, failure = text.index("Held-out task 1 is the first that the agent after RL solves"), text.index("Held-out task 0 is the first")
     assert 0 < success < failure and "does not solve with greedy decoding" in text[failure:]
     assert text.count("<h3>before RL</h3>") == text.count("<h3>after RL</h3>") == 2
@@ -95,7 +95,7 @@ def test_nothing_is_looked_for_that_the_evaluation_did_not_find(run, one, greedy
 def test_without_checkpoints_stored_transcripts_are_shown(run, tmp_path):
     for part in ("stages", "config.json"):
         (shutil.copytree if part == "stages" else shutil.copy)(run / part, tmp_path / part)
-    text = report.write(tmp_path)[0].read_text(encoding="utf-8")
+    text = report.write(tmp_path, rollouts.shown)[0].read_text(encoding="utf-8")
     assert "<b>solved</b>: repo m1 fix m1" in text and "<b>not solved</b>: repo m0 fix m0" in text and "Held-out task" not in text
     assert "read &lt;b&gt;m1&lt;/b&gt;\\x1b" in text and text.count('<span class="who">agent</span>') == 2 and 'class="token' not in text
 
@@ -103,4 +103,4 @@ def test_without_checkpoints_stored_transcripts_are_shown(run, tmp_path):
 def test_a_checkpoint_that_cannot_be_read_leaves_the_transcripts(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "final" / "model.safetensors").write_bytes(b"no tensors")
-    assert "<b>solved</b>: repo m1" in report.write(tmp_path / "run")[0].read_text(encoding="utf-8")
+    assert "<b>solved</b>: repo m1" in report.write(tmp_path / "run", rollouts.shown)[0].read_text(encoding="utf-8")
