@@ -366,7 +366,7 @@ check(3, check_3)
 # %% [markdown]
 # ## Open challenge
 #
-# With 3,840 rollouts of RL and settings of your choice, lift the sampled success of the agent that comes with the clone as far as you can.
+# Train the agent of your own small run on from SFT with 3,840 rollouts of RL, with settings of your choice, for the highest sampled success.
 # `etude challenge 0` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on

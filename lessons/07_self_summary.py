@@ -375,7 +375,7 @@ verdicts("self-summary")
 #
 # ## Open challenge
 #
-# Write the summary of a long session in 160 characters, and the reader of it, so that most later questions are answered rightly.
+# Write the summary of a long session in 120 characters, and the reader of it, so that most later questions are answered rightly.
 # `etude challenge 7` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on

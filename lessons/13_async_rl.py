@@ -553,7 +553,7 @@ torch.set_num_threads(threads)
 # %% [markdown]
 # ## Open challenge
 #
-# Decide on a virtual clock how many rollouts to start, for the most useful samples per second under a bound on their age.
+# Decide on a virtual clock how many rollouts to start, for the most useful work per second under a bound on its age.
 # `etude challenge 13` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on

@@ -1,5 +1,6 @@
 """Watch the agent: it repairs a function while you look, beside itself before RL, token by token; then with a docstring of yours."""
 
+import json
 import secrets
 from functools import lru_cache
 from hashlib import blake2b
@@ -10,11 +11,12 @@ import streamlit as st
 from etude import drafted, tokens
 from etude.docstring import rewritten
 from etude.drafted import Tally
-from etude.example_agent import BEFORE
+from etude.example_agent import BEFORE, FOLDER, RECORD
 from etude.explorer import provenance, rollouts
 from etude.explorer.files import stamp
 from etude.explorer.page import Page, figure, link, table
 from etude.play import Agent, agent_in, found, task_of
+from etude.recording import TASK
 from etude.tokens import Watched
 from kit.settings import RunError
 from ref.engine.sampler import sample
@@ -49,8 +51,19 @@ def chosen() -> list[Agent]:
             words = f"Shown: **{provenance.plain(name)}**, your run in {provenance.plain(str(folders[-1].parents[1]))}"
             st.caption(" · ".join([words, *map(provenance.plain, facts)]))
         else:
-            st.caption(f"Shown: **{name}**, the agents of a run from another machine; `make small` makes a run of yours.")
+            st.caption(f"Shown: **{name}**, the agents of a run from another machine; {success()}. `make small` makes a run of yours.")
     return [known(*stamps(folder)) for folder in folders]
+
+
+@lru_cache(1)
+def success() -> str:
+    """How often the committed agents succeed, in words. Raises RunError where their record is missing."""
+    try:
+        found = json.loads((FOLDER / RECORD).read_text(encoding="utf-8"))["held_out"]
+        before, after = (found[name]["success"]["value"] for name in (BEFORE, "agent"))
+        return f"on {found['tasks']} held-out tasks, {found['samples']} rollouts each, {before:.0%} succeed before RL and {after:.0%} after"
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RunError(f"{FOLDER / RECORD} holds no record of the committed agents ({error}); check it out again") from None
 
 
 def stamps(folder: Path) -> tuple[Path, tuple]:
@@ -83,7 +96,7 @@ def asked(agent: Agent) -> tuple[Task, float, int]:
         kind = st.radio("Task", TASKS, key="tasks", bind="query-params", horizontal=True)
         st.button("New task", key="new-task", on_click=another, icon=":material/casino:")
     with second:
-        number = st.slider("Number", 0, NUMBERS - 1, 0, key="task", bind="query-params", help="Of the held-out task, or the seed of a new one.")
+        number = st.slider("Number", 0, NUMBERS - 1, TASK, key="task", bind="query-params", help="Of the held-out task, or the seed of a new one.")
     with third:
         heat = st.slider("Temperature", 0.0, max(2.0, own), own, 0.05, key="heat", bind="query-params", help="0 is greedy.")
         seed = st.slider("Seed of sampling", 0, NUMBERS - 1, 0, key="draw", bind="query-params")

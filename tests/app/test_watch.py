@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from etude import docstring, example_agent, play, tokens
 from etude.docstring import rewritten
 from etude.explorer import PAGES, provenance, rollouts
+from etude.recording import TASK
 from kit.settings import RunError
 from ref.network import load_hf, save_hf
 from sims.microrepo import Session, WorldConfig, generate
@@ -46,7 +47,7 @@ def mine(runs):  # noqa: F811
     return folder
 
 
-def watched(agent, number=0, temperature=1.0, seed=0, drafts=False):
+def watched(agent, number=TASK, temperature=1.0, seed=0, drafts=False):
     return tokens.watched(agent, play.task_of(agent.recipe, number, None), temperature, seed, drafts)
 
 
@@ -178,6 +179,7 @@ def test_without_a_run_the_committed_agents_play_and_say_so(page, runs, agent): 
     both = [watched(one, 3) for one in (play.agent_in(FOLDER / example_agent.BEFORE), agent)]
     said = " ".join([*(caption.value for caption in at.caption), *(one.value for one in at.markdown)])
     assert "Shown: **committed example**, the agents of a run from another machine" in said and "`make small`" in said and not at.error
+    assert "on 100 held-out tasks, 4 rollouts each, 59% succeed before RL and 74% after" in said
     assert "**sft, before RL**" in said and "**agent, after RL**" in said
     shown = html(at)
     for one in both:
