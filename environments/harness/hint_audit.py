@@ -90,7 +90,8 @@ class Secret:
         for line in sorted(self.lines):
             if holds(row, line) and not holds(known, line):
                 return " ".join(line)
-        return next((token for token in row if token in self.names - {*known}), "")
+        names = self.names - {*known}
+        return next((token for token in row if token in names), "")
 
 
 def holds(row: Sequence[str], line: Sequence[str]) -> bool:

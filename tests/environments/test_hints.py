@@ -41,6 +41,7 @@ CASES = {
     "an edit of what nobody read": ([turn(EDIT, diff=changed())], [(1, "unread", f"would change {PATH} without")]),
     "a file replaced": ([turn(WRITE, diff=changed())], [(1, "unread", PATH)]),
     "read in the same reply": ([turn(READ, EDIT, diff=changed())], [(1, "unread", PATH)]),
+    "an absolute path": ([turn(made("edit", "", path=f"/work/{PATH}", old="a", new="b"), diff=changed())], [(1, "unread", PATH)]),
     "read, but forgotten": ([turn(READ), summary(), turn(EDIT, diff=changed())], [(2, "unread", PATH)]),
     "read, and noted": ([turn(READ), summary(f"{PATH} returns a noun"), turn(EDIT, diff=changed())], []),
     "another file was read": ([turn(made("read", "VERSION = 1", path="words/other.py")), turn(EDIT, diff=changed())], [(2, "unread", PATH)]),
@@ -61,6 +62,12 @@ CASES = {
     "read twice": ([turn(READ), turn(READ)], [(2, "again", "call read once more")]),
     "read twice at once": ([turn(READ, READ)], [(1, "again", "call read")]),
     "the same tests on the same code": ([turn(RED), turn(LS), turn(RED)], [(3, "again", "call shell")]),
+    "the edit was before both": ([turn(READ), turn(EDIT, LS, READ, LS, diff=changed())], []),
+    "only reads in between": ([turn(READ), turn(EDIT, READ, made("grep", "", pattern="x"), READ, diff=changed())], [(2, "again", "call read")]),
+    "made, and refused behind the end": (
+        [turn(READ), turn(FINISH, made("read", "the episode is over; this call was not made", broken=True, path=PATH))],
+        [],
+    ),
     "written twice": ([turn(READ), turn(WRITE, diff=changed()), turn(WRITE)], [(3, "again", "call write")]),
     "arguments in another order": (
         [turn(made("grep", "", pattern="a", path="b")), turn(made("grep", "", path="b", pattern="a"))],
@@ -100,6 +107,11 @@ def test_rules_and_near_misses(case):
     found = faults(of(parts), NAMES[:1])
     assert [(one.turn.number, one.rule) for one in found] == [(number, rule) for number, rule, _ in wanted]
     assert all(says in one.says for one, (*_, says) in zip(found, wanted, strict=True))
+
+
+def test_what_the_grader_saw_counts_where_the_tests_are_known():
+    red = of([turn(RED), turn(FINISH), [grade(NAMES[1])]])
+    assert faults(red, NAMES[:1]) == [] and [one.rule for one in faults(red)] == ["finish"], "else what the agent saw last"
 
 
 def test_every_rule_has_its_words():
