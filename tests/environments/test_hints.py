@@ -93,6 +93,7 @@ CASES = {
     "the grader saw a hidden test fail": ([turn(FINISH), [grade(NAMES[1])]], []),
     "the grader knows better": ([turn(RED), turn(FINISH), [grade(success=True)]], []),
     "a turn that was not finished": ([turn(made("fly", "no tool", broken=True))[:-1]], []),
+    "one that was not finished, and the next": ([turn(made("fly", "no tool", broken=True))[:-1], turn(LS)], []),
     "the first rule that is broken": ([turn(made("fly", "no tool", broken=True), EDIT, diff=changed())], [(1, "broken", "no tool")]),
 }
 
@@ -195,6 +196,7 @@ SECRET = Secret((GONE, HELD), (GIVEN,))
         ("plural raises NotImplementedError, and TABLE is there.", ""),
         ("See noun[:-1] + noun.", ""),
         ("The suffixes are wrong.", ""),
+        ("Mind what cities are.", ""),  # a word of a comment
     ],
 )
 def test_what_no_hint_may_tell(hint, tells):
