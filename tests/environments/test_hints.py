@@ -227,6 +227,8 @@ def test_refused_hints():
     assert refusal(Fault(this, "judge", "You wrote price * (1 + tax)."), SECRET).startswith("it quotes the reply: ")
     assert refusal(Fault(this, "judge", "You add the tax to it, which is wrong."), SECRET).startswith("it quotes the reply: ")
     assert refusal(Fault(this, "judge", "The tax is not known."), SECRET) == ""
+    (found,) = faults(of([turn(made("read", "No such file: a/path/that/nobody/made.py", ok=False, path="a/path/that/nobody/made.py"))]))
+    assert refusal(found, SECRET) == "", "where a call looked is the fault itself"
 
 
 def test_words_of_a_message_have_their_line_breaks():
