@@ -170,3 +170,25 @@ def tasks_serve(
     budget = Budget(calls, UNCOUNTED, 60 * minutes, UNCOUNTED)
     how = prompt, out, resume, budget, strict, corpus, jobs or process.cores(), seconds, sandbox, fresh
     importlib.import_module("etude.serve").serve_task(task, who, recipes or (), *how)
+
+
+@tasks_app.command("hints")
+def tasks_hints(
+    transcripts: Annotated[list[Path], typer.Argument(help="Transcripts that `etude tasks try` or `etude tasks serve` wrote.", readable=False)],
+    source: Annotated[
+        Literal["errors", "judge"], typer.Option(help="By rules over calls and their answers, or by a model that reads it all.")
+    ] = "errors",
+    model: Annotated[str, typer.Option(help="Address of the judge, an OpenAI-compatible server.")] = "",
+    name: Annotated[str, typer.Option(help="The judge's name there.")] = "",
+    shown_gold: Annotated[bool, typer.Option("--shown-gold", help="Show the judge the original code, too.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File for the hints: JSONL with both contexts and the reply.")] = None,
+    loss: Annotated[Path | None, typer.Option(help="Say how far each hint moves this checkpoint's prediction of the reply.")] = None,
+    recipes: Annotated[list[Path] | None, RECIPES] = None,
+    jobs: Annotated[int | None, JOBS] = None,
+    seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    sandbox: Annotated[str, SANDBOX] = "bubblewrap",
+) -> None:
+    """Find the replies at which episodes went wrong, with a short hint for each that does not tell the solution."""
+    how = source, model, name, shown_gold, out, loss, recipes or (), jobs or process.cores(), seconds, sandbox
+    if not importlib.import_module("etude.hints").hints(transcripts, *how):
+        raise typer.Exit(2)

@@ -18,7 +18,7 @@ from environments.harness.messages import Called, Message, PolicyError, Reply
 from environments.harness.tools import Tool, openai
 from environments.sandbox.visible import one_line
 
-__all__ = ["Remote"]
+__all__ = ["Remote", "message_of"]
 
 TRIES, WAIT, LONGEST = 5, 1.0, 30.0
 """Times that a request is made, seconds before the second one, which double, and the most of them."""
@@ -69,7 +69,7 @@ class Remote:
 
     def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
         """See `Policy`. Raises PolicyError for a server that cannot be reached, refuses, or says what is no answer, after a few tries."""
-        asked = {"model": self.model, "messages": [_message(one) for one in messages], "max_tokens": most}
+        asked = {"model": self.model, "messages": [message_of(one) for one in messages], "max_tokens": most}
         if tools:
             asked |= {"tools": openai(tools, self.strict), "tool_choice": self.choice}
         asked |= self.sampling
@@ -124,7 +124,8 @@ def _object(arguments: str) -> str:
     return json.dumps({"written": arguments})
 
 
-def _message(one: Message) -> dict:
+def message_of(one: Message) -> dict:
+    """A message as chat completions have it."""
     if one.role == "tool":
         return {"role": "tool", "tool_call_id": one.answers, "content": one.text}
     found: dict = {"role": one.role, "content": one.text}

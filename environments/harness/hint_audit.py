@@ -1,0 +1,116 @@
+"""Does a hint tell what the agent has to find? A hint that gives the answer distils the answer.
+
+Refused is a hint with something that only the original code has, or the tests that are held out: a row of RUN tokens, a whole line of at least
+three, a name, a number, or a word in quotes. What the given tree says is no secret, nor what the context says before the reply. A hint that quotes
+what the reply says or writes is refused too: a policy that reads its own message copies it.
+
+What is not found: the answer in other words. So who asks a judge tells it nothing that it need not know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from environments.fingerprint import COMMENT, EVERYDAY, RUN, runs, tokens
+from environments.harness.hints import SAYS, Fault
+from environments.harness.messages import Message
+from environments.harness.turns import arguments, words_of
+
+__all__ = ["Secret", "refusal"]
+
+TELLING = re.compile(r"[^\W\d]\w{2,}|\d[\w.]{2,}")
+"""Tokens that can tell something alone: names and numbers of three characters and more."""
+STRING = re.compile(r'"{3}[\s\S]*?"{3}|\'{3}[\s\S]*?\'{3}|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'')
+SHORTEST = 3
+"""Tokens of a line that is looked for as a whole."""
+WRITTEN = ("text", "old", "new")
+"""Arguments that hold what a reply writes."""
+
+
+def _row(text: str) -> list[str]:
+    """Tokens of a text, what it says behind a # included. A number at the end of a sentence is without its full stop."""
+    return [token.rstrip(".") if token[0].isdigit() else token for token in tokens(text.replace("#", " "))]
+
+
+def _shared(row: Sequence[str], secret: set[tuple[str, ...]], known: Sequence[str]) -> str:
+    """The first RUN tokens of a row that are secret, and not known from another one; empty for none."""
+    found = secret - runs(known)
+    return next((" ".join(row[at : at + RUN]) for at in range(len(row) - RUN + 1) if tuple(row[at : at + RUN]) in found), "")
+
+
+def _code(text: str) -> str:
+    """Code without the strings that are prose: their words are anybody's, and rows of them are found."""
+    return STRING.sub(lambda found: '""' if " " in found[0] else found[0], text)
+
+
+def _telling(row: Sequence[str]) -> set[str]:
+    return {token for token in row if TELLING.fullmatch(token) and token not in EVERYDAY}
+
+
+@dataclass(frozen=True)
+class Secret:
+    """What a hint must not tell."""
+
+    code: tuple[str, ...]
+    """Code that was taken out, and tests that are held out, a text for each place."""
+    given: tuple[str, ...] = ()
+    """The files that the agent begins with: nothing in them is secret."""
+
+    @cached_property
+    def known(self) -> tuple[set[tuple[str, ...]], set[str]]:
+        """Rows and telling tokens of the files that are given."""
+        rows = [_row(text) for text in self.given]
+        return set().union(*map(runs, rows)), set().union(*map(_telling, rows))
+
+    @cached_property
+    def rows(self) -> set[tuple[str, ...]]:
+        """Rows of RUN tokens of the secret code."""
+        return set().union(*(runs(_row(text)) for text in self.code)) - self.known[0]
+
+    @cached_property
+    def lines(self) -> set[tuple[str, ...]]:
+        """Its lines that are shorter."""
+        found = {tuple(tokens(line)) for text in self.code for line in text.splitlines()}
+        given = {tuple(_row(line)) for text in self.given for line in text.splitlines()}
+        return {line for line in found - given if SHORTEST <= len(line) < RUN}
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Its telling tokens."""
+        return set().union(*(_telling(_row(_code(COMMENT.sub("", text)))) for text in self.code)) - self.known[1]
+
+    def told(self, hint: str, context: str = "") -> str:
+        """What a hint tells of it that the context does not; empty for nothing."""
+        row, known = _row(hint), _row(context)
+        if found := _shared(row, self.rows, known):
+            return found
+        for line in sorted(self.lines):
+            if holds(row, line) and not holds(known, line):
+                return " ".join(line)
+        names = self.names - {*known}
+        return next((token for token in row if token in names), "")
+
+
+def holds(row: Sequence[str], line: Sequence[str]) -> bool:
+    """Whether tokens stand one behind the other in a row."""
+    return any(tuple(row[at : at + len(line)]) == tuple(line) for at in range(len(row) - len(line) + 1))
+
+
+def quoted(hint: str, message: Message, context: str) -> str:
+    """A row of tokens that a hint has of what a message says or writes, and the context does not; empty for none."""
+    written = [value for call in message.calls for name, value in arguments(call).items() if name in WRITTEN and isinstance(value, str)]
+    found = set().union(*(runs(_row(text)) for text in (message.text, *written)))
+    return _shared(_row(hint), found, _row(context))
+
+
+def refusal(fault: Fault, secret: Secret) -> str:
+    """Why a hint is not given; empty for a good one. A rule's own words tell nothing of any task."""
+    context = "\n".join(map(words_of, fault.turn.before))
+    if told := secret.told(fault.says, f"{context}\n{SAYS.get(fault.rule, '')}"):
+        return f"it tells of the solution: {told}"
+    if told := quoted(fault.says, fault.turn.said, context):
+        return f"it quotes the reply: {told}"
+    return ""

@@ -1,0 +1,58 @@
+"""How far a hint moves a checkpoint's prediction of the reply that it is about: the loss of ref/textual_feedback.py, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from etude.play import Agent, agent_in, is_checkpoint
+from kit.settings import RunError
+from ref import sft
+from ref.textual_feedback import Hinted, divergence, predictions
+from sims.recipe.chat_template import Template, template_of
+
+__all__ = ["moves", "sequences"]
+
+Tokens = torch.Tensor
+
+
+def tokens_of(messages: list[dict], row: dict, render: Template, agent: Agent) -> tuple[Tokens, Tokens]:
+    """The ids [T] of messages and the reply behind them, and the positions of the reply's. Raises ValueError where its place cannot be told."""
+    before = [one | {"weight": 0} if one["role"] == "assistant" else one for one in messages]
+    chat = sft.chat_of({"messages": [*before, row["message"]], "tools": row["tools"]})
+    ((ids, own),) = sft.tokens_and_mask(chat, render, agent.language.tokenizer)
+    return ids, own.nonzero()[:, 0]
+
+
+def sequences(row: dict, render: Template, agent: Agent) -> tuple[Tokens, Hinted]:
+    """The student's ids [T], and the teacher's with the places of the same tokens in both. Raises ValueError where the template does not write the
+    reply with the same tokens behind the hint."""
+    student, teacher = tokens_of(row["student"], row, render, agent), tokens_of(row["teacher"], row, render, agent)
+    if not torch.equal(student[0][student[1]], teacher[0][teacher[1]]):
+        raise ValueError("the chat template writes the reply otherwise behind the hint")
+    return student[0], Hinted(teacher[0], student[1], teacher[1])
+
+
+def moves(folder: Path) -> Callable[[dict], Iterator[str]]:
+    """A function from a hint, as `environments.harness.hints.row` gives it, to a line about the checkpoint in a folder. Raises RunError where none
+    lies there that reads conversations."""
+    if not is_checkpoint(folder):
+        raise RunError(f"{folder} is no checkpoint; a run has some in its folder checkpoints/")
+    agent = agent_in(folder)
+    render, model = template_of(folder, agent.language), agent.network().eval()
+
+    @torch.no_grad()
+    def move(row: dict) -> Iterator[str]:
+        try:
+            student, where = sequences(row, render, agent)
+        except ValueError as error:
+            yield f"no KL, because {error}"
+            return
+        plain, hinted = (model(ids[None]).logits[0] for ids in (student, where.tokens))
+        before, behind = predictions(plain, hinted, where)
+        found = divergence(before, behind, "reverse").double()
+        yield f"KL {found.sum():.4f} nats over {len(found)} tokens, {found.mean():.4f} a token, from the prediction without the hint to that with it"
+
+    return move

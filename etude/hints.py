@@ -1,0 +1,159 @@
+"""`etude tasks hints`: where episodes on real tasks went wrong, what their policy could have been told there, and lines for training on it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from environments.fingerprint import gone
+from environments.grading.guarded import Exam
+from environments.harness import record
+from environments.harness.hint_audit import Secret, refusal
+from environments.harness.hint_judge import BadAnswer, judged
+from environments.harness.hints import Fault, faults, row
+from environments.harness.messages import Policy, PolicyError
+from environments.harness.remote import Remote
+from environments.sandbox.open import Kind
+from environments.sandbox.visible import one_line
+from environments.tasks.check import exam_of
+from environments.tasks.make import Task
+from environments.tasks.package import Package
+from etude.episodes import FOLDERS, task_of
+from kit.disk import atomic_write
+from kit.settings import RunError
+
+__all__ = ["hints", "secret_of"]
+
+
+def judge_of(source: Literal["errors", "judge"], model: str, name: str) -> Policy | None:
+    """The judge, if one is asked. Raises RunError."""
+    if source == "errors":
+        if model or name:
+            raise RunError("--model and --name are of a judge: --source judge asks one")
+        return None
+    if not model or not name:
+        raise RunError("--source judge needs --model ADDRESS, such as http://localhost:8000/v1, and --name NAME, the model's name there")
+    try:
+        key = os.environ.get("OPENAI_API_KEY", "")
+        return Remote(model, name, key, {"temperature": 0}, told=lambda why: print(why, file=sys.stderr, flush=True))
+    except ValueError as error:
+        raise RunError(str(error)) from None
+
+
+def secret_of(task: Task, package: Package, exam: Exam) -> Secret:
+    """What no hint may tell: the code that was taken out, and what is held out of the tests. Not what the agent was given."""
+    code = [gone(edit.old.decode(errors="replace"), edit.new.decode(errors="replace")) for one in task.piece.patches for edit in one.edits]
+    for name, data in package.tests.items():
+        full, shown = (text.decode(errors="replace").splitlines() for text in (data, exam.given[name]))
+        code.append("\n".join(line[2:] for line in difflib.ndiff(shown, full) if line.startswith("+ ")) if full != shown else "")
+    return Secret(tuple(filter(None, code)), tuple(data.decode(errors="replace") for data in exam.given.values()))
+
+
+def gold_of(exam: Exam) -> str:
+    """The difference from the given code to the original."""
+    found: list[str] = []
+    for name in sorted(exam.gold):
+        given, gold = (files.get(name, b"").decode(errors="replace").splitlines() for files in (exam.given, exam.gold))
+        found += difflib.unified_diff(given, gold, f"a/{name}", f"b/{name}", lineterm="")
+    return "\n".join(found)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a transcript's task."""
+
+    secret: Secret
+    shown: frozenset[str]
+    """Tests that the agent can run."""
+    gold: str
+
+
+def known_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> Known:
+    """About a task of a recipe; see `task_of`. Raises RunError."""
+    task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
+    exam = exam_of(task, package)
+    return Known(secret_of(task, package, exam), frozenset((*task.visible, *task.keep)), gold_of(exam))
+
+
+def hints(
+    paths: Sequence[Path],
+    source: Literal["errors", "judge"],
+    model: str,
+    name: str,
+    shown_gold: bool,
+    out: Path | None,
+    loss: Path | None,
+    folders: Sequence[Path],
+    jobs: int,
+    seconds: float,
+    kind: Kind,
+) -> bool:
+    """Says for each transcript where it went wrong and what its policy could have been told, and writes the hints to the file `out`, a line each. A
+    transcript of which nothing can be said is named in one line, and the next one comes. `loss`: a checkpoint; how far each hint moves its
+    prediction of the reply is said too. True if all could be read. Raises RunError."""
+    if out is not None and out.exists():
+        raise RunError(f"{out} exists already; name another file with --out")
+    if shown_gold and source == "errors":
+        raise RunError("--shown-gold shows the original code to a judge: --source judge asks one")
+    judge, moved = judge_of(source, model, name), mover(loss)
+    known, rows, refused, good = cache(known_of), list[dict](), Counter[str](), True
+    try:
+        for path in paths:
+            try:
+                lines = record.read(path)
+                task = known(lines[0]["task"], tuple(folders), jobs, seconds, kind)
+                found = faults(lines, task.shown) if judge is None else said_by(judge, lines, task, shown_gold)
+            except RunError as error:
+                print(error if str(path) in str(error) else f"{path}: {error}", file=sys.stderr, flush=True)
+                good = False
+                continue
+            reasons = [refusal(one, task.secret) for one in found]
+            refused.update(why.partition(":")[0] for why in reasons if why)
+            many = len(found) - reasons.count("")
+            print(f"{path}: {counted(len(found) - many)}{f', and {many} refused' if many else ''}", flush=True)
+            for one, why in zip(found, reasons, strict=True):
+                print(f"  reply {one.turn.number}, {one.rule}: {f'refused, because {one_line(why)}' if why else one.says}", flush=True)
+                if not why:
+                    rows.append(row(lines, one))
+                    print(*(f"    {line}\n" for line in moved(rows[-1])), sep="", end="", flush=True)
+    except PolicyError as error:
+        raise RunError(f"{error}; {counted(len(rows))} found before") from None
+    finally:
+        if out is not None and rows:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(out, "".join(json.dumps(one) + "\n" for one in rows))
+        if out is not None:
+            print(f"{out}: {counted(len(rows))}" if rows else f"no hints, so {out} is not written", flush=True)
+    if refused:
+        print(f"{sum(refused.values())} refused: " + ", ".join(f"{count} since {why}" for why, count in sorted(refused.items())))
+    return good
+
+
+def said_by(judge: Policy, lines: Sequence[dict], task: Known, shown_gold: bool) -> list[Fault]:
+    """What a judge finds in an episode. Raises RunError for a second answer that is none, and PolicyError."""
+    try:
+        found = judged(judge, lines, task.shown, task.gold if shown_gold else "")
+    except BadAnswer as error:
+        raise RunError(f"the judge gave no answer, asked twice: {error}") from None
+    return [] if found is None else [found]
+
+
+def mover(loss: Path | None) -> Callable[[dict], Iterable[str]]:
+    """What says how far a hint moves a checkpoint; nothing without one. torch is loaded for it alone."""
+    if loss is None:
+        return lambda one: ()
+    from etude.hint_loss import moves
+
+    return moves(loss)
+
+
+def counted(number: int) -> str:
+    return f"{number} hint" + ("" if number == 1 else "s")
