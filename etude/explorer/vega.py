@@ -95,6 +95,8 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
         "bar": {"type": "bar"} if layer.x2 is None else {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6},
         "range": {"type": "rule", "strokeWidth": 2},
         "cell": {"type": "rect"},
+        "box": {"type": "rect", "clip": True},
+        "text": {"type": "text", "clip": True, "fontSize": 11, "fontWeight": "bold"},
         "rule": {"type": "rule", "strokeWidth": 1.2, "strokeDash": DASHES[layer.look.dash]},
     }[layer.kind]
     mark = mark | {"tooltip": {"expr": _told(layer)} if direct and layer.kind != "rule" else None}
@@ -108,6 +110,8 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
             mark["shape"] = MARKS[layer.look.mark]
     else:
         encoding |= _series(drawn, layer)
+    if layer.kind == "text":
+        encoding["text"] = {"field": "t0"}
     if layer.split is not None:
         encoding["detail"] = {"field": "split", "type": "nominal"}
     if mark["type"] == "bar" and layer.by is not None:
@@ -129,7 +133,8 @@ def _series(drawn: Drawing, layer: Layer) -> dict:
         "labelLimit": 0,
         "columns": 1 if max(map(len, names), default=0) > 24 else 2 if sum(map(len, names)) > 22 else 5,
     }
-    lines_only = not any(one.kind in ("point", "bar", "cell") and one.x2 is None and one.by for one in drawn.layers)
+    filled = (one.kind in ("point", "cell", "box") or one.kind == "bar" and one.x2 is None for one in drawn.layers if one.by)
+    lines_only = not any(filled)
     if len(names) < 2:
         legend = None
     elif lines_only:
@@ -139,7 +144,7 @@ def _series(drawn: Drawing, layer: Layer) -> dict:
         return {"field": field, "type": "nominal", "scale": {"domain": names, "range": values}}
 
     found: dict[str, Any] = {"color": scaled([look.hex for look in looks]) | {"legend": legend}}
-    if layer.kind == "line" or layer.x2 is not None:
+    if layer.kind == "line" or layer.kind == "bar" and layer.x2 is not None:
         found["strokeDash"] = scaled([DASHES[look.dash] for look in looks], "by" if lines_only else "dash") | {
             "legend": legend if lines_only else None
         }
@@ -159,7 +164,10 @@ def _axis(name: str, axis: Axis) -> dict:
         scale["domainMin"] = axis.least
     if axis.most is not None:
         scale |= {"domainMax": axis.most, "nice": False}
-    shown = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
+    shown: dict[str, Any] = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
+    if axis.ticks is not None:
+        said = "".join(f"datum.value === {place:g} ? {json.dumps(says)} : " for place, says in axis.ticks.items())
+        shown = {"values": list(axis.ticks), "labelExpr": f"{said}''", "grid": False, "ticks": False, "domain": False}
     return {"field": name, "type": "quantitative", "title": axis.title or None, "scale": scale, "axis": shown}
 
 
