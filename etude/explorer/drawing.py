@@ -83,6 +83,10 @@ class Layer:
     """The words of a rule."""
     low: bool = False
     """They stand at its lower end."""
+    shade: str | None = None
+    """A column from 0 to 1: how full the colour of a box is."""
+    size: float = 55
+    """Of a point, square pixels."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +127,18 @@ def lines(
 
 
 def points(
-    rows: Sequence[Mapping], x: str, y: str, by: str | None = None, *, tell: Sequence[str] = (), hollow: bool = False, look: Look | None = None
+    rows: Sequence[Mapping],
+    x: str,
+    y: str,
+    by: str | None = None,
+    *,
+    tell: Sequence[str] = (),
+    hollow: bool = False,
+    look: Look | None = None,
+    size: float = 55,
 ) -> Layer:
     """A mark for each row."""
-    return Layer("point", rows, x, y, by=by, tell=_told(by, x, y, *tell), hollow=hollow, look=look or Look())
+    return Layer("point", rows, x, y, by=by, tell=_told(by, x, y, *tell), hollow=hollow, look=look or Look(), size=size)
 
 
 def bars(
@@ -157,10 +169,20 @@ def cells(rows: Sequence[Mapping], x: str, y: str, by: str, *, tell: Sequence[st
 
 
 def boxes(
-    rows: Sequence[Mapping], x: str, to: str, low: str, high: str, by: str | None = None, *, tell: Sequence[str] = (), look: Look | None = None
+    rows: Sequence[Mapping],
+    x: str,
+    to: str,
+    low: str,
+    high: str,
+    by: str | None = None,
+    *,
+    tell: Sequence[str] = (),
+    shade: str | None = None,
+    look: Look | None = None,
 ) -> Layer:
-    """A rectangle for each row, from `x` to `to` and from `low` to `high`. Hovering says the series and the columns `tell`, no others."""
-    return Layer("box", rows, x, low, x2=to, y2=high, by=by, tell=_told(by, *tell), look=look or Look())
+    """A rectangle for each row, from `x` to `to` and from `low` to `high`. Hovering says the series and the columns `tell`, no others. Where there
+    are boxes, all marks tell of themselves, and none of what is near."""
+    return Layer("box", rows, x, low, x2=to, y2=high, by=by, tell=_told(by, *tell), shade=shade, look=look or Look())
 
 
 def words(rows: Sequence[Mapping], x: str, y: str, says: str, *, tell: Sequence[str] = (), look: Look | None = None) -> Layer:
