@@ -27,7 +27,7 @@ from ref.async_rl import Outcome
 from scaled.async_rl import services
 from sims.drawing import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 
-__all__ = ["Timeline", "bars", "clock", "events", "played", "rows", "simulated", "slots", "summary", "trainings", "workers"]
+__all__ = ["Timeline", "bars", "clock", "colour", "events", "played", "rows", "simulated", "slots", "summary", "thinned", "trainings", "workers"]
 
 TRAINER = "trainer"
 VERSIONS = (BLUE, ORANGE, PURPLE, SKY, RED)
@@ -252,11 +252,11 @@ def stairs(at: np.ndarray, low: float, shares: np.ndarray) -> np.ndarray:
     return np.column_stack([x, np.concatenate([[low], y, [low]])])
 
 
-def thinned(lines: list[tuple[float, int, int, int]], seconds: float) -> list[tuple[float, int, int, int]]:
-    """What is the case at so many moments, where there are more changes than a picture can show."""
-    if len(lines) <= MOMENTS:
+def thinned(lines: list[tuple[float, int, int, int]], seconds: float, most: int = MOMENTS) -> list[tuple[float, int, int, int]]:
+    """What is the case at `most` moments, where there are more changes than a picture can show."""
+    if len(lines) <= most:
         return lines
-    moments = [lines[0][0] + (seconds - lines[0][0]) * n / MOMENTS for n in range(MOMENTS)]
+    moments = [lines[0][0] + (seconds - lines[0][0]) * n / most for n in range(most)]
     return [(at, *lines[bisect_right(lines, at, key=lambda line: line[0]) - 1][1:]) for at in moments]
 
 

@@ -10,10 +10,11 @@ import streamlit as st
 from etude import async_timeline as timeline
 from etude.async_timeline import Timeline
 from etude.explorer import provenance
+from etude.explorer.async_strips import clock, strips
 from etude.explorer.charts import Axis, Look, bars, chart, drawing
 from etude.explorer.drawing import Drawing
 from etude.explorer.files import stamp
-from etude.explorer.page import Page, figure, png, table
+from etude.explorer.page import Page, table
 from etude.explorer.spans import metrics
 from kit.settings import RunError
 from ref import async_rl
@@ -58,11 +59,6 @@ def row(one: Timeline) -> dict:
     }
 
 
-@lru_cache(64)
-def strips(timelines: tuple[Timeline, ...]) -> bytes:
-    return png(timeline.bars(timelines))
-
-
 def age_rows(timelines: Sequence[Timeline]) -> list[dict]:
     """Share of each run's tokens at each age."""
     oldest = max(max(one.ages, default=0) for one in timelines)
@@ -82,8 +78,8 @@ def histogram(rows: list[dict]) -> Drawing:
 
 def pictures(timelines: tuple[Timeline, ...], name: str) -> None:
     """Timeline, ages, idle shares and figures of some runs."""
-    figure(
-        strips(timelines),
+    chart(
+        strips(timelines, clock(timelines, name)),
         f"{name}-timeline",
         timeline.rows(timelines),
         "Top strip: steps of the trainer, each with the number and colour of the version that it makes. Below, for each worker: a thin line in the "

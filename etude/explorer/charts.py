@@ -15,11 +15,11 @@ import pyarrow
 import streamlit as st
 
 from etude.explorer import printed, vega
-from etude.explorer.drawing import Axis, Drawing, Look, bars, cells, drawing, lines, points, ranges, rule
+from etude.explorer.drawing import Axis, Drawing, Look, bars, boxes, cells, drawing, lines, points, ranges, rule, words
 from etude.explorer.page import download
 from etude.figures import as_csv
 
-__all__ = ["Axis", "Look", "bars", "brushed", "cells", "chart", "drawing", "lines", "picked", "points", "ranges", "rule"]
+__all__ = ["Axis", "Look", "bars", "boxes", "brushed", "cells", "chart", "drawing", "lines", "picked", "points", "ranges", "rule", "words"]
 
 WIDE = """<style>@media (max-width: 640px) {
   [class*="st-key-wide-"] [data-testid="stFullScreenFrame"] {overflow-x: auto}

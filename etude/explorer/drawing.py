@@ -3,6 +3,7 @@
     drawing(x, y, layer, …)          a pair of axes and what lies on them, from back to front
     lines, points, bars, ranges      rows of figures, one mark each; a line goes through its rows in order
     cells                            coloured fields of a table
+    boxes, words                     rectangles, and words at a place
     rule(…)                          one straight line through the picture, with words
 
 Rows are dictionaries, and layers name the columns that they draw. `by` names the column that says to which series a row belongs; `looks` gives
@@ -15,13 +16,13 @@ from typing import Any, Literal
 
 from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 
-__all__ = ["COLOURS", "Axis", "Drawing", "Layer", "Look", "bars", "cells", "drawing", "lines", "points", "ranges", "rule"]
+__all__ = ["COLOURS", "Axis", "Drawing", "Layer", "Look", "bars", "boxes", "cells", "drawing", "lines", "points", "ranges", "rule", "words"]
 
 COLOURS = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "purple": PURPLE, "sky": SKY, "red": RED, "grey": GREY}
 """People with any colour vision tell them apart. All can be seen on white and on black."""
 ORDER = ("blue", "orange", "green", "purple", "red", "sky", "grey")
 DASHES, MARKS = ("-", "--", ":", "-."), ("o", "s", "^", "D", "v")
-Kind = Literal["line", "point", "bar", "range", "cell", "rule"]
+Kind = Literal["line", "point", "bar", "range", "cell", "box", "text", "rule"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Axis:
     """The places are names or whole numbers in the order of the rows, not points on a scale."""
     zero: bool | None = None
     """Whether it begins at 0; by default only the vertical one does."""
+    ticks: Mapping[float, str] | None = None
+    """Places that have words in place of figures; no other place has a mark."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,10 @@ class Layer:
     """The words of a rule."""
     low: bool = False
     """They stand at its lower end."""
+    shade: str | None = None
+    """A column from 0 to 1: how full the colour of a box is."""
+    size: float = 55
+    """Of a point, square pixels."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +127,18 @@ def lines(
 
 
 def points(
-    rows: Sequence[Mapping], x: str, y: str, by: str | None = None, *, tell: Sequence[str] = (), hollow: bool = False, look: Look | None = None
+    rows: Sequence[Mapping],
+    x: str,
+    y: str,
+    by: str | None = None,
+    *,
+    tell: Sequence[str] = (),
+    hollow: bool = False,
+    look: Look | None = None,
+    size: float = 55,
 ) -> Layer:
     """A mark for each row."""
-    return Layer("point", rows, x, y, by=by, tell=_told(by, x, y, *tell), hollow=hollow, look=look or Look())
+    return Layer("point", rows, x, y, by=by, tell=_told(by, x, y, *tell), hollow=hollow, look=look or Look(), size=size)
 
 
 def bars(
@@ -151,6 +166,28 @@ def ranges(
 def cells(rows: Sequence[Mapping], x: str, y: str, by: str, *, tell: Sequence[str] = ()) -> Layer:
     """A coloured field for each row; both axes should have names."""
     return Layer("cell", rows, x, y, by=by, tell=_told(x, y, by, *tell))
+
+
+def boxes(
+    rows: Sequence[Mapping],
+    x: str,
+    to: str,
+    low: str,
+    high: str,
+    by: str | None = None,
+    *,
+    tell: Sequence[str] = (),
+    shade: str | None = None,
+    look: Look | None = None,
+) -> Layer:
+    """A rectangle for each row, from `x` to `to` and from `low` to `high`. Hovering says the series and the columns `tell`, no others. Where there
+    are boxes, all marks tell of themselves, and none of what is near."""
+    return Layer("box", rows, x, low, x2=to, y2=high, by=by, tell=_told(by, *tell), shade=shade, look=look or Look())
+
+
+def words(rows: Sequence[Mapping], x: str, y: str, says: str, *, tell: Sequence[str] = (), look: Look | None = None) -> Layer:
+    """What the column `says` holds, written at the place of each row. Hovering says it, too, and the columns `tell`."""
+    return Layer("text", rows, x, y, tell=_told(says, *tell), look=look or Look("grey"))
 
 
 def rule(says: str = "", *, x: float | str | None = None, y: float | None = None, look: Look | None = None, low: bool = False) -> Layer:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from etude.explorer.drawing import Drawing, Layer
@@ -58,6 +60,9 @@ def _axes(ax: Any, drawn: Drawing, places: dict[str, dict[str, int]]) -> None:
             getattr(ax, f"set_{name}ticks")(range(len(names)), names, rotation=60 if name == "x" and len(names) > 12 else 0)
             if name == "y":
                 ax.invert_yaxis()
+        elif axis.ticks is not None:
+            getattr(ax, f"set_{name}ticks")([*axis.ticks], [one.replace("$", r"\$") for one in axis.ticks.values()])
+            ax.tick_params(axis=name, labelrotation=60 if name == "x" else 0)
         elif axis.log:
             getattr(ax, f"set_{name}scale")("log")
 
@@ -132,11 +137,21 @@ class _Sheet:
                 ax.plot([x[i] for i in part], [y[i] for i in part], look.dash, color=look.hex, linewidth=width, alpha=alpha, label=label)
         elif layer.kind == "point":
             face = "white" if layer.hollow else look.hex
-            ax.plot(x, y, look.mark, color=look.hex, markerfacecolor=face, markersize=6, label=label)
+            ax.plot(x, y, look.mark, color=look.hex, markerfacecolor=face, markersize=6 * (layer.size / 55) ** 0.5, label=label)
         elif layer.kind == "range":
             ax.vlines(x, y, self.at(rows, layer.y2, "y"), color=look.hex, linewidth=1.6)
         elif layer.kind == "cell":
             ax.scatter(x, y, marker="s", s=90, color=look.hex, label=label)
+        elif layer.kind == "box":
+            corners = zip(x, y, self.at(rows, layer.x2, "x"), self.at(rows, layer.y2, "y"), strict=True)
+            outlines = [[(left, low), (right, low), (right, high), (left, high)] for left, low, right, high in corners]
+            fill = [to_rgba(look.hex, 1.0 if layer.shade is None else row[layer.shade]) for row in rows]
+            ax.add_collection(PolyCollection(outlines, facecolors=fill, edgecolors="none", label=label))
+            ax.autoscale_view()
+        elif layer.kind == "text":
+            for left, low, row in zip(x, y, rows, strict=True):
+                said = str(row[layer.tell[0]]).replace("$", r"\$")
+                ax.text(left, low, said, color=look.hex, fontsize=7, fontweight="bold", ha="center", va="center")
         elif layer.x2 is not None:
             ax.stairs(y, [*x, self.at(rows, layer.x2, "x")[-1]], color=look.hex, linestyle=look.dash, linewidth=1.4, label=label)
         elif layer.stacked:

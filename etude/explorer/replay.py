@@ -5,18 +5,19 @@ from pathlib import Path
 import numpy as np
 import streamlit as st
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from etude.explorer import examples, provenance, spans
-from etude.explorer.charts import Look, chart, drawing, lines, points, rule
+from etude.explorer.charts import Axis, Look, boxes, chart, drawing, lines, points, rule
 from etude.explorer.drawing import Drawing
-from etude.explorer.page import COLOURS, Page, figure, folded, steering, table
+from etude.explorer.page import Page, folded, steering, table
 from ref import router_replay
 
 WINDOW = 20
 """Tokens in the picture."""
 FILES = ("routing.json", "routing.npz")
+CHOICES = {"sampler": 210, "trainer's own": 90, "replayed": 45}
+"""Whose choice of experts, and the size of its marks, square pixels."""
 
 
 @examples.remembered(*FILES, most=16)
@@ -112,33 +113,45 @@ def token_rows(rollout: int, layer: int, alpha: int, alphas: list[float], folder
     return rows
 
 
-def picture(rollout: int, layer: int, alpha: int, first: int, alphas: list[float], folder: Path) -> None:
-    """Router probabilities for some tokens, with the three choices on top."""
-    s, told = stored(rollout, folder=folder), examples.load("routing", folder)["rollouts"][rollout]
-    chosen, scores = taken(rollout, alpha, folder=folder)
-    at = slice(first, first + WINDOW)
-    p = scores[at, layer].softmax(-1).numpy()
-    fig = Figure(figsize=(9.2, 3.9))  # fixed margins: computing them would take as long as drawing
-    ax = fig.add_axes((0.055, 0.22, 0.94, 0.69))
-    ax.imshow(p.T, aspect="auto", cmap="Greys", vmin=0, vmax=1.6, origin="lower")  # never so dark that marks disappear
-    columns = np.arange(len(p))
-    for name, experts, style in (
-        ("sampler", s["sampler"], {"marker": "s", "s": 210, "facecolors": "none", "edgecolors": COLOURS["orange"], "linewidths": 2.2}),
-        ("trainer's own", s["own"], {"marker": "o", "s": 62, "facecolors": "none", "edgecolors": COLOURS["blue"], "linewidths": 2.0}),
-        (f"replayed, α = {alphas[alpha]:g}", chosen, {"marker": "x", "s": 30, "color": COLOURS["red"], "linewidths": 1.8}),
-    ):
-        some = experts[at, layer].numpy()
-        ax.scatter(np.repeat(columns, some.shape[1]), some.ravel(), label=name, **style)
-    ax.set_xticks(columns, [repr(word)[1:-1].replace("$", r"\$") for word in told["tokens"][first : first + len(p)]], rotation=60, ha="right")
-    ax.set(ylabel=f"expert of layer {layer + 1}", yticks=range(p.shape[1]))
-    ax.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
-    figure(
-        fig,
-        "router-replay",
-        token_rows(rollout, layer, alpha, alphas, folder)[at],
-        f"Probability of each expert for {len(p)} tokens by the trainer's router; darker is higher. Squares are the sampler's choice, "
-        "circles the trainer's own, crosses what replay uses.",
-        wide=True,
+def fields(rollout: int, layer: int, alpha: int, first: int, rows: list[dict], folder: Path | None = None) -> list[dict]:
+    """One row per token of the window and expert: the router's probability, and whose choice it is. `rows`: those of `token_rows`."""
+    scores = taken(rollout, alpha, folder=folder)[1][:, layer].softmax(-1)
+    found = []
+    for told in rows[first : first + WINDOW]:
+        place = told["position"]
+        for expert, p in enumerate(scores[place].tolist()):
+            chosen = {name: str(expert) in told[name].split() for name in CHOICES}
+            box = {"left": place - 0.5, "right": place + 0.5, "low": expert - 0.5, "high": expert + 0.5}
+            found.append({"position": place, "token": told["token"], "next": told["next"], "expert": expert, "probability": p} | chosen | box)
+    return found
+
+
+def picture(rows: list[dict], layer: int, alpha: float) -> Drawing:
+    """Router probabilities for some tokens, with the three choices on top. `rows`: those of `fields`."""
+    words = {row["position"]: repr(row["token"])[1:-1] for row in rows}
+    experts = sorted({row["expert"] for row in rows})
+    told = ("token", "next", "expert", "probability", *CHOICES)
+    names = dict(zip(CHOICES, ("sampler", "trainer's own", f"replayed, α = {alpha:g}"), strict=True))
+    marks = [
+        points(
+            [row | {"whose": names[name]} for row in rows if row[name]],
+            "position",
+            "expert",
+            "whose",
+            tell=told,
+            hollow=name != "replayed",
+            size=size,
+        )
+        for name, size in CHOICES.items()
+    ]
+    looks = (Look("orange", mark="s"), Look("blue", mark="o"), Look("red", mark="x"))
+    return drawing(
+        Axis("", least=min(words) - 0.5, most=max(words) + 0.5, ticks=words),
+        Axis(f"expert of layer {layer + 1}", least=-0.5, most=experts[-1] + 0.5, ticks={expert: str(expert) for expert in experts}),
+        boxes(rows, "left", "right", "low", "high", tell=("position", *told), shade="probability", look=Look("grey")),
+        *marks,
+        looks=dict(zip(names.values(), looks, strict=True)),
+        height=130 + 24 * len(experts),
     )
 
 
@@ -169,8 +182,16 @@ def draw() -> None:
     value = three.select_slider("α, required plausibility", alphas, middle, key="plausibility", bind="query-params")
     first = four.slider("First token shown", 0, max(T - WINDOW, 1), beginning(rollout, folder), key=f"first-{rollout + 1}", bind="query-params")
     alpha = alphas.index(value)
-    picture(rollout, layer, alpha, first, alphas, folder)
     rows, drops = token_rows(rollout, layer, alpha, alphas, folder), dropped(rollout, folder=folder)[alpha]
+    shown = rows[first : first + WINDOW]
+    chart(
+        picture(fields(rollout, layer, alpha, first, rows, folder), layer, alphas[alpha]),
+        "router-replay",
+        shown,
+        f"Probability of each expert for {len(shown)} tokens by the trainer's router; the fuller the grey, the higher. Squares are the "
+        "sampler's choice, circles the trainer's own, crosses what replay uses.",
+        wide=True,
+    )
     spans.metrics(
         ("Tokens that differ", f"{sum(row['engines differ'] for row in rows)} of {len(rows)}", "The engines' own choices, on this layer."),
         ("Sampler's experts dropped", f"{100 * drops['dropped']:.2f}%", "By the filter, over all layers."),

@@ -1,11 +1,11 @@
 """Watched rollouts in figures and in a picture; as text on a page they are HTML of `etude/rendering.py`, which has no need of Streamlit."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from itertools import accumulate
 
-from etude.explorer.page import COLOURS, axes, png
+from etude.explorer.drawing import Axis, Drawing, Look, drawing, points, rule
 from etude.rendering import EDGES, END, STYLE, box, chance, legend, named, shown, spanned, told
-from etude.tokens import Watched
+from etude.tokens import OTHERS, Watched
 
 __all__ = ["EDGES", "END", "STYLE", "box", "chance", "legend", "named", "picture", "rows", "shown", "spanned", "told"]
 
@@ -21,19 +21,16 @@ def rows(beside: Sequence[Watched]) -> list[dict]:
     ]
 
 
-def picture(beside: Sequence[Watched]) -> bytes:
+def picture(beside: Sequence[Watched]) -> Drawing:
     """How likely each token was, in the order in which they were written; lines part the turns of the last rollout."""
-    return drawn(tuple((one.name, tuple(token.probability for token in one.tokens)) for one in beside), tuple(map(len, beside[-1].turns)))
-
-
-@lru_cache(32)
-def drawn(series: tuple[tuple[str, tuple[float, ...]], ...], turns: tuple[int, ...]) -> bytes:
-    fig, ax = axes("token", "probability", 7.0, 2.6, fixed=True)
-    for at in range(len(turns) - 1):
-        ax.axvline(sum(turns[: at + 1]) + 0.5, color=COLOURS["grey"], linewidth=0.8, linestyle=":")
-    looks = [("blue", "o"), ("orange", "s")] if len(series) == 1 else [("orange", "s"), ("blue", "o")]
-    for (name, chances), (colour, mark) in zip(series, looks):
-        ax.plot(range(1, len(chances) + 1), chances, mark, color=COLOURS[colour], markersize=4, label=name)
-    ax.set_ylim(-0.03, 1.06)
-    ax.legend(frameon=False, fontsize=8, loc="lower left")
-    return png(fig)
+    marks = [row | {"place": place} for one in beside for place, row in enumerate(rows([one]), 1)]
+    ends = accumulate(len(turn) for turn in beside[-1].turns[:-1])
+    looks = [Look("orange", mark="s"), Look("blue")][-len(beside) :]
+    return drawing(
+        "token",
+        Axis("probability", least=-0.03, most=1.06),
+        *(rule(x=end + 0.5, look=Look("grey", ":")) for end in ends),
+        points(marks, "place", "probability", "agent", tell=("token", "turn", *(f"other {n}" for n in range(1, OTHERS + 1)))),
+        looks={one.name: look for one, look in zip(beside, looks)},
+        height=240,
+    )

@@ -30,12 +30,14 @@ WORDS = "#808A94"
 def table(drawn: Drawing) -> dict[str, list]:
     """Columns: the number of the layer, the row in it, its places, its series, and what hovering tells of it."""
     most = max((len(layer.tell) for layer in drawn.layers), default=0)
-    found: dict[str, list] = {name: [] for name in ("part", "row", "x", "y", "x2", "y2", "by", "dash", "split", *(f"t{i}" for i in range(most)))}
+    found: dict[str, list] = {
+        name: [] for name in ("part", "row", "x", "y", "x2", "y2", "by", "dash", "split", "shade", *(f"t{i}" for i in range(most)))
+    }
     for part, layer in enumerate(drawn.layers):
         many = len(layer.rows)
         found["part"] += [part] * many
         found["row"] += range(many)
-        for name in ("x", "y", "x2", "y2", "by", "split"):
+        for name in ("x", "y", "x2", "y2", "by", "split", "shade"):
             column = getattr(layer, name)
             values = [None] * many if column is None else [row.get(column) for row in layer.rows]
             found[name] += [None if one is None else str(one) for one in values] if name in ("by", "split") else values
@@ -65,7 +67,7 @@ def _words(value: Any) -> str | None:
 
 def spec(drawn: Drawing, mode: Mode = "zoom") -> dict:
     """The chart, without its figures."""
-    near = any(_near(layer) for layer in drawn.layers)
+    near = any(_near(layer) for layer in drawn.layers) and not any(layer.kind == "box" for layer in drawn.layers)
     layers = [_layer(drawn, part, layer, direct=not near, mode=mode) for part, layer in enumerate(drawn.layers)]
     words = [_rule_words(drawn, part, layer) for part, layer in enumerate(drawn.layers) if layer.says]
     if near:
@@ -91,10 +93,12 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
             encoding[f"{name}2"] = {"field": f"{name}2"}
     mark = {
         "line": {"type": "line", "strokeWidth": 0.7 if layer.thin else 2, "opacity": 0.4 if layer.thin else 1},
-        "point": {"type": "point", "filled": not layer.hollow, "size": 55, "strokeWidth": 1.8, "opacity": 1},
+        "point": {"type": "point", "filled": not layer.hollow, "size": layer.size, "strokeWidth": 1.8, "opacity": 1},
         "bar": {"type": "bar"} if layer.x2 is None else {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6},
         "range": {"type": "rule", "strokeWidth": 2},
         "cell": {"type": "rect"},
+        "box": {"type": "rect", "clip": True},
+        "text": {"type": "text", "clip": True, "fontSize": 11, "fontWeight": "bold"},
         "rule": {"type": "rule", "strokeWidth": 1.2, "strokeDash": DASHES[layer.look.dash]},
     }[layer.kind]
     mark = mark | {"tooltip": {"expr": _told(layer)} if direct and layer.kind != "rule" else None}
@@ -108,6 +112,10 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
             mark["shape"] = MARKS[layer.look.mark]
     else:
         encoding |= _series(drawn, layer)
+    if layer.shade is not None:
+        encoding["opacity"] = {"field": "shade", "type": "quantitative", "scale": {"domain": [0, 1], "range": [0, 1]}, "legend": None}
+    if layer.kind == "text":
+        encoding["text"] = {"field": "t0"}
     if layer.split is not None:
         encoding["detail"] = {"field": "split", "type": "nominal"}
     if mark["type"] == "bar" and layer.by is not None:
@@ -129,7 +137,8 @@ def _series(drawn: Drawing, layer: Layer) -> dict:
         "labelLimit": 0,
         "columns": 1 if max(map(len, names), default=0) > 24 else 2 if sum(map(len, names)) > 22 else 5,
     }
-    lines_only = not any(one.kind in ("point", "bar", "cell") and one.x2 is None and one.by for one in drawn.layers)
+    filled = (one.kind in ("point", "cell", "box") or one.kind == "bar" and one.x2 is None for one in drawn.layers if one.by)
+    lines_only = not any(filled)
     if len(names) < 2:
         legend = None
     elif lines_only:
@@ -139,7 +148,7 @@ def _series(drawn: Drawing, layer: Layer) -> dict:
         return {"field": field, "type": "nominal", "scale": {"domain": names, "range": values}}
 
     found: dict[str, Any] = {"color": scaled([look.hex for look in looks]) | {"legend": legend}}
-    if layer.kind == "line" or layer.x2 is not None:
+    if layer.kind == "line" or layer.kind == "bar" and layer.x2 is not None:
         found["strokeDash"] = scaled([DASHES[look.dash] for look in looks], "by" if lines_only else "dash") | {
             "legend": legend if lines_only else None
         }
@@ -159,7 +168,11 @@ def _axis(name: str, axis: Axis) -> dict:
         scale["domainMin"] = axis.least
     if axis.most is not None:
         scale |= {"domainMax": axis.most, "nice": False}
-    shown = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
+    shown: dict[str, Any] = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
+    if axis.ticks is not None:
+        said = "".join(f"datum.value === {place:g} ? {json.dumps(says)} : " for place, says in axis.ticks.items())
+        shown = {"values": list(axis.ticks), "labelExpr": f"{said}''", "grid": False, "ticks": False, "domain": False, "labelOverlap": False}
+        shown |= {"labelAngle": -60} if name == "x" else {}
     return {"field": name, "type": "quantitative", "title": axis.title or None, "scale": scale, "axis": shown}
 
 

@@ -13,8 +13,9 @@ from etude.docstring import rewritten
 from etude.drafted import Tally
 from etude.example_agent import BEFORE, FOLDER, RECORD
 from etude.explorer import provenance, rollouts
+from etude.explorer.charts import chart
 from etude.explorer.files import stamp
-from etude.explorer.page import Page, figure, link, table
+from etude.explorer.page import Page, link, table
 from etude.play import Agent, agent_in, found, task_of
 from etude.recording import TASK
 from etude.tokens import Watched
@@ -137,7 +138,7 @@ def draw() -> None:
             st.html(rollouts.shown(one, until, st.session_state["plays"] if again else 0))
     how = f"at temperature {heat:g}" if heat else "at temperature 1, though the rollout is greedy"
     words = f"Probability of each token {how}, in the order in which they were written; dotted lines part the turns of {beside[-1].name}."
-    figure(rollouts.picture(beside), "watch-tokens", rollouts.rows(beside), words)
+    chart(rollouts.picture(beside), "watch-tokens", rollouts.rows(beside), words)
     experts(beside[-1])
     link("start", "How it was trained: the recipe, stage by stage", ":material/account_tree:")
 

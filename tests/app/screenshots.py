@@ -69,7 +69,7 @@ def shot(browser: Browser, address: str, size: tuple[int, int], scheme: str) -> 
     tab.goto(f"{address}/watch?task={TASK}")
     expect(tab.locator(".rollout > .said:last-child").last).to_contain_text("verdict")
     expect(tab.locator('[data-testid="stApp"][data-test-script-state="notRunning"]')).to_be_attached()
-    expect(tab.locator("img").first).to_be_visible()
+    expect(tab.locator('[data-testid="stVegaLiteChart"] svg.marks').first).to_be_visible()
     begin = tab.locator(".rollout").last if width < 800 else tab.get_by_role("textbox", name=re.compile("Docstring of"))
     begin.evaluate("e => { e.style.scrollMarginTop = '110px'; e.scrollIntoView({block: 'start'}); }")
     tab.wait_for_timeout(500)

@@ -118,6 +118,26 @@ def test_the_ends_of_alpha(page, table, alpha, same):
     assert metric(at, "Sampler's experts dropped" if alpha == 0 else "Used, but not the trainer's own") == "0.00%"
 
 
+def test_a_field_tells_the_routers_probability_and_whose_choice_it_is():
+    """Probabilities of a token add up to one; each way chooses as many experts as the table says; every choice has its mark, and no other field."""
+    alphas, layer, first = examples.load("routing")["alphas"], 1, replay.beginning(0)
+    at = alphas.index(0.9)
+    rows = replay.token_rows(0, layer, at, alphas)
+    fields = replay.fields(0, layer, at, first, rows)
+    shown = rows[first : first + replay.WINDOW]
+    assert [field["position"] for field in fields] == [row["position"] for row in shown for _ in range(len(fields) // len(shown))]
+    for row in shown:
+        mine = [field for field in fields if field["position"] == row["position"]]
+        assert sum(field["probability"] for field in mine) == pytest.approx(1.0, abs=1e-5)
+        for way in replay.CHOICES:
+            assert " ".join(str(field["expert"]) for field in mine if field[way]) == row[way]
+    drawn = replay.picture(fields, layer, 0.9)
+    assert drawn.layers[0].rows == fields and sum(len(marks.rows) for marks in drawn.layers[1:]) == sum(
+        f[way] for f in fields for way in replay.CHOICES
+    )
+    assert list(drawn.looks) == ["sampler", "trainer's own", "replayed, α = 0.9"]
+
+
 def test_mismatch_of_own_experts_is_that_of_alpha_one():
     rows = {row["experts"]: row for row in replay.quantiles()}
     assert rows["own"]["p99"] == pytest.approx(rows["α = 1"]["p99"], rel=1e-3)

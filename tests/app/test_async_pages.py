@@ -8,9 +8,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from etude import async_timeline as timeline
-from etude.explorer import async_rl, weight_sync
+from etude.explorer import async_rl, async_strips, weight_sync
 from kit.disk import atomic_write
 from kit.settings import RunError
 from ref import async_rl as ref_async
@@ -31,7 +33,8 @@ def test_every_control_goes_to_both_ends(page, drive, name):
     at = page(name)
     before = dict(at.query_params)
     assert drive(at) > 20 and not at.error
-    assert dict(at.query_params) == before, "every control is back where it began, and the URL with it"
+    after = {key: value for key, value in dict(at.query_params).items() if "-clock-" not in key}  # a button has moved the clock on
+    assert after == before, "every control is back where it began, and the URL with it"
 
 
 @pytest.mark.parametrize(
@@ -46,8 +49,7 @@ def test_every_control_goes_to_both_ends(page, drive, name):
 )
 def test_a_control_draws_what_it_changes_and_nothing_else(page, redrawn, name, kind, key, value, least, most):
     at = page(name)
-    for cached in (async_rl.strips, weight_sync.diagram):
-        cached.cache_clear()
+    weight_sync.diagram.cache_clear()
     at.run()
     assert least <= redrawn(at, getattr(at, kind)(key=key), value) <= most
 
@@ -97,6 +99,65 @@ def test_slots_are_all_there_and_versions_go_on():
     found = timeline.rows([one])
     assert sum(row["what"] == "step" for row in found) == async_rl.STEPS
     assert {row["version"] for row in found if row["what"] == "holds"} >= {0, async_rl.STEPS - 1}
+
+
+def boxes(drawn):
+    """All rectangles of a chart, by whether they are states of slots."""
+    rows = [row for layer in drawn.layers if layer.kind == "box" for row in layer.rows]
+    return [row for row in rows if "state" in row], [row for row in rows if "state" not in row]
+
+
+@settings(max_examples=20, deadline=None)
+@given(share=st.floats(0.0, 1.0))
+def test_the_clock_cuts_the_time_and_nothing_else(share):
+    """Until any time the strips are those of the whole run, cut there; slots fill their strip without gap or overlap."""
+    both = [async_rl.simulated(mode, 2, 0.2, 1.0, 10, 3, 4, 0.5, 0.1) for mode in ("synchronous", "in-flight")]
+    longest = max(one.seconds for one in both)
+    shares, versions = boxes(async_strips.strips(both, longest))
+    until = share * longest
+    some, made = boxes(async_strips.strips(both, until))
+    assert [row for row in shares if row["to"] <= until] == [row for row in some if row["to"] <= until]
+    assert sorted(row["version"] for row in made) == sorted(row["version"] for row in versions if row["from"] < until)
+    assert all(row["from"] < row["until"] <= until for row in [*some, *made])
+    for run in {row["run"] for row in some}:
+        mine = [row for row in some if row["run"] == run]
+        area = sum((row["until"] - row["from"]) * (row["high"] - row["low"]) for row in mine)
+        begin, end = min(row["from"] for row in mine), max(row["until"] for row in mine)
+        assert area == pytest.approx(end - begin), "the strip is one unit high"
+
+
+def test_a_version_has_one_colour_and_each_step_is_a_box():
+    one = async_rl.simulated("in-flight", 2, 0.2, 1.0, 10, 3, 4, 0.5, 0.1)
+    drawn = async_strips.strips([one], one.seconds)
+    for layer in drawn.layers:
+        if layer.kind == "box" and layer.by is None:
+            assert {timeline.colour(row["version"]) for row in layer.rows} == {layer.look.hex}
+    steps = sorted((row["from"], row["to"], row["version"]) for row in boxes(drawn)[1] if row["what"] == "step")
+    assert steps == one.steps
+    numbers = {row["number"] for layer in drawn.layers if layer.kind == "text" for row in layer.rows}
+    assert numbers <= {str(version) for *_, version in one.steps} and len(numbers) > 4
+
+
+def test_the_button_moves_the_clock_to_the_end_of_each_step(page, whole):
+    at = page("async-rl", mode="in-flight")
+    one = async_rl.simulated("in-flight", 2, 0.2, 1.0, 32, 4, 4, 1.0, 0.0)
+
+    def clock():
+        return next(slider for slider in at.slider if "-clock-" in slider.key)
+
+    def done():
+        drawn = async_strips.strips([one], clock().value)
+        return sum(row["what"] == "step" and row["until"] == row["to"] for row in boxes(drawn)[1])
+
+    assert clock().value == clock().max and done() == async_rl.STEPS
+    seen = []
+    for _ in range(3):
+        at.button(key="async-next").click()
+        whole(at.run())
+        seen.append((done(), clock().value))
+    assert [steps for steps, _ in seen] == [1, 2, 3] and all(steps[1] <= at_ for steps, (_, at_) in zip(one.steps, seen))
+    whole(clock().set_value(0.0).run())
+    assert done() == 0 and dict(at.query_params), "the link says the time"
 
 
 BEGIN = 1.7e9

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from etude.explorer import printed, vega
-from etude.explorer.charts import Axis, Look, bars, cells, drawing, lines, points, ranges, rule
+from etude.explorer.charts import Axis, Look, bars, boxes, cells, drawing, lines, points, ranges, rule, words
 from etude.explorer.drawing import COLOURS
 
 ROWS = [{"way": way, "x": x, "y": x * k, "low": x * k - 1, "high": x * k + 1, "to": x + 1} for way, k in (("a", 1.0), ("b", 2.0)) for x in range(4)]
@@ -26,6 +26,12 @@ DRAWN = {
     "stacked": drawing(Axis("x", names=True), "y", bars(NAMED, "x", "y", "way", stacked=True)),
     "bars and line": drawing(Axis("x", names=True), "y", bars(NAMED[:2], "x", "y"), lines(NAMED[2:], "x", "y", look=Look("red", "--"))),
     "cells": drawing(Axis("x", names=True), Axis("way", names=True), cells(NAMED, "x", "way", "y")),
+    "boxes and words": drawing(
+        "x",
+        Axis("", least=-2, most=8, ticks={0.5: "first", 7.25: "last $"}),
+        boxes(ROWS, "x", "to", "low", "high", "way", tell=("y",)),
+        words(ROWS, "x", "y", "way", tell=("to",)),
+    ),
     "thin and parted": drawing("x", "y", lines(ROWS, "x", "y", "way", thin=True, split="to")),
 }
 

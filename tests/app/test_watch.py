@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from etude import docstring, example_agent, play, tokens
 from etude.docstring import rewritten
-from etude.explorer import PAGES, provenance, rollouts
+from etude.explorer import PAGES, provenance, rollouts, vega
 from etude.recording import TASK
 from kit.settings import RunError
 from ref.network import load_hf, save_hf
@@ -262,6 +262,25 @@ def test_a_new_task_is_another_one(page, runs, whole):  # noqa: F811
     assert at.radio(key="tasks").value == "new" and not at.error
     link = dict(at.query_params)
     assert link["tasks"] in ("new", ["new"]) and html(page("watch", **link)) == html(at)
+
+
+def test_each_token_is_a_mark_in_the_chart(page, runs, agent):  # noqa: F811
+    """Where its turn and its place say, at its probability; what is told of a mark is that token's. A click has no control to move."""
+    both = [watched(one) for one in (play.agent_in(FOLDER / example_agent.BEFORE), agent)]
+    drawn = rollouts.picture(both)
+    marks = drawn.layers[-1].rows
+    for one in both:
+        mine = [row for row in marks if row["agent"] == one.name]
+        assert [row["place"] for row in mine] == list(range(1, len(one.tokens) + 1))
+        assert [row["probability"] for row in mine] == [token.probability for token in one.tokens]
+        assert [row["token"] for row in mine] == [rollouts.named(token.text) for token in one.tokens]
+    parts = [layer.rows[0]["x"] for layer in drawn.layers[:-1]]
+    last = [row for row in marks if row["agent"] == both[-1].name]
+    assert parts == [after["place"] - 0.5 for before, after in zip(last, last[1:]) if before["turn"] != after["turn"]]
+    told = vega.table(drawn)
+    assert told["part"].count(len(parts)) == len(marks) and told["t3"][-1] == last[-1]["token"] and told["t5"][-1] == last[-1]["other 1"]
+    (chart,) = page("watch").get("vega_lite_chart")
+    assert json.loads(chart.proto.spec)["height"] == drawn.height
 
 
 def test_what_an_agent_writes_stays_text(agent):
