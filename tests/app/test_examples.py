@@ -173,7 +173,7 @@ def test_arrays_of_other_rollouts_are_none(page, copied):
 
 def reckoned():
     """What pages make of the files, and keep."""
-    return summary.group_rows(0), replay.quantiles(), replay.curve(), replay.taken(0, 3)[1], kl.token_heads()[0]
+    return summary.group_rows(0), replay.quantiles(), replay.taken(0, 3)[1], kl.token_heads()[0]
 
 
 def test_what_is_written_again_is_seen(page, copied):
