@@ -116,6 +116,7 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
         encoding["opacity"] = {"field": "shade", "type": "quantitative", "scale": {"domain": [0, 1], "range": [0, 1]}, "legend": None}
     if layer.kind == "text":
         encoding["text"] = {"field": "t0"}
+        mark |= {"align": "left", "font": "monospace", "fontSize": 9, "fontWeight": "normal"} if layer.code else {}
     if layer.split is not None:
         encoding["detail"] = {"field": "split", "type": "nominal"}
     if mark["type"] == "bar" and layer.by is not None:
