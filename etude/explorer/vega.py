@@ -172,7 +172,15 @@ def _axis(name: str, axis: Axis) -> dict:
     shown: dict[str, Any] = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
     if axis.ticks is not None:
         said = "".join(f"datum.value === {place:g} ? {json.dumps(says)} : " for place, says in axis.ticks.items())
-        shown = {"values": list(axis.ticks), "labelExpr": f"{said}''", "grid": False, "ticks": False, "domain": False, "labelOverlap": False}
+        shown = {
+            "values": list(axis.ticks),
+            "labelExpr": f"{said}''",
+            "grid": False,
+            "ticks": False,
+            "domain": False,
+            "labelOverlap": False,
+            "labelLimit": 180,
+        }
         shown |= {"labelAngle": -60} if name == "x" else {}
     return {"field": name, "type": "quantitative", "title": axis.title or None, "scale": scale, "axis": shown}
 
