@@ -62,7 +62,7 @@ def strips(timelines: Sequence[Timeline], until: float) -> Drawing:
         words(numbered(versions, longest), "middle", "centre", "number", tell=("run", "from", "to"), look=Look("#FFFFFF")),
         *now,
         looks=SLOTS,
-        height=round(70 + 24 * high),
+        height=round(90 + 28 * high),
     )
 
 

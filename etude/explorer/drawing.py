@@ -87,6 +87,8 @@ class Layer:
     """A column from 0 to 1: how full the colour of a box is."""
     size: float = 55
     """Of a point, square pixels."""
+    code: bool = False
+    """Words begin at their place and are written as source text is."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +187,10 @@ def boxes(
     return Layer("box", rows, x, low, x2=to, y2=high, by=by, tell=_told(by, *tell), shade=shade, look=look or Look())
 
 
-def words(rows: Sequence[Mapping], x: str, y: str, says: str, *, tell: Sequence[str] = (), look: Look | None = None) -> Layer:
-    """What the column `says` holds, written at the place of each row. Hovering says it, too, and the columns `tell`."""
-    return Layer("text", rows, x, y, tell=_told(says, *tell), look=look or Look("grey"))
+def words(rows: Sequence[Mapping], x: str, y: str, says: str, *, tell: Sequence[str] = (), code: bool = False, look: Look | None = None) -> Layer:
+    """What the column `says` holds, written at the place of each row. Hovering says it, too, and the columns `tell`. `code`: the words are source
+    text, which begins at the place."""
+    return Layer("text", rows, x, y, tell=_told(says, *tell), code=code, look=look or Look("grey"))
 
 
 def rule(says: str = "", *, x: float | str | None = None, y: float | None = None, look: Look | None = None, low: bool = False) -> Layer:

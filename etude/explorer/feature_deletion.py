@@ -6,10 +6,10 @@ from functools import lru_cache
 
 import numpy as np
 import streamlit as st
-from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 
-from etude.explorer.page import COLOURS, Page, figure, png, table
+from etude.explorer.charts import Axis, Look, boxes, chart, drawing, words
+from etude.explorer.drawing import Drawing
+from etude.explorer.page import Page, table
 from etude.explorer.spans import metrics
 from ref import feature_deletion as ref
 
@@ -19,6 +19,9 @@ PIECES = 12
 TREE = {ref.FILE: ref.PROGRAM}
 TESTS = [*ref.CHECKS]
 LINES = ref.PROGRAM.decode().splitlines()
+STATES = ("executed", "executed, and gone", "gone")
+CODE, INDENT = 26, 0.3
+"""Columns of the table that the program takes beside it, and a space of its indentation, which browsers leave out."""
 
 
 @dataclass(frozen=True)
@@ -66,26 +69,41 @@ def cells(piece: ref.Piece | None) -> np.ndarray:
     return np.where(executed, 1 + taken, 3 * taken)
 
 
-@lru_cache(64)
-def picture(way: str, least: int, most: float, at: int | None) -> bytes:
-    """The table of coverage with a piece marked; tests that fail without it have a red name and a cross."""
-    one = None if at is None else tried(way, least, most)[at]
-    colours = ListedColormap(["white", COLOURS["sky"], COLOURS["orange"], "#F6E3C0"])
-    fig = Figure(figsize=(9.2, 7.4))
-    ax = fig.add_axes((0.5, 0.02, 0.49, 0.87))
-    ax.imshow(cells(one.piece if one else None), aspect="auto", cmap=colours, vmin=0, vmax=3, interpolation="nearest")
-    ax.set_yticks(range(len(LINES)), [line.replace("$", r"\$") for line in LINES], fontsize=6.6, fontfamily="monospace")
-    ax.tick_params(axis="y", length=0, pad=326)
-    for name in ax.get_yticklabels():
-        name.set_horizontalalignment("left")
-    ax.set_xticks(range(len(TESTS)), [("× " if one and test in one.failing else "") + test for test in TESTS], rotation=90, fontsize=8)
-    ax.xaxis.tick_top()
-    for name, test in zip(ax.get_xticklabels(), TESTS, strict=True):
-        name.set_color(COLOURS["red"] if one and test in one.failing else "black")
-    ax.set_xticks(np.arange(len(TESTS) + 1) - 0.5, minor=True)
-    ax.grid(axis="x", which="minor", color="white", linewidth=1)
-    ax.tick_params(axis="x", which="minor", length=0)
-    return png(fig)
+def fields(one: Tried | None) -> list[dict]:
+    """One row for each coloured field of the table: a line that a test executes, or that the piece takes."""
+    executed = cells(one.piece if one else None)
+    return [
+        {
+            "line": line,
+            "test": test,
+            "what": STATES[state - 1],
+            "fails without it": bool(one) and test in one.failing,
+            "source": LINES[line - 1].strip(),
+        }
+        | {"left": column - 0.45, "right": column + 0.45, "low": -line - 0.5, "high": -line + 0.5}
+        for line, states in enumerate(executed.tolist(), 1)
+        for column, (test, state) in enumerate(zip(TESTS, states, strict=True))
+        if state
+    ]
+
+
+def picture(one: Tried | None) -> Drawing:
+    """The table of coverage with a piece marked, beside the program; tests that fail without it have a cross."""
+    taken = gone(one.piece if one else None)
+    source = [
+        {"place": INDENT * (len(text) - len(text.lstrip())) - CODE, "row": -line, "line": line, "source": text.strip(), "gone": line in taken}
+        for line, text in enumerate(LINES, 1)
+        if text
+    ]
+    names: dict[float, str] = {column: ("× " if one and test in one.failing else "") + test for column, test in enumerate(TESTS)}
+    return drawing(
+        Axis("", least=-CODE - 0.5, most=len(TESTS) - 0.5, ticks=names),
+        Axis("", least=-len(LINES) - 0.5, most=-0.5, ticks={-line: str(line) for line in range(1, len(LINES) + 1)}),
+        boxes(fields(one), "left", "right", "low", "high", "what", tell=("line", "source", "test", "fails without it")),
+        words(source, "place", "row", "source", tell=("line", "gone"), code=True),
+        looks=dict(zip(STATES, (Look("sky"), Look("orange"), Look("#F6E3C0")), strict=True)),
+        height=130 + 12 * len(LINES),
+    )
 
 
 def rows(some: tuple[Tried, ...]) -> list[dict]:
@@ -110,34 +128,35 @@ def difference(piece: ref.Piece) -> str:
 
 
 def draw() -> None:
-    one, two, three, four = st.columns(4)
+    first, second, third, fourth = st.columns(4)
     said = "slice: what only a group of tests executes; body: a whole function's; symbol: a function with its name and what imports it."
-    way = one.selectbox("Way", WAYS, key="way", bind="query-params", help=said)
-    least = two.slider("Fewest tests that must fail", 1, 9, 3, key="least", bind="query-params")
-    most = three.slider(
+    way = first.selectbox("Way", WAYS, key="way", bind="query-params", help=said)
+    least = second.slider("Fewest tests that must fail", 1, 9, 3, key="least", bind="query-params")
+    most = third.slider(
         "Greatest share of the tests", 0.1, 1.0, 0.5, 0.05, key="most", bind="query-params", help="Of a group that a slice is made for."
     )
     found = tried(way, least, most)
-    number = four.slider("Piece", 1, PIECES, 1, key="piece", bind="query-params", help="At most as many as there are: the table below names them.")
+    number = fourth.slider("Piece", 1, PIECES, 1, key="piece", bind="query-params", help="At most as many as there are: the table below names them.")
     at = min(number, len(found)) - 1 if found else None
     if at is None:
         st.markdown("No group of tests has so many tests and so small a share.")
     else:
         st.markdown(f"Piece {found[at].label} (of {len(found)})")
-    executed = cells(found[at].piece if at is not None else None)
-    figure(
-        picture(way, least, most, at),
+    one = None if at is None else found[at]
+    executed = cells(one.piece if one else None)
+    chart(
+        picture(one),
         "feature-deletion-coverage",
         [
-            {"line": line, "source": LINES[line - 1], "gone": line in gone(found[at].piece if at is not None else None)}
+            {"line": line, "source": LINES[line - 1], "gone": line in gone(one.piece if one else None)}
             | {test: bool(0 < cell < 3) for test, cell in zip(TESTS, executed[line - 1], strict=True)}
             for line in range(1, len(LINES) + 1)
         ],
         "Which test (columns) executes which line (rows). What the piece takes is orange. Tests with a cross fail without it.",
         wide=True,
     )
-    if at is not None:
-        chosen = found[at]
+    if one is not None:
+        chosen = one
         metrics(
             ("Valid", "no" if chosen.faults else "yes", "At least as many tests fail as must, all others pass, and the original comes back."),
             ("Tests that fail", f"{len(chosen.failing)} of {len(TESTS)}", None),

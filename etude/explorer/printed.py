@@ -51,7 +51,8 @@ def printed(drawn: Drawing, wide: bool = False) -> Figure:
 
 def _axes(ax: Any, drawn: Drawing, places: dict[str, dict[str, int]]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(axis="y", color="#E5E8EB", linewidth=0.8)
+    if drawn.y.ticks is None:
+        ax.grid(axis="y", color="#E5E8EB", linewidth=0.8)
     ax.set_axisbelow(True)
     for name, axis in (("x", drawn.x), ("y", drawn.y)):
         getattr(ax, f"set_{name}label")(axis.title)
@@ -151,7 +152,8 @@ class _Sheet:
         elif layer.kind == "text":
             for left, low, row in zip(x, y, rows, strict=True):
                 said = str(row[layer.tell[0]]).replace("$", r"\$")
-                ax.text(left, low, said, color=look.hex, fontsize=7, fontweight="bold", ha="center", va="center")
+                how = {"ha": "left", "family": "monospace", "fontsize": 6} if layer.code else {"ha": "center", "fontweight": "bold", "fontsize": 7}
+                ax.text(left, low, said, color=look.hex, va="center", **how)
         elif layer.x2 is not None:
             ax.stairs(y, [*x, self.at(rows, layer.x2, "x")[-1]], color=look.hex, linestyle=look.dash, linewidth=1.4, label=label)
         elif layer.stacked:

@@ -116,6 +116,7 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
         encoding["opacity"] = {"field": "shade", "type": "quantitative", "scale": {"domain": [0, 1], "range": [0, 1]}, "legend": None}
     if layer.kind == "text":
         encoding["text"] = {"field": "t0"}
+        mark |= {"align": "left", "font": "monospace", "fontSize": 9, "fontWeight": "normal"} if layer.code else {}
     if layer.split is not None:
         encoding["detail"] = {"field": "split", "type": "nominal"}
     if mark["type"] == "bar" and layer.by is not None:
@@ -171,7 +172,15 @@ def _axis(name: str, axis: Axis) -> dict:
     shown: dict[str, Any] = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
     if axis.ticks is not None:
         said = "".join(f"datum.value === {place:g} ? {json.dumps(says)} : " for place, says in axis.ticks.items())
-        shown = {"values": list(axis.ticks), "labelExpr": f"{said}''", "grid": False, "ticks": False, "domain": False, "labelOverlap": False}
+        shown = {
+            "values": list(axis.ticks),
+            "labelExpr": f"{said}''",
+            "grid": False,
+            "ticks": False,
+            "domain": False,
+            "labelOverlap": False,
+            "labelLimit": 180,
+        }
         shown |= {"labelAngle": -60} if name == "x" else {}
     return {"field": name, "type": "quantitative", "title": axis.title or None, "scale": scale, "axis": shown}
 

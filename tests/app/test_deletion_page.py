@@ -55,6 +55,19 @@ def test_the_table_marks_what_goes_and_who_was_there():
     assert {*feature_deletion.cells(None).ravel().tolist()} == {0, 1}
 
 
+def test_each_field_of_the_chart_is_a_cell_of_the_table():
+    """The program stands beside it, line by line, and a cross before the tests that fail."""
+    one = feature_deletion.tried("slice", 3, 0.5)[1]
+    cells, (fields, source) = feature_deletion.cells(one.piece), (drawn := feature_deletion.picture(one)).layers
+    assert len(fields.rows) == (cells > 0).sum()
+    for row in fields.rows:
+        state = cells[row["line"] - 1, feature_deletion.TESTS.index(row["test"])]
+        assert row["what"] == feature_deletion.STATES[state - 1] and row["fails without it"] == (row["test"] in one.failing)
+        assert row["low"] < -row["line"] < row["high"]
+    assert [row["source"] for row in source.rows] == [line.strip() for line in feature_deletion.LINES if line]
+    assert {name.removeprefix("× ") for name in drawn.x.ticks.values() if name.startswith("× ")} == {*one.failing}
+
+
 def test_there_is_a_number_for_every_piece():
     assert len(feature_deletion.tried("slice", 1, 1.0)) <= len(feature_deletion.tried("slice", 2, 1.0)) == feature_deletion.PIECES
 
@@ -62,7 +75,7 @@ def test_there_is_a_number_for_every_piece():
 def test_where_no_group_is_left_the_table_is_still_drawn(page):
     at = page("feature-deletion", least="9", most="0.1")
     assert any("No group of tests" in text.value for text in at.markdown)
-    assert len(at.get("imgs")) + len(at.get("image")) >= 1 and not at.error
+    assert len(at.get("vega_lite_chart")) == 1 and not at.error
 
 
 def test_what_to_look_for_is_so():
@@ -73,6 +86,5 @@ def test_what_to_look_for_is_so():
 
 def test_a_control_draws_its_picture_anew_once(page, redrawn):
     at = page("feature-deletion")
-    feature_deletion.picture.cache_clear()
     assert redrawn(at, at.slider(key="piece"), 5) == 1
     assert redrawn(at, at.slider(key="most"), 0.35) <= 1
