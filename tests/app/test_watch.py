@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging.handlers
 import random
 import shutil
 
@@ -262,6 +263,18 @@ def test_a_new_task_is_another_one(page, runs, whole):  # noqa: F811
     assert at.radio(key="tasks").value == "new" and not at.error
     link = dict(at.query_params)
     assert link["tasks"] in ("new", ["new"]) and html(page("watch", **link)) == html(at)
+
+
+def test_a_control_that_a_click_sets_keeps_its_default_and_nothing_is_logged(page, runs, whole, monkeypatch):  # noqa: F811
+    said = logging.handlers.BufferingHandler(100)
+    policies = logging.getLogger("streamlit.elements.lib.policies")
+    monkeypatch.setattr(policies, "handlers", [said])
+    monkeypatch.setattr("streamlit.elements.lib.policies._shown_default_value_warning", False)
+    at = page("watch", task="7")
+    assert at.slider(key="task").value == 7
+    at.button(key="new-task").click()
+    whole(at.run())
+    assert not [line.getMessage() for line in said.buffer] and page("watch").slider(key="task").value == TASK
 
 
 def test_what_an_agent_writes_stays_text(agent):
