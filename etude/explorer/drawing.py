@@ -37,6 +37,8 @@ class Axis:
     """The places are names or whole numbers in the order of the rows, not points on a scale."""
     zero: bool | None = None
     """Whether it begins at 0; by default only the vertical one does."""
+    whole: bool = False
+    """It counts: no tick lies between two whole numbers."""
 
 
 @dataclass(frozen=True)

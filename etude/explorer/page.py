@@ -190,6 +190,6 @@ def steering(rows: Sequence[dict], name: str, key: str, values: Sequence) -> Non
 
 
 def _short(rows: Sequence[dict]) -> dict:
-    """Four digits for the columns of floats."""
+    """Four digits for the columns of floats, and hundredths for seconds."""
     floats = {key for row in rows for key, value in row.items() if isinstance(value, float)}
-    return {key: st.column_config.NumberColumn(format="%.4g") for key in floats}
+    return {key: st.column_config.NumberColumn(format="%.2f" if key == "seconds" else "%.4g") for key in floats}

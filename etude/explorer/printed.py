@@ -60,6 +60,8 @@ def _axes(ax: Any, drawn: Drawing, places: dict[str, dict[str, int]]) -> None:
                 ax.invert_yaxis()
         elif axis.log:
             getattr(ax, f"set_{name}scale")("log")
+        elif axis.whole:
+            getattr(ax, f"{name}axis").get_major_locator().set_params(integer=True)
 
 
 def _limits(ax: Any, drawn: Drawing) -> None:

@@ -190,6 +190,8 @@ def _axis(name: str, drawn: Drawing) -> dict:
     if axis.most is not None:
         scale |= {"domainMax": axis.most, "nice": False}
     shown = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
+    if axis.whole:
+        shown |= {"format": "d", "tickMinStep": 1}
     if axis.log and (ticks := _ticks(drawn, name)):
         shown |= {"values": ticks, "tickCount": len(ticks)}  # a smaller count would thin them
     return {"field": name, "type": "quantitative", "title": axis.title or None, "scale": scale, "axis": shown}
