@@ -1,7 +1,7 @@
 """A rollout of the small world as HTML: who said what, each token that the agent wrote with its probability, what changed, tests and verdict.
 
-The explorer shows it, and so does the report, which has no scripts. Words and their order are those of the terminal (`etude/watching.py`). Tokens are
-darker the less likely they were. Who points at one, or taps it, reads how likely it was and what else was.
+The explorer shows it, and so does the report, which has no scripts. Words and their order are those of the terminal (`etude/watching.py`). The less
+likely a token was, the stronger is its colour. Who points at one, or taps it, reads how likely it was and what else was.
 """
 
 import html
@@ -84,7 +84,7 @@ def plain(text: str) -> str:
 
 
 def spanned(token: Token) -> str:
-    """A token, the darker the less likely it was."""
+    """A token; the less likely it was, the stronger is its colour."""
     red, green, blue = (int(COLOURS["orange"][i : i + 2], 16) for i in (1, 3, 5))
     text = END if token.text is None else plain(token.text).replace("\n", "↵\n")
     drafted = "" if token.draft is None else " kept" if token.draft else " refused"
@@ -125,7 +125,7 @@ def legend(drafts: bool = False) -> str:
     """What the colours mean, those of drafts too if they are shown."""
     look = "border-left:4px solid {};padding:0 .8rem 0 .4rem"
     edges = "".join(f'<span style="{look.format(COLOURS[colour])}">{role}</span>' for role, colour in EDGES.items() if role != "context")
-    words = "A token is the darker, the less likely it was; one with dots below it had less than 50%. Point at a token, or tap it."
+    words = "The less likely a token was, the stronger is its colour; one with dots below it had less than 50%. Point at a token, or tap it."
     if drafts:
         words += " Green below: a kept draft. Red below: the network's own token, in place of a refused draft."
     return f'<div style="font-size:.85rem">{edges}{words}</div>'
