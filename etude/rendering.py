@@ -45,8 +45,8 @@ STYLE = f"""<style>
 
 
 def shown(watched: Watched, most: int, plays: int) -> str:
-    """A rollout as HTML, up to its turn `most`; behind the last one what came of it. `plays`: how often it was asked to play, one piece after the
-    other; 0 shows all at once."""
+    """A rollout as HTML, up to the agent's message `most`, a turn or a summary; behind the last one what came of it. `plays`: how often it was asked
+    to play, one piece after the other; 0 shows all at once."""
     parts = [*said(watched, most)]
     if most >= len(watched.turns):
         parts.append(("".join(outcomes(watched.played)), "grey", ""))
@@ -56,13 +56,14 @@ def shown(watched: Watched, most: int, plays: int) -> str:
 
 def said(watched: Watched, most: int) -> Iterator[tuple[str, str, str]]:
     """The pieces in order, each with a colour and with who said it; what the agent wrote is its tokens."""
-    turns, number = iter(watched.turns), 0
+    messages, past, turns = iter(watched.turns), 0, 0
     for piece in watched.played.pieces:
         if piece.role in WRITTEN:
-            if number == most:
+            if past == most:
                 return
-            number += 1
-            yield "".join(map(spanned, next(turns))), EDGES[piece.role], f"{piece.role}, turn {number}"
+            past, turns = past + 1, turns + (piece.role == "agent")
+            who = f"agent, turn {turns}" if piece.role == "agent" else piece.role  # a summary is no turn, and the verdict does not count it
+            yield "".join(map(spanned, next(messages))), EDGES[piece.role], who
         else:
             yield written(piece), EDGES[piece.role], "" if piece.role == "context" else piece.role
 
