@@ -179,7 +179,9 @@ def test_without_a_run_the_committed_agents_play_and_say_so(page, runs, agent): 
     at = page("watch", task="3")
     both = [watched(one, 3) for one in (play.agent_in(FOLDER / example_agent.BEFORE), agent)]
     said = " ".join([*(caption.value for caption in at.caption), *(one.value for one in at.markdown)])
-    assert "Shown: **committed example**, the agents of a run from another machine" in said and "`make small`" in said and not at.error
+    assert "Shown: **committed example**, the small agent of the clone" in said and "`make small`" in said and not at.error
+    run = json.loads((FOLDER / example_agent.RECORD).read_text())["run"]
+    assert f"seed {run['seed']}" in said and f"commit {run['commit']}" in said, "which run it is, for the recipe's page may show another one"
     assert "on 100 held-out tasks, 4 rollouts each, 59% succeed before RL and 74% after" in said
     assert "**sft, before RL**" in said and "**agent, after RL**" in said
     shown = html(at)
@@ -238,6 +240,16 @@ def test_turns_appear_one_after_the_other(page, runs, whole, agent):  # noqa: F8
     assert 'class="appearing play-1"' in html(at)
     whole(at.run())
     assert "appearing play" not in html(at)
+
+
+def test_a_summary_is_no_turn(agent):
+    """So that the page counts as the verdict does."""
+    one = watched(agent)
+    assert f"agent, turn {one.played.reward.turns}<" in rollouts.shown(one, len(one.turns), 0)
+    last = max(at for at, piece in enumerate(one.played.pieces) if piece.role == "agent")
+    pieces = [dataclasses.replace(piece, role="summary") if at == last else piece for at, piece in enumerate(one.played.pieces)]
+    shown = rollouts.shown(dataclasses.replace(one, played=dataclasses.replace(one.played, pieces=tuple(pieces))), len(one.turns), 0)
+    assert '<span class="who">summary</span>' in shown and f"turn {one.played.reward.turns}<" not in shown
 
 
 def test_another_docstring_is_played(page, runs, whole, agent):  # noqa: F811
