@@ -153,6 +153,13 @@ def test_rows_and_masks_by_hand():
     assert first["without"] == 0 and all(row["with a mask"] < 1e-12 < 0.1 < row["without"] for row in others)
 
 
+def test_packing_begins_on_a_row_of_several_sequences(page):
+    lengths, cost = packing.drawn(256, 1800, 1.0, 16_384, 0), next(iter(packing.COSTS.values()))()
+    mine = packing.dealt(lengths, cost(lengths), 8)["by cost"] == 0
+    rows = [one["row"] + 1 for one in laid(lengths, mine.nonzero()[:, 0], 16_384)]
+    assert page("packing").slider(key="row").value == next(row for row in rows if rows.count(row) >= 3)
+
+
 def test_controls_of_packing_move_its_figures(page, whole, table):
     at = page("packing", **{"ranks": "4", "lengths-seed": "3", "pay": "attention alone"})
     lengths, cost = packing.drawn(256, 1800, 1.0, 16_384, 3), dealing.Cost(0.0, 1.0)
