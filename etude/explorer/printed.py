@@ -134,7 +134,7 @@ class _Sheet:
                 ax.plot([x[i] for i in part], [y[i] for i in part], look.dash, color=look.hex, linewidth=width, alpha=alpha, label=label)
         elif layer.kind == "point":
             face = "white" if layer.hollow else look.hex
-            ax.plot(x, y, look.mark, color=look.hex, markerfacecolor=face, markersize=6, label=label)
+            ax.plot(x, y, look.mark, color=look.hex, markerfacecolor=face, markersize=9 if layer.hollow else 6, label=label)
         elif layer.kind == "range":
             ax.vlines(x, y, self.at(rows, layer.y2, "y"), color=look.hex, linewidth=1.6)
         elif layer.kind == "cell":

@@ -128,6 +128,8 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
     mark = mark | {"tooltip": {"expr": _told(layer)} if direct and layer.kind != "rule" else None}
     if layer.kind == "range":
         mark["clip"] = True
+    if layer.hollow:
+        mark["size"] = 150  # around a filled mark at the same place
     if layer.by is None:
         mark["color"] = layer.look.hex
         if mark["type"] == "line":

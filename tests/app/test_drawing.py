@@ -106,6 +106,11 @@ def test_a_legend_takes_nothing_from_the_picture(words, rows):
     assert made["height"] - drawn.height == (rows - 1) * vega.LEGEND_ROW
 
 
+def test_a_filled_mark_does_not_cover_a_hollow_one():
+    both = [vega.spec(drawing("x", "y", points(ROWS, "x", "y", hollow=hollow)))["layer"][0]["mark"] for hollow in (True, False)]
+    assert not both[0]["filled"] and both[1]["filled"] and both[0]["size"] > 2 * both[1]["size"]
+
+
 @given(st.floats(1e-6, 1e6), st.floats(1.0, 100.0))
 def test_a_short_logarithmic_axis_has_ticks_at_one_two_and_five(low, over):
     drawn = drawing("x", Axis("y", log=True), lines([{"x": 0, "y": low}, {"x": 1, "y": low * over}, {"x": 2, "y": 0.0}], "x", "y"))
