@@ -83,7 +83,7 @@ def show(page: Page) -> None:
     entry = catalog.find(page.technique) if page.technique else None
     if entry and entry.lesson:
         number = Path(entry.lesson).name.partition("_")[0]
-        link("lesson", f"Lesson {number}: {entry.title}", ":material/school:", n=number)
+        link("lesson", f"Lesson {number}: {entry.title.partition(':')[0]}", ":material/school:", n=number)
 
 
 @lru_cache(None)
