@@ -1,7 +1,7 @@
 """A rollout of the small world as HTML: who said what, each token that the agent wrote with its probability, what changed, tests and verdict.
 
-The explorer shows it, and so does the report, which has no scripts. Words and their order are those of the terminal (`etude/watching.py`). Tokens are
-darker the less likely they were. Who points at one, or taps it, reads how likely it was and what else was.
+The explorer shows it, and so does the report, which has no scripts. Words and their order are those of the terminal (`etude/watching.py`). The less
+likely a token was, the stronger is its colour. Who points at one, or taps it, reads how likely it was and what else was.
 """
 
 import html
@@ -45,8 +45,8 @@ STYLE = f"""<style>
 
 
 def shown(watched: Watched, most: int, plays: int) -> str:
-    """A rollout as HTML, up to its turn `most`; behind the last one what came of it. `plays`: how often it was asked to play, one piece after the
-    other; 0 shows all at once."""
+    """A rollout as HTML, up to the agent's message `most`, a turn or a summary; behind the last one what came of it. `plays`: how often it was asked
+    to play, one piece after the other; 0 shows all at once."""
     parts = [*said(watched, most)]
     if most >= len(watched.turns):
         parts.append(("".join(outcomes(watched.played)), "grey", ""))
@@ -56,13 +56,14 @@ def shown(watched: Watched, most: int, plays: int) -> str:
 
 def said(watched: Watched, most: int) -> Iterator[tuple[str, str, str]]:
     """The pieces in order, each with a colour and with who said it; what the agent wrote is its tokens."""
-    turns, number = iter(watched.turns), 0
+    messages, past, turns = iter(watched.turns), 0, 0
     for piece in watched.played.pieces:
         if piece.role in WRITTEN:
-            if number == most:
+            if past == most:
                 return
-            number += 1
-            yield "".join(map(spanned, next(turns))), EDGES[piece.role], f"{piece.role}, turn {number}"
+            past, turns = past + 1, turns + (piece.role == "agent")
+            who = f"agent, turn {turns}" if piece.role == "agent" else piece.role  # a summary is no turn, and the verdict does not count it
+            yield "".join(map(spanned, next(messages))), EDGES[piece.role], who
         else:
             yield written(piece), EDGES[piece.role], "" if piece.role == "context" else piece.role
 
@@ -84,7 +85,7 @@ def plain(text: str) -> str:
 
 
 def spanned(token: Token) -> str:
-    """A token, the darker the less likely it was."""
+    """A token; the less likely it was, the stronger is its colour."""
     red, green, blue = (int(COLOURS["orange"][i : i + 2], 16) for i in (1, 3, 5))
     text = END if token.text is None else plain(token.text).replace("\n", "↵\n")
     drafted = "" if token.draft is None else " kept" if token.draft else " refused"
@@ -125,7 +126,7 @@ def legend(drafts: bool = False) -> str:
     """What the colours mean, those of drafts too if they are shown."""
     look = "border-left:4px solid {};padding:0 .8rem 0 .4rem"
     edges = "".join(f'<span style="{look.format(COLOURS[colour])}">{role}</span>' for role, colour in EDGES.items() if role != "context")
-    words = "A token is the darker, the less likely it was; one with dots below it had less than 50%. Point at a token, or tap it."
+    words = "The less likely a token was, the stronger is its colour; one with dots below it had less than 50%. Point at a token, or tap it."
     if drafts:
         words += " Green below: a kept draft. Red below: the network's own token, in place of a refused draft."
     return f'<div style="font-size:.85rem">{edges}{words}</div>'

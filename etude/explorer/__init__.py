@@ -1,6 +1,7 @@
 """The pages of the explorer, by section and within a section in the order of the recipe."""
 
 import streamlit as st
+from streamlit import config
 
 from etude.explorer import (
     advantages,
@@ -76,6 +77,8 @@ def section(page: Page) -> str:
 
 def start(first: str = "watch") -> None:
     """Draws the page that the URL names, or the page called `first` if the URL names no page."""
+    # A click may set a control that has a default, and links need the default: Streamlit would warn of it, with a stack.
+    config.set_option("global.disableWidgetStateDuplicationWarning", True)
     st.set_page_config(page_title="etude", page_icon="🎼", layout="wide")
     PLACES.update({page.name: st.Page(lambda page=page: show(page), title=page.title, url_path=page.name) for page in PAGES})
     # Both say by their query what they show, so the sidebar cannot lead to them.

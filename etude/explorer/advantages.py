@@ -291,7 +291,7 @@ PAGE = Page(
     says="Each prompt gets a group of rollouts, and each rollout is compared with the others. Edit rewards and lengths, and see what each "
     "algorithm of the family pushes up or down, and how much per token.",
     formula=r"\begin{gathered} A_i = \frac{R_i - b_i}{s} \\"
-    r"L = -\frac{1}{\text{budget}}\sum_{i,t} w_{i,t}\,\min(\rho_t A_i,\ \mathrm{clip}(\rho_t) A_i)\end{gathered}",
+    r"L = -\frac{1}{\text{budget}}\sum_{i,t} w_{i,t}\,m_{i,t} \\ m_{i,t} = \min(\rho_t A_i,\ \mathrm{clip}(\rho_t) A_i)\end{gathered}",
     question="Choose “equally correct”: which algorithms see hardly a difference, and which a large one? And in “long wrong answers”, who "
     "blames a token of the longest answer least?",
     look="In “equally correct” the rewards differ by thousandths, and algorithms that divide by the deviation blow that up to full size; in "

@@ -165,10 +165,11 @@ PAGE = Page(
     title="Continued pretraining",
     says="A model reads code, most of it in short contexts, the rest in long ones. See what it learnt of a codebase that it never read, in which "
     "unit, and what that is worth to RL.",
-    formula=r"\begin{gathered} L = -\sum_{b,t} w_{b,t} \log p(x_{b,t} \mid \text{its own document before it}) \\"
-    r"\text{perplexity} = e^{\mathrm{NLL}/\text{tokens}} \qquad \text{bits per byte} = \frac{\mathrm{NLL}}{\text{bytes}\cdot\ln 2}\end{gathered}",
+    formula=r"\begin{gathered} L = -\sum_{b,t} w_{b,t} \log p(x_{b,t} \mid d_{b,t}) \\ d_{b,t}:\ \text{its own document before it} \\"
+    r"\text{perplexity} = e^{\mathrm{NLL}/\text{tokens}} \\ \text{bits per byte} = \frac{\mathrm{NLL}}{\text{bytes}\cdot\ln 2}\end{gathered}",
     question="Does a lower loss after SFT go with more success after RL? And which tokens of a packed row has nobody to predict?",
-    look="A lower loss after SFT goes with more success after RL; the first token of a document is never scored, and without document numbers it is.",
+    look="On the whole, a lower loss after SFT goes with more success after RL. The first token of a document is never scored, and without document "
+    "numbers it is.",
     draw=draw,
     code=(cpt.wsd, cpt.pack, cpt.next_token_loss, cpt.CodebaseNLL),
     technique="cpt",

@@ -40,6 +40,8 @@ class Axis:
     """Whether it begins at 0; by default only the vertical one does."""
     ticks: Mapping[float, str] | None = None
     """Places that have words in place of figures; no other place has a mark."""
+    whole: bool = False
+    """It counts: no tick lies between two whole numbers."""
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def outcomes(counts: list[tuple[int, int, int]]) -> Drawing:
         {"outcome": name, "turn": turn, "calls": one[part]} for part, name in enumerate(OUTCOMES) for turn, one in enumerate(counts, 1) if one[part]
     ]
     marks = bars(some, "turn", "calls", "outcome", stacked=True)
-    return drawing(Axis("turn", names=True), "calls", marks, looks=OUTCOMES, height=240)
+    return drawing(Axis("turn", names=True), Axis("calls", whole=True), marks, looks=OUTCOMES, height=240)
 
 
 def gone(row: Mapping) -> None:
@@ -112,8 +112,7 @@ def drawn(turn: dict) -> None:
             text = value if isinstance(value, str) else json.dumps(value)
             st.code(visible(f"{name}: {text}" if "\n" not in text else f"{name}:\n{text}"), language=None, wrap_lines=True, height=height(text))
         if answer and answer["text"]:
-            with st.container(border=True, height=height(answer["text"])):
-                st.text(visible(answer["text"]))
+            st.code(visible(answer["text"]), language=None, wrap_lines=True, height=height(answer["text"]))
     for nudge in turn["nudges"]:
         st.caption(f"The harness: {provenance.plain(visible(nudge))}")
 
@@ -135,16 +134,20 @@ def draw() -> None:
             (
                 "Reward",
                 f"{last['reward']:.2f}",
-                "0.8 for success, 0.1 each for a short change and for one that fits its file. A flag leaves nothing.",
+                "0.8 if all tests pass, and then 0.1 each for a short change and for one that fits its file. A flag leaves nothing.",
             ),
             (
                 "Tests",
                 f"{last.get('passed', '?')} of {last.get('of', '?')}",
                 "Those that the agent saw, those held out, and those that passed before.",
             ),
-            ("Succinctness", f"{last.get('succinctness', 0):.2f}", None),
-            ("Conformance", f"{last.get('conformance', 0):.2f}", None),
-            ("Flags", len(last["flags"]), None),
+            (
+                "Succinctness",
+                f"{last.get('succinctness', 0):.2f}",
+                "1 for a change of at most 1.2 times as many lines as the original's, and in proportion less for a longer one.",
+            ),
+            ("Conformance", f"{last.get('conformance', 0):.2f}", "1 if no new line breaks the style of its file or a lint, 0 if one in three does."),
+            ("Flags", len(last["flags"]), "Attempts to be paid without doing the task. One takes the whole reward."),
         )
         for flag in last["flags"]:
             st.error(provenance.plain(visible(str(flag))))
@@ -173,8 +176,8 @@ PAGE = Page(
     "`etude tasks try` writes transcripts into `runs/episodes`; without any, this page shows committed ones of scripted agents.",
     formula="",
     question="An agent says that all tests pass. Is it paid for that? And does a broken call end the episode?",
-    look="Not for saying so: only the hidden tests pay. Broken and failed calls are answers, no errors of the episode, and the diff stands "
-    "behind each turn.",
+    look="Not for saying so: if all tests pass, those that it never saw too, 0.8 is paid, and 0.1 each for a short change and for one that fits "
+    "its file. A flag takes all. Broken and failed calls are answers, no errors of the episode: it goes on.",
     draw=draw,
     code=(record.context,),
     technique="environments",

@@ -70,11 +70,10 @@ def payers(outlier: float, seed: int) -> list[dict]:
     rows = []
     for name, rounding in SHARED.items():
         seen, before = rounding(x), rounding(calm)
-        row: dict = {"scale": name}
+        row: dict = {"scale": name, "past numbers that change": int((seen != before)[:-1].sum())}
         for who, mask in groups().items():
             row[f"error, {who}"] = ((seen - x)[mask].norm() / x[mask].norm()).item()
             row[f"lost, {who}"] = (seen[mask] == 0).double().mean().item()
-        row["past numbers that change"] = int((seen != before)[:-1].sum())
         row["past outputs move by"] = (seen @ weight - before @ weight)[:-1].abs().max().item()
         rows.append(row)
     return rows
@@ -91,7 +90,9 @@ def cells(layout: str, code: int) -> str:
     for (name, colour, line), bits in zip(COLUMNS, fields(layout, code), strict=True):
         look = f"{tint(colour, 0.18)};border-bottom:3px {line} {COLOURS[colour]}"
         boxes = "".join(f'<span style="{look};padding:0 .28em;margin-right:1px">{bit}</span>' for bit in bits)
-        found.append(f'<span title="{name}" class="{name}" style="margin-right:.4em;display:inline-block">{boxes}</span>' if bits else "")
+        found.append(
+            f'<span title="{name}" class="{name}" style="margin-right:.4em;display:inline-flex;flex-wrap:wrap">{boxes}</span>' if bits else ""
+        )
     return f"<span style=\"font-family:'Source Code Pro',monospace\">{''.join(found)}</span>"
 
 
@@ -138,7 +139,7 @@ def line(taken: Way) -> str:
 
 
 def heat(x: Tensor, seen: Tensor) -> str:
-    """The batch as HTML, a row for each token: the darker, the more of a number is gone; what became zero is crossed out."""
+    """The batch as HTML, a row for each token: the stronger its colour, the more of a number is gone; what became zero is crossed out."""
     found = []
     for row, (numbers, back) in enumerate(zip(x.tolist(), seen.tolist(), strict=True)):
         for column, (was, now) in enumerate(zip(numbers, back, strict=True)):
@@ -182,7 +183,7 @@ def outlier_section() -> None:
     """The second half of the page: a batch with an outlier in its last token."""
     one, two, three = st.columns([2, 2, 1])
     outlier = one.select_slider(
-        "One number of the last token; others: about 1", OUTLIERS, 1e4, key="outlier", bind="query-params", format_func="{:g}".format
+        "One number of the last token; others: about 1", OUTLIERS, 100.0, key="outlier", bind="query-params", format_func="{:g}".format
     )
     chosen = two.selectbox("What shares a scale", SHARED, 4, key="shared", bind="query-params")
     seed = three.slider("Seed of the batch", 0, 20, 0, key="batch-seed", bind="query-params")
@@ -192,11 +193,15 @@ def outlier_section() -> None:
     metrics(
         *((f"Lost, {who}", told(100 * row[f"lost, {who}"], "%"), "Share of these numbers that become zero.") for who in WHO),
         ("Past numbers that change", f"{changed} of {past}" if changed else "exactly 0", "Numbers of earlier tokens that the outlier changes."),
-        ("Past outputs move by", told(row["past outputs move by"]), "The largest change of an earlier token's output, of a product with a weight."),
+        (
+            "Past outputs move by",
+            told(row["past outputs move by"]),
+            "The largest change of an earlier token's output, of a product with a weight. Outputs have a standard deviation of about 1.",
+        ),
     )
     x = batch(outlier, seed)
     st.html(heat(x, SHARED[chosen](x)))
-    st.caption("A row is a token, the last below; the outlier is framed. The darker a number, the more of it is gone; × became zero.")
+    st.caption("A row is a token, the last below; the outlier is framed. The stronger its colour, the more of a number is gone; × became zero.")
     who = st.radio("Whose error", WHO, key="whose", bind="query-params", horizontal=True)
     sweep = [{"outlier": size, "scale": one["scale"], "error": one[f"error, {who}"]} for size in OUTLIERS for one in payers(size, seed)]
     chart(

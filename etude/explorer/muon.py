@@ -132,7 +132,7 @@ def singular(shape: tuple[int, int], decades: float, seed: int, dtype: str, step
 
 
 def matrix(found: Tensor) -> str:
-    """A matrix as HTML: blue is positive, orange negative, the darker the larger beside its largest entry."""
+    """A matrix as HTML: blue is positive, orange negative, the stronger the larger beside its largest entry."""
     most = found.abs().max().item() or 1.0
     cells = "".join(
         f'<span title="row {r}, column {c}: {value:.4g}" style="{tint("blue" if value > 0 else "orange", abs(value) / most)}"></span>'
@@ -147,7 +147,7 @@ def matrix(found: Tensor) -> str:
 def draw() -> None:
     one, two, three, four, five = st.columns([3, 4, 4, 3, 2])
     shape = SHAPES[one.selectbox("Gradient", SHAPES, 1, key="shape", bind="query-params", help="Outputs × inputs.")]
-    decades = two.select_slider("Powers of ten from its largest singular value to its smallest", DECADES, 2.0, key="decades", bind="query-params")
+    decades = two.select_slider("Powers of ten from its largest singular value to its smallest", DECADES, 3.0, key="decades", bind="query-params")
     steps = three.slider("Rounds of Newton–Schulz", 0, MOST, 5, key="rounds", bind="query-params")
     dtype = four.selectbox("Computed in", DTYPES, key="dtype", bind="query-params")
     seed = five.slider("Seed of the gradient", 0, 20, 0, key="matrix-seed", bind="query-params")
@@ -226,8 +226,9 @@ def expert_section() -> None:
         drawing("step", "size of a step, first = 1", lines([*once, *never], "step", "of its first step", "series")),
         "muon-experts",
         rows,
-        "Three experts in one stack: Muon throws away the size of a gradient, so an expert that was visited once walks on at full speed until its "
-        "momentum has faded below 1e-7. One that was never visited has a gradient of exact zeros and stays where it is.",
+        "Three experts in one stack: Muon throws away the size of a gradient, so an expert that was visited once walks on, at 1 to 1.7 times its "
+        "first step, until its momentum is about a thousandth of ε = 1e-7. One that was never visited has a gradient of exact zeros and stays where "
+        "it is.",
     )
 
 
@@ -239,7 +240,8 @@ PAGE = Page(
     formula=r"\begin{gathered} A \leftarrow XX^\top \qquad X \leftarrow aX + (bA + cA^2)X \\"
     r"(a, b, c) = (3.4445,\; -4.7750,\; 2.0315)\end{gathered}",
     question="A gradient has singular values from 1 down to 0.001. What does Muon make of each, and what of an exact zero?",
-    look="After five rounds all singular values above 0.002 of the norm lie between 0.68 and 1.21, whatever they were; a zero stays exactly zero.",
+    look="After five rounds all above 0.002 of the norm lie between 0.68 and 1.21, whatever they were. What is smaller is only partly raised: 0.001 "
+    "to about 0.44. A zero stays exactly zero.",
     draw=draw,
     code=(muon.newton_schulz, muon.Muon),
     technique="muon",

@@ -34,6 +34,10 @@ def drawn(count: int, median: int, sigma: float, width: int, seed: int) -> Tenso
     return (median * torch.exp(sigma * torch.randn(count, generator=generator))).long().clamp(1, width)
 
 
+ROW = 2
+"""The row with which the page begins: the first of the first rank with three sequences."""
+
+
 def dealt(lengths: Tensor, costs: Tensor, ranks: int) -> dict[str, Tensor]:
     """The rank of each sequence under each way of dealing: in turn, evenly by tokens, and evenly by cost."""
     return {
@@ -153,7 +157,7 @@ def rows_section(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> No
         st.info(f"Rank {rank} has no sequence: there are fewer of them than ranks.")
         return
     count = pieces[-1]["row"] + 1
-    row = min(two.slider("Row of the mask", 1, 16, 1, key="row", bind="query-params", help="The last one, if there are fewer."), count)
+    row = min(two.slider("Row of the mask", 1, 16, ROW, key="row", bind="query-params", help="The last one, if there are fewer."), count)
     tokens = sum(one["tokens"] for one in pieces)
     metrics(
         ("Sequences", len(pieces), f"Of rank {rank}, dealt by cost."),

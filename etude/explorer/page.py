@@ -83,7 +83,7 @@ def show(page: Page) -> None:
     entry = catalog.find(page.technique) if page.technique else None
     if entry and entry.lesson:
         number = Path(entry.lesson).name.partition("_")[0]
-        link("lesson", f"Lesson {number}: {entry.title}", ":material/school:", n=number)
+        link("lesson", f"Lesson {number}: {entry.title.partition(':')[0]}", ":material/school:", n=number)
 
 
 @lru_cache(None)
@@ -190,6 +190,6 @@ def steering(rows: Sequence[dict], name: str, key: str, values: Sequence) -> Non
 
 
 def _short(rows: Sequence[dict]) -> dict:
-    """Four digits for the columns of floats."""
+    """Four digits for the columns of floats, and hundredths for seconds."""
     floats = {key for row in rows for key, value in row.items() if isinstance(value, float)}
-    return {key: st.column_config.NumberColumn(format="%.4g") for key in floats}
+    return {key: st.column_config.NumberColumn(format="%.2f" if key == "seconds" else "%.4g") for key in floats}

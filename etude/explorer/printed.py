@@ -66,6 +66,8 @@ def _axes(ax: Any, drawn: Drawing, places: dict[str, dict[str, int]]) -> None:
             ax.tick_params(axis=name, labelrotation=60 if name == "x" else 0)
         elif axis.log:
             getattr(ax, f"set_{name}scale")("log")
+        elif axis.whole:
+            getattr(ax, f"{name}axis").get_major_locator().set_params(integer=True)
 
 
 def _limits(ax: Any, drawn: Drawing) -> None:
@@ -138,7 +140,8 @@ class _Sheet:
                 ax.plot([x[i] for i in part], [y[i] for i in part], look.dash, color=look.hex, linewidth=width, alpha=alpha, label=label)
         elif layer.kind == "point":
             face = "white" if layer.hollow else look.hex
-            ax.plot(x, y, look.mark, color=look.hex, markerfacecolor=face, markersize=6 * (layer.size / 55) ** 0.5, label=label)
+            size = (9 if layer.hollow else 6) * (layer.size / 55) ** 0.5
+            ax.plot(x, y, look.mark, color=look.hex, markerfacecolor=face, markersize=size, label=label)
         elif layer.kind == "range":
             ax.vlines(x, y, self.at(rows, layer.y2, "y"), color=look.hex, linewidth=1.6)
         elif layer.kind == "cell":

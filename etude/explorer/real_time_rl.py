@@ -32,6 +32,17 @@ SHOWN = {
     "broken_hard": ("broken calls on hard tasks", Look("red", "--")),
 }
 """Figures of the dashboard: what they are called, and how they are drawn."""
+ENDS = {
+    "right": "did what is wanted",
+    "edited": "edited",
+    "needless": "questions on clear tasks",
+    "welcome": "questions on open tasks",
+    "broken_hard": "broken calls on hard tasks",
+    "kept": "edits kept",
+    "followed": "dissatisfied follow-ups",
+    "seconds": "seconds",
+}
+"""Figures of held-out tasks, and what they are called: shares, and the seconds of a session."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where hovering finds a figure on a straight line."""
 SECONDS = 20.0
@@ -152,12 +163,11 @@ def board(way: str, every: int, played: dict) -> None:
         ("Latency", f"{np.mean([row['seconds'] for row in rows]):.1f} s", "What a session takes, in the mean."),
     )
     st.subheader("Held-out tasks at the end")
-    names = ("right", "edited", "needless", "welcome", "broken_hard", "kept", "followed", "seconds")
     ends = played["ends"]
     groups = {(end["way"], end["at"]): [other for other in ends if (other["way"], other["at"]) == (end["way"], end["at"])] for end in ends}
     table(
         [
-            {"way": SAYS[name], "policy": at} | {column: float(np.mean([end[column] for end in some])) for column in names}
+            {"way": SAYS[name], "policy": at} | {says: float(np.mean([end[column] for end in some])) for column, says in ENDS.items()}
             for (name, at), some in groups.items()
         ],
         "real-time-ends",
@@ -169,10 +179,12 @@ PAGE = Page(
     title="Real-time RL",
     says="A policy is served, users keep its edits, undo them or complain, and what they do becomes the reward of the next five hours. The users "
     "are a model, and the loop plays in the small world.",
-    formula=r"P(\text{kept}) = s + (1 - 2s)\,q^n, \qquad P(\text{follow-up}) = 1 - (1 - c)\,e^{-t/\tau}",
+    formula=r"\begin{gathered}P(\text{kept}) = s + (1 - 2s)\,q^n \\"
+    r"P(\text{follow-up}) = 1 - (1 - c)\,e^{-t/\tau}\end{gathered}",
     question="Users keep good edits, undo bad ones and answer questions. Under which reward does a policy learn to avoid the work?",
-    look="Where an edit falls below a question, or below a broken call: there the policy learns to avoid the work. Choose the reward that makes "
-    "it so, and see in the dashboard what became of it.",
+    look="Under “edits kept alone”: a question costs nothing there, so it is worth more than an edit wherever less than half of such tasks is "
+    "solved, and the policy learns to ask. If broken calls are only thrown away, they pay on hard tasks.",
     draw=draw,
     code=(Users, Distilling),
+    technique="monitor",  # lesson 18 has the loop, too
 )

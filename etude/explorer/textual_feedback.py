@@ -154,8 +154,8 @@ PAGE = Page(
     says="A rollout went wrong in one message. A hint is put in front of it, and the agent reads its own words twice: as it wrote them, and knowing "
     "better. Under the hint it is its own teacher. Here a small agent does so while you look; the rules that find "
     f"faults are {', '.join(rule.name for rule in RULES)}.",
-    formula=r"L = \frac{1}{\text{budget}}\sum_{t \in \text{message}} "
-    r"D\big(\pi(\cdot \mid c,\, y_{<t}),\; \pi(\cdot \mid c,\, \text{hint},\, y_{<t})\big)",
+    formula=r"\begin{gathered} L = \frac{1}{\text{budget}}\sum_{t \in \text{message}} D(\pi_t,\; \pi^{\text{hint}}_t) \\"
+    r"\pi_t = \pi(\cdot \mid c,\, y_{<t}) \\ \pi^{\text{hint}}_t = \pi(\cdot \mid c,\, \text{hint},\, y_{<t})\end{gathered}",
     question="Does the hint change all tokens of the message a little, or few of them much? Which?",
     look="A few tokens carry most of the divergence: those where the agent decides what to do. Then exchange the hint for that of another "
     "rollout, and for the answer.",

@@ -9,6 +9,7 @@ nearest row anywhere in the picture, so fingers hit it, too. Text and grid take 
 """
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -23,6 +24,10 @@ DASHES = {"-": [1, 0], "--": [6, 4], ":": [2, 3], "-.": [8, 3, 2, 3]}
 MARKS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "x": "cross"}
 NEAR = "(isValid(datum.datum) ? datum.datum : datum)"
 """The row of a point, and of the surroundings in which hovering finds it, whose datum is the point."""
+LEGEND_ROW = 28
+"""Pixels by which every further row of the legend makes a chart higher: Vega takes them from the picture."""
+LONG = 300
+"""Largest over smallest, from which on powers of ten are ticks enough."""
 WORDS = "#808A94"
 """Colour of words in the picture, which can be read on white and on black."""
 
@@ -75,7 +80,30 @@ def spec(drawn: Drawing, mode: Mode = "zoom") -> dict:
         marks = any(layer.kind == "point" for layer in drawn.layers)
         kinds = ("point",) if mode == "pick" and marks else ("line", "point", "bar")
         layers.append(_hover(drawn, [part for part, layer in enumerate(drawn.layers) if layer.kind in kinds], mode))
-    return {"height": drawn.height, "layer": [*layers, *words]}
+    return {"height": drawn.height + LEGEND_ROW * max(0, _legend_rows(drawn) - 1), "layer": [*layers, *words]}
+
+
+def _columns(drawn: Drawing) -> int:
+    """Of the legend: the shorter its words, the more of them stand side by side, on a phone too."""
+    longest, together = max(map(len, drawn.looks), default=0), sum(map(len, drawn.looks))
+    return 1 if longest > 24 else 5 if together <= 22 else 2 if longest > 11 else 3
+
+
+def _legend_rows(drawn: Drawing) -> int:
+    seen = len(drawn.looks) > 1 and any(layer.by for layer in drawn.layers)
+    return -(-len(drawn.looks) // _columns(drawn)) if seen else 0
+
+
+def _ticks(drawn: Drawing, name: str) -> list[float] | None:
+    """Of a logarithmic axis that is short: 1, 2 and 5 of every power of ten. None where Vega's own are enough."""
+    known = [
+        row.get(column) for layer in drawn.layers for column in (getattr(layer, name), getattr(layer, f"{name}2")) if column for row in layer.rows
+    ]
+    values = [float(value) for value in known if value is not None and value > 0]
+    if not values or max(values) > LONG * min(values):
+        return None
+    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
+    return [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
 
 
 def _near(layer: Layer) -> bool:
@@ -86,9 +114,9 @@ def _near(layer: Layer) -> bool:
 def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) -> dict:
     """The marks of a layer. `direct`: they tell of themselves and take clicks, because no layer of near points lies over them."""
     encoding: dict[str, Any] = {}
-    for name, axis in (("x", drawn.x), ("y", drawn.y)):
+    for name in ("x", "y"):
         if getattr(layer, name) is not None:
-            encoding[name] = _axis(name, axis)
+            encoding[name] = _axis(name, drawn)
         if getattr(layer, f"{name}2") is not None and layer.kind != "bar":
             encoding[f"{name}2"] = {"field": f"{name}2"}
     mark = {
@@ -104,6 +132,8 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
     mark = mark | {"tooltip": {"expr": _told(layer)} if direct and layer.kind != "rule" else None}
     if layer.kind == "range":
         mark["clip"] = True
+    if layer.hollow:
+        mark["size"] = 150  # around a filled mark at the same place
     if layer.by is None:
         mark["color"] = layer.look.hex
         if mark["type"] == "line":
@@ -136,7 +166,8 @@ def _series(drawn: Drawing, layer: Layer) -> dict:
         "orient": "top",
         "title": None,
         "labelLimit": 0,
-        "columns": 1 if max(map(len, names), default=0) > 24 else 2 if sum(map(len, names)) > 22 else 5,
+        "columns": _columns(drawn),
+        "symbolOpacity": 1,  # also where the first layer is faint
     }
     filled = (one.kind in ("point", "cell", "box") or one.kind == "bar" and one.x2 is None for one in drawn.layers if one.by)
     lines_only = not any(filled)
@@ -158,18 +189,23 @@ def _series(drawn: Drawing, layer: Layer) -> dict:
     return found
 
 
-def _axis(name: str, axis: Axis) -> dict:
+def _axis(name: str, drawn: Drawing) -> dict:
+    axis: Axis = getattr(drawn, name)
     if axis.names:
         return {"field": name, "type": "ordinal", "sort": None, "title": axis.title or None, "axis": {"labelAngle": 0, "labelOverlap": True}}
     zero = axis.zero if axis.zero is not None else name == "y" and not axis.log
     scale: dict[str, Any] = {"type": "log", "nice": False} if axis.log else {"zero": zero, "nice": name == "y"}
-    if name == "x" and axis.least is None and axis.most is None:
+    if (name == "x" or axis.log) and axis.least is None and axis.most is None:
         scale["padding"] = 6  # marks at the ends are whole
     if axis.least is not None:
         scale["domainMin"] = axis.least
     if axis.most is not None:
         scale |= {"domainMax": axis.most, "nice": False}
     shown: dict[str, Any] = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
+    if axis.whole:
+        shown |= {"format": "d", "tickMinStep": 1}
+    if axis.log and (ticks := _ticks(drawn, name)):
+        shown |= {"values": ticks, "tickCount": len(ticks)}  # a smaller count would thin them
     if axis.ticks is not None:
         said = "".join(f"datum.value === {place:g} ? {json.dumps(says)} : " for place, says in axis.ticks.items())
         shown = {
@@ -195,8 +231,8 @@ def _hover(drawn: Drawing, parts: Sequence[int], mode: Mode) -> dict:
         "transform": [{"filter": " || ".join(f"datum.part === {part}" for part in parts)}, {"filter": "isValid(datum.x) && isValid(datum.y)"}],
         "mark": {"type": "point", "filled": False, "size": 140, "strokeWidth": 2, "color": WORDS, "tooltip": {"expr": told}},
         "encoding": {
-            "x": _axis("x", drawn.x),
-            "y": _axis("y", drawn.y),
+            "x": _axis("x", drawn),
+            "y": _axis("y", drawn),
             "opacity": {"condition": [seen, *([{"param": PICK, "empty": False, "value": 1}] if mode == "pick" else [])], "value": 0},
         },
         "params": [
@@ -227,10 +263,10 @@ def _rule_words(drawn: Drawing, part: int, layer: Layer) -> dict:
     """The words of a rule, at its upper or right end."""
     said = layer.says.split("\n")
     if layer.x is not None:
-        place = {"x": _axis("x", drawn.x), "y": {"value": "height" if layer.low else 2}}
+        place = {"x": _axis("x", drawn), "y": {"value": "height" if layer.low else 2}}
         look = {"align": "left", "baseline": "top", "dx": 4, "dy": -13 * len(said) if layer.low else 0}
     else:
-        place = {"x": {"value": "width"}, "y": _axis("y", drawn.y)}
+        place = {"x": {"value": "width"}, "y": _axis("y", drawn)}
         look = {"align": "right", "baseline": "bottom", "dy": -3}
     return {
         "transform": [{"filter": f"datum.part === {part}"}],

@@ -52,19 +52,23 @@ def chosen() -> list[Agent]:
             words = f"Shown: **{provenance.plain(name)}**, your run in {provenance.plain(str(folders[-1].parents[1]))}"
             st.caption(" · ".join([words, *map(provenance.plain, facts)]))
         else:
-            st.caption(f"Shown: **{name}**, the agents of a run from another machine; {success()}. `make small` makes a run of yours.")
+            st.caption(f"Shown: **{name}**, the small agent of the clone, from another machine · {about()}. `make small` makes a run of yours.")
     return [known(*stamps(folder)) for folder in folders]
 
 
 @lru_cache(1)
-def success() -> str:
-    """How often the committed agents succeed, in words. Raises RunError where their record is missing."""
+def about() -> str:
+    """Of which run the committed agents are, which need not be the run of the recipe's page, and how often they succeed, in words. Raises RunError
+    where their record is missing."""
     try:
-        found = json.loads((FOLDER / RECORD).read_text(encoding="utf-8"))["held_out"]
+        record = json.loads((FOLDER / RECORD).read_text(encoding="utf-8"))
+        facts = provenance.facts({"config": record["config"], "machine": record["run"]["machine"]})
+        found = record["held_out"]
         before, after = (found[name]["success"]["value"] for name in (BEFORE, "agent"))
-        return f"on {found['tasks']} held-out tasks, {found['samples']} rollouts each, {before:.0%} succeed before RL and {after:.0%} after"
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(f"{FOLDER / RECORD} holds no record of the committed agents ({error}); check it out again") from None
+    played = f"on {found['tasks']} held-out tasks, {found['samples']} rollouts each, {before:.0%} succeed before RL and {after:.0%} after"
+    return " · ".join([*map(provenance.plain, facts), played])
 
 
 def stamps(folder: Path) -> tuple[Path, tuple]:
@@ -126,7 +130,7 @@ def draw() -> None:
     most = max(len(one.turns) for one in beside)
     left, right = st.columns([4, 1], vertical_alignment="bottom")
     with left:
-        until = st.slider("Turns", 1, most, most, key=f"turns-{most}", bind="query-params") if most > 1 else 1
+        until = st.slider("Shown up to message", 1, most, most, key=f"turns-{most}", bind="query-params") if most > 1 else 1
     with right:
         if again := st.button("Play", key="play", icon=":material/play_arrow:"):
             st.session_state["plays"] = st.session_state.get("plays", 0) + 1

@@ -102,6 +102,35 @@ def test_a_logarithmic_axis_leaves_out_what_it_cannot_show():
     assert table["y"] == [None, 1.0] and table["t1"] == ["exactly 0", "1"]
 
 
+@pytest.mark.parametrize(("words", "rows"), [("a", 1), ("two words", 2), ("some more words", 3), ("words that need a row for themselves", 5)])
+def test_a_legend_takes_nothing_from_the_picture(words, rows):
+    names = [f"{words} {n}" for n in range(5)]
+    drawn = drawing("x", "y", lines([{"s": name, "x": x, "y": x} for name in names for x in (0, 1)], "x", "y", "s", thin=True))
+    made = vega.spec(drawn)
+    legend = made["layer"][0]["encoding"]["color"]["legend"]
+    assert -(-len(names) // legend["columns"]) == rows and legend["symbolOpacity"] == 1
+    assert made["height"] - drawn.height == (rows - 1) * vega.LEGEND_ROW
+
+
+def test_a_filled_mark_does_not_cover_a_hollow_one():
+    both = [vega.spec(drawing("x", "y", points(ROWS, "x", "y", hollow=hollow)))["layer"][0]["mark"] for hollow in (True, False)]
+    assert not both[0]["filled"] and both[1]["filled"] and both[0]["size"] > 2 * both[1]["size"]
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1.0, 100.0))
+def test_a_short_logarithmic_axis_has_ticks_at_one_two_and_five(low, over):
+    drawn = drawing("x", Axis("y", log=True), lines([{"x": 0, "y": low}, {"x": 1, "y": low * over}, {"x": 2, "y": 0.0}], "x", "y"))
+    axis = vega.spec(drawn)["layer"][0]["encoding"]["y"]
+    ticks = axis["axis"]["values"]
+    assert ticks[0] <= low * (1 + 1e-9) and low * over <= ticks[-1] * (1 + 1e-9) and axis["scale"]["padding"] > 0
+    assert all(1.99 < after / before < 2.51 for before, after in zip(ticks, ticks[1:], strict=False))
+
+
+def test_a_long_logarithmic_axis_is_left_to_vega():
+    drawn = drawing("x", Axis("y", log=True), lines([{"x": 0, "y": 1e-4}, {"x": 1, "y": 1.0}], "x", "y"))
+    assert "values" not in vega.spec(drawn)["layer"][0]["encoding"]["y"]["axis"]
+
+
 @pytest.mark.parametrize("ground", [1.0, 0.0087], ids=["white", "black"])
 @pytest.mark.parametrize("name", [*COLOURS, "words"])
 def test_colours_are_seen_on_light_and_dark(name, ground):

@@ -42,7 +42,7 @@ def test_each_turn_shows_what_was_said_called_and_changed(page, mine):
         at = page("episodes", turn=str(number))
         said = " ".join(one.value for one in at.markdown)
         assert all(f"**{call['name']}**" in said for call in turn["said"]["calls"])
-        texts = [one.value for one in at.text]
+        texts = [one.value for one in at.code]
         assert all(answer["text"] in texts for answer in turn["answers"] if answer["text"])
         assert (turn["diff"] in [one.value for one in at.code]) == bool(turn["diff"])
     shown = {one.label: one.value for one in at.metric}
@@ -53,6 +53,11 @@ def test_each_turn_shows_what_was_said_called_and_changed(page, mine):
 def test_turns_in_figures(page, table):
     shown = table(page("episodes"), "lines changed")
     assert shown["turn"].tolist() == [1, 2, 3, 4] and shown["calls"].tolist()[-1] == "finish" and shown["lines changed"].tolist()[1] > 0
+
+
+def test_calls_are_counted(page):
+    spec = json.loads(page("episodes").get("vega_lite_chart")[0].proto.spec)
+    assert spec["layer"][0]["encoding"]["y"]["axis"].items() >= {"format": "d", "tickMinStep": 1}.items()
 
 
 def test_hostile_text_stays_text(page, mine):

@@ -153,6 +153,13 @@ def test_rows_and_masks_by_hand():
     assert first["without"] == 0 and all(row["with a mask"] < 1e-12 < 0.1 < row["without"] for row in others)
 
 
+def test_packing_begins_on_a_row_of_several_sequences(page):
+    lengths, cost = packing.drawn(256, 1800, 1.0, 16_384, 0), next(iter(packing.COSTS.values()))()
+    mine = packing.dealt(lengths, cost(lengths), 8)["by cost"] == 0
+    rows = [one["row"] + 1 for one in laid(lengths, mine.nonzero()[:, 0], 16_384)]
+    assert page("packing").slider(key="row").value == next(row for row in rows if rows.count(row) >= 3)
+
+
 def test_controls_of_packing_move_its_figures(page, whole, table):
     at = page("packing", **{"ranks": "4", "lengths-seed": "3", "pay": "attention alone"})
     lengths, cost = packing.drawn(256, 1800, 1.0, 16_384, 3), dealing.Cost(0.0, 1.0)
@@ -184,6 +191,8 @@ def test_what_to_look_for_in_muon_is_so():
     assert "five rounds" in muon.PAGE.look and "between 0.68 and 1.21" in muon.PAGE.look
     arrived = [row["after"] for row in muon.curve(5, "float32") if row["share of ‖G‖"] > 0.002]
     assert len(arrived) > 100 and 0.68 <= min(arrived) <= max(arrived) <= 1.21
+    least = muon.own(muon.gradient((8, 16), 3.0, 0), 5, "float32")[-1]
+    assert "0.001 to about 0.44" in muon.PAGE.look and least["after"] == pytest.approx(0.44, abs=0.005)
 
 
 def test_steps_of_three_optimisers():
@@ -205,6 +214,9 @@ def test_an_expert_that_nobody_visits_stays_exactly_where_it_is(page):
         for name in ("Muon", "Adam")
     }
     assert walked["Muon"] > 300 > 30 > walked["Adam"]
+    sizes = [row["of its first step"] for row in rows if row["optimiser"] == "Muon" and row["expert"] == "visited once"]
+    full = [size for size in sizes if size > 0.97]
+    assert sizes[: len(full)] == full and 1.6 < max(full) < 1.75 and len(full) == 441
     at = page("muon", rounds="0", decades="1.0")
     assert shown(at)["Never visited, moves by"] == "exactly 0" and shown(at)["Largest over smallest, before"] == shown(at)["after"] == "10"
     at.slider(key="rounds").set_value(5).run()

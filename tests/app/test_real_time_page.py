@@ -39,7 +39,11 @@ def test_it_shows_what_was_played(page, table, record):
     assert shown["Age of the data"] == "1.0 steps" and shown["Thrown away"] == "25%" and shown["Latency"] == "0.5 s"
     assert shown["Shipped"] == "0 of 0"  # the record ends before the first shipment of a day
     assert {metric.value for metric in page("real-time-rl").metric} >= {"2 of 2"}
-    assert len(table(at, "policy")) == len(WAYS) and (table(at, "policy")["right"] == 0.125).all()
+    assert len(table(at, "policy")) == len(WAYS) and (table(at, "policy")["did what is wanted"] == 0.125).all()
+
+
+def test_it_leads_to_the_lesson(page, record):
+    assert page("real-time-rl").get("page_link")[-1].proto.query_string == "n=18"
 
 
 def test_without_a_record_it_shows_what_a_session_is_worth_and_says_so(page, tmp_path, monkeypatch):
@@ -57,6 +61,7 @@ def test_a_damaged_record_costs_one_line(page, record):
 def test_what_pays_where():
     """The careless rewards make a way around the work pay, and the careful one does not."""
     found = {way: worth(WAYS[way][0], USERS, 0.4) for way in ("loop", "thrown", "edits")}
+    assert "“edits kept alone”" in real_time_rl.PAGE.look and "less than half" in real_time_rl.PAGE.look
     assert even(found["edits"], "question, clear task") == pytest.approx(0.5)
     assert even(found["loop"], "question, clear task") < 0.05 and even(found["loop"], "broken call") == 0.0
     assert even(found["thrown"], "broken call") == pytest.approx(0.4)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging.handlers
 import random
 import shutil
 
@@ -178,7 +179,9 @@ def test_without_a_run_the_committed_agents_play_and_say_so(page, runs, agent): 
     at = page("watch", task="3")
     both = [watched(one, 3) for one in (play.agent_in(FOLDER / example_agent.BEFORE), agent)]
     said = " ".join([*(caption.value for caption in at.caption), *(one.value for one in at.markdown)])
-    assert "Shown: **committed example**, the agents of a run from another machine" in said and "`make small`" in said and not at.error
+    assert "Shown: **committed example**, the small agent of the clone" in said and "`make small`" in said and not at.error
+    run = json.loads((FOLDER / example_agent.RECORD).read_text())["run"]
+    assert f"seed {run['seed']}" in said and f"commit {run['commit']}" in said, "which run it is, for the recipe's page may show another one"
     assert "on 100 held-out tasks, 4 rollouts each, 59% succeed before RL and 74% after" in said
     assert "**sft, before RL**" in said and "**agent, after RL**" in said
     shown = html(at)
@@ -239,6 +242,16 @@ def test_turns_appear_one_after_the_other(page, runs, whole, agent):  # noqa: F8
     assert "appearing play" not in html(at)
 
 
+def test_a_summary_is_no_turn(agent):
+    """So that the page counts as the verdict does."""
+    one = watched(agent)
+    assert f"agent, turn {one.played.reward.turns}<" in rollouts.shown(one, len(one.turns), 0)
+    last = max(at for at, piece in enumerate(one.played.pieces) if piece.role == "agent")
+    pieces = [dataclasses.replace(piece, role="summary") if at == last else piece for at, piece in enumerate(one.played.pieces)]
+    shown = rollouts.shown(dataclasses.replace(one, played=dataclasses.replace(one.played, pieces=tuple(pieces))), len(one.turns), 0)
+    assert '<span class="who">summary</span>' in shown and f"turn {one.played.reward.turns}<" not in shown
+
+
 def test_another_docstring_is_played(page, runs, whole, agent):  # noqa: F811
     at = page("watch")
     doc = at.text_input[0]
@@ -281,6 +294,18 @@ def test_each_token_is_a_mark_in_the_chart(page, runs, agent):  # noqa: F811
     assert told["part"].count(len(parts)) == len(marks) and told["t3"][-1] == last[-1]["token"] and told["t5"][-1] == last[-1]["other 1"]
     (chart,) = page("watch").get("vega_lite_chart")
     assert json.loads(chart.proto.spec)["height"] == drawn.height
+
+
+def test_a_control_that_a_click_sets_keeps_its_default_and_nothing_is_logged(page, runs, whole, monkeypatch):  # noqa: F811
+    said = logging.handlers.BufferingHandler(100)
+    policies = logging.getLogger("streamlit.elements.lib.policies")
+    monkeypatch.setattr(policies, "handlers", [said])
+    monkeypatch.setattr("streamlit.elements.lib.policies._shown_default_value_warning", False)
+    at = page("watch", task="7")
+    assert at.slider(key="task").value == 7
+    at.button(key="new-task").click()
+    whole(at.run())
+    assert not [line.getMessage() for line in said.buffer] and page("watch").slider(key="task").value == TASK
 
 
 def test_what_an_agent_writes_stays_text(agent):
