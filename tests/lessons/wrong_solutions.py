@@ -8,6 +8,42 @@ def deletions(table):
         if 3 <= failing.sum() <= 40 and table[~failing][:, left].any(0).all():
             return [[function], [function]]
 """
+REMEMBERS = """
+import numpy as np
+
+known, prompts, kept = {}, [], {}
+
+def seen_with(keys):
+    groups = {known[key] for key in keys if key in known}
+    first = min(groups, default=len(prompts))
+    if not groups:
+        prompts.append(set())
+    for other in groups - {first}:
+        prompts[first] |= prompts[other]
+    prompts[first] |= set(keys)
+    known.update(dict.fromkeys(prompts[first], first))
+    return prompts[first]
+
+def value(seen):
+    return sum(np.exp(logp) * reward for reward, logp in seen) + max(0.0, 1 - sum(np.exp(logp) for _, logp in seen)) * 0.5
+
+def advantages(rewards, logps):
+    keys = list(zip(rewards.tolist(), logps.tolist()))
+    seen, found = seen_with(keys), []
+    for i in range(4):
+        others = tuple(sorted(keys[:i] + keys[i + 1 :]))
+        kept.setdefault(others, value(seen))
+        found.append(rewards[i] - kept[others])
+    return found
+"""
+"""Learns the answers of a prompt from all its groups, and says the same about the same group."""
+POOLS = """
+import numpy as np
+
+def estimate(logp, ref_logp):
+    k3 = (np.expm1(ref_logp - logp) + logp - ref_logp).mean(1)
+    return {}
+"""
 WRONG = [
     (
         "00_recipe",
@@ -35,8 +71,13 @@ WRONG = [
         "seen = []\n\ndef advantages(rewards, logps):\n    seen.append(rewards.mean())\n    return rewards - sum(seen) / len(seen)\n",
         "its own group alone",
     ),
+    ("04_dr_grpo", "remembers the answers of other groups", REMEMBERS, "its own group alone"),
     ("04_dr_grpo", "leads downhill", "def advantages(rewards, logps):\n    return rewards.mean() - rewards\n", "downhill"),
     ("05_kl", "k2, which is biased", "def estimate(logp, ref_logp):\n    return ((logp - ref_logp) ** 2 / 2).mean(1)\n", "biased"),
+    ("05_kl", "says the mean over all groups", POOLS.format("np.full(len(logp), k3.mean())"), "biased"),
+    ("05_kl", "draws estimates halfway to their mean", POOLS.format("(k3 + k3.mean()) / 2"), "high here and low there"),
+    ("05_kl", "says a number by heart", POOLS.format("0 * k3 + (0.005 if k3.mean() < 0.05 else 0.13 if k3.mean() < 0.4 else 1.0)"), "biased"),
+    ("05_kl", "draws estimates a little towards their mean", POOLS.format("0.95 * k3 + 0.05 * k3.mean()"), "its own group alone"),
     ("05_kl", "never negative", "def estimate(logp, ref_logp):\n    return (logp - ref_logp).mean(1).clip(0)\n", "biased"),
     ("06_length_penalty", "teaches to give up", "def penalty(scales):\n    return 0.001, 0.0, 0.0\n", "give up"),
     ("06_length_penalty", "pays for effort", "def penalty(scales):\n    return -0.001, 0.0, 0.0\n", "not negative"),
