@@ -216,12 +216,42 @@ def test_a_process_of_its_own(tmp_path, capfd):
             assert other("keep", 5) == [1, 5]
         with pytest.raises(RunError, match="line 9: PermissionError: a solution may not write files"):
             one("write", str(marker))
-        with pytest.raises(RunError, match="PermissionError: a solution may not do this: subprocess.Popen"):
+        with pytest.raises(RunError, match="PermissionError: a solution may not do this once it is loaded: subprocess.Popen"):
             one("begin")
         with pytest.raises(RunError, match="ended with exit code 3"):
             one("stop")
     captured = capfd.readouterr()
     assert not marker.exists() and captured.out == "" and captured.err.count("seen") == 3
+
+
+def test_no_file_passes_anything_on(tmp_path, capfd):
+    """Not one that a library writes, which no audit hook sees, nor a database; and none that was opened before."""
+    leak, heard = tmp_path / "leak", "import torch\n\ndef f(name):\n    print('heard')\n    torch.save(torch.zeros(3), name)\n"
+    with Solution(mine(tmp_path, heard + "\ndef g(name):\n    import sqlite3\n    sqlite3.connect(name)\n"), 20) as one:
+        with pytest.raises(RunError, match="line 5"):
+            one("f", str(leak))
+        with pytest.raises(RunError, match="may not do this once it is loaded: sqlite3.connect"):
+            one("g", str(leak))
+    assert not leak.exists() or not leak.stat().st_size
+    assert capfd.readouterr().err == "heard\n"
+    kept = f"log = open({str(leak)!r}, 'a+b', buffering=0)\n\ndef f():\n    return 1\n"
+    with pytest.raises(RunError, match="may not keep a file open to write to: .*leak"), Solution(mine(tmp_path, kept), 20):
+        ...
+
+
+def test_what_a_function_imports_is_there(tmp_path):
+    """Although imports look for a place to write to; a dataclass, a byte order mark and an import that is missing are no trouble either."""
+    source = "from dataclasses import dataclass\n\n@dataclass\nclass P:\n    x: int = 2\n\ndef f(x):\n    import tempfile, uuid, json.tool\n"
+    source += "    return len(tempfile.gettempdir()) > 0, P().x, f.__annotations__\n\ndef g(x: P):\n    import torch\n"
+    source += "    return [g.__annotations__['x'] is P, torch.from_numpy(x) + 1]\n\ndef h():\n    import not_there\n"
+    path = tmp_path / "mine.py"
+    path.write_text(source, encoding="utf-8-sig")
+    with Solution(path, 20) as one:
+        assert one("f", 1) == [True, 2, {}]
+        right, more = one("g", np.arange(2))
+        assert right and more.tolist() == [1, 2]
+        with pytest.raises(RunError, match="line 16: ModuleNotFoundError: No module named 'not_there'"):
+            one("h")
 
 
 def test_a_slow_solution_is_ended(tmp_path):

@@ -104,8 +104,27 @@ WRONG = [
     (
         "10_quant",
         "remembers instead of coding",
-        "kept = []\n\ndef encode(x):\n    kept.append(x)\n    return b''\n\ndef decode(code, rows, width):\n    return kept[0]\n",
+        "kept = []\n\ndef encode(x):\n    kept.append(x)\n    return b'x'\n\ndef decode(code, rows, width):\n    return kept[0]\n",
         "IndexError",
+    ),
+    (
+        "10_quant",
+        "sends nothing",
+        "def encode(x):\n    return b''\n\ndef decode(code, rows, width):\n    return [[1e9] * width] * rows\n",
+        "must return some bytes",
+    ),
+    (
+        "10_quant",
+        "knows the numbers from elsewhere",
+        "import numpy as np\nfrom etude.challenges import quant\n\ndef encode(x):\n    return b'x'\n\n"
+        "def decode(code, rows, width):\n    return quant.drawn(np.random.default_rng(1)) + np.float32(1e-3)\n",
+        "more than 45 dB",
+    ),
+    (
+        "10_quant",
+        "is infinitely far off",
+        "import numpy as np\n\ndef encode(x):\n    return b'x'\n\ndef decode(code, rows, width):\n    return np.full((rows, width), 1e300)\n",
+        "noise is infinite",
     ),
     (
         "11_mirror",
