@@ -112,6 +112,9 @@ def test_a_plan_of_pretraining_is_played(tmp_path, monkeypatch):
     monkeypatch.setattr(cpt, "HELD_ROWS", 8)
     still, moved = (cpt.score(Here(mine(tmp_path, f"def plan(steps):\n    return [[{rate}, 0.5]] * steps\n")), 0) for rate in (0.0, 0.01))
     assert still > moved + 0.1 and moved > 0
+    monkeypatch.setattr(cpt, "FASTEST", 1e30)
+    with pytest.raises(RunError, match="plan destroys the model"):
+        cpt.score(Here(mine(tmp_path, "def plan(steps):\n    return [[1e30, 0.5]] * steps\n")), 0)
 
 
 def test_no_delta_is_needed_where_nothing_changed():
@@ -295,11 +298,18 @@ def test_what_a_solution_does_wrong_is_said_in_a_line(source, says, tmp_path):
 
 def test_answers_are_checked():
     assert answers.number("f", 2) == 2.0 and answers.whole("f", 3, 0, 3) == 3 and answers.data("f", b"x") == b"x"
+    assert answers.whole("f", True, 0, 1) == 1 and answers.text("f", "") == ""
     assert answers.wholes("f", [1.0, 2], 0, 2, 2).dtype == np.int64
     for call in (
         lambda: answers.number("f", float("nan")),
         lambda: answers.number("f", True),
         lambda: answers.number("f", "1"),
+        lambda: answers.number("f", 10**400),
+        lambda: answers.number("f", 10**5000),
+        lambda: answers.whole("f", 10**5000, 0, 3),
+        lambda: answers.whole("f", True, 0, 3),
+        lambda: answers.array("f", [10**400], 1),
+        lambda: answers.text("f", 12),
         lambda: answers.whole("f", 1.0, 0, 3),
         lambda: answers.whole("f", 4, 0, 3),
         lambda: answers.data("f", "x" * 100),
@@ -349,8 +359,16 @@ def test_a_record_that_is_none_is_told(tmp_path):
     path = tmp_path / "challenges.json"
     assert board.board(BY_STEM["05_kl"], path) == []
     path.write_text("[]")
-    with pytest.raises(RunError, match="holds no board"):
+    with pytest.raises(RunError, match="is not a valid board"):
         board.board(BY_STEM["05_kl"], path)
+
+
+def test_a_score_that_is_no_number_is_told(tmp_path, monkeypatch):
+    """Whatever a scorer may compute from strange numbers: no nan comes first on the board."""
+    for score in (float("nan"), float("-inf")):
+        monkeypatch.setattr(challenge.Challenge, "score", lambda *_, score=score: score)
+        with pytest.raises(RunError, match=f"mine.py: the score is {score}"):
+            board.scored(BY_STEM["05_kl"], mine(tmp_path, GOOD), 0)
 
 
 def test_a_record_is_written_and_kept(tmp_path, monkeypatch, capsys):
