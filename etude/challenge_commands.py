@@ -83,7 +83,7 @@ def result(one: Challenge, mine: Path, seed: int, as_json: bool) -> None:
     passed, at = one.passed(found), place(one, found, rows)
     if as_json:
         told = {"challenge": one.number, "name": one.name, "score": found, "bar": one.bar, "least": one.least, "passed": passed}
-        print(json.dumps({**told, "place": at, "board": len(rows), "seed": seed}))
+        print(json.dumps({**told, "place": at, "board": len(rows), "seed": seed}, allow_nan=False))
     else:
         best = f", place {at} of {len(rows) + 1} on the board" if rows else ""
         print(f"challenge {one.number}: {found:.4g} {one.measure}; {bar(one)}: {'passed' if passed else 'not passed'}{best} (seed {seed})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from kit.settings import RunError
 
-__all__ = ["array", "data", "number", "whole", "wholes"]
+__all__ = ["array", "data", "number", "text", "whole", "wholes"]
 
 
 def shown(value: Any) -> str:
@@ -18,19 +19,25 @@ def shown(value: Any) -> str:
         return f"an array of {value.dtype} of shape {list(value.shape)}"
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    text = repr(value)
-    return text if len(text) < 40 else f"{text[:37]}…"
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "a whole number of more than 40 digits"
+    said = repr(value)
+    return said if len(said) < 40 else f"{said[:37]}…"
 
 
 def number(name: str, value: Any) -> float:
     """A finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RunError(f"{name} must return a finite number; got {shown(value)}")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(value):
+                return float(value)
+    raise RunError(f"{name} must return a finite number; got {shown(value)}")
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
-    """A whole number from `low` to `high`."""
+    """A whole number from `low` to `high`; True and False are 1 and 0 where these two are what is wanted."""
+    if isinstance(value, bool) and (low, high) == (0, 1):
+        return int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise RunError(f"{name} must return a whole number from {low} to {high}; got {shown(value)}")
     return value
@@ -40,6 +47,8 @@ def array(name: str, value: Any, *shape: int) -> np.ndarray:
     """Finite numbers of this shape, float64; from a list, or an array of any kind."""
     try:
         found = np.asarray(value, dtype=np.float64)
+    except OverflowError:
+        raise RunError(f"{name} must return finite numbers; one of them is larger than a float can be") from None
     except (TypeError, ValueError):
         raise RunError(f"{name} must return numbers of shape {list(shape)}; got {shown(value)}") from None
     if found.shape != shape:
@@ -55,6 +64,13 @@ def wholes(name: str, value: Any, low: int, high: int, *shape: int) -> np.ndarra
     if not ((found == np.round(found)) & (found >= low) & (found <= high)).all():
         raise RunError(f"{name} must return whole numbers from {low} to {high}")
     return found.astype(np.int64)
+
+
+def text(name: str, value: Any) -> str:
+    """Text."""
+    if not isinstance(value, str):
+        raise RunError(f"{name} must return text; got {shown(value)}")
+    return value
 
 
 def data(name: str, value: Any) -> bytes:

@@ -14,7 +14,7 @@ from kit.settings import RunError
 
 __all__ = ["drawn", "score", "trained"]
 
-WAYS, HABITS, ROLLOUTS, STEPS, RATE, LOST, WORLDS = 8, 3, 1500, 120, 1.0, 0.01, 16
+WAYS, HABITS, ROLLOUTS, STEPS, RATE, LOST, WORLDS, HIGHEST = 8, 3, 1500, 120, 1.0, 0.01, 16, 100.0
 
 
 def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -46,9 +46,11 @@ def score(solution: Solves, seed: int) -> float:
         prices = answers.array("prices", solution("prices", ways, *seen), HABITS)
         if prices.min() < 0:
             raise RunError("prices must not be negative: a reward for a habit would be earned for its own sake")
+        if prices.max() > HIGHEST:
+            raise RunError(f"prices must not be above {HIGHEST:g}; got {prices.max():g}")
         free, priced = trained(policy, success), trained(policy, success - habits @ prices)
         saved.append(1 - (priced @ habits) / (free @ habits))
         lost.append(float((free - priced) @ success))
-    if (mean := float(np.mean(lost))) > LOST:
+    if not (mean := float(np.mean(lost))) <= LOST:
         raise RunError(f"prices cost too much success: {100 * mean:.2f} points in the mean over {WORLDS} worlds, 1 is allowed")
     return float(np.mean(saved))

@@ -6,6 +6,7 @@ The record holds for every challenge the machine, and for every solution, the st
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,10 @@ class Row:
 def scored(challenge: Challenge, path: Path, seed: int) -> float:
     """The score of a file, in a process of its own. Raises RunError, in one line, for whatever is wrong with it."""
     with Solution(path, challenge.seconds) as solution:
-        return challenge.score(solution, seed)
+        found = challenge.score(solution, seed)
+    if not math.isfinite(found):
+        raise RunError(f"{path}: the score is {found}; return smaller numbers, so that it can be computed")
+    return found
 
 
 def board(challenge: Challenge, path: Path = RESULTS) -> list[Row]:
@@ -60,7 +64,7 @@ def board(challenge: Challenge, path: Path = RESULTS) -> list[Row]:
         rows = [Row(row["solution"], row["says"], tuple(map(float, row["scores"]))) for row in found["board"]]
         return sorted(rows, key=lambda row: row.score, reverse=not challenge.least)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} holds no board ({error}); write it anew with: python -m etude.challenges") from None
+        raise RunError(f"{path} is not a valid board ({error}); write it anew with: python -m etude.challenges") from None
 
 
 def best(challenge: Challenge, path: Path = RESULTS) -> Row | None:
@@ -96,7 +100,7 @@ def write(numbers: list[int], path: Path = RESULTS) -> Path:
                 flush=True,
             )
             kept = {one.name: old[one.name] for one in CHALLENGES if one.name in old}
-            atomic_write(path, json.dumps({"command": "python -m etude.challenges", "challenges": kept}, indent=1) + "\n")
+            atomic_write(path, json.dumps({"command": "python -m etude.challenges", "challenges": kept}, indent=1, allow_nan=False) + "\n")
     return path
 
 

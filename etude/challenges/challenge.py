@@ -102,8 +102,8 @@ CHALLENGES = (
     Challenge(12, "weight-sync", "bits per weight", 0.3),
     Challenge(13, "async-rl", "share of what a trainer that never waits takes", 0.32, least=False),
     Challenge(14, "feature-deletion", "tasks a package", 15.0, least=False),
-    Challenge(15, "environments", "F1", 0.8, least=False),
-    Challenge(16, "textual-feedback", "share of what habits would gain", 0.62, least=False),
+    Challenge(15, "environments", "F1", 0.75, least=False),
+    Challenge(16, "textual-feedback", "share of what habits would gain", 0.63, least=False),
     Challenge(17, "behaviour", "share of the habits gone", 0.1, least=False),
     Challenge(18, "monitor", "steps to the alarm", 12.0),
 )

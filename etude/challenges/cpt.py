@@ -18,7 +18,7 @@ from ref.network import Config, Transformer
 
 __all__ = ["score"]
 
-STEPS, ROWS, LENGTH, WORDS, OWN_ROWS, HELD_ROWS = 150, 8, 48, 48, 24, 64
+STEPS, ROWS, LENGTH, WORDS, OWN_ROWS, HELD_ROWS, FASTEST = 150, 8, 48, 48, 24, 64, 1.0
 
 
 def source(rng: np.random.Generator, rows: int) -> np.ndarray:
@@ -37,8 +37,8 @@ def text(rng: np.random.Generator, chances: np.ndarray, rows: int) -> np.ndarray
 def score(solution: Solves, seed: int) -> float:
     """Loss on held-out text of the domain, less that of the source itself, in nats a token."""
     plan = answers.array("plan", solution("plan", STEPS), STEPS, 2)
-    if plan.min() < 0 or plan[:, 1].max() > 1:
-        raise RunError("plan must return learning rates that are not negative, and shares from 0 to 1")
+    if plan.min() < 0 or plan[:, 0].max() > FASTEST or plan[:, 1].max() > 1:
+        raise RunError(f"plan must return learning rates from 0 to {FASTEST:g}, and shares from 0 to 1")
     rng = np.random.default_rng(seed)
     general = source(rng, WORDS)
     domain = np.where(rng.random((WORDS, 1)) < 0.75, general, source(rng, WORDS))

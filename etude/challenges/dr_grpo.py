@@ -30,6 +30,20 @@ def moments(found: np.ndarray, policy: np.ndarray) -> tuple[np.ndarray, float]:
     return mean, float((chances * np.square(gradients - mean).sum(1)).sum())
 
 
+def ask_again(solution: Solves, rewards: np.ndarray, policies: np.ndarray, found: np.ndarray, rng: np.random.Generator) -> None:
+    """Asks about some groups again, in another order, where nothing is known of the others. Raises RunError where an answer differs.
+
+    rewards, policies: [PROMPTS, ANSWERS]; found: the advantages of every group, [PROMPTS, 81, 4].
+    """
+    with solution.fresh() as other:
+        for number in rng.choice(PROMPTS * len(GROUPS), 100, replace=False):
+            prompt, group = divmod(int(number), len(GROUPS))
+            chosen = GROUPS[group]
+            again = answers.array("advantages", other("advantages", rewards[prompt, chosen], np.log(policies[prompt, chosen])), ROLLOUTS)
+            if np.abs(again - found[prompt, group]).max() > 1e-9:
+                raise RunError("advantages must depend on its own group alone; asked about the same group again, it returned other numbers")
+
+
 def score(solution: Solves, seed: int) -> float:
     """Variance over that of leave-one-out, both for a mean gradient of the true length; averaged over prompts."""
     rng = np.random.default_rng(seed)
@@ -43,11 +57,7 @@ def score(solution: Solves, seed: int) -> float:
         chosen = GROUPS[group]
         given = rewards[prompt, chosen], np.log(policies[prompt, chosen])
         found[prompt, group] = answers.array("advantages", solution("advantages", *given), ROLLOUTS)
-    for number in rng.choice(len(asked), 100, replace=False):  # what it remembers of other groups must not matter
-        prompt, group = asked[number]
-        again = answers.array("advantages", solution("advantages", rewards[prompt, GROUPS[group]], np.log(policies[prompt, GROUPS[group]])), ROLLOUTS)
-        if np.abs(again - found[prompt, group]).max() > 1e-9:
-            raise RunError("advantages must depend on its own group alone; asked about the same group again, it returned other numbers")
+    ask_again(solution, rewards, policies, found, rng)
     truths, means, noises, plain = [], [], [], []
     for prompt, policy in enumerate(policies):
         reward = rewards[prompt]

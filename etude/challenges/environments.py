@@ -15,7 +15,7 @@ from etude.challenges.solution import Solves
 
 __all__ = ["episode", "score"]
 
-EPISODES = 400
+EPISODES = 1600
 NAMES = ("plural", "slug", "width", "parse", "merge", "rank", "scale", "split", "join", "pad")
 Turn = list[str]
 

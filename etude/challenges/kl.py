@@ -1,7 +1,9 @@
 """Scorer of challenge 5: mean squared error of estimates of KL(π‖π_ref), from a few samples of distributions at three divergences.
 
-Every group comes from distributions of its own, so that nothing can be learned from other groups. Whether an estimator is unbiased is a
-question to many groups: at each divergence its mean error must lie within five standard errors of zero.
+Whether an estimator is unbiased is a question to many groups of the same distributions. At each divergence there are a hundred pairs of them with
+forty groups each: the mean error over all groups must lie within five standard errors of zero, and so must what the errors of the pairs have
+beyond their own noise, since a constant is right in the mean and wrong for each pair. Groups are shuffled, and some are asked about again in
+another interpreter, in other company and alone: an estimate may depend on its own group only.
 """
 
 from __future__ import annotations
@@ -14,32 +16,62 @@ from kit.settings import RunError
 
 __all__ = ["score"]
 
-GROUPS, SAMPLES, VOCABULARY = 4000, 8, 50
+PAIRS, GROUPS, SAMPLES, VOCABULARY = 100, 40, 8, 50
 MOVES = (0.1, 0.5, 1.5)
 """Standard deviation of log π_ref − log π over the vocabulary before both are normalised."""
+AGAIN = (200, 50, *[1] * 10)
+"""Sizes of the batches in which groups are asked about again."""
+NEAR = 1e-5
+"""How far the answers about one group may differ, in nats: what float32 rounds away."""
 
 
 def drawn(rng: np.random.Generator, move: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """log π and log π_ref of the samples, [GROUPS, SAMPLES] each, and the exact KL, [GROUPS], in nats."""
-    logits = rng.normal(0.0, 2.0, (GROUPS, VOCABULARY))
+    """log π and log π_ref of the samples, [PAIRS, GROUPS, SAMPLES] each, and the exact KL of each pair, [PAIRS, 1], in nats."""
+    logits = rng.normal(0.0, 2.0, (PAIRS, VOCABULARY))
     logp = logits - np.logaddexp.reduce(logits, 1, keepdims=True)
     moved = logits + rng.normal(0.0, move, logits.shape)
     ref_logp = moved - np.logaddexp.reduce(moved, 1, keepdims=True)
-    exact = (np.exp(logp) * (logp - ref_logp)).sum(1)
+    exact = (np.exp(logp) * (logp - ref_logp)).sum(1, keepdims=True)
     ends = np.exp(logp).cumsum(1)
-    tokens = (rng.random((GROUPS, SAMPLES, 1)) * ends[:, None, -1:] > ends[:, None, :]).sum(-1)
-    return np.take_along_axis(logp, tokens, 1), np.take_along_axis(ref_logp, tokens, 1), exact
+    tokens = (rng.random((PAIRS, GROUPS * SAMPLES, 1)) * ends[:, None, -1:] > ends[:, None, :]).sum(-1)
+    groups = (np.take_along_axis(one, tokens, 1).reshape(PAIRS, GROUPS, SAMPLES) for one in (logp, ref_logp))
+    return (*groups, exact)
 
 
 def score(solution: Solves, seed: int) -> float:
     """Root mean squared error over that of the mean of k1, as the geometric mean over three divergences."""
-    rng, ratios = np.random.default_rng(seed), []
+    rng, ratios, asked, told = np.random.default_rng(seed), [], [], []
     for move in MOVES:
         logp, ref_logp, exact = drawn(rng, move)
-        found = answers.array("estimate", solution("estimate", logp, ref_logp), GROUPS)
-        error, plain = found - exact, (logp - ref_logp).mean(1) - exact
-        off, wide = error.mean(), error.std() / GROUPS**0.5
-        if abs(off) > 5 * wide + 1e-9:
-            raise RunError(f"estimate is biased: where π_ref is {move:g} away, its mean error is {off:+.2g} ± {wide:.1g} nats")
+        order = rng.permutation(PAIRS * GROUPS)
+        asked.append(np.stack([one.reshape(-1, SAMPLES)[order] for one in (logp, ref_logp)]))
+        told.append(answers.array("estimate", solution("estimate", *asked[-1]), len(order)))
+        found = np.zeros(len(order))
+        found[order] = told[-1]
+        error, plain = found.reshape(PAIRS, GROUPS) - exact, (logp - ref_logp).mean(-1) - exact
+        refuse_bias(error, move)
         ratios.append(float(np.sqrt(np.square(error).mean() / np.square(plain).mean())))
-    return float(np.exp(np.log(ratios).mean()))
+    ask_again(solution, rng, np.concatenate(asked, 1), np.concatenate(told))
+    return float(np.exp(np.log(np.maximum(ratios, 1e-9)).mean()))
+
+
+def refuse_bias(error: np.ndarray, move: float) -> None:
+    """Raises RunError unless the errors [PAIRS, GROUPS] have zero mean, all together and for each pair."""
+    means, noise = error.mean(1), error.var(1, ddof=1) / GROUPS  # noise: the variance of each mean, were it zero
+    off, wide = means.mean(), noise.sum() ** 0.5 / PAIRS
+    if abs(off) > 5 * wide + 1e-9:
+        raise RunError(f"estimate is biased: where π_ref is {move:g} away, its mean error is {off:+.2g} ± {wide:.1g} nats")
+    beyond, wide = np.square(means).sum() - noise.sum(), (2 * np.square(noise).sum()) ** 0.5
+    if beyond > 5 * wide + PAIRS * 1e-18:
+        most = float(np.sqrt(beyond / PAIRS))
+        raise RunError(f"estimate is biased: where π_ref is {move:g} away, it is off by {most:.2g} nats for the usual pair, high here and low there")
+
+
+def ask_again(solution: Solves, rng: np.random.Generator, asked: np.ndarray, told: np.ndarray) -> None:
+    """Raises RunError where an estimate depends on other groups. asked: [2, groups, SAMPLES]; told: [groups]."""
+    chosen = np.split(rng.choice(len(told), sum(AGAIN), replace=False), np.cumsum(AGAIN)[:-1])
+    with solution.fresh() as other:
+        for some in reversed(chosen):  # alone first, when it knows nothing yet
+            again = answers.array("estimate", other("estimate", *asked[:, some]), len(some))
+            if np.abs(again - told[some]).max() > NEAR:
+                raise RunError("estimate must depend on its own group alone; asked about the same groups in another batch, it returned other numbers")

@@ -37,8 +37,8 @@ def score(solution: Solves, seed: int) -> float:
     rng = np.random.default_rng(seed)
     shown, hidden = drawn(rng, TASKS), drawn(rng, TASKS)
     price, k, q = answers.array("penalty", solution("penalty", shown), 3).tolist()
-    if min(price, k, q) < 0:
-        raise RunError(f"penalty must return price, k and q that are not negative; got {price:g}, {k:g} and {q:g}")
+    if min(price, k, q) < 0 or max(price, k) > 1e6 or q > 100:
+        raise RunError(f"penalty must return price and k from 0 to a million, and q from 0 to 100; got {price:g}, {k:g} and {q:g}")
     effort, success = chosen(hidden, FREE * EFFORTS + price * length_penalty(EFFORTS, k, q))
     free_effort, free_success = chosen(hidden, FREE * EFFORTS)
     lost = float((free_success - success).mean())

@@ -10,7 +10,8 @@ from kit.settings import RunError
 
 __all__ = ["drawn", "score"]
 
-ROWS, WIDTH, BITS = 64, 1024, 4.5
+ROWS, WIDTH, BITS, MOST = 64, 1024, 4.5, 45.0
+"""The last one: dB that so few bits cannot reach."""
 
 
 def drawn(rng: np.random.Generator) -> np.ndarray:
@@ -24,11 +25,17 @@ def score(solution: Solves, seed: int) -> float:
     """Signal over quantisation noise, in dB. Raises RunError for a code that is too long."""
     x = drawn(np.random.default_rng(seed))
     code = answers.data("encode", solution("encode", x))
+    if not code:
+        raise RunError("encode must return some bytes; got none")
     if (bits := 8 * len(code) / x.size) > BITS:
         raise RunError(f"encode may use {BITS} bits a number; it used {bits:.3f}")
     with solution.fresh() as other:
         seen = answers.array("decode", other("decode", code, ROWS, WIDTH), ROWS, WIDTH)
-    noise = np.square(seen - x).sum()
-    if noise == 0:
-        raise RunError("decode returned every number exactly, which so few bits cannot do")
-    return float(10 * np.log10(np.square(x, dtype=np.float64).sum() / noise))
+    with np.errstate(over="ignore"):
+        noise = float(np.square(seen - x).sum())
+    if not np.isfinite(noise):
+        raise RunError("decode must return numbers near those that were encoded; they are so far off that the noise is infinite")
+    signal = float(np.square(x, dtype=np.float64).sum())
+    if noise <= signal / 10 ** (MOST / 10):
+        raise RunError(f"decode returned the numbers to more than {MOST:g} dB, which so few bits cannot do")
+    return float(10 * np.log10(signal / noise))

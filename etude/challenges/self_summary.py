@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 
-from etude.challenges.answers import shown
+from etude.challenges import answers
 from etude.challenges.solution import Solves
 from kit.settings import RunError
 
@@ -47,15 +47,19 @@ def score(solution: Solves, seed: int) -> float:
             summaries = [
                 checked(reader("summarise", summary, lines[segment], LONGEST)) for summary, (lines, _) in zip(summaries, sessions, strict=True)
             ]
+    questions = [asked for _, asked in sessions]
     with solution.fresh() as reader:
-        right = [reader("answer", summary, name) == value for summary, (_, asked) in zip(summaries, sessions) for name, value in asked.items()]
+        right = [
+            answers.text("answer", reader("answer", summary, name)) == value
+            for summary, asked in zip(summaries, questions)
+            for name, value in asked.items()
+        ]
     return float(np.mean(right))
 
 
-def checked(summary: object) -> str:
+def checked(found: object) -> str:
     """A summary. Raises RunError for one that is too long, or has other characters."""
-    if not isinstance(summary, str):
-        raise RunError(f"summarise must return text; got {shown(summary)}")
+    summary = answers.text("summarise", found)
     if len(summary) > LONGEST:
         raise RunError(f"summarise may return {LONGEST} characters; it returned {len(summary)}")
     if not (summary.isascii() and summary.isprintable()):

@@ -16,6 +16,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,14 @@ class Here:
         yield Here(self.path)
 
 
+def passed_on(heard: int) -> None:
+    """Passes what is printed on to stderr, which may be a file, and closes the pipe at its end: a solution may not write to any file."""
+    with open(heard, "rb", buffering=0) as printed:
+        while block := printed.read(1 << 16):
+            with contextlib.suppress(OSError):
+                os.write(2, block)
+
+
 class Clock:
     """Seconds that are left."""
 
@@ -86,10 +95,13 @@ class Solution:
         back, there = os.pipe()
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         words = [sys.executable, "-m", "etude.challenges.solver", str(self.path), str(read), str(there)]
-        env = {**os.environ, "PYTHONPATH": paths}
-        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(read, there), env=env, start_new_session=True)
-        os.close(read)
-        os.close(there)
+        env, heard, printed = {**os.environ, "PYTHONPATH": paths}, *os.pipe()
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
+        self.process = subprocess.Popen(words, **quiet, pass_fds=(read, there), env=env, start_new_session=True)
+        for end in (read, there, printed):
+            os.close(end)
+        self.relay = threading.Thread(target=passed_on, args=(heard,), daemon=True)
+        self.relay.start()
         self.asks, self.says, self.rest = write, back, b""
         try:
             self.value()
@@ -102,6 +114,7 @@ class Solution:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.relay.join(5)
         os.close(self.asks)
         os.close(self.says)
 
@@ -134,4 +147,4 @@ class Solution:
         try:
             return returned(self.path, unpacked(line.decode()))
         except (ValueError, LookupError, TypeError):
-            raise RunError(f"{self.path}: its process said something that is no answer") from None
+            raise RunError(f"{self.path}: its process sent something other than an answer") from None

@@ -4,13 +4,20 @@
 
 Once it is loaded, the file may read, and may print (to stderr). It may not write files, begin processes or connect: what one call knows must
 not reach another interpreter behind the scorer's back. That stops slips and short cuts. It is no sandbox, since the file is the reader's own.
-Before it is loaded nothing is known that could be passed on, and imports want to write.
+Before it is loaded nothing is known that could be passed on, and imports want to write; those in its functions are made then, too.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import fcntl
+import importlib
 import os
+import resource
+import stat
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -23,13 +30,14 @@ from etude.challenges.wire import packed, unpacked
 __all__ = ["answer", "loaded", "main"]
 
 REFUSED = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.rename", "os.remove", "os.mkdir", "os.link", "os.symlink")
-REFUSED += ("socket.connect", "socket.bind", "socket.sendto", "shutil.")
+REFUSED += ("os.rmdir", "os.truncate", "os.setxattr", "os.removexattr", "os.utime", "os.chmod", "os.chown", "os.spawn", "pty.spawn", "shutil.")
+REFUSED += ("socket.connect", "socket.bind", "socket.sendto", "sqlite3.connect", "ctypes.dlopen")
 
 
 def refuse(event: str, arguments: tuple) -> None:
     """An audit hook: PermissionError for what a solution may not do."""
     if event.startswith(REFUSED):
-        raise PermissionError(f"a solution may not do this: {event}")
+        raise PermissionError(f"a solution may not do this once it is loaded: {event}")
     if event == "open" and arguments[0] != os.devnull and not isinstance(arguments[0], int):
         mode, flags = arguments[1], arguments[2] if isinstance(arguments[2], int) else 0
         if any(letter in (mode or "") for letter in "wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
@@ -40,8 +48,40 @@ def loaded(path: Path) -> ModuleType:
     """The reader's file as a module of its own. Raises what the file raises."""
     module = ModuleType("solution")
     module.__file__ = str(path)
-    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
+    code = compile(path.read_text(encoding="utf-8-sig"), str(path), "exec", dont_inherit=True)
+    sys.modules["solution"] = module  # a dataclass looks itself up there
+    exec(code, vars(module))
     return module
+
+
+def settled(path: Path) -> ModuleType:
+    """The same, for a process of its own: from here on no file can be written to. Raises PermissionError where one is left open for that."""
+    module = loaded(path)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8-sig"))):
+        names = (
+            [one.name for one in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None)] * isinstance(node, ast.ImportFrom)
+        )
+        for name in filter(None, names):
+            with contextlib.suppress(Exception):  # its own function will say what is missing
+                importlib.import_module(name)
+    tempfile.gettempdir()  # found by trying to write
+    if kept := [name for name in map(written, range(3, 256)) if name]:
+        raise PermissionError(f"a solution may not keep a file open to write to: {kept[0]}")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # Python ignores SIGXFSZ: a write raises
+    sys.addaudithook(refuse)
+    return module
+
+
+def written(number: int) -> str:
+    """The name of a regular file that is open for writing under this number, its number where no name is known; empty if there is none."""
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode) or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            return ""
+    except OSError:
+        return ""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{number}")
+    return str(number)
 
 
 def answer(path: Path, call: Callable[[], Any]) -> dict[str, Any]:
@@ -69,8 +109,7 @@ def main(path: Path, read: int, write: int) -> None:
     found: list[ModuleType] = []
     with os.fdopen(read, encoding="utf-8") as asks, os.fdopen(write, "w", encoding="utf-8") as says:
         os.dup2(2, 1)  # what a solution prints is for its author
-        said = answer(path, lambda: found.append(loaded(path)))
-        sys.addaudithook(refuse)
+        said = answer(path, lambda: found.append(settled(path)))
         print(packed(said), file=says, flush=True)
         for line in asks:
             name, arguments = unpacked(line)

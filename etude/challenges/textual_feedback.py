@@ -15,7 +15,7 @@ from kit.settings import RunError
 
 __all__ = ["drawn", "score"]
 
-SITUATIONS, WORDS, SEEN, PRIOR, MOST = 500, 12, 6, 1.0, 10.0
+SITUATIONS, WORDS, SEEN, PRIOR, MOST = 2000, 12, 6, 1.0, 10.0
 HABIT, CONFUSED = 0.5, 0.2
 """Share of situations in which one word is right; how often a hint there names another word."""
 

@@ -112,6 +112,9 @@ def test_a_plan_of_pretraining_is_played(tmp_path, monkeypatch):
     monkeypatch.setattr(cpt, "HELD_ROWS", 8)
     still, moved = (cpt.score(Here(mine(tmp_path, f"def plan(steps):\n    return [[{rate}, 0.5]] * steps\n")), 0) for rate in (0.0, 0.01))
     assert still > moved + 0.1 and moved > 0
+    monkeypatch.setattr(cpt, "FASTEST", 1e30)
+    with pytest.raises(RunError, match="plan destroys the model"):
+        cpt.score(Here(mine(tmp_path, "def plan(steps):\n    return [[1e30, 0.5]] * steps\n")), 0)
 
 
 def test_no_delta_is_needed_where_nothing_changed():
@@ -216,12 +219,42 @@ def test_a_process_of_its_own(tmp_path, capfd):
             assert other("keep", 5) == [1, 5]
         with pytest.raises(RunError, match="line 9: PermissionError: a solution may not write files"):
             one("write", str(marker))
-        with pytest.raises(RunError, match="PermissionError: a solution may not do this: subprocess.Popen"):
+        with pytest.raises(RunError, match="PermissionError: a solution may not do this once it is loaded: subprocess.Popen"):
             one("begin")
         with pytest.raises(RunError, match="ended with exit code 3"):
             one("stop")
     captured = capfd.readouterr()
     assert not marker.exists() and captured.out == "" and captured.err.count("seen") == 3
+
+
+def test_no_file_passes_anything_on(tmp_path, capfd):
+    """Not one that a library writes, which no audit hook sees, nor a database; and none that was opened before."""
+    leak, heard = tmp_path / "leak", "import torch\n\ndef f(name):\n    print('heard')\n    torch.save(torch.zeros(3), name)\n"
+    with Solution(mine(tmp_path, heard + "\ndef g(name):\n    import sqlite3\n    sqlite3.connect(name)\n"), 20) as one:
+        with pytest.raises(RunError, match="line 5"):
+            one("f", str(leak))
+        with pytest.raises(RunError, match="may not do this once it is loaded: sqlite3.connect"):
+            one("g", str(leak))
+    assert not leak.exists() or not leak.stat().st_size
+    assert capfd.readouterr().err == "heard\n"
+    kept = f"log = open({str(leak)!r}, 'a+b', buffering=0)\n\ndef f():\n    return 1\n"
+    with pytest.raises(RunError, match="may not keep a file open to write to: .*leak"), Solution(mine(tmp_path, kept), 20):
+        ...
+
+
+def test_what_a_function_imports_is_there(tmp_path):
+    """Although imports look for a place to write to; a dataclass, a byte order mark and an import that is missing are no trouble either."""
+    source = "from dataclasses import dataclass\n\n@dataclass\nclass P:\n    x: int = 2\n\ndef f(x):\n    import tempfile, uuid, json.tool\n"
+    source += "    return len(tempfile.gettempdir()) > 0, P().x, f.__annotations__\n\ndef g(x: P):\n    import torch\n"
+    source += "    return [g.__annotations__['x'] is P, torch.from_numpy(x) + 1]\n\ndef h():\n    import not_there\n"
+    path = tmp_path / "mine.py"
+    path.write_text(source, encoding="utf-8-sig")
+    with Solution(path, 20) as one:
+        assert one("f", 1) == [True, 2, {}]
+        right, more = one("g", np.arange(2))
+        assert right and more.tolist() == [1, 2]
+        with pytest.raises(RunError, match="line 16: ModuleNotFoundError: No module named 'not_there'"):
+            one("h")
 
 
 def test_a_slow_solution_is_ended(tmp_path):
@@ -265,11 +298,18 @@ def test_what_a_solution_does_wrong_is_said_in_a_line(source, says, tmp_path):
 
 def test_answers_are_checked():
     assert answers.number("f", 2) == 2.0 and answers.whole("f", 3, 0, 3) == 3 and answers.data("f", b"x") == b"x"
+    assert answers.whole("f", True, 0, 1) == 1 and answers.text("f", "") == ""
     assert answers.wholes("f", [1.0, 2], 0, 2, 2).dtype == np.int64
     for call in (
         lambda: answers.number("f", float("nan")),
         lambda: answers.number("f", True),
         lambda: answers.number("f", "1"),
+        lambda: answers.number("f", 10**400),
+        lambda: answers.number("f", 10**5000),
+        lambda: answers.whole("f", 10**5000, 0, 3),
+        lambda: answers.whole("f", True, 0, 3),
+        lambda: answers.array("f", [10**400], 1),
+        lambda: answers.text("f", 12),
         lambda: answers.whole("f", 1.0, 0, 3),
         lambda: answers.whole("f", 4, 0, 3),
         lambda: answers.data("f", "x" * 100),
@@ -319,8 +359,16 @@ def test_a_record_that_is_none_is_told(tmp_path):
     path = tmp_path / "challenges.json"
     assert board.board(BY_STEM["05_kl"], path) == []
     path.write_text("[]")
-    with pytest.raises(RunError, match="holds no board"):
+    with pytest.raises(RunError, match="is not a valid board"):
         board.board(BY_STEM["05_kl"], path)
+
+
+def test_a_score_that_is_no_number_is_told(tmp_path, monkeypatch):
+    """Whatever a scorer may compute from strange numbers: no nan comes first on the board."""
+    for score in (float("nan"), float("-inf")):
+        monkeypatch.setattr(challenge.Challenge, "score", lambda *_, score=score: score)
+        with pytest.raises(RunError, match=f"mine.py: the score is {score}"):
+            board.scored(BY_STEM["05_kl"], mine(tmp_path, GOOD), 0)
 
 
 def test_a_record_is_written_and_kept(tmp_path, monkeypatch, capsys):

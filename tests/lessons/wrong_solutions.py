@@ -8,6 +8,42 @@ def deletions(table):
         if 3 <= failing.sum() <= 40 and table[~failing][:, left].any(0).all():
             return [[function], [function]]
 """
+REMEMBERS = """
+import numpy as np
+
+known, prompts, kept = {}, [], {}
+
+def seen_with(keys):
+    groups = {known[key] for key in keys if key in known}
+    first = min(groups, default=len(prompts))
+    if not groups:
+        prompts.append(set())
+    for other in groups - {first}:
+        prompts[first] |= prompts[other]
+    prompts[first] |= set(keys)
+    known.update(dict.fromkeys(prompts[first], first))
+    return prompts[first]
+
+def value(seen):
+    return sum(np.exp(logp) * reward for reward, logp in seen) + max(0.0, 1 - sum(np.exp(logp) for _, logp in seen)) * 0.5
+
+def advantages(rewards, logps):
+    keys = list(zip(rewards.tolist(), logps.tolist()))
+    seen, found = seen_with(keys), []
+    for i in range(4):
+        others = tuple(sorted(keys[:i] + keys[i + 1 :]))
+        kept.setdefault(others, value(seen))
+        found.append(rewards[i] - kept[others])
+    return found
+"""
+"""Learns the answers of a prompt from all its groups, and says the same about the same group."""
+POOLS = """
+import numpy as np
+
+def estimate(logp, ref_logp):
+    k3 = (np.expm1(ref_logp - logp) + logp - ref_logp).mean(1)
+    return {}
+"""
 WRONG = [
     (
         "00_recipe",
@@ -18,7 +54,8 @@ WRONG = [
     ("00_recipe", "changes the test", "def settings(rollouts):\n    return {'evaluation.tasks': 1}\n", "settings may set steps"),
     ("01_cpt", "reads more than there is", "def plan(steps):\n    return [[0.01, 1.5]] * steps\n", "shares from 0 to 1"),
     ("01_cpt", "plans too few steps", "def plan(steps):\n    return [[0.01, 0.5]] * 10\n", "shape [150, 2]"),
-    ("01_cpt", "destroys the model", "def plan(steps):\n    return [[1e30, 0.5]] * steps\n", "destroys the model"),
+    ("01_cpt", "learns faster than any number", "def plan(steps):\n    return [[1e300, 0.5]] * steps\n", "learning rates from 0 to 1"),
+    ("01_cpt", "destroys the model", "def plan(steps):\n    return [[1.0, 0.5]] * steps\n", None),
     ("02_muon", "diverges", "def rounds(products):\n    return [[3.4445, -4.7750, 3.5]] * 5\n", "beyond 1000"),
     ("02_muon", "costs too much", "def rounds(products):\n    return [[1.5, -0.5]] * 8\n", "which cost 16"),
     ("03_mtp", "drafts more than it may", "def drafts(history, longest, cost):\n    return 9\n", "a whole number from 0 to 8; got 9"),
@@ -35,11 +72,19 @@ WRONG = [
         "seen = []\n\ndef advantages(rewards, logps):\n    seen.append(rewards.mean())\n    return rewards - sum(seen) / len(seen)\n",
         "its own group alone",
     ),
+    ("04_dr_grpo", "remembers the answers of other groups", REMEMBERS, "its own group alone"),
     ("04_dr_grpo", "leads downhill", "def advantages(rewards, logps):\n    return rewards.mean() - rewards\n", "downhill"),
     ("05_kl", "k2, which is biased", "def estimate(logp, ref_logp):\n    return ((logp - ref_logp) ** 2 / 2).mean(1)\n", "biased"),
+    ("05_kl", "says the mean over all groups", POOLS.format("np.full(len(logp), k3.mean())"), "biased"),
+    ("05_kl", "draws estimates halfway to their mean", POOLS.format("(k3 + k3.mean()) / 2"), "high here and low there"),
+    ("05_kl", "says a number by heart", POOLS.format("0 * k3 + (0.005 if k3.mean() < 0.05 else 0.13 if k3.mean() < 0.4 else 1.0)"), "biased"),
+    ("05_kl", "draws estimates a little towards their mean", POOLS.format("0.95 * k3 + 0.05 * k3.mean()"), "its own group alone"),
     ("05_kl", "never negative", "def estimate(logp, ref_logp):\n    return (logp - ref_logp).mean(1).clip(0)\n", "biased"),
     ("06_length_penalty", "teaches to give up", "def penalty(scales):\n    return 0.001, 0.0, 0.0\n", "give up"),
-    ("06_length_penalty", "pays for effort", "def penalty(scales):\n    return -0.001, 0.0, 0.0\n", "not negative"),
+    ("06_length_penalty", "pays for effort", "def penalty(scales):\n    return -0.001, 0.0, 0.0\n", "from 0 to a million"),
+    ("06_length_penalty", "asks for all there is", "def penalty(scales):\n    return 1e308, 1e308, 1e308\n", "from 0 to a million"),
+    ("06_length_penalty", "asks for as much as it may", "def penalty(scales):\n    return 1e6, 0.0, 0.0\n", "too much success"),
+    ("06_length_penalty", "asks for more than a number", "def penalty(scales):\n    return 10**400, 0, 0\n", "penalty must return finite numbers"),
     (
         "07_self_summary",
         "remembers instead of writing",
@@ -47,6 +92,18 @@ WRONG = [
         "        if rest:\n            kept[name] = int(rest[0]) + (kept.get(name, 0) if verb == 'add' else 0)\n    return ''\n\n"
         "def answer(summary, name):\n    return str(kept.get(name, 0))\n",
         None,
+    ),
+    (
+        "07_self_summary",
+        "answers with a number",
+        "def summarise(summary, lines, longest):\n    return ''\n\ndef answer(summary, name):\n    return 12\n",
+        "answer must return text; got 12",
+    ),
+    (
+        "07_self_summary",
+        "answers with an array",
+        "import numpy\n\ndef summarise(summary, lines, longest):\n    return ''\n\ndef answer(summary, name):\n    return numpy.array([1, 2])\n",
+        "answer must return text; got an array",
     ),
     ("07_self_summary", "writes all", "def summarise(summary, lines, longest):\n    return ' '.join(lines)\n", "may return 120 characters"),
     ("07_self_summary", "packs bits into letters", "def summarise(summary, lines, longest):\n    return chr(50000)\n", "printable ASCII"),
@@ -63,8 +120,27 @@ WRONG = [
     (
         "10_quant",
         "remembers instead of coding",
-        "kept = []\n\ndef encode(x):\n    kept.append(x)\n    return b''\n\ndef decode(code, rows, width):\n    return kept[0]\n",
+        "kept = []\n\ndef encode(x):\n    kept.append(x)\n    return b'x'\n\ndef decode(code, rows, width):\n    return kept[0]\n",
         "IndexError",
+    ),
+    (
+        "10_quant",
+        "sends nothing",
+        "def encode(x):\n    return b''\n\ndef decode(code, rows, width):\n    return [[1e9] * width] * rows\n",
+        "must return some bytes",
+    ),
+    (
+        "10_quant",
+        "knows the numbers from elsewhere",
+        "import numpy as np\nfrom etude.challenges import quant\n\ndef encode(x):\n    return b'x'\n\n"
+        "def decode(code, rows, width):\n    return quant.drawn(np.random.default_rng(1)) + np.float32(1e-3)\n",
+        "more than 45 dB",
+    ),
+    (
+        "10_quant",
+        "is infinitely far off",
+        "import numpy as np\n\ndef encode(x):\n    return b'x'\n\ndef decode(code, rows, width):\n    return np.full((rows, width), 1e300)\n",
+        "noise is infinite",
     ),
     (
         "11_mirror",
@@ -96,6 +172,8 @@ WRONG = [
     ("16_textual_feedback", "believes leaks as firmly as habits", "def weights(student, teacher):\n    return [10.0] * len(student)\n", None),
     ("16_textual_feedback", "pushes away", "def weights(student, teacher):\n    return [-1.0] * len(student)\n", "between 0 and 10"),
     ("17_behaviour", "teaches to do nothing", "def prices(ways, success, habits):\n    return [0.2, 0.2, 0.2]\n", "too much success"),
+    ("17_behaviour", "names prices that no number holds", "def prices(ways, success, habits):\n    return [1e308] * 3\n", "not be above 100"),
+    ("17_behaviour", "names the highest prices", "def prices(ways, success, habits):\n    return [100.0] * 3\n", "too much success"),
     ("17_behaviour", "pays for a habit", "def prices(ways, success, habits):\n    return [-0.1, 0.0, 0.0]\n", "must not be negative"),
     (
         "18_monitor",
