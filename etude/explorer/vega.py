@@ -191,7 +191,7 @@ def _axis(name: str, drawn: Drawing) -> dict:
         scale["domainMin"] = axis.least
     if axis.most is not None:
         scale |= {"domainMax": axis.most, "nice": False}
-    shown = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
+    shown: dict[str, Any] = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
     if axis.whole:
         shown |= {"format": "d", "tickMinStep": 1}
     if axis.log and (ticks := _ticks(drawn, name)):
