@@ -34,7 +34,9 @@ def number_of(word: str | int) -> int:
         return meant.lesson_number(word)
     except typer.BadParameter:
         hint = f"; {meant.what_is(str(word))}" if meant.what_is(str(word)) else ""
-        raise typer.BadParameter(f"it is that of a challenge, or the name of a technique, got {word!r}{hint}; etude challenge lists them") from None
+        raise typer.BadParameter(
+            f"NUMBER must be the number of a challenge or the name of a technique; got {word!r}{hint}; etude challenge lists them"
+        ) from None
 
 
 def challenge(
@@ -76,6 +78,8 @@ def result(one: Challenge, mine: Path, seed: int, as_json: bool) -> None:
     """Scores a file and prints a line; exit code 1 where the bar is not reached. Raises RunError for a file that breaks the rules."""
     from etude.challenges.board import board, place, scored
 
+    if mine.exists() and not mine.is_file():
+        raise RunError(f"{mine} is no file; name the file of your solution")
     if not mine.is_file():
         start = f"etude challenge {one.number} writes a file to start from" if mine == FOLDER / f"{one.stem}.py" else "check its name"
         raise RunError(f"{mine} does not exist; {start}")
@@ -122,6 +126,20 @@ def show_all(challenges: tuple[Challenge, ...]) -> None:
     print("One of them: etude challenge NUMBER. Your score: etude challenge NUMBER --score")
 
 
+def room_for(mine: Path) -> bool:
+    """Whether a reader's file is there already; else makes its folder. Raises RunError where it can be neither."""
+    if mine.is_file():
+        return True
+    if mine.exists() or mine.is_symlink():
+        what = "is a link that leads nowhere" if not mine.exists() else "is no file"
+        raise RunError(f"{mine} {what}; move it away, and the starting file is written there")
+    try:
+        mine.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{mine.parent} cannot be made: {error.strerror or error}; move away what is in its place") from None
+    return False
+
+
 def show(one: Challenge, mine: Path) -> None:
     """A challenge with its board; writes the starting file where there is none yet."""
     from rich.console import Console
@@ -129,6 +147,7 @@ def show(one: Challenge, mine: Path) -> None:
 
     from etude.challenges.board import board
 
+    there = room_for(mine)
     stop = "" if one.title.endswith("?") else "."
     print(f"Challenge {one.number}: {one.title}{stop}\n\n{one.says}\n\nThe bar: {bar(one)}. All calls together may take {one.seconds:g} seconds.\n")
     table = Table("", one.measure, "solution", "what it does", box=None, header_style="bold", pad_edge=False)
@@ -138,10 +157,9 @@ def show(one: Challenge, mine: Path) -> None:
     if rows:
         Console().print(table)
         print()
-    if mine.exists():
+    if there:
         print(f"{mine} is there already, and stays as it is.")
     else:
-        mine.parent.mkdir(parents=True, exist_ok=True)
         with open(mine, "x", encoding="utf-8") as file:
             file.write(one.start.read_text(encoding="utf-8"))
         print(f"{mine}: start here.")

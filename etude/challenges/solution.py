@@ -29,6 +29,8 @@ from kit.settings import RunError
 __all__ = ["Here", "Solution", "Solves"]
 
 ROOT = Path(__file__).resolve().parents[2]
+LONGEST = 300
+"""How many characters of what a solution raises are shown."""
 
 
 class Solves(Protocol):
@@ -48,7 +50,8 @@ def returned(path: Path, says: dict) -> Any:
     if "returned" in says:
         return unpacked(says["returned"])
     line = f", line {says['line']}" if says["line"] else ""
-    raise RunError(" ".join(f"{path}{line}: {says['raised']}".split()))
+    said = " ".join(says["raised"].split())
+    raise RunError(f"{path}{line}: {said if len(said) <= LONGEST else said[: LONGEST - 1] + '…'}")
 
 
 class Here:

@@ -91,15 +91,21 @@ def answer(path: Path, call: Callable[[], Any]) -> dict[str, Any]:
     except BaseException as error:  # also SystemExit: a file that ends itself is told so
         if isinstance(error, SyntaxError) and error.filename == str(path):
             return {"raised": f"{type(error).__name__}: {error.msg}", "line": error.lineno or 0}
+        if isinstance(error, Missing):
+            return {"raised": str(error), "line": 0}
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         return {"raised": f"{type(error).__name__}: {error}".strip().rstrip(":"), "line": lines[-1] if lines else 0}
+
+
+class Missing(Exception):
+    """A function that the file should have; said without the name of this class."""
 
 
 def called(module: ModuleType, name: str, arguments: list) -> Any:
     """The value of a function of the reader's file."""
     function = getattr(module, name, None)
     if not callable(function):
-        raise LookupError(f"the file has no function {name}")
+        raise Missing(f"the file has no function {name}")
     return function(*arguments)
 
 

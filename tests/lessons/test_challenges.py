@@ -191,7 +191,8 @@ def test_a_score_as_json(ask, tmp_path, monkeypatch):
     [
         (["challenge", 99], "there is no challenge 99; there are 0, 1"),
         (["challenge", "best-of-k"], "best-of-k is a figure: etude figure best-of-k; etude challenge lists them"),
-        (["challenge", "nothing"], "got 'nothing'; etude challenge lists them"),
+        (["challenge", "nothing"], "NUMBER must be the number of a challenge or the name of a technique; got 'nothing'; etude challenge lists them"),
+        (["challenge", 5, ".", "--score"], ". is no file; name the file of your solution"),
         (["challenge", 5, "--score"], "runs/challenges/05_kl.py does not exist; etude challenge 5 writes a file to start from"),
         (["challenge", 5, "mine.py", "--score"], "mine.py does not exist; check its name"),
         (["challenge", 5, "mine.py"], "to score a file: etude challenge 5 --score mine.py"),
@@ -202,6 +203,22 @@ def test_bad_input_gets_a_line(words, says, ask, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, error = ask(*words)
     assert code == 2 and out == "" and says in error and error.startswith("error: ") and error.count("\n") == 1 and not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("blocks", "says"), [("runs", "cannot be made"), ("dir", "is no file; move it away"), ("link", "a link that leads nowhere")])
+def test_what_stands_in_the_way_is_said_first(blocks, says, ask, tmp_path, monkeypatch):
+    """Before anything is printed, and nothing is replaced."""
+    monkeypatch.chdir(tmp_path)
+    start = tmp_path / "runs" / "challenges" / "05_kl.py"
+    if blocks == "runs":
+        (tmp_path / "runs").write_text("mine")
+    elif blocks == "dir":
+        start.mkdir(parents=True)
+    else:
+        start.parent.mkdir(parents=True)
+        start.symlink_to(tmp_path / "nowhere")
+    code, out, error = ask("challenge", 5)
+    assert code == 2 and out == "" and says in error and error.count("\n") == 1 and not (tmp_path / "nowhere").exists()
 
 
 def test_a_process_of_its_own(tmp_path, capfd):
@@ -282,12 +299,13 @@ def test_a_file_that_does_not_load(source, says, tmp_path):
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("def other():\n    return 1\n", "the file has no function f"),
+        ("def other():\n    return 1\n", "mine.py: the file has no function f"),
         ("def f():\n    return 1 / 0\n", "line 2: ZeroDivisionError"),
         ("def f():\n    return {1, 2}\n", "a value of type set is no plain data"),
         ("def f():\n    return {1: 2}\n", "keys of a dictionary must be text"),
         ("import numpy\n\ndef f():\n    return numpy.array([None])\n", "an array of object is no plain data"),
         ("def f(x):\n    return x\n", "TypeError"),
+        ("def f():\n    raise ValueError('two\\nlines ' + 'x' * 900)\n", r"line 2: ValueError: two lines x{270,280}…$"),
     ],
 )
 def test_what_a_solution_does_wrong_is_said_in_a_line(source, says, tmp_path):

@@ -10,7 +10,7 @@ rollouts, lr, warmup, decay, temperature, clip_low, clip_high, budget_tokens, la
 payment.effort_price, payment.k, payment.q, payment.invalid_call and payment.kl. `etude run recipe --help` says what they are.
 
 Score: the share of rollouts of 150 held-out tasks, four each, that pass all hidden tests; sampled at temperature 1. More is better. One
-scoring takes up to ten minutes.
+scoring takes about ten minutes with settings near the recipe's, and longer with more steps or a larger budget of tokens.
 """
 
 

@@ -1,7 +1,7 @@
 """Challenge 2: fifteen products that end closest to one.
 
 Muon multiplies a matrix five times by the same polynomial, X ← (a + bA + cA²)X with A = XXᵀ, and leaves singular values between 0.68
-and 1.21. It takes three matrix products a round, fifteen in all. Nobody says that all rounds must be the same, nor that each must have
+and 1.20. It takes three matrix products a round, fifteen in all. Nobody says that all rounds must be the same, nor that each must have
 three coefficients.
 
 rounds(products): return a list of rounds, each a list of coefficients [a, b, …] of 1, A, A², …, in the order in which they are used. A

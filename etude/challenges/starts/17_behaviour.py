@@ -5,7 +5,7 @@ that succeed more show more. One way does nothing at all, and so has no bad habi
 times habit. Prices that are too high teach to do nothing; prices that are too low teach nothing.
 
 prices(ways, success, habits): 1,500 rollouts of the policy before training: the way of each, from 0 to 7, whether it succeeded, and how
-often it showed each habit, [1500, 3]; return three prices, none negative. You are asked in sixteen worlds.
+often it showed each habit, [1500, 3]; return three prices from 0 to 100. You are asked in sixteen worlds.
 
 Score: the share of the habits that goes away, compared with training without prices, averaged over habits and worlds. More is better.
 Prices that cost more than one point of success in the mean are refused. Training takes 120 steps of size 1 on the logits of the policy.
