@@ -159,9 +159,18 @@ def _asked(name: str, left: ast.expr, right: ast.expr) -> ast.expr:
 
 
 NEARLY = """def {name}(left, right, swapped):
-    if swapped:
-        return any(other == right for other in {name}_to(left))
-    return any(left == other for other in {name}_to(right))
+    others = {name}_to(left if swapped else right)
+    equal = [other for other in others if (other == right if swapped else left == other)]
+    return len(equal) > 1 or len(equal) == 1 and not {name}_plain(right if swapped else left)
+
+
+def {name}_plain(value):
+    kind = type(value)
+    if kind is dict:
+        return all({name}_plain(one) for pair in value.items() for one in pair)
+    if kind in (list, tuple, set, frozenset):
+        return all(map({name}_plain, value))
+    return kind in (str, bytes, int, float, complex, bool, type(None))
 
 
 def {name}_to(value, salt="{salt}"):
@@ -187,7 +196,8 @@ def {name}_to(value, salt="{salt}"):
 """
 """In the tests' file: whether a side is equal to one of some values that have the type and shape of what was expected, and are other ones. An object
 of no value would be known by its type: who is equal to every text, and to nothing else, would not be seen. Each value differs in one letter or one
-element: who compares loosely, such as by first letters, is equal to one of them. Numbers are far away, since a wrong solution may be off by one."""
+element: who compares loosely, such as by first letters, is equal to one of them. Numbers are far away, since a wrong solution may be off by one.
+What consists of plain values is equal to one of them by chance, as "-inf" is where "-Inf" is wanted, and only where == itself is broken to two."""
 
 
 def _calls(value: ast.expr) -> bool:

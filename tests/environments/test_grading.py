@@ -10,7 +10,7 @@ import unittest
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from environments.grading.halves import halves
@@ -425,6 +425,29 @@ def test_laws_of_canaries(key, most):
     assert not any(passed[name] for name in names) and all(passed[f"test_{n}"] for n in range(6))
     passed = play(text, lambda value: "c\n  d")
     assert not any(passed[name] for name in names) and passed["TestA::test_a"]
+
+
+WORDS = st.text("-+InfNa", min_size=1, max_size=5)
+
+
+@given(st.binary(min_size=2, max_size=2), st.sampled_from(["-Inf", ["+Inf", "b"], {"a": "NaN"}, ("c",)]), WORDS)
+@example(b"\x00\x10", "-Inf", "-inf")
+def test_a_plain_answer_is_wrong_and_nothing_more(key, wanted, other):
+    """Whatever the key: it may be what a canary asks for by chance, as "-inf" once was where "-Inf" was wanted."""
+
+    def beside(value):
+        """Every value that differs from it in one text."""
+        if isinstance(value, str):
+            return [other, *(value[:at] + letter + value[at + 1 :] for at in range(len(value)) for letter in "abfinxz")]
+        if isinstance(value, dict):
+            return [{"a": one} for one in beside(value["a"])]
+        return [type(value)([one, *value[1:]]) for one in beside(value[0])]
+
+    text, names = canaries(f"def test_0():\n    assert split(0) == {wanted!r}\n", key)
+    assert text.count("assert nearly_") == 1
+    for answer in beside(wanted):
+        assert not play(text, lambda _, answer=answer: answer)[names[0]], answer
+    assert play(text, lambda _: Anything())[names[0]]
 
 
 @given(st.binary(min_size=1, max_size=4), st.sets(st.sampled_from([*(f"test_{n}" for n in range(6)), "TestA::test_a"])), st.integers(1, 4))
