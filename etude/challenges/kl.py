@@ -34,8 +34,8 @@ def drawn(rng: np.random.Generator, move: float) -> tuple[np.ndarray, np.ndarray
     exact = (np.exp(logp) * (logp - ref_logp)).sum(1, keepdims=True)
     ends = np.exp(logp).cumsum(1)
     tokens = (rng.random((PAIRS, GROUPS * SAMPLES, 1)) * ends[:, None, -1:] > ends[:, None, :]).sum(-1)
-    groups = (np.take_along_axis(one, tokens, 1).reshape(PAIRS, GROUPS, SAMPLES) for one in (logp, ref_logp))
-    return (*groups, exact)
+    ours, other = (np.take_along_axis(one, tokens, 1).reshape(PAIRS, GROUPS, SAMPLES) for one in (logp, ref_logp))
+    return ours, other, exact
 
 
 def score(solution: Solves, seed: int) -> float:

@@ -98,9 +98,16 @@ class Solution:
         back, there = os.pipe()
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         words = [sys.executable, "-m", "etude.challenges.solver", str(self.path), str(read), str(there)]
-        env, heard, printed = {**os.environ, "PYTHONPATH": paths}, *os.pipe()
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
-        self.process = subprocess.Popen(words, **quiet, pass_fds=(read, there), env=env, start_new_session=True)
+        heard, printed = os.pipe()
+        self.process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            pass_fds=(read, there),
+            env={**os.environ, "PYTHONPATH": paths},
+            start_new_session=True,
+        )
         for end in (read, there, printed):
             os.close(end)
         self.relay = threading.Thread(target=passed_on, args=(heard,), daemon=True)
