@@ -11,11 +11,10 @@ from environments.sandbox.visible import visible
 from etude.played import Piece, Played
 from etude.tokens import Token, Watched
 from etude.watching import LABEL, outcome
-from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
+from sims.drawing import BY_NAME as COLOURS
 
 __all__ = ["EDGES", "END", "STYLE", "box", "chance", "legend", "named", "plain", "shown", "spanned", "told"]
 
-COLOURS = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "purple": PURPLE, "sky": SKY, "red": RED, "grey": GREY}
 WRITTEN = ("agent", "summary")
 EDGES = {"environment": "sky", "agent": "green", "summary": "purple", "context": "grey"}
 """Who speaks → the colour of the edge, as on a terminal."""

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BLUE", "COLOURS", "GREEN", "GREY", "ORANGE", "PURPLE", "RED", "SKY", "save", "sheet"]
+__all__ = ["BLUE", "BY_NAME", "COLOURS", "GREEN", "GREY", "ORANGE", "PURPLE", "RED", "SKY", "save", "sheet"]
 
 # Okabe and Ito's colours: people with any colour vision can tell them apart.
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 COLOURS = (BLUE, RED, GREEN, PURPLE, SKY, ORANGE)
 GREY = "#8A97A3"
+BY_NAME = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "purple": PURPLE, "sky": SKY, "red": RED, "grey": GREY}
 
 
 def sheet(columns: int, title: str, rows: int = 1, width: float = 4.6, height: float = 3.7) -> tuple[Any, Any]:

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
+from sims.drawing import BY_NAME
 
 __all__ = ["COLOURS", "Axis", "Drawing", "Layer", "Look", "bars", "boxes", "cells", "drawing", "lines", "points", "ranges", "rule", "words"]
 
-COLOURS = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "purple": PURPLE, "sky": SKY, "red": RED, "grey": GREY}
+COLOURS = BY_NAME
 """People with any colour vision tell them apart. All can be seen on white and on black."""
 ORDER = ("blue", "orange", "green", "purple", "red", "sky", "grey")
 DASHES, MARKS = ("-", "--", ":", "-."), ("o", "s", "^", "D", "v")

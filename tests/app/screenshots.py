@@ -4,17 +4,9 @@ A wide and a narrow screen, light and dark. The clone's agents play the task of 
 as a newcomer sees it.
 """
 
-import os
 import re
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -23,6 +15,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 from etude.recording import TASK
 from kit.disk import atomic_write
+from tests.app.serving import PROGRAMS, served
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "results"
@@ -33,29 +26,6 @@ MOST = 150_000
 """Bytes of a picture."""
 SLOW = 120_000
 """Milliseconds to wait at most."""
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    """The address of an explorer that runs in an empty folder."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "etude.cli", "explore", "--no-browser", "--port", str(port)]
-        server = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-        try:
-            for _ in range(SLOW // 250):
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=5).close()
-                    break
-                except OSError:
-                    time.sleep(0.25)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.wait(30)
 
 
 def shot(browser: Browser, address: str, size: tuple[int, int], scheme: str) -> bytes:
@@ -94,7 +64,7 @@ def main() -> None:
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         raise SystemExit(f"none of {', '.join(PROGRAMS)} is installed; on Debian and Ubuntu: apt-get install chromium")
-    with served() as address, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
         for name, size in SIZES.items():
             for scheme in SCHEMES:

@@ -1,14 +1,8 @@
 """The explorer in a real Chromium, on a wide and a narrow screen: every page opens without an error, and a link reopens what it shows."""
 
 import csv
-import os
 import re
 import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from contextlib import contextmanager
 
 import pytest
@@ -16,10 +10,9 @@ from playwright.sync_api import TimeoutError as Slow
 from playwright.sync_api import expect, sync_playwright
 
 from etude.explorer import PAGES
-from etude.explorer.page import ROOT
+from tests.app.serving import PROGRAMS, served
 from tests.app.test_any_run import locked, trained
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 WIDTHS = (1200, 390)
 CHART = '[data-testid="stVegaLiteChart"]'
 SLOW = 60_000
@@ -35,25 +28,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(folder):
     """The explorer as `etude explore` starts it, where no run lies: pages show the committed examples."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with open(folder / "log", "w") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "etude.cli", "explore", "--no-browser", "--port", str(port)], cwd=folder, stdout=log, stderr=log, env=environment
-        )
-    try:
-        for _ in range(SLOW // 250):
-            assert server.poll() is None, (folder / "log").read_text()
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.25)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(30)
+    with served(folder) as found:
+        yield found
     # A click on a download while the page is drawn anew asks Streamlit for a file that has just gone; the test clicks again.
     said = re.sub(r"Error executing deferred callable.*?Deferred file \w+ not found\n", "", (folder / "log").read_text(), flags=re.DOTALL)
     assert "Traceback" not in said, said

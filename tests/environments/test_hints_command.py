@@ -1,9 +1,7 @@
 """`etude tasks hints`: an episode that was played in a sandbox, hinted from end to end; a judge that leaks; and how far hints move a checkpoint."""
 
 import json
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +20,7 @@ from etude.hints import secret_of
 from etude.play import agent_in
 from ref.feature_deletion import bodies, difficulty
 from sims.recipe.chat_template import template_of
+from tests.environments.homes import home_of
 from tests.environments.served import answer, serving
 from tests.environments.test_runner import NOUNS
 from tests.environments.transcripts import PATH
@@ -50,21 +49,7 @@ def test_unlike():
 @pytest.fixture(scope="module")
 def home(root):
     """A folder with a package, the recipe of one task of it, and caches; the root file system is that of all tests. Nothing is run to make it."""
-    with tempfile.TemporaryDirectory(prefix="etude-test-") as name, pytest.MonkeyPatch.context() as patch:
-        folder = Path(name)
-        folder.chmod(0o755)
-        (folder / "cache" / "etude").mkdir(parents=True)
-        (folder / "cache" / "etude" / "roots").symlink_to(root.parent)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patch.setenv("no_proxy", "127.0.0.1")
-        for file, text in {
-            "words/__init__.py": "",
-            PATH: NOUNS,
-            "tests/test_nouns.py": TESTS,
-            "pyproject.toml": '[project]\nname = "words"\nversion = "1.0"\n',
-        }.items():
-            (folder / "words" / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / "words" / file).write_text(text)
+    with home_of(root, {PATH: NOUNS, "tests/test_nouns.py": TESTS}) as folder:
         yield folder
 
 

@@ -5,10 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +15,7 @@ from environments.sandbox.cache import cache_folder
 from environments.tasks.kept import keep, kept
 from environments.tasks.make import make
 from etude import episodes, tasks
+from tests.environments.homes import home_of
 from tests.environments.served import CUT, answer, serving
 from tests.environments.test_runner import NOUNS, TESTS
 from tests.environments.test_tasks import PACKAGE, Player
@@ -25,21 +24,7 @@ from tests.environments.test_tasks import PACKAGE, Player
 @pytest.fixture(scope="module")
 def home(root):
     """A folder with a package, in which caches lie, too; the root file system is that of all tests."""
-    with tempfile.TemporaryDirectory(prefix="etude-test-") as name, pytest.MonkeyPatch.context() as patch:
-        folder = Path(name)
-        folder.chmod(0o755)
-        (folder / "cache" / "etude").mkdir(parents=True)
-        (folder / "cache" / "etude" / "roots").symlink_to(root.parent)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patch.setenv("no_proxy", "127.0.0.1")
-        for file, text in {
-            "words/__init__.py": "",
-            "words/nouns.py": NOUNS,
-            "tests/test_nouns.py": TESTS,
-            "pyproject.toml": '[project]\nname = "words"\nversion = "1.0"\n',
-        }.items():
-            (folder / "words" / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / "words" / file).write_text(text)
+    with home_of(root, {"words/nouns.py": NOUNS, "tests/test_nouns.py": TESTS}) as folder:
         yield folder
 
 
