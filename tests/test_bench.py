@@ -109,6 +109,19 @@ def test_bench_explorer_times_every_slider_of_a_page(tmp_path, monkeypatch, caps
     assert f"median {record['median_s'] * 1e3:.0f} ms" in capsys.readouterr().out
 
 
+def test_bench_explorer_times_a_slider_that_another_slider_renames():
+    from streamlit.testing.v1 import AppTest
+
+    from etude.bench.explorer import redraws
+
+    page = """
+import streamlit as st
+most = st.slider("Task", 2, 9, 5, key="task")
+st.slider("Turn", 1, most, 1, key=f"turn-{most}")
+"""
+    assert [one["control"] for one in redraws(AppTest.from_string(page).run(), "page")] == ["task", "turn-5"]
+
+
 def test_a_select_slider_says_its_options_as_text():
     from etude.bench.explorer import number
 

@@ -72,7 +72,7 @@ def redraws(at: AppTest, name: str) -> list[dict]:
     for kind in ("slider", "select_slider"):
         for key in [widget.key for widget in getattr(at, kind)]:
             widget = getattr(at, kind)(key=key)
-            seconds = []
+            seconds, before = [], widget.value
             for value in values(kind, widget):
                 began = time.perf_counter()
                 getattr(at, kind)(key=key).set_value(value).run()
@@ -80,6 +80,7 @@ def redraws(at: AppTest, name: str) -> list[dict]:
                 if at.exception:
                     raise RuntimeError(f"{name}, {key} = {value}: {at.exception[0].message}")
             found.append({"page": name, "control": key, "median_s": statistics.median(seconds), "seconds": [round(s, 4) for s in seconds]})
+            getattr(at, kind)(key=key).set_value(before).run()  # one slider can take another away, or change its range
     return found
 
 
