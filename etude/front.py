@@ -61,7 +61,7 @@ def rollout() -> str:
 
 
 def gain() -> str:
-    """Success before and after RL by seed, with the mean difference, and what a run took."""
+    """Success before and after RL by seed, with the mean difference, what a run took, and how often the committed agent succeeds."""
     (found,) = measured("recipe-small.json")
 
     def change(run: dict) -> str:
@@ -71,10 +71,21 @@ def gain() -> str:
     moved = {name: "{mean:+.3f} ± {sd:.3f}".format(**over[name]["difference"]) for name in ("success", "best_of_8")}
     runs, controls = (", ".join(f"{change(run)} (seed {run['seed']})" for run in found[key]) for key in ("runs", "control"))
     return prose(
-        f"Success on {first['tasks']} held-out tasks, sampled, before → after RL: {runs}. The mean difference is {moved['success']} (standard "
-        f"deviation over the seeds), and {moved['best_of_8']} for best of 8. The control, which is paid shuffled rewards: {controls}. "
+        f"Sampled success on {first['tasks']} held-out tasks before → after RL: {runs}. The mean difference is {moved['success']} (standard "
+        f"deviation over seeds), and {moved['best_of_8']} for best of 8. Control, with shuffled rewards: {controls}. "
         f"Seed {first['seed']} took {first['seconds'] / 60:.1f} minutes on {box['cores']} cores ({box['cpu']}). "
-        "[Every measure with its interval](docs/recipe.md)."
+        f"[All measures](docs/recipe.md). {committed()}"
+    )
+
+
+def committed() -> str:
+    """How often the agent in the clone succeeds, beside the weights that it was made from and itself before RL."""
+    (record,) = measured("examples/agent/record.json")
+    tried = record["held_out"]
+    said = {name: "{value:.2f} [{low:.2f}, {high:.2f}]".format(**tried[name]["success"]) for name in ("agent", "original", "sft")}
+    return (
+        f"[The clone's agent]({EXAMPLES}/agent/record.json), {record['weights']['bytes'] / 1e6:.1f} MB of bfloat16, solves {said['agent']} of "
+        f"{tried['tasks']} × {tried['samples']}, its float32 original {said['original']}, before RL {said['sft']}."
     )
 
 
