@@ -158,7 +158,7 @@ def trained(run: Run, c: Ladder, corpus: Path, budget: int, number: int, group: 
         budgets.cut(inner, corpus, one.small)
         cluster = replace(group.cluster, drafts=False)
         told = {"technique": "cpt-rl", "backend": group.backend, "ranks": group.ranks, "config": dataclasses.asdict(replace(one, cluster=cluster))}
-        if launch.start("etude.full", [str(root.resolve()), json.dumps(told)], group.ranks, cluster.restarts):
+        if launch.start("etude.full_rank", [str(root.resolve()), json.dumps(told)], group.ranks, cluster.restarts):
             raise RunError(f"the ranks of {root} failed; their errors are above. Continue with: {group.again}")
     found = json.loads((root / "stages" / "measure.json").read_text())["result"] | budgets.told(root, budget, number)
     stage.log(1, success=float(np.mean(found["final"]["success"])))

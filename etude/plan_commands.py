@@ -93,10 +93,10 @@ def plan(
 
 
 def _plan_recipe(recipe: Path, model: str, gpus: list[int], hardware: str, out: Path | None) -> None:
-    from etude import full, planning, prices
+    from etude import full_settings, planning, prices
 
     machine, network = planning.hardware_of(hardware), planning.network_of(model)
-    config = full.settings("recipe", "nccl", without(recipe, read_toml(recipe), "the recipe", "study"))
+    config = full_settings.settings("recipe", "nccl", without(recipe, read_toml(recipe), "the recipe", "study"))
     talk = prices.conversations(config, Path(model) if Path(model).is_dir() else None)
     found = [prices.prices(config, network, n, machine, talk) for n in gpus]
     prices.show(found, config, model, hardware, talk)

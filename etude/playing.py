@@ -132,9 +132,9 @@ def print_settings(entry: catalog.Technique | catalog.Experiment, backend: str |
 
     table = Table("setting", "default", "what", box=None, header_style="bold", title="Settings for --set and --config", title_justify="left")
     if backend is not None:
-        from etude import full
+        from etude import full_settings
 
-        cls = full.settings(entry.name, backend)
+        cls = full_settings.settings(entry.name, backend)
     else:
         assert isinstance(entry, catalog.Technique)
         cls = config_class(entry)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from etude import full
+from etude import full_settings
 from kit.runs import Run
 from kit.settings import RunError
 from ref import cpt
@@ -60,13 +60,13 @@ def trained(root: Path, c: Experiment, arm: str, start: Path, corpus: Path, budg
         "seed": 1000 * c.seed + number, "dtype": c.dtype, "cp": 1, "ep": 1, "checkpoint_every": 25, "timeout": 900.0,
     }  # fmt: skip
     backend = "nccl" if torch.cuda.device_count() >= c.ranks else "gloo"
-    config = full.settings("cpt", backend, settings)
-    full.layout(config, c.ranks)
+    config = full_settings.settings("cpt", backend, settings)
+    full_settings.layout(config, c.ranks)
     with Run.open(out, "cpt full", config, resume=out.exists()):
         print(f"{arm}, {budget:,} tokens, seed {number}: {out}", flush=True)
         pretrain.prepare(config, out)
         told = json.dumps({"technique": "cpt", "backend": backend, "ranks": c.ranks, "config": dataclasses.asdict(config)})
-        if launch.start("etude.full", [str(out.resolve()), told], c.ranks, config.restarts):
+        if launch.start("etude.full_rank", [str(out.resolve()), told], c.ranks, config.restarts):
             raise RunError(f"the ranks of {out} failed; their errors are above")
     shutil.rmtree(out / "state", ignore_errors=True)
     return out / "checkpoints" / "final"

@@ -102,7 +102,7 @@ def run_technique(
 
 def _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, cadence) -> None:
     """Run the scaled path under torchrun."""
-    from etude import full
+    from etude import full, full_settings
 
     given: list[Any] = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
     if corpus is not None:
@@ -118,7 +118,7 @@ def _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc
         if resume:
             toml = merge(stored_config(out, entry.name), toml)
             nproc = nproc or toml["trainers"]
-        return playing.play_technique(entry, out, toml, given + full.grouped(toml, given, nproc, backend), resume, cadence)
+        return playing.play_technique(entry, out, toml, given + full_settings.grouped(toml, given, nproc, backend), resume, cadence)
     if resume:
         toml = merge(stored_config(out, f"{entry.name} full"), toml)
     full.run(entry, out, toml, given, resume, nproc, backend)

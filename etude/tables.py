@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from etude import catalog, full, planning
+from etude import catalog, full_settings, planning
 from kit.settings import RunError
 from sims import gain
 
@@ -203,12 +203,12 @@ def recipe_plan_output() -> str:
     """What `etude plan --recipe` prints for the example without its tokenizer."""
     from rich.console import Console
 
-    from etude import full, prices
+    from etude import prices
 
     model, hardware, text = "qwen3_30b_a3b", "h200", io.StringIO()
     with open(ROOT / "examples" / "qwen3-30b-a3b.toml", "rb") as file:
         toml = tomllib.load(file)
-    config = full.settings("recipe", "nccl", {key: value for key, value in toml.items() if key != "study"})
+    config = full_settings.settings("recipe", "nccl", {key: value for key, value in toml.items() if key != "study"})
     talk = prices.conversations(config, None)
     found = [prices.prices(config, planning.network_of(model), n, planning.hardware_of(hardware), talk) for n in (8, 64, 512)]
     prices.show(found, config, model, hardware, talk, Console(file=text, width=110, color_system=None))
@@ -261,9 +261,9 @@ def twins() -> str:
         if technique.module and technique.ref and technique.scaled:
             links = [f"[{path}]({path})" for path in (technique.ref, technique.scaled)]
             names = ", ".join(f"`{name}`" for name in importlib.import_module(technique.module).__all__ if name not in ("Demo", "demo"))
-            kind = "training on text" if technique.name in full.PRETRAINING else "RL in the small world"
-            kind = "all pieces of a package, tried in sandboxes" if technique.name == full.DELETION else kind
-            changed = (full.PRETRAINING | full.RL | {full.DELETION: {}})[technique.name]
+            kind = "training on text" if technique.name in full_settings.PRETRAINING else "RL in the small world"
+            kind = "all pieces of a package, tried in sandboxes" if technique.name == full_settings.DELETION else kind
+            changed = (full_settings.PRETRAINING | full_settings.RL | {full_settings.DELETION: {}})[technique.name]
             kind += "".join(f", `{name}={value}`" for name, value in flat(changed))
             rows.append(f"| `{technique.name}` | {' | '.join(links)} | {names} | {kind} |")
     return "\n".join(rows)

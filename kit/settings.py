@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import json
 import math
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 SEEDS = 2**53
 """Upper bound of seeds. Experiments derive seeds a thousand times as large, and generators take 64 bits."""
+LARGEST = (2 - 2**-23) * 2.0**127
+"""Largest number of float32: a setting beyond it would be infinite in any tensor of that dtype."""
 
 
 class RunError(Exception):
@@ -37,8 +40,8 @@ def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] 
     """An instance of the (nested) dataclass `cls` from a TOML table, overridden by `key.sub=value` strings. An item of `sets` may also be
     a pair (key, value), whose value is not parsed: a path may be called none. Defaults are those of `base`, or else of the class.
 
-    Raises RunError for an unknown key (with close matches), for a value of the wrong type or outside a Literal,
-    and for a ValueError from the dataclass's `__post_init__`.
+    Raises RunError for an unknown key (with close matches), for a value of the wrong type or outside a Literal, for a number that float32
+    cannot hold, and for a ValueError from the dataclass's `__post_init__`.
     """
     tree: dict = json.loads(json.dumps(toml or {}, default=str))
     for item in sets:
@@ -94,6 +97,7 @@ def _follow(instance: Any, dotted: str) -> Any:
     return instance
 
 
+@functools.cache
 def _field_docs(cls: type) -> dict[str, str]:
     """The text of the string literal under each field, on one line."""
     docs: dict[str, str] = {}
@@ -146,6 +150,8 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
             values[name] = _build(kind, table, key + ".", inner, known)
         elif name in tree:
             values[name] = _coerce(kind, tree[name], key)
+            if beyond := [x for x in _numbers(values[name]) if type(x) is float and abs(x) > LARGEST]:
+                raise RunError(f"{key} must fit float32, which ends at {LARGEST:.2g}; got {beyond[0]:g}")
         elif default is dataclasses.MISSING:
             raise RunError(f"{key} has no default; pass --set {key}=VALUE")
         else:
@@ -163,10 +169,14 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
     return made
 
 
+def _numbers(value: Any) -> list[float]:
+    """The numbers in a setting."""
+    return [x for x in (value if isinstance(value, (tuple, list)) else [value]) if type(x) in (int, float)]
+
+
 def _least(value: Any) -> float:
     """The smallest number in a setting; zero if it holds no numbers."""
-    numbers = [x for x in (value if isinstance(value, (tuple, list)) else [value]) if type(x) in (int, float)]
-    return min(numbers, default=0)
+    return min(_numbers(value), default=0)
 
 
 def _coerce(kind: Any, value: Any, key: str) -> Any:

@@ -6,7 +6,8 @@
     python -m lessons.build --check   nothing is executed: which notebooks are not what their scripts say (exit code 1)
 
 lessons/NN_name.py is the source, lessons/notebooks/NN_name.ipynb is made from it and committed with its outputs. No time stamps, no
-random cell ids, no progress on stderr: what differs from one execution to the next is what the lesson itself measures.
+random cell ids, no progress on stderr: what differs from one execution to the next is what the lesson itself measures. The two cells for Colab
+that `lessons.badges` adds stay, and are not executed.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from traitlets import default
 from kit.disk import atomic_write
 from kit.settings import RunError
 from lessons import syllabus
+from lessons.badges import dressed, ours
 from lessons.syllabus import notebook, scripts
 
 __all__ = ["build", "changed", "differs", "executed", "made_from", "reworded", "tags", "unexecuted"]
@@ -46,8 +48,8 @@ def tags(cell: NotebookNode) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
-def unexecuted(script: Path) -> NotebookNode:
-    """The notebook of a script, without outputs; solutions are folded."""
+def bare(script: Path) -> NotebookNode:
+    """What is executed: the cells of a script alone, without outputs; solutions are folded."""
     book = jupytext.read(script, fmt="py:percent")
     book.metadata = nbformat.from_dict({"etude": {"made_from": digest_of(script, book)}, **KERNEL})
     for number, cell in enumerate(book.cells):
@@ -58,9 +60,14 @@ def unexecuted(script: Path) -> NotebookNode:
     return book
 
 
+def unexecuted(script: Path) -> NotebookNode:
+    """The notebook of a script, without outputs, with its cells for Colab if there is an address."""
+    return dressed(bare(script), script)
+
+
 def code_of(book: NotebookNode) -> list[tuple[str, NotebookNode]]:
     """What is executed: source and metadata of every code cell, in order."""
-    return [(cell.source, cell.metadata) for cell in book.cells if cell.cell_type == "code"]
+    return [(cell.source, cell.metadata) for cell in book.cells if cell.cell_type == "code" and not ours(cell)]
 
 
 def made_from(script: Path) -> str:
@@ -101,7 +108,7 @@ class Manager(AsyncKernelManager):
 
 def executed(script: Path, quick: bool = False) -> NotebookNode:
     """The notebook of a script with its outputs. RunError when a cell fails or a solution does not solve its exercise."""
-    book = unexecuted(script)
+    book = bare(script)
     environment = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "ETUDE_QUICK")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     if quick:
@@ -129,7 +136,7 @@ def executed(script: Path, quick: bool = False) -> NotebookNode:
         if "solution" in tags(cell) and not any("solved" in out.get("text", "") for out in cell.outputs):
             said = "".join(out.get("text", "") for out in cell.outputs).strip()
             raise RunError(f"{script.name}: a solution does not solve its exercise: {said or 'it checks nothing'}")
-    return book
+    return dressed(book, script)
 
 
 def differs(script: Path) -> str:
@@ -147,7 +154,7 @@ def differs(script: Path) -> str:
     for number, (a, b) in enumerate(zip(there.cells, here.cells, strict=True)):
         if (a.cell_type, a.source, a.id, a.metadata) != (b.cell_type, b.source, b.id, b.metadata):
             return f"cell {number} of the notebook is not the script's"
-        if a.cell_type == "code" and a.execution_count is None:
+        if a.cell_type == "code" and a.execution_count is None and not ours(a):
             return f"cell {number} of the notebook was not executed"
     return ""
 
@@ -171,11 +178,11 @@ def reworded(script: Path) -> NotebookNode:
     for number, (old, new) in enumerate(zip(was, now, strict=True), 1):
         if old != new:
             raise RunError(f"{script.stem}: code cell {number} is not the one that was executed; {again}")
-    kept = [cell for cell in there.cells if cell.cell_type == "code"]
+    kept = [cell for cell in there.cells if cell.cell_type == "code" and not ours(cell)]
     if not all(cell.execution_count for cell in kept):
         raise RunError(f"{script.stem}: some of its code was never executed; {again}")
     here.metadata = there.metadata
-    for cell, old in zip((cell for cell in here.cells if cell.cell_type == "code"), kept, strict=True):
+    for cell, old in zip((cell for cell in here.cells if cell.cell_type == "code" and not ours(cell)), kept, strict=True):
         cell.outputs, cell.execution_count = old.outputs, old.execution_count
     return here
 

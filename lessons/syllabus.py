@@ -17,8 +17,9 @@ from pathlib import Path
 
 from kit.disk import atomic_write
 from kit.settings import RunError
+from lessons.address import Address, stored
 
-__all__ = ["FOLDER", "Lesson", "filled", "find", "lessons", "notebook", "read", "scripts"]
+__all__ = ["FOLDER", "Lesson", "badge", "filled", "find", "lessons", "notebook", "read", "scripts"]
 
 FOLDER = Path(__file__).resolve().parent
 HEAD = re.compile(
@@ -83,20 +84,27 @@ def find(number: int) -> Lesson:
     return known[number]
 
 
-def table() -> str:
+def badge(script: Path, address: Address) -> str:
+    """A picture, in Markdown, that opens the notebook of a script in Colab."""
+    at = address.opens(f"lessons/notebooks/{notebook(script).name}")
+    return f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({at})"
+
+
+def table(folder: Path) -> str:
     """The course as a Markdown table."""
     rows = ["| | lesson | after it you can | prerequisites | minutes |", "|---|---|---|---|---|"]
-    course = lessons()
+    course, address = lessons(folder), stored(folder)
     for one in course:
-        at = notebook(one.path).relative_to(FOLDER).as_posix()
-        rows.append(f"| {one.number:02d} | [{one.title}]({at}) ([script]({one.path.name})) | {one.can} | {one.before} | {one.minutes} |")
+        at = notebook(one.path).relative_to(folder).as_posix()
+        opened = f" {badge(one.path, address)}" if address else ""
+        rows.append(f"| {one.number:02d} | [{one.title}]({at}) ([script]({one.path.name})){opened} | {one.can} | {one.before} | {one.minutes} |")
     hours = sum(one.minutes for one in course) / 60
     return "\n".join([*rows, "", f"All of it: about {hours:.0f} hours."])
 
 
-def filled(text: str) -> str:
+def filled(text: str, folder: Path = FOLDER) -> str:
     """The text of lessons/README.md with the table made anew."""
-    block = f"<!-- syllabus -->\n{table()}\n<!-- /syllabus -->"
+    block = f"<!-- syllabus -->\n{table(folder)}\n<!-- /syllabus -->"
     return re.sub(r"<!-- syllabus -->\n.*?<!-- /syllabus -->", lambda _: block, text, flags=re.DOTALL)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from etude import catalog, cli, front, full, playing, readme, tables
+from etude import catalog, cli, front, full_settings, playing, readme, tables
 from kit import settings
 from kit.settings import RunError
 
@@ -121,7 +121,7 @@ def wrong(command: str) -> str | None:
     if name and not name.isupper():
         find = catalog.find if "technique" in asked else catalog.find_experiment
         if asked.get("scale") == "full":
-            kind = full.settings(name, asked["backend"])
+            kind = full_settings.settings(name, asked["backend"])
         elif (entry := find(name)) is None:
             return f"there is no {name}"
         else:

@@ -48,7 +48,8 @@ def of_notebook(path: Path, changed: float) -> list[Cell]:
     """The cells of a notebook with their outputs. `changed`: modification time, part of the cache key. Raises RunError for a broken notebook."""
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        return [Cell(c["cell_type"], joined(c["source"]), c.get("metadata", {}).get("tags", []), c.get("outputs", [])) for c in cells]
+        made = (Cell(c["cell_type"], joined(c["source"]), c.get("metadata", {}).get("tags", []), c.get("outputs", [])) for c in cells)
+        return [cell for cell in made if "colab" not in cell.tags]  # those of lessons/badges.py are for readers elsewhere
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"notebook {path.name} cannot be read ({error!r}); rebuild it with: make lessons") from None
 

@@ -236,6 +236,7 @@ def test_outputs_of_a_notebook(tmp_path, monkeypatch):
                 {"output_type": "error", "ename": "ValueError", "evalue": "wrong", "traceback": []},
             ],
         },
+        {"cell_type": "code", "source": "install", "metadata": {"tags": ["colab"]}, "outputs": []},
         {"cell_type": "code", "source": "answer = 42", "metadata": {"tags": ["solution"]}, "outputs": []},
     ]
     path = tmp_path / "made.ipynb"

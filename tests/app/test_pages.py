@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from etude.explorer import advantages, examples
+from etude.explorer import advantages, examples, groups
 from etude.explorer.kl import FAMILIES, PAGE, closed_form, moments
 from ref import dr_grpo, kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
@@ -107,7 +107,7 @@ def test_what_to_look_for_in_kl_is_so():
 
 def test_advantages_of_every_preset_are_those_of_ref(page, whole, table):
     at = page("advantages")
-    for preset, group in advantages.PRESETS.items():
+    for preset, group in groups.PRESETS.items():
         at.selectbox(key="preset").set_value(preset)
         whole(at.run())
         assert not at.error
@@ -137,14 +137,14 @@ def test_weights_per_token_are_what_the_papers_write():
         "gspo": [c / deviation / n / 4 for c, n in zip(centred, lengths)],  # at ratio one: as GRPO's, by way of the geometric mean
         "dapo": [0.0 if off else c / deviation / 41 for c, off in zip(centred, cut)],
     }
-    for name, (_, weights) in advantages.family(rewards, lengths, cut, 32).items():
+    for name, (_, weights) in groups.family(rewards, lengths, cut, 32).items():
         assert weights == pytest.approx(right[name], abs=1e-15), name
 
 
 def test_what_was_cut_off_is_no_bias_of_length(page, table):
     at = page("advantages", preset="cut off", relative="false")
     shown, whole_group = table(at, "Dr. GRPO"), table(at, "longest ÷ shortest").set_index("member")
-    assert shown["cut off"].tolist() == [cut for *_, cut in advantages.PRESETS["cut off"]]
+    assert shown["cut off"].tolist() == [cut for *_, cut in groups.PRESETS["cut off"]]
     assert whole_group.loc[["Dr. GRPO", "RLOO", "DAPO"], "longest ÷ shortest"].tolist() == pytest.approx([1, 1, 1])
     assert whole_group.loc["GRPO", "longest ÷ shortest"] == pytest.approx(40 / 128)
     assert (whole_group["sum of advantages"] == 0).all()

@@ -140,6 +140,7 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
     """--corpus, --out and --config are the folders and the file of that name, in small and in full runs, and so is the corpus of a run that
     goes on."""
     from etude import full
+    from etude.full_settings import settings
 
     (tmp_path / name).mkdir()
     (tmp_path / f"{name}.toml").write_text("seed = 7")
@@ -149,7 +150,7 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
         playing, "play_technique", lambda entry, out, toml, sets, *_: told.append((out, fill(playing.config_class(entry), toml, sets)))
     )
     monkeypatch.setattr(
-        full, "run", lambda entry, out, toml, sets, resume, nproc, backend: told.append((out, full.settings(entry.name, backend, toml, sets)))
+        full, "run", lambda entry, out, toml, sets, resume, nproc, backend: told.append((out, settings(entry.name, backend, toml, sets)))
     )
     words = ("--corpus", name, "--out", name, "--config", f"{name}.toml", "--set", "corpus=elsewhere")
     for technique, *more in (

@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
+from etude.async_rl import Async
+from etude.chain import Whole
 from kit.settings import RunError, describe, fill
 from ref.network import Config, RopeScaling
+from scaled.pretrain import Full
+from scaled.rl import Rl
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,8 @@ def test_none_and_lists():
         ({"seed": True}, [], "seed expects a whole number"),
         ({"seed": "1"}, [], "seed expects a whole number"),
         ({}, ["lr=nan"], "lr expects a number"),
+        ({"lr": 3.41e38}, [], "lr must fit float32, which ends at 3.4e+38; got 3.41e+38"),
+        ({}, ["depths=0.5,-1e39"], "depths must fit float32, which ends at 3.4e+38; got -1e+39"),
         ({}, ["lr=-1"], "lr must be positive"),
         ({"packed": 1}, [], "packed expects true or false"),
         ({}, ["optimizer=sgd"], "optimizer expects muon or adamw, got 'sgd'"),
@@ -113,6 +120,22 @@ def test_what_is_wrong_is_said_in_one_line(toml, sets, says):
     with pytest.raises(RunError) as raised:
         fill(Settings, toml, sets)
     assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("cls", [Whole, Rl, Full, Async], ids=lambda cls: cls.__name__)
+def test_no_price_weight_or_other_number_is_larger_than_float32_holds(cls):
+    """It would be infinite in any tensor of float32; 1e300 was once taken for the weight of hints."""
+    keys = [key for key, kind, *_ in describe(cls) if kind in ("a number", "a number or none")]
+    assert len(keys) > 3
+    for key in keys:
+        with pytest.raises(RunError) as raised:
+            fill(cls, None, [f"{key}=1e300"])
+        assert str(raised.value) == f"{key} must fit float32, which ends at 3.4e+38; got 1e+300"
+
+
+def test_the_largest_number_of_float32_is_a_number():
+    largest = torch.finfo(torch.float32).max
+    assert fill(Settings, {"lr": largest}).lr == largest
 
 
 def test_the_network_of_another_family():

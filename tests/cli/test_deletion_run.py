@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from etude import catalog, deletion, full
+from etude import catalog, deletion, full, full_settings
 from kit.disk import read_lines
 from kit.settings import RunError
 from ref import feature_deletion as ref
@@ -27,7 +27,7 @@ def here(monkeypatch):
     def start(module, arguments, nproc, restarts):
         out, told = arguments
         full_told = json.loads(told)
-        deletion.play(Path(out), full.settings("feature-deletion", "gloo", full_told["config"]), nproc)
+        deletion.play(Path(out), full_settings.settings("feature-deletion", "gloo", full_told["config"]), nproc)
         return 0
 
     monkeypatch.setattr(deletion, "runner_of", runner_of)

@@ -13,8 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from etude import chain, ladder
-from etude import full as full_run
+from etude import chain, full_rank, full_settings, ladder
 from etude.chain import watcher_of
 from kit.disk import read_lines
 from ref import muon as ref_muon
@@ -368,11 +367,11 @@ def whole(out, told, kill=None):
         mock.patch.object(chain.Stage, "save", saved),
         mock.patch.object(chain, "in_fresh_process", fresh),
     ):
-        config = full_run.settings(told["technique"], "gloo", told["config"])
+        config = full_settings.settings(told["technique"], "gloo", told["config"])
         if told["technique"] == "cpt-rl":
             ladder.play(out, config, told["ranks"], config.seed // 1000)
         elif told["technique"] == "cpt":
-            full_run.train(out, told, config, current().group("all").rank)
+            full_rank.train(out, told, config, current().group("all").rank)
         else:
             chain.play(out, config, told["ranks"])
 
@@ -552,7 +551,7 @@ def cut_rows(x):
 
 def training(technique, sets, folder):
     """A whole training on these ranks, as `etude run TECHNIQUE --scale full` has its own ranks play it."""
-    c = full_run.settings(technique, "gloo", {}, sets)
+    c = full_settings.settings(technique, "gloo", {}, sets)
     if not isinstance(c, rl.Rl):
         return pretrain.train(technique, c, folder)
     return rl.learn(technique, c, folder, MicroWorld(c), watcher=watcher_of(c, lambda line: None))
@@ -560,7 +559,7 @@ def training(technique, sets, folder):
 
 def prepared_rows(sets, folder, step):
     """The rows of a step of continued pretraining, put together from what each rank has of them."""
-    c = full_run.settings("cpt", "gloo", {}, sets)
+    c = full_settings.settings("cpt", "gloo", {}, sets)
     _, rows, held, _ = pretrain.data(c, folder, torch.distributed.get_rank() if torch.distributed.is_initialized() else 0)
     ids, doc = pretrain.batch_of(rows, step)
     return joined(ids), joined(doc), sorted(held.files)
@@ -606,7 +605,7 @@ def hung_outside(where, checkpoint, corpus, folder):
 
     technique = "dr-grpo" if where == "heldout" else "cpt"
     more = ["heldout=2"] if where == "heldout" else [f"corpus={corpus}", "rows=2", "length=128", "perplexity_tokens=64"]
-    c = full_run.settings(technique, "gloo", {}, [f"checkpoint={checkpoint}", "timeout=1", *more])
+    c = full_settings.settings(technique, "gloo", {}, [f"checkpoint={checkpoint}", "timeout=1", *more])
     with (
         mock.patch.object(rl, "Watch", Told),
         mock.patch.object(pretrain, "Watch", Told),

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from etude import full
+from etude import full_settings
 from scaled import pretrain, rl
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.mesh import mesh
@@ -32,9 +32,9 @@ def main(folder: Path, checkpoints: Path) -> None:
     # torch.distributed.checkpoint copies from devices that it knows.
     with mock.patch.object(Checkpoints, "save", lambda *_: None), pretend.gpu():
         for technique, (start, sets) in TRAININGS.items():
-            c = full.settings(technique, "gloo", {}, [f"checkpoint={checkpoints / start}", *sets])
-            with mesh(**full.layout(c, 1)):
-                if technique in full.RL:
+            c = full_settings.settings(technique, "gloo", {}, [f"checkpoint={checkpoints / start}", *sets])
+            with mesh(**full_settings.layout(c, 1)):
+                if technique in full_settings.RL:
                     told[technique] = rl.learn(technique, c, folder / technique, MicroWorld(c))
                 else:
                     told[technique] = pretrain.train(technique, c, folder / technique)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from etude import chain, prices
-from etude.full import settings
+from etude.full_settings import settings
 from kit.disk import hash_file, read_lines
 from ref.network import Transformer, load_extra, load_hf, save_hf
 from ref.network.model import config_of

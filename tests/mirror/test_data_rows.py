@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etude import chain, full
+from etude import chain, full_settings
 from kit.runs import Run
 from kit.settings import RunError, fill
 from ref.cpt import load_tokenizer
@@ -137,7 +137,7 @@ def test_a_run_trains_on_prepared_data(made, tmp_path, capsys):
     """Two ranks; the loss falls, the held-out codebase is scored, and the card says what was read."""
     sets = [f"checkpoint={made / 'net'}", f"corpus={made / 'out'}", "rows=4", "length=32", "steps=100", "perplexity_tokens=300", "cp=2", "ep=2"]
     out = tmp_path / "run"
-    pretrain.prepare(full.settings("cpt", "gloo", {}, sets), out)
+    pretrain.prepare(full_settings.settings("cpt", "gloo", {}, sets), out)
     assert "corpus: source b is read " in capsys.readouterr().out
     assert [path.name for path in (out / "data").iterdir()] == ["prepared.json"]
     found = play(dict(dp=1, cp=2, ep=2), calls.training, "cpt", sets, out)
@@ -151,7 +151,7 @@ def test_other_data_or_another_tokenizer_is_refused(made, tmp_path, ask):
     copy, net = tmp_path / "copy", tmp_path / "net"
     shutil.copytree(made / "out", copy)
     shutil.copytree(made / "net", net)
-    config = full.settings("cpt", "gloo", {}, [f"checkpoint={net}", f"corpus={copy}", "rows=4", "length=32", "steps=2"])
+    config = full_settings.settings("cpt", "gloo", {}, [f"checkpoint={net}", f"corpus={copy}", "rows=4", "length=32", "steps=2"])
     pretrain.prepare(config, tmp_path / "run")
     text = (net / "tokenizer.json").read_text()
     (net / "tokenizer.json").write_text(json.dumps(json.loads(text)))  # the same, written otherwise

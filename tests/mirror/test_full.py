@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from etude import catalog, full
+from etude import catalog, full, full_rank, full_settings
 from kit.disk import read_lines
 from kit.runs import Run
 from kit.settings import RunError
@@ -246,7 +246,7 @@ def test_tasks_are_those_of_the_run_that_a_checkpoint_goes_back_to(given, tmp_pa
     """Its own, or that of the checkpoint from which its full run began."""
 
     def settings(checkpoint):
-        return full.settings("dr-grpo", "gloo", {}, [f"checkpoint={checkpoint}", "length=256", "rl.max_len=256"])
+        return full_settings.settings("dr-grpo", "gloo", {}, [f"checkpoint={checkpoint}", "length=256", "rl.max_len=256"])
 
     def run(name, technique, config):
         shutil.copytree(given / "net", tmp_path / name / "checkpoints" / "final")
@@ -293,7 +293,7 @@ def test_reinforcement_learning_from_the_command_line(given, tmp_path):
     ids=lambda x: str(x)[:30],
 )
 def test_what_cannot_be_played_is_said_in_one_line(given, tmp_path, technique, sets, says):
-    rl = ["rl.rollouts=4", "rl.prompts=2", "length=256", "rl.max_len=256", f"checkpoint={given / 'net'}"] if technique in full.RL else []
+    rl = ["rl.rollouts=4", "rl.prompts=2", "length=256", "rl.max_len=256", f"checkpoint={given / 'net'}"] if technique in full_settings.RL else []
     few = [*rl, *(one.format(given=given) for one in sets)]
     with pytest.raises(RunError, match=says) as error:
         full.run(catalog.find(technique), tmp_path / "run", {}, few, False, 2, "gloo")
@@ -332,7 +332,7 @@ def test_a_crafted_run_folder_runs_nothing(given, tmp_path, ask, monkeypatch, cr
     """`--resume` in a folder that someone sent: refused before any rank begins."""
     out, words = tmp_path / "run", [str(word) for word in command(given, tmp_path / "run")]
     monkeypatch.setattr(launch, "start", lambda *_: pytest.fail("ranks are started"))
-    Run.open(out, "cpt full", full.settings("cpt", "gloo", {}, [f"corpus={given / 'code'}", *settings(given)])).close()
+    Run.open(out, "cpt full", full_settings.settings("cpt", "gloo", {}, [f"corpus={given / 'code'}", *settings(given)])).close()
     craft(out, tmp_path / "mark")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     code, _, error = ask(*words, "--resume")
@@ -362,9 +362,9 @@ def test_one_rank_is_told_what_it_cannot_do(given, tmp_path):
 def test_ranks_on_cpus_keep_what_they_have_freed(monkeypatch):
     """Each gathered weight would come as new pages otherwise, which the system clears one by one. On GPUs weights are not there."""
     kept = []
-    monkeypatch.setattr(full, "keep_freed_memory", lambda: kept.append(backend))
+    monkeypatch.setattr(full_rank, "keep_freed_memory", lambda: kept.append(backend))
     monkeypatch.setattr(launch, "world", lambda backend, timeout: pytest.fail(backend))
     for backend in ("nccl", "gloo"):
         with pytest.raises(pytest.fail.Exception, match=backend):
-            full.rank(Path("run"), {"technique": "cpt", "backend": backend, "config": {}})
+            full_rank.rank(Path("run"), {"technique": "cpt", "backend": backend, "config": {}})
     assert kept == ["gloo"]

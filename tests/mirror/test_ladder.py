@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from etude import ladder
-from etude.full import settings
+from etude.full_settings import settings
 from kit.disk import hash_file, read_lines
 from ref import cpt
 from ref.network import load_hf

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude import prices
-from etude.full import settings
+from etude.full_settings import settings
 from kit.settings import RunError
 from ref.network import Config
 from scaled.plan import HARDWARE, plan

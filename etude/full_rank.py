@@ -1,0 +1,119 @@
+"""One rank of a full run, a process of torchrun: `python -m etude.full_rank FOLDER TOLD`, where TOLD is JSON.
+
+It joins the process group, sets the mesh, and trains by `scaled/pretrain.py` or `scaled/rl.py`; rank 0 shows progress and writes the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from etude.full_settings import DELETION, RL, layout, settings
+from kit.disk import atomic_write
+from kit.process import keep_freed_memory
+from kit.runs import Run
+from kit.settings import RunError
+
+__all__ = ["Line", "rank", "train"]
+
+
+def rank(out: Path, told: dict) -> None:
+    """One process of torchrun."""
+    from scaled.runtime import launch
+
+    if told["backend"] == "gloo":  # gathered weights, sent and freed again and again, else come as new pages each time
+        keep_freed_memory()
+    config = settings(told["technique"], told["backend"], told["config"])
+    with launch.world(told["backend"], getattr(config, "cluster", config).timeout) as me, in_a_line(out):
+        if told["technique"] == "recipe":
+            from etude import chain
+
+            chain.play(out, config, told["ranks"])
+        elif told["technique"] == "cpt-rl":
+            from etude import ladder
+
+            ladder.play(out, config, told["ranks"], config.seed // 1000)
+        elif told["technique"] == DELETION:
+            from etude import deletion
+            from scaled.runtime.mesh import mesh
+
+            with mesh(dp=told["ranks"]):
+                deletion.play(out, config, told["ranks"])
+        else:
+            train(out, told, config, me)
+
+
+@contextlib.contextmanager
+def in_a_line(out: Path) -> Iterator[None]:
+    """Turns a bad checkpoint and a full disk into one line."""
+    from kit.disk import NO_ROOM, refusal
+    from ref.network.checkpoint import CheckpointError
+
+    try:
+        yield
+    except (CheckpointError, RunError) as error:  # usually every rank raises it, but some files are read by one rank only
+        sys.exit(f"error: {error}")
+    except Exception as error:
+        refused = refusal(error)
+        if refused is None or refused.errno not in NO_ROOM:
+            raise
+        sys.exit(f"error: {refused.strerror}: {refused.filename or out}; free some space")
+
+
+def train(out: Path, told: dict, config, me: int) -> None:
+    """One technique, on this rank."""
+    from kit.process import machine
+    from kit.progress import Progress
+    from scaled import pretrain, rl
+    from scaled.runtime.mesh import mesh
+
+    technique = told["technique"]
+    line = Line(technique, config.schedule.steps)
+    progress, tokens = Progress(line), 0.0
+    run = Run(out, f"{technique} full", config, None, any((out / "metrics").glob("*.jsonl")), 20.0)
+
+    def log(step: int, steps: int, **metrics: float) -> None:
+        nonlocal tokens
+        tokens += metrics["tokens"]
+        run.track({f"{technique}/{name}": value for name, value in metrics.items()}, step)
+        progress.update(step, tokens, {name: metrics[name] for name in ("reward", "success", "loss") if name in metrics})
+        if step == steps:
+            progress.last()
+            progress.stop()
+
+    with mesh(**layout(config, told["ranks"])):
+        if technique in RL:
+            from etude.chain import watcher_of
+            from sims.microrepo.world import MicroWorld
+
+            found = rl.learn(technique, config, out, MicroWorld(config), log, watcher_of(config, progress.say))
+        else:
+            found = pretrain.train(technique, config, out, log)
+    if me == 0:
+        report = {"scale": "full", **told, "machine": machine(), "result": found}
+        if not run.resumed:
+            report["seconds"] = {technique: round(line.seconds, 1)}
+        atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")
+    run.close()
+
+
+class Line:
+    """The part of a stage that `Progress` needs."""
+
+    def __init__(self, name: str, total: int):
+        self.name, self.total, self.unit, self.opened = name, total, "tokens", time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.opened
+
+    def note_time(self, **facts: float) -> None:
+        """Does nothing: a full run does not record rates in a second file."""
+
+
+if __name__ == "__main__":
+    rank(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,0 +1,115 @@
+"""What a full run is told: the settings of every technique, how many ranks it has, how they share the work."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from kit.settings import RunError, fill
+
+__all__ = ["DELETION", "PRETRAINING", "RL", "as_begun", "count", "grouped", "layout", "settings"]
+
+PRETRAINING: dict[str, dict] = {"cpt": {}, "muon": {"optimizer": "muon"}, "mtp": {}, "quant": {"experts": "nvfp4-token"}}
+"""Techniques that `scaled/pretrain.py` trains, and the defaults that each one changes."""
+RL: dict[str, dict] = {
+    "dr-grpo": {},
+    "packing": {},
+    "kl": {"rl": {"payment": {"kl": 0.005}}},
+    "length-penalty": {"rl": {"payment": {"effort_price": 0.0002, "invalid_call": 0.03}}},
+    "behaviour": {"rl": {"behaviour": {"broken": 0.03, "diff": 0.0001, "comments": 0.1, "sequential": 0.02}}},
+    "monitor": {},
+    "self-summary": {"join": "self"},
+    "textual-feedback": {"rl": {"feedback": {"weight": 1.0}}},
+    "router-replay": {"rl": {"replay": "filtered"}},
+    "weight-sync": {"sync": "weights"},
+}
+"""Techniques that `scaled/rl.py` trains: Dr. GRPO on packed rows, each with at most one more part of the recipe turned on; a
+monitor watches all of them."""
+DELETION = "feature-deletion"
+"""The technique whose full run trains nothing: `etude/deletion.py`."""
+FREE = ("cp", "ep", "timeout", "restarts", "checkpoint_every")
+"""Settings that a resumed run may change, because they do not affect the trained weights."""
+
+
+def settings(name: str, backend: str, toml: dict | None = None, sets: Sequence[str | tuple[str, Any]] = ()) -> Any:
+    """Settings of a technique's full run, or of its rehearsal on CPUs. Raises RunError if it has none, and as `kit.settings.fill`."""
+    from scaled import pretrain, rl
+
+    if name == "recipe":
+        from etude import chain
+
+        return fill(chain.Whole, toml, sets, chain.Whole.rehearsal() if backend == "gloo" else chain.Whole())
+    if name == "cpt-rl":
+        from etude import ladder
+
+        return fill(ladder.Ladder, toml, sets, ladder.Ladder.rehearsal() if backend == "gloo" else ladder.Ladder())
+    if name == "async-rl":
+        from etude import async_rl
+
+        return fill(async_rl.Async, toml, sets, async_rl.Async(cluster=async_rl.Cluster(backend=cast(Any, backend))))
+    if name == DELETION:
+        from etude.deletion import Deletion
+
+        return fill(Deletion, toml, sets)
+    if name not in PRETRAINING | RL:
+        known = ", ".join(["recipe", "cpt-rl", "async-rl", *PRETRAINING, *RL, DELETION])
+        raise RunError(f"{name} has no full run; use --scale small. Techniques with a full run: {known}")
+    kind = pretrain.Full if name in PRETRAINING else rl.Rl
+    base = fill(kind, (PRETRAINING | RL)[name], base=kind.rehearsal() if backend == "gloo" else kind())
+    return fill(kind, toml, sets, base)
+
+
+def as_begun(config, out: Path, free: Sequence[str] = FREE, part: Callable[[dict], dict] = lambda config: config):
+    """The settings with every field of `free` taken from the run in the folder, from a part of its settings."""
+    try:
+        before = part(json.loads((out / "config.json").read_text())["config"])
+        return dataclasses.replace(config, **{name: before[name] for name in free})
+    except (OSError, ValueError, KeyError, TypeError):
+        return config  # Run.open says what is wrong with it
+
+
+def grouped(toml: dict, sets: Sequence[str | tuple[str, Any]], nproc: int | None, backend: str) -> list[tuple[str, Any]]:
+    """The settings that make a full run of async-rl of a small one: its trainer is a group of ranks. Raises RunError as `count`, and where ranks are
+    those of a Ray cluster and nobody says how many."""
+    config = settings("async-rl", backend, toml, sets)
+    on_ray = config.runtime == "ray"  # which counts its GPUs itself
+    if on_ray and nproc is None:
+        raise RunError("async-rl at full scale on Ray needs --nproc, the number of ranks that train")
+    return [("trainers", count(config.cluster, nproc, "gloo" if on_ray else backend, "async-rl")), ("cluster.backend", backend)]
+
+
+def count(config, nproc: int | None, backend: str, name: str) -> int:
+    """The number of ranks. Raises RunError if there are too few GPUs."""
+    if nproc is not None and nproc < 1:
+        raise RunError(f"--nproc must be at least 1, got {nproc}")
+    if backend == "gloo":
+        return nproc or 2
+    import torch
+
+    here = torch.cuda.device_count()
+    least = nproc or max(config.ep, config.cp, 1)
+    if here < least:
+        # Of the recipe, the sizes are for GPUs too.
+        small = "--config examples/rehearsal.toml --backend gloo --nproc 2 --checkpoint runs/small/checkpoints/mid-cpt, after make small"
+        raise RunError(
+            f"{name} at full scale needs {least} CUDA GPUs (ep={config.ep}, cp={config.cp}); this machine has {here}. To rehearse it on CPUs: "
+            f"etude run {name} --scale full {small if name in ('recipe', 'cpt-rl') else '--backend gloo --nproc 4'}. To estimate its cost: etude plan"
+        )
+    return nproc or here
+
+
+def layout(config, ranks: int) -> dict[str, int]:
+    """dp, cp and ep for this number of ranks."""
+    if ranks % config.cp:
+        raise RunError(f"cp={config.cp} must divide the number of ranks, {ranks}; see --set cp=… and --nproc")
+    found = {"dp": ranks // config.cp, "cp": config.cp, "ep": config.ep}
+    if ranks % config.ep:
+        raise RunError(f"ep={config.ep} must divide the number of ranks, {ranks}; see --set ep=… and --nproc")
+    try:
+        config.check(found["dp"])
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    return found
