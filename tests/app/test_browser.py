@@ -239,7 +239,7 @@ def test_pages_are_reached_by_their_links_and_no_setting_goes_along(tab, address
 
 def verdicts(tab):
     """Of the agent before RL and of the one after it, once both have played to the end."""
-    last = settled(tab).locator(".rollout > .said:last-child, .appearing > .said:last-child")
+    last = settled(tab).locator(".rollout > .said:last-child")
     expect(last).to_have_count(2)
     for one in (last.first, last.last):
         expect(one).to_contain_text("verdict")
@@ -274,9 +274,12 @@ def test_the_agent_plays_a_task_and_then_another_docstring(tab, address):
     expect(tab.locator(".token.kept").first).to_be_visible()
     expect(tab.get_by_text(re.compile(r"drafts kept")).last).to_be_visible()
     assert verdicts(tab) == edited, "drafts change no token"
+    whole = tab.locator(".token").count()
     tab.get_by_role("button", name="Play").click()
-    expect(tab.locator(".appearing .said").last).to_contain_text("verdict")
-    assert verdicts(tab) == edited and not tab.errors
+    expect(tab.get_by_role("button", name="Pause")).to_be_visible()
+    assert 0 < tab.locator(".token").count() < whole, "it begins with the first message"
+    expect(tab.get_by_role("button", name="Play")).to_be_visible()
+    assert tab.locator(".token").count() == whole and verdicts(tab) == edited and not tab.errors
 
 
 def test_a_run_that_is_going_on_is_followed_without_a_reload(browser, address, folder):
