@@ -97,7 +97,7 @@ def cut_off(tab):
 
 def test_every_page_opens_without_an_error(browser, address):
     """By its address on a wide screen, which then becomes a narrow one: nothing is wider than the screen, no code is cut off, and a wide picture
-    keeps a size that can be read where there is no room for it."""
+    keeps a size that can be read where there is no room for it. Only the committed pictures of experiments stand still."""
     with opened(browser, WIDTHS[0]) as tab:
         for place, page in [("", PAGES[0]), *((page.name, page) for page in PAGES)]:
             tab.set_viewport_size({"width": WIDTHS[0], "height": 900})
@@ -107,6 +107,8 @@ def test_every_page_opens_without_an_error(browser, address):
             assert tab.locator('[data-testid="stException"]').count() == 0, page.name
             if page.look:
                 expect(tab.locator(f"img, {CHART} svg.marks").first).to_be_visible()
+            still = tab.get_by_test_id("stImage").count()
+            assert bool(still) == (page.name == "claims"), f"{page.name} has a picture that does not answer"
             for width in WIDTHS:
                 tab.set_viewport_size({"width": width, "height": 900})
                 fits(tab, page, width)
