@@ -22,8 +22,6 @@ OUTCOMES = {"green": "green", "red": "red", "bold green": "green", "bold red": "
 """A style of the terminal → a colour here."""
 END = "▪"
 """Stands for the token that ends a turn."""
-PAUSE = 0.6
-"""Seconds from one piece to the next where they appear one by one."""
 STYLE = f"""<style>
 .said {{position: relative; border-left: 4px solid; padding: .1rem .6rem; margin: .25rem 0; white-space: pre-wrap; overflow-wrap: anywhere;
   font-family: 'Source Code Pro', monospace; font-size: .85rem; line-height: 1.7}}
@@ -37,20 +35,15 @@ STYLE = f"""<style>
   background: #20252b; color: #f5f6f7; font-size: .8rem; line-height: 1.5; white-space: pre-line; pointer-events: none}}
 .said .token:hover .more, .said .token:focus .more {{display: block}}
 .said .token:hover, .said .token:focus {{outline: 2px solid {COLOURS["blue"]}}}
-@keyframes appear {{from {{opacity: 0}} to {{opacity: 1}}}}
-.appearing > * {{animation: appear .3s both}}
-@media (prefers-reduced-motion: reduce) {{.appearing > * {{animation: none}}}}
 </style>"""
 
 
-def shown(watched: Watched, most: int, plays: int) -> str:
-    """A rollout as HTML, up to the agent's message `most`, a turn or a summary; behind the last one what came of it. `plays`: how often it was asked
-    to play, one piece after the other; 0 shows all at once."""
+def shown(watched: Watched, most: int) -> str:
+    """A rollout as HTML, up to the agent's message `most`, a turn or a summary; behind the last one what came of it."""
     parts = [*said(watched, most)]
     if most >= len(watched.turns):
         parts.append(("".join(outcomes(watched.played)), "grey", ""))
-    boxes = "".join(box(*part, delay=number * PAUSE) for number, part in enumerate(parts))
-    return f'<div class="{f"appearing play-{plays}" if plays else "rollout"}">{boxes}</div>'  # another class begins the animation anew
+    return f'<div class="rollout">{"".join(box(*part) for part in parts)}</div>'
 
 
 def said(watched: Watched, most: int) -> Iterator[tuple[str, str, str]]:
@@ -67,10 +60,10 @@ def said(watched: Watched, most: int) -> Iterator[tuple[str, str, str]]:
             yield written(piece), EDGES[piece.role], "" if piece.role == "context" else piece.role
 
 
-def box(inner: str, colour: str, who: str, delay: float = 0.0) -> str:
+def box(inner: str, colour: str, who: str) -> str:
     """Something that was said, with an edge in the colour of who said it."""
     label = f'<span class="who">{html.escape(who)}</span>' if who else ""
-    return f'<div class="said" style="border-color:{COLOURS[colour]};animation-delay:{delay:.1f}s">{label}{inner}</div>'
+    return f'<div class="said" style="border-color:{COLOURS[colour]}">{label}{inner}</div>'
 
 
 def written(piece: Piece) -> str:

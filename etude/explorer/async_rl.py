@@ -78,14 +78,18 @@ def histogram(rows: list[dict]) -> Drawing:
 
 def pictures(timelines: tuple[Timeline, ...], name: str) -> None:
     """Timeline, ages, idle shares and figures of some runs."""
-    chart(
-        strips(timelines, clock(timelines, name)),
-        f"{name}-timeline",
-        timeline.rows(timelines),
-        "Top strip: steps of the trainer, each with the number and colour of the version that it makes. Below, for each worker: a thin line in the "
-        "colour of the version that it holds, and what share of its slots decode, wait for a tool, or are free.",
-        wide=True,
-    )
+
+    def until(seconds: float) -> None:
+        chart(
+            strips(timelines, seconds),
+            f"{name}-timeline",
+            timeline.rows(timelines),
+            "Top strip: steps of the trainer, each with the number and colour of the version that it makes. Below, for each worker: a thin line in "
+            "the colour of the version that it holds, and what share of its slots decode, wait for a tool, or are free.",
+            wide=True,
+        )
+
+    clock(timelines, name, until)
     left, right = st.columns(2)
     with left:
         rows = age_rows(timelines)

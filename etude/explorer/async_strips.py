@@ -1,11 +1,10 @@
 """Who did what when in asynchronous RL, as a chart over time: a strip for the trainer, and two for each worker. A clock unfolds it."""
 
-from collections.abc import Sequence
-
-import streamlit as st
+from collections.abc import Callable, Sequence
 
 from etude.async_timeline import Timeline, colour, thinned
 from etude.explorer.drawing import Axis, Drawing, Layer, Look, boxes, drawing, rule, words
+from etude.explorer.playing import play
 
 __all__ = ["SLOTS", "clock", "strips"]
 
@@ -16,22 +15,13 @@ NARROW = 0.012
 """Share of the time that a step must take to show its number."""
 
 
-def clock(timelines: Sequence[Timeline], name: str) -> float:
-    """Draws the clock and the button that moves it to where the next step ends. Returns its time in seconds; at its end all is shown."""
+def clock(timelines: Sequence[Timeline], name: str, show: Callable[[float], None]) -> None:
+    """Draws the clock, which plays from where one step ends to where the next one does, and what `show` draws at its time, seconds. At its end all is
+    shown."""
     end = round(max(one.seconds for one in timelines) + 0.05, 1)
+    stops = sorted({end, *(min(round(step[1] + 0.05, 1), end) for one in timelines for step in one.steps)})
     key = f"{name}-clock-{end:g}"  # another run has a clock of its own
-    stops = sorted({min(round(step[1] + 0.05, 1), end) for one in timelines for step in one.steps})
-
-    def moved() -> None:
-        now = st.session_state[key]
-        st.session_state[key] = next((stop for stop in stops if now < stop), end) if now < end else stops[0]
-
-    left, right = st.columns([4, 1], vertical_alignment="bottom")
-    with left:
-        now = st.slider("Clock, s", 0.0, end, end, 0.1, key=key, bind="query-params", help="What lies after it is not drawn.")
-    with right:
-        st.button("Next step", key=f"{name}-next", on_click=moved, icon=":material/skip_next:", help="From the end, the first one.")
-    return now
+    play("Clock, s", key, stops, end, show, least=0.0, step=0.1, one="Next step", help="What lies after it is not drawn.")
 
 
 def strips(timelines: Sequence[Timeline], until: float) -> Drawing:

@@ -1,11 +1,19 @@
-"""What the sources claim, what was measured here, the verdict, and the experiments' pictures."""
+"""What the sources claim, what was measured here, the verdict, and the experiments' pictures.
 
+Those pictures stay still: they are committed beside the records that they were drawn from, and no control changes them. What a reader may ask of them
+is on the pages of their techniques.
+"""
+
+from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 
 import streamlit as st
 
 from etude import catalog, figures
-from etude.explorer.page import NARROW, ROOT, Page, download, table
+from etude.explorer.charts import Axis, Look, boxes, drawing, picked
+from etude.explorer.drawing import Drawing
+from etude.explorer.page import ROOT, Page, download, table
 from etude.statements import open_statements
 from kit.settings import RunError
 
@@ -13,6 +21,18 @@ RESULTS = ROOT / "results"
 MARKS = {"reproduced": "●", "partly": "◐", "contradicted": "✕", "not at this scale": "○", "not tested": "–"}
 LAW_MARKS = {"holds": "●", "broken": "✕"}
 """Verdicts differ in shape as well as in colour."""
+LOOKS = {
+    "reproduced": Look("green"),
+    "partly": Look("sky"),
+    "contradicted": Look("red"),
+    "not at this scale": Look("grey"),
+    "not tested": Look("purple"),
+}
+NARROW = """<style>@media (max-width: 640px) {
+  [class*="st-key-wide-"] :is([data-testid="stImage"], [data-testid="stFullScreenFrame"]) {overflow-x: auto}
+  [class*="st-key-wide-"] [data-testid="stImage"] img {width: 48rem !important; max-width: none !important}
+}</style>"""
+"""For pictures on screens without room for them."""
 
 
 def rows(claims: list[dict]) -> list[dict]:
@@ -71,6 +91,38 @@ def chosen(claims: list[dict], verdicts: list[str], experiments: list[str], word
     ]
 
 
+def counts(claims: list[dict]) -> list[dict]:
+    """How many claims of each experiment have which verdict, experiments and verdicts in order; those that there are none of are left out."""
+    some = [
+        {"experiment": name, "verdict": verdict, "claims": sum(c["experiment"] == name and c["verdict"] == verdict for c in claims)}
+        for name in dict.fromkeys(c["experiment"] for c in claims)
+        for verdict in MARKS
+    ]
+    return [row for row in some if row["claims"]]
+
+
+def verdicts_drawn(rows: list[dict]) -> Drawing:
+    """A bar for each experiment, verdict after verdict. `rows`: those of `counts`."""
+    names = list(dict.fromkeys(row["experiment"] for row in rows))
+    bars = []
+    for place, name in enumerate(names):
+        mine = [row for row in rows if row["experiment"] == name]
+        ends = accumulate(row["claims"] for row in mine)
+        bars += [row | {"left": end - row["claims"], "right": end, "low": -place - 0.4, "high": 0.4 - place} for row, end in zip(mine, ends)]
+    return drawing(
+        Axis("claims", least=0, whole=True),
+        Axis("", least=0.5 - len(names), most=0.5, ticks={-place: name for place, name in enumerate(names)}),
+        boxes(bars, "left", "right", "low", "high", "verdict", tell=("experiment", "claims")),
+        looks=LOOKS,
+        height=60 + 22 * len(names),
+    )
+
+
+def only(row: Mapping) -> None:
+    """The experiment of a bar, and no other."""
+    st.session_state["experiment"] = [row["experiment"]]
+
+
 def draw() -> None:
     st.html(NARROW)
     everything = figures.load(RESULTS / "claims.json")
@@ -92,6 +144,9 @@ def draw() -> None:
     count = ", ".join(f"{sum(c['verdict'] == verdict for c in found)} {verdict}" for verdict in MARKS)
     st.markdown(f"{len(found)} of {len(claims)} claims: {count}.")
     if found:
+        drawn = counts(chosen(claims, verdicts, [], words))
+        said = "Claims of each experiment by their verdict. A click keeps those of one experiment; the box above brings all back."
+        picked(verdicts_drawn(drawn), "claims-verdicts", drawn, said, then=only)
         table(rows(found), "claims")
     else:
         st.info("No claim matches; remove a filter.")

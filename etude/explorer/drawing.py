@@ -91,6 +91,8 @@ class Layer:
     """Of a point, square pixels."""
     code: bool = False
     """Words begin at their place and are written as source text is."""
+    angle: float = 0
+    """By which words are turned, degrees clockwise, from 0 to 360."""
 
 
 @dataclass(frozen=True)
@@ -189,10 +191,12 @@ def boxes(
     return Layer("box", rows, x, low, x2=to, y2=high, by=by, tell=_told(by, *tell), shade=shade, look=look or Look())
 
 
-def words(rows: Sequence[Mapping], x: str, y: str, says: str, *, tell: Sequence[str] = (), code: bool = False, look: Look | None = None) -> Layer:
+def words(
+    rows: Sequence[Mapping], x: str, y: str, says: str, *, tell: Sequence[str] = (), code: bool = False, angle: float = 0, look: Look | None = None
+) -> Layer:
     """What the column `says` holds, written at the place of each row. Hovering says it, too, and the columns `tell`. `code`: the words are source
-    text, which begins at the place."""
-    return Layer("text", rows, x, y, tell=_told(says, *tell), code=code, look=look or Look("grey"))
+    text, which begins at the place. `angle`: degrees clockwise, from 0 to 360."""
+    return Layer("text", rows, x, y, tell=_told(says, *tell), code=code, angle=angle, look=look or Look("grey"))
 
 
 def rule(says: str = "", *, x: float | str | None = None, y: float | None = None, look: Look | None = None, low: bool = False) -> Layer:

@@ -16,6 +16,7 @@ from etude.explorer.charts import Axis, Look, bars, drawing, picked
 from etude.explorer.drawing import Drawing
 from etude.explorer.files import stamp
 from etude.explorer.page import Page, steering
+from etude.explorer.playing import play
 from etude.explorer.spans import metrics
 from kit.settings import RunError
 
@@ -153,8 +154,7 @@ def draw() -> None:
             st.error(provenance.plain(visible(str(flag))))
     with st.expander("What was asked"):
         st.text(visible(begin["prompt"]))
-    number = st.slider("Turn", 1, len(turns), 1, key="turn", bind="query-params") if len(turns) > 1 else 1
-    drawn(turns[number - 1])
+    play("Turn", "turn", range(1, len(turns) + 1), 1, lambda number: drawn(turns[number - 1]))
     st.subheader("All turns")
     found = rows(turns)
     calls = [len(one["answers"]) - row["failed"] - row["broken"] for one, row in zip(turns, found, strict=True)]

@@ -1,31 +1,27 @@
-"""A message under a hint as HTML and pictures: the context with the hint, both readings token by token, one token's distributions, and positions."""
+"""A message under a hint as HTML and drawings: the context with the hint, both readings token by token, one token's distributions, and positions."""
 
 import html
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch
 
 from environments.sandbox.visible import visible
+from etude.explorer.drawing import COLOURS, Axis, Drawing, Layer, Look, boxes, drawing, points, ranges, words
 from etude.explorer.hinting import NAMED, Case, Outcome, Read, Word, encoded
-from etude.explorer.page import COLOURS, axes, png
 from etude.explorer.rollouts import EDGES, END, box, chance, named
 from etude.played import split
 from sims.recipe.agent import Language, parted
 
-__all__ = ["STYLE", "context", "distributions", "legend", "positions", "probabilities", "readings", "rows"]
+__all__ = ["STYLE", "apart", "both", "context", "distributions", "placed", "positions", "probabilities", "readings", "rows"]
 
 SIDES: dict[str, Callable[[Outcome], float]] = {"student": lambda one: one.student, "teacher": lambda one: one.teacher}
 STUDENT, TEACHER, APART = "blue", "orange", "purple"
+SIDE = {"student": STUDENT, "teacher": TEACHER}
+NAMES = {"student": "student", "teacher": "teacher, under the hint"}
+LOOKS = {"student": Look(STUDENT), "teacher, under the hint": Look(TEACHER, mark="s")}
+TRAP = "trap: the same position"
 STYLE = f"""<style>
 .said.fault {{outline: 2px solid {COLOURS["red"]}; outline-offset: 1px}}
 .said.hint {{border-left-style: dashed !important; background: rgba(204,121,167,.12)}}
 .said .token .two {{display: grid; grid-template-columns: auto auto; gap: 0 1.2rem}}
-.both {{display: grid; grid-template-columns: minmax(4.5rem, max-content) 1fr; gap: .25rem .7rem; align-items: center; font-size: .85rem}}
-.both .name {{font-family: 'Source Code Pro', monospace; overflow-wrap: anywhere}}
-.both .bar {{display: flex; align-items: center; gap: .4rem; line-height: 1.25}}
-.both .bar i {{display: block; height: .7rem; min-width: 1px; border-radius: 2px}}
 </style>"""
 MOST = 6
 """Tokens of the message in the drawing of positions, and at most so many in front of its hint."""
@@ -89,28 +85,6 @@ def told(word: Word) -> Iterator[str]:
         )
 
 
-def distributions(word: Word) -> str:
-    """One token's alternatives on both sides, as bars."""
-    return f'<div class="both">{bars(word.written, " <small>(written)</small>")}{"".join(map(bars, word.others))}</div>'
-
-
-def bars(outcome: Outcome, more: str = "") -> str:
-    """One outcome: its name and two bars."""
-    both = "".join(
-        f'<div class="bar"><i style="width:{78 * p:.2f}%;background:{COLOURS[colour]}"></i>{html.escape(chance(p))}</div>'
-        for p, colour in ((outcome.student, STUDENT), (outcome.teacher, TEACHER))
-    )
-    return f'<span class="name">{html.escape(named(outcome.text))}{more}</span><div>{both}</div>'
-
-
-def legend() -> str:
-    """What the colours of both sides mean."""
-    look = "border-left:.8rem solid {};padding:0 .8rem 0 .4rem"
-    sides = {STUDENT: "student, without the hint", TEACHER: "teacher, under the hint"}
-    spans = "".join(f'<span style="{look.format(COLOURS[colour])}">{who}</span>' for colour, who in sides.items())
-    return f'<div style="font-size:.85rem">{spans}</div>'
-
-
 def rows(found: Read) -> list[dict]:
     """Every token in figures, in order."""
     return [
@@ -121,74 +95,103 @@ def rows(found: Read) -> list[dict]:
     ]
 
 
-def probabilities(found: Read, kind: str) -> bytes:
-    """Probability of every token on both sides, and below how far they are apart."""
-    return drawn(tuple((tick(one.written.text), one.written.student, one.written.teacher, one.apart[kind]) for one in found.words), kind)
+def across(found: Read) -> Axis:
+    """The tokens of the message, side by side."""
+    return Axis("", least=0.4, most=len(found.words) + 0.6, ticks={place: spelt(one.written.text) for place, one in enumerate(found.words, 1)})
 
 
-def tick(text: str | None) -> str:
-    """A token's name below a picture, where a dollar would begin a formula."""
-    return (END if text is None else named(text) or "∅").replace("$", r"\$")
+def spelt(text: str | None) -> str:
+    """A token's name below a picture."""
+    return END if text is None else named(text) or "∅"
 
 
-@lru_cache(64)
-def drawn(columns: tuple[tuple[str, float, float, float], ...], kind: str) -> bytes:
-    names, student, teacher, apart = zip(*columns, strict=True)
-    fig = Figure(figsize=(7.0, 4.2))
-    above, below = fig.add_axes((0.1, 0.5, 0.885, 0.42)), fig.add_axes((0.1, 0.17, 0.885, 0.26))
-    places = range(1, len(names) + 1)
-    above.vlines(places, student, teacher, color=COLOURS["grey"], linewidth=1)
-    above.plot(places, student, "o", color=COLOURS[STUDENT], markersize=6, label="student")
-    above.plot(places, teacher, "s", color=COLOURS[TEACHER], markersize=5, label="teacher, under the hint")
-    above.set(ylabel="probability", ylim=(-0.04, 1.04), xticks=[])
-    above.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.0))
-    below.bar(places, apart, 0.6, color=COLOURS[APART])
-    below.set_ylabel(f"{kind}, nats")
-    below.set_xticks(places, names, rotation=60 if len(names) > 8 else 0, ha="right" if len(names) > 8 else "center", fontsize=8)
-    for one in (above, below):
-        one.spines[["top", "right"]].set_visible(False)
-        one.set_xlim(0.4, len(names) + 0.6)
-    below.locator_params(axis="y", nbins=4)
-    return png(fig)
+def probabilities(found: Read) -> Drawing:
+    """Probability of every token on both sides."""
+    every = rows(found)
+    marks = [row | {"side": name, "probability": row[side]} for side, name in NAMES.items() for row in every]
+    return drawing(
+        across(found),
+        Axis("probability", least=-0.04, most=1.04),
+        ranges(every, "place", "student", "teacher"),
+        points(marks, "place", "probability", "side", tell=("token",)),
+        looks=LOOKS,
+        height=260,
+    )
 
 
-def positions(case: Case, words: str) -> bytes:
+def apart(found: Read, kind: str) -> Drawing:
+    """How far both sides are apart at every token."""
+    some = [row | {"left": row["place"] - 0.3, "right": row["place"] + 0.3, "low": 0.0} for row in rows(found)]
+    bars = boxes(some, "left", "right", "low", kind, tell=("token", "place", kind), look=Look(APART))
+    return drawing(across(found), f"{kind}, nats", bars, height=190)
+
+
+def both(word: Word) -> list[dict]:
+    """What a token may be, the written one first, and how likely that is on each side."""
+    return [
+        {"token": spelt(one.text) + " (written)" * (one is word.written), "student": one.student, "teacher": one.teacher}
+        for one in (word.written, *word.others)
+    ]
+
+
+def distributions(word: Word) -> Drawing:
+    """One token's alternatives on both sides: two bars each, with their probabilities behind them."""
+    some = both(word)
+    bars = [
+        row | {"side": name, "low": low - place, "high": low + 0.36 - place, "left": 0.0, "right": row[side]}
+        for (side, name), low in zip(NAMES.items(), (0.02, -0.38), strict=True)
+        for place, row in enumerate(some)
+    ]
+    said = [row | {"says": chance(row["right"]), "behind": row["right"] + 0.1, "middle": row["low"] + 0.18} for row in bars]
+    return drawing(
+        Axis("probability", least=0, most=1.2),
+        Axis("", least=0.5 - len(some), most=0.5, ticks={-place: row["token"] for place, row in enumerate(some)}),
+        boxes(bars, "left", "right", "low", "high", "side", tell=("token", "student", "teacher")),
+        words(said, "behind", "middle", "says", tell=("side", "token")),
+        looks=LOOKS,
+        height=50 + 42 * len(some),
+    )
+
+
+def positions(case: Case, told: str) -> Drawing:
     """Both sequences around the hint, and which position predicts the message's first token in each."""
-    hint, language = encoded(case, words), case.agent.language
+    hint, language = encoded(case, told), case.agent.language
     begin, front = case.begin, max(0, case.begin - 1 - MOST // 2)
-    spelt = [tick(spoken(language, one)) for one in case.tokens[front : min(case.end, begin + MOST)]]
-    return placed(tuple(spelt), begin - 1 - front, tuple(tick(spoken(language, one)) for one in hint), front)
+    around = [spoken(language, one) for one in case.tokens[front : min(case.end, begin + MOST)]]
+    return placed(around, begin - 1 - front, [spoken(language, one) for one in hint], front)
 
 
 def spoken(language: Language, one: int) -> str:
     """A token by itself; those that hand the word over have short names."""
-    return {language.env: "env", language.agent: "agent"}.get(one) or language.decode([one])
+    return {language.env: "env", language.agent: "agent"}.get(one) or spelt(language.decode([one]))
 
 
-@lru_cache(64)
-def placed(words: Sequence[str], at: int, hint: Sequence[str], first: int) -> bytes:
-    """`words` from position `first` on; the hint stands in front of number `at`, and the message begins one later."""
-    fig, ax = axes("position", "", 9.2, 3.0, fixed=True)
-    ax.grid(False)
-    teacher = [*words[:at], *hint, *words[at:]]
-    for y, row, shift in ((1, words, 0), (0, teacher, len(hint))):
+def placed(around: Sequence[str], at: int, hint: Sequence[str], first: int) -> Drawing:
+    """`around`: tokens from position `first` on. The hint stands in front of number `at`, and the message begins one later."""
+    tokens, arcs, heads = list[dict](), list[dict](), list[Layer]()
+    for height, who, row, shift in ((1, "student", around, 0), (0, "teacher", [*around[:at], *hint, *around[at:]], len(hint))):
         for place, text in enumerate(row):
-            own, told = place > at + shift, y == 0 and at <= place < at + shift
-            colour = COLOURS["purple"] if told else COLOURS["green"] if own else COLOURS["grey"]
-            look = {"boxstyle": "round,pad=0.25", "facecolor": f"{colour}30", "edgecolor": colour, "linestyle": "--" if told else "-"}
-            ax.text(first + place, y, text[:9], ha="center", va="center", rotation=60, fontsize=9, bbox=look)
-        arrow(ax, (first + at + shift, y), (first + at + shift + 1, y), COLOURS[STUDENT if y else TEACHER])
-    if hint:
-        ax.plot((first + at, first + at), (0.72, 0.28), ":", color=COLOURS["red"], linewidth=2)
-        ax.text(first + at + 0.15, 0.5, "trap: the same position", color=COLOURS["red"], fontsize=8, va="center")
-    ax.set(ylim=(-0.45, 1.7), xlim=(first - 0.7, first + len(teacher) - 0.3))
-    ax.set_yticks((0, 1), ("teacher", "student"))
-    ax.tick_params(axis="y", length=0)
-    return png(fig)
-
-
-def arrow(ax, begin: tuple[float, float], end: tuple[float, float], colour: str) -> None:
-    """An arc over two boxes: who predicts whom."""
-    (x, y), (to, _) = begin, end
-    look = {"arrowstyle": "-|>", "mutation_scale": 14, "linewidth": 2, "color": colour, "connectionstyle": "arc3,rad=-0.9"}
-    ax.add_patch(FancyArrowPatch((x, y + 0.3), (to, y + 0.3), **look))
+            whose = "message" if place > at + shift else "hint" if not height and at <= place < at + shift else "before it"
+            x, y = first + place, float(height)
+            edges = {"left": x - 0.45, "right": x + 0.45, "low": y - 0.3, "high": y + 0.3}
+            tokens.append({"who": who, "position": x, "token": text, "short": text[:9], "whose": whose, "y": y, "shade": 0.25, **edges})
+        last = first + at + shift
+        told = {"predicts": f"{who}: position {last} predicts {last + 1}", "who": who}
+        bend = [(n / 8, 0.32 + 1.2 * n / 8 * (1 - n / 8)) for n in range(9)]
+        arcs += [told | {"x": last + along, "y": height + up} for along, up in bend]
+        heads.append(Layer("point", [arcs[-1] | {"y": height + 0.36}], "x", "y", tell=("predicts",), look=Look(SIDE[who], mark="v"), size=90))
+    lines = [Layer("line", [row for row in arcs if row["who"] == who], "x", "y", tell=("predicts",), look=Look(SIDE[who])) for who in SIDE]
+    trap = [{"x": first + at, "y": y, "trap": TRAP} for y in (0.7, 0.3)] if hint else []
+    most = len(around) + len(hint)
+    return drawing(
+        Axis("position", least=first - 0.7, most=first + most - 0.3, whole=True),
+        Axis("", least=-0.45, most=1.75, ticks={0: "teacher", 1: "student"}),
+        boxes(tokens, "left", "right", "low", "high", "whose", tell=("token", "who", "position"), shade="shade"),
+        words(tokens, "position", "y", "short", tell=("token", "who", "position"), angle=300),
+        Layer("line", trap, "x", "y", tell=("trap",), look=Look("red", ":")),
+        words([row | {"x": first + at + 0.11 * most, "y": 0.5} for row in trap[:1]], "x", "y", "trap", look=Look("red")),
+        *lines,
+        *heads,
+        looks={"before it": Look("grey"), "hint": Look("purple"), "message": Look("green")},
+        height=300,
+    )

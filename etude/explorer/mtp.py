@@ -9,7 +9,8 @@ import streamlit as st
 
 from etude.explorer import examples, files, provenance, spans
 from etude.explorer.charts import Axis, Look, bars, chart, drawing, lines, points, ranges, rule
-from etude.explorer.page import Page, folded, steering
+from etude.explorer.decoded_passes import decode
+from etude.explorer.page import Page, folded
 from kit.settings import RunError
 from ref import mtp
 from ref.engine import decoder
@@ -124,61 +125,6 @@ def by_drafts(rows: list[dict], drafts: int) -> None:
         "Speed-up by number of drafts. Dashed: the formula; solid: with short turns and the cost of verifying, both "
         "with the values of the controls; diamonds: measured, with 95% intervals over tasks.",
     )
-
-
-def step_rows(steps: list[dict]) -> list[dict]:
-    """One row per pass: what was drafted, how much of it was accepted, what the trunk added."""
-    rows = []
-    for step in steps:
-        if step["kind"] != "given":
-            drafted = step["drafted"]
-            rows.append(
-                {
-                    "pass": len(rows) + 1,
-                    "kind": step["kind"],
-                    "drafted": len(drafted),
-                    "accepted": step["accepted"],
-                    "rejected": len(drafted) - step["accepted"],
-                    "drafts": "".join(drafted),
-                    "added": "".join(step["added"]),
-                }
-            )
-    return rows
-
-
-def decode(found: dict, again: str) -> None:
-    """The decode up to a pass, with drafts marked as accepted or rejected. `again`: the command that writes a new example."""
-    steps = found["steps"]
-    rows = step_rows(steps)
-    if len(rows) < 2:
-        raise RunError("example drafting.json shows no decode of several passes; write it again with: " + again)
-    at = st.slider("Pass", 1, len(rows), len(rows), key="pass", bind="query-params", help="Each is one pass of the trunk over all drafts at once.")
-    parts, number = [], 0
-    for step in steps:
-        if step["kind"] == "given":
-            parts.append(spans.spans(step["tokens"], "given", "given"))
-            continue
-        number += 1
-        taken, told = step["accepted"], f"pass {number}, {step['kind']}"
-        parts += [
-            spans.spans(step["drafted"][:taken], "accepted", told),
-            spans.spans(step["drafted"][taken:], "rejected", told),
-            spans.spans(step["added"], "added", told),
-        ]
-        if number == at:
-            break
-    spans.write(parts, ("given", "accepted", "rejected", "added"))
-    some = rows[:at]
-    drafted, accepted, rejected = (sum(row[key] for row in some) for key in ("drafted", "accepted", "rejected"))
-    written = accepted + sum(len(step["added"]) for step in [s for s in steps if s["kind"] != "given"][:at])
-    spans.metrics(
-        ("Drafted", drafted, None),
-        ("Accepted", accepted, None),
-        ("Rejected", rejected, None),
-        ("Tokens per pass", f"{written / at:.2f}", f"{written} tokens in {at} passes."),
-    )
-    st.caption("Choose a row to go back to its pass.")
-    steering(some, "mtp-passes", "pass", [row["pass"] for row in some])
 
 
 def draw() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from etude.explorer.charts import Axis, Look, chart, drawing, lines, points, rule
 from etude.explorer.page import COLOURS, Page, table
+from etude.explorer.playing import play
 from etude.explorer.spans import metrics, tint
 from ref import muon
 
@@ -145,12 +146,17 @@ def matrix(found: Tensor) -> str:
 
 
 def draw() -> None:
-    one, two, three, four, five = st.columns([3, 4, 4, 3, 2])
+    one, two, three, four = st.columns([3, 5, 3, 2])
     shape = SHAPES[one.selectbox("Gradient", SHAPES, 1, key="shape", bind="query-params", help="Outputs × inputs.")]
     decades = two.select_slider("Powers of ten from its largest singular value to its smallest", DECADES, 3.0, key="decades", bind="query-params")
-    steps = three.slider("Rounds of Newton–Schulz", 0, MOST, 5, key="rounds", bind="query-params")
-    dtype = four.selectbox("Computed in", DTYPES, key="dtype", bind="query-params")
-    seed = five.slider("Seed of the gradient", 0, 20, 0, key="matrix-seed", bind="query-params")
+    dtype = three.selectbox("Computed in", DTYPES, key="dtype", bind="query-params")
+    seed = four.slider("Seed of the gradient", 0, 20, 0, key="matrix-seed", bind="query-params")
+    play("Rounds of Newton–Schulz", "rounds", range(MOST + 1), 5, lambda steps: after(shape, decades, seed, dtype, steps))
+    expert_section()
+
+
+def after(shape: tuple[int, int], decades: float, seed: int, dtype: str, steps: int) -> None:
+    """What so many rounds make of the gradient: singular values, and a step beside those of other optimisers."""
     G, rows = gradient(shape, decades, seed), singular(shape, decades, seed, dtype, steps)
     first, last = ([row["singular value"] for row in rows if row["rounds"] == at] for at in (0, steps))
     metrics(
@@ -160,8 +166,7 @@ def draw() -> None:
         ("Largest", f"{last[0]:.3f}", "It is not meant to be 1: the coefficients trade exactness for slope at zero."),
     )
     left, right = st.columns(2)
-    between = [row for row in rows if 0 < row["rounds"] < steps]
-    ends = [row for row in rows if row["rounds"] in (0, steps)]
+    between, ends = ([row for row in rows if (row["rounds"] in (0, steps)) == end] for end in (False, True))
     with left:
         chart(
             drawing(
@@ -184,8 +189,7 @@ def draw() -> None:
                 Axis("after the rounds", most=1.3),
                 lines(through, "share of ‖G‖", "after"),
                 points(own(G, steps, dtype), "share of ‖G‖", "after", look=Look("orange", mark="s")),
-                rule("0.68", y=0.68),
-                rule("1.21", y=1.21),
+                *(rule(f"{y}", y=y) for y in (0.68, 1.21)),
             ),
             "muon-curve",
             through,
@@ -203,7 +207,6 @@ def draw() -> None:
         "Each is the first step from zero at learning rate 1. Adam keeps the signs of entries, Muon the singular directions. Of all steps of one "
         "spectral norm, −UVᵀ lowers the loss most, to first order."
     )
-    expert_section()
 
 
 def expert_section() -> None:

@@ -6,18 +6,12 @@ are sliders, because `st.number_input` ends in a traceback if the URL says inf. 
 its value from one page to the other.
 
     link(name, label, ...)           a link to another page, within the session
-    figure(fig, name, rows, alt)     a picture, with downloads below it: the picture as PNG, its data as CSV
-    axes(...)                        empty axes in the project's style, safe in threads
-    png(fig)                         the drawn picture as bytes, which can be cached; `figure` takes them, too
+    table(rows, name)                a table with a CSV download; `folded`, closed at first; `steering`, one that sets a control
 
-Figures are shown by `charts.py`; a picture is for what is no chart. A redraw spends most of its time on drawing pictures. One that a control does
-not change is therefore cached, and a page draws few at a time. On a narrow screen, columns are stacked. Two pictures with one pair of axes each stay
-legible there; one picture with two does not.
+`charts.py` shows figures. On a narrow screen, columns are stacked.
 """
 
-import base64
 import inspect
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
-from matplotlib.figure import Figure
 
 from etude import catalog, glossary
 from etude.explorer.drawing import COLOURS
 from etude.figures import as_csv
 
-__all__ = ["COLOURS", "NARROW", "PLACES", "Page", "axes", "download", "figure", "folded", "link", "png", "show", "steering", "table"]
+__all__ = ["COLOURS", "PLACES", "Page", "download", "folded", "link", "show", "steering", "table"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,52 +95,6 @@ PLACES: dict[str, Any] = {}
 def link(name: str, label: str, icon: str | None = None, **query: str) -> None:
     """A link to a page, with what its URL says beside its name. It keeps the session, which an ordinary link would begin anew."""
     st.page_link(PLACES[name], label=label, icon=icon, query_params=query or None)
-
-
-def axes(x: str, y: str, width: float = 7.0, height: float = 3.6, columns: int = 1, fixed: bool = False) -> tuple[Figure, Any]:
-    """A figure and its axes (a list of axes for several columns). Does not use pyplot, because sessions draw in separate threads.
-
-    `fixed`: use margins for a title and ordinary labels instead of measuring all labels first, which takes a quarter of the drawing time."""
-    fig = Figure(figsize=(width, height), layout=None if fixed else "constrained")
-    if fixed:
-        fig.subplots_adjust(left=0.7 / width, right=1 - 0.15 / width, bottom=0.5 / height, top=1 - 0.3 / height)
-    made = fig.subplots(1, columns)
-    for one in made if columns > 1 else [made]:
-        one.set_xlabel(x)
-        one.set_ylabel(y)
-        one.spines[["top", "right"]].set_visible(False)
-        one.grid(axis="y", color="#E5E8EB", linewidth=0.8)
-        one.set_axisbelow(True)
-        one.locator_params(nbins=5)  # labels take a third of the drawing time
-    return fig, made
-
-
-def png(fig: Figure) -> bytes:
-    """The picture, drawn."""
-    buffer = io.BytesIO()
-    fig.savefig(buffer, format="png", dpi=144)
-    return buffer.getvalue()
-
-
-def figure(fig: Figure | bytes, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> None:
-    """Shows the picture with an alt text and downloads as PNG and CSV. `rows`: the numbers that were drawn. `wide`: on a narrow screen the
-    picture keeps a readable size and scrolls sideways."""
-    if wide:
-        st.html(NARROW)
-    drawn = fig if isinstance(fig, bytes) else png(fig)
-    # Inside the page: a separate file would be gone if a slider moves before the browser has fetched it.
-    with st.container(key=f"wide-{name}" if wide else None):
-        st.image(f"data:image/png;base64,{base64.b64encode(drawn).decode()}", caption=alt, width="stretch", alt=alt)
-    with st.container(horizontal=True):
-        download("Picture (PNG)", lambda: drawn, f"{name}.png", "image/png")
-        download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
-
-
-NARROW = """<style>@media (max-width: 640px) {
-  [class*="st-key-wide-"] :is([data-testid="stImage"], [data-testid="stFullScreenFrame"]) {overflow-x: auto}
-  [class*="st-key-wide-"] [data-testid="stImage"] img {width: 48rem !important; max-width: none !important}
-}</style>"""
-"""For wide pictures, or several axes side by side, on screens without room for them."""
 
 
 def download(label: str, content: Callable[[], bytes | str], name: str, kind: str) -> None:

@@ -156,7 +156,7 @@ class _Sheet:
             for left, low, row in zip(x, y, rows, strict=True):
                 said = str(row[layer.tell[0]]).replace("$", r"\$")
                 how = {"ha": "left", "family": "monospace", "fontsize": 6} if layer.code else {"ha": "center", "fontweight": "bold", "fontsize": 7}
-                ax.text(left, low, said, color=look.hex, va="center", **how)
+                ax.text(left, low, said, color=look.hex, va="center", rotation=-layer.angle, **how)
         elif layer.x2 is not None:
             ax.stairs(y, [*x, self.at(rows, layer.x2, "x")[-1]], color=look.hex, linestyle=look.dash, linewidth=1.4, label=label)
         elif layer.stacked:

@@ -9,6 +9,7 @@ import torch
 from etude.explorer import examples, provenance, spans
 from etude.explorer.charts import Axis, Look, drawing, lines, picked, points, rule
 from etude.explorer.page import Page, table
+from etude.explorer.playing import play
 from kit.settings import RunError
 from ref import dr_grpo, self_summary
 from ref.self_summary import Chain, Segment
@@ -145,6 +146,30 @@ def fates(notes: list[dict]) -> None:
             table(rows, f"self-summary-kept-{number}")
 
 
+def upto(chain: dict, at: int, trigger: int, colouring: str, credit: float, key: str) -> None:
+    """The first `at` pieces of a chain: figures, text, and how full the context is. `key`: of the slider."""
+    contexts, rows = chain["contexts"], sizes(chain["contexts"])
+    here, whole = rows[at - 1], chain_of([counted(pieces) for pieces in contexts], chain["saved"])
+    passed = [
+        counted([p for p, row in zip(pieces, (r for r in rows if r["context"] == n), strict=True) if row["piece"] <= at])
+        for n, pieces in enumerate(contexts, 1)
+    ]
+    so_far = chain_of([counts for counts in passed if sum(counts)])
+    left, right = st.columns([1, 2])
+    with left:
+        spans.metrics(
+            ("Context", f"{here['context']} of {len(contexts)}", None),
+            ("Tokens in it", here["in the context"], f"A summary is requested at {trigger}."),
+            ("Prefill", so_far.prefill, f"Given tokens that the engine has processed so far; {whole.prefill} in the complete chain."),
+            ("Written", so_far.written, f"So far; {whole.written} in the complete chain, including {whole.summary_tokens} of summary."),
+            ("Saved", whole.saved, "Extra prefill that compaction in a separate call would have needed, over the complete chain."),
+            ("Credit", f"{credit:+.3f}", "The rollout's full advantage, on every token that the policy wrote."),
+        )
+    with right:
+        text(contexts, at, colouring, credit)
+    picture(rows, at, trigger, key)
+
+
 def draw() -> None:
     folder = provenance.chosen("chain.json")
     found = examples.load("chain", folder)
@@ -159,37 +184,12 @@ def draw() -> None:
         number = names.index(st.selectbox("Chain", names, key="chain", bind="query-params"))
         chain = chains[number]
         st.caption(f"`{chain['task']}`")
-        contexts, rows = chain["contexts"], sizes(chain["contexts"])
-        at = st.slider(
-            "Piece",
-            1,
-            len(rows),
-            len(rows),
-            key=f"piece-{number + 1}",
-            bind="query-params",
-            help="Prompts, turns, tool outputs, requests and summaries, in order.",
-        )
-        colouring = st.radio("Colour", ("role", "credit"), key="colour", bind="query-params", horizontal=True)
-    group = group_rows(number, folder=folder)
-    credit, here = group[chain["place"]]["advantage"], rows[at - 1]
-    whole = chain_of([counted(pieces) for pieces in contexts], chain["saved"])
-    passed = [
-        counted([p for p, row in zip(pieces, (r for r in rows if r["context"] == n), strict=True) if row["piece"] <= at])
-        for n, pieces in enumerate(contexts, 1)
-    ]
-    so_far = chain_of([counts for counts in passed if sum(counts)])
-    with left:
-        spans.metrics(
-            ("Context", f"{here['context']} of {len(contexts)}", None),
-            ("Tokens in it", here["in the context"], f"A summary is requested at {found['trigger']}."),
-            ("Prefill", so_far.prefill, f"Given tokens that the engine has processed so far; {whole.prefill} in the complete chain."),
-            ("Written", so_far.written, f"So far; {whole.written} in the complete chain, including {whole.summary_tokens} of summary."),
-            ("Saved", whole.saved, "Extra prefill that compaction in a separate call would have needed, over the complete chain."),
-            ("Credit", f"{credit:+.3f}", "The rollout's full advantage, on every token that the policy wrote."),
-        )
     with right:
-        text(contexts, at, colouring, credit)
-    picture(rows, at, found["trigger"], f"piece-{number + 1}")
+        colouring = st.radio("Colour", ("role", "credit"), key="colour", bind="query-params", horizontal=True)
+    group, pieces = group_rows(number, folder=folder), sum(map(len, chain["contexts"]))
+    credit, key = group[chain["place"]]["advantage"], f"piece-{number + 1}"
+    said = "Prompts, turns, tool outputs, requests and summaries, in order."
+    play("Piece", key, range(1, pieces + 1), pieces, lambda at: upto(chain, at, found["trigger"], colouring, credit, key), help=said)
     st.subheader("What was kept and lost")
     st.markdown(
         "A fact is kept if the summary states it as the scripted agent would; changed if the summary describes the file in "

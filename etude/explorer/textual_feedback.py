@@ -1,12 +1,14 @@
 """Textual feedback: a message in which the agent went wrong, read with and without a hint, token by token, by the agent itself."""
 
 import math
+from collections.abc import Mapping
 
 import streamlit as st
 
 from etude.explorer import examples, hint_tokens, provenance, rollouts
+from etude.explorer.charts import chart, picked
 from etude.explorer.hinting import ITS, KINDS, OTHER, OWN, TOLD, Case, Read, case_of, given_away, read, words_of
-from etude.explorer.page import Page, figure, table
+from etude.explorer.page import Page, table
 from etude.explorer.spans import metrics
 from etude.explorer.watch import known, stamps
 from etude.play import found as checkpoints
@@ -76,23 +78,18 @@ def draw() -> None:
         st.subheader("The message, token by token")
         st.html(hint_tokens.readings(found, kind))
         st.caption("Point at a token, or tap it: what both sides say of it.")
-        figure(
-            hint_tokens.probabilities(found, kind),
-            "hint-tokens",
-            hint_tokens.rows(found),
-            f"Above, the probability of each token of the message without the hint and under it; below, {SAYS[kind]}, nats.",
-        )
+        charts(found, kind)
     token(found, kind)
     st.subheader("Who predicts whom")
-    figure(
+    chart(
         hint_tokens.positions(case, words),
         "hint-positions",
         [
             {"token": place, "student": s, "teacher": t}
             for place, (s, t) in enumerate(zip(found.where.student.tolist(), found.where.teacher.tolist()), 1)
         ],
-        "Both sequences by position. The hint, dashed, moves the message to the right, and an arc leads from the position that predicts its first "
-        "token. Who reads the teacher where the student is asks another token.",
+        "Both sequences by position. The hint moves the message to the right, and an arc leads from the position that predicts its first token. Who "
+        "reads the teacher where the student is asks another token.",
         wide=True,
     )
     everyone(some, kind)
@@ -110,23 +107,40 @@ def facts(found: Read, kind: str) -> None:
     )
 
 
+def ranked(found: Read, kind: str) -> list[int]:
+    """The tokens of the message by number, from 0 on, those first that the hint changes most."""
+    return sorted(range(len(found.words)), key=lambda place: -found.words[place].apart[kind])
+
+
+def charts(found: Read, kind: str) -> None:
+    """The message token by token, in two charts. A click shows both distributions of a token."""
+    rows, most = hint_tokens.rows(found), len(found.words)
+
+    def gone(row: Mapping) -> None:
+        if most > 1 and "place" in row:
+            st.session_state[f"rank-{most}"] = ranked(found, kind).index(row["place"] - 1) + 1
+
+    says = "Probability of each token of the message, without the hint and under it. A click shows what else was likely there, below."
+    picked(hint_tokens.probabilities(found), "hint-tokens", rows, says, then=gone)
+    picked(hint_tokens.apart(found, kind), "hint-apart", rows, f"{SAYS[kind]}, nats.", then=gone)
+
+
 def token(found: Read, kind: str) -> None:
     """Both distributions of one token, at first of that which the hint changes most, and all tokens in the order of what it changes."""
-    most = len(found.words)
-    ranked = sorted(range(most), key=lambda place: -found.words[place].apart[kind])
+    most, order = len(found.words), ranked(found, kind)
     left, right = st.columns([2, 3])
     with left:
         st.subheader("One token, on both sides")
         said = "1 is the token that the hint changes most; the table has their order."
         rank = st.slider("Rank by what the hint changes", 1, most, 1, key=f"rank-{most}", bind="query-params", help=said) if most > 1 else 1
-        place = ranked[rank - 1]
+        place = order[rank - 1]
         word = found.words[place]
-        st.caption(f"Token {place + 1} of {most}, {word.apart[kind]:.3f} nats apart")
-        st.html(hint_tokens.legend() + hint_tokens.distributions(word))
+        says = f"Token {place + 1} of {most}, {word.apart[kind]:.3f} nats apart: what it was, and what else was likely on a side."
+        chart(hint_tokens.distributions(word), "hint-token", hint_tokens.both(word), says)
     with right:
         st.subheader("What the hint changes most")
         rows = [{key: value for key, value in row.items() if key not in KINDS or key == kind} for row in hint_tokens.rows(found)]
-        table([rows[place] for place in ranked], "hint-most")
+        table([rows[place] for place in order], "hint-most")
 
 
 def everyone(some: list[Case], kind: str) -> None:

@@ -147,6 +147,7 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
     if layer.kind == "text":
         encoding["text"] = {"field": "t0"}
         mark |= {"align": "left", "font": "monospace", "fontSize": 9, "fontWeight": "normal"} if layer.code else {}
+        mark |= {"angle": layer.angle} if layer.angle else {}
     if layer.split is not None:
         encoding["detail"] = {"field": "split", "type": "nominal"}
     if mark["type"] == "bar" and layer.by is not None:

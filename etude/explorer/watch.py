@@ -16,6 +16,7 @@ from etude.explorer import provenance, rollouts
 from etude.explorer.charts import chart
 from etude.explorer.files import stamp
 from etude.explorer.page import Page, link, table
+from etude.explorer.playing import play
 from etude.play import Agent, agent_in, found, task_of
 from etude.recording import TASK
 from etude.tokens import Watched
@@ -127,19 +128,17 @@ def draw() -> None:
     )
     with st.spinner("The agent plays …"):
         beside = [watched(*stamps(agent.folder), task, heat, seed, drafts) for agent in some]
-    most = max(len(one.turns) for one in beside)
-    left, right = st.columns([4, 1], vertical_alignment="bottom")
-    with left:
-        until = st.slider("Shown up to message", 1, most, most, key=f"turns-{most}", bind="query-params") if most > 1 else 1
-    with right:
-        if again := st.button("Play", key="play", icon=":material/play_arrow:"):
-            st.session_state["plays"] = st.session_state.get("plays", 0) + 1
     st.html(rollouts.STYLE)
-    st.html(rollouts.legend(drafts))
-    for one, column in zip(beside, st.columns(len(beside)), strict=True):
-        with column:
-            st.markdown(f"**{heading(one, len(beside))}** · {helpers} to read" + (f" · {rate(one.drafts)}" if drafts else ""))
-            st.html(rollouts.shown(one, until, st.session_state["plays"] if again else 0))
+
+    def until(message: int) -> None:
+        st.html(rollouts.legend(drafts))
+        for one, column in zip(beside, st.columns(len(beside)), strict=True):
+            with column:
+                st.markdown(f"**{heading(one, len(beside))}** · {helpers} to read" + (f" · {rate(one.drafts)}" if drafts else ""))
+                st.html(rollouts.shown(one, message))
+
+    most = max(len(one.turns) for one in beside)
+    play("Shown up to message", f"turns-{most}", range(1, most + 1), most, until)
     how = f"at temperature {heat:g}" if heat else "at temperature 1, though the rollout is greedy"
     words = f"Probability of each token {how}, in the order in which they were written; dotted lines part the turns of {beside[-1].name}."
     chart(rollouts.picture(beside), "watch-tokens", rollouts.rows(beside), words)

@@ -83,7 +83,7 @@ def block(root: Path, number: int, before: Watched, after: Watched) -> str:
     words = f"Held-out task {number} is the first that the agent after RL {verdict} with greedy decoding."
     again = f"<code>{html.escape(command)}</code> plays it again."
     sides = zip(("before RL", "after RL"), (before, after))
-    columns = "".join(f"<div><h3>{name}</h3>{rendering.shown(one, len(one.turns), 0)}</div>" for name, one in sides)
+    columns = "".join(f"<div><h3>{name}</h3>{rendering.shown(one, len(one.turns))}</div>" for name, one in sides)
     return f'<p>{words} {again}</p><div class="sides">{columns}</div>'
 
 

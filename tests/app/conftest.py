@@ -9,6 +9,7 @@ What tests of several pages need stands here as fixtures that are functions:
     drive(at)               moves every control to each end and through its options; how often it was drawn
     edit(at, ...)           edits the page's table
     table(at, column)       the first table that has this column, as a data frame
+    plays(at, key)          plays the sequence of the slider with this key, and pauses it; where it began
 """
 
 from functools import cache
@@ -75,6 +76,21 @@ def table():
         return next(shown.value for shown in at.dataframe if column in shown.value.columns)
 
     return found
+
+
+@pytest.fixture
+def plays():
+    def played(at, key):
+        at.button(key=f"{key}-play").click()
+        _whole(at.run())
+        assert at.button(key=f"{key}-play").label == "Pause"
+        moment = at.slider(key=f"{key}-playing").value
+        at.button(key=f"{key}-play").click()
+        _whole(at.run())
+        assert at.button(key=f"{key}-play").label == "Play" and at.slider(key=key).value == moment
+        return moment
+
+    return played
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_a_chain_is_credited_undivided(page, table):
     assert any(row["contexts"] > 1 for row in rows.to_dict("records"))
 
 
-def test_a_chain_counts_as_ref_counts_it(page, whole):
+def test_a_chain_counts_as_ref_counts_it(page, whole, plays):
     at = page("summary")
     chain = examples.load("chain")["chains"][0]
     everything = summary.chain_of([summary.counted(pieces) for pieces in chain["contexts"]], chain["saved"])
@@ -95,6 +95,7 @@ def test_a_chain_counts_as_ref_counts_it(page, whole):
     whole(at.run())
     assert metric(at, "Written") == "0" and metric(at, "Context") == f"1 of {len(counts)}"
     assert int(metric(at, "Prefill")) == len(chain["contexts"][0][0]["tokens"])
+    assert plays(at, "piece-1") == 1
 
 
 def test_a_link_opens_the_view_it_was_copied_from(page):
@@ -159,7 +160,7 @@ def test_speed_follows_the_sliders(page):
         assert row["depth"] == k and row["from α"] == 1.0
 
 
-def test_drafted_is_accepted_and_rejected(page, table, whole):
+def test_drafted_is_accepted_and_rejected(page, table, whole, plays):
     at = page("mtp")
     found = examples.load("drafting")
     passes = at.slider(key="pass")
@@ -171,6 +172,7 @@ def test_drafted_is_accepted_and_rejected(page, table, whole):
         rows = table(at, "rejected")
         assert len(rows) == place and rows["drafted"].sum() == drafted and rows["accepted"].sum() == accepted
     assert rejected > 0 and passes.max == sum(step["kind"] != "given" for step in found["steps"])
+    assert plays(at, "pass") == 1 and len(table(at, "rejected")) == 1, "from the end once more from the beginning"
 
 
 @pytest.mark.parametrize(("name", "missing"), [("summary", "chain"), ("replay", "routing"), ("mtp", "drafting")])

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude import async_timeline as timeline
-from etude.explorer import async_rl, async_strips, weight_sync
+from etude.explorer import async_rl, async_strips, weight_chain, weight_sync
+from etude.explorer.drawing import Look
 from kit.disk import atomic_write
 from kit.settings import RunError
 from ref import async_rl as ref_async
@@ -52,8 +53,6 @@ def test_every_control_goes_to_both_ends(page, drive, name):
 )
 def test_a_control_draws_what_it_changes_and_nothing_else(page, redrawn, name, kind, key, value, least, most):
     at = page(name)
-    weight_sync.diagram.cache_clear()
-    at.run()
     assert least <= redrawn(at, getattr(at, kind)(key=key), value) <= most
 
 
@@ -141,7 +140,7 @@ def test_a_version_has_one_colour_and_each_step_is_a_box():
     assert numbers <= {str(version) for *_, version in one.steps} and len(numbers) > 4
 
 
-def test_the_button_moves_the_clock_to_the_end_of_each_step(page, whole):
+def test_buttons_move_the_clock_to_the_end_of_each_step(page, whole, plays):
     at = page("async-rl", mode="in-flight")
     one = async_rl.simulated("in-flight", 2, 0.2, 1.0, 32, 4, 4, 1.0, 0.0)
 
@@ -155,10 +154,13 @@ def test_the_button_moves_the_clock_to_the_end_of_each_step(page, whole):
     assert clock().value == clock().max and done() == async_rl.STEPS
     seen = []
     for _ in range(3):
-        at.button(key="async-next").click()
+        at.button(key=f"{clock().key}-next").click()
         whole(at.run())
         seen.append((done(), clock().value))
     assert [steps for steps, _ in seen] == [1, 2, 3] and all(steps[1] <= at_ for steps, (_, at_) in zip(one.steps, seen))
+    assert plays(at, clock().key) == seen[-1][1], "from where it is"
+    whole(clock().set_value(clock().max).run())
+    assert plays(at, clock().key) == seen[0][1], "and from the end once more from the beginning"
     whole(clock().set_value(0.0).run())
     assert done() == 0 and dict(at.query_params), "the link says the time"
 
@@ -294,17 +296,17 @@ def test_other_runs_are_none_of_its_business(run):
 
 
 def test_shares_and_bits_are_those_of_ref(page, table):
-    shown = table(page("weight-sync", std="0.05", updates=weight_sync.EVEN), "gap + step").set_index("learning rate")
-    masters, unit = weight_sync.drawn(0.05, weight_sync.EVEN)
+    shown = table(page("weight-sync", std="0.05", updates=weight_chain.EVEN), "gap + step").set_index("learning rate")
+    masters, unit = weight_chain.drawn(0.05, weight_chain.EVEN)
     assert set(unit.abs().tolist()) == {1.0}
     for lr in weight_sync.LRS:
         old, new = masters.bfloat16(), (masters + lr * unit).bfloat16()
         positions, steps = ref_sync.encode_delta(old, new)
         row = shown.loc[lr]
-        assert row["changed share"] == len(positions) / weight_sync.WEIGHTS
+        assert row["changed share"] == len(positions) / weight_chain.WEIGHTS
         assert row["law, changed share"] == pytest.approx(ref_sync.changed_share(masters, lr * unit))
-        assert row["gap + step"] == pytest.approx(8 * len(ref_sync.pack(positions, steps, weight_sync.WEIGHTS)) / len(positions))
-        error = (row["law, changed share"] / weight_sync.WEIGHTS) ** 0.5
+        assert row["gap + step"] == pytest.approx(8 * len(ref_sync.pack(positions, steps, weight_chain.WEIGHTS)) / len(positions))
+        error = (row["law, changed share"] / weight_chain.WEIGHTS) ** 0.5
         assert abs(row["changed share"] - row["law, changed share"]) < 5 * error
 
 
@@ -318,7 +320,7 @@ def test_the_entropy_by_hand():
 
 
 def test_no_code_is_far_below_the_entropy_and_gap_and_step_is_near_it():
-    for row in weight_sync.coded(0.02, weight_sync.NORMAL)[2:7]:
+    for row in weight_sync.coded(0.02, weight_chain.NORMAL)[2:7]:
         assert 0.97 * row["law"] < row["gap + step"] < 1.35 * row["law"]
         assert row["gap + step"] < row["XOR"] < row["index + value"] or row["learning rate"] > 1e-5
 
@@ -338,9 +340,9 @@ class Recorded(dict):
 @pytest.mark.parametrize(("lr", "have", "want"), [(1e-6, 17, 30), (1e-6, None, 30), (1e-4, 3, 31), (1e-3, 0, 26), (1e-6, 8, 16)])
 def test_a_reader_fetches_what_the_page_draws(lr, have, want):
     """A reader of `ref.weight_sync` on a store with the same chain reads these shards, and no others."""
-    std, updates, anchor, merge = 0.02, weight_sync.NORMAL, 25, 8
-    masters, _ = weight_sync.drawn(std, updates)
-    masters, store, generator = masters[: weight_sync.SMALL].view(weight_sync.ROWS, -1).clone(), Recorded(), torch.Generator().manual_seed(1)
+    std, updates, anchor, merge = 0.02, weight_chain.NORMAL, 25, 8
+    masters, _ = weight_chain.drawn(std, updates)
+    masters, store, generator = masters[: weight_chain.SMALL].view(weight_chain.ROWS, -1).clone(), Recorded(), torch.Generator().manual_seed(1)
     writer = ref_sync.Writer(store, anchor, merge)
     served = torch.zeros(masters.shape, dtype=torch.bfloat16)
     reader = ref_sync.Reader(store, [ref_sync.Part("w", tuple(masters.shape), 0, served)])
@@ -354,25 +356,45 @@ def test_a_reader_fetches_what_the_page_draws(lr, have, want):
     store.read.clear()
     assert reader.fetch() == want
     read = [key for key in store.read if "manifest" not in key]
-    way = weight_sync.way(weight_sync.chain(lr, std, updates, anchor, merge), have, want)
+    way = weight_chain.way(weight_chain.chain(lr, std, updates, anchor, merge), have, want)
     assert [key.partition("/")[0] for key in read] == [f"{link['version']:08d}" for link in way]
     assert [key.partition("/")[2].partition("-")[0] for key in read] == [link["link"] for link in way]
     assert [len(dict.__getitem__(store, key)) for key in read] == [link["bytes"] for link in way]
 
 
+@pytest.mark.parametrize(("have", "want"), [(12, 30), (None, 30), (30, 30), (0, 1)])
+def test_every_link_of_the_chain_is_drawn_and_those_fetched_are_thick(have, want):
+    manifests = weight_chain.chain(1e-6, 0.02, weight_chain.NORMAL, 25, 8)
+    some = weight_chain.links(manifests, have, want)
+    assert len(some) == sum(len(manifests[version]["links"]) for version in range(want + 1))
+    fetched = [(link["version"], link["from"]) for link in weight_chain.way(manifests, have, want)]
+    assert sorted((link["version"], link["from"]) for link in some if link["fetched"]) == sorted(fetched)
+    drawn = weight_chain.diagram(some, have, want, 8)
+    arcs = [layer for layer in drawn.layers if layer.kind == "line"]
+    assert len({row["arc"] for layer in arcs for row in layer.rows}) == len(some)
+    for layer in arcs:
+        assert {row["fetched"] for row in layer.rows} == {not layer.thin}
+        for row in layer.rows:
+            assert layer.thin or layer.look == Look(weight_chain.KINDS[row["link"]], mark="^")
+        ends = {(row["version"], row["from"]): row["x"] for row in layer.rows}  # the last point of each
+        assert all(x == pytest.approx(version) for (version, _), x in ends.items()), "an arc ends at the version that it makes"
+    held = [row["version"] for layer in drawn.layers for row in layer.rows if row.get("this version") == "held by the reader"]
+    assert held == ([] if have is None else [have])
+
+
 def test_what_to_look_for_in_weight_sync_is_so(page, table):
-    rows = {row["learning rate"]: row for row in weight_sync.coded(0.02, weight_sync.NORMAL)}
+    rows = {row["learning rate"]: row for row in weight_sync.coded(0.02, weight_chain.NORMAL)}
     assert rows[1e-6]["law, changed share"] < 0.05 and rows[1e-6]["gap + step"] < 1.25 * rows[1e-6]["law"]
-    small, large = (weight_sync.late(weight_sync.chain(lr, 0.02, weight_sync.NORMAL, 25, 8), 30) for lr in (1e-6, 1e-4))
+    small, large = (weight_chain.late(weight_chain.chain(lr, 0.02, weight_chain.NORMAL, 25, 8), 30) for lr in (1e-6, 1e-4))
     assert all(row["cheapest way"] < row["from nothing"] for row in small)
-    assert any(link["link"] == "merged" for link in weight_sync.way(weight_sync.chain(1e-6, 0.02, weight_sync.NORMAL, 25, 8), 12, 30))
+    assert any(link["link"] == "merged" for link in weight_chain.way(weight_chain.chain(1e-6, 0.02, weight_chain.NORMAL, 25, 8), 12, 30))
     assert any(row["delta by delta"] > row["from nothing"] for row in large)
     for row in [*small, *large]:
         assert row["cheapest way"] <= min(row["delta by delta"], row["from nothing"])
 
 
-def test_a_reader_without_anything_and_one_that_is_up_to_date(page, table):
+def test_a_reader_without_anything_and_one_that_is_up_to_date(page, table, plays):
     links = table(page("weight-sync", empty="true", newest="30"), "link")
     assert links["link"].tolist()[0] == "anchor" and links["version"].tolist()[-1] == 30
     at = page("weight-sync", behind="0")
-    assert any("has the newest version" in line.value for line in at.markdown)
+    assert any("has the newest version" in line.value for line in at.markdown) and plays(at, "newest") == 30

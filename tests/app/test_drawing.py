@@ -30,7 +30,7 @@ DRAWN = {
         "x",
         Axis("", least=-2, most=8, ticks={0.5: "first", 7.25: "last $"}),
         boxes(ROWS, "x", "to", "low", "high", "way", tell=("y",)),
-        words(ROWS, "x", "y", "way", tell=("to",)),
+        words(ROWS, "x", "y", "way", tell=("to",), angle=300),
     ),
     "thin and parted": drawing("x", "y", lines(ROWS, "x", "y", "way", thin=True, split="to")),
 }
@@ -74,6 +74,13 @@ def test_the_picture_leaves_nothing_out(drawn):
             assert axis.names or all(low <= place <= high for place in places if not axis.log or place > 0)
     said = {text.get_text() for text in legend.get_texts()} if (legend := ax.get_legend()) else set()
     assert said == (set(drawn.looks) if len(drawn.looks) > 1 else set()) | {layer.says for layer in drawn.layers if layer.says}
+
+
+def test_words_are_turned_in_the_chart_and_in_its_picture():
+    drawn = DRAWN["boxes and words"]
+    (mark,) = [layer["mark"] for layer in vega.spec(drawn)["layer"] if layer["mark"]["type"] == "text"]
+    turned = {text.get_rotation() for text in printed.printed(drawn).axes[0].texts}
+    assert mark["angle"] == 300 and turned == {60.0}, "clockwise in one, and the other way round in the other"
 
 
 @given(st.floats(allow_nan=True, allow_infinity=False) | st.integers(-(10**9), 10**9) | st.none() | st.booleans() | st.text(max_size=5))

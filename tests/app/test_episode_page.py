@@ -50,9 +50,11 @@ def test_each_turn_shows_what_was_said_called_and_changed(page, mine):
     assert shown["Reward"] == f"{grade['reward']:.2f}" == "1.00" and shown["Tests"] == f"{grade['passed']} of {grade['of']}" and shown["Flags"] == "0"
 
 
-def test_turns_in_figures(page, table):
-    shown = table(page("episodes"), "lines changed")
+def test_turns_in_figures_and_played(page, table, plays):
+    at = page("episodes", turn="3")
+    shown = table(at, "lines changed")
     assert shown["turn"].tolist() == [1, 2, 3, 4] and shown["calls"].tolist()[-1] == "finish" and shown["lines changed"].tolist()[1] > 0
+    assert plays(at, "turn") == 3
 
 
 def test_calls_are_counted(page):

@@ -5,13 +5,14 @@ import math
 import shutil
 from functools import cache
 
+import pyarrow
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude import example_agent, play
-from etude.explorer import examples, hint_tokens, hinting, provenance
+from etude.explorer import examples, hint_tokens, hinting, provenance, vega
 from etude.explorer.hinting import ANSWER, ITS, KINDS, MESSAGE, OTHER, OWN, TOLD, case_of, encoded, given_away, read, words_of
 from etude.explorer.page import COLOURS
 from etude.explorer.textual_feedback import PAGE
@@ -78,6 +79,12 @@ def mine(runs):  # noqa: F811
 
 def metrics(at):
     return {one.label: one.value for one in at.metric}
+
+
+def charted(at, column) -> list[list]:
+    """What this column of each chart's table says."""
+    tables = [pyarrow.ipc.open_stream(one.proto.data.data or one.proto.datasets[0].data.data).read_all() for one in at.get("vega_lite_chart")]
+    return [table.column(column).to_pylist() for table in tables]
 
 
 def html(at) -> str:
@@ -200,7 +207,8 @@ def test_it_shows_what_was_read(page, whole, table, cases, short):
         shown = table(at, "forward")
         assert shown["forward"].tolist() == sorted(apart, reverse=True) and "reverse" not in shown.columns
         first = found.words[shown["place"].iloc[0] - 1]
-        assert hint_tokens.distributions(first) in html(at) and hint_tokens.readings(found, "forward") in html(at)
+        assert hint_tokens.readings(found, "forward") in html(at)
+        assert vega.table(hint_tokens.distributions(first))["t1"] in charted(at, "t1")
         assert bool([one for one in at.warning if "leaks" in one.value]) == (told == ANSWER)
     assert "Shown: **committed example**, a run from another machine" in " ".join(one.value for one in at.caption)
 
@@ -235,12 +243,45 @@ def test_forgetting_the_shift_is_said(page, short, cases):
 
 def test_a_control_draws_what_it_changes_and_nothing_else(page, redrawn, short):
     at = page("textual-feedback")
-    hint_tokens.drawn.cache_clear()
-    hint_tokens.placed.cache_clear()
-    assert redrawn(at, at.radio(key="told"), MESSAGE) == 2
+    assert redrawn(at, at.radio(key="told"), MESSAGE) == 4
     assert redrawn(at, at.radio(key="divergence"), "js") == 1
     slider = next(one for one in at.slider if one.key.startswith("rank"))
-    assert redrawn(at, slider, slider.max) == redrawn(at, at.radio(key="told"), MESSAGE) == 0
+    assert redrawn(at, slider, slider.max) == 1 and redrawn(at, at.radio(key="told"), MESSAGE) == 0
+
+
+def test_charts_say_what_was_read(cases):
+    """Each token at its probabilities and its divergence; each alternative with both of its bars; as rows the same."""
+    case = cases[0]
+    found = read(case, case.says)
+    rows, many = hint_tokens.rows(found), len(found.words)
+    above, below = hint_tokens.probabilities(found), hint_tokens.apart(found, "js")
+    marks = above.layers[-1].rows
+    assert [(row["place"], row["probability"]) for row in marks if row["side"] == "student"] == [(row["place"], row["student"]) for row in rows]
+    assert [row["probability"] for row in marks if row["side"] != "student"] == [row["teacher"] for row in rows] and len(marks) == 2 * many
+    assert [(row["low"], row["js"]) for row in below.layers[0].rows] == [(0.0, row["js"]) for row in rows]
+    assert [*(above.x.ticks or ())] == [*(below.x.ticks or ())] == [*range(1, many + 1)]
+    word = found.words[0]
+    drawn = hint_tokens.distributions(word)
+    bars = {(row["token"], row["side"]): row["right"] - row["left"] for row in drawn.layers[0].rows}
+    for outcome, row in zip((word.written, *word.others), hint_tokens.both(word), strict=True):
+        assert [bars[row["token"], side] for side in hint_tokens.LOOKS] == [outcome.student, outcome.teacher]
+    assert len(bars) == 2 * len(drawn.y.ticks or ()) and [row["token"].endswith("(written)") for row in hint_tokens.both(word)].count(True) == 1
+
+
+def test_positions_are_those_of_ref(cases):
+    """The hint moves the message by its length; on both sides the last token before the message predicts its first one."""
+    for case in cases[:4]:
+        drawn = hint_tokens.positions(case, case.says)
+        hint, boxes = encoded(case, case.says), [row for row in drawn.layers[0].rows if row["whose"] != "before it"]
+        begins = {who: min(row["position"] for row in boxes if row["who"] == who and row["whose"] == "message") for who in ("student", "teacher")}
+        assert begins == {"student": case.begin, "teacher": case.begin + len(hint)}
+        assert sum(row["whose"] == "hint" for row in boxes) == len(hint) and {row["who"] for row in boxes if row["whose"] == "hint"} == {"teacher"}
+        where = read(case, case.says).where
+        first = {"student": int(where.student[0]), "teacher": int(where.teacher[0])}
+        lines = [layer.rows for layer in drawn.layers if layer.kind == "line" and layer.tell == ("predicts",)]
+        arcs = {rows[0]["who"]: (rows[0]["x"], rows[-1]["x"]) for rows in lines}
+        assert begins == first and arcs == {who: (place - 1, place) for who, place in first.items()}
+    assert not [layer for layer in hint_tokens.positions(case, "").layers if layer.tell == ("trap",)], "without a hint there is no trap"
 
 
 def test_a_runs_own_agent_reads_its_own_faults(page, mine, cases):

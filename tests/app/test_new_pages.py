@@ -206,7 +206,7 @@ def test_steps_of_three_optimisers():
     assert rows["SGD"]["of the best descent"] < rows["Muon"]["of the best descent"]
 
 
-def test_an_expert_that_nobody_visits_stays_exactly_where_it_is(page):
+def test_an_expert_that_nobody_visits_stays_exactly_where_it_is(page, plays):
     rows = muon.experts(0.95)
     assert {row["moves by"] for row in rows if row["expert"] == "never visited"} == {0.0}
     walked = {
@@ -220,7 +220,7 @@ def test_an_expert_that_nobody_visits_stays_exactly_where_it_is(page):
     at = page("muon", rounds="0", decades="1.0")
     assert shown(at)["Never visited, moves by"] == "exactly 0" and shown(at)["Largest over smallest, before"] == shown(at)["after"] == "10"
     at.slider(key="rounds").set_value(5).run()
-    assert float(shown(at)["after"]) < 2
+    assert float(shown(at)["after"]) < 2 and plays(at, "rounds") == 5
 
 
 # ----------------------------------------------------------------------------------------- continued pretraining

@@ -282,6 +282,18 @@ def test_laws_and_open_statements_have_tables_of_their_own(page, table):
     assert not any("law" in shown.value.columns for shown in at.dataframe)
 
 
+def test_every_claim_is_in_the_chart_and_a_bar_says_its_experiment():
+    everything = figures.of_sources(figures.load(claims.RESULTS / "claims.json"))
+    rows = claims.counts(everything)
+    assert sum(row["claims"] for row in rows) == len(everything) and all(row["claims"] for row in rows)
+    (layer,) = claims.verdicts_drawn(rows).layers
+    for name in {c["experiment"] for c in everything}:
+        bars = [row for row in layer.rows if row["experiment"] == name]
+        assert [row["left"] for row in bars] == [0, *(row["right"] for row in bars[:-1])], "without a gap"
+        assert bars[-1]["right"] == sum(c["experiment"] == name for c in everything)
+        assert [row["verdict"] for row in bars] == [v for v in claims.LOOKS if any(c["verdict"] == v for c in everything if c["experiment"] == name)]
+
+
 @pytest.mark.parametrize("content", [None, "[{", '[{"claim": 1}]', "[3]", '{"a": 1}'])
 def test_broken_claims_are_one_line(page, tmp_path, monkeypatch, content):
     monkeypatch.setattr(claims, "RESULTS", tmp_path)

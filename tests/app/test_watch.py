@@ -227,7 +227,7 @@ def test_a_run_plays_its_own_task_before_and_after_rl(page, mine):
     assert first.tokens[0].probability < last.tokens[0].probability
 
 
-def test_turns_appear_one_after_the_other(page, runs, whole, agent):  # noqa: F811
+def test_turns_appear_one_after_the_other(page, runs, whole, plays, agent):  # noqa: F811
     at = page("watch")
     both = [watched(one) for one in (play.agent_in(FOLDER / example_agent.BEFORE), agent)]
     slider = next(slider for slider in at.slider if slider.key.startswith("turns"))
@@ -235,20 +235,18 @@ def test_turns_appear_one_after_the_other(page, runs, whole, agent):  # noqa: F8
     slider.set_value(1)
     whole(at.run())
     assert html(at).count('class="more"') == sum(len(one.turns[0]) for one in both) and "verdict" not in html(at)
-    at.button(key="play").click()
-    whole(at.run())
-    assert 'class="appearing play-1"' in html(at)
-    whole(at.run())
-    assert "appearing play" not in html(at)
+    assert plays(at, slider.key) == 1, "from where it is"
+    whole(slider.set_value(slider.max).run())
+    assert plays(at, slider.key) == 1 and "verdict" not in html(at), "and from the end once more from the beginning"
 
 
 def test_a_summary_is_no_turn(agent):
     """So that the page counts as the verdict does."""
     one = watched(agent)
-    assert f"agent, turn {one.played.reward.turns}<" in rollouts.shown(one, len(one.turns), 0)
+    assert f"agent, turn {one.played.reward.turns}<" in rollouts.shown(one, len(one.turns))
     last = max(at for at, piece in enumerate(one.played.pieces) if piece.role == "agent")
     pieces = [dataclasses.replace(piece, role="summary") if at == last else piece for at, piece in enumerate(one.played.pieces)]
-    shown = rollouts.shown(dataclasses.replace(one, played=dataclasses.replace(one.played, pieces=tuple(pieces))), len(one.turns), 0)
+    shown = rollouts.shown(dataclasses.replace(one, played=dataclasses.replace(one.played, pieces=tuple(pieces))), len(one.turns))
     assert '<span class="who">summary</span>' in shown and f"turn {one.played.reward.turns}<" not in shown
 
 
@@ -313,7 +311,7 @@ def test_what_an_agent_writes_stays_text(agent):
     evil = tokens.Token("<b>\x1b\n", 0.2, (("<script>", 0.3), (None, 0.1)), ())
     pieces = [dataclasses.replace(one.played.pieces[0], text="<img src=x>"), dataclasses.replace(one.played.pieces[1], text="<b>")]
     bad = dataclasses.replace(one, played=dataclasses.replace(one.played, pieces=tuple(pieces), diff=("+<i>",)), turns=((evil,),))
-    shown = rollouts.shown(bad, 1, 0)
+    shown = rollouts.shown(bad, 1)
     assert not any(tag in shown for tag in ("<b>", "<script>", "<img", "<i>", "\x1b")) and "&lt;b&gt;\\x1b↵" in shown and "end of the turn" in shown
 
 

@@ -54,7 +54,7 @@ def test_a_success_and_a_failure_stand_beside_the_same_task_before_rl(run):
     assert text.count("<h3>before RL</h3>") == text.count("<h3>after RL</h3>") == 2
     for place, number, name in ((success, 1, "sft"), (failure, 0, "final")):
         one = played(run / "checkpoints" / name, number)
-        assert rendering.shown(one, len(one.turns), 0) in text[place:], "what etude play and the explorer show, with every token's probability"
+        assert rendering.shown(one, len(one.turns)) in text[place:], "what etude play and the explorer show, with every token's probability"
         assert html.escape(f"etude play {run} --task {number} --greedy --before sft") in text
     assert not re.search(r"https?://|<script|<link|@import|url\(", text), "it stands alone"
 

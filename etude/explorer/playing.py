@@ -1,0 +1,95 @@
+"""A sequence that plays: a slider over its moments, Play beside it, which is Pause meanwhile, and what is drawn at a moment below them.
+
+All of it is a fragment: a step draws it anew, and nothing else of the page. Streamlit starts and stops the fragment's timer only while it draws the
+whole page, so that happens once when playing begins and once when it is over. At the last moment it is over; Play then begins with the first one.
+
+While it plays, another slider stands in the first one's place, which follows and cannot be moved. The timer sends what the browser's sliders say, and
+a browser that is behind would set the sequence back; Streamlit ignores what a disabled slider sends. The link does not say the moment meanwhile:
+every step would be a page of its own in the browser's history.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import streamlit as st
+
+__all__ = ["EVERY", "ahead", "play"]
+
+EVERY = 0.8
+"""Seconds from one moment to the next."""
+Moment = TypeVar("Moment", int, float)
+
+
+def ahead(now: Moment, moments: Sequence[Moment]) -> Moment | None:
+    """The first of the ordered moments that lies after this one; None at the end."""
+    return next((moment for moment in moments if now < moment), None)
+
+
+def play(
+    label: str,
+    key: str,
+    moments: Sequence[Moment],
+    begin: Moment,
+    show: Callable[[Moment], None],
+    *,
+    least: Moment | None = None,
+    step: Moment = 1,
+    one: str = "",
+    help: str | None = None,
+) -> None:
+    """Draws the slider, its buttons and what `show` draws for its value. `key`: the slider's. `moments`: where playing stops by, in order. The slider
+    goes from `least`, by default the first of them, to the last, in steps of `step`, and is at `begin` at first. `one`: what a button says that
+    goes on by one moment. A single moment is shown without any control."""
+    least = moments[0] if least is None else least
+    if least == moments[-1]:
+        show(least)
+        return
+    state, plays, button = st.session_state, f"{key}-plays", f"{key}-play"
+    # While it plays, state[plays] is the moment that was shown last: if the slider is still there, the timer has called. None: somebody else has.
+    if button not in state:
+        state.pop(plays, None)  # another page was opened meanwhile
+    if plays in state:
+        state[plays] = None
+        if ahead(state[key], moments) is None:
+            del state[plays]
+    timed = plays in state
+
+    def pressed() -> None:
+        if plays in state:
+            del state[plays]
+            return
+        if ahead(state[key], moments) is None:
+            state[key] = moments[0]
+        state[plays] = None
+
+    def stepped() -> None:
+        state.pop(plays, None)
+        following = ahead(state[key], moments)
+        state[key] = moments[0] if following is None else following
+
+    def drawn() -> None:
+        if plays in state and state[plays] == state[key]:
+            following = ahead(state[key], moments)
+            state[key] = state[key] if following is None else following
+        going = plays in state
+        left, right = st.columns([2, 1] if one else [4, 1], vertical_alignment="bottom")
+        with left:
+            if going:
+                now = state[f"{key}-playing"] = state[key]
+                st.slider(label, least, moments[-1], begin, step, key=f"{key}-playing", disabled=True, help=help)
+            else:
+                now = st.slider(label, least, moments[-1], begin, step, key=key, bind="query-params", help=help)
+        with right, st.container(horizontal=True):
+            icon = ":material/pause:" if going else ":material/play_arrow:"
+            st.button("Pause" if going else "Play", key=button, on_click=pressed, icon=icon, help="At the end it begins again.")
+            if one:
+                st.button(one, key=f"{key}-next", on_click=stepped, icon=":material/skip_next:", help="From the end, the first one.")
+        show(now)
+        if going:
+            state[plays] = state[key] = now
+            if ahead(now, moments) is None:
+                del state[plays]
+        if (plays in state) != timed:
+            st.rerun()  # starts or stops the timer
+
+    st.fragment(drawn, run_every=EVERY if timed else None)()
