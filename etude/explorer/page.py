@@ -51,24 +51,16 @@ class Page:
     """Functions and classes whose source the page shows."""
     technique: str | None = None
     """Name in `etude/catalog.py`, for the lesson."""
+    opens: bool = False
+    """Whether the page opens with what it draws, before its formula and its question."""
 
 
 def show(page: Page) -> None:
     """Draws the complete page. A problem with a folder or a file shows up as one line on the page."""
-    from kit.settings import RunError
-
     st.title(page.title)
     st.markdown(page.says, help=glossary.told(page.says) or None)
-    if page.formula:
-        st.latex(page.formula)
-    if page.question:
-        st.info(f"**Predict first.** {page.question}")
-        with st.expander("Show the answer"):
-            st.markdown(page.look)
-    try:
-        page.draw()
-    except (RunError, OSError) as error:
-        st.error(str(error))
+    for part in (_drawn, _asked) if page.opens else (_asked, _drawn):
+        part(page)
     for shown in page.code:
         path, first, text = source(shown)
         with st.expander(f"`{shown.__name__}` in {path}, line {first}"):
@@ -77,6 +69,26 @@ def show(page: Page) -> None:
     if entry and entry.lesson:
         number = Path(entry.lesson).name.partition("_")[0]
         link("lesson", f"Lesson {number}: {entry.title.partition(':')[0]}", ":material/school:", n=number)
+
+
+def _asked(page: Page) -> None:
+    """The formula, and the question with its folded answer."""
+    if page.formula:
+        st.latex(page.formula)
+    if page.question:
+        st.info(f"**Predict first.** {page.question}")
+        with st.expander("Show the answer"):
+            st.markdown(page.look)
+
+
+def _drawn(page: Page) -> None:
+    """What the page draws, or in one line why it cannot."""
+    from kit.settings import RunError
+
+    try:
+        page.draw()
+    except (RunError, OSError) as error:
+        st.error(str(error))
 
 
 @lru_cache(None)

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from etude import drafted, tokens
 from etude.docstring import rewritten
@@ -94,13 +95,13 @@ def another() -> None:
     st.session_state["tasks"], st.session_state["task"] = TASKS[1], secrets.randbelow(NUMBERS)
 
 
-def asked(agent: Agent) -> tuple[Task, float, int]:
-    """Draws the controls. The task, temperature and seed that they say. Raises RunError for a docstring that is none."""
+def asked(agent: Agent, above: DeltaGenerator) -> tuple[Task, float, int]:
+    """Draws the controls, of which the docstring and the next task stand above. The task, temperature and seed that they say. Raises RunError for a
+    docstring that is none."""
     own = agent.recipe.rl.temperature
     first, second, third = st.columns(3)
     with first:
         kind = st.radio("Task", TASKS, key="tasks", bind="query-params", horizontal=True)
-        st.button("New task", key="new-task", on_click=another, icon=":material/casino:")
     with second:
         number = st.slider("Number", 0, NUMBERS - 1, TASK, key="task", bind="query-params", help="Of the held-out task, or the seed of a new one.")
     with third:
@@ -110,15 +111,18 @@ def asked(agent: Agent) -> tuple[Task, float, int]:
     module = task.files[task.target]
     # Each task has a box of its own, so that none is given the words of another one.
     key = f"doc-{blake2b(task.key.encode(), digest_size=4).hexdigest()}"
-    doc = st.text_input(
-        f"Docstring of {task.target}({', '.join(module.args)})", module.doc, key=key, bind="query-params", help="Change it and press Enter."
-    )
+    with above:
+        left, right = st.columns([4, 1], vertical_alignment="bottom")
+        label = f"Docstring of {task.target}({', '.join(module.args)})"
+        doc = left.text_input(label, module.doc, key=key, bind="query-params", help="Change it and press Enter.")
+        right.button("New task", key="new-task", on_click=another, icon=":material/casino:")
     return (task if doc == module.doc else rewritten(task, doc)), heat, seed
 
 
 def draw() -> None:
+    above, drawn = st.container(), st.container()  # what the agent does comes first, and below it what it can be asked
     some = chosen()
-    task, heat, seed = asked(some[-1])
+    task, heat, seed = asked(some[-1], above)
     helpers = {0: "no helper", 1: "1 helper"}.get(task.depth, f"{task.depth} helpers")
     drafts = st.toggle(
         "Drafts",
@@ -126,7 +130,7 @@ def draw() -> None:
         bind="query-params",
         help="Which of its tokens would have been drafts of its own small layers, checked several at a time (speculative decoding).",
     )
-    with st.spinner("The agent plays …"):
+    with above, st.spinner("The agent plays …"):
         beside = [watched(*stamps(agent.folder), task, heat, seed, drafts) for agent in some]
     st.html(rollouts.STYLE)
 
@@ -138,10 +142,12 @@ def draw() -> None:
                 st.html(rollouts.shown(one, message))
 
     most = max(len(one.turns) for one in beside)
-    play("Shown up to message", f"turns-{most}", range(1, most + 1), most, until)
+    with above:
+        play("Shown up to message", f"turns-{most}", range(1, most + 1), most, until)
     how = f"at temperature {heat:g}" if heat else "at temperature 1, though the rollout is greedy"
     words = f"Probability of each token {how}, in the order in which they were written; dotted lines part the turns of {beside[-1].name}."
-    chart(rollouts.picture(beside), "watch-tokens", rollouts.rows(beside), words)
+    with drawn:
+        chart(rollouts.picture(beside), "watch-tokens", rollouts.rows(beside), words)
     experts(beside[-1])
     link("start", "How it was trained: the recipe, stage by stage", ":material/account_tree:")
 
@@ -183,4 +189,5 @@ PAGE = Page(
     draw=draw,
     code=(sample, tokens.turns, drafted.of_turn, rewritten),
     technique="recipe",
+    opens=True,
 )

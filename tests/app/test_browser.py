@@ -253,6 +253,7 @@ def test_the_agent_plays_a_task_and_then_another_docstring(tab, address):
     tab.goto(f"{address}/watch?task=7")
     before, after = verdicts(tab)
     assert "not solved" in before and "not solved" not in after and "solved" in after, "the task of the committed recording"
+    assert tab.locator(".rollout").first.bounding_box()["y"] < 0.8 * tab.viewport_size["height"], "the page opens on an agent at work"
     expect(tab.get_by_text("sft, before RL")).to_be_visible()
     expect(tab.get_by_text("agent, after RL")).to_be_visible()
     token = tab.locator(".token").first
