@@ -1,12 +1,13 @@
-"""Pictures of the explorer's first page for the README: python -m tests.app.screenshots
+"""Pictures of the explorer for README.md and docs/explorer.md: python -m tests.app.screenshots [NAME ...]
 
-A wide and a narrow screen, light and dark. The clone's agents play the task of the committed recording. The explorer is started where no run lies,
-as a newcomer sees it.
+The first page on a wide and a narrow screen, light and dark, as it opens; and of the wide, light one the page of advantages and a lesson. The clone's
+agents play the task of the committed recording. The explorer is started where no run lies, as a newcomer sees it.
 """
 
-import re
 import shutil
+import sys
 import tempfile
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -21,27 +22,36 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "results"
 SIZES = {"wide": (1280, 1000), "narrow": (390, 1000)}
 """Name → width and height of the screen, CSS pixels."""
-SCHEMES = ("light", "dark")
+WATCHED = f"watch?task={TASK}"
+SHOTS = {f"watch-{size}-{scheme}": (WATCHED, size, scheme) for size in SIZES for scheme in ("light", "dark")} | {
+    "explorer": ("advantages", "wide", "light"),
+    "lesson": ("lesson?n=4", "wide", "light"),
+}
+"""Name of a picture → what its address ends with, size and colours of the screen."""
 MOST = 150_000
 """Bytes of a picture."""
 SLOW = 120_000
 """Milliseconds to wait at most."""
 
 
-def shot(browser: Browser, address: str, size: tuple[int, int], scheme: str) -> bytes:
-    """The first page as PNG, once both agents have played: from the docstring down, and on a narrow screen what the agent after RL did."""
-    width, height = size
+def shot(browser: Browser, address: str, place: str, size: str, scheme: str) -> bytes:
+    """A page as PNG, once it is drawn: the first one with both agents' verdicts, a lesson at its first picture, others from the top."""
+    width, height = SIZES[size]
     look = "dark" if scheme == "dark" else "light"
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=look, reduced_motion="reduce")
     context.set_default_timeout(SLOW)
     expect.set_options(timeout=SLOW)
     tab = context.new_page()
-    tab.goto(f"{address}/watch?task={TASK}")
-    expect(tab.locator(".rollout > .said:last-child").last).to_contain_text("verdict")
+    tab.goto(f"{address}/{place}")
+    if place == WATCHED:
+        expect(tab.locator(".rollout > .said:last-child").last).to_contain_text("verdict")
     expect(tab.locator('[data-testid="stApp"][data-test-script-state="notRunning"]')).to_be_attached()
-    expect(tab.locator('[data-testid="stVegaLiteChart"] svg.marks').first).to_be_visible()
-    begin = tab.locator(".rollout").last if width < 800 else tab.get_by_role("textbox", name=re.compile("Docstring of"))
-    begin.evaluate("e => { e.style.scrollMarginTop = '110px'; e.scrollIntoView({block: 'start'}); }")
+    if place.startswith("lesson"):
+        drawn = tab.locator('[data-testid="stImage"] img').first
+        drawn.evaluate("e => e.scrollIntoView({block: 'center'})")
+    else:
+        drawn = tab.locator('[data-testid="stVegaLiteChart"] svg.marks').first
+    expect(drawn).to_be_visible()
     tab.wait_for_timeout(500)
     picture = tab.screenshot()
     context.close()
@@ -59,20 +69,21 @@ def small(picture: bytes) -> bytes:
     raise SystemExit(f"a picture takes {buffer.tell():,} bytes, more than {MOST:,}")
 
 
-def main() -> None:
-    """Writes all four."""
+def main(names: Sequence[str]) -> None:
+    """Writes the pictures of these names, or all."""
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         raise SystemExit(f"none of {', '.join(PROGRAMS)} is installed; on Debian and Ubuntu: apt-get install chromium")
+    if strange := set(names) - set(SHOTS):
+        raise SystemExit(f"there is no picture {', '.join(sorted(strange))}; there are {', '.join(SHOTS)}")
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        for name, size in SIZES.items():
-            for scheme in SCHEMES:
-                path = OUT / f"watch-{name}-{scheme}.png"
-                atomic_write(path, data := small(shot(browser, address, size, scheme)))
-                print(f"{path.relative_to(ROOT)}: {len(data):,} bytes", flush=True)
+        for name in names or SHOTS:
+            path = OUT / f"{name}.png"
+            atomic_write(path, data := small(shot(browser, address, *SHOTS[name])))
+            print(f"{path.relative_to(ROOT)}: {len(data):,} bytes", flush=True)
         browser.close()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
