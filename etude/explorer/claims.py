@@ -46,7 +46,7 @@ def rows(claims: list[dict]) -> list[dict]:
                 "source": c["source"],
                 "rule": figures.ruled(c),
                 "how it was decided": c["note"] or "",
-                "play it again": c["command"],
+                "run it again": c["command"],
             }
             for c in claims
         ]
@@ -64,7 +64,7 @@ def law_rows(claims: list[dict]) -> list[dict]:
             "bound": figures.bound(c),
             "source": c["source"],
             "how it was decided": c["note"] or "",
-            "play it again": c["command"],
+            "run it again": c["command"],
         }
         for c in claims
     ]
@@ -130,6 +130,7 @@ def draw() -> None:
     rows(claims)
     known = {entry.name: entry for entry in catalog.EXPERIMENTS}
     st.markdown(figures.covered(everything))
+    st.caption("Shown: the committed records in results/. An experiment that you ran yourself is opened on the page of the recipe.")
     left, right = st.columns([2, 1])
     with left:
         experiments = st.multiselect(
@@ -185,8 +186,9 @@ PAGE = Page(
     says="What the sources claim, what was measured here, and a verdict that follows only from a rule and the measurement. Claims that did "
     "not reproduce are listed, too, and so are statements that are not tested yet.",
     formula="",
-    question="How many of the sources' claims did not reproduce here? Guess, and then see why.",
-    look="The table gives rule and reason, also of what did not reproduce, and every row names the command that runs it again.",
+    question="Of which claims shows so small a world least: of those on losses and curves, on engines and weights, or on an agent's habits?",
+    look="Of those on habits: most claims of the experiments behaviour and length-penalty show no effect here, while those of async-rl and weight-sync "
+    "nearly all reproduce. The table gives rule and reason, and every row names the command that runs it again.",
     draw=draw,
     code=(figures.gather,),
 )

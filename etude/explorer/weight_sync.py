@@ -90,7 +90,7 @@ def bits(rows: list[dict], lr: float) -> Drawing:
 
 def draw() -> None:
     one, two, three = st.columns(3)
-    lr = one.select_slider("Learning rate", LRS, 1e-6, key="lr", bind="query-params")
+    lr = one.select_slider("Learning rate", LRS, 1e-5, key="lr", bind="query-params")
     std = two.select_slider("Standard deviation of the weights", STDS, 0.02, key="std", bind="query-params")
     updates = three.selectbox(
         "Updates", (NORMAL, EVEN), key="updates", bind="query-params", help="Of each weight; Adam's are near one size while gradients agree."

@@ -294,6 +294,15 @@ def test_every_claim_is_in_the_chart_and_a_bar_says_its_experiment():
         assert [row["verdict"] for row in bars] == [v for v in claims.LOOKS if any(c["verdict"] == v for c in everything if c["experiment"] == name)]
 
 
+def test_the_answer_of_the_claims_page_is_what_the_records_say():
+    def share(*names):
+        mine = [c["verdict"] for c in figures.of_sources(figures.load(claims.RESULTS / "claims.json")) if c["experiment"] in names]
+        return mine.count("reproduced") / len(mine)
+
+    assert "behaviour and length-penalty show no effect" in claims.PAGE.look and share("behaviour", "length-penalty") < 0.2
+    assert "async-rl and weight-sync nearly all" in claims.PAGE.look and share("async-rl", "weight-sync") > 0.9
+
+
 @pytest.mark.parametrize("content", [None, "[{", '[{"claim": 1}]', "[3]", '{"a": 1}'])
 def test_broken_claims_are_one_line(page, tmp_path, monkeypatch, content):
     monkeypatch.setattr(claims, "RESULTS", tmp_path)
