@@ -1,8 +1,8 @@
-"""What every lesson needs: code shown from its source, exercises that check themselves, experiments played live.
+"""What every lesson needs: code shown from its source, exercises that check themselves, experiments run live.
 
     source(ref.kl.token_kl)          the code, as it stands in the repository
     check(1, test)                   runs an exercise's test and says whether it is solved, and if not what is missing
-    play(kl_variance.sampled, c)     plays a part of an experiment of `sims/`
+    play(kl_variance.sampled, c)     runs a part of an experiment of `sims/`
     tiny_run()                       a small finished run of the recipe, for what needs one
     claims("kl-variance")            what the committed run of an experiment found
     verdicts("kl-variance")          the same, printed: a line for each claim
@@ -109,12 +109,12 @@ def tiny_folder() -> Path:
 
 
 def tiny_run() -> Path:
-    """A finished run of the recipe at its smallest, in runs/lessons/: played once (half a minute), then found there until its settings
+    """A finished run of the recipe at its smallest, in runs/lessons/: made once (half a minute), then found there until its settings
     change. Its agent has learned nothing; what lessons show with it is how things hang together."""
     root, config = tiny_folder(), fill(recipe.Recipe, SMOKE)
     begun = (root / "config.json").exists()
     if not begun:
-        print("a tiny run of the recipe is played first, once: half a minute", file=sys.stderr)
+        print("a tiny run of the recipe comes first, once: half a minute", file=sys.stderr)
         for old in RUNS.glob("tiny*"):
             if re.fullmatch("tiny(-[0-9a-f]{8})?", old.name) and (old / "config.json").is_file():  # what a learner has put here stays
                 shutil.rmtree(old)
