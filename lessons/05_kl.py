@@ -1,8 +1,8 @@
 # %% [markdown]
-# # 5 · KL: three estimates, and the gradient that is not there
+# # 5 · KL: three estimates, and two places to put them
 #
 # **After this lesson you can** say what k1, k2 and k3 estimate and how far each can be trusted; find the divergence at which the popular
-# one starts to fail; and explain why a regulariser that looks right in the logs can have no gradient at all.
+# one starts to fail; and say what gradient each of them has in the loss, and in the reward.
 #
 # *About 40 minutes. Prerequisites: lesson 4. Source: Composer 2 technical report, §4.1 and Figure 4.*
 #
