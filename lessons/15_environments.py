@@ -55,7 +55,7 @@ def scene(part, *more):
     try:
         rows = [] if QUICK else part(environments_demo.Demo(), *more)
     except RunError as error:
-        print(f"not played here: {error}")
+        print(f"not run here: {error}")
         return
     heads = {name: name for name in rows[0]} if rows else {}
     widths = {name: max(len(str(row[name])) for row in [heads, *rows]) for name in heads}
