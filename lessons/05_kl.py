@@ -30,7 +30,7 @@ import math
 import matplotlib.pyplot as plt
 import torch
 
-from lessons.course import check, play, quick, source
+from lessons.course import check, quick, run, source
 from ref import kl
 from sims import kl_variance
 
@@ -79,7 +79,7 @@ print(f"k1 and k3 cross at {kl.crossing():.3f} nats")
 
 # %%
 settings = kl_variance.Experiment(divergences=(0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5), samples=quick(1_000_000, 50_000))
-rows = play(kl_variance.sampled, settings)
+rows = run(kl_variance.sampled, settings)
 figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
 for kind, style in zip(kl.KINDS, ("o-", "s--", "^:")):
     mine = [row for row in rows if row["kind"] == kind]

@@ -32,7 +32,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from lessons.course import check, claims, play, quick, source, tiny_run, verdicts
+from lessons.course import check, claims, quick, run, source, tiny_run, verdicts
 from ref import formats, quant
 from sims import low_precision, policies, quantised
 
@@ -226,7 +226,7 @@ def parts(run):
     return low_precision.measured(stage, settings, root, recipe, held)
 
 
-found = play(parts)
+found = run(parts)
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
 colours = ("#0072B2", "#009E73", "#E69F00", "#D55E00")
 for number, (form, colour) in enumerate(zip(low_precision.FORMS[1:], colours, strict=True)):

@@ -2,7 +2,7 @@
 
     source(ref.kl.token_kl)          the code, as it stands in the repository
     check(1, test)                   runs an exercise's test and says whether it is solved, and if not what is missing
-    play(kl_variance.sampled, c)     runs a part of an experiment of `sims/`
+    run(kl_variance.sampled, c)      runs a part of an experiment of `sims/`
     tiny_run()                       a small finished run of the recipe, for what needs one
     claims("kl-variance")            what the committed run of an experiment found
     verdicts("kl-variance")          the same, printed: a line for each claim
@@ -31,7 +31,7 @@ from kit.settings import fill
 from sims.policies import SMOKE
 from sims.recipe import stages as recipe
 
-__all__ = ["QUICK", "check", "claims", "hushed", "play", "quick", "source", "tiny_folder", "tiny_run", "verdicts"]
+__all__ = ["QUICK", "check", "claims", "hushed", "quick", "run", "source", "tiny_folder", "tiny_run", "verdicts"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "lessons"
@@ -96,10 +96,10 @@ def hushed() -> Iterator[None]:
         main.update({} if script is None else {"__file__": script})
 
 
-def play(part: Callable[..., T], *arguments: Any) -> T:
+def run(part: Callable[..., T], *arguments: Any) -> T:
     """Calls a part of an experiment of `sims/` that keeps its state in a run, `part(run, *arguments)`, in a folder that is thrown away."""
-    with tempfile.TemporaryDirectory() as folder, hushed(), Run.open(Path(folder) / "run", "lesson", {}) as run:
-        return part(run, *arguments)
+    with tempfile.TemporaryDirectory() as folder, hushed(), Run.open(Path(folder) / "run", "lesson", {}) as opened:
+        return part(opened, *arguments)
 
 
 def tiny_folder() -> Path:
@@ -118,8 +118,8 @@ def tiny_run() -> Path:
         for old in RUNS.glob("tiny*"):
             if re.fullmatch("tiny(-[0-9a-f]{8})?", old.name) and (old / "config.json").is_file():  # what a learner has put here stays
                 shutil.rmtree(old)
-    with hushed(), Run.open(root, "recipe", config, resume=begun) as run:
-        recipe.run(run, config)
+    with hushed(), Run.open(root, "recipe", config, resume=begun) as opened:
+        recipe.run(opened, config)
     return root
 
 

@@ -34,9 +34,9 @@ def test_a_part_is_played_in_silence(capfd):
         print("noise", file=sys.stderr)
         return stage.finish({"x": x})
 
-    assert course.play(part, 3) == {"x": 3}
+    assert course.run(part, 3) == {"x": 3}
     with pytest.raises(ZeroDivisionError):
-        course.play(lambda run: 1 / 0)
+        course.run(lambda run: 1 / 0)
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
