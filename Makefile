@@ -1,14 +1,14 @@
 # make demo    shows a trained agent at work on a task: installs what that needs, and trains nothing
-# make small   plays the whole recipe here, into runs/small (again after an interruption: goes on)
+# make small   runs the whole recipe here, into runs/small (again after an interruption: goes on)
 # make check   lint, format, types, the architecture, README and docs, tests/ref: what one runs before every commit
 # make test    runs every test, files side by side on all cores; one file or test alone: .venv/bin/python -m pytest FILE
 # make test-gpu runs what only a CUDA device can show; without one its tests are skipped
 # make test-big reads and writes a folder of 4 GB on two ranks, and says how much memory that took
 # make test-faults kills services again and again, and an S3 server in the middle of a sync: installs s3fs and moto (130 MB) beside the others
 # make test-ray runs the services of asynchronous RL on a Ray of this machine, and kills some: installs Ray (240 MB) beside the others
-# make test-vllm plays asynchronous RL with vLLM as its engine: installs that into an environment of its own, .venv-vllm (4 GB)
+# make test-vllm runs asynchronous RL with vLLM as its engine: installs that into an environment of its own, .venv-vllm (4 GB)
 # make test-docker attacks sandboxes of Docker's; needs an engine that answers, or root and dockerd (apt-get install docker.io), and starts that one
-# make test-harbor exports the tasks of a small package, and plays them with Harbor, in bubblewrap and in Docker: installs that into an environment
+# make test-harbor exports the tasks of a small package, and runs them with Harbor, in bubblewrap and in Docker: installs that into an environment
 #              of its own, .venv-harbor (500 MB; needs bubblewrap, an engine as test-docker does, and a Python from 3.12 on: HARBOR_PY=python3.13)
 # make test-real runs what needs small open models: installs them (400 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)

@@ -121,7 +121,7 @@ def figures_of(folder: Path) -> dict:
     trained = async_timeline.trainings(known["trainer"])
     restarts = sum(max(line["epoch"] for line in lines) for lines in known.values())
     if restarts:
-        raise RunError(f"{restarts} services of {folder} died; its times say nothing. Play it again with --resume")
+        raise RunError(f"{restarts} services of {folder} died; its times say nothing. Run it again with --resume")
     begin = min(line["at"] for lines in async_timeline.workers(known).values() for line in lines if line["what"] == "work")
     seconds = trained[-1]["at"] - begin
     thirds = [thirds_of(version, p) for version, played in services.trained(folder) for p in played]

@@ -115,7 +115,7 @@ def install(
     """Proposes steps for a folder and tries them; writes those that worked to `out`, and beside it what was tried and what was asked of the index.
     Without a policy, a script plays both stages. Raises RunError, in one line, where the folder is not set up; Interrupted."""
     if out.exists() and not again:
-        raise RunError(f"{out} is there already; --again makes it anew, and --replay plays it")
+        raise RunError(f"{out} is there already; --again makes it anew, and --replay runs it")
     with Place(folder, index, private, out.with_suffix(".requests.jsonl")) as place, Tried(out.with_suffix(".tried.jsonl")) as tried:
         tried.add({"kind": "begin", "folder": str(folder), "tree": place.tree, "index": index, "who": who or "script"})
         try:

@@ -30,7 +30,7 @@ class Statement:
     """Why nothing tests it, and what would."""
 
 
-HERE = "can be played on a laptop; no experiment does yet"
+HERE = "can be tested on a laptop; no experiment does so yet"
 JUDGE = "needs a model that can judge code; the monitors here are rules"
 GPU = "needs GPUs, where speed and formats can be measured"
 CLUSTER = "needs models of the report's size on a cluster"
@@ -106,7 +106,7 @@ DRAFTS = (
         "samples-unchanged",
         "arXiv:2211.17192",
         "accept and reject leave the distribution of samples as it is",
-        why="held exactly by tests/ref/test_mtp.py; no experiment plays it",
+        why="held exactly by tests/ref/test_mtp.py; no experiment measures it",
     ),
     Statement(
         "drafts-from-mid-cpt",
@@ -313,7 +313,7 @@ REPLAY = (
         "router-learns",
         "§6.2",
         "the router still computes its scores, so that gradients flow through it under replay",
-        why="held exactly by tests/ref/test_router_replay.py; no experiment plays it",
+        why="held exactly by tests/ref/test_router_replay.py; no experiment measures it",
     ),
 )
 
@@ -396,7 +396,7 @@ SYSTEMS = (
         "expert-parallel-free",
         "§6.1",
         "expert parallelism made of DP and CP ranks computes what one rank does",
-        why="held by tests/mirror/test_network.py; no experiment plays it",
+        why="held by tests/mirror/test_network.py; no experiment measures it",
     ),
     Statement(
         "leaks-batch",
@@ -427,7 +427,7 @@ SYSTEMS = (
         "muon-sharded",
         "Composer 2.5",
         "Muon sharded by attention head and expert takes the unsharded steps",
-        why="held by tests/mirror/test_training.py; no experiment plays it",
+        why="held by tests/mirror/test_training.py; no experiment measures it",
     ),
     Statement("dual-mesh", "Composer 2.5", "separate layouts for expert and other weights send less than one layout for both", why=GPU),
 )
@@ -466,7 +466,7 @@ ENVIRONMENTS = (
         "egress",
         "§6.2",
         "a transparent proxy stops what no policy allows, without the environment's help",
-        why="held by tests/environments/test_door_escapes.py; programs must know of our proxy, and no experiment plays it",
+        why="held by tests/environments/test_door_escapes.py; programs must know of our proxy, and no experiment measures it",
     ),
     Statement(
         "auto-install",
@@ -535,7 +535,7 @@ ENVIRONMENTS = (
         "evaluated-before-shipping",
         "real-time RL",
         "a candidate is evaluated before it ships, so that no worse one reaches users",
-        why="held by tests/sims/test_real_time_rl.py; no experiment plays the loop without its gate",
+        why="held by tests/sims/test_real_time_rl.py; no experiment runs the loop without its gate",
     ),
     Statement("five-hours", "real-time RL", "a loop from users' reactions to a shipped model takes five hours", why=PRODUCT),
     Statement(
@@ -631,7 +631,7 @@ def open_statements(claims: Sequence[dict]) -> list[tuple[Statement, str]]:
     """Statements that no claim or law of these tests, each with the reason."""
     found, reasons = _tested(claims), {f"{c['experiment']}/{c['name']}": c["note"].split("; ")[0] for c in claims}
     return [
-        (statement, statement.why or "; ".join(dict.fromkeys(reasons.get(name, f"{name} was not played") for name in statement.tests)))
+        (statement, statement.why or "; ".join(dict.fromkeys(reasons.get(name, f"{name} was not run") for name in statement.tests)))
         for statement in STATEMENTS
         if not any(name in found for name in statement.tests)
     ]

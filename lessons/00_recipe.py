@@ -30,6 +30,13 @@
 # when it always takes the likeliest one. RL then rewards solved tasks. By how many points does each of the two rise? Write down your guess
 # before you read on.
 
+# %% [markdown]
+# ## The agent at work
+#
+# This is what the chain ends in. A small agent that it has trained comes with this repository. Here it works, live, on a task that it has
+# not seen. It is told the names of the files of a repository, and which of them lost the body of its function. Everything else it has to
+# read. It can `read` a file, `write` a body, `test` it, and say that it is `done`:
+
 # %%
 import itertools
 import json
@@ -46,16 +53,61 @@ from ref.cpt import load_tokenizer
 from ref.engine.sampler import Sampler
 from ref.network import Config, load_hf
 from sims.microrepo import document, transcript
-from sims.policies import read_config
 from sims.recipe import agent
 from sims.recipe import stages as recipe
-from sims.recipe.agent import Language
+from sims.recipe.agent import Language, parted
 from sims.recipe.data import shown_episodes, task_stream
 from sims.recipe.demonstrations import context
-from sims.recipe.learner import language_of, load_checkpoint
 from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap, pass_at_k
 
+folder = ROOT / "results" / "examples" / "agent"
+trained = fill(Recipe, json.loads((folder / "record.json").read_text())["config"])
+language = Language(load_tokenizer(folder / "tokenizer.json"))
+sampler = Sampler(load_hf(folder), getattr(torch, trained.training.sampler_dtype))
+held_out = list(itertools.islice(task_stream(trained, "evaluation"), 10))
+
+
+def show(who, text):
+    """Prints what somebody said."""
+    print(f"{who:>6} │ " + "\n       │ ".join(line for line in text.split("\n") if line.strip()))
+
+
+def attempt(number):
+    """The agent tries a held-out task. It always takes the likeliest token."""
+    (episode,) = agent.play(sampler, language, [held_out[number]], 1, context(language, trained), trained.rl.max_turns, None, 0.0)
+    for place, segment in enumerate(episode.chain.segments):
+        if place:
+            print("       ┆ a new context: the task, and the summary that the agent wrote of what went before")
+        for where, own in parted(segment, language.env):
+            said = language.decode(segment.tokens[where].tolist())
+            for speaker in language.speakers:
+                said = said.replace(speaker, "\n")
+            show("agent" if own else "env", said)
+    verdict = episode.verdict
+    print(f"\n{'solved' if verdict.tests else 'not solved'}: {verdict.passed:.0%} of the hidden tests pass, after {verdict.turns} turns")
+
+
+attempt(4)
+
+# %% [markdown]
+# Read it line by line. The agent read the file that it has to repair. The docstring names helpers, so it read those too. It wrote a body,
+# tested it, and stopped. Tests that it never saw decide whether the task counts as solved. `etude play --task 4 --greedy` shows the same
+# attempt in a terminal, and without `--greedy` it samples, so that another `--seed` gives another attempt. This one fails:
+
+# %%
+attempt(9)
+
+# %% [markdown]
+# The docstring names two helpers, and the agent read only one of them. The body that it wrote is wrong. The test said so, and it wrote the
+# same body again. Then its context was full: `note` asks it to write down what the next one should know, and what it wrote is wrong too. It
+# is a small agent, of 2.7 million parameters.
+#
+# ## The chain, in code
+#
+# How does a network come to do this? Here are the function that runs the whole chain, and one of its stages:
+
+# %%
 source(recipe.run, recipe.finetune)
 print(f"parameters: {Config.tiny().parameters():,} here")
 
@@ -68,10 +120,9 @@ print(f"parameters: {Config.tiny().parameters():,} here")
 # * The loss is nowhere to be seen: `train` serves every supervised phase. What makes it SFT is `weight`, which is one on the agent's own
 #   tokens.
 #
-# ## The world
+# ## What it learns from
 #
-# The agent has to repair a function in a repository. At first it sees only names; everything else it must read. Pretraining shows it
-# finished modules:
+# Pretraining shows it finished modules of the same world, beside other code:
 
 # %%
 settings = recipe.Recipe()
@@ -90,10 +141,11 @@ for who, text in transcript(task, turns):
 # The reward is one if 32 hidden tests pass, else zero, less small prices for effort, for calls that make no sense, and for drifting away from
 # the policy before RL.
 #
-# ## All of it, live
+# ## A tour through the stages
 #
-# `tiny_run` runs the whole chain at its smallest. That takes half a minute, and the run is kept for the next time. Here is what the stages
-# report:
+# `tiny_run` runs every stage with as few steps as possible. That takes half a minute, and the run is kept for the next time. It is a tour,
+# not a training: nothing can be learned in so few steps, and the agent that comes out of it solves no task. What it shows is what each stage
+# reports, and how the stages follow one another:
 
 # %%
 root = tiny_run()
@@ -128,42 +180,13 @@ for stage, key, _ in panels:
     print(f"{stage:>5} {key}: {first:.3f} at the first step, {last:.3f} at the last")
 
 # %% [markdown]
-# Losses fall, as far as so few steps can show it. RL has nothing to work with: no attempt succeeds, and in a group where all fail,
-# $A = r - \bar r$ says nothing about the tests. To see why, watch the checkpoint that RL left at work:
-
-# %%
-config, language = read_config(root), language_of(root)
-model, _ = load_checkpoint(root, config, "final", with_mtp=False)
-tasks = list(itertools.islice(task_stream(config, "evaluation"), 8))
-how = context(language, config)
-episodes = agent.play(Sampler(model), language, tasks, 2, how, config.rl.max_turns, torch.Generator().manual_seed(0))
-print(language.decode(episodes[0].rollout.tokens[:80].tolist()))
-print(f"\nsolved: {sum(e.verdict.tests for e in episodes):.0f} of {len(episodes)} attempts")
-
-# %% [markdown]
-# It babbles. This is why `rl.gate` refuses to begin RL below a success rate of one tenth (the tiny run switches the gate off): the prices
-# would teach the policy to stop at once, and nothing else would teach it anything.
+# The losses begin to fall, as far as so few steps can show it. RL has nothing to work with: no attempt succeeds, and in a group where all
+# fail, $A = r - \bar r$ says nothing about the tests. This is why `rl.gate` refuses to begin RL below a success rate of one tenth (the tour
+# switches the gate off): the prices would teach the policy to stop at once, and nothing else would teach it anything.
 #
-# ## The real one
+# ## With time to learn
 #
-# `make small` runs the recipe at a size at which it learns, in ten minutes or more. An agent that it trained comes with this lesson. Here
-# are the same tasks and the same line of code, with its weights:
-
-# %%
-folder = ROOT / "results" / "examples" / "agent"
-config, language = fill(Recipe, json.loads((folder / "record.json").read_text())["config"]), Language(load_tokenizer(folder / "tokenizer.json"))
-tasks = list(itertools.islice(task_stream(config, "evaluation"), 8))
-how = context(language, config)
-episodes = agent.play(Sampler(load_hf(folder)), language, tasks, 2, how, config.rl.max_turns, torch.Generator().manual_seed(0))
-solved = [e for e in episodes if e.verdict.tests]
-print(language.decode(solved[0].rollout.tokens.tolist()))
-print(f"\nsolved: {len(solved)} of {len(episodes)} attempts")
-
-# %% [markdown]
-# Read it line by line: the world said what follows `<|env|>`, and the policy wrote what follows `<|agent|>`. The agent read the file that
-# it has to repair, and the files that its docstring names, if it names any. It wrote a body, ran the tests and stopped. In a terminal,
-# `etude play` shows one such attempt after another.
-#
+# `make small` runs the same chain at a size at which it learns, in ten minutes or more; the agent at the beginning comes from such a run.
 # The results of `make small` over several seeds are committed too. What follows is read from that file.
 
 # %%

@@ -2,7 +2,7 @@
 # # 1 · Continued pretraining: rows of strangers
 #
 # **After this lesson you can** pack documents into rows so that none sees another; write a loss that does not depend on how a batch is
-# cut; lay out a learning-rate schedule over phases; and measure how well a model knows a codebase, in a number that can be compared.
+# cut; lay out a learning-rate schedule over phases; and measure how well a model knows a codebase.
 #
 # *About 50 minutes. Prerequisites: lesson 0. Source: Composer 2 technical report, §3.1 and Appendix B; the schedule after MiniCPM,
 # arXiv:2404.06395, §4.*

@@ -2,7 +2,7 @@
 # # 2 · Muon: a step in every direction
 #
 # **After this lesson you can** say what Muon does to a gradient and why that is steepest descent under another norm; follow Newton–Schulz
-# on singular values; choose which parameters it may have, and at what scale; and name what goes wrong with an expert that nobody visits.
+# on singular values; choose which parameters it may have, and at what scale; and say what becomes of an expert that nobody visits.
 #
 # *About 40 minutes. Prerequisites: lesson 1. Source: the Composer 2.5 release, which trains with Muon (Composer 2 used AdamW); K. Jordan et
 # al., "Muon" (2024); Moonlight, arXiv:2502.16982.*

@@ -2,7 +2,7 @@
 # # 3 · Multi-token prediction: guess, then verify
 #
 # **After this lesson you can** build layers that guess several tokens ahead, and say what they must be trained to match; derive when a
-# guess may stand without changing what comes out; predict the speed that it buys; and name the bugs that no test of equality finds.
+# guess may stand; predict the speed that it buys; and say what a bug in these layers changes, and which test finds it.
 #
 # *About 50 minutes. Prerequisites: lesson 2. Source: Composer 2 technical report, §3.1; the layers of DeepSeek-V3, arXiv:2412.19437, §2.2;
 # speculative decoding, arXiv:2211.17192.*

@@ -41,7 +41,7 @@ import itertools
 import matplotlib.pyplot as plt
 import torch
 
-from lessons.course import check, play, quick, source
+from lessons.course import check, quick, run, source
 from ref import dr_grpo
 from sims import grpo_bias
 
@@ -155,7 +155,7 @@ for name in ("truth", "only length", "masked", "dapo"):
 # same starts and the same draws:
 
 # %%
-curves = {name: play(grpo_bias.train, settings, name) for name in ("dr_grpo", "only length")}
+curves = {name: run(grpo_bias.train, settings, name) for name in ("dr_grpo", "only length")}
 for name, curve in curves.items():
     first, last = ({what: sum(curve[what][look]) / settings.seeds for what in ("reward", "cut", "wrong")} for look in (0, -1))
     print(

@@ -1,8 +1,8 @@
 # %% [markdown]
-# # 5 · KL: three estimates, and the gradient that is not there
+# # 5 · KL: three estimates, and two places to put them
 #
 # **After this lesson you can** say what k1, k2 and k3 estimate and how far each can be trusted; find the divergence at which the popular
-# one starts to fail; and explain why a regulariser that looks right in the logs can have no gradient at all.
+# one starts to fail; and say what gradient each of them has in the loss, and in the reward.
 #
 # *About 40 minutes. Prerequisites: lesson 4. Source: Composer 2 technical report, §4.1 and Figure 4.*
 #
@@ -30,7 +30,7 @@ import math
 import matplotlib.pyplot as plt
 import torch
 
-from lessons.course import check, play, quick, source
+from lessons.course import check, quick, run, source
 from ref import kl
 from sims import kl_variance
 
@@ -79,7 +79,7 @@ print(f"k1 and k3 cross at {kl.crossing():.3f} nats")
 
 # %%
 settings = kl_variance.Experiment(divergences=(0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5), samples=quick(1_000_000, 50_000))
-rows = play(kl_variance.sampled, settings)
+rows = run(kl_variance.sampled, settings)
 figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
 for kind, style in zip(kl.KINDS, ("o-", "s--", "^:")):
     mine = [row for row in rows if row["kind"] == kind]

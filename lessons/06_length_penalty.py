@@ -2,8 +2,8 @@
 # # 6 · The length penalty: the marginal cost of a step
 #
 # **After this lesson you can** choose the bend, the exponent and the price of a length penalty from the effort that a policy really spends;
-# state the marginal cost of effort on an easy and on a hard task; say how much parallel tool calls save; and recognise a penalty that
-# teaches the policy to give up.
+# state the marginal cost of effort on an easy and on a hard task; say how much parallel tool calls save; and say what a penalty does to tasks
+# of every difficulty.
 #
 # *About 45 minutes. Prerequisites: lesson 4. Source: Composer 2 technical report, §4.2 and Figure 6.*
 #
@@ -16,8 +16,7 @@
 #
 # $x$ is effort: a weighted sum of thinking tokens, tokens of tool calls, tokens of tool outputs, tokens of the final message, calls and
 # turns. The slope $C'$ is what matters. It is the *marginal cost* of effort, the cost of one unit *more*: the full price at $x = 0$, and
-# less the more a task has already taken. Easy tasks, where $x$ is small, feel nearly the whole price; on hard ones the next step is almost
-# free.
+# less the more a task has already taken.
 
 # %% [markdown]
 # **Predict first.** An agent that thinks far longer than it has to is trained under a price on thinking. Two prices cost the same on
@@ -79,7 +78,8 @@ for q in (0.5, 1.0, 2.0):
     print(f"q = {q:g}: the next unit costs " + ", ".join(f"{length_penalty.marginal_cost(x, k, q):.4f} at x = {x:g}" for x in (10.0, 100.0, 1000.0)))
 
 # %% [markdown]
-# With $q > 1$ the total cost is bounded by $1/(k(q-1))$. With $0 < q \le 1$ it grows without bound, ever more slowly.
+# With $q > 1$ the total cost is bounded by $1/(k(q-1))$. With $0 < q \le 1$ it grows without bound, ever more slowly. Easy tasks, where $x$ is
+# small, feel nearly the whole price; on hard ones the next step is almost free.
 #
 # ## Exercise 1: choose the bend
 #

@@ -2,8 +2,7 @@
 # # 10 · Low precision: who shares a scale
 #
 # **After this lesson you can** take MXFP8 and NVFP4 apart down to the bits; say how many bits a number costs in each, and what is left of
-# it; compute the gradient of a quantised weight; and show in a few lines how a scale that is shared by a whole tensor lets a causal model
-# see the future.
+# it; compute the gradient of a quantised weight; and measure in a few lines whose numbers change when one token of a text does.
 #
 # *About 50 minutes. Prerequisites: lesson 0. Source: Composer 2 technical report, §6.1; OCP Microscaling Formats 1.0.*
 #
@@ -22,8 +21,8 @@
 # $$\underbrace{x \approx \mathrm{value}\cdot 2^{\mathrm{byte}-127}}_{\mathrm{MXFP8}} \qquad
 # \underbrace{x \approx \mathrm{value}\cdot \mathrm{block}\cdot s,\quad s = \frac{\max|x|}{448\cdot 6}}_{\mathrm{NVFP4}}$$
 #
-# Composer 2 computes its experts' products in NVFP4 in the forward pass and in MXFP8 in the backward pass, and takes $s$ per *token*. That
-# last word is what this lesson is about.
+# Composer 2 computes its experts' products in NVFP4 in the forward pass and in MXFP8 in the backward pass, and takes $s$ per *token*. Does
+# that last word matter?
 
 # %% [markdown]
 # **Predict first.** In NVFP4 with one scale for a whole tensor, make the *last* token of a text larger. What share of the numbers of
@@ -33,7 +32,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from lessons.course import check, claims, play, quick, source, tiny_run, verdicts
+from lessons.course import check, claims, quick, run, source, tiny_run, verdicts
 from ref import formats, quant
 from sims import low_precision, policies, quantised
 
@@ -227,7 +226,7 @@ def parts(run):
     return low_precision.measured(stage, settings, root, recipe, held)
 
 
-found = play(parts)
+found = run(parts)
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
 colours = ("#0072B2", "#009E73", "#E69F00", "#D55E00")
 for number, (form, colour) in enumerate(zip(low_precision.FORMS[1:], colours, strict=True)):

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 12 · Weight sync: what changed, and nothing else
 #
-# **After this lesson you can** say why a step of RL leaves almost every bfloat16 weight as it was, and predict how many it changes; code
-# the difference in fewer bits than its numbers have; merge differences without the weights; and follow a chain of versions through a store
-# that loses and damages things, without ever serving a wrong bit.
+# **After this lesson you can** predict how many bfloat16 weights a step of RL changes, and say why; code the difference in fewer bits than
+# its numbers have; merge differences without the weights; and follow a chain of versions through a store that loses and damages things,
+# without ever serving a wrong bit.
 #
 # *About 45 minutes. Prerequisites: lesson 4. Source: Composer 2 technical report, §4.1 and §6.2; arXiv:2602.03839.*
 #
@@ -19,8 +19,9 @@
 # between two neighbours.
 
 # %% [markdown]
-# **Predict first.** Weights are typically a few hundredths in size. Adam moves every master by $10^{-6}$. What share of the bfloat16
-# weights change in that step: a hundredth, a tenth, nearly all? And if it moves every master by $10^{-5}$?
+# **Predict first.** Weights are typically a few hundredths in size. Adam moves every master by about $10^{-6}$, and 1.5% of the bfloat16
+# weights change. What share changes if it moves every master by $10^{-5}$? And by $10^{-4}$, which is about an ulp? Ten times as many each
+# time?
 
 # %%
 import math
@@ -39,7 +40,8 @@ for lr in (1e-6, 1e-5, 1e-4):
     print(f"updates of {lr:g}: {changed:.3%} of the bfloat16 weights change")
 
 # %% [markdown]
-# **Your prediction:** updates of $10^{-6}$ change 1.5% of the weights, and updates of $10^{-5}$ change 10%.
+# **Your prediction:** updates of $10^{-5}$ change 10% of the weights, and updates of $10^{-4}$ change 47%. Neither is ten times as many: small
+# weights have short ulps, and a weight that changes anyway cannot change more often.
 #
 # ## The law
 #

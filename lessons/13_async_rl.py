@@ -26,7 +26,7 @@
 
 # %% [markdown]
 # **Predict first.** Admission is limited: a group may start only if it is needed for the current step or one of the next two. Is then every
-# token that is trained on at most two updates old? If not, how old does the oldest group get in fifty steps with slow tools?
+# token that is trained on at most two updates old? How old does the oldest group get in fifty steps with slow tools?
 #
 # We begin on a virtual clock. `simulate` stands in for engines, tools and trainer, and a second there is only a number. Tools take a
 # log-normal time, 0.2 seconds on average. Here is the same work, done in turns and done side by side:

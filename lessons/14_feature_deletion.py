@@ -2,8 +2,8 @@
 # # 14 · Feature deletion: tasks that nobody writes
 #
 # **After this lesson you can** read two tables, the syntax tree and who executes which line, and take a feature out of a package so that
-# the rest goes on working; tell a valid task from a broken one; refuse to pay answers that pass tests without doing anything, or that were
-# left lying about; and keep tasks as hard as the policy can bear.
+# the rest goes on working; tell a valid task from a broken one; pay for the feature, and for nothing else that passes tests; and keep tasks
+# as hard as the policy can bear.
 #
 # *About 55 minutes. Prerequisites: lesson 4. Source: the release of Composer 2.5; Composer 2 technical report, §6.2.*
 #

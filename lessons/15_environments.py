@@ -2,8 +2,8 @@
 # # 15 · Environments: real files, and a grader that believes nobody
 #
 # **After this lesson you can** say what RL needs from an environment, and test it: the same tree from the same calls, nothing that gets
-# out, forks that do not touch each other; read an episode from its transcript, even one that was killed; say why the exit code of a test
-# runner can be faked, and which guards prevent that; name what they do not guard; and say what real files cost in a training step.
+# out, forks that do not touch each other; read an episode from its transcript, even one that was killed; say what a grader has to guard
+# against, with which guards, and what they do not guard; and say what real files cost in a training step.
 #
 # *About 55 minutes. Prerequisites: lessons 4 and 14. Source: Composer 2 technical report, §6.2; the release of Composer 2.5.*
 #
@@ -55,7 +55,7 @@ def scene(part, *more):
     try:
         rows = [] if QUICK else part(environments_demo.Demo(), *more)
     except RunError as error:
-        print(f"not played here: {error}")
+        print(f"not run here: {error}")
         return
     heads = {name: name for name in rows[0]} if rows else {}
     widths = {name: max(len(str(row[name])) for row in [heads, *rows]) for name in heads}

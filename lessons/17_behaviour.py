@@ -1,9 +1,8 @@
 # %% [markdown]
 # # 17 · Behaviour: what a rollout did on its way, and what that costs
 #
-# **After this lesson you can** measure habits from the record of a rollout; say what a price on a habit adds to every advantage of a group,
-# and when that is nothing; keep prices so low that doing nothing never pays; and tell a fault that a price removes from a reward that will
-# be farmed.
+# **After this lesson you can** measure habits from the record of a rollout; say what a price on a habit adds to every advantage of a group;
+# keep prices so low that doing nothing never pays; and tell a fault that a price removes from a reward that will be farmed.
 #
 # *About 45 minutes. Prerequisites: lessons 4 and 6. Source: Composer 2 technical report, §4.2.*
 #
@@ -17,10 +16,7 @@
 #
 # $$b(x) = -\sum_j p_j\, m_j(x), \qquad 0 \le m_j \le \text{most}_j \qquad\qquad r = \text{outcome} - \text{effort} + b$$
 #
-# Dr. GRPO's advantage (lesson 4) subtracts the mean of the group and divides by nothing. So it is linear, and each habit can be seen
-# separately:
-#
-# $$A_i = A_i(\text{outcome}) + A_i(\text{effort}) - \sum_j p_j \bigl(m_j(x_i) - \overline{m_j}\bigr)$$
+# What becomes of $b$ in the advantages that RL learns from? Dr. GRPO's advantage is that of lesson 4.
 
 # %% [markdown]
 # **Predict first.** All four rollouts of a group are right, and all four leave one item of their to-do list open. That habit has a price of
@@ -79,6 +75,10 @@ for part, values in behaviour.group_parts(list(priced.values())).items():
 
 # %% [markdown]
 # **Your prediction:** it adds exactly zero, at any price.
+#
+# Dr. GRPO's advantage subtracts the mean of the group and divides by nothing. So it is linear, and each habit can be seen separately:
+#
+# $$A_i = A_i(\text{outcome}) + A_i(\text{effort}) - \sum_j p_j \bigl(m_j(x_i) - \overline{m_j}\bigr)$$
 #
 # The row of `todos` is zero, exactly. **A price acts only while a habit differs within groups.** A price, however high, does not remove a
 # fault that the policy always makes. Something has to show it first that there is another way: demonstrations, a hint (lesson 16), or luck.

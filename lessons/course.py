@@ -1,8 +1,8 @@
-"""What every lesson needs: code shown from its source, exercises that check themselves, experiments played live.
+"""What every lesson needs: code shown from its source, exercises that check themselves, experiments run live.
 
     source(ref.kl.token_kl)          the code, as it stands in the repository
     check(1, test)                   runs an exercise's test and says whether it is solved, and if not what is missing
-    play(kl_variance.sampled, c)     plays a part of an experiment of `sims/`
+    run(kl_variance.sampled, c)      runs a part of an experiment of `sims/`
     tiny_run()                       a small finished run of the recipe, for what needs one
     claims("kl-variance")            what the committed run of an experiment found
     verdicts("kl-variance")          the same, printed: a line for each claim
@@ -31,7 +31,7 @@ from kit.settings import fill
 from sims.policies import SMOKE
 from sims.recipe import stages as recipe
 
-__all__ = ["QUICK", "check", "claims", "hushed", "play", "quick", "source", "tiny_folder", "tiny_run", "verdicts"]
+__all__ = ["QUICK", "check", "claims", "hushed", "quick", "run", "source", "tiny_folder", "tiny_run", "verdicts"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "lessons"
@@ -96,10 +96,10 @@ def hushed() -> Iterator[None]:
         main.update({} if script is None else {"__file__": script})
 
 
-def play(part: Callable[..., T], *arguments: Any) -> T:
+def run(part: Callable[..., T], *arguments: Any) -> T:
     """Calls a part of an experiment of `sims/` that keeps its state in a run, `part(run, *arguments)`, in a folder that is thrown away."""
-    with tempfile.TemporaryDirectory() as folder, hushed(), Run.open(Path(folder) / "run", "lesson", {}) as run:
-        return part(run, *arguments)
+    with tempfile.TemporaryDirectory() as folder, hushed(), Run.open(Path(folder) / "run", "lesson", {}) as opened:
+        return part(opened, *arguments)
 
 
 def tiny_folder() -> Path:
@@ -109,17 +109,17 @@ def tiny_folder() -> Path:
 
 
 def tiny_run() -> Path:
-    """A finished run of the recipe at its smallest, in runs/lessons/: played once (half a minute), then found there until its settings
+    """A finished run of the recipe at its smallest, in runs/lessons/: made once (half a minute), then found there until its settings
     change. Its agent has learned nothing; what lessons show with it is how things hang together."""
     root, config = tiny_folder(), fill(recipe.Recipe, SMOKE)
     begun = (root / "config.json").exists()
     if not begun:
-        print("a tiny run of the recipe is played first, once: half a minute", file=sys.stderr)
+        print("a tiny run of the recipe comes first, once: half a minute", file=sys.stderr)
         for old in RUNS.glob("tiny*"):
             if re.fullmatch("tiny(-[0-9a-f]{8})?", old.name) and (old / "config.json").is_file():  # what a learner has put here stays
                 shutil.rmtree(old)
-    with hushed(), Run.open(root, "recipe", config, resume=begun) as run:
-        recipe.run(run, config)
+    with hushed(), Run.open(root, "recipe", config, resume=begun) as opened:
+        recipe.run(opened, config)
     return root
 
 

@@ -4,7 +4,7 @@
 
 The head of a lesson is its first cell:
 
-    # # 5 · KL: three estimates, and the gradient that is not there
+    # # 5 · KL: three estimates, and two places to put them
     #
     # **After this lesson you can** say what k1, k2 and k3 estimate; ...
     #

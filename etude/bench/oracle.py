@@ -52,7 +52,7 @@ def exam_of(package: Path) -> Exam:
     before, top, rest = gold.get(FILE, b"").partition(TOP)
     _, bottom, behind = rest.partition(NEXT)
     if not bottom:
-        raise RunError(f"the benchmark plays a task of examples/words, which is not in {package}; run it in a clone of the repository")
+        raise RunError(f"the benchmark runs a task of examples/words, which is not in {package}; run it in a clone of the repository")
     given = {**gold, FILE: before + top + b"    raise NotImplementedError\n" + bottom + behind}
     said = ((number, "1 city" if number == 1 else f"{number} cities") for number in range(HELD))
     tests = [f'def test_{number}():\n    assert counted({number}, "city") == "{text}"\n' for number, text in said]
@@ -112,7 +112,7 @@ class Plays:
             try:
                 nursery.sandbox().close()
             except RunError as error:
-                nursery.refuse(f"no episodes with a nursery are played: {error}")
+                nursery.refuse(f"no episodes with a nursery are run: {error}")
             return not nursery.refused
 
     def a_second(self, folder: Path, name: str, tested: bool, nursed: bool, count: int) -> float:

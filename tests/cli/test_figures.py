@@ -367,7 +367,7 @@ def test_coverage_counts_statements(monkeypatch):
     ]
     assert statements.coverage(claims) == (2, 1, 4)
     assert [(statement.name, why) for statement, why in statements.open_statements(claims)] == [("c", "too few"), ("d", "needs a GPU")]
-    assert statements.open_statements([])[2][1] == "x/4 was not played"
+    assert statements.open_statements([])[2][1] == "x/4 was not run"
     assert figures.covered(claims) == "2 of the sources' 4 testable statements are tested, 1 of them by laws alone (50%)."
 
 

@@ -34,9 +34,9 @@ def test_a_part_is_played_in_silence(capfd):
         print("noise", file=sys.stderr)
         return stage.finish({"x": x})
 
-    assert course.play(part, 3) == {"x": 3}
+    assert course.run(part, 3) == {"x": 3}
     with pytest.raises(ZeroDivisionError):
-        course.play(lambda run: 1 / 0)
+        course.run(lambda run: 1 / 0)
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
@@ -46,7 +46,7 @@ def test_a_tiny_run_is_played_once_and_anew_when_its_settings_change(tmp_path, c
     played = []
     monkeypatch.setattr(course, "RUNS", tmp_path / "lessons")
     monkeypatch.setattr(course.recipe, "run", lambda run, config: (print("noise"), played.append((run.root, config))))
-    said = "a tiny run of the recipe is played first, once: half a minute\n"
+    said = "a tiny run of the recipe comes first, once: half a minute\n"
     first = course.tiny_run()
     assert first.parent == tmp_path / "lessons" and re.fullmatch("tiny-[0-9a-f]{8}", first.name) and capfd.readouterr() == ("", said)
     assert course.tiny_run() == first == course.tiny_folder() and capfd.readouterr() == ("", "")
