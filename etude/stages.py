@@ -63,7 +63,7 @@ def beside(name: str, ref: str | None, lesson: str, scaled: str | None = None, s
 PARTS: tuple[Part, ...] = (
     Part(
         "All of it",
-        "One command plays every stage on two cores, in a world that is small enough.",
+        "One command runs every stage on two cores, in a world that is small enough.",
         "Training",
         (Stage("recipe", "The whole recipe", "All stages in one run: from files of code to a trained agent, with a report of what changed."),),
     ),
