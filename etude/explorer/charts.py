@@ -8,7 +8,8 @@
 downloads are the picture as PNG, which is drawn when the button is pressed, and the numbers as CSV.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow
@@ -19,13 +20,19 @@ from etude.explorer.drawing import Axis, Drawing, Look, bars, boxes, cells, draw
 from etude.explorer.page import download
 from etude.figures import as_csv
 
-__all__ = ["Axis", "Look", "bars", "boxes", "brushed", "cells", "chart", "drawing", "lines", "picked", "points", "ranges", "rule", "words"]
+__all__ = ["Axis", "Look", "bars", "boxes", "brushed", "cells", "chart", "drawing", "lines", "picked", "points", "powers", "ranges", "rule", "words"]
 
 WIDE = """<style>@media (max-width: 640px) {
   [class*="st-key-wide-"] [data-testid="stFullScreenFrame"] {overflow-x: auto}
   [class*="st-key-wide-"] [data-testid="stVegaLiteChart"] {min-width: 48rem}
 }</style>"""
 """Wide charts scroll sideways on screens without room for them."""
+
+
+def powers(values: Iterable[float]) -> bool:
+    """Whether positive values reach over more than one power of ten; on a shorter logarithmic axis hardly a tick finds a place."""
+    known = [value for value in values if math.isfinite(value)]
+    return bool(known) and max(known) > 10 * min(known)
 
 
 def chart(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> None:

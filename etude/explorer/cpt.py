@@ -5,14 +5,13 @@ from pathlib import Path
 
 import streamlit as st
 import torch
-from torch import Tensor
 
 from etude.explorer import examples, provenance
-from etude.explorer.charts import Axis, Look, chart, drawing, lines, points
+from etude.explorer.charts import Axis, Look, chart, drawing, lines, points, powers
 from etude.explorer.files import stamp
-from etude.explorer.page import COLOURS, Page, table
+from etude.explorer.page import COLOURS, Page, folded
 from etude.explorer.pretraining import AFTER, PHASES, UNITS, coder, looks, losses, packed, read, schedule, scored, trainings
-from etude.explorer.spans import metrics, tint
+from etude.explorer.spans import exact, metrics, tint
 from ref import cpt
 
 LENGTHS = (32, 64, 128, 256)
@@ -59,7 +58,10 @@ def run_section(root: Path) -> None:
     with right:
         chart(
             drawing(
-                "tokens read", Axis(unit, log=unit == UNITS[0], zero=False), lines(seen, "tokens", unit), points(seen, "tokens", unit, tell=UNITS)
+                "tokens read",
+                Axis(unit, log=unit == UNITS[0] and powers(look[unit] for look in seen), zero=False),
+                lines(seen, "tokens", unit),
+                points(seen, "tokens", unit, tell=UNITS),
             ),
             "cpt-codebase",
             seen,
@@ -118,7 +120,7 @@ def row_section(root: Path) -> None:
     metrics(
         ("Documents", int(doc.max()) + 1, "In this row; none is cut unless it is longer than a row."),
         ("Tokens scored", f"{int(taken.sum())} of {length}", "The first of a document is nobody's to predict."),
-        ("Scored from strangers, or padding", told(taken & ~right), "Predicted from another document's end, or empty."),
+        ("Scored from strangers, or padding", exact(int((taken & ~right).sum()), "{}"), "Predicted from another document's end, or empty."),
         ("Padding in all rows", f"{(all_doc < 0).mean():.1%}", f"Of {len(all_ids)} rows."),
     )
     coded = coder(*key)
@@ -128,10 +130,6 @@ def row_section(root: Path) -> None:
         "A colour is a document, · is padding; point at a token: from what is it predicted? Framed ones are not scored. The network needs the "
         "numbers, too, so that attention stays inside a document: see the page of sequence packing."
     )
-
-
-def told(mask: Tensor) -> str:
-    return f"{int(mask.sum())}" if bool(mask.any()) else "exactly 0"
 
 
 def reward_section() -> None:
@@ -156,8 +154,7 @@ def reward_section() -> None:
     if claim and loss == next(iter(LOSSES)):
         low, high = claim["interval"]
         st.markdown(f"The claim: {claim['claim']}. {claim['measured']:.2f} {claim['unit']} [{low:.2f}, {high:.2f}], **{claim['verdict']}**.")
-    with st.expander("The trainings as a table"):
-        table(shown, "cpt-trainings")
+    folded(shown, "cpt-trainings", "The trainings as a table")
 
 
 PAGE = Page(

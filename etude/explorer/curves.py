@@ -123,9 +123,8 @@ def drawn(panel: Panel, smooth: int, runs: tuple[Played, ...]) -> Drawing:
             looks[series] = Look(_COLOURS[(number if several else place) % len(_COLOURS)], DASHES[place % len(DASHES)], MARKS[number % len(MARKS)])
             xs, ys = points(run)[f"{panel.name}/{key}"]
             shown += _numbered(series, panel.x, xs, ys, _smooth(panel, ys, smooth))
-    return _lines(
-        panel.x, Axis(panel.unit, log=panel.log, zero=False), shown, looks, raw=not several and not panel.log and smooth > 1, marks=panel.log
-    )
+    axis = Axis(panel.unit, log=panel.log and charts.powers(row["value"] for row in shown if row["value"] is not None), zero=False)
+    return _lines(panel.x, axis, shown, looks, raw=not several and not panel.log and smooth > 1, marks=panel.log)
 
 
 @lru_cache(64)

@@ -9,7 +9,7 @@ import streamlit as st
 
 from etude.explorer.charts import Axis, Look, boxes, chart, drawing, words
 from etude.explorer.drawing import Drawing
-from etude.explorer.page import Page, table
+from etude.explorer.page import Page, steering, table
 from etude.explorer.spans import metrics
 from ref import feature_deletion as ref
 
@@ -169,7 +169,8 @@ def draw() -> None:
         st.subheader("What is taken out")
         st.code(difference(chosen.piece), language="diff", wrap_lines=True)
         st.subheader("All pieces of this way")
-        table(rows(found), "feature-deletion-pieces")
+        st.caption("Choose a row to see what that piece takes.")
+        steering(rows(found), "feature-deletion-pieces", "piece", range(1, len(found) + 1))
     st.subheader("Three ways")
     table(
         [
@@ -192,8 +193,8 @@ def draw() -> None:
 PAGE = Page(
     name="feature-deletion",
     title="Feature deletion",
-    says="A package and its tests give tasks: take out what only a few tests execute, and ask for it back. A little package of one file is played "
-    "while you look, once for each piece.",
+    says="A package and its tests give tasks: take out what only a few tests execute, and ask for it back. The tests of a little package of "
+    "one file run while you look, once for each piece.",
     formula=r"S(G) = \Bigl\{\, s : \varnothing \ne \bigcup_{l \in s} w(l) \subseteq G \,\Bigr\}",
     question="Take out whole bodies, or slices that only some tests execute: which gives more tasks, and which fails more tests?",
     look="Slices find branches inside of functions, several times as many tasks as there are functions, and each fails few tests. A body fails "

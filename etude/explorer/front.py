@@ -41,7 +41,11 @@ READERS = (
     ("Has ten minutes", (("watch", "Watch the agent repair a function"), ("recipe", "See what RL changed"), ("claims", "See what was reproduced"))),
     (
         "Wants to understand",
-        (("course", "Begin the course with lesson 0"), ("advantages", "Play with a group's advantages"), ("kl", "See which KL pulls on nothing")),
+        (
+            ("course", "Begin the course with lesson 0"),
+            ("advantages", "Play with a group's advantages"),
+            ("kl", "Guess which estimate of the KL may be a loss"),
+        ),
     ),
     (
         "Wants to train",

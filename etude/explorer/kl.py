@@ -8,20 +8,20 @@ import streamlit as st
 import torch
 from torch import Tensor
 
-from etude.explorer import examples, provenance
+from etude.explorer import examples, kl_gradients, provenance
 from etude.explorer.charts import Axis, Look, bars, brushed, chart, drawing, lines, points, rule
 from etude.explorer.drawing import Drawing
 from etude.explorer.page import Page, table
+from etude.explorer.spans import exact
 from ref import kl
-from sims import kl_variance
 
 FAMILIES = ("Gaussians", "categorical", "tokens of the tiny model")
 LOOKS = {"k1": Look("blue", "-", "o"), "k2": Look("orange", "--", "s"), "k3": Look("green", ":", "^")}
 BINS = 60
 GAUSSIANS = "two Gaussians"
 VOCABULARY = 32
-MEASURED = {"size": "size", "from ∇KL(q‖p)": "distance from ∇KL(π‖π_ref)", "from ∇KL(p‖q)": "distance from ∇KL(π_ref‖π)"}
-"""Column names for those of `sims/kl_variance.py`, whose q is π and whose p is π_ref."""
+UNBIASED = ("k1", "k3")
+"""Estimators whose mean is the KL itself, whatever the distributions: what a sum over the vocabulary leaves is rounding."""
 
 
 @lru_cache(64)
@@ -113,25 +113,16 @@ def estimates(family: str, divergence: float, samples: int, seed: int, folder: P
     return rows, values
 
 
+def said(rows: list[dict]) -> list[dict]:
+    """The rows of `estimates`, whose exact bias is in words: zero where it is that by law."""
+    return [row | {"bias, exact": exact(0.0 if row["estimator"] in UNBIASED else row["bias, exact"], "{:.4g}")} for row in rows]
+
+
 @lru_cache(1)
 def closed_form() -> tuple[np.ndarray, dict[str, list[float]]]:
     """KLs of two Gaussians in nats, and the variance of each estimator at each KL."""
     across = np.linspace(0.01, 1.5, 100)
     return across, {kind: [kl.gaussian_oracle((2 * x) ** 0.5)[kind][1] for x in across] for kind in kl.KINDS}
-
-
-@lru_cache(1)
-def gradients() -> list[dict]:
-    """Norm of each estimator's expected gradient and its distance from the gradient of either KL, by full enumeration
-    (`sims/kl_variance.py`): medians, blank if not measured."""
-    rows: dict[str, dict] = {}
-    for name, values in kl_variance.gradients_of_one_token(kl_variance.Experiment()).items():
-        gradient, _, measured = name.rpartition(", ")
-        if measured not in MEASURED:
-            gradient, measured = name, "from ∇KL(q‖p)"
-        row = rows.setdefault(gradient, {"gradient": gradient} | dict.fromkeys(MEASURED.values()))
-        row[MEASURED[measured]] = float(np.median(values))
-    return list(rows.values())
 
 
 def bins(values: dict[str, np.ndarray]) -> list[dict]:
@@ -230,14 +221,9 @@ def draw() -> None:
     if part:
         st.markdown(f"Tokens whose value lies between {part[0]:.3g} and {part[1]:.3g} nats, and what they make of mean and variance:")
         table(within(values, part), "kl-part")
-    table(rows, "kl-estimates")
-    st.subheader("The gradient of each estimator, compared with ∇KL(π‖π_ref)")
-    st.markdown(
-        "By full enumeration over a small vocabulary, without sampling. Medians over twenty pairs of random "
-        "softmax policies, whatever is chosen above. The size is the norm relative to the true gradient; distance 0 means the true gradient, "
-        "distance 1 means no use at all."
-    )
-    table(gradients(), "kl-gradients")
+    with st.expander("The same as a table"):
+        kl_gradients.worded(said(rows), rows, "kl-estimates")
+    kl_gradients.section()
 
 
 PAGE = Page(

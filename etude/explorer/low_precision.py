@@ -11,8 +11,8 @@ from torch import Tensor
 
 from etude.explorer.charts import Axis, chart, drawing, lines, points
 from etude.explorer.number_formats import FORMS, Way, bits_of, fields, grid, near, reading, verdict, way
-from etude.explorer.page import COLOURS, Page, table
-from etude.explorer.spans import metrics, tint
+from etude.explorer.page import COLOURS, Page, folded
+from etude.explorer.spans import exact, metrics, tint
 from ref import formats, quant
 
 COMPANIONS = (0.0, 0.01, 0.1, 1.0, 2.0, 6.0, 10.0, 100.0, 1000.0, 1e6)
@@ -32,6 +32,8 @@ SHARED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """What shares a scale, and a matrix rounded in that way."""
 WHO = ("earlier tokens", "rest of its token", "its block of 16")
+LARGE = 1e6
+"""The outlier with which the page begins: too large for every format's scales, so that the lines of the picture part."""
 
 
 def fp8(x: Tensor, rows: int, columns: int) -> Tensor:
@@ -63,8 +65,8 @@ def groups() -> dict[str, Tensor]:
 
 @lru_cache(128)
 def payers(outlier: float, seed: int) -> list[dict]:
-    """One row for each way to share a scale: the error of each group relative to its size, the share of its numbers that become zero, and what
-    of the earlier tokens is other than it was without the outlier."""
+    """One row for each way to share a scale: the error of each group relative to its size, the share of its numbers that become zero with the
+    outlier and without it, and what of the earlier tokens is other than it was without the outlier."""
     x, calm = batch(outlier, seed), batch(1.0, seed)
     weight = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(seed + 1)) / WIDTH**0.5
     rows = []
@@ -74,14 +76,16 @@ def payers(outlier: float, seed: int) -> list[dict]:
         for who, mask in groups().items():
             row[f"error, {who}"] = ((seen - x)[mask].norm() / x[mask].norm()).item()
             row[f"lost, {who}"] = (seen[mask] == 0).double().mean().item()
+            row[f"lost without, {who}"] = (before[mask] == 0).double().mean().item()
         row["past outputs move by"] = (seen @ weight - before @ weight)[:-1].abs().max().item()
         rows.append(row)
     return rows
 
 
-def told(value: float, unit: str = "") -> str:
-    """A figure in words; zero is said to be exact only where it is."""
-    return "exactly 0" if value == 0 else f"{value:.3g}{unit}"
+def lost(row: dict, who: str) -> str:
+    """Which share of a group becomes zero without the outlier, and with it."""
+    without, now = row[f"lost without, {who}"], row[f"lost, {who}"]
+    return exact(now) if without == now == 0 else f"{without:.1%} → {now:.1%}"
 
 
 def cells(layout: str, code: int) -> str:
@@ -170,8 +174,8 @@ def draw() -> None:
     off = taken.back - taken.number
     metrics(
         ("Comes back as", f"{taken.back:.6g}", f"The number itself is {taken.number:.9g} in float32."),
-        ("Error", told(off), "What comes back, less the number."),
-        ("Relative error", told(abs(off / taken.number)) if taken.number and math.isfinite(off) else "–", "Of the number."),
+        ("Error", exact(off), "What comes back, less the number."),
+        ("Relative error", exact(abs(off / taken.number)) if taken.number and math.isfinite(off) else "–", "Of the number."),
         ("Values of the format", f"{len(grid(taken.layout)):,}", "Finite ones, before the scale; −0 and 0 are one."),
     )
     st.html(f'<div style="font-size:.95rem;line-height:1.6">{steps(taken)}</div>')
@@ -183,7 +187,7 @@ def outlier_section() -> None:
     """The second half of the page: a batch with an outlier in its last token."""
     one, two, three = st.columns([2, 2, 1])
     outlier = one.select_slider(
-        "One number of the last token; others: about 1", OUTLIERS, 100.0, key="outlier", bind="query-params", format_func="{:g}".format
+        "One number of the last token; others: about 1", OUTLIERS, LARGE, key="outlier", bind="query-params", format_func="{:g}".format
     )
     chosen = two.selectbox("What shares a scale", SHARED, 4, key="shared", bind="query-params")
     seed = three.slider("Seed of the batch", 0, 20, 0, key="batch-seed", bind="query-params")
@@ -191,15 +195,19 @@ def outlier_section() -> None:
     row = next(row for row in rows if row["scale"] == chosen)
     changed, past = row["past numbers that change"], (TOKENS - 1) * WIDTH
     metrics(
-        *((f"Lost, {who}", told(100 * row[f"lost, {who}"], "%"), "Share of these numbers that become zero.") for who in WHO),
+        *(
+            (f"Lost, {who}", lost(row, who), "Share of these numbers that become zero: with 1 in the outlier's place → with the outlier.")
+            for who in WHO
+        ),
         ("Past numbers that change", f"{changed} of {past}" if changed else "exactly 0", "Numbers of earlier tokens that the outlier changes."),
         (
             "Past outputs move by",
-            told(row["past outputs move by"]),
+            exact(row["past outputs move by"]),
             "The largest change of an earlier token's output, of a product with a weight. Outputs have a standard deviation of about 1.",
         ),
     )
     x = batch(outlier, seed)
+    st.caption("Lost: what becomes zero, with 1 in the outlier's place → with the outlier.")
     st.html(heat(x, SHARED[chosen](x)))
     st.caption("A row is a token, the last below; the outlier is framed. The stronger its colour, the more of a number is gone; × became zero.")
     who = st.radio("Whose error", WHO, key="whose", bind="query-params", horizontal=True)
@@ -213,13 +221,9 @@ def outlier_section() -> None:
         ),
         "outlier-errors",
         sweep,
-        f"Error over size, {who}. Who shares a scale with the outlier pays for it.",
+        f"Error over size, {who}, by what shares a scale.",
     )
-    table(rows, "outlier")
-    st.markdown(
-        "A scale per tensor is set by one number and used by all. The outlier stands in the *last* token, so what it does to earlier tokens "
-        "passes the causal mask; in an engine, another request in the batch would do the same. A scale per token or per block lets nothing through."
-    )
+    folded(rows, "outlier")
 
 
 PAGE = Page(
@@ -229,9 +233,11 @@ PAGE = Page(
     "see who pays when one of those that share a scale is large.",
     formula=r"\begin{gathered}\underbrace{x \approx \mathrm{value}\cdot 2^{\mathrm{byte}-127}}_{\text{MXFP8}} \\"
     r"\underbrace{x \approx \mathrm{value}\cdot \mathrm{block}\cdot s,\quad s = \frac{\max|x|}{448\cdot 6}}_{\text{NVFP4}}\end{gathered}",
-    question="One token at the end of a row is a hundred times larger than the rest. Under which scales do tokens before it change?",
-    look="With a scale per tensor a large number in the last token changes numbers of tokens before it; with a scale per token or per block "
-    "exactly none.",
+    question="One number of the last token is far larger than all others. Under which scales do tokens before it change? From which size on are "
+    "they lost?",
+    look="With a scale per tensor a large number in the last token changes numbers of tokens before it, and so passes the causal mask; in an engine, "
+    "another request of the batch would do the same. With a scale per token or per block exactly none change. At a hundred the changed numbers are "
+    "no worse than before, because E4M3 has powers of two to spare; at a million most of them are lost.",
     draw=draw,
     code=(quant.mxfp8_quantize, quant.nvfp4_quantize, formats.e4m3_encode, formats.e2m1_encode),
     technique="quant",

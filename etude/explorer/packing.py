@@ -9,8 +9,8 @@ from torch import Tensor
 
 from etude.explorer.charts import Axis, Look, chart, drawing, lines, points, rule
 from etude.explorer.packed_rows import laid, mask, mask_drawn, pairs, rows_drawn, seen_by_strangers
-from etude.explorer.page import Page, table
-from etude.explorer.spans import metrics
+from etude.explorer.page import Page, folded, table
+from etude.explorer.spans import exact, metrics
 from ref import packing
 from ref.network import Config
 
@@ -34,6 +34,8 @@ def drawn(count: int, median: int, sigma: float, width: int, seed: int) -> Tenso
     return (median * torch.exp(sigma * torch.randn(count, generator=generator))).long().clamp(1, width)
 
 
+BEGINS = 16
+"""The ranks with which the page begins: enough to tell the ways of dealing apart, and few enough for the longest sequence."""
 ROW = 2
 """The row with which the page begins: the first of the first rank with three sequences."""
 
@@ -96,7 +98,7 @@ def asked() -> tuple[Tensor, packing.Cost, int, int]:
     sigma = two.select_slider("Spread: σ of the logarithm of the length", SIGMAS, 1.0, key="spread", bind="query-params")
     median = three.slider("Median length, tokens", 200, 8000, 1800, 200, key="median", bind="query-params")
     one, two, three, four = st.columns([3, 3, 4, 2])
-    ranks = one.select_slider("Ranks", RANKS, 8, key="ranks", bind="query-params")
+    ranks = one.select_slider("Ranks", RANKS, BEGINS, key="ranks", bind="query-params")
     width = two.select_slider("Row, tokens", WIDTHS, 16_384, key="width", bind="query-params")
     cost = three.selectbox("What a sequence costs", COSTS, key="pay", bind="query-params")
     seed = four.slider("Seed of the lengths", 0, 20, 0, key="lengths-seed", bind="query-params")
@@ -121,7 +123,7 @@ def draw() -> None:
         chart(
             drawing(
                 "ranks, by their load",
-                "load over the mean",
+                Axis("load over the mean", zero=False),
                 lines(points_, "place", "load", "dealt", tell=("rank", "sequences", "tokens")),
                 rule("even", y=1.0),
                 looks=LOOKS,
@@ -134,16 +136,16 @@ def draw() -> None:
         chart(
             drawing(
                 Axis("tokens of a rank"),
-                "load over the mean",
+                Axis("load over the mean", zero=False),
                 points(points_, "tokens", "load", "dealt", tell=("rank", "sequences")),
                 rule("even", y=1.0),
                 looks=LOOKS,
             ),
             "packing-tokens",
             points_,
-            "Even in tokens is not even in work: attention's cost is quadratic.",
+            "A mark is a rank: how many tokens it has, and what it has to do.",
         )
-    table(rows, "packing-ways")
+    folded(rows, "packing-ways")
     rows_section(lengths, dealt(lengths, costs, ranks)["by cost"], ranks, width)
 
 
@@ -176,7 +178,7 @@ def rows_section(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> No
         strangers = everything - inside
         metrics(
             ("Pairs within a sequence", f"{inside:,}", "Of a query and a key, itself or before it: what attention has to compute."),
-            ("Pairs with strangers", f"{strangers:,}" if strangers else "exactly 0", f"{strangers / everything:.1%} of all, without a mask."),
+            ("Pairs with strangers", exact(strangers, "{:,}"), f"{strangers / everything:.1%} of all, without a mask."),
         )
         st.markdown(
             "A network that is not told where a sequence begins reads the row as one text. Nothing complains. Three sequences in one row of a small "

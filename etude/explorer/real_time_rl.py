@@ -9,7 +9,7 @@ from etude.explorer import provenance
 from etude.explorer.charts import Axis, Look, chart, drawing, lines, rule
 from etude.explorer.drawing import Drawing
 from etude.explorer.page import ROOT, Page, table
-from etude.explorer.spans import metrics
+from etude.explorer.spans import exact, metrics
 from kit.settings import RunError
 from sims.real_time_rl import figure as experiment
 from sims.real_time_rl.rewards import Distilling, expected
@@ -136,13 +136,13 @@ def draw() -> None:
         "question, open task": "A question pays below this share where the task leaves open what is wanted.",
         "broken call": "A broken call pays below this share.",
     }
-    metrics(*((f"{name} pays below", f"{even(found, name):.2f}", hint) for name, hint in hints.items()))
+    metrics(*((f"{name} pays below", exact(even(found, name), "{:.2f}"), hint) for name, hint in hints.items()))
     st.subheader("The loop's dashboard")
     if played := record():
         st.caption(f"Shown: {provenance.committed(RECORD)}")
         board(way, every, played)
     else:
-        st.info("The loop has not been played in full yet, so there is nothing to show here. `sims/real_time_rl/figure.py` says what it will be.")
+        st.info("The loop has not been run in full yet, so there is nothing to show here. `sims/real_time_rl/figure.py` says what it will be.")
 
 
 def board(way: str, every: int, played: dict) -> None:
@@ -159,7 +159,7 @@ def board(way: str, every: int, played: dict) -> None:
     metrics(
         ("Shipped", f"{sum(int(row['shipped']) for row in due)} of {len(due)}", "Policies that passed the gate, of those that came to it."),
         ("Age of the data", f"{np.mean([row['age'] for row in rows]):.1f} steps", "Steps of RL since the policy that served them, in the mean."),
-        ("Thrown away", f"{np.mean([row['thrown'] for row in rows]):.0%}", "Sessions of which nothing is learnt."),
+        ("Thrown away", exact(float(np.mean([row["thrown"] for row in rows])), "{:.1%}"), "Sessions of which nothing is learnt."),
         ("Latency", f"{np.mean([row['seconds'] for row in rows]):.1f} s", "What a session takes, in the mean."),
     )
     st.subheader("Held-out tasks at the end")
@@ -178,7 +178,7 @@ PAGE = Page(
     name="real-time-rl",
     title="Real-time RL",
     says="A policy is served, users keep its edits, undo them or complain, and what they do becomes the reward of the next five hours. The users "
-    "are a model, and the loop plays in the small world.",
+    "are a model, and the loop runs in the small world.",
     formula=r"\begin{gathered}P(\text{kept}) = s + (1 - 2s)\,q^n \\"
     r"P(\text{follow-up}) = 1 - (1 - c)\,e^{-t/\tau}\end{gathered}",
     question="Users keep good edits, undo bad ones and answer questions. Under which reward does a policy learn to avoid the work?",

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import streamlit as st
 
+from etude import expected
 from etude.explorer import beside, curves, run_choice, run_files, run_rollouts, run_state
 from etude.explorer.charts import chart
-from etude.explorer.page import Page, table
+from etude.explorer.page import ROOT, Page, download, folded, table
 from etude.explorer.panels import PANELS, Panel
 from etude.explorer.provenance import EXAMPLE, plain
 from etude.explorer.run_kinds import Played
@@ -22,7 +23,17 @@ SECONDS = 5.0
 """Between two looks into the files of a run that is going on."""
 
 
+def took() -> str:
+    """How long a small run takes, in the words of the committed record of one; empty without it."""
+    found = expected.read(ROOT / "results" / "recipe-small.json")
+    if not found:
+        return ""
+    minutes = found["runs"][0]["seconds"] / 60
+    return f"`make small` makes a run. It took {minutes:.1f} minutes on {expected.told(found['machine'])}, says results/recipe-small.json."
+
+
 def draw() -> None:
+    st.caption(took())
     runs, known = run_choice.chosen()
     if not runs:
         return
@@ -125,6 +136,8 @@ def _experiment(run: Played) -> None:
     """An experiment's picture and verdicts, or what a technique's run reported."""
     if run.picture:
         st.image(run.picture, caption=f"The picture of {run.name}.")
+        if (data := run.picture.with_suffix(".csv")).is_file():
+            download("Data (CSV)", data.read_bytes, f"{run.name.replace('/', '-')}.csv", "text/csv")
     if run.claims:
         st.subheader(f"Verdicts of {plain(run.name)}")
         claims = [{"claim": c["claim"], "measured": measured(c), "verdict": c["verdict"]} for c in of_sources(run.claims)]
@@ -153,10 +166,9 @@ def _success(runs: Sequence[Played]) -> None:
         if said := beside.comparable(runs):
             st.markdown(said)
         table(ends, "success-beside")
-        with st.expander("Every measure, before and after"):
-            table(changes, "before-after")
+        folded(changes, "before-after", "Every measure, before and after")
     else:
-        table(changes, "before-after")
+        folded(changes, "before-after", "Every measure, before and after")
 
 
 def _rollouts(runs: Sequence[Played]) -> None:
@@ -176,8 +188,8 @@ PAGE = Page(
     name="recipe",
     title="The recipe",
     says="From real source code to a trained agent: pretraining, draft layers, long context, demonstrations, reinforcement learning, "
-    "evaluation. This is the newest run on this machine, or else a committed one; `make small` makes one in about ten minutes. Any other run opens "
-    "here too: at full scale, of a technique, or of an experiment.",
+    "evaluation. This is the newest run on this machine, or else a committed one. Any other run opens here too: "
+    "at full scale, of a technique, or of an experiment.",
     formula=r"\begin{gathered}\text{data} \to \text{CPT} \to \text{MTP} \to \text{long context} \\"
     r"\to \text{SFT} \to \text{RL} \to \text{evaluation}\end{gathered}",
     question="RL raises sampled success. Does best of 8 rise as much?",

@@ -194,8 +194,8 @@ def draw() -> None:
     )
     spans.metrics(
         ("Tokens that differ", f"{sum(row['engines differ'] for row in rows)} of {len(rows)}", "The engines' own choices, on this layer."),
-        ("Sampler's experts dropped", f"{100 * drops['dropped']:.2f}%", "By the filter, over all layers."),
-        ("Used, but not the trainer's own", f"{100 * drops['not its own']:.2f}%", "What replay changes in the trainer, over all layers."),
+        ("Sampler's experts dropped", spans.exact(drops["dropped"], "{:.2%}"), "By the filter, over all layers."),
+        ("Used, but not the trainer's own", spans.exact(drops["not its own"], "{:.2%}"), "What replay changes in the trainer, over all layers."),
     )
     only = st.toggle("Only tokens where the choices differ", True, key="only", bind="query-params")
     some = [row for row in rows if row["engines differ"] or row["filter dropped"]] if only else rows

@@ -7,7 +7,7 @@ import streamlit as st
 
 from etude.explorer.page import COLOURS
 
-__all__ = ["LOOKS", "legend", "line", "metrics", "spans", "write"]
+__all__ = ["LOOKS", "exact", "legend", "line", "metrics", "spans", "write"]
 
 
 def tint(colour: str, strength: float) -> str:
@@ -47,6 +47,11 @@ def line(label: str, text: str) -> str:
         f'<span style="flex:0 0 7.5rem;opacity:.75;font-size:.8em">{html.escape(label)}</span>'
         f'<span style="flex:1 1 15rem">{text}</span></div>'
     )
+
+
+def exact(value: float, form: str = "{:.3g}") -> str:
+    """A figure in words; zero is said to be exact only where it is."""
+    return "exactly 0" if value == 0 else form.format(value)
 
 
 def metrics(*shown: tuple[str, int | float | str, str | None]) -> None:

@@ -88,11 +88,16 @@ def as_triple(value: Any) -> tuple[float, float, float] | None:
 
 
 def in_words(value: Any, form: str = "{:.3f}") -> str:
+    """A number or an interval; what rounds to zero has no sign, and a dash stands for what is missing."""
     triple = as_triple(value)
     if triple is None:
         return "–"
-    middle, low, high = (form.format(part) for part in triple)
+    middle, low, high = (_unsigned(form.format(part)) for part in triple)
     return middle if low == middle == high else f"{middle} [{low}, {high}]"
+
+
+def _unsigned(text: str) -> str:
+    return text if any(digit in text for digit in "123456789") else text.lstrip("+-")
 
 
 def points_of(lines: list[dict], y: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:

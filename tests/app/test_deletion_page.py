@@ -88,3 +88,13 @@ def test_a_control_draws_its_picture_anew_once(page, redrawn):
     at = page("feature-deletion")
     assert redrawn(at, at.slider(key="piece"), 5) == 1
     assert redrawn(at, at.slider(key="most"), 0.35) <= 1
+
+
+def test_a_row_of_the_table_chooses_its_piece(page, monkeypatch):
+    calls = []
+    monkeypatch.setattr(feature_deletion, "steering", lambda *given: calls.append(given))
+    at = page("feature-deletion", way="body")
+    ((rows, _, key, values),) = calls
+    assert at.slider(key=key).value in values and len(rows) == len(values)
+    for row, number in zip(rows, values, strict=True):
+        assert row["piece"].startswith(f"{number}. "), "the row that is chosen is the piece that is shown"

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from etude.explorer import advantages, examples, groups
-from etude.explorer.kl import FAMILIES, PAGE, closed_form, moments
+from etude.explorer.kl import FAMILIES, PAGE, closed_form, estimates, moments
+from etude.explorer.kl_gradients import ROUNDING, gradients
 from ref import dr_grpo, kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
 from sims.recipe.settings import Payment
@@ -64,7 +65,9 @@ def test_kl_shows_what_ref_says(page, table):
 def test_bias_and_variance_are_exact_whatever_was_sampled(page, table, family):
     """k1 and k3 have no bias, and their means over many samples lie near the exact ones; rare tokens decide k3's variance."""
     shown = table(page("kl", family=family, kl="0.3", samples="30000", seed="1"), "estimator").set_index("estimator")
-    assert abs(shown.loc[["k1", "k3"], "bias, exact"]).max() < 1e-9 < 1e-3 < abs(shown.loc["k2", "bias, exact"])
+    bias = {row["estimator"]: row["bias, exact"] for row in estimates(family, 0.3, 30_000, 1)[0]}
+    assert max(abs(bias["k1"]), abs(bias["k3"])) < 1e-9 < 1e-3 < abs(bias["k2"])
+    assert shown["bias, exact"].to_dict() == {"k1": "exactly 0", "k2": f"{bias['k2']:.4g}", "k3": "exactly 0"}
     for kind in kl.KINDS:
         error = (shown.loc[kind, "variance, exact"] / 30_000) ** 0.5
         assert abs(shown.loc[kind, "mean"] - shown.loc[kind, "mean, exact"]) < 5 * error
@@ -72,10 +75,14 @@ def test_bias_and_variance_are_exact_whatever_was_sampled(page, table, family):
 
 
 def test_each_gradient_is_one_row_under_the_names_of_the_page(page, table):
-    shown = table(page("kl"), "gradient").set_index("gradient")
+    at = page("kl")
+    shown, found = table(at, "gradient").set_index("gradient"), {row["gradient"]: row for row in gradients()}
     right, other = "distance from ∇KL(π‖π_ref)", "distance from ∇KL(π_ref‖π)"
     assert shown.index.is_unique and list(shown.columns) == ["size", right, other]
-    zero = {(name, column) for name in shown.index for column in shown.columns if shown.loc[name, column] < 1e-12}
+    zero = {(name, column) for name in shown.index for column in shown.columns if shown.loc[name, column] == "exactly 0"}
+    assert zero == {(name, column) for name, row in found.items() for column in shown.columns if row[column] is not None and row[column] < ROUNDING}
+    hidden = [one.value for box in at.expander if not box.proto.expanded for one in box.dataframe]
+    assert any(one.equals(table(at, "gradient")) for one in hidden), "nothing answers the question before it is asked for"
     assert zero == {
         ("k1 as loss", "size"),
         ("k1 in reward", right),

@@ -36,7 +36,7 @@ def test_every_control_goes_to_both_ends(page, drive, record):
 def test_it_shows_what_was_played(page, table, record):
     at = page("real-time-rl", loop="daily")
     shown = {metric.label: metric.value for metric in at.metric}
-    assert shown["Age of the data"] == "1.0 steps" and shown["Thrown away"] == "25%" and shown["Latency"] == "0.5 s"
+    assert shown["Age of the data"] == "1.0 steps" and shown["Thrown away"] == "25.0%" and shown["Latency"] == "0.5 s"
     assert shown["Shipped"] == "0 of 0"  # the record ends before the first shipment of a day
     assert {metric.value for metric in page("real-time-rl").metric} >= {"2 of 2"}
     assert len(table(at, "policy")) == len(WAYS) and (table(at, "policy")["did what is wanted"] == 0.125).all()
@@ -49,7 +49,7 @@ def test_it_leads_to_the_lesson(page, record):
 def test_without_a_record_it_shows_what_a_session_is_worth_and_says_so(page, tmp_path, monkeypatch):
     monkeypatch.setattr(real_time_rl, "RECORD", tmp_path / "real-time-rl.json")
     at = page("real-time-rl")
-    assert not at.error and "not been played" in at.info[-1].value and len(at.metric) == 3
+    assert not at.error and "not been run" in at.info[-1].value and len(at.metric) == 3
 
 
 def test_a_damaged_record_costs_one_line(page, record):
