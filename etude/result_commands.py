@@ -102,7 +102,9 @@ def claims(
     folders: Annotated[
         list[Path] | None, typer.Argument(help="Folders of finished experiments to add; without any, show the file.", callback=meant.a_run)
     ] = None,
-    out: Annotated[Path, typer.Option(help="JSON file of claims.")] = Path("results/claims.json"),
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file of claims.", show_default="results/claims.json; to show it elsewhere, the clone's")
+    ] = None,
     verdict: Annotated[str | None, typer.Option(help="Only claims and laws with this verdict.", show_default="all", metavar="VERDICT")] = None,
     figure: Annotated[
         str | None, typer.Option(help="Only what this experiment measured.", show_default="all", metavar="NAME", autocompletion=experiments)
@@ -111,7 +113,7 @@ def claims(
     """Show what the sources claim, what was measured here, and the verdict."""
     from etude import figures
 
-    found = figures.gather(folders, out) if folders else figures.load(out)
+    found = figures.gather(folders, out or figures.MINE) if folders else figures.load(out or figures.shown())
     some = figures.chosen(found, verdict, figure)
     figures.show(some)
     if verdict is None and figure is None:
@@ -131,3 +133,4 @@ def examples(
     out = out or run / examples.PLACE
     for path in [*examples.write(run, out), write_recipe(run, out / "recipe")]:
         print(path)
+    afterwards.show(afterwards.of_examples(run, out))

@@ -169,6 +169,7 @@ def steps(root: Path) -> list[tuple[str, str]]:
     found = [*afterwards.of_agent(root), *afterwards.of_full(root, True), *afterwards.of_full(root, False)]
     found += [*afterwards.of_tasks(root, True), *afterwards.of_tasks(root, False)]
     found += [*afterwards.of_eval(None, None), *afterwards.of_eval(root, None), *afterwards.of_eval(root, "sft")]
+    found += [*afterwards.of_examples(root, root / "examples"), *afterwards.of_examples(root, root / "other" / "place")]
     found += [step for entry in catalog.TECHNIQUES for step in afterwards.of_technique(entry)]
     return found + [step for entry in catalog.EXPERIMENTS for quick in (True, False) for step in afterwards.of_figure(entry, quick)]
 
