@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -127,10 +128,14 @@ def examples(
 ) -> None:
     """Record a run's last agent on held-out tasks, for the explorer to show; takes a few minutes."""
     need_streamlit("etude examples")
+    from etude import command_times
     from etude.explorer.examples import write_recipe
     from sims import examples
 
-    out = out or run / examples.PLACE
+    out, settings, began = out or run / examples.PLACE, stored_config(run, "recipe"), time.monotonic()
+    if said := command_times.told("examples", settings):
+        print(said, flush=True)
     for path in [*examples.write(run, out), write_recipe(run, out / "recipe")]:
         print(path)
+    command_times.remember("examples", settings, time.monotonic() - began)
     afterwards.show(afterwards.of_examples(run, out))
